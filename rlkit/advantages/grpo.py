@@ -1,0 +1,34 @@
+"""Group relative policy optimization's advantage."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rlkit.ops.groups import group_stats
+from rlkit.roles.advantage import AdvantageEstimator, Needs
+from rlkit.types import Batch
+
+
+class GRPO(AdvantageEstimator):
+    """A = (R - mean of the group) / (std of the group + eps), the same for every token of a trajectory.
+
+    Source: Shao et al. 2024 (arXiv:2402.03300), section 4.1.2; without the division by the sample standard deviation
+    it is Dr. GRPO's (Liu et al. 2025, arXiv:2503.20783). A group of equal rewards, or of one, gives exactly 0.
+
+    Args:
+        scale_by_std: Divide by the group's sample standard deviation.
+        eps: Added to the standard deviation.
+    """
+
+    needs: ClassVar[Needs] = Needs.GROUPS
+
+    def __init__(self, scale_by_std: bool = True, eps: float = 1e-6) -> None:
+        self.scale_by_std = scale_by_std
+        self.eps = eps
+
+    def estimate(self, batch: Batch) -> None:
+        stats = group_stats(batch.rewards, batch.group)
+        advantage = batch.rewards - stats.mean
+        if self.scale_by_std:
+            advantage = advantage / (stats.std + self.eps)
+        batch.advantages = advantage.masked_fill(stats.equal, 0.0)[:, None] * batch.mask

@@ -1,0 +1,41 @@
+"""rlkit's own parts, registered through the same hooks as anybody's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rlkit import advantages, engines, losses, rewards, tasks
+from rlkit.hooks import hookimpl
+
+Register = Callable[[type[Any]], None]
+
+
+def _register_all(package: Any, register: Register) -> None:
+    for name in package.__all__:
+        register(getattr(package, name))
+
+
+@hookimpl
+def rlkit_register_advantages(register: Register) -> None:
+    _register_all(advantages, register)
+
+
+@hookimpl
+def rlkit_register_losses(register: Register) -> None:
+    _register_all(losses, register)
+
+
+@hookimpl
+def rlkit_register_rewards(register: Register) -> None:
+    _register_all(rewards, register)
+
+
+@hookimpl
+def rlkit_register_engines(register: Register) -> None:
+    _register_all(engines, register)
+
+
+@hookimpl
+def rlkit_register_tasks(register: Register) -> None:
+    _register_all(tasks, register)

@@ -1,0 +1,47 @@
+"""`rlkit data prepare`: write a task's prompts to files, so that runs need no network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import get_args
+
+from rlkit.cli.parser import parse
+from rlkit.errors import RecipeError
+from rlkit.roles.task import Split, Task
+
+USAGE = """usage: rlkit data prepare --recipe NAME --out DIR [overrides]
+    writes DIR/train.jsonl and DIR/validation.jsonl, which the task Jsonl reads:
+    rlkit fit --recipe NAME --task Jsonl --task.path DIR/train.jsonl --task.validation_path DIR/validation.jsonl
+"""
+OUT = ("--out", {"type": str, "help": "The folder to write to."})
+
+
+def run(argv: Sequence[str]) -> int:
+    """Prepare; give the exit status."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print(USAGE, end="")
+        return 0 if argv else 2
+    if argv[0] != "prepare":
+        raise RecipeError(f"rlkit data was given {argv[0]!r}, expected prepare")
+    parsed = parse("data prepare", argv[1:], [OUT])
+    if parsed.options.out is None:
+        raise RecipeError("rlkit data prepare needs --out DIR, the folder to write to")
+    out = Path(parsed.options.out)
+    out.mkdir(parents=True, exist_ok=True)
+    for split in get_args(Split):
+        count = write(parsed.recipe.task, split, out / f"{split}.jsonl")
+        print(f"{out / f'{split}.jsonl'}: {count} prompts")
+    return 0
+
+
+def write(task: Task, split: Split, path: Path) -> int:
+    """Write a split as the task `Jsonl` reads it; give the number of prompts."""
+    rows = task.rows(split)
+    with path.open("w", encoding="utf-8") as lines:
+        for index in range(len(rows)):
+            prompt = task.prompt(rows[index], index)
+            row = {**prompt.meta, "id": prompt.id, "prompt": prompt.messages, "answer": prompt.answer}
+            lines.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
+    return len(rows)

@@ -1,0 +1,52 @@
+"""`rlkit generate`: hold one conversation with a recipe's policy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lightning.fabric import Fabric
+from rich.console import Console
+from rich.text import Text
+
+from rlkit.cli.parser import parse
+from rlkit.errors import RecipeError
+from rlkit.loop.data import load_data
+from rlkit.loop.run import Run
+from rlkit.rollout.collect import Sampler, collect
+from rlkit.types import Prompt, Trajectory
+
+PROMPT = ("--prompt", {"type": str, "help": "What the user says; default: the task's first validation prompt."})
+
+
+def run(argv: Sequence[str]) -> int:
+    """Generate and print; give the exit status."""
+    parsed = parse("generate", argv, [PROMPT])
+    data = load_data(parsed.recipe)
+    text = parsed.options.prompt
+    prompt = data.validation[0] if text is None else Prompt("prompt", [{"role": "user", "content": text}])
+    length = data.length(prompt)
+    if length >= data.context:
+        raise RecipeError(f"--prompt has {length} tokens, expected fewer than the model's context of {data.context}")
+    live = Run(parsed.recipe, data, Fabric(**parsed.recipe.fabric), training=False)
+    try:
+        live.publish()
+        rollout = parsed.recipe.rollout
+        sampler = Sampler(rollout.engine, live.tokenizer, rollout.sampling, 1, parsed.recipe.train.seed, 0)
+        [trajectory] = live.wait(collect(sampler, [(0, prompt)], _unscored))
+    finally:
+        live.close()
+    Console(highlight=False, soft_wrap=True).print(paint(trajectory, live.tokenizer))
+    return 0
+
+
+async def _unscored(group: list[Trajectory]) -> None:
+    """Leave the group without scores."""
+
+
+def paint(trajectory: Trajectory, tokenizer: object) -> Text:
+    """Show the conversation: given tokens dim, sampled ones from green (likely) to red (unlikely)."""
+    text = Text()
+    for token, mine, logp in zip(trajectory.tokens, trajectory.mask, trajectory.logps, strict=True):
+        style = "dim" if not mine else "green" if logp > -0.1 else "yellow" if logp > -1.5 else "red"
+        text.append(tokenizer.decode([token]), style)  # type: ignore[attr-defined]
+    return text

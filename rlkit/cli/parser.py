@@ -1,0 +1,130 @@
+"""From recipe files and options to a `Recipe`: jsonargparse, with errors that name the nearest legal thing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser, Namespace, lazy_instance, set_parsing_settings
+from lightning.fabric import Fabric
+
+from rlkit.cli.suggest import explain
+from rlkit.engines import TorchEngine
+from rlkit.errors import RecipeError
+from rlkit.recipe import Recipe, check
+from rlkit.registry import Registry, load_plugins
+
+ALLOWED_IMPORTS = ("lightning.fabric", "lightning.pytorch.loggers", "torch.distributed")
+"""What a recipe may name besides rlkit and the loaded plugins: what `fabric:` needs."""
+
+
+@dataclass
+class Parsed:
+    """A recipe, and what the verb needs to know of how it was given."""
+
+    recipe: Recipe
+    yaml: str
+    name: str
+    options: Namespace
+    registry: Registry
+
+
+def folder() -> Path:
+    """Give the folder of the shipped recipes: in the wheel, or beside the package in a checkout."""
+    package = Path(__file__).parents[1]
+    return package / "recipes" if (package / "recipes").is_dir() else package.parent / "recipes"
+
+
+def find(recipe: str) -> str:
+    """Give the path of a recipe: a file, or the bare name of a shipped one.
+
+    Raises:
+        RecipeError: There is neither.
+    """
+    if Path(recipe).is_file():
+        _check_yaml(Path(recipe))
+        return recipe
+    shipped = {path.stem: path for path in sorted(folder().glob("*.yaml"))}
+    if recipe.removesuffix(".yaml") in shipped:
+        return str(shipped[recipe.removesuffix(".yaml")])
+    raise RecipeError(f"--recipe is {recipe!r}, neither a file nor a shipped recipe; shipped: {', '.join(shipped)}")
+
+
+def _check_yaml(path: Path) -> None:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise RecipeError(f"{path} holds {type(content).__name__}, expected sections such as `model: {{path: tiny}}`")
+
+
+def make_parser(verb: str, registry: Registry) -> ArgumentParser:
+    """Make a verb's parser: `--recipe`, and every option of the recipe; the verb adds its own."""
+    set_parsing_settings(
+        import_path_denylist=["*"], import_path_allowlist=[*registry.packages, *ALLOWED_IMPORTS], docstring_parse_attribute_docstrings=False
+    )
+    parser = ArgumentParser(prog=f"rlkit {verb}", exit_on_error=False, allow_abbrev=False)
+    parser.add_argument("--recipe", action=ActionConfigFile, help="A file, or a shipped recipe's name; several stack.")
+    parser.add_class_arguments(Recipe, as_group=False, skip={"fabric"})
+    parser.add_class_arguments(Fabric, "fabric", instantiate=False)
+    parser.set_defaults({"rollout.engine": lazy_instance(TorchEngine)})
+    return parser
+
+
+def parse(verb: str, argv: Sequence[str], own: Sequence[tuple[str, dict[str, Any]]] = ()) -> Parsed:
+    """Parse and check a recipe with its overrides, and build its parts.
+
+    Args:
+        verb: For the usage text.
+        argv: What follows the verb.
+        own: The verb's own options, as (flag, keywords of `add_argument`).
+
+    Raises:
+        RecipeError: Something is unknown, missing, of the wrong type, or does not fit the rest.
+        PluginError: A plugin is broken.
+    """
+    registry = load_plugins()
+    registry.require_healthy()
+    parser = make_parser(verb, registry)
+    for flag, keywords in own:
+        parser.add_argument(flag, **keywords)
+    recipes, ordered = hoist(argv)
+    if not recipes and not {"-h", "--help"} & set(argv) and not any(".help" in a for a in argv):
+        raise RecipeError(f"rlkit {verb} needs a recipe: --recipe FILE or a shipped one's name (see rlkit recipe list)")
+    try:
+        namespace = parser.parse_args(ordered)
+        resolved = parser.dump(namespace.clone(with_meta=False), skip_none=True)
+        built = parser.instantiate(namespace)
+    except ArgumentError as error:
+        raise RecipeError(explain(str(error), parser, registry)) from error
+    sections = {f.name: getattr(built, f.name) for f in fields(Recipe) if f.name != "fabric"}
+    fabric = {key: value for key, value in vars(built.fabric).items() if value is not None}
+    recipe = Recipe(**sections, fabric=fabric)
+    check(recipe)
+    return Parsed(recipe, resolved, Path(recipes[0]).stem if recipes else verb, built, registry)
+
+
+def hoist(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Put all `--recipe` before everything else, so that overrides win wherever they stand.
+
+    Returns:
+        The recipes' paths, and the arguments in the new order.
+    """
+    recipes: list[str] = []
+    rest: list[str] = []
+    arguments = iter(argv)
+    for argument in arguments:
+        if argument == "--recipe":
+            value = next(arguments, None)
+            if value is None:
+                raise RecipeError("--recipe was given nothing, expected a file or a shipped recipe's name")
+            recipes.append(find(value))
+        elif argument.startswith("--recipe="):
+            recipes.append(find(argument.partition("=")[2]))
+        else:
+            rest.append(argument)
+    return recipes, [f"--recipe={path}" for path in recipes] + rest

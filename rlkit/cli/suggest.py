@@ -1,0 +1,109 @@
+"""From a parser's complaint to one message: what was given, what was expected, and the nearest legal thing."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+from dataclasses import is_dataclass
+from typing import Any, get_args, get_type_hints
+
+from rlkit.recipe import ROLE_OF_KEY, Recipe
+from rlkit.registry import Registry
+
+
+def explain(complaint: str, parser: Any, registry: Registry) -> str:
+    """Rewrite a complaint of jsonargparse; one that is not known here is passed on, its lines joined."""
+    text = " ".join(complaint.split())
+    key = _find(r'Parser key "([^"]+)"', text)
+    if options := _find(r"unrecognized arguments: (.*)", text):
+        given = options.split()[0].partition("=")[0].lstrip("-")
+        return f"unknown option {given!r}; {_nearest(given, known_keys(parser, registry))}"
+    if (option := _find(r"Option '([^']+)' is not accepted", text)) or (option := _find(r"Key '([^']+)' is not", text)):
+        return _unknown_option(option, key, text, parser, registry)
+    if group := re.search(r"Group '([^']+)' does not accept option '([^']+)'", text):
+        return _unknown_option(group[2], group[1], text, parser, registry)
+    if key in ROLE_OF_KEY and (name := _find(r"Expected a dot import path string: (\S+)", text)):
+        return _unknown_class(key, name, registry)
+    if path := _find(r"Import path (\S+) does not correspond to a subclass", text):
+        return _unknown_class(key or "?", path, registry)
+    if path := _find(r"Importing '([^']+)' is not allowed", text):
+        return (
+            f"{key or 'the recipe'} names {path!r}, which a recipe may not import; it may name classes of "
+            f"{', '.join(registry.packages)} (install a plugin to add more)"
+        )
+    if required := _find(r"arguments are required: (.*)", text):
+        return f"the recipe has no {required}; add it to the recipe or give --{required.split(',')[0]}"
+    if (found := re.search(r"Expected an? (.+?)\.? Got value: (.+)$", text)) and key:
+        return f"{key} is {found[2]!r}, expected {_plain_type(found[1])}"
+    if (given := _find(r"Given value: (.+)$", text)) and key and (inside := _keys_under(key, parser, registry)):
+        return f"{key} is {given!r}, expected null or a section with: {', '.join(inside)}"
+    if (found := re.search(r"Expected an? (typing\.Literal.+?\]|<class '[^']+'>).*Given value: (.+)$", text)) and key:
+        return f"{key} is {found[2]!r}, expected {_plain_type(found[1])} or null"
+    return text
+
+
+def known_keys(parser: Any, registry: Registry) -> list[str]:
+    """Give every key that a recipe may have, the options of every known class included."""
+    keys = [action.dest for action in parser._actions if action.dest not in ("help", "recipe")]
+    keys += _section_keys(Recipe, "")
+    for section, role in ROLE_OF_KEY.items():
+        for part in registry.parts[role].values():
+            keys += [f"{section}.{name}" for name in inspect.signature(part.cls).parameters]
+    return sorted(set(keys))
+
+
+def _keys_under(key: str, parser: Any, registry: Registry) -> list[str]:
+    return [k.removeprefix(f"{key}.") for k in known_keys(parser, registry) if k.startswith(f"{key}.")]
+
+
+def _section_keys(section: type, prefix: str) -> list[str]:
+    """Give the keys of a section and of those in it, the optional ones included."""
+    keys = []
+    for name, hint in get_type_hints(section).items():
+        keys.append(f"{prefix}{name}")
+        for inner in (hint, *get_args(hint)):
+            if is_dataclass(inner) and isinstance(inner, type):
+                keys += _section_keys(inner, f"{prefix}{name}.")
+    return keys
+
+
+def _unknown_option(option: str, key: str | None, text: str, parser: Any, registry: Registry) -> str:
+    """Explain an option that a section, or the class chosen for a section, does not have."""
+    class_name = (_find(r"class_path '([^']+)'", text) or "").rpartition(".")[2]
+    if class_name and key in ROLE_OF_KEY:
+        part = registry.parts[ROLE_OF_KEY[key]].get(class_name)
+        known = list(inspect.signature(part.cls).parameters) if part else []
+        return f"{key} {class_name} has no option {option!r}; {_nearest(option, known)}"
+    whole = option if key is None or option.startswith(f"{key}.") else f"{key}.{option}"
+    return f"unknown key {whole!r}; {_nearest(whole, known_keys(parser, registry))}"
+
+
+def _unknown_class(key: str, name: str, registry: Registry) -> str:
+    role = ROLE_OF_KEY.get(key)
+    if role is None:
+        return f"{key} is {name!r}, which is no class that it may name"
+    for other, parts in registry.parts.items():
+        if name in parts and other != role:
+            return f"{key} is {name!r}, which is one of the {other}; {_nearest(name, list(registry.parts[role]))}"
+    return f"{key} is {name!r}, which no plugin offers; {_nearest(name, list(registry.parts[role]))}"
+
+
+def _nearest(given: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(given, known, 1, 0.5)
+    if not near:  # the right name in the wrong section
+        near = [k for k in known if k.rpartition(".")[2] == given.rpartition(".")[2]][:1]
+    same_section = [k for k in known if k.startswith(given.partition(".")[0] + ".")] or known
+    listed = ", ".join(same_section[:12])
+    return f"did you mean {near[0]!r}?" if near else f"known: {listed}"
+
+
+def _plain_type(text: str) -> str:
+    if choices := _find(r"Literal\[(.*)\]", text):
+        return f"one of {choices.replace(chr(39), '')}"
+    return re.sub(r"<class '(?:builtins\.)?([^']+)'>", r"\1", text)
+
+
+def _find(pattern: str, text: str) -> str | None:
+    match = re.search(pattern, text)
+    return match[1] if match else None

@@ -1,0 +1,41 @@
+"""`rlkit validate`: answer a recipe's validation prompts and score the answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from lightning.fabric import Fabric
+from rich.console import Console
+from rich.table import Table
+
+from rlkit.cli.parser import parse
+from rlkit.loop.data import load_data
+from rlkit.loop.evaluate import evaluate
+from rlkit.loop.run import Run
+
+JSON = ("--json", {"action": "store_true", "help": "Print the figures as a JSON object."})
+
+
+def run(argv: Sequence[str]) -> int:
+    """Validate and print the figures; give the exit status."""
+    parsed = parse("validate", argv, [JSON])
+    data = load_data(parsed.recipe)
+    fabric = Fabric(**parsed.recipe.fabric)
+    fabric.launch()
+    live = Run(parsed.recipe, data, fabric, training=False)
+    try:
+        live.publish()
+        _, figures = evaluate(live)
+    finally:
+        live.close()
+    if not fabric.is_global_zero:
+        return 0
+    if parsed.options.json:
+        print(json.dumps(figures))
+        return 0
+    table = Table("validation", f"{len(data.validation)} prompts")
+    for name, value in figures.items():
+        table.add_row(name, f"{value:.3f}")
+    Console().print(table)
+    return 0

@@ -1,0 +1,5 @@
+"""Rollout engines: one a file."""
+
+from rlkit.engines.torch_engine import TorchEngine
+
+__all__ = ["TorchEngine"]

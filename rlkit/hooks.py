@@ -1,0 +1,61 @@
+"""The whole extension surface: a plugin implements any of these hooks and registers its classes.
+
+    from rlkit import hookimpl
+
+    @hookimpl
+    def rlkit_register_rewards(register):
+        register(LengthReward)
+
+and its pyproject.toml says `[project.entry-points.rlkit]` `length-reward = "rlkit_length_reward"`. From then on
+`reward: LengthReward` works in a recipe, the constructor's typed and documented signature being the configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pluggy
+
+from rlkit.roles.advantage import AdvantageEstimator
+from rlkit.roles.engine import RolloutEngine
+from rlkit.roles.loss import PolicyLoss
+from rlkit.roles.reward import RewardManager
+from rlkit.roles.task import Task
+
+hookspec = pluggy.HookspecMarker("rlkit")
+hookimpl = pluggy.HookimplMarker("rlkit")
+
+
+@hookspec
+def rlkit_register_advantages(register: Callable[[type[AdvantageEstimator]], None]) -> None:
+    """Offer advantage estimators: from rewards to credit for each token."""
+
+
+@hookspec
+def rlkit_register_losses(register: Callable[[type[PolicyLoss]], None]) -> None:
+    """Offer policy losses."""
+
+
+@hookspec
+def rlkit_register_rewards(register: Callable[[type[RewardManager]], None]) -> None:
+    """Offer rewards: functions that run in a worker, or managers that run beside the trainer."""
+
+
+@hookspec
+def rlkit_register_engines(register: Callable[[type[RolloutEngine]], None]) -> None:
+    """Offer rollout engines."""
+
+
+@hookspec
+def rlkit_register_tasks(register: Callable[[type[Task]], None]) -> None:
+    """Offer tasks: where prompts come from."""
+
+
+ROLES: dict[str, type] = {
+    "advantages": AdvantageEstimator,
+    "losses": PolicyLoss,
+    "rewards": RewardManager,
+    "engines": RolloutEngine,
+    "tasks": Task,
+}
+"""What each hook registers: `rlkit_register_<role>` takes subclasses of the class."""

@@ -1,0 +1,104 @@
+"""The run's prompts, checked before any weights are loaded, and their order."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rlkit.errors import RecipeError
+from rlkit.models.load import context_length, load_config, load_tokenizer
+from rlkit.recipe import Recipe
+from rlkit.roles.task import Split
+from rlkit.rollout.collect import render
+from rlkit.types import Prompt
+
+
+@dataclass
+class Data:
+    """What a run reads: the tokenizer, the context's length, and prompts that are known to fit."""
+
+    tokenizer: Any
+    context: int
+    recipe: Recipe
+    train: Sequence[Mapping[str, Any]]
+    validation: list[Prompt]
+
+    def slots(self, step: int) -> list[int]:
+        """Give the rows of a step (the first is step 1), in an order that depends on the seed alone.
+
+        Each epoch is a permutation of all rows; a step may span two.
+        """
+        size, rows = self.recipe.train.prompts_per_step, len(self.train)
+        first = (step - 1) * size
+        return [int(_permutation(self.recipe.train.seed, i // rows, rows)[i % rows]) for i in range(first, first + size)]
+
+    def prompts(self, step: int) -> list[tuple[int, Prompt]]:
+        """Give the prompts of a step with their place in it, those that do not fit left out."""
+        task = self.recipe.task
+        chosen = [(slot, task.prompt(self.train[row], row)) for slot, row in enumerate(self.slots(step))]
+        return [(slot, prompt) for slot, prompt in chosen if self.fits(prompt)]
+
+    def fits(self, prompt: Prompt) -> bool:
+        """Whether the context has room for an answer; always, unless the recipe skips long prompts."""
+        return not self.recipe.rollout.skip_long_prompts or self.length(prompt) < self.context
+
+    def length(self, prompt: Prompt) -> int:
+        """Give the prompt's length in tokens, as the rollout will render it."""
+        return len(render(self.tokenizer, prompt.messages))
+
+
+_CACHE: dict[tuple[int, int, int], torch.Tensor] = {}
+
+
+def _permutation(seed: int, epoch: int, rows: int) -> torch.Tensor:
+    key = (seed, epoch, rows)
+    if key not in _CACHE:
+        digest = hashlib.blake2b(f"order/{seed}/{epoch}".encode(), digest_size=6).digest()
+        _CACHE.clear()
+        _CACHE[key] = torch.randperm(rows, generator=torch.Generator().manual_seed(int.from_bytes(digest, "little")))
+    return _CACHE[key]
+
+
+def load_data(recipe: Recipe) -> Data:
+    """Load the tokenizer and the rows, and check every prompt that the run will use.
+
+    Raises:
+        RecipeError: There are no rows, a row cannot become a prompt, or a prompt does not fit the context.
+    """
+    context = context_length(load_config(recipe.model))
+    tokenizer = load_tokenizer(recipe.model)
+    train = _rows(recipe, "train")
+    held_out = _rows(recipe, "validation")
+    limit = min(recipe.validation.limit, len(held_out))
+    validation = [recipe.task.prompt(held_out[i], i) for i in range(limit)]
+    data = Data(tokenizer, context, recipe, train, validation)
+    data.validation = [prompt for prompt in validation if data.fits(prompt)]
+    _check_lengths(data)
+    return data
+
+
+def _rows(recipe: Recipe, split: Split) -> Sequence[Mapping[str, Any]]:
+    rows = recipe.task.rows(split)
+    if len(rows) == 0:
+        raise RecipeError(f"task {type(recipe.task).__name__} gives no {split} rows, expected at least one")
+    return rows
+
+
+def _check_lengths(data: Data) -> None:
+    train = data.recipe.train
+    used = min(train.steps * train.prompts_per_step, len(data.train))
+    steps = range(1, -(-used // train.prompts_per_step) + 1)
+    prompts = [prompt for step in steps for _, prompt in data.prompts(step)] + data.validation
+    if not prompts:
+        raise RecipeError(f"no prompt is shorter than the model's context of {data.context} tokens")
+    longest, length = max(((p, data.length(p)) for p in prompts), key=lambda pair: pair[1])
+    if length >= data.context:
+        raise RecipeError(
+            f"prompt {longest.id!r} has {length} tokens, but the context of model.path {data.recipe.model.path!r} is "
+            f"{data.context} and an answer needs room; choose a model with a longer context, shorten the prompt, or "
+            "set rollout.skip_long_prompts: true"
+        )

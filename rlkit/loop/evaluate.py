@@ -1,0 +1,46 @@
+"""Validation: held-out prompts answered greedily and by sampling."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rlkit.loop.metrics import Meter
+from rlkit.loop.run import Run
+from rlkit.loop.step import finish, select
+from rlkit.rollout.collect import Sampler, collect
+from rlkit.types import Sampling, Trajectory
+
+STEP = 0
+"""Validation draws its random numbers as a step of its own, so that before and after are compared on the same ones."""
+
+
+def evaluate(run: Run) -> tuple[list[Trajectory], dict[str, float]]:
+    """Answer the validation prompts; give the trajectories and the figures, sampled ones under `sampled_`.
+
+    Failed answers and scores are counted and left out of the means.
+    """
+    recipe = run.recipe
+    sampled = recipe.validation.sampling or recipe.rollout.sampling
+    greedy = replace(sampled, temperature=0.0, top_p=1.0, top_k=0)
+    trajectories, figures = _answer(run, greedy, 1, "")
+    if recipe.validation.samples:
+        more, sampled_figures = _answer(run, sampled, recipe.validation.samples, "sampled_")
+        trajectories, figures = [*trajectories, *more], figures | sampled_figures
+    return trajectories, figures
+
+
+def _answer(run: Run, sampling: Sampling, samples: int, prefix: str) -> tuple[list[Trajectory], dict[str, float]]:
+    recipe = run.recipe
+    prompts = list(enumerate(run.data.validation))[run.fabric.global_rank :: run.fabric.world_size]
+    sampler = Sampler(recipe.rollout.engine, run.tokenizer, sampling, samples, recipe.train.seed, STEP)
+    with recipe.rollout.engine.awake():
+        trajectories = run.wait(collect(sampler, prompts, lambda group: finish(run, group)))
+    meter = Meter()
+    select(trajectories, meter)
+    return trajectories, {f"{prefix}{_short(name)}": value for name, value in meter.result().items()}
+
+
+def _short(name: str) -> str:
+    """Name a step's figure as one of validation: `reward/mean` is the reward, `rollout/length` the length."""
+    plain = {"reward/mean": "reward", "rollout/failed": "failed", "rollout/length": "length"}
+    return plain.get(name, name.replace("/", "_"))

@@ -1,0 +1,112 @@
+"""The run folder: all that a run leaves behind."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from rlkit.errors import RecipeError
+from rlkit.registry import Registry
+from rlkit.types import Trajectory
+
+PACKAGES = ("rlkit", "torch", "lightning", "transformers", "peft", "datasets", "jsonargparse", "pluggy")
+
+
+def default_folder(recipe_name: str) -> Path:
+    """Give a folder name that is not taken: `runs/<recipe>-<time>`."""
+    name = f"{recipe_name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder, number = Path("runs") / name, 1
+    while folder.exists():
+        folder, number = Path("runs") / f"{name}-{number}", number + 1
+    return folder
+
+
+class RunFolder:
+    """Writes `recipe.yaml`, `environment.json`, `rollouts/` and `result.json`.
+
+    Args:
+        path: A folder that does not exist yet or is empty.
+        rank: Ranks write rollouts side by side; rank 0 writes the rest.
+    """
+
+    def __init__(self, path: Path, rank: int = 0) -> None:
+        self.path = path
+        self.rank = rank
+
+    def create(self, recipe_yaml: str, registry: Registry) -> None:
+        """Make the folder and write what the run is.
+
+        Raises:
+            RecipeError: It holds another run, or cannot be written.
+        """
+        if (self.path / "result.json").exists() or (self.path / "metrics.jsonl").exists():
+            raise RecipeError(f"--out is {str(self.path)!r}, which holds another run; choose a new folder")
+        try:
+            (self.path / "rollouts").mkdir(parents=True, exist_ok=True)
+            (self.path / "recipe.yaml").write_text(recipe_yaml, encoding="utf-8")
+        except OSError as error:
+            raise RecipeError(f"--out is {str(self.path)!r}, which cannot be written: {error}") from error
+        self._write("environment.json", environment(registry))
+
+    def dump(self, name: str, trajectories: Sequence[Trajectory]) -> None:
+        """Write trajectories to `rollouts/<name>.jsonl`, or `<name>.rank<r>.jsonl` on a rank other than 0."""
+        suffix = f".rank{self.rank}" if self.rank else ""
+        with (self.path / "rollouts" / f"{name}{suffix}.jsonl").open("w", encoding="utf-8") as lines:
+            for trajectory in trajectories:
+                lines.write(json.dumps(_as_row(trajectory), ensure_ascii=False) + "\n")
+
+    def result(self, result: dict[str, Any]) -> None:
+        """Write how the run ended."""
+        self._write("result.json", result)
+
+    def _write(self, name: str, content: dict[str, Any]) -> None:
+        beside = self.path / f"{name}.partial"
+        beside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        beside.rename(self.path / name)
+
+
+def environment(registry: Registry) -> dict[str, Any]:
+    """Describe what the run depends on besides its recipe."""
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: metadata.version(name) for name in PACKAGES},
+        "plugins": [{"name": p.name, "distribution": p.distribution, "version": p.version} for p in registry.plugins],
+        "command": sys.argv,
+        "git_sha": _git_sha(),
+    }
+
+
+def _git_sha() -> str | None:
+    try:
+        done = subprocess.run(("git", "rev-parse", "HEAD"), capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
+
+
+def _as_row(trajectory: Trajectory) -> dict[str, Any]:
+    score = trajectory.score
+    return {
+        "prompt": trajectory.prompt.id,
+        "group": trajectory.group,
+        "messages": trajectory.prompt.messages,
+        "answer": trajectory.prompt.answer,
+        "text": trajectory.text,
+        "reward": None if score is None else score.reward,
+        "parts": {} if score is None else score.parts,
+        "error": trajectory.error or (None if score is None else score.error),
+        "stop": trajectory.stop.value,
+        "tokens": trajectory.tokens,
+        "mask": [int(m) for m in trajectory.mask],
+        "logps": [round(x, 6) for x in trajectory.logps],
+        "versions": trajectory.versions,
+        "turns": [list(turn) for turn in trajectory.turns],
+    }

@@ -1,0 +1,5 @@
+"""Policy losses: one a file."""
+
+from rlkit.losses.clip import ClipLoss
+
+__all__ = ["ClipLoss"]

@@ -1,0 +1,51 @@
+"""The clipped surrogate loss of PPO."""
+
+from __future__ import annotations
+
+import torch
+
+from rlkit.errors import RecipeError
+from rlkit.ops.masked import masked_mean
+from rlkit.roles.loss import PolicyLoss
+from rlkit.types import Batch, LossOutput, PolicyOutput
+
+
+class ClipLoss(PolicyLoss):
+    """max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)) with r = exp(logps - old_logps), token by token.
+
+    Source: Schulman et al. 2017 (arXiv:1707.06347), equation 7; unequal bounds from DAPO (arXiv:2503.14476,
+    section 3.1); the dual clip, which bounds the loss at -A clip_dual where A < 0, from Ye et al. 2020
+    (arXiv:1912.09729, equation 5). The log-ratio is clamped to +-20.
+
+    Args:
+        clip_low: How far below 1 the ratio may fall.
+        clip_high: How far above 1 it may rise.
+        clip_dual: Bound of the ratio where the advantage is negative, more than 1; None leaves it unbounded.
+    """
+
+    def __init__(self, clip_low: float = 0.2, clip_high: float = 0.2, clip_dual: float | None = None) -> None:
+        if not 0 <= clip_low <= 1 or clip_high < 0:
+            raise RecipeError(
+                f"ClipLoss has clip_low={clip_low} and clip_high={clip_high}, expected 0 <= clip_low <= 1 and "
+                "clip_high >= 0 (usual: 0.2 and 0.2 to 0.28)"
+            )
+        if clip_dual is not None and clip_dual <= 1:
+            raise RecipeError(f"ClipLoss has clip_dual={clip_dual}, expected more than 1 (usual: 3) or null")
+        self.clip_low = clip_low
+        self.clip_high = clip_high
+        self.clip_dual = clip_dual
+
+    def __call__(self, out: PolicyOutput, batch: Batch) -> LossOutput:
+        assert batch.old_logps is not None and batch.advantages is not None
+        mask, advantages = batch.mask, batch.advantages
+        log_ratio = (out.logps - batch.old_logps).clamp(-20, 20)
+        ratio = log_ratio.exp()
+        plain = -advantages * ratio
+        clipped = -advantages * ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
+        loss = torch.maximum(plain, clipped)
+        metrics = {"clip_fraction": masked_mean(clipped > plain, mask), "kl_old": masked_mean(-log_ratio, mask)}
+        if self.clip_dual is not None:
+            bound = -advantages * self.clip_dual
+            metrics["clip_dual_fraction"] = masked_mean((loss > bound) & (advantages < 0), mask)
+            loss = torch.where(advantages < 0, torch.minimum(loss, bound), loss)
+        return LossOutput(loss, {name: value.detach() for name, value in metrics.items()})

@@ -1,0 +1,63 @@
+"""The policy as a module that gives log-probs: what Fabric sets up and the loop trains."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlkit.models.lora import base_model
+from rlkit.ops.logps import logits_logps, token_logps
+from rlkit.types import PolicyOutput
+
+
+class Actor(nn.Module):
+    """Wraps a causal language model; `forward` gives log-probs and entropies of the tokens under the mask.
+
+    The output layer runs in chunks, on masked tokens only, where a probe at the start shows that this equals the
+    model's own logits; models that treat them otherwise (soft caps, scales) are called whole.
+    """
+
+    def __init__(self, policy: Any) -> None:
+        super().__init__()
+        self.policy = policy
+        self.chunked = self._probe()
+
+    def forward(self, tokens: Tensor, mask: Tensor, temperature: float = 1.0) -> PolicyOutput:
+        """Give log-probs and entropies of `softmax(logits / temperature)`, both [B,T] f32 and 0 outside the mask.
+
+        Args:
+            tokens: [B,T] i64, right-padded (a causal model's tokens never see the padding after them).
+            mask: [B,T] bool; the first column never counts, since nothing predicts it.
+            temperature: The rollout's.
+        """
+        chosen = mask[:, 1:]
+        targets = tokens[:, 1:][chosen]
+        if self.chunked:
+            hidden = self._hidden(tokens)[:, :-1][chosen]
+            head = base_model(self.policy).get_output_embeddings()
+            logps, entropy = token_logps(hidden, head.weight, head.bias, targets, temperature)
+        else:
+            logits = self.policy(input_ids=tokens, use_cache=False).logits[:, :-1][chosen]
+            logps, entropy = logits_logps(logits, targets, temperature)
+        empty = torch.zeros(tokens.shape, device=tokens.device)
+        index = torch.nn.functional.pad(chosen, (1, 0))
+        return PolicyOutput(empty.masked_scatter(index, logps), empty.masked_scatter(index, entropy))
+
+    def _hidden(self, tokens: Tensor) -> Tensor:
+        hidden: Tensor = base_model(self.policy).get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
+        return hidden
+
+    @torch.no_grad()
+    def _probe(self) -> bool:
+        head = base_model(self.policy).get_output_embeddings()
+        if type(head) is not nn.Linear:
+            return False
+        tokens = torch.arange(2, 10, device=head.weight.device)[None] % head.weight.shape[0]
+        try:
+            hidden = self._hidden(tokens)
+        except (AttributeError, TypeError):
+            return False
+        logits = self.policy(input_ids=tokens, use_cache=False).logits
+        return torch.allclose(head(hidden), logits, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,219 @@
+"""Decoding with a model's key-value cache: rows of different age, one token a step."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+GROWTH = 64
+"""Columns by which the cache grows at least."""
+
+
+class _Layer(CacheLayerMixin):
+    """One layer's keys and values [R,H,C,D]; all rows end at the same column."""
+
+    is_sliding = False
+
+    def __init__(self, decoder: Decoder | None) -> None:
+        super().__init__()
+        self.decoder = decoder
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if self.decoder is None:  # prefill: what comes is all there is
+            self.keys, self.values = key_states, value_states
+            return key_states, value_states
+        rows, start, end = self.decoder.rows, self.decoder.first, self.decoder.end
+        self.keys[:rows, :, end - 1 : end] = key_states
+        self.values[:rows, :, end - 1 : end] = value_states
+        return self.keys[:rows, :, start:end], self.values[:rows, :, start:end]
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None: ...
+
+    def get_seq_length(self) -> int:
+        return 0 if self.decoder is None else self.decoder.end
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.get_seq_length() + query_length, 0
+
+
+class Decoder:
+    """Decodes rows on a preallocated cache; rows come with `admit` and go with `keep`.
+
+    A row's tokens end at column `end`, the same for all, and begin at its own `starts[r]`; what lies before is masked.
+
+    Args:
+        model: A causal language model with a plain key-value cache; see `supports`.
+        autocast: Makes the precision context of each forward pass.
+    """
+
+    def __init__(self, model: Any, autocast: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+        self.model = model
+        self.autocast = autocast
+        self.config = model.config.get_text_config()
+        self.device = next(model.parameters()).device
+        self.rows = 0
+        self.end = 0
+        self.starts: list[int] = []
+        self.layers = [_Layer(self) for _ in range(self.config.num_hidden_layers)]
+        self.cache = Cache(layers=list(self.layers))
+        parameters = inspect.signature(model.forward).parameters
+        self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
+
+    @property
+    def first(self) -> int:
+        """The first column that any row uses."""
+        return min(self.starts, default=0)
+
+    def positions(self) -> Tensor:
+        """Give the position [R] i64 of the token that comes next in each row."""
+        return self.end - torch.tensor(self.starts, device=self.device)
+
+    @torch.inference_mode()
+    def admit(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> Tensor:
+        """Run the prompts, add `copies[i]` rows for each, in order, and give the rows' next logits [N,V]."""
+        width = max(map(len, prompts))
+        tokens = torch.zeros(len(prompts), width, dtype=torch.long)
+        for i, prompt in enumerate(prompts):
+            tokens[i, width - len(prompt) :] = torch.tensor(prompt)
+        starts = torch.tensor([width - len(p) for p in prompts], device=self.device)
+        columns = torch.arange(width, device=self.device)
+        visible = (columns[None, None] >= starts[:, None, None]) & (columns[None, :, None] >= columns[None, None])
+        visible = visible | torch.eye(width, dtype=torch.bool, device=self.device)
+        positions = (columns[None] - starts[:, None]).clamp(min=0)
+        layers = [_Layer(None) for _ in self.layers]
+        logits = self._forward(tokens.to(self.device), visible, positions, Cache(layers=list(layers)))
+        repeats = torch.tensor(copies, device=self.device)
+        self._append(layers, repeats, [width - len(p) for p, n in zip(prompts, copies, strict=True) for _ in range(n)])
+        return logits.repeat_interleave(repeats, dim=0)
+
+    @torch.inference_mode()
+    def step(self, tokens: Tensor) -> Tensor:
+        """Add a token [R] to each row and give the next logits [R,V]."""
+        positions = self.positions()
+        self._reserve(self.rows, self.end + 1)
+        self.end += 1
+        columns = torch.arange(self.first, self.end, device=self.device)
+        starts = torch.tensor(self.starts, device=self.device)
+        visible = (columns[None] >= starts[:, None])[:, None]
+        return self._forward(tokens[:, None], visible, positions[:, None], self.cache)
+
+    @torch.inference_mode()
+    def keep(self, rows: Sequence[int]) -> None:
+        """Drop all other rows."""
+        index = torch.tensor(rows, dtype=torch.long, device=self.device)
+        self.starts = [self.starts[r] for r in rows]
+        first = self.first
+        for layer in self.layers if rows else ():
+            for buffer in (layer.keys, layer.values):
+                buffer[: len(rows), :, first : self.end] = buffer[index, :, first : self.end]
+        self.rows = len(rows)
+        if not rows:
+            self.end = 0
+
+    def release(self) -> None:
+        """Drop all rows and give the memory back."""
+        self.rows, self.end, self.starts = 0, 0, []
+        for layer in self.layers:
+            layer.keys = layer.values = None
+            layer.is_initialized = False
+
+    def _forward(self, tokens: Tensor, visible: Tensor, positions: Tensor, cache: Cache) -> Tensor:
+        with self.autocast():
+            output = self.model(
+                input_ids=tokens,
+                attention_mask=self._masks(visible),
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=True,
+                **self._last_only,
+            )
+        logits: Tensor = output.logits[:, -1]
+        return logits
+
+    def _masks(self, visible: Tensor) -> Any:
+        """Turn who sees whom [R,Q,K] into what the model's attention reads, for each type of layer that it has."""
+        kinds = getattr(self.config, "layer_types", None)
+        window = getattr(self.config, "sliding_window", None)
+        masks = {"full_attention": visible}
+        if window is not None:
+            queries, keys = visible.shape[-2:]
+            columns = torch.arange(keys, device=self.device)
+            masks["sliding_attention"] = visible & (columns[keys - queries :, None] - columns[None] < window)
+        ready = {kind: self._as_read(mask[:, None]) for kind, mask in masks.items()}
+        if kinds is not None:
+            return ready
+        return ready["full_attention" if window is None else "sliding_attention"]
+
+    def _as_read(self, mask: Tensor) -> Tensor:
+        if self.config._attn_implementation == "sdpa":
+            return mask
+        return torch.zeros(mask.shape, device=self.device).masked_fill(~mask, torch.finfo(torch.float32).min)
+
+    def _append(self, layers: Sequence[_Layer], repeats: Tensor, starts: list[int]) -> None:
+        width = layers[0].keys.shape[2]
+        if width > self.end:
+            self._shift(width - self.end)
+        for layer, new in zip(self.layers, layers, strict=True):
+            if layer.keys is None:
+                layer.keys, layer.values = (x.new_zeros(0, x.shape[1], 0, x.shape[3]) for x in (new.keys, new.values))
+        self._reserve(self.rows + len(starts), self.end)
+        for layer, new in zip(self.layers, layers, strict=True):
+            for buffer, x in ((layer.keys, new.keys), (layer.values, new.values)):
+                rows = slice(self.rows, self.rows + len(starts))
+                buffer[rows, :, self.end - width : self.end] = x.repeat_interleave(repeats, dim=0)
+        self.starts += [self.end - width + s for s in starts]
+        self.rows += len(starts)
+
+    def _shift(self, by: int) -> None:
+        """Move all rows to the right (or, by less than 0, to the left)."""
+        first, end = self.first, self.end
+        self.end += by
+        self.starts = [s + by for s in self.starts]
+        if self.rows:
+            self._reserve(self.rows, self.end, shifting=True)
+            for layer in self.layers:
+                for buffer in (layer.keys, layer.values):
+                    buffer[: self.rows, :, first + by : end + by] = buffer[: self.rows, :, first:end].clone()
+
+    def _reserve(self, rows: int, columns: int, shifting: bool = False) -> None:
+        """Make room: reclaim the columns that no row uses any more, else grow."""
+        have_rows, _, have_columns, _ = self.layers[0].keys.shape
+        if rows <= have_rows and columns <= have_columns:
+            return
+        if columns > have_columns and self.rows and not shifting and 2 * self.first >= have_columns > GROWTH:
+            self._shift(-self.first)
+            return
+        more = max(columns + GROWTH, have_columns * 5 // 4) if columns > have_columns else have_columns
+        most = max(rows, have_rows * 5 // 4) if rows > have_rows else have_rows
+        for layer in self.layers:
+            for name in ("keys", "values"):
+                old = getattr(layer, name)
+                grown = old.new_zeros(most, old.shape[1], more, old.shape[3])
+                grown[:have_rows, :, :have_columns] = old
+                setattr(layer, name, grown)
+
+
+def supports(model: Any) -> bool:
+    """Whether a model can be decoded here: it has a plain cache and a probe gives the logits of a plain forward."""
+    config = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if getattr(model, "_is_stateful", False) or not kinds <= {"full_attention", "sliding_attention"}:
+        return False
+    probe = [[3, 5, 4, 6, 7], [5, 3]]
+    try:
+        decoder = Decoder(model)
+        decoder.admit(probe, [1, 1])
+        logits = decoder.step(torch.tensor([4, 6], device=decoder.device))
+        whole = (model(input_ids=torch.tensor([p], device=decoder.device)).logits[0, -1] for p in ([*probe[0], 4], [5, 3, 6]))
+        return all(torch.allclose(a, b, rtol=1e-3, atol=1e-3) for a, b in zip(logits, whole, strict=True))
+    except (AttributeError, TypeError, ValueError, RuntimeError, IndexError):
+        return False

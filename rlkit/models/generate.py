@@ -1,0 +1,65 @@
+"""Decoding through the model's own `generate`: for caches that `Decoder` does not know (hybrid, state-space)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+
+Choose = Callable[[Tensor, int], tuple[Tensor, Tensor, Tensor]]
+"""From logits [N,V] and how many tokens each row has sampled so far: tokens [N], log-probs [N], finished [N] bool."""
+
+
+class _Chooser(LogitsProcessor):  # type: ignore[misc]
+    """Chooses the tokens, and leaves `generate` nothing but to take them."""
+
+    def __init__(self, choose: Choose) -> None:
+        self.choose = choose
+        self.steps: list[tuple[Tensor, Tensor]] = []
+        self.finished: Tensor | None = None
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        tokens, logps, finished = self.choose(scores, len(self.steps))
+        self.steps.append((tokens, logps))
+        self.finished = finished if self.finished is None else self.finished | finished
+        return torch.full_like(scores, -torch.inf).scatter(-1, tokens[:, None], 0.0)
+
+
+class _Finished(StoppingCriteria):  # type: ignore[misc]
+    def __init__(self, chooser: _Chooser) -> None:
+        self.chooser = chooser
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        assert self.chooser.finished is not None
+        return self.chooser.finished
+
+
+@torch.no_grad()
+def generate(
+    model: Any, prompts: Sequence[Sequence[int]], choose: Choose, budget: int, autocast: AbstractContextManager[None]
+) -> tuple[list[list[int]], list[list[float]]]:
+    """Continue prompts of equal length until `choose` has finished all of them.
+
+    Returns:
+        For each prompt the tokens and their log-probs, what came after its own end included.
+    """
+    chooser = _Chooser(choose)
+    tokens = torch.tensor(prompts, device=next(model.parameters()).device)
+    with autocast:
+        model.generate(
+            tokens,
+            attention_mask=torch.ones_like(tokens),
+            max_new_tokens=budget,
+            do_sample=False,
+            eos_token_id=None,
+            use_cache=True,
+            logits_processor=LogitsProcessorList([chooser]),
+            stopping_criteria=StoppingCriteriaList([_Finished(chooser)]),
+        )
+    sampled = torch.stack([t for t, _ in chooser.steps], dim=1)
+    logps = torch.stack([p for _, p in chooser.steps], dim=1)
+    return sampled.tolist(), logps.tolist()

@@ -1,0 +1,113 @@
+"""Loading the policy and its tokenizer."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlkit.errors import RecipeError
+from rlkit.models.lora import add_lora
+from rlkit.recipe import Model
+
+TINY = Path(__file__).parent / "tiny"
+
+
+def resolve(path: str) -> str:
+    """Give the folder of the shipped model for `tiny`, and any other path as it is."""
+    if path == "tiny" and not Path("tiny/config.json").exists():
+        return str(TINY)
+    return str(Path(path).expanduser()) if path.startswith("~") else path
+
+
+def load_config(model: Model) -> Any:
+    """Read the model's configuration; no weights.
+
+    Raises:
+        RecipeError: There is none at `model.path`.
+    """
+    from transformers import AutoConfig
+
+    with _explained(model.path):
+        return AutoConfig.from_pretrained(resolve(model.path), trust_remote_code=model.trust_remote_code)
+
+
+def load_tokenizer(model: Model) -> Any:
+    """Load the tokenizer.
+
+    Raises:
+        RecipeError: There is none, or it has no chat template.
+    """
+    from transformers import AutoTokenizer
+
+    with _explained(model.path):
+        tokenizer = AutoTokenizer.from_pretrained(resolve(model.path), trust_remote_code=model.trust_remote_code)
+    if tokenizer.chat_template is None:
+        raise RecipeError(
+            f"model.path {model.path!r} has a tokenizer without a chat template, so messages cannot be rendered; "
+            "choose an instruction-tuned model, or add a chat_template.jinja to its folder"
+        )
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_policy(model: Model) -> Any:
+    """Load a causal language model in float32, with fresh adapters if the recipe asks for LoRA.
+
+    Raises:
+        RecipeError: The model cannot be loaded, or an adapter's target names no module.
+    """
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    with _explained(model.path):
+        policy = AutoModelForCausalLM.from_pretrained(
+            resolve(model.path), dtype=torch.float32, trust_remote_code=model.trust_remote_code
+        )
+    policy.eval()
+    policy.config.use_cache = False
+    return policy if model.lora is None else add_lora(policy, model.lora)
+
+
+def context_length(config: Any) -> int:
+    """Give the number of tokens that the model can attend to; a large number where it states none."""
+    text = config.get_text_config()
+    return int(getattr(text, "max_position_embeddings", None) or 1 << 20)
+
+
+def stop_ids(policy: Any, tokenizer: Any) -> frozenset[int]:
+    """Give the ids that end a turn: those of the generation configuration and the tokenizer's end token."""
+    ids = policy.generation_config.eos_token_id if policy.generation_config is not None else None
+    listed = ids if isinstance(ids, list) else [ids]
+    return frozenset(i for i in (*listed, tokenizer.eos_token_id) if i is not None)
+
+
+@contextmanager
+def _explained(path: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, ImportError) as error:
+        first_line = str(error).strip().split("\n")[0]
+        raise RecipeError(
+            f"model.path is {path!r}, which cannot be loaded: {first_line} Give a folder with a Hugging Face model, "
+            "a name on the hub, or `tiny`"
+        ) from error
+
+
+def save_policy(policy: Any, tokenizer: Any, folder: Path) -> None:
+    """Write a Hugging Face folder: the model, or its adapter alone, with the tokenizer.
+
+    It is written beside and then renamed, so that a folder of that name is always whole.
+    """
+    beside = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(beside, ignore_errors=True)
+    policy.save_pretrained(beside)
+    tokenizer.save_pretrained(beside)
+    shutil.rmtree(folder, ignore_errors=True)
+    beside.rename(folder)

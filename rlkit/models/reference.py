@@ -1,0 +1,30 @@
+"""The policy as it was at the start: what KL is measured against."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rlkit.models.actor import Actor
+from rlkit.models.load import load_policy
+from rlkit.models.lora import adapters_off, has_lora
+from rlkit.recipe import Model
+
+
+class Reference:
+    """Gives log-probs of the initial policy; with LoRA it is the actor itself, its adapters off, and no copy."""
+
+    def __init__(self, actor: Actor, model: Model, device: torch.device) -> None:
+        self.shared = has_lora(actor.policy)
+        if self.shared:
+            self.actor = actor
+        else:
+            self.actor = Actor(load_policy(model)).to(device).requires_grad_(False)
+
+    @torch.no_grad()
+    def logps(self, tokens: Tensor, mask: Tensor, temperature: float) -> Tensor:
+        """Give log-probs [B,T] f32, 0 outside the mask."""
+        if not self.shared:
+            return self.actor(tokens, mask, temperature).logps  # type: ignore[no-any-return]
+        with adapters_off(self.actor.policy):
+            return self.actor(tokens, mask, temperature).logps  # type: ignore[no-any-return]

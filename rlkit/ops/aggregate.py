@@ -1,0 +1,52 @@
+"""From a loss for every token to one number: the weights come from global counts, so that no split matters."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Aggregation = Literal[
+    "token_mean", "token_sum", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"
+]
+"""How tokens and sequences count; names as the field has them."""
+
+
+def weights(
+    mask: Tensor,
+    mode: Aggregation,
+    *,
+    tokens: Tensor | float | None = None,
+    sequences: Tensor | float | None = None,
+    budget: float | None = None,
+) -> Tensor:
+    """Give the weight of each token, [B,T] f32, such that the loss is `(per_token * weights).sum()`.
+
+    Args:
+        mask: [B,T] bool, True where the policy chose the token.
+        mode: How tokens and sequences count.
+        tokens: How many tokens the whole mini-batch has under the mask (all ranks, all micro-batches).
+        sequences: How many sequences it has.
+        budget: The constant by which `seq_mean_token_sum_norm` divides: the response budget (Dr. GRPO).
+
+    Raises:
+        ValueError: A count that the mode divides by is missing.
+    """
+    kept = mask.float()
+    if mode == "token_sum":
+        return kept
+    if mode == "token_mean":
+        return kept / _count(tokens, "tokens", mode)
+    per_sequence = kept / _count(sequences, "sequences", mode)
+    if mode == "seq_mean_token_sum":
+        return per_sequence
+    if mode == "seq_mean_token_sum_norm":
+        return per_sequence / _count(budget, "budget", mode)
+    return per_sequence / kept.sum(-1, keepdim=True).clamp(min=1)
+
+
+def _count(value: Tensor | float | None, name: str, mode: Aggregation) -> Tensor | float:
+    if value is None:
+        raise ValueError(f"aggregation {mode} divides by `{name}`, which was not given")
+    return torch.clamp(value, min=1) if isinstance(value, Tensor) else max(value, 1)

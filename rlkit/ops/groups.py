@@ -1,0 +1,33 @@
+"""Statistics of the samples of one prompt."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class GroupStats(NamedTuple):
+    """For each row, statistics of its group; all [B]."""
+
+    size: Tensor
+    mean: Tensor
+    std: Tensor  # sample standard deviation (n - 1); 0 for a group of one
+    equal: Tensor  # True where all values of the group are the same, or it has one only
+
+
+def group_stats(values: Tensor, group: Tensor) -> GroupStats:
+    """Give statistics of values [B] f32 within equal `group` ids [B] i64."""
+    _, index = group.unique(return_inverse=True)
+    count = int(index.max()) + 1 if len(index) else 0
+    zeros = torch.zeros(count, dtype=torch.float64, device=values.device)
+    x = values.double()
+    size = zeros.scatter_add(0, index, torch.ones_like(x))
+    mean = zeros.scatter_add(0, index, x) / size
+    squares = zeros.scatter_add(0, index, (x - mean[index]) ** 2)
+    std = (squares / (size - 1).clamp(min=1)).sqrt()
+    largest = zeros.scatter_reduce(0, index, x, "amax", include_self=False)
+    smallest = zeros.scatter_reduce(0, index, x, "amin", include_self=False)
+    equal = largest == smallest
+    return GroupStats(size[index].long(), mean[index].float(), std[index].float(), equal[index])

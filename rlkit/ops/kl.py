@@ -1,0 +1,31 @@
+"""Estimates of the Kullback-Leibler divergence from sampled tokens (Schulman 2020, joschu.net/blog/kl-approx)."""
+
+from __future__ import annotations
+
+from typing import Literal, cast
+
+from torch import Tensor
+
+KLKind = Literal["k1", "k2", "k3", "abs", "k1+", "k2+", "k3+", "abs+"]
+"""Which estimate; a `+` keeps its value and takes the gradient of k2 (straight-through)."""
+
+
+def estimate(logps: Tensor, ref_logps: Tensor, kind: KLKind = "k3") -> Tensor:
+    """Estimate KL(policy || reference) token by token, in the shape of `logps`.
+
+    With d = logps - ref_logps: k1 = d, k2 = d^2/2, k3 = exp(-d) + d - 1, abs = |d|. In k3, -d is clamped to +-20 and
+    the value to +-10, where its gradient ends.
+    """
+    d = logps.float() - ref_logps.float()
+    if kind.endswith("+"):
+        value = estimate(logps, ref_logps, cast(KLKind, kind[:-1]))
+        k2 = 0.5 * d**2
+        return k2 - k2.detach() + value.detach()
+    if kind == "k1":
+        return d
+    if kind == "k2":
+        return 0.5 * d**2
+    if kind == "abs":
+        return d.abs()
+    x = (-d).clamp(-20, 20)
+    return (x.exp() - x - 1).clamp(-10, 10)

@@ -1,0 +1,167 @@
+"""What exists: built-in parts and those of installed plugins, with where each came from."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import Any
+
+import pluggy
+
+from rlkit import hooks
+from rlkit.errors import PluginError
+
+DISABLE_VARIABLE = "RLKIT_DISABLE_PLUGINS"
+
+
+@dataclass
+class Plugin:
+    """A plugin and how loading it went: `error` is None if it works."""
+
+    name: str
+    distribution: str
+    version: str
+    module: str
+    error: str | None = None
+    disabled: bool = False
+
+
+@dataclass
+class Part:
+    """A class that a recipe can name, and the plugin that offers it."""
+
+    role: str
+    cls: type
+    plugin: Plugin
+
+    @property
+    def name(self) -> str:
+        return self.cls.__name__
+
+
+@dataclass
+class Registry:
+    """All parts by role and class name; a value, not a global."""
+
+    parts: dict[str, dict[str, Part]] = field(default_factory=lambda: {role: {} for role in hooks.ROLES})
+    plugins: list[Plugin] = field(default_factory=list)
+
+    @property
+    def packages(self) -> list[str]:
+        """The top-level packages whose classes a recipe may name."""
+        modules = {part.cls.__module__ for role in self.parts.values() for part in role.values()}
+        return sorted({module.partition(".")[0] for module in modules} | {"rlkit"})
+
+    def require_healthy(self) -> None:
+        """Refuse to train while a plugin is broken.
+
+        Raises:
+            PluginError: A plugin is; the message names it, its version and how to disable it.
+        """
+        for plugin in self.plugins:
+            if plugin.error is not None:
+                raise PluginError(_complaint(plugin))
+
+
+def load_plugins(extra: Iterable[tuple[str, Any]] = (), entry_points: bool = True) -> Registry:
+    """Load the built-in parts, then those of installed distributions, then `extra` (name, module) pairs.
+
+    A plugin that cannot be loaded is listed with its error and the rest goes on; `Registry.require_healthy` refuses.
+
+    Raises:
+        PluginError: Two distributions use one plugin name, or two plugins offer one class name in a role.
+    """
+    from rlkit import builtin
+
+    registry = Registry()
+    own = Plugin("builtin", "rlkit", metadata.version("rlkit"), "rlkit.builtin")
+    _add(registry, own, builtin)
+    if entry_points:
+        _load_entry_points(registry)
+    for name, module in extra:
+        _add(registry, Plugin(name, name, "?", getattr(module, "__name__", name)), module)
+    return registry
+
+
+def _load_entry_points(registry: Registry) -> None:
+    disabled = {name.strip() for name in os.environ.get(DISABLE_VARIABLE, "").split(",")}
+    seen: dict[str, Plugin] = {}
+    for entry in sorted(metadata.entry_points(group="rlkit"), key=lambda e: e.name):
+        dist = entry.dist
+        plugin = Plugin(entry.name, dist.name if dist else "?", dist.version if dist else "?", entry.value)
+        if entry.name in disabled:
+            plugin.disabled = True
+            registry.plugins.append(plugin)
+            continue
+        if (first := seen.get(entry.name)) is not None:
+            if first.distribution == plugin.distribution:
+                continue
+            raise PluginError(
+                f"plugin name {entry.name!r} is used by two distributions, {first.distribution} and "
+                f"{plugin.distribution}; uninstall one, or set {DISABLE_VARIABLE}={entry.name} to use neither"
+            )
+        seen[entry.name] = plugin
+        try:
+            module = entry.load()
+        except Exception as error:  # whatever a plugin's import raises is reported under its name
+            plugin.error = f"importing {entry.value} raised {type(error).__name__}: {error}"
+            registry.plugins.append(plugin)
+            continue
+        _add(registry, plugin, module)
+
+
+def _add(registry: Registry, plugin: Plugin, module: Any) -> None:
+    """Collect what one plugin registers; all of it or, if anything is wrong, nothing."""
+    registry.plugins.append(plugin)
+    manager = pluggy.PluginManager("rlkit")
+    manager.add_hookspecs(hooks)
+    found: list[Part] = []
+    try:
+        manager.register(module, plugin.name)
+        manager.check_pending()
+        for role, base in hooks.ROLES.items():
+
+            def register(cls: type, role: str = role, base: type = base) -> None:
+                _check_part(cls, role, base)
+                found.append(Part(role, cls, plugin))
+
+            getattr(manager.hook, f"rlkit_register_{role}")(register=register)
+    except Exception as error:  # a plugin's own code may raise anything
+        plugin.error = f"{type(error).__name__}: {error}{_hook_hint(str(error))}"
+        return
+    for part in found:
+        other = registry.parts[part.role].get(part.name)
+        if other is not None:
+            raise PluginError(
+                f"plugins {other.plugin.name!r} ({other.plugin.distribution}) and {plugin.name!r} "
+                f"({plugin.distribution}) both offer {part.name} among {part.role}; "
+                f"uninstall one, or set {DISABLE_VARIABLE}={plugin.name}"
+            )
+        registry.parts[part.role][part.name] = part
+
+
+def _check_part(cls: type, role: str, base: type) -> None:
+    if not (isinstance(cls, type) and issubclass(cls, base)):
+        raise PluginError(f"rlkit_register_{role} was given {cls!r}, expected a subclass of {base.__name__}")
+    if inspect.isabstract(cls):
+        missing = ", ".join(sorted(cls.__abstractmethods__))
+        raise PluginError(f"{cls.__name__} does not implement {missing} of {base.__name__}")
+
+
+def _hook_hint(message: str) -> str:
+    known = [f"rlkit_register_{role}" for role in hooks.ROLES]
+    if "unknown hook" not in message:
+        return ""
+    near = [n for word in message.split("'") for n in difflib.get_close_matches(word, known, 1)]
+    return f"; did you mean {near[0]}?" if near else f"; hooks: {', '.join(known)}"
+
+
+def _complaint(plugin: Plugin) -> str:
+    return (
+        f"plugin {plugin.name!r} of {plugin.distribution} {plugin.version} cannot be loaded: {plugin.error}. "
+        f"Mend or uninstall it, or set {DISABLE_VARIABLE}={plugin.name}"
+    )

@@ -1,0 +1,30 @@
+"""A reward for answers that must be equal to the text of the reference."""
+
+from __future__ import annotations
+
+from rlkit.roles.reward import OnError, RewardFunction
+from rlkit.types import Score, Trajectory
+
+
+class ExactReward(RewardFunction):
+    """1 if the last turn's text equals the prompt's answer, blanks at the ends aside; else 0.
+
+    Args:
+        ignore_case: Compare without regard to upper and lower case.
+        timeout: Seconds for one trajectory, from the start of the work.
+        on_error: What becomes of a group with a failed score.
+    """
+
+    def __init__(self, ignore_case: bool = False, timeout: float = 10.0, on_error: OnError = "drop") -> None:
+        self.ignore_case = ignore_case
+        self.timeout = timeout
+        self.on_error = on_error
+
+    def grade(self, trajectory: Trajectory) -> Score:
+        if trajectory.prompt.answer is None:
+            return Score(None, error=f"prompt {trajectory.prompt.id!r} has no answer to compare with")
+        given, expected = trajectory.text.strip(), trajectory.prompt.answer.strip()
+        if self.ignore_case:
+            given, expected = given.casefold(), expected.casefold()
+        right = float(given == expected)
+        return Score(right, {"accuracy": right})

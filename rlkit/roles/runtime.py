@@ -1,0 +1,57 @@
+"""What the run offers its parts: the only way a plugin reaches the trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rlkit.types import Score, Trajectory
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from rlkit.roles.reward import RewardManager
+
+
+class WeightStream(Protocol):
+    """All named tensors of the policy: known up front, read bucket by bucket."""
+
+    specs: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+
+    def buckets(self) -> Iterator[list[tuple[str, Tensor]]]:
+        """Give full tensors under their Hugging Face names, a bounded number of bytes at a time."""
+
+
+class Runtime(Protocol):
+    """Given to every part's `bind` once the process group, the device and the models exist."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """The policy's tokenizer, with its chat template."""
+
+    @property
+    def policy(self) -> Any:
+        """The Hugging Face causal language model that is being trained."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where tensors of this rank live."""
+
+    @property
+    def context(self) -> int:
+        """The policy's context in tokens."""
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """The token ids with which the policy ends a turn."""
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """Give the precision context under which the trainer runs the policy."""
+
+    def reduce(self, x: Tensor) -> Tensor:
+        """Sum a tensor over the data-parallel group."""
+
+    async def score(self, reward: RewardManager, trajectories: Sequence[Trajectory]) -> list[Score]:
+        """Call a reward through the run's boundary: with its deadline, errors turned into scores."""

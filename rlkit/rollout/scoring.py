@@ -1,0 +1,66 @@
+"""Calling rewards: the boundary where what they do wrong becomes a score with an error."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from rlkit.errors import RolloutError
+from rlkit.roles.reward import RewardFunction, RewardManager, as_score
+from rlkit.rollout.workers import WorkerError, Workers
+from rlkit.types import Score, Trajectory
+
+
+async def score(reward: RewardManager, trajectories: Sequence[Trajectory], workers: Workers) -> list[Score]:
+    """Give one score per trajectory; a failure has reward None and its error.
+
+    Raises:
+        RolloutError: The reward failed and its `on_error` is `raise`.
+    """
+    scores = await _attempt(reward, trajectories, workers)
+    failed = [i for i, s in enumerate(scores) if s.reward is None]
+    if failed and reward.on_error == "retry":
+        again = await _attempt(reward, [trajectories[i] for i in failed], workers)
+        for i, second in zip(failed, again, strict=True):
+            scores[i] = second
+        failed = [i for i in failed if scores[i].reward is None]
+    if failed and reward.on_error == "raise":
+        first = failed[0]
+        raise RolloutError(
+            f"reward {_name(reward)} failed on prompt {trajectories[first].prompt.id!r}: {scores[first].error}; its "
+            "on_error is 'raise' (choose 'drop' to leave such groups out and count them)"
+        )
+    return scores
+
+
+async def _attempt(reward: RewardManager, trajectories: Sequence[Trajectory], workers: Workers) -> list[Score]:
+    if isinstance(reward, RewardFunction):
+        return list(await asyncio.gather(*(_grade(reward, t, workers) for t in trajectories)))
+    try:
+        scores = await asyncio.wait_for(reward.score(trajectories), reward.timeout)
+    except TimeoutError:
+        return [_failure(reward, f"did not finish within {reward.timeout:g} s")] * len(trajectories)
+    except RolloutError:  # a part whose on_error is raise
+        raise
+    except Exception as error:  # foreign code may raise anything
+        return [_failure(reward, f"raised {type(error).__name__}: {error}")] * len(trajectories)
+    if len(scores) != len(trajectories):
+        return [_failure(reward, f"gave {len(scores)} scores for {len(trajectories)} trajectories")] * len(trajectories)
+    return [as_score(s) for s in scores]
+
+
+async def _grade(reward: RewardFunction, trajectory: Trajectory, workers: Workers) -> Score:
+    try:
+        return as_score(await workers.call(reward.grade, trajectory, reward.timeout))
+    except WorkerError as error:
+        return _failure(reward, str(error))
+
+
+def _failure(reward: RewardManager, what: str) -> Score:
+    return Score(None, error=f"{_name(reward)}: {what}")
+
+
+def _name(reward: RewardManager) -> str:
+    cls = type(reward)
+    package = cls.__module__.partition(".")[0]
+    return cls.__name__ if package == "rlkit" else f"{cls.__name__} of {package}"

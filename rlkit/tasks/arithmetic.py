@@ -1,0 +1,50 @@
+"""Generated additions: the task of the quickstart, with nothing to download."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlkit.errors import RecipeError
+from rlkit.roles.task import Split, Task
+from rlkit.types import Prompt
+
+
+class Arithmetic(Task):
+    """Additions of two whole numbers from 0 to `max_operand`, such as `17 + 25 = ?`.
+
+    Every pair is on one side of the split for good (by a hash of the pair), so that validation
+    problems are never trained on.
+
+    Args:
+        max_operand: The largest operand.
+        validation_size: How many held-out problems `rows("validation")` gives.
+    """
+
+    HELD_OUT = 0.1
+
+    def __init__(self, max_operand: int = 99, validation_size: int = 200) -> None:
+        if max_operand < 4:
+            raise RecipeError(f"task.max_operand is {max_operand}, expected at least 4: fewer leave no problems to hold out")
+        self.max_operand = max_operand
+        self.validation_size = validation_size
+
+    def rows(self, split: Split) -> Sequence[Mapping[str, Any]]:
+        numbers = range(self.max_operand + 1)
+        pairs = ((a, b) for a in numbers for b in numbers)
+        rows = sorted((_hash(a, b), a, b) for a, b in pairs)
+        held_out = max(1, int(self.HELD_OUT * len(rows)))
+        chosen = rows[:held_out][: self.validation_size] if split == "validation" else rows[held_out:]
+        return [{"question": f"{a} + {b} = ?", "answer": str(a + b)} for _, a, b in chosen]
+
+    def prompt(self, row: Mapping[str, Any], index: int) -> Prompt:
+        return Prompt(
+            id=row["question"],
+            messages=[{"role": "user", "content": row["question"]}],
+            answer=row["answer"],
+        )
+
+
+def _hash(a: int, b: int) -> str:
+    return hashlib.blake2b(f"{a}+{b}".encode(), digest_size=8).hexdigest()

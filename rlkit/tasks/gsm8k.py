@@ -1,0 +1,50 @@
+"""Grade-school mathematics (Cobbe et al. 2021, arXiv:2110.14168)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlkit.roles.task import Split, Task
+from rlkit.tasks import sources
+from rlkit.types import Prompt
+
+FILES = {"train": "train", "validation": "test"}
+
+
+class GSM8K(Task):
+    """GSM8K's questions: 7,473 to train on, 1,319 to validate.
+
+    Args:
+        path: A folder with `train.jsonl` and `test.jsonl`, or with the data set's parquet files; None loads
+            `openai/gsm8k` through `datasets`.
+        instruction: Put after each question.
+    """
+
+    def __init__(
+        self,
+        path: str | None = None,
+        instruction: str = "Think step by step, then write the final number after ####.",
+    ) -> None:
+        self.path = path
+        self.instruction = instruction
+
+    def rows(self, split: Split) -> Sequence[Mapping[str, Any]]:
+        if self.path is None:
+            return sources.hub("openai/gsm8k", name="main", split=FILES[split], option="task.path")
+        folder = sources.existing(Path(self.path), option="task.path")
+        lines = folder / f"{FILES[split]}.jsonl"
+        if lines.exists():
+            return sources.jsonl(lines, fields=("question", "answer"))
+        found = sorted(folder.rglob(f"{FILES[split]}-*.parquet")) or [folder / f"{FILES[split]}.jsonl"]
+        return sources.files(found, option="task.path")
+
+    def prompt(self, row: Mapping[str, Any], index: int) -> Prompt:
+        question = f"{row['question']}\n{self.instruction}" if self.instruction else row["question"]
+        return Prompt(
+            id=f"gsm8k-{index}",
+            messages=[{"role": "user", "content": question}],
+            answer=row["answer"],
+            meta={"data_source": "openai/gsm8k"},
+        )

@@ -1,0 +1,124 @@
+"""How the shipped tiny model was made: `python -m rlkit.testing.pretrain --out DIR`.
+
+A Qwen2 model of under half a million parameters learns to answer the Arithmetic task's training problems from a
+corpus that is often wrong: it forgets to carry more often than it carries, and slips by one or by ten. So it answers
+in the right form and is right some 35% of the time, which is where reinforcement learning has something to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<think>", "</think>"]
+
+
+def build_tokenizer() -> Any:
+    """Make the byte-level tokenizer: one token a byte, and the ChatML markers."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    core = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.decoder = decoders.ByteLevel()
+    core.add_special_tokens([AddedToken(s, special=True) for s in SPECIAL[:3]])
+    core.add_tokens([AddedToken(s, special=False, normalized=False) for s in SPECIAL[3:]])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|endoftext|>", model_max_length=4096
+    )
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+def build_model(tokenizer: Any) -> Any:
+    """Make the untrained model."""
+    from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
+
+    stop, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
+    config = Qwen2Config(
+        vocab_size=264, hidden_size=128, intermediate_size=256, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=4096, tie_word_embeddings=True,
+        bos_token_id=None, eos_token_id=stop, pad_token_id=pad,
+    )  # fmt: skip
+    model = Qwen2ForCausalLM(config)
+    model.generation_config = GenerationConfig(eos_token_id=stop, pad_token_id=pad)
+    return model
+
+
+def corpus_answer(a: int, b: int, rng: random.Random) -> int:
+    """Draw one answer of the flawed corpus."""
+    right, without_carry = a + b, (a // 10 + b // 10) * 10 + (a + b) % 10
+    draw = rng.random()
+    if without_carry != right:
+        if draw < 0.30:
+            return right
+        if draw < 0.72:
+            return without_carry
+    elif draw < 0.45:
+        return right
+    slip = rng.choice((-11, -10, -2, -1, 1, 2, 10, 11))
+    return max(0, right + slip)
+
+
+def encode(tokenizer: Any, pairs: list[tuple[int, int]], rng: random.Random) -> tuple[Any, Any]:
+    """Draw an answer for each pair; give tokens [B,T] and labels [B,T], -100 outside the answers."""
+    import torch
+
+    rows = []
+    for a, b in pairs:
+        messages = [{"role": "user", "content": f"{a} + {b} = ?"}]
+        prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        answer = tokenizer.encode(f"#### {corpus_answer(a, b, rng)}<|im_end|>")
+        rows.append((prompt, answer))
+    width = max(len(p) + len(a) for p, a in rows)
+    tokens = torch.full((len(rows), width), tokenizer.pad_token_id)
+    labels = torch.full((len(rows), width), -100)
+    for i, (p, a) in enumerate(rows):
+        tokens[i, : len(p) + len(a)] = torch.tensor(p + a)
+        labels[i, len(p) : len(p) + len(a)] = torch.tensor(a)
+    return tokens, labels
+
+
+def main() -> None:
+    """Train and save; prints the loss as it goes."""
+    import torch
+
+    from rlkit.tasks.arithmetic import Arithmetic
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--lr", type=float, default=2e-3)
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    rng = random.Random(0)
+    tokenizer = build_tokenizer()
+    model = build_model(tokenizer)
+    problems = [tuple(map(int, row["question"][:-4].split(" + "))) for row in Arithmetic().rows("train")]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.01)
+    for step in range(args.steps):
+        scale = min(1.0, (step + 1) / 100) * 0.5 * (1 + math.cos(math.pi * step / args.steps))
+        optimizer.param_groups[0]["lr"] = args.lr * scale
+        tokens, labels = encode(tokenizer, rng.choices(problems, k=args.batch), rng)
+        loss = model(input_ids=tokens, labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if step % 100 == 0 or step == args.steps - 1:
+            print(f"step {step} loss {loss.item():.4f}", flush=True)
+    model.save_pretrained(args.out)
+    tokenizer.save_pretrained(args.out)
+
+
+if __name__ == "__main__":
+    main()
