@@ -17,7 +17,6 @@ from rlkit.roles.reward import RewardManager
 from rlkit.roles.task import Task
 from rlkit.types import Sampling
 
-
 Schedule = Literal["constant", "linear", "cosine"]
 """How the learning rate goes on after the warm-up."""
 
@@ -102,6 +101,11 @@ class Train:
     entropy_coef: float = 0.0
     aggregation: Aggregation | None = None
     seed: int = 0
+
+    @property
+    def on_policy(self) -> bool:
+        """Whether a rollout makes one optimizer step, so that the old policy is the one that learns."""
+        return self.minibatches * self.epochs == 1
 
 
 @dataclass

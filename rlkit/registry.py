@@ -148,7 +148,7 @@ def _check_part(cls: type, role: str, base: type) -> None:
     if not (isinstance(cls, type) and issubclass(cls, base)):
         raise PluginError(f"rlkit_register_{role} was given {cls!r}, expected a subclass of {base.__name__}")
     if inspect.isabstract(cls):
-        missing = ", ".join(sorted(cls.__abstractmethods__))
+        missing = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
         raise PluginError(f"{cls.__name__} does not implement {missing} of {base.__name__}")
 
 

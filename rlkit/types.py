@@ -201,7 +201,7 @@ class Batch:
     def check(self) -> None:
         """Compare every field's shape with `tokens`."""
         rows, width = self.tokens.shape
-        expected = {name: (rows,) for name in ("group", "rewards", "greedy_rewards")}
+        expected: dict[str, tuple[int, ...]] = dict.fromkeys(("group", "rewards", "greedy_rewards"), (rows,))
         expected["parts"] = (rows, len(self.part_names))
         for name, value in self.tensors().items():
             shape = expected.get(name, (rows, width))
@@ -219,12 +219,14 @@ class Batch:
     def rows(self, index: Tensor) -> Batch:
         """Give the chosen rows, cut to the longest of them."""
         width = int(self.attention[index].sum(-1).max()) if len(index) else 0
-        chosen = {n: v[index][:, :width] if v.dim() == 2 and n != "parts" else v[index] for n, v in self.tensors().items()}
-        return Batch(**chosen, part_names=self.part_names)
+        chosen = {name: value[index] for name, value in self.tensors().items()}
+        cut = {name: value[:, :width] for name, value in chosen.items() if value.dim() == 2 and name != "parts"}
+        return Batch(**{**chosen, **cut}, part_names=self.part_names)
 
     def to(self, device: Any) -> Batch:
         """Give the same batch on another device."""
-        return Batch(**{n: v.to(device) for n, v in self.tensors().items()}, part_names=self.part_names, media=self.media)
+        moved = {name: value.to(device) for name, value in self.tensors().items()}
+        return Batch(**moved, part_names=self.part_names, media=self.media)
 
 
 class PolicyOutput(NamedTuple):

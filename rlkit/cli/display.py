@@ -62,9 +62,9 @@ class Display:
 def comparison(before: dict[str, float], after: dict[str, float]) -> Table:
     """Make the table of validation figures before and after training."""
     table = Table("validation", "before", "after")
-    for name in before:
-        if not name.endswith(("failed", "groups_dropped", "tokens", "length_max")) or before[name] or after.get(name):
-            table.add_row(name, f"{before[name]:.3f}", f"{after[name]:.3f}" if name in after else "-")
+    for name, value in before.items():
+        if not name.endswith(("failed", "unscored")) or value or after.get(name):
+            table.add_row(name, f"{value:.3f}", f"{after[name]:.3f}" if name in after else "-")
     return table
 
 

@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser, Namespace, lazy_instance, set_parsing_settings
+from jsonargparse import (  # type: ignore[attr-defined]
+    ActionConfigFile,
+    ArgumentError,
+    ArgumentParser,
+    Namespace,
+    lazy_instance,
+    set_parsing_settings,
+)
 from lightning.fabric import Fabric
 
 from rlkit.cli.suggest import explain
@@ -64,9 +71,7 @@ def _check_yaml(path: Path) -> None:
 
 def make_parser(verb: str, registry: Registry) -> ArgumentParser:
     """Make a verb's parser: `--recipe`, and every option of the recipe; the verb adds its own."""
-    set_parsing_settings(
-        import_path_denylist=["*"], import_path_allowlist=[*registry.packages, *ALLOWED_IMPORTS], docstring_parse_attribute_docstrings=False
-    )
+    set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=[*registry.packages, *ALLOWED_IMPORTS])
     parser = ArgumentParser(prog=f"rlkit {verb}", exit_on_error=False, allow_abbrev=False)
     parser.add_argument("--recipe", action=ActionConfigFile, help="A file, or a shipped recipe's name; several stack.")
     parser.add_class_arguments(Recipe, as_group=False, skip={"fabric"})

@@ -16,10 +16,10 @@ def explain(complaint: str, parser: Any, registry: Registry) -> str:
     """Rewrite a complaint of jsonargparse; one that is not known here is passed on, its lines joined."""
     text = " ".join(complaint.split())
     key = _find(r'Parser key "([^"]+)"', text)
-    if options := _find(r"unrecognized arguments: (.*)", text):
-        given = options.split()[0].partition("=")[0].lstrip("-")
+    if unrecognized := _find(r"unrecognized arguments: (.*)", text):
+        given = unrecognized.split()[0].partition("=")[0].lstrip("-")
         return f"unknown option {given!r}; {_nearest(given, known_keys(parser, registry))}"
-    if (option := _find(r"Option '([^']+)' is not accepted", text)) or (option := _find(r"Key '([^']+)' is not", text)):
+    if option := _find(r"Option '([^']+)' is not accepted", text):
         return _unknown_option(option, key, text, parser, registry)
     if group := re.search(r"Group '([^']+)' does not accept option '([^']+)'", text):
         return _unknown_option(group[2], group[1], text, parser, registry)
@@ -45,7 +45,7 @@ def explain(complaint: str, parser: Any, registry: Registry) -> str:
 
 def known_keys(parser: Any, registry: Registry) -> list[str]:
     """Give every key that a recipe may have, the options of every known class included."""
-    keys = [action.dest for action in parser._actions if action.dest not in ("help", "recipe")]
+    keys = [action.dest for action in parser._actions if not action.dest.endswith(("help", "recipe"))]
     keys += _section_keys(Recipe, "")
     for section, role in ROLE_OF_KEY.items():
         for part in registry.parts[role].values():

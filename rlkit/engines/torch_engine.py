@@ -69,7 +69,9 @@ class TorchEngine(RolloutEngine):
 
     def __init__(self, max_rows: int = 256, max_kv_tokens: int = 262144) -> None:
         if max_rows < 1 or max_kv_tokens < 1:
-            raise RecipeError(f"TorchEngine has max_rows={max_rows} and max_kv_tokens={max_kv_tokens}, expected 1 or more")
+            raise RecipeError(
+                f"TorchEngine has max_rows={max_rows} and max_kv_tokens={max_kv_tokens}, expected 1 or more of each"
+            )
         self.max_rows = max_rows
         self.max_kv_tokens = max_kv_tokens
         self.version = 0
@@ -192,10 +194,10 @@ class TorchEngine(RolloutEngine):
                 alive.append(i)
             else:
                 self._answer(row)
-        if len(alive) <= ALIVE * len(rows) or self._waiting:
-            if len(alive) < len(rows):
-                self._decoder.keep(alive)
-                rows[:] = [rows[i] for i in alive]
+        few = len(alive) <= ALIVE * len(rows) or bool(self._waiting)
+        if few and len(alive) < len(rows):
+            self._decoder.keep(alive)
+            rows[:] = [rows[i] for i in alive]
 
     def _answer(self, row: _Row) -> None:
         assert row.finished is not None

@@ -34,7 +34,9 @@ class Data:
         """
         size, rows = self.recipe.train.prompts_per_step, len(self.train)
         first = (step - 1) * size
-        return [int(_permutation(self.recipe.train.seed, i // rows, rows)[i % rows]) for i in range(first, first + size)]
+        return [
+            int(_permutation(self.recipe.train.seed, i // rows, rows)[i % rows]) for i in range(first, first + size)
+        ]
 
     def prompts(self, step: int) -> list[tuple[int, Prompt]]:
         """Give the prompts of a step with their place in it, those that do not fit left out."""

@@ -10,6 +10,16 @@ from rlkit.loop.step import finish, select
 from rlkit.rollout.collect import Sampler, collect
 from rlkit.types import Sampling, Trajectory
 
+NAMES = {
+    "accuracy": "accuracy",
+    "reward/mean": "reward",
+    "rollout/length": "length",
+    "rollout/stopped": "stopped",
+    "rollout/failed": "failed",
+    "reward/failed": "unscored",
+}
+"""A step's figures that validation has too, and what they are called there."""
+
 STEP = 0
 """Validation draws its random numbers as a step of its own, so that before and after are compared on the same ones."""
 
@@ -37,10 +47,4 @@ def _answer(run: Run, sampling: Sampling, samples: int, prefix: str) -> tuple[li
         trajectories = run.wait(collect(sampler, prompts, lambda group: finish(run, group)))
     meter = Meter()
     select(trajectories, meter)
-    return trajectories, {f"{prefix}{_short(name)}": value for name, value in meter.result().items()}
-
-
-def _short(name: str) -> str:
-    """Name a step's figure as one of validation: `reward/mean` is the reward, `rollout/length` the length."""
-    plain = {"reward/mean": "reward", "rollout/failed": "failed", "rollout/length": "length"}
-    return plain.get(name, name.replace("/", "_"))
+    return trajectories, {f"{prefix}{NAMES[n]}": value for n, value in meter.result().items() if n in NAMES}

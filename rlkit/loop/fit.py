@@ -47,67 +47,6 @@ class Outcome:
     error: dict[str, str] | None = None
 
 
-def fit(recipe: Recipe, data: Data, fabric: Fabric, folder: RunFolder, reporter: Reporter) -> Outcome:
-    """Train to the recipe's last step.
-
-    The first Ctrl-C ends the run after the step in progress, a second one at once; either way what was learned is
-    saved and the outcome is `interrupted`. An error is re-raised after the outcome `failed` was written.
-    """
-    outcome, start, run = Outcome(), time.time(), None
-    log = MetricsLog(folder.path / "metrics.jsonl", loggers(recipe.log, folder.path)) if fabric.is_global_zero else None
-    try:
-        with _interruptible(reporter) as interrupt:
-            run = Run(recipe, data, fabric)
-            _train(run, folder, log, reporter, outcome, interrupt)
-            outcome.status = "interrupted" if interrupt.asked else "ok"
-    except KeyboardInterrupt:
-        outcome.status = "interrupted"
-    except Exception as error:
-        outcome.error = {"type": type(error).__name__, "message": str(error)}
-        raise
-    finally:
-        outcome.seconds = round(time.time() - start, 3)
-        if log is not None:
-            if run is not None and outcome.steps:
-                save_policy(run.actor.policy, run.tokenizer, folder.path / "final")
-            folder.result(vars(outcome))
-            log.close(outcome.status)
-            reporter.finish(vars(outcome))
-        if run is not None:
-            run.close()
-    return outcome
-
-
-def _train(
-    run: Run, folder: RunFolder, log: MetricsLog | None, reporter: Reporter, outcome: Outcome, interrupt: Interrupt
-) -> None:
-    train, every = run.recipe.train, run.recipe.validation.every
-    run.publish()
-    reporter.note(f"validating on {len(run.data.validation)} prompts")
-    outcome.validation["before"] = _validate(run, folder, "validation-before")
-    for number in range(1, train.steps + 1):
-        if run.largest(interrupt.asked):
-            interrupt.asked = True
-            return
-        trajectories, figures = step(run, number)
-        outcome.steps = number
-        folder.dump(f"step-{number:05d}", trajectories)
-        if every and number % every == 0 and number < train.steps:
-            validation = _validate(run, folder, f"validation-{number:05d}")
-            figures |= {f"validation/{name}": value for name, value in validation.items()}
-        if log is not None:
-            log.write(number, figures)
-        reporter.step(number, figures)
-    reporter.note(f"validating on {len(run.data.validation)} prompts")
-    outcome.validation["after"] = _validate(run, folder, "validation-after")
-
-
-def _validate(run: Run, folder: RunFolder, name: str) -> Figures:
-    trajectories, figures = evaluate(run)
-    folder.dump(name, trajectories)
-    return figures
-
-
 @dataclass
 class Interrupt:
     """Whether somebody asked the run to end."""
@@ -115,11 +54,82 @@ class Interrupt:
     asked: bool = False
 
 
-@contextmanager
-def _interruptible(reporter: Reporter) -> Iterator[Interrupt]:
-    interrupt = Interrupt()
+@dataclass
+class Session:
+    """A run in progress and those who follow it; `log` exists on rank 0 only."""
 
-    def handle(signum: int, frame: Any) -> None:
+    folder: RunFolder
+    reporter: Reporter
+    log: MetricsLog | None
+    outcome: Outcome = field(default_factory=Outcome)
+    interrupt: Interrupt = field(default_factory=Interrupt)
+
+    def train(self, run: Run) -> None:
+        """Validate, make all steps, validate again."""
+        train, every = run.recipe.train, run.recipe.validation.every
+        run.publish()
+        self.outcome.validation["before"] = self.validate(run, "before")
+        for number in range(1, train.steps + 1):
+            if run.largest(self.interrupt.asked):
+                self.interrupt.asked = True
+                return
+            trajectories, figures = step(run, number)
+            self.outcome.steps = number
+            self.folder.dump(f"step-{number:05d}", trajectories)
+            if every and number % every == 0 and number < train.steps:
+                figures |= {f"validation/{name}": x for name, x in self.validate(run, f"{number:05d}").items()}
+            if self.log is not None:
+                self.log.write(number, figures)
+            self.reporter.step(number, figures)
+        self.outcome.validation["after"] = self.validate(run, "after")
+
+    def validate(self, run: Run, when: str) -> Figures:
+        """Give the figures on held-out prompts, and leave the answers in the run folder."""
+        self.reporter.note(f"validating on {len(run.data.validation)} prompts")
+        trajectories, figures = evaluate(run)
+        self.folder.dump(f"validation-{when}", trajectories)
+        return figures
+
+    def end(self, run: Run | None) -> None:
+        """Save what was learned and write how it ended."""
+        if run is not None and self.log is not None and self.outcome.steps:
+            save_policy(run.actor.policy, run.tokenizer, self.folder.path / "final")
+        if self.log is not None:
+            self.folder.result(vars(self.outcome))
+            self.log.close(self.outcome.status)
+            self.reporter.finish(vars(self.outcome))
+
+
+def fit(recipe: Recipe, data: Data, fabric: Fabric, folder: RunFolder, reporter: Reporter) -> Outcome:
+    """Train to the recipe's last step.
+
+    The first Ctrl-C ends the run after the step in progress, a second one at once; either way what was learned is
+    saved and the outcome is `interrupted`. An error is re-raised after the outcome `failed` was written.
+    """
+    log = MetricsLog(folder.path / "metrics.jsonl", loggers(recipe.log, folder.path)) if fabric.is_global_zero else None
+    session, start, run = Session(folder, reporter, log), time.time(), None
+    outcome = session.outcome
+    try:
+        with _interruptible(session.interrupt, reporter):
+            run = Run(recipe, data, fabric)
+            session.train(run)
+            outcome.status = "interrupted" if session.interrupt.asked else "ok"
+    except KeyboardInterrupt:
+        outcome.status = "interrupted"
+    except Exception as error:
+        outcome.error = {"type": type(error).__name__, "message": str(error)}
+        raise
+    finally:
+        outcome.seconds = round(time.time() - start, 3)
+        session.end(run)
+        if run is not None:
+            run.close()
+    return outcome
+
+
+@contextmanager
+def _interruptible(interrupt: Interrupt, reporter: Reporter) -> Iterator[None]:
+    def handle(*_: object) -> None:
         if interrupt.asked:
             raise KeyboardInterrupt
         interrupt.asked = True
@@ -127,7 +137,7 @@ def _interruptible(reporter: Reporter) -> Iterator[Interrupt]:
 
     previous = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield interrupt
+        yield
     finally:
         for signum, handler in previous.items():
             signal.signal(signum, handler)

@@ -28,12 +28,9 @@ def learn(run: Run, batch: Batch, number: int, meter: Meter) -> None:
     """Take `epochs * minibatches` optimizer steps; fills `batch.old_logps` if the step is on-policy."""
     if batch.old_logps is None:
         batch.old_logps = torch.zeros_like(batch.rollout_logps)
-        on_policy = True
-    else:
-        on_policy = False
     for groups in mini_batches(run, number):
         rows = [i for i, group in enumerate(batch.group.tolist()) if group in groups]
-        update(run, batch, rows, on_policy, meter)
+        update(run, batch, rows, meter)
 
 
 def mini_batches(run: Run, number: int) -> Iterator[set[int]]:
@@ -47,7 +44,7 @@ def mini_batches(run: Run, number: int) -> Iterator[set[int]]:
             yield set(part.tolist())
 
 
-def update(run: Run, batch: Batch, rows: Sequence[int], on_policy: bool, meter: Meter) -> None:
+def update(run: Run, batch: Batch, rows: Sequence[int], meter: Meter) -> None:
     """Make one optimizer step from the rows of this rank; ranks may have different numbers of rows, or none.
 
     A gradient that is not finite is counted and left out, on every rank alike.
@@ -64,7 +61,7 @@ def update(run: Run, batch: Batch, rows: Sequence[int], on_policy: bool, meter: 
     micros += [[]] * (rounds - len(micros))
     for i, micro in enumerate(micros):
         with run.fabric.no_backward_sync(run.module, enabled=i < rounds - 1):
-            loss = micro_loss(run, batch, micro, Counts(totals[0], totals[1]), on_policy, meter)
+            loss = micro_loss(run, batch, micro, Counts(totals[0], totals[1]), meter)
             run.fabric.backward(loss * run.fabric.world_size)
     norm = run.fabric.clip_gradients(run.module, run.optimizer, max_norm=train.max_norm, error_if_nonfinite=False)
     assert norm is not None
@@ -76,9 +73,7 @@ def update(run: Run, batch: Batch, rows: Sequence[int], on_policy: bool, meter: 
     meter.mean("grad_norm", norm)
 
 
-def micro_loss(
-    run: Run, batch: Batch, rows: Sequence[int], counts: Counts, on_policy: bool, meter: Meter
-) -> Tensor:
+def micro_loss(run: Run, batch: Batch, rows: Sequence[int], counts: Counts, meter: Meter) -> Tensor:
     """Give a micro-batch's share of the mini-batch's loss; 0, yet with a graph, for one without rows."""
     recipe = run.recipe
     part = batch.rows(torch.tensor(rows, dtype=torch.long, device=run.device))
@@ -88,7 +83,7 @@ def micro_loss(
     out: PolicyOutput = run.module(tokens, mask, recipe.rollout.sampling.temperature)
     if not rows:
         return out.logps.sum()
-    if on_policy:
+    if recipe.train.on_policy:
         assert batch.old_logps is not None
         part.old_logps = out.logps.detach()
         batch.old_logps[list(rows), : tokens.shape[1]] = part.old_logps

@@ -93,7 +93,7 @@ def judge(run: Run, batch: Batch) -> None:
     With one optimizer step a rollout the old policy's are those of the learning pass itself.
     """
     train, temperature = run.recipe.train, run.recipe.rollout.sampling.temperature
-    if train.minibatches * train.epochs > 1:
+    if not train.on_policy:
         batch.old_logps = torch.zeros_like(batch.rollout_logps)
     if run.reference is not None:
         batch.ref_logps = torch.zeros_like(batch.rollout_logps)

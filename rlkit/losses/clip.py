@@ -36,7 +36,8 @@ class ClipLoss(PolicyLoss):
         self.clip_dual = clip_dual
 
     def __call__(self, out: PolicyOutput, batch: Batch) -> LossOutput:
-        assert batch.old_logps is not None and batch.advantages is not None
+        assert batch.old_logps is not None
+        assert batch.advantages is not None
         mask, advantages = batch.mask, batch.advantages
         log_ratio = (out.logps - batch.old_logps).clamp(-20, 20)
         ratio = log_ratio.exp()

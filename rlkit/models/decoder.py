@@ -15,7 +15,7 @@ GROWTH = 64
 """Columns by which the cache grows at least."""
 
 
-class _Layer(CacheLayerMixin):
+class _Layer(CacheLayerMixin):  # type: ignore[misc]
     """One layer's keys and values [R,H,C,D]; all rows end at the same column."""
 
     is_sliding = False
@@ -123,7 +123,7 @@ class Decoder:
         """Drop all rows and give the memory back."""
         self.rows, self.end, self.starts = 0, 0, []
         for layer in self.layers:
-            layer.keys = layer.values = None
+            layer.keys, layer.values = None, None
             layer.is_initialized = False
 
     def _forward(self, tokens: Tensor, visible: Tensor, positions: Tensor, cache: Cache) -> Tensor:
@@ -213,7 +213,8 @@ def supports(model: Any) -> bool:
         decoder = Decoder(model)
         decoder.admit(probe, [1, 1])
         logits = decoder.step(torch.tensor([4, 6], device=decoder.device))
-        whole = (model(input_ids=torch.tensor([p], device=decoder.device)).logits[0, -1] for p in ([*probe[0], 4], [5, 3, 6]))
+        plain = [torch.tensor([row], device=decoder.device) for row in ([*probe[0], 4], [*probe[1], 6])]
+        whole = [model(input_ids=row).logits[0, -1] for row in plain]
         return all(torch.allclose(a, b, rtol=1e-3, atol=1e-3) for a, b in zip(logits, whole, strict=True))
     except (AttributeError, TypeError, ValueError, RuntimeError, IndexError):
         return False

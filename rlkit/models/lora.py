@@ -21,7 +21,9 @@ def add_lora(policy: Any, lora: Lora) -> Any:
     try:
         adapted = get_peft_model(policy, config)
     except ValueError as error:
-        names = sorted({name.rpartition(".")[2] for name, module in policy.named_modules() if hasattr(module, "weight")})
+        names = sorted(
+            {name.rpartition(".")[2] for name, module in policy.named_modules() if hasattr(module, "weight")}
+        )
         raise RecipeError(f"model.lora.targets is {lora.targets!r}: {error}. Modules: {', '.join(names)}") from error
     adapted.eval()
     return adapted

@@ -7,9 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Aggregation = Literal[
-    "token_mean", "token_sum", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"
-]
+Aggregation = Literal["token_mean", "token_sum", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"]
 """How tokens and sequences count; names as the field has them."""
 
 

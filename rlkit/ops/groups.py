@@ -19,7 +19,7 @@ class GroupStats(NamedTuple):
 
 def group_stats(values: Tensor, group: Tensor) -> GroupStats:
     """Give statistics of values [B] f32 within equal `group` ids [B] i64."""
-    _, index = group.unique(return_inverse=True)
+    _, index = torch.unique(group, return_inverse=True)
     count = int(index.max()) + 1 if len(index) else 0
     zeros = torch.zeros(count, dtype=torch.float64, device=values.device)
     x = values.double()

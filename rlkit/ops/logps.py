@@ -42,7 +42,7 @@ class _TokenLogps(torch.autograd.Function):
     """With p = softmax(z): d logp_t/dz_j = [j=t] - p_j and dH/dz_j = -p_j (log p_j + H)."""
 
     @staticmethod
-    def forward(
+    def forward(  # noqa: PLR0917 (autograd passes positions)
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float
     ) -> tuple[Tensor, Tensor]:
         logps, entropy = (hidden.new_empty(len(targets), dtype=torch.float32) for _ in range(2))

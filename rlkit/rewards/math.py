@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 
 from rlkit.roles.reward import OnError, RewardFunction
@@ -23,9 +24,7 @@ class MathReward(RewardFunction):
         on_error: What becomes of a group with a failed score.
     """
 
-    def __init__(
-        self, format_weight: float = 0.0, timeout: float = 10.0, on_error: OnError = "drop"
-    ) -> None:
+    def __init__(self, format_weight: float = 0.0, timeout: float = 10.0, on_error: OnError = "drop") -> None:
         self.format_weight = format_weight
         self.timeout = timeout
         self.on_error = on_error
@@ -58,6 +57,7 @@ def equal(given: str, expected: str) -> bool:
         return abs(left - right) <= 1e-6 * max(1.0, abs(right))
     from math_verify import parse, verify
 
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of the missing deadline each time
     # The worker's own deadline replaces math-verify's, which needs signals and hangs in threads.
     parsed = [parse(f"${x}$", parsing_timeout=None) for x in (expected, given)]
     return bool(verify(*parsed, timeout_seconds=None))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
+from rlkit.ops.aggregate import Aggregation
 from rlkit.types import Batch, LossOutput, PolicyOutput
 
 
@@ -15,7 +16,7 @@ class PolicyLoss(ABC):
     `train.aggregation` overrides it.
     """
 
-    aggregation: ClassVar[str] = "token_mean"
+    aggregation: ClassVar[Aggregation] = "token_mean"
 
     @abstractmethod
     def __call__(self, out: PolicyOutput, batch: Batch) -> LossOutput:

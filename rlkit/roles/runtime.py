@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 class WeightStream(Protocol):
     """All named tensors of the policy: known up front, read bucket by bucket."""
 
-    specs: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+    @property
+    def specs(self) -> Mapping[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Every tensor's shape and type, by name."""
 
     def buckets(self) -> Iterator[list[tuple[str, Tensor]]]:
         """Give full tensors under their Hugging Face names, a bounded number of bytes at a time."""

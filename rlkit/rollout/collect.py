@@ -63,9 +63,15 @@ async def converse(sampler: Sampler, prompt: Prompt, tokens: list[int], group: i
     try:
         answer = await sampler.engine.generate(request)
     except (RolloutError, TimeoutError) as error:
-        nothing = [False] * start
         return Trajectory(
-            prompt, group, list(tokens), nothing, [0.0] * start, [-1] * start, StopReason.ERROR, error=f"{type(error).__name__}: {error}"
+            prompt=prompt,
+            group=group,
+            tokens=list(tokens),
+            mask=[False] * start,
+            logps=[0.0] * start,
+            versions=[-1] * start,
+            stop=StopReason.ERROR,
+            error=f"{type(error).__name__}: {error}",
         )
     new = len(answer.tokens)
     return Trajectory(

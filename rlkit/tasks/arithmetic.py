@@ -26,7 +26,9 @@ class Arithmetic(Task):
 
     def __init__(self, max_operand: int = 99, validation_size: int = 200) -> None:
         if max_operand < 4:
-            raise RecipeError(f"task.max_operand is {max_operand}, expected at least 4: fewer leave no problems to hold out")
+            raise RecipeError(
+                f"task.max_operand is {max_operand}, expected at least 4: fewer leave no problems to hold out"
+            )
         self.max_operand = max_operand
         self.validation_size = validation_size
 

@@ -86,6 +86,7 @@ class HFDataset(_Columns):
         self,
         path: str,
         validation_path: str | None = None,
+        *,
         name: str | None = None,
         train_split: str = "train",
         validation_split: str = "test",

@@ -79,7 +79,9 @@ def check_loss(loss: PolicyLoss) -> torch.Tensor:
     per_token = loss(PolicyOutput(logps, torch.zeros_like(logps)), batch).per_token
     name = type(loss).__name__
     if per_token.shape != batch.mask.shape:
-        raise AssertionError(f"{name} gave a loss of shape {tuple(per_token.shape)}, expected {tuple(batch.mask.shape)}")
+        raise AssertionError(
+            f"{name} gave a loss of shape {tuple(per_token.shape)}, expected {tuple(batch.mask.shape)}"
+        )
     (gradient,) = torch.autograd.grad(per_token[batch.mask].sum(), logps)
     if not bool(gradient[batch.mask].any()) or bool(gradient[~batch.mask].any()):
         raise AssertionError(f"{name} has no gradient under the mask, or one outside it")

@@ -103,12 +103,13 @@ def main() -> None:
     rng = random.Random(0)
     tokenizer = build_tokenizer()
     model = build_model(tokenizer)
-    problems = [tuple(map(int, row["question"][:-4].split(" + "))) for row in Arithmetic().rows("train")]
+    problems = [row["question"].removesuffix(" = ?").split(" + ") for row in Arithmetic().rows("train")]
+    pairs = [(int(a), int(b)) for a, b in problems]
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.01)
     for step in range(args.steps):
         scale = min(1.0, (step + 1) / 100) * 0.5 * (1 + math.cos(math.pi * step / args.steps))
         optimizer.param_groups[0]["lr"] = args.lr * scale
-        tokens, labels = encode(tokenizer, rng.choices(problems, k=args.batch), rng)
+        tokens, labels = encode(tokenizer, rng.choices(pairs, k=args.batch), rng)
         loss = model(input_ids=tokens, labels=labels).loss
         optimizer.zero_grad()
         loss.backward()
