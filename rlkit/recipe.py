@@ -255,8 +255,6 @@ def _check_numbers(recipe: Recipe) -> Iterator[str]:
             f"train.minibatches is {train.minibatches}, but a step has only train.prompts_per_step = "
             f"{train.prompts_per_step} prompts and a group is never divided; set it to {train.prompts_per_step} or less"
         )
-    if train.warmup_steps > train.steps:
-        yield f"train.warmup_steps is {train.warmup_steps}, but the run has {train.steps} steps; set it to fewer"
 
 
 def _check_model(recipe: Recipe) -> Iterator[str]:

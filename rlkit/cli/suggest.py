@@ -36,10 +36,10 @@ def explain(complaint: str, parser: Any, registry: Registry) -> str:
         return f"the recipe has no {required}; add it to the recipe or give --{required.split(',')[0]}"
     if (found := re.search(r"Expected an? (.+?)\.? Got value: (.+)$", text)) and key:
         return f"{key} is {found[2]!r}, expected {_plain_type(found[1])}"
-    if (given := _find(r"Given value: (.+)$", text)) and key and (inside := _keys_under(key, parser, registry)):
-        return f"{key} is {given!r}, expected null or a section with: {', '.join(inside)}"
-    if (found := re.search(r"Expected an? (typing\.Literal.+?\]|<class '[^']+'>).*Given value: (.+)$", text)) and key:
-        return f"{key} is {found[2]!r}, expected {_plain_type(found[1])} or null"
+    if (value := _find(r"Given value: (.+)$", text)) and key and (inside := _keys_under(key, parser, registry)):
+        return f"{key} is {value!r}, expected null or a section with: {', '.join(inside)}"
+    if (choice := re.search(r"Expected an? (typing\.Literal.+?\]|<class '[^']+'>).*Given value: (.+)$", text)) and key:
+        return f"{key} is {choice[2]!r}, expected {_plain_type(choice[1])} or null"
     return text
 
 

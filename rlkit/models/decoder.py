@@ -60,11 +60,11 @@ class Decoder:
         self.autocast = autocast
         self.config = model.config.get_text_config()
         self.device = next(model.parameters()).device
-        self.rows = 0
-        self.end = 0
-        self.starts: list[int] = []
-        self.layers = [_Layer(self) for _ in range(self.config.num_hidden_layers)]
-        self.cache = Cache(layers=list(self.layers))
+        self.rows: int
+        self.end: int
+        self.starts: list[int]
+        self.layers: list[_Layer]
+        self.release()
         parameters = inspect.signature(model.forward).parameters
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
 
@@ -122,9 +122,8 @@ class Decoder:
     def release(self) -> None:
         """Drop all rows and give the memory back."""
         self.rows, self.end, self.starts = 0, 0, []
-        for layer in self.layers:
-            layer.keys, layer.values = None, None
-            layer.is_initialized = False
+        self.layers = [_Layer(self) for _ in range(self.config.num_hidden_layers)]
+        self.cache = Cache(layers=list(self.layers))
 
     def _forward(self, tokens: Tensor, visible: Tensor, positions: Tensor, cache: Cache) -> Tensor:
         with self.autocast():

@@ -97,14 +97,16 @@ class HFDataset(_Columns):
         self.path = path
         self.validation_path = validation_path
         self.name = name
-        self.splits = {"train": train_split, "validation": validation_split}
+        self.train_split = train_split
+        self.validation_split = validation_split
         self.prompt_field = prompt_field
         self.answer_field = answer_field
         self.system = system
 
     def rows(self, split: Split) -> Sequence[Mapping[str, Any]]:
         if Path(self.path).suffix not in (".parquet", ".jsonl", ".json", ".csv"):
-            return sources.hub(self.path, self.name, self.splits[split], "task.path")
+            given = self.train_split if split == "train" else self.validation_split
+            return sources.hub(self.path, self.name, given, "task.path")
         if self.validation_path is None:
             raise RecipeError("task.path is a file, so task.validation_path must name the validation file")
         option, given = ("task.path", self.path) if split == "train" else ("task.validation_path", self.validation_path)

@@ -1,0 +1,63 @@
+"""A reward that discourages long answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from rlkit import hookimpl
+from rlkit.errors import RecipeError
+from rlkit.roles.reward import OnError, RewardManager
+from rlkit.roles.runtime import Runtime
+from rlkit.types import Score, Trajectory
+
+
+class LengthReward(RewardManager):
+    """Another reward, less `penalty` for each token that the policy chose beyond `free_tokens`.
+
+    Args:
+        reward: What is rewarded in the first place.
+        free_tokens: How many tokens cost nothing.
+        penalty: What each further one costs.
+        floor: The most that is taken off, as a negative number.
+        timeout: Seconds for the samples of one prompt.
+        on_error: What becomes of a group with a failed score.
+    """
+
+    def __init__(
+        self,
+        reward: RewardManager,
+        free_tokens: int = 256,
+        penalty: float = 0.001,
+        floor: float = -0.5,
+        timeout: float = 60.0,
+        on_error: OnError = "drop",
+    ) -> None:
+        if penalty < 0 or floor > 0:
+            raise RecipeError(f"LengthReward has penalty={penalty} and floor={floor}, expected penalty >= 0 >= floor")
+        self.reward = reward
+        self.free_tokens = free_tokens
+        self.penalty = penalty
+        self.floor = floor
+        self.timeout = timeout
+        self.on_error = on_error
+
+    def bind(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self.reward.bind(runtime)
+
+    async def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
+        scores = await self.runtime.score(self.reward, trajectories)
+        return [self._shorten(s, t) for s, t in zip(scores, trajectories, strict=True)]
+
+    def _shorten(self, score: Score, trajectory: Trajectory) -> Score:
+        if score.reward is None:
+            return score
+        excess = max(0, trajectory.response_length - self.free_tokens)
+        penalty = max(self.floor, -self.penalty * excess)
+        return replace(score, reward=score.reward + penalty, parts={**score.parts, "length_penalty": penalty})
+
+
+@hookimpl
+def rlkit_register_rewards(register: Callable[[type[RewardManager]], None]) -> None:
+    register(LengthReward)

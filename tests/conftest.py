@@ -1,0 +1,59 @@
+"""Shared by all tests: everything is offline, and processes are started the same way."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("WANDB_MODE", "offline")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+ROOT = Path(__file__).parents[1]
+
+
+def rlkit(*args: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process of its own."""
+    return subprocess.run(
+        (sys.executable, "-m", "rlkit", *args),
+        cwd=cwd,
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+FAST = (
+    "--train.steps=2", "--train.prompts_per_step=4", "--rollout.group=4", "--validation.limit=8",
+    "--validation.samples=1",
+)  # fmt: skip
+"""Overrides that make a run of the quickstart take seconds."""
+
+
+@pytest.fixture(scope="session")
+def gsm8k_like(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in GSM8K's form with a dozen problems of our own making."""
+    folder = tmp_path_factory.mktemp("gsm8k")
+    for name, count in (("train", 12), ("test", 4)):
+        rows = [
+            {
+                "question": f"Mira packs {n} boxes with {n + 2} pears each and eats {n} pears. How many are left?",
+                "answer": f"She packs {n} * {n + 2} = <<{n}*{n + 2}={n * (n + 2)}>>{n * (n + 2)} pears.\n"
+                f"{n * (n + 2) - n} are left.\n#### {n * (n + 2) - n}",
+            }
+            for n in range(2, 2 + count)
+        ]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder

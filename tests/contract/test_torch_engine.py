@@ -1,0 +1,205 @@
+"""TorchEngine against transformers' own `generate`, on several architectures, and against the trainer."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import nullcontext
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from rlkit.engines import TorchEngine
+from rlkit.errors import EngineError
+from rlkit.models.actor import Actor
+from rlkit.models.decoder import Decoder, supports
+from rlkit.models.load import stop_ids
+from rlkit.testing import random_model
+from rlkit.testing.pretrain import build_tokenizer
+from rlkit.types import Completion, Request, SampleKey, Sampling, StopReason
+
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "qwen2": {},
+    "llama": {},
+    "mistral": {"sliding_window": 6},
+    "qwen3": {"head_dim": 8, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+    "gemma2": {"head_dim": 8, "sliding_window": 6},
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512},
+}
+PROMPTS = [(5, 9, 200, 31), (7, 7, 7, 12, 99, 104, 32, 8, 45, 61, 3), (5, 9, 200, 31), (40,), tuple(range(3, 23))]
+
+
+@cache
+def model(kind: str) -> Any:
+    return random_model(kind, **ARCHITECTURES.get(kind, {}))
+
+
+def bound(kind: str, context: int = 512, **options: int) -> TorchEngine:
+    policy = model(kind)
+    engine = TorchEngine(**options)
+    runtime = SimpleNamespace(
+        policy=policy,
+        device=torch.device("cpu"),
+        context=context,
+        stop_ids=stop_ids(policy, build_tokenizer()),
+        autocast=nullcontext,
+    )
+    engine.bind(runtime)  # type: ignore[arg-type]
+    return engine
+
+
+def request(tokens: tuple[int, ...], sample: int = 0, prompt: str = "p", **sampling: Any) -> Request:
+    return Request(tokens, Sampling(**{"max_tokens": 24, **sampling}), SampleKey(0, 1, prompt, sample), session="s")
+
+
+def ask(engine: TorchEngine, requests: list[Request]) -> list[Completion]:
+    async def all_of_them() -> list[Completion]:
+        return list(await asyncio.gather(*(engine.generate(r) for r in requests)))
+
+    return asyncio.run(all_of_them())
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_greedy_output_equals_generate_token_for_token(kind: str) -> None:
+    assert supports(model(kind))
+    answers = ask(bound(kind), [request(p, temperature=0.0) for p in PROMPTS])
+    for prompt, answer in zip(PROMPTS, answers, strict=True):
+        tokens = torch.tensor([prompt])
+        plain = model(kind).generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=24, do_sample=False)
+        assert answer.tokens == plain[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_logps_equal_the_trainers(kind: str, temperature: float) -> None:
+    engine = bound(kind, max_rows=3)
+    requests = [request(p, i, temperature=temperature, max_tokens=5 + 4 * i) for i, p in enumerate(PROMPTS)]
+    actor = Actor(model(kind))
+    for r, answer in zip(requests, ask(engine, requests), strict=True):
+        tokens = torch.tensor([[*r.tokens, *answer.tokens]])
+        mask = torch.arange(tokens.shape[1])[None] >= len(r.tokens)
+        logps = actor(tokens, mask, temperature).logps[mask]
+        assert (logps - torch.tensor(answer.logps)).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "mistral", "mamba"])
+def test_a_sample_does_not_depend_on_the_batch(kind: str) -> None:
+    requests = [request(p, s, prompt=str(i)) for i, p in enumerate(PROMPTS) for s in range(3)]
+    together = ask(bound(kind), requests)
+    alone = [ask(bound(kind), [r])[0] for r in requests]
+    crowded = ask(bound(kind, max_rows=4, max_kv_tokens=100), list(reversed(requests)))[::-1]
+    assert [a.tokens for a in together] == [a.tokens for a in alone] == [a.tokens for a in crowded]
+    assert len({tuple(a.tokens) for a in together[:3]}) == 3  # samples of one prompt differ
+
+
+def test_models_without_a_plain_cache_go_through_generate() -> None:
+    assert not supports(model("mamba"))
+    prompts = PROMPTS[:3]
+    answers = ask(bound("mamba"), [request(p, temperature=0.0) for p in prompts])
+    for prompt, answer in zip(prompts, answers, strict=True):
+        tokens = torch.tensor([prompt])
+        plain = model("mamba").generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=24, do_sample=False)
+        assert answer.tokens == plain[0, len(prompt) :].tolist()
+
+
+def test_requests_join_between_decode_steps() -> None:
+    engine = bound("qwen2")
+    widths: list[int] = []
+    step = Decoder.step
+
+    async def staggered() -> list[Completion]:
+        first = asyncio.create_task(engine.generate(request(PROMPTS[1], max_tokens=40)))
+        while engine._decoder is None or engine._decoder.end < len(PROMPTS[1]) + 5:
+            await asyncio.sleep(0)
+        late = [engine.generate(request(p, i)) for i, p in enumerate(PROMPTS)]
+        return [*(await asyncio.gather(*late)), await first]
+
+    def counted(decoder: Decoder, tokens: torch.Tensor) -> torch.Tensor:
+        widths.append(decoder.rows)
+        return step(decoder, tokens)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Decoder, "step", counted)
+        late = asyncio.run(staggered())
+    assert widths[0] == 1
+    assert max(widths) == 6  # the newcomers decode beside the first
+    alone = [ask(bound("qwen2"), [request(p, i)])[0] for i, p in enumerate(PROMPTS)]
+    assert [a.tokens for a in late[:-1]] == [a.tokens for a in alone]
+    assert late[-1].tokens == ask(bound("qwen2"), [request(PROMPTS[1], max_tokens=40)])[0].tokens
+
+
+def test_equal_prompts_are_run_once() -> None:
+    admitted: list[int] = []
+    admit = Decoder.admit
+
+    def counted(decoder: Decoder, prompts: Any, copies: Any) -> torch.Tensor:
+        admitted.append(len(prompts))
+        return admit(decoder, prompts, copies)
+
+    engine = bound("qwen2")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Decoder, "admit", counted)
+        ask(engine, [request(PROMPTS[1], s) for s in range(8)])
+    assert admitted == [1]
+
+
+def test_stop_ids_budgets_and_the_context_end_a_completion() -> None:
+    engine = bound("qwen2", context=16)
+    [plain] = ask(engine, [request(PROMPTS[0], max_tokens=6)])
+    assert (len(plain.tokens), plain.stop, plain.versions) == (6, StopReason.LENGTH, [0] * 6)
+    stopping = request(PROMPTS[0], max_tokens=6, stop_ids=(plain.tokens[2],))
+    [stopped] = ask(engine, [stopping])
+    assert (stopped.tokens, stopped.stop) == (plain.tokens[:3], StopReason.STOP)
+    full, over = ask(engine, [request(PROMPTS[1], 1, max_tokens=100), request(PROMPTS[4], 2)])
+    assert (len(full.tokens), full.stop) == (5, StopReason.CONTEXT)
+    assert (over.tokens, over.stop) == ([], StopReason.CONTEXT)
+
+
+def test_truncated_sampling_reports_logps_of_the_full_softmax() -> None:
+    answers = ask(bound("qwen2"), [request(PROMPTS[0], s, top_k=1) for s in range(3)])
+    [greedy] = ask(bound("qwen2"), [request(PROMPTS[0], temperature=0.0)])
+    for answer in answers:
+        assert answer.tokens == greedy.tokens
+        assert answer.logps == pytest.approx(greedy.logps, abs=1e-5)
+
+
+def test_a_deadline_ends_one_request_and_no_other() -> None:
+    engine = bound("qwen2")
+    hasty = Request(PROMPTS[1], Sampling(max_tokens=400), SampleKey(0, 1, "p", 0), session="s", deadline=0.02)
+
+    async def both() -> list[Any]:
+        return await asyncio.gather(
+            engine.generate(hasty), engine.generate(request(PROMPTS[0])), return_exceptions=True
+        )
+
+    late, fine = asyncio.run(both())
+    assert isinstance(late, TimeoutError)
+    assert fine.tokens == ask(bound("qwen2"), [request(PROMPTS[0])])[0].tokens
+
+
+def test_a_failure_reaches_everyone_who_waits() -> None:
+    engine = bound("qwen2")
+
+    def fail(*_: Any) -> torch.Tensor:
+        raise RuntimeError("out of memory")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Decoder, "step", fail)
+        with pytest.raises(EngineError, match="RuntimeError: out of memory"):
+            ask(engine, [request(PROMPTS[0]), request(PROMPTS[1])])
+    assert ask(engine, [request(PROMPTS[0])])[0].tokens  # and the engine works again
+
+
+def test_the_cache_reclaims_columns_of_rows_that_are_gone() -> None:
+    decoder = Decoder(model("qwen2"))
+    decoder.admit([PROMPTS[4]], [1])
+    for step in range(200):
+        if step % 10 == 9:  # a newcomer takes over from the row before it
+            decoder.admit([PROMPTS[0]], [1])
+            decoder.keep([1])
+        logits = decoder.step(torch.tensor([5]))
+    assert decoder.layers[0].keys.shape[2] <= 192
+    row = torch.tensor([[*PROMPTS[0], *[5] * 1]])  # the last newcomer came at step 199
+    torch.testing.assert_close(logits[0], model("qwen2")(input_ids=row).logits[0, -1], rtol=1e-3, atol=1e-3)

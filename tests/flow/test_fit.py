@@ -1,0 +1,182 @@
+"""`rlkit fit` from end to end: what it leaves behind, and that it learns."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rlkit.cli.main import main
+from tests.conftest import FAST, read_jsonl, rlkit
+
+TIMES = ("time/", "memory/")
+
+
+def result(out: Path) -> dict[str, Any]:
+    return json.loads((out / "result.json").read_text())
+
+
+def metrics(out: Path) -> list[dict[str, float]]:
+    """Give a run's figures, those that depend on the clock left out."""
+    return [{k: v for k, v in row.items() if not k.startswith(TIMES)} for row in read_jsonl(out / "metrics.jsonl")]
+
+
+def fit(out: Path, *options: str, recipe: str = "quickstart") -> int:
+    return main(["fit", "--recipe", recipe, *FAST, *options, "--out", str(out)])
+
+
+@pytest.mark.slow
+def test_the_quickstart_learns_to_carry(tmp_path: Path) -> None:
+    done = rlkit("fit", "--recipe", "quickstart", "--out", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    outcome = result(tmp_path / "out")
+    before, after = outcome["validation"]["before"], outcome["validation"]["after"]
+    assert 0.25 <= before["sampled_accuracy"] <= 0.45
+    assert after["sampled_accuracy"] >= 0.80
+    assert after["accuracy"] >= 0.90
+    assert (outcome["status"], outcome["steps"], outcome["error"]) == ("ok", 100, None)
+    assert outcome["seconds"] > 0
+    assert all(row["mismatch/max"] < 1e-4 for row in metrics(tmp_path / "out"))
+    assert "accuracy" in done.stdout
+    assert "step 100/100  reward" in done.stdout  # no terminal: lines
+
+
+def test_a_run_folder_is_complete_and_can_be_run_again(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert fit(out) == 0
+    listed = {p.name for p in out.iterdir()}
+    assert listed == {"recipe.yaml", "environment.json", "metrics.jsonl", "rollouts", "final", "result.json"}
+    assert yaml.safe_load((out / "recipe.yaml").read_text())["advantage"]["class_path"] == "rlkit.advantages.GRPO"
+    environment = json.loads((out / "environment.json").read_text())
+    assert {"python", "packages", "plugins", "command", "git_sha"} <= set(environment)
+    rows = read_jsonl(out / "rollouts" / "step-00001.jsonl")
+    assert len(rows) == 16
+    row = rows[0]
+    assert len(row["tokens"]) == len(row["mask"]) == len(row["logps"]) == len(row["versions"])
+    assert {"text", "reward", "parts", "messages", "answer", "stop"} <= set(row)
+    assert {v for v, m in zip(row["versions"], row["mask"], strict=True) if m} == {0}
+    assert {p.name for p in (out / "rollouts").iterdir()} == {
+        "step-00001.jsonl", "step-00002.jsonl", "validation-before.jsonl", "validation-after.jsonl",
+    }  # fmt: skip
+    again = tmp_path / "again"
+    assert main(["fit", "--recipe", str(out / "recipe.yaml"), "--out", str(again)]) == 0
+    assert metrics(again) == metrics(out)
+    assert result(again)["validation"] == result(out)["validation"]
+
+
+def test_the_seed_decides_and_a_used_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fit(tmp_path / "a", "--train.seed=1") == fit(tmp_path / "b", "--train.seed=2") == 0
+    assert metrics(tmp_path / "a") != metrics(tmp_path / "b")
+    assert fit(tmp_path / "a") == 2
+    assert "holds another run; choose a new folder" in capsys.readouterr().err
+
+
+def test_gsm8k_with_the_tiny_model(tmp_path: Path, gsm8k_like: Path) -> None:
+    # the second step spans two epochs of twelve problems
+    out = tmp_path / "out"
+    options = (
+        "--model.path=tiny", f"--task.path={gsm8k_like}", "--fabric.precision=32-true", "--train.prompts_per_step=8",
+        "--rollout.sampling.max_tokens=24", "--fabric.accelerator=cpu",
+    )  # fmt: skip
+    assert fit(out, *options, recipe="grpo_gsm8k") == 0
+    first, second = metrics(out)
+    assert first["policy/kl_ref"] == pytest.approx(0, abs=1e-6)
+    assert second["policy/kl_ref"] >= 0
+    assert max(first["mismatch/max"], second["mismatch/max"]) < 1e-4
+    assert first["rollout/length_max"] <= 24
+
+
+def test_lora_trains_adapters_only_and_saves_them(tmp_path: Path) -> None:
+    from safetensors import safe_open
+
+    out = tmp_path / "out"
+    assert fit(out, "--model.lora.rank=8", "--kl_loss.coef=0.01", "--train.lr=0.01") == 0
+    with safe_open(out / "final" / "adapter_model.safetensors", "pt") as file:
+        names = list(file.keys())
+        moved = [n for n in names if "lora_B" in n and file.get_tensor(n).any()]
+    assert moved
+    assert all("lora_" in name for name in names)
+    first, second = metrics(out)
+    assert first["policy/kl_ref"] == pytest.approx(0, abs=1e-7)
+    assert second["policy/kl_ref"] > 1e-6
+    assert second["mismatch/max"] < 1e-4
+
+
+@pytest.mark.parametrize("options", [("--train.minibatches=2", "--train.epochs=2"), ("--train.micro_tokens=64",)])
+def test_mini_batches_epochs_and_micro_batches(tmp_path: Path, options: tuple[str, ...]) -> None:
+    assert fit(tmp_path / "out", *options, "--train.entropy_coef=0.001", "--train.weight_decay=0.1") == 0
+    for row in metrics(tmp_path / "out"):
+        assert row["grad_norm"] > 0
+        assert row["mismatch/max"] < 1e-4
+    if "--train.minibatches=2" in options:  # later optimizer steps are off-policy
+        assert abs(row["policy/kl_old"]) > 0
+
+
+def test_validation_while_training(tmp_path: Path) -> None:
+    assert fit(tmp_path / "out", "--validation.every=1", "--train.steps=3") == 0
+    rows = metrics(tmp_path / "out")
+    assert ["validation/accuracy" in row for row in rows] == [True, True, False]
+
+
+def test_wandb_offline(tmp_path: Path) -> None:
+    assert fit(tmp_path / "out", "--log.wandb.project=test", "--log.wandb.offline=true") == 0
+    [run] = (tmp_path / "out" / "wandb").glob("offline-run-*")
+    assert list(run.glob("*.wandb"))
+
+
+def test_bfloat16_autocast_keeps_engine_and_trainer_close(tmp_path: Path) -> None:
+    assert fit(tmp_path / "out", "--fabric.precision=bf16-mixed", "--train.steps=1") == 0
+    [row] = metrics(tmp_path / "out")
+    assert 1e-4 < row["mismatch/max"] < 0.5  # bfloat16 has three digits
+
+
+def test_prepared_data_trains_the_same(tmp_path: Path) -> None:
+    prepared = tmp_path / "data"
+    assert main(["data", "prepare", "--recipe", "quickstart", "--out", str(prepared)]) == 0
+    task = ("--task=Jsonl", f"--task.path={prepared}/train.jsonl", f"--task.validation_path={prepared}/validation.jsonl")
+    assert fit(tmp_path / "a") == fit(tmp_path / "b", *task) == 0
+    assert metrics(tmp_path / "a") == metrics(tmp_path / "b")
+
+
+def test_validate_and_generate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", "--recipe", "quickstart", "--json", "--validation.limit=50"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert 0.2 < figures["sampled_accuracy"] < 0.6
+    assert main(["generate", "--recipe", "quickstart", "--prompt", "2 + 3 = ?"]) == 0
+    assert "2 + 3 = ?<|im_end|>\n<|im_start|>assistant\n#### " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--task=Jsonl", "--task.path=no.jsonl", "--task.validation_path=no.jsonl"), "task.path is 'no.jsonl'"),
+        (("--task=Jsonl", "--task.path={empty}", "--task.validation_path={empty}"), "gives no train rows"),
+        (("--task=Jsonl", "--task.path={long}", "--task.validation_path={long}"), "has 50"),
+        (("--task=Nope",), "task is 'Nope', which no plugin offers"),
+        (("--model.path=nobody/nothing",), "model.path is 'nobody/nothing', which cannot be loaded"),
+    ],
+)
+def test_bad_input_is_one_message_before_a_model_is_loaded(
+    options: tuple[str, ...], message: str, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlkit.loop.run.load_policy", lambda _: pytest.fail("a model was loaded"))
+    (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "long.jsonl").write_text(json.dumps({"prompt": "x" * 5000, "answer": "1"}) + "\n")
+    filled = [o.format(empty=tmp_path / "empty.jsonl", long=tmp_path / "long.jsonl") for o in options]
+    assert main(["fit", "--recipe", "quickstart", *filled, "--out", str(tmp_path / "out")]) == 2
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert printed.err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_long_prompts_can_be_skipped(tmp_path: Path) -> None:
+    rows = [{"prompt": "x" * n, "answer": "1"} for n in (5, 5000, 7, 9, 6, 4)]
+    (tmp_path / "mixed.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = ("--task=Jsonl", f"--task.path={tmp_path}/mixed.jsonl", f"--task.validation_path={tmp_path}/mixed.jsonl")
+    assert fit(tmp_path / "out", *task, "--train.prompts_per_step=6", "--rollout.skip_long_prompts=true") == 0
+    rows = read_jsonl(tmp_path / "out" / "rollouts" / "step-00001.jsonl")
+    assert len({row["prompt"] for row in rows}) == 5

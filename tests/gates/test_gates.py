@@ -1,0 +1,180 @@
+"""What keeps the code as it was meant to be: floors, sizes, and options that somebody reads."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import pytest
+
+from rlkit.recipe import Recipe
+from rlkit.registry import load_plugins
+from tests.conftest import ROOT
+
+SOURCES = [p for p in (ROOT / "rlkit").rglob("*.py")] + [p for p in (ROOT / "plugins").glob("*/src/**/*.py")]
+
+FLOORS = [
+    {"types", "errors"},
+    {"roles", "ops"},
+    {"hooks", "registry", "recipe"},
+    {"models"},
+    {"advantages", "losses", "rewards", "engines", "tools", "parsers", "interactions", "tasks"},
+    {"builtin", "rollout", "testing"},
+    {"loop"},
+    {"cli"},
+]
+FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+ALLOWED_UP = {("registry", "builtin")}  # the registry loads the built-in plugin as it loads any other
+
+OWNERS = {"sglang": {"engines"}, "lightning": {"models", "loop", "cli"}, "peft": {"models"}, "wandb": set()}
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Give the modules that a file imports, wherever in it, but not those for type checkers only."""
+    tree = ast.parse(path.read_text())
+    guarded = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in guarded:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            if node.module == "rlkit":
+                yield from (f"rlkit.{alias.name}" for alias in node.names)
+
+
+def room(module: str) -> str:
+    return module.removeprefix("rlkit.").partition(".")[0]
+
+
+def test_a_floor_imports_only_lower_floors() -> None:
+    wrong = []
+    for path in (ROOT / "rlkit").rglob("*.py"):
+        own = room(".".join(path.relative_to(ROOT).with_suffix("").parts))
+        for module in imports(path):
+            other = room(module)
+            if not module.startswith("rlkit.") or other == own or {own, other} - set(FLOOR):
+                continue
+            if FLOOR[other] >= FLOOR[own] and (own, other) not in ALLOWED_UP and not path.name == "builtin.py":
+                if FLOOR[other] == FLOOR[own] and FLOOR[own] in (0, 1, 2):
+                    continue  # the rooms of the ground floors know one another
+                wrong.append(f"{path.relative_to(ROOT)} imports {module}")
+    assert not wrong
+
+
+def test_parts_do_not_import_their_siblings() -> None:
+    wrong = []
+    for part in ("advantages", "losses", "rewards", "engines"):
+        for path in (ROOT / "rlkit" / part).glob("*.py"):
+            if path.name != "__init__.py":
+                wrong += [f"{path.name}: {m}" for m in imports(path) if m.startswith(f"rlkit.{part}")]
+    assert not wrong
+
+
+def test_heavy_libraries_are_imported_by_their_owners_only() -> None:
+    wrong = []
+    for path in (ROOT / "rlkit").rglob("*.py"):
+        own = room(".".join(path.relative_to(ROOT).with_suffix("").parts))
+        for module in imports(path):
+            library = module.partition(".")[0]
+            if library in OWNERS and own not in OWNERS[library]:
+                wrong.append(f"{path.relative_to(ROOT)} imports {module}")
+            if library == "peft" and path.name != "lora.py":
+                wrong.append(f"{path.relative_to(ROOT)} imports peft")
+    assert not wrong
+
+
+def test_functions_and_files_are_small() -> None:
+    large = []
+    for path in SOURCES:
+        text = path.read_text()
+        if text.count("\n") > 400:
+            large.append(f"{path.name}: {text.count(chr(10))} lines")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                length = (node.end_lineno or 0) - node.lineno + 1
+                if length > 60:
+                    large.append(f"{path.name} {node.name}: {length} lines")
+    assert not large
+
+
+def test_public_things_have_docstrings() -> None:
+    bare = []
+    for path in SOURCES:
+        tree = ast.parse(path.read_text())
+        if path.name != "__init__.py" and not ast.get_docstring(tree):
+            bare.append(path.name)
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith(("_", "rlkit_register")):
+                bare += [f"{path.name} {node.name}"] * (not ast.get_docstring(node))
+    assert not bare
+
+
+def sections(section: type = Recipe) -> Iterator[type]:
+    for hint in get_type_hints(section).values():
+        for inner in (hint, *get_args(hint)):
+            if isinstance(inner, type) and is_dataclass(inner):
+                yield inner
+                yield from sections(inner)
+
+
+def test_every_option_is_read_by_some_code() -> None:
+    code = "\n".join(path.read_text() for path in SOURCES)
+    unread = [
+        f"{s.__name__}.{f.name}" for s in sections() for f in fields(s) if not re.search(rf"\.{f.name}\b", code)
+    ]
+    for parts in load_plugins(entry_points=False).parts.values():
+        for part in parts.values():
+            source = "\n".join(inspect.getsource(cls) for cls in part.cls.__mro__ if cls.__module__.startswith("rlkit"))
+            source += (ROOT / "rlkit/rollout/scoring.py").read_text()
+            for name in inspect.signature(part.cls).parameters:
+                if not re.search(rf"\.{name}\b(?! = )", source):
+                    unread.append(f"{part.name}.{name}")
+    assert not unread
+
+
+def test_every_option_is_documented() -> None:
+    classes = [p.cls for parts in load_plugins(entry_points=False).parts.values() for p in parts.values()]
+    missing = []
+    for cls in [*classes, *(s for s in sections() if s is not Recipe)]:
+        for name in inspect.signature(cls).parameters:
+            if not re.search(rf"^\s+{name}: ", cls.__doc__ or "", re.M):
+                missing.append(f"{cls.__name__}.{name}")
+    assert not missing
+
+
+def test_help_needs_nothing_heavy() -> None:
+    script = "import sys; from rlkit.cli.main import main; main(['--help']); print([m for m in ('torch', 'lightning', 'transformers', 'rich', 'yaml') if m in sys.modules])"
+    done = subprocess.run((sys.executable, "-c", script), capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_help_is_quick() -> None:
+    script = "import resource; from rlkit.cli.main import main; main(['--help']); u = resource.getrusage(resource.RUSAGE_SELF); print(u.ru_utime + u.ru_stime)"
+    seconds = [
+        float(subprocess.run((sys.executable, "-c", script), capture_output=True, text=True, check=True).stdout.split()[-1])
+        for _ in range(3)
+    ]
+    assert min(seconds) < 0.5
+
+
+@pytest.mark.parametrize("name", ["README.md", "CHANGELOG.md", "LICENSE", "pyproject.toml"])
+def test_the_top_level_holds_what_it_should_and_nothing_else(name: str) -> None:
+    assert (ROOT / name).stat().st_size > 0
+    listed = subprocess.run(("git", "ls-files"), cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    top = {path.partition("/")[0] for path in listed}
+    allowed = {"README.md", "CHANGELOG.md", "LICENSE", "pyproject.toml", "rlkit", "plugins", "recipes", "tests"}
+    assert {entry for entry in top if not entry.startswith(".")} <= allowed

@@ -1,0 +1,142 @@
+"""The command line: recipes found and stacked, overrides that win, and one message for each mistake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlkit.cli.main import main
+from rlkit.cli.parser import folder, hoist, parse
+from rlkit.errors import RecipeError
+
+
+@pytest.mark.parametrize("recipe", sorted(p.stem for p in folder().glob("*.yaml")))
+def test_every_shipped_recipe_parses_and_is_short(recipe: str) -> None:
+    assert parse("fit", ["--recipe", recipe]).recipe.train.steps > 0
+    lines = (folder() / f"{recipe}.yaml").read_text().splitlines()
+    assert len(lines) <= 25
+    assert lines[0].startswith("# ")
+
+
+def test_overrides_win_wherever_they_stand_and_recipes_stack(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("train: {lr: 0.5}\nadvantage: {class_path: GRPO, init_args: {eps: 0.1}}\n")
+    mine = ["--recipe", str(tmp_path / "mine.yaml")]
+    parsed = parse("fit", ["--train.steps=9", "--recipe", "quickstart", *mine, "--advantage.scale_by_std", "false"])
+    recipe = parsed.recipe
+    assert (recipe.train.steps, recipe.train.lr, recipe.train.prompts_per_step) == (9, 0.5, 32)
+    assert vars(recipe.advantage) == {"eps": 0.1, "scale_by_std": False}
+    assert parsed.name == "quickstart"
+
+
+def test_hoist_moves_recipes_to_the_front() -> None:
+    recipes, ordered = hoist(["--train.steps=9", "--recipe=quickstart", "--debug"])
+    assert [Path(r).stem for r in recipes] == ["quickstart"]
+    assert ordered == [f"--recipe={recipes[0]}", "--train.steps=9", "--debug"]
+
+
+def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
+    first = parse("fit", ["--recipe", "quickstart", "--model.lora.rank=4", "--kl_loss.coef=0.01"])
+    (tmp_path / "recipe.yaml").write_text(first.yaml)
+    assert parse("fit", ["--recipe", str(tmp_path / "recipe.yaml")]).yaml == first.yaml
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--train.stepz 3", "unknown option 'train.stepz'; did you mean 'train.steps'?"),
+        ("--advantage GRP", "advantage is 'GRP', which no plugin offers; did you mean 'GRPO'?"),
+        ("--advantage.epz 1", "advantage GRPO has no option 'epz'; did you mean 'eps'?"),
+        ("--reward GRPO", "reward is 'GRPO', which is one of the advantages; known: ExactReward"),
+        ("--reward os.system", "reward names 'os.system', which a recipe may not import"),
+        ("--fabric.plugins os.system", "fabric.plugins names 'os.system', which a recipe may not import"),
+        ("--rollout.group 1", "rollout.group is 1; set rollout.group to 2 or more"),
+        ("--rollout.group x", "rollout.group is 'x', expected int"),
+        ("--rollout.sampling.temp 1", "unknown option 'rollout.sampling.temp'"),
+        ("--rollout.sampling.top_p 0.9", "set top_p: 1 and top_k: 0"),
+        ("--rollout.sampling.temperature 0", "temperature is 0"),
+        ("--rollout.sampling.max_tokens 0", "sampling.max_tokens is 0, expected 1 or more"),
+        ("--train.schedule cosin", "train.schedule is 'cosin', expected one of constant, linear, cosine"),
+        ("--train.aggregation mean", "train.aggregation is 'mean', expected one of token_mean"),
+        ("--train.minibatches 99", "train.minibatches is 99, but a step has only"),
+        ("--train.lr 0", "train.lr is 0.0, expected more than 0"),
+        ("--model.lora 3", "model.lora is '3', expected null or a section with: alpha, rank, targets"),
+        ("--model.lora.rnk 3", "unknown key 'model.lora.rnk'; did you mean 'model.lora.rank'?"),
+        ("--kl_los.coef 3", "unknown option 'kl_los.coef'; did you mean 'kl_loss.coef'?"),
+        ("--fabric.precision bf16-true", "set fabric.precision to 'bf16-mixed'"),
+        ("--model.path ./nope", "model.path is './nope', which is no folder"),
+        ("--loss.clip_low 3", "ClipLoss has clip_low=3.0"),
+        ("--recipe quickstrt", "neither a file nor a shipped recipe; shipped: grpo_gsm8k, quickstart"),
+    ],
+)
+def test_a_mistake_is_one_message_and_exit_2(options: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "--recipe", "quickstart", *options.split()]) == 2
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert printed.err.startswith("error: ")
+    assert printed.err.count("\n") == 1
+    assert not printed.out
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rollout: {sampling: {temprature: 0.5}}", "did you mean 'rollout.sampling.temperature'?"),
+        ("modl: {path: tiny}", "unknown key 'modl.path'; did you mean 'model.path'?"),
+        ("model: {path: tiny", "is not YAML: "),
+        ("- a list", "holds list, expected sections"),
+        ("reward: {class_path: os.system, init_args: {command: ls}}", "may not import"),
+        ("reward: {class_path: subprocess.Popen, init_args: {args: [ls]}}", "may not import"),
+        ("advantage: {class_path: GRPO, init_args: {epz: 1}}", "advantage GRPO has no option 'epz'"),
+    ],
+)
+def test_a_mistake_in_a_recipe_is_one_message(text: str, message: str, tmp_path: Path, capsys) -> None:
+    (tmp_path / "bad.yaml").write_text(text)
+    assert main(["fit", "--recipe", "quickstart", "--recipe", str(tmp_path / "bad.yaml")]) == 2
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert printed.err.count("\n") == 1
+
+
+def test_a_recipe_without_a_required_section_names_it(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text("model: {path: tiny}\n")
+    with pytest.raises(RecipeError, match="the recipe has no .*task"):
+        parse("fit", ["--recipe", str(tmp_path / "r.yaml")])
+
+
+def test_verbs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert main(["--help"]) == 0
+    assert "rlkit fit --recipe quickstart" in capsys.readouterr().out
+    assert main(["ft"]) == 2
+    assert "did you mean 'fit'?" in capsys.readouterr().err
+    assert main(["fit"]) == 2
+    assert "rlkit fit needs a recipe" in capsys.readouterr().err
+
+
+def test_options_of_a_part_are_shown_with_their_meaning(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["fit", "--recipe", "quickstart", "--advantage.help", "GRPO"])
+    assert stopped.value.code == 0
+    assert "Divide by the group's sample standard deviation" in capsys.readouterr().out
+
+
+def test_recipe_verbs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipe", "list"]) == 0
+    assert "quickstart" in capsys.readouterr().out
+    assert main(["recipe", "show", "quickstart", "--train.lr=0.25"]) == 0
+    assert "lr: 0.25" in capsys.readouterr().out
+    assert main(["recipe", "check", "quickstart"]) == 0
+    assert "ok: 9000 training rows, 200 validation prompts, context 4096" in capsys.readouterr().out
+    assert main(["recipe", "chek"]) == 2
+
+
+def test_plugin_verbs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plugins", "list"]) == 0
+    assert main(["plugins", "show", "ClipLoss"]) == 0
+    assert "clip_dual: How" not in (text := capsys.readouterr().out)
+    assert "clip_dual: Bound of the ratio" in text
+    assert main(["plugins", "show", "ClipLos"]) == 2
+    assert "did you mean 'ClipLoss'?" in capsys.readouterr().err
+    assert main(["doctor"]) == 0
+    assert "torch" in capsys.readouterr().out

@@ -1,0 +1,117 @@
+"""Loading, log-probs of the actor, the reference, and weights as a stream."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlkit.errors import RecipeError
+from rlkit.models.actor import Actor
+from rlkit.models.load import TINY, load_policy, load_tokenizer, save_policy
+from rlkit.models.reference import Reference
+from rlkit.models.weights import PolicyWeights
+from rlkit.recipe import Lora, Model
+from rlkit.testing import random_model, save_random_model
+
+TOKENS = torch.tensor([[5, 6, 7, 8, 9, 10], [9, 8, 7, 6, 0, 0]])
+MASK = torch.tensor([[False, False, True, False, True, True], [False, True, True, True, False, False]])
+
+
+@pytest.mark.parametrize(("kind", "chunked"), [("qwen2", True), ("llama", True), ("gemma2", False), ("cohere", False)])
+def test_the_actor_equals_a_plain_log_softmax(kind: str, chunked: bool) -> None:
+    policy = random_model(kind, **({"head_dim": 8} if kind == "gemma2" else {}))
+    actor = Actor(policy)
+    assert actor.chunked is chunked  # Gemma caps its logits and Cohere scales them
+    out = actor(TOKENS, MASK, temperature=0.8)
+    logps = torch.log_softmax(policy(input_ids=TOKENS).logits[:, :-1] / 0.8, -1)
+    expected = logps.gather(-1, TOKENS[:, 1:, None]).squeeze(-1) * MASK[:, 1:]
+    torch.testing.assert_close(out.logps[:, 1:], expected, rtol=1e-4, atol=1e-5)
+    entropy = -(logps.exp() * logps).sum(-1) * MASK[:, 1:]
+    torch.testing.assert_close(out.entropy[:, 1:], entropy, rtol=1e-4, atol=1e-5)
+    assert not out.logps[~MASK].any()
+
+
+def lora_policy(folder: Path) -> Any:
+    policy = load_policy(Model(str(folder), lora=Lora(rank=4, alpha=8)))
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in policy.named_parameters():
+        if "lora_B" in name:  # zero at the start: give the adapters something to say
+            parameter.data.normal_(0, 0.1, generator=generator)
+    return policy
+
+
+def test_with_lora_the_reference_is_the_actor_with_its_adapter_off(tmp_path: Path) -> None:
+    folder = save_random_model(tmp_path / "m")
+    actor = Actor(lora_policy(folder))
+    reference = Reference(actor, Model(str(folder), lora=Lora()), torch.device("cpu"))
+    assert reference.actor is actor
+    plain = Actor(load_policy(Model(str(folder))))
+    expected = plain(TOKENS, MASK).logps
+    torch.testing.assert_close(reference.logps(TOKENS, MASK, 1.0), expected)
+    assert (actor(TOKENS, MASK).logps - expected).abs().max() > 0.01
+
+
+def test_without_lora_the_reference_is_a_frozen_copy() -> None:
+    actor = Actor(load_policy(Model("tiny")))
+    reference = Reference(actor, Model("tiny"), torch.device("cpu"))
+    before = reference.logps(TOKENS, MASK, 1.0)
+    for parameter in actor.parameters():
+        parameter.data += 0.01
+    torch.testing.assert_close(reference.logps(TOKENS, MASK, 1.0), before)
+    assert not any(p.requires_grad for p in reference.actor.parameters())
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_streamed_weights_make_an_equal_model(tmp_path: Path, lora: bool) -> None:
+    folder = save_random_model(tmp_path / "m", tie_word_embeddings=True)
+    policy = lora_policy(folder) if lora else load_policy(Model(str(folder)))
+    stream = PolicyWeights(policy, bucket_bytes=10_000)
+    buckets = list(stream.buckets())
+    assert len(buckets) > 3
+    tensors = dict(item for bucket in buckets for item in bucket)
+    assert {name: (tuple(t.shape), t.dtype) for name, t in tensors.items()} == stream.specs
+    fresh = random_model("qwen2", seed=9, tie_word_embeddings=True)
+    assert set(tensors) == {name for name, _ in fresh.named_parameters()}
+    fresh.load_state_dict(tensors, strict=False)
+    with torch.no_grad():
+        torch.testing.assert_close(fresh(input_ids=TOKENS).logits, policy(input_ids=TOKENS).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_a_saved_policy_loads_and_generates_the_same(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = Model("tiny")
+    policy, tokenizer = load_policy(model), load_tokenizer(model)
+    save_policy(policy, tokenizer, tmp_path / "final")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "final")
+    ids = AutoTokenizer.from_pretrained(tmp_path / "final").apply_chat_template(
+        [{"role": "user", "content": "12 + 30 = ?"}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    options = {"max_new_tokens": 10, "do_sample": False}
+    assert again.generate(**ids, **options).tolist() == policy.generate(**ids, **options).tolist()
+    assert [p.name for p in tmp_path.iterdir()] == ["final"]
+
+
+def test_the_tiny_model_is_tiny() -> None:
+    policy = load_policy(Model("tiny"))
+    assert sum(p.numel() for p in policy.parameters()) < 1_000_000
+    assert (TINY / "model.safetensors").stat().st_size <= 2_000_000
+    assert policy.config.model_type == "qwen2"
+    assert policy.config.max_position_embeddings >= 2048
+
+
+def test_a_model_that_is_not_there_or_has_no_template_says_so(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="model.path is .*which cannot be loaded"):
+        load_policy(Model(str(tmp_path)))
+    folder = save_random_model(tmp_path / "m")
+    (folder / "chat_template.jinja").unlink()
+    with pytest.raises(RecipeError, match="without a chat template"):
+        load_tokenizer(Model(str(folder)))
+
+
+def test_lora_targets_that_do_not_exist_are_named_with_those_that_do() -> None:
+    with pytest.raises(RecipeError, match=r"model.lora.targets is \['query'\].*q_proj"):
+        load_policy(Model("tiny", lora=Lora(targets=["query"])))

@@ -1,0 +1,186 @@
+"""The pure tensor functions, against numbers worked by hand and independent references."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlkit.ops import aggregate, kl
+from rlkit.ops.batching import micro_batches
+from rlkit.ops.groups import group_stats
+from rlkit.ops.logps import logits_logps, token_logps
+from rlkit.ops.masked import masked_mean, masked_sum
+from rlkit.ops.random import uniform
+from rlkit.ops.sampling import choose
+
+
+def splitmix64(key: int, counter: int) -> float:
+    """The generator in 64-bit unsigned arithmetic, as published."""
+    bits = (1 << 64) - 1
+    z = (key + (counter + 1) * 0x9E3779B97F4A7C15) & bits
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & bits
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & bits
+    z ^= z >> 31
+    return ((z >> 11) + 0.5) / 2**53
+
+
+@given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 100_000))
+def test_uniform_is_splitmix64(key: int, counter: int) -> None:
+    assert uniform(torch.tensor([key]), torch.tensor([counter])).item() == splitmix64(key, counter)
+
+
+def test_uniform_is_uniform() -> None:
+    u = uniform(torch.arange(200).repeat_interleave(500), torch.arange(500).repeat(200)).numpy()
+    counts, _ = np.histogram(u, bins=50, range=(0, 1))
+    # chi-square with 49 degrees of freedom: 99.99% lie below 95
+    assert ((counts - 2000) ** 2 / 2000).sum() < 95
+    assert 0 < u.min()
+    assert u.max() < 1
+
+
+def pick(logits: torch.Tensor, u: torch.Tensor, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0):
+    n = len(u)
+    return choose(
+        logits.expand(n, -1), u, torch.full((n,), temperature), torch.full((n,), top_p), torch.full((n,), top_k)
+    )
+
+
+def test_choose_follows_the_distribution_and_gives_its_logps() -> None:
+    logits = torch.tensor([2.0, 0.0, 1.0, -1.0])
+    u = (torch.arange(10_000) + 0.5) / 10_000
+    tokens, logps = pick(logits, u, temperature=0.5)
+    expected = torch.softmax(logits / 0.5, 0)
+    torch.testing.assert_close(tokens.bincount(minlength=4) / 10_000, expected, atol=2e-4, rtol=0)
+    torch.testing.assert_close(logps, expected.log()[tokens])
+
+
+def test_choose_truncates_but_reports_the_full_softmax() -> None:
+    logits = torch.tensor([0.5, 0.25, 0.15, 0.1]).log()
+    u = (torch.arange(1000) + 0.5) / 1000
+    assert set(pick(logits, u, top_k=2)[0].tolist()) == {0, 1}
+    # 0.5 + 0.25 reaches 0.7, so the third token is out
+    tokens, logps = pick(logits, u, top_p=0.7)
+    assert set(tokens.tolist()) == {0, 1}
+    torch.testing.assert_close(logps, logits[tokens])
+
+
+def test_choose_at_temperature_zero_takes_the_first_of_the_largest() -> None:
+    tokens, logps = pick(torch.tensor([0.0, 3.0, 3.0]), torch.tensor([0.99]), temperature=0.0)
+    assert tokens.item() == 1
+    assert logps.item() == pytest.approx(-math.log(2 + math.exp(-3)))
+
+
+def test_group_stats_by_hand() -> None:
+    # group 7: 1, 0, 0, 1 -> mean 1/2, sample std sqrt(4 * 1/4 / 3); group 2: one value; group 5: equal values
+    stats = group_stats(torch.tensor([1.0, 0.5, 0, 0.95, 0, 1, 0.95]), torch.tensor([7, 2, 7, 5, 7, 7, 5]))
+    assert stats.size.tolist() == [4, 1, 4, 2, 4, 4, 2]
+    torch.testing.assert_close(stats.mean, torch.tensor([0.5, 0.5, 0.5, 0.95, 0.5, 0.5, 0.95]))
+    s = math.sqrt(1 / 3)
+    torch.testing.assert_close(stats.std, torch.tensor([s, 0, s, 0, s, s, 0]))
+    assert stats.equal.tolist() == [False, True, False, True, False, False, True]
+
+
+def test_masked_values_outside_do_not_count() -> None:
+    x = torch.tensor([1.0, math.nan, 3.0, math.inf])
+    mask = torch.tensor([True, False, True, False])
+    assert masked_sum(x, mask).item() == 4
+    assert masked_mean(x, mask).item() == 2
+    assert masked_mean(x, torch.zeros(4, dtype=torch.bool)).item() == 0
+    # over two ranks with the same values: (4 + 4) / (2 + 2)
+    assert masked_mean(x, mask, lambda t: 2 * t).item() == 2
+
+
+MASK = torch.tensor([[False, True, True, True], [False, True, False, False], [False, False, False, False]])
+X = torch.tensor([[9.0, 1, 2, 3], [9, 4, 9, 9], [9, 9, 9, 9]])
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("token_mean", 10 / 4),
+        ("token_sum", 10.0),
+        ("seq_mean_token_mean", (2 + 4) / 2),
+        ("seq_mean_token_sum", (6 + 4) / 2),
+        ("seq_mean_token_sum_norm", (6 + 4) / 2 / 8),
+    ],
+)
+def test_aggregation_by_hand(mode: aggregate.Aggregation, expected: float) -> None:
+    weights = aggregate.weights(MASK, mode, tokens=4, sequences=2, budget=8)
+    assert (X * weights).sum().item() == pytest.approx(expected)
+
+
+def test_aggregation_without_its_count_says_which() -> None:
+    with pytest.raises(ValueError, match="token_mean divides by `tokens`"):
+        aggregate.weights(MASK, "token_mean")
+
+
+@pytest.mark.parametrize(
+    ("kind", "d", "value", "slope"),
+    [
+        ("k1", 0.5, 0.5, 1.0),
+        ("k2", 0.5, 0.125, 0.5),
+        ("k3", 0.5, math.exp(-0.5) + 0.5 - 1, 1 - math.exp(-0.5)),  # 0.106531
+        ("k1", -0.5, -0.5, 1.0),
+        ("k3", -0.5, math.exp(0.5) - 0.5 - 1, 1 - math.exp(0.5)),  # 0.148721
+        ("abs", -0.5, 0.5, -1.0),
+        ("k1+", -0.5, -0.5, -0.5),
+        ("k3+", 0.5, math.exp(-0.5) + 0.5 - 1, 0.5),
+        ("abs+", -0.5, 0.5, -0.5),
+        ("k2+", -0.5, 0.125, -0.5),
+        ("k3", -25.0, 10.0, 0.0),  # clamped, where the gradient ends
+    ],
+)
+def test_kl_by_hand(kind: kl.KLKind, d: float, value: float, slope: float) -> None:
+    logps = torch.tensor([d - 1.0], requires_grad=True)
+    estimate = kl.estimate(logps, torch.tensor([-1.0]), kind)
+    (gradient,) = torch.autograd.grad(estimate, logps)
+    assert estimate.item() == pytest.approx(value, rel=1e-5)
+    assert gradient.item() == pytest.approx(slope, rel=1e-5)
+
+
+@given(st.lists(st.integers(0, 300), max_size=60), st.integers(1, 500))
+def test_micro_batches_hold_every_row_once_within_the_budget(lengths: list[int], budget: int) -> None:
+    batches = micro_batches(lengths, budget)
+    assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
+    for batch in batches:
+        assert len(batch) == 1 or len(batch) * max(1, *(lengths[i] for i in batch)) <= budget
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, 40), st.integers(2, 50), st.sampled_from([0.7, 1.0, 1.3]), st.booleans())
+def test_token_logps_equal_log_softmax_with_gradients(n: int, vocabulary: int, temperature: float, biased: bool) -> None:
+    generator = torch.Generator().manual_seed(n * 100 + vocabulary)
+    hidden = torch.randn(n, 8, generator=generator, dtype=torch.float64).float().requires_grad_()
+    weight = torch.randn(vocabulary, 8, generator=generator).requires_grad_()
+    bias = torch.randn(vocabulary, generator=generator).requires_grad_() if biased else None
+    targets = torch.randint(vocabulary, (n,), generator=generator)
+    pull = torch.randn(2, n, generator=generator)
+    leaves = [hidden, weight] + ([] if bias is None else [bias])
+    results = []
+    for logps, entropy in (
+        token_logps(hidden, weight, bias, targets, temperature),
+        logits_logps(torch.nn.functional.linear(hidden, weight, bias), targets, temperature),
+    ):
+        gradients = torch.autograd.grad((pull[0] * logps + pull[1] * entropy).sum(), leaves)
+        results.append((logps, entropy, *gradients))
+    for ours, plain in zip(*results, strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
+
+
+def test_token_logps_in_several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlkit.ops.logps.CHUNK_ELEMENTS", 60)
+    hidden = torch.randn(10, 4, requires_grad=True)
+    weight = torch.randn(20, 4, requires_grad=True)  # chunks of three rows
+    targets = torch.arange(10)
+    logps, entropy = token_logps(hidden, weight, None, targets)
+    plain_logps, plain_entropy = logits_logps(hidden @ weight.T, targets)
+    torch.testing.assert_close(logps, plain_logps)
+    torch.testing.assert_close(entropy, plain_entropy)
+    ours = torch.autograd.grad((logps * entropy).sum(), weight)
+    plain = torch.autograd.grad((plain_logps * plain_entropy).sum(), weight)
+    torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5)

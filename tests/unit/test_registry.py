@@ -1,0 +1,104 @@
+"""Plugins: what is loaded, what is refused, and how it is said."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rlkit import hookimpl, hooks
+from rlkit.advantages import GRPO
+from rlkit.errors import PluginError
+from rlkit.registry import load_plugins
+from rlkit.rewards import ExactReward
+from rlkit.roles.reward import RewardManager
+
+
+class Other(ExactReward):
+    """Another reward."""
+
+
+def plugin(name: str = "mine", **hooks: Any) -> tuple[str, ModuleType]:
+    module = ModuleType(name)
+    for hook, classes in hooks.items():
+
+        def implementation(register: Any, classes: Any = classes) -> None:
+            for cls in classes:
+                register(cls)
+
+        implementation.__name__ = hook
+        setattr(module, hook, hookimpl(implementation))
+    return name, module
+
+
+def test_built_in_parts_are_there_with_where_they_come_from() -> None:
+    registry = load_plugins(entry_points=False)
+    part = registry.parts["advantages"]["GRPO"]
+    assert (part.cls, part.plugin.distribution, part.plugin.version) == (GRPO, "rlkit", metadata.version("rlkit"))
+    assert all(registry.parts[role] for role in hooks.ROLES)
+    registry.require_healthy()
+
+
+def test_a_plugin_offers_a_part() -> None:
+    registry = load_plugins([plugin(rlkit_register_rewards=[Other])], entry_points=False)
+    assert registry.parts["rewards"]["Other"].plugin.name == "mine"
+    assert "tests" in registry.packages or "test_registry" in registry.packages
+
+
+class Abstract(RewardManager):
+    """Does not score."""
+
+
+@pytest.mark.parametrize(
+    ("offer", "message"),
+    [
+        ({"rlkit_register_reward": [Other]}, "did you mean rlkit_register_rewards"),
+        ({"rlkit_register_rewards": [GRPO]}, "expected a subclass of RewardManager"),
+        ({"rlkit_register_rewards": [3]}, "given 3, expected a subclass of RewardManager"),
+        ({"rlkit_register_rewards": [Other, Abstract]}, "Abstract does not implement score"),
+    ],
+)
+def test_a_broken_plugin_is_listed_and_refused_by_name(offer: dict[str, Any], message: str) -> None:
+    registry = load_plugins([plugin("bad", **offer)], entry_points=False)
+    assert "Other" not in registry.parts["rewards"]
+    with pytest.raises(PluginError, match="plugin 'bad'.*RLKIT_DISABLE_PLUGINS=bad") as raised:
+        registry.require_healthy()
+    assert message in str(raised.value)
+
+
+def test_two_plugins_with_one_class_name_are_refused_naming_both() -> None:
+    twins = [plugin("one", rlkit_register_rewards=[Other]), plugin("two", rlkit_register_rewards=[Other])]
+    with pytest.raises(PluginError, match=r"'one' .* and 'two' .* both offer Other among rewards"):
+        load_plugins(twins, entry_points=False)
+
+
+def entry(name: str, dist: str, load: Any) -> Any:
+    return SimpleNamespace(name=name, value=name, dist=SimpleNamespace(name=dist, version="1.2"), load=load)
+
+
+def fail() -> None:
+    raise ImportError("no module named 'left_pad'")
+
+
+def test_entry_points_are_loaded_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    good = plugin("good", rlkit_register_rewards=[Other])[1]
+    entries = [entry("bad", "rlkit-bad", fail), entry("good", "rlkit-good", lambda: good)]
+    monkeypatch.setattr(metadata, "entry_points", lambda group: entries)
+    registry = load_plugins()
+    assert "Other" in registry.parts["rewards"]
+    with pytest.raises(PluginError, match=r"plugin 'bad' of rlkit-bad 1.2 .*no module named 'left_pad'"):
+        registry.require_healthy()
+    monkeypatch.setenv("RLKIT_DISABLE_PLUGINS", "bad, unknown")
+    registry = load_plugins()
+    registry.require_healthy()
+    assert [p.name for p in registry.plugins if p.disabled] == ["bad"]
+
+
+def test_two_distributions_with_one_entry_point_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = plugin("same")[1]
+    entries = [entry("same", dist, lambda: module) for dist in ("rlkit-a", "rlkit-b")]
+    monkeypatch.setattr(metadata, "entry_points", lambda group: entries)
+    with pytest.raises(PluginError, match="'same' is used by two distributions, rlkit-a and rlkit-b"):
+        load_plugins()

@@ -1,0 +1,236 @@
+"""Workers, scoring, collecting and collating: the ragged half of a step."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from rlkit.errors import EngineError, RolloutError
+from rlkit.rewards import ExactReward
+from rlkit.roles.reward import OnError, RewardFunction, RewardManager
+from rlkit.rollout.collate import collate
+from rlkit.rollout.collect import Sampler, collect
+from rlkit.rollout.scoring import score
+from rlkit.rollout.workers import WorkerError, Workers
+from rlkit.testing import FakeEngine, example_trajectory
+from rlkit.testing.pretrain import build_tokenizer
+from rlkit.types import Completion, Prompt, Request, Sampling, Score, Trajectory, Turn
+
+
+def obey(what: str) -> object:
+    """Misbehave in a worker as told."""
+    if what == "raise":
+        raise ValueError("of the reward")
+    if what == "exit":
+        raise SystemExit(3)
+    if what == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == "hang":
+        time.sleep(60)
+    if what == "unpicklable":
+        return lambda: None
+    return os.getpid()
+
+
+@pytest.fixture
+def workers() -> Iterator[Workers]:
+    pool = Workers(2)
+    yield pool
+    pool.close()
+
+
+def test_a_worker_answers_and_is_kept(workers: Workers) -> None:
+    pids = [asyncio.run(workers.call(obey, "pid", 5)) for _ in range(3)]
+    assert os.getpid() not in pids
+    assert len(set(pids)) == 1
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("raise", "ValueError: of the reward"),
+        ("exit", "SystemExit: 3"),
+        ("die", r"took its worker process down \(exit code -9\)"),
+        ("hang", "did not finish within 0.5 s and was killed"),
+        ("unpicklable", "pickle"),
+    ],
+)
+def test_what_goes_wrong_in_a_worker_costs_its_own_call(workers: Workers, what: str, message: str) -> None:
+    async def both() -> list[object]:
+        calls = (workers.call(obey, what, 0.5 if what == "hang" else 30), workers.call(obey, "pid", 30))
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    failed, fine = asyncio.run(both())
+    assert isinstance(failed, WorkerError)
+    with pytest.raises(WorkerError, match=message):
+        raise failed
+    assert isinstance(fine, int)
+    assert isinstance(asyncio.run(workers.call(obey, "pid", 30)), int)
+
+
+def test_the_deadline_starts_with_the_work_and_not_in_the_queue() -> None:
+    pool = Workers(1)
+
+    async def queue() -> list[object]:
+        return await asyncio.gather(*(pool.call(time.sleep, 0.4, 1.5) for _ in range(6)))  # 2.4 s in all
+
+    assert asyncio.run(queue()) == [None] * 6
+    pool.close()
+
+
+def test_what_cannot_be_sent_to_a_worker_says_so(workers: Workers) -> None:
+    with pytest.raises(WorkerError, match="cannot be sent to a worker"):
+        asyncio.run(workers.call(lambda x: x, 1, 5))
+
+
+class Moody(RewardFunction):
+    """Does what the text says."""
+
+    def __init__(self, on_error: OnError = "drop") -> None:
+        self.on_error = on_error
+        self.timeout = 1.0
+
+    def grade(self, trajectory: Trajectory) -> Score | float:
+        if trajectory.text == "nan":
+            return float("nan")
+        if trajectory.text in ("raise", "die", "hang"):
+            obey(trajectory.text)
+        return 0.5
+
+
+def test_a_failing_reward_is_an_error_and_never_zero(workers: Workers) -> None:
+    texts = ["fine", "raise", "nan", "die", "hang", "fine"]
+    scores = asyncio.run(score(Moody(), [example_trajectory(t) for t in texts], workers))
+    assert [s.reward for s in scores] == [0.5, None, None, None, None, 0.5]
+    assert "Moody of test_rollout: ValueError: of the reward" in (scores[1].error or "")
+    assert "expected finite numbers" in (scores[2].error or "")
+    assert "did not finish within 1 s" in (scores[4].error or "")
+
+
+def test_on_error_raise_ends_the_run_with_the_prompt_named(workers: Workers) -> None:
+    with pytest.raises(RolloutError, match="'example'.*of the reward.*on_error is 'raise'"):
+        asyncio.run(score(Moody("raise"), [example_trajectory("raise")], workers))
+
+
+class Flaky(RewardManager):
+    """Fails the first time, in one of several ways."""
+
+    def __init__(self, how: str, on_error: OnError = "retry") -> None:
+        self.how = how
+        self.on_error = on_error
+        self.timeout = 0.2
+        self.calls = 0
+
+    async def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
+        self.calls += 1
+        if self.calls == 1 and self.how == "raise":
+            raise ConnectionError("service is away")
+        if self.calls == 1 and self.how == "hang":
+            await asyncio.sleep(60)
+        if self.calls == 1 and self.how == "short":
+            return []
+        return [Score(1.0) for _ in trajectories]
+
+
+@pytest.mark.parametrize("how", ["raise", "hang", "short"])
+def test_on_error_retry_tries_once_more(workers: Workers, how: str) -> None:
+    reward = Flaky(how)
+    assert [s.reward for s in asyncio.run(score(reward, [example_trajectory("a")] * 2, workers))] == [1.0, 1.0]
+    assert reward.calls == 2
+    dropped = asyncio.run(score(Flaky(how, "drop"), [example_trajectory("a")] * 2, workers))
+    assert [s.reward for s in dropped] == [None, None]
+
+
+def sampler(engine: FakeEngine, samples: int = 2, max_tokens: int = 16) -> Sampler:
+    tokenizer = build_tokenizer()
+    engine.bind(SimpleNamespace(tokenizer=tokenizer))  # type: ignore[arg-type]
+    return Sampler(engine, tokenizer, Sampling(max_tokens=max_tokens), samples, seed=3, step=5)
+
+
+PROMPTS = [(4, Prompt("p", [{"role": "user", "content": "1 + 1 = ?"}], "2")), (9, Prompt("q", [{"role": "user", "content": "?"}]))]
+
+
+def test_collect_gives_flat_masked_trajectories_group_by_group() -> None:
+    finished: list[list[str]] = []
+
+    async def finish(group: list[Trajectory]) -> None:
+        finished.append([t.text for t in group])
+
+    engine = FakeEngine(["#### 2", "no"])
+    trajectories = asyncio.run(collect(sampler(engine), PROMPTS, finish))
+    assert [(t.group, t.text) for t in trajectories] == [(4, "#### 2"), (4, "no"), (9, "#### 2"), (9, "no")]
+    assert finished == [["#### 2", "no"]] * 2
+    first = trajectories[0]
+    answer = first.turns[1]
+    assert first.mask == [i >= answer.start for i in range(len(first.tokens))]
+    assert first.logps[answer.start :] == [-0.5] * 7
+    assert not any(first.logps[: answer.start])
+    keys = {r.key for r in engine.requests}
+    assert len(keys) == 4
+    assert {(k.seed, k.step, k.prompt) for k in keys} == {(3, 5, "4/p"), (3, 5, "9/q")}
+
+
+class Broken(FakeEngine):
+    """Fails one request, or all for good."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    async def generate(self, request: Request) -> Completion:
+        if request.key.prompt == "4/p" and request.key.sample == 1:
+            raise self.error
+        return await super().generate(request)
+
+
+async def nothing(group: list[Trajectory]) -> None:
+    pass
+
+
+def test_a_failed_request_is_data_and_a_failed_engine_is_not() -> None:
+    trajectories = asyncio.run(collect(sampler(Broken(RolloutError("request 2 timed out"))), PROMPTS, nothing))
+    assert [t.error for t in trajectories] == [None, "RolloutError: request 2 timed out", None, None]
+    assert not any(trajectories[1].mask)
+    with pytest.raises(EngineError, match="gone"):
+        asyncio.run(collect(sampler(Broken(EngineError("gone"))), PROMPTS, nothing))
+
+
+def test_collate_pads_and_puts_the_reward_on_the_last_sampled_token() -> None:
+    a, b = example_trajectory("four"), example_trajectory("4")
+    a.score, b.score = Score(1.5, {"accuracy": 1.0}, turn_rewards=[0.25]), Score(-1.0, {"style": 2.0})
+    # an observation after the answer: the reward stays with the policy's last token
+    b.tokens, b.mask = [*b.tokens, 8, 9], [*b.mask, False, False]
+    b.logps, b.versions, b.turns = [*b.logps, 0.0, 0.0], [*b.versions, -1, -1], [*b.turns, Turn("tool", 3, 5)]
+    batch = collate([a, b])
+    assert batch.tokens.tolist() == [[1, 2, 3, 4, 5, 6], [1, 2, 3, 8, 9, 0]]
+    assert batch.attention.sum(-1).tolist() == [6, 5]
+    assert batch.token_rewards.tolist() == [[0, 0, 0, 0, 0, 1.75], [0, 0, -1, 0, 0, 0]]
+    assert batch.rewards.tolist() == [1.75, -1.0]
+    assert (batch.part_names, batch.parts.tolist()) == (("accuracy", "style"), [[1, 0], [0, 2]])
+
+
+def test_collate_of_nothing_is_an_empty_batch() -> None:
+    batch = collate([])
+    assert len(batch) == 0
+    assert batch.tokens.shape == (0, 0)
+
+
+def test_a_batch_names_the_field_of_the_wrong_shape() -> None:
+    a = example_trajectory("4")
+    a.score = Score(1.0)
+    batch = collate([a])
+    batch.advantages = torch.zeros(1, 2)
+    with pytest.raises(ValueError, match=r"Batch.advantages has shape \(1, 2\), expected \(1, 3\)"):
+        batch.check()
+
+
+def test_rewards_of_workers_and_of_the_trainer_agree(workers: Workers) -> None:
+    trajectories = [example_trajectory(t) for t in ("4", "5")]
+    assert asyncio.run(score(ExactReward(), trajectories, workers)) == asyncio.run(ExactReward().score(trajectories))

@@ -1,0 +1,129 @@
+"""Tasks, and the order of their prompts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlkit.errors import RecipeError
+from rlkit.loop.data import Data
+from rlkit.loop.optim import learning_rate
+from rlkit.recipe import Train
+from rlkit.roles.task import Task
+from rlkit.tasks import GSM8K, Arithmetic, HFDataset, Jsonl
+from rlkit.testing import check_task
+
+
+def test_arithmetic_holds_out_problems_that_are_never_trained_on() -> None:
+    task = Arithmetic(max_operand=20, validation_size=30)
+    train, validation = ({row["question"] for row in task.rows(split)} for split in ("train", "validation"))
+    assert len(train | validation) == len(train) + 30
+    # 441 pairs, a tenth of them held out
+    assert len(train) == 441 - 44
+    prompt = check_task(task)[0]
+    a, b = prompt.id.removesuffix(" = ?").split(" + ")
+    assert prompt.answer == str(int(a) + int(b))
+
+
+def test_gsm8k_from_a_folder(gsm8k_like: Path) -> None:
+    task = GSM8K(str(gsm8k_like), instruction="Be brief.")
+    assert (len(task.rows("train")), len(task.rows("validation"))) == (12, 4)
+    prompt = check_task(task)[0]
+    assert prompt.messages[0]["content"].endswith("are left?\nBe brief.")
+    assert prompt.answer is not None
+    assert prompt.answer.endswith("#### 6")  # 2 * 4 - 2
+
+
+def test_gsm8k_from_parquet(tmp_path: Path) -> None:
+    import datasets
+
+    rows = [{"question": "1 + 1?", "answer": "#### 2"}]
+    for name in ("train", "test"):
+        datasets.Dataset.from_list(rows).to_parquet(tmp_path / "main" / f"{name}-00000-of-00001.parquet")
+    assert check_task(GSM8K(str(tmp_path)))[0].answer == "#### 2"
+
+
+def test_gsm8k_elsewhere_says_what_is_there(tmp_path: Path) -> None:
+    (tmp_path / "gsm9k").mkdir()
+    with pytest.raises(RecipeError, match=r"task.path is .*gsm8k', which does not exist; .* holds: gsm9k"):
+        GSM8K(str(tmp_path / "gsm8k")).rows("train")
+
+
+def write(path: Path, *rows: object) -> str:
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return str(path)
+
+
+def test_jsonl_takes_texts_and_messages(tmp_path: Path) -> None:
+    train = write(tmp_path / "t.jsonl", {"q": "hi", "a": 3, "level": "easy"})
+    messages = [{"role": "user", "content": "hello"}]
+    validation = write(tmp_path / "v.jsonl", {"q": messages, "a": None, "id": "x7"})
+    first, second = check_task(Jsonl(train, validation, prompt_field="q", answer_field="a", system="Be kind."))
+    assert first.messages == [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "hi"}]
+    assert (first.id, first.answer, first.meta) == ("0", "3", {"level": "easy"})
+    assert (second.id, second.answer, second.messages[1:]) == ("x7", None, messages)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [('{"prompt": "x"', "line 2: not JSON"), ('{"question": "x"}', "line 2: no field 'prompt'; the line has: question")],
+)
+def test_jsonl_names_the_line_that_is_wrong(tmp_path: Path, line: str, message: str) -> None:
+    path = write(tmp_path / "t.jsonl", {"prompt": "x", "answer": "y"}, line)
+    with pytest.raises(RecipeError, match=message):
+        Jsonl(path, path).rows("train")
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl", "csv"])
+def test_hf_dataset_reads_files(tmp_path: Path, suffix: str) -> None:
+    import datasets
+
+    data = datasets.Dataset.from_list([{"prompt": f"{n}?", "answer": str(n)} for n in range(3)])
+    path = str(tmp_path / f"data.{suffix}")
+    {"parquet": data.to_parquet, "jsonl": data.to_json, "csv": data.to_csv}[suffix](path)
+    task = HFDataset(path, validation_path=path)
+    assert len(task.rows("train")) == 3
+    assert check_task(task)[0].messages[0]["content"] == "0?"
+
+
+def test_hf_dataset_without_a_network_says_what_to_do() -> None:
+    with pytest.raises(RecipeError, match=r"'nobody/nothing'.*give task.path a local folder"):
+        HFDataset("nobody/nothing").rows("train")
+
+
+class Numbered(Task):
+    def rows(self, split):
+        return [{"n": n} for n in range(10)]
+
+    def prompt(self, row, index):
+        raise NotImplementedError("only the order is asked for")
+
+
+def order(seed: int, steps: int, size: int = 4) -> list[list[int]]:
+    train = Train(steps=steps, prompts_per_step=size, seed=seed)
+    recipe = type("R", (), {"train": train})()
+    data = Data(tokenizer=None, context=1, recipe=recipe, train=Numbered().rows("train"), validation=[])
+    return [data.slots(step) for step in range(1, steps + 1)]
+
+
+def test_each_epoch_is_a_permutation_that_depends_on_the_seed_alone() -> None:
+    rows = [row for step in order(seed=1, steps=5) for row in step]  # two epochs of ten
+    assert sorted(rows[:10]) == sorted(rows[10:]) == list(range(10))
+    assert rows[:10] != rows[10:]
+    assert order(1, 5) == order(1, 5) != order(2, 5)
+    assert order(1, 5)[3] == order(1, 9)[3]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rates"),
+    [
+        ("constant", [1 / 3, 2 / 3, 1, 1, 1, 1]),
+        ("linear", [1 / 3, 2 / 3, 1, 0.75, 0.5, 0.25]),
+        ("cosine", [1 / 3, 2 / 3, 1, 0.853553, 0.5, 0.146447]),  # (1 + cos(pi k/4)) / 2
+    ],
+)
+def test_learning_rates_by_hand(schedule, rates) -> None:
+    train = Train(steps=6, warmup_steps=2, lr=1.0, schedule=schedule)
+    assert [learning_rate(train, step) for step in range(1, 7)] == pytest.approx(rates, rel=1e-5)
