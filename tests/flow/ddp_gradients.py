@@ -1,0 +1,86 @@
+"""Run by test_gradients.py: the gradient of one mini-batch for several divisions of its rows over ranks.
+
+usage: python ddp_gradients.py DEVICES OUT DIVISION…   where a division such as 0,0,1 gives each row its rank
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from lightning.fabric import Fabric
+
+from rlkit.cli.parser import parse
+from rlkit.loop.data import load_data
+from rlkit.loop.learn import update
+from rlkit.loop.metrics import Meter
+from rlkit.loop.run import Run
+from rlkit.types import Batch
+
+LENGTHS = (9, 17, 12, 30, 8, 21, 15, 11)
+
+
+def example(rows: list[int]) -> Batch:
+    """Make some of eight fixed rows, with off-policy log-probs so that clipping matters."""
+    generator = torch.Generator().manual_seed(5)
+    width = max(LENGTHS)
+    columns = torch.arange(width)
+    attention = columns < torch.tensor(LENGTHS)[:, None]
+    mask = attention & (columns >= 6) & (torch.rand(len(LENGTHS), width, generator=generator) < 0.8)
+    logps = (-torch.rand(len(LENGTHS), width, generator=generator) - 3) * mask
+    advantages = torch.randn(len(LENGTHS), 1, generator=generator) * mask
+    whole = Batch(
+        tokens=torch.randint(3, 200, (len(LENGTHS), width), generator=generator),
+        attention=attention,
+        mask=mask,
+        rollout_logps=logps,
+        group=torch.arange(len(LENGTHS)) // 2,
+        versions=torch.where(mask, 0, -1),
+        token_rewards=torch.zeros(len(LENGTHS), width),
+        rewards=torch.zeros(len(LENGTHS)),
+        parts=torch.zeros(len(LENGTHS), 0),
+        old_logps=logps,
+        ref_logps=logps - 0.1 * mask,
+        advantages=advantages,
+    )
+    return whole.rows(torch.tensor(rows, dtype=torch.long))
+
+
+def gradient(run: Run, rows: list[int]) -> torch.Tensor:
+    """Give the gradient that the optimizer sees, all parameters in one vector."""
+    seen: list[torch.Tensor] = []
+
+    def look(*_: object) -> None:
+        seen.append(torch.cat([p.grad.flatten().clone() for p in run.actor.parameters()]))
+
+    handle = run.optimizer.optimizer.register_step_pre_hook(look)
+    batch = example(rows)
+    update(run, batch, list(range(len(batch))), Meter())
+    handle.remove()
+    return seen[0]
+
+
+def make_run(devices: int, *options: str) -> Run:
+    """Make a run that never changes its weights: a learning rate far below what float32 shows."""
+    strategy = ("--fabric.strategy=ddp",) if devices > 1 else ()
+    parsed = parse(
+        "fit",
+        [
+            "--recipe=quickstart", "--kl_loss.coef=0.1", "--train.entropy_coef=0.01", "--train.lr=1e-30",
+            "--train.max_norm=1e9", "--train.minibatches=2", f"--fabric.devices={devices}", *strategy, *options,
+        ],
+    )  # fmt: skip
+    fabric = Fabric(**parsed.recipe.fabric)
+    fabric.launch()
+    return Run(parsed.recipe, load_data(parsed.recipe), fabric)
+
+
+if __name__ == "__main__":
+    run = make_run(int(sys.argv[1]))
+    gradients = []
+    for division in sys.argv[3:]:
+        mine = [row for row, rank in enumerate(division.split(",")) if int(rank) == run.fabric.global_rank]
+        gradients.append(gradient(run, mine))
+    if run.fabric.is_global_zero:
+        torch.save(gradients, sys.argv[2])
+    run.close()

@@ -1,0 +1,92 @@
+"""The gradient of a mini-batch is the same however its rows are divided: into micro-batches, and over ranks."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rlkit.loop.run import Run
+from rlkit.ops.aggregate import Aggregation
+from tests.conftest import ROOT
+from tests.flow import ddp_gradients
+from tests.flow.ddp_gradients import LENGTHS, gradient, make_run
+
+ROWS = list(range(len(LENGTHS)))
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    live = make_run(1)
+    yield live
+    live.close()
+
+
+def assert_same(one: torch.Tensor, other: torch.Tensor) -> None:
+    assert one.norm() > 1e-3
+    assert (one - other).norm() / one.norm() < 1e-5
+
+
+MODES = st.sampled_from(["token_mean", "seq_mean_token_mean", "seq_mean_token_sum_norm"])
+
+
+@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(order=st.permutations(ROWS), budget=st.integers(1, 300), mode=MODES)
+def test_any_split_into_micro_batches_gives_the_same_gradient(
+    run: Run, order: list[int], budget: int, mode: Aggregation
+) -> None:
+    whole = replace(run.recipe.train, aggregation=mode, micro_tokens=100_000)
+    run.recipe.train = whole
+    expected = gradient(run, ROWS)
+    run.recipe.train = replace(whole, micro_tokens=budget)
+    assert_same(expected, gradient(run, order))
+    run.recipe.train = whole
+
+
+def test_the_gradient_is_that_of_the_loss_written_out(run: Run) -> None:
+    """An independent few lines: full logits, the published formulae, one division by the count of tokens."""
+    batch = ddp_gradients.example(ROWS)
+    assert batch.old_logps is not None
+    assert batch.ref_logps is not None
+    policy = run.actor.policy
+    logps = torch.log_softmax(policy(input_ids=batch.tokens).logits[:, :-1], -1)
+    chosen = logps.gather(-1, batch.tokens[:, 1:, None]).squeeze(-1)
+    mask, old, ref = batch.mask[:, 1:], batch.old_logps[:, 1:], batch.ref_logps[:, 1:]
+    ratio = (chosen - old).exp()
+    advantages = batch.advantages[:, 1:]
+    clip = -torch.minimum(advantages * ratio, advantages * ratio.clamp(0.8, 1.2))
+    k3 = (ref - chosen).exp() - (ref - chosen) - 1
+    entropy = -(logps.exp() * logps).sum(-1)
+    loss = ((clip + 0.1 * k3.clamp(max=10) - 0.01 * entropy) * mask).sum() / mask.sum()
+    plain = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(policy.parameters()))])
+    run.recipe.train = replace(run.recipe.train, aggregation=None)
+    assert_same(plain, gradient(run, ROWS))
+
+
+@pytest.mark.slow
+def test_any_division_over_two_ranks_gives_the_same_gradient(run: Run, tmp_path: Path) -> None:
+    rng = random.Random(0)
+    divisions = [[0] * 8, [1] * 8, [0] + [1] * 7, *([rng.randint(0, 1) for _ in ROWS] for _ in range(5))]
+    arguments = [",".join(map(str, division)) for division in divisions]
+    done = subprocess.run(
+        (sys.executable, str(Path(__file__).with_name("ddp_gradients.py")), "2", str(tmp_path / "g.pt"), *arguments),
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    run.recipe.train = replace(run.recipe.train, aggregation=None)
+    expected = gradient(run, ROWS)
+    for found in torch.load(tmp_path / "g.pt"):
+        assert_same(expected, found)
