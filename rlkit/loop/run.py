@@ -44,6 +44,7 @@ class Run:
         self.fabric = fabric
         self.version = 0
         self._runner = asyncio.Runner()
+        self._runner.get_loop().set_exception_handler(_quiet_interrupts)
         self._workers = Workers(max(1, min(4, (os.cpu_count() or 1) // fabric.world_size)))
         self.actor = Actor(load_policy(recipe.model))
         self.module: Any = self.actor.to(fabric.device)
@@ -109,3 +110,9 @@ class Run:
         self.recipe.rollout.engine.close()
         self._workers.close()
         self._runner.close()
+
+
+def _quiet_interrupts(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Report what no task has handled, but for a Ctrl-C, which the run itself handles."""
+    if not isinstance(context.get("exception"), KeyboardInterrupt):
+        loop.default_exception_handler(context)

@@ -53,18 +53,25 @@ class Workers:
             self._idle.append(worker)
 
     def close(self) -> None:
-        """Kill all workers."""
+        """Kill all workers; calls in progress fail."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        for worker in self._workers:
+            worker.closed = True
+            worker.interrupt()
+        self._executor.shutdown(wait=True)
         for worker in self._workers:
             worker.kill()
-        self._executor.shutdown(wait=False, cancel_futures=True)
 
 
 class _Worker:
     def __init__(self) -> None:
         self._process: multiprocessing.process.BaseProcess | None = None
         self._pipe: Connection | None = None
+        self.closed = False
 
     def call(self, payload: bytes, timeout: float) -> Any:
+        if self.closed:
+            raise WorkerError("was not called: the run is over")
         if self._process is None or not self._process.is_alive():
             self._start()
         assert self._pipe is not None
@@ -84,6 +91,11 @@ class _Worker:
         if kind == "error":
             raise WorkerError(value)
         return value
+
+    def interrupt(self) -> None:
+        """Kill the process from another thread: the one that waits for it hears the pipe end."""
+        if (process := self._process) is not None:
+            process.kill()
 
     def kill(self) -> None:
         if self._process is not None:

@@ -100,7 +100,9 @@ def test_models_without_a_plain_cache_go_through_generate() -> None:
     answers = ask(bound("mamba"), [request(p, temperature=0.0) for p in prompts])
     for prompt, answer in zip(prompts, answers, strict=True):
         tokens = torch.tensor([prompt])
-        plain = model("mamba").generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=24, do_sample=False)
+        plain = model("mamba").generate(
+            tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=24, do_sample=False
+        )
         assert answer.tokens == plain[0, len(prompt) :].tolist()
 
 

@@ -136,7 +136,11 @@ def test_bfloat16_autocast_keeps_engine_and_trainer_close(tmp_path: Path) -> Non
 def test_prepared_data_trains_the_same(tmp_path: Path) -> None:
     prepared = tmp_path / "data"
     assert main(["data", "prepare", "--recipe", "quickstart", "--out", str(prepared)]) == 0
-    task = ("--task=Jsonl", f"--task.path={prepared}/train.jsonl", f"--task.validation_path={prepared}/validation.jsonl")
+    task = (
+        "--task=Jsonl",
+        f"--task.path={prepared}/train.jsonl",
+        f"--task.validation_path={prepared}/validation.jsonl",
+    )
     assert fit(tmp_path / "a") == fit(tmp_path / "b", *task) == 0
     assert metrics(tmp_path / "a") == metrics(tmp_path / "b")
 

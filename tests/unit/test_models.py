@@ -77,7 +77,9 @@ def test_streamed_weights_make_an_equal_model(tmp_path: Path, lora: bool) -> Non
     assert set(tensors) == {name for name, _ in fresh.named_parameters()}
     fresh.load_state_dict(tensors, strict=False)
     with torch.no_grad():
-        torch.testing.assert_close(fresh(input_ids=TOKENS).logits, policy(input_ids=TOKENS).logits, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            fresh(input_ids=TOKENS).logits, policy(input_ids=TOKENS).logits, rtol=1e-4, atol=1e-4
+        )
 
 
 def test_a_saved_policy_loads_and_generates_the_same(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def test_a_failing_reward_is_an_error_and_never_zero(workers: Workers) -> None:
     texts = ["fine", "raise", "nan", "die", "hang", "fine"]
     scores = asyncio.run(score(Moody(), [example_trajectory(t) for t in texts], workers))
     assert [s.reward for s in scores] == [0.5, None, None, None, None, 0.5]
-    assert "Moody of test_rollout: ValueError: of the reward" in (scores[1].error or "")
+    assert "Moody of tests: ValueError: of the reward" in (scores[1].error or "")
     assert "expected finite numbers" in (scores[2].error or "")
     assert "did not finish within 1 s" in (scores[4].error or "")
 
@@ -154,7 +154,10 @@ def sampler(engine: FakeEngine, samples: int = 2, max_tokens: int = 16) -> Sampl
     return Sampler(engine, tokenizer, Sampling(max_tokens=max_tokens), samples, seed=3, step=5)
 
 
-PROMPTS = [(4, Prompt("p", [{"role": "user", "content": "1 + 1 = ?"}], "2")), (9, Prompt("q", [{"role": "user", "content": "?"}]))]
+PROMPTS = [
+    (4, Prompt("p", [{"role": "user", "content": "1 + 1 = ?"}], "2")),
+    (9, Prompt("q", [{"role": "user", "content": "?"}])),
+]
 
 
 def test_collect_gives_flat_masked_trajectories_group_by_group() -> None:

@@ -68,7 +68,10 @@ def test_jsonl_takes_texts_and_messages(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("line", "message"),
-    [('{"prompt": "x"', "line 2: not JSON"), ('{"question": "x"}', "line 2: no field 'prompt'; the line has: question")],
+    [
+        ('{"prompt": "x"', "line 2: not JSON"),
+        ('{"question": "x"}', "line 2: no field 'prompt'; the line has: question"),
+    ],
 )
 def test_jsonl_names_the_line_that_is_wrong(tmp_path: Path, line: str, message: str) -> None:
     path = write(tmp_path / "t.jsonl", {"prompt": "x", "answer": "y"}, line)

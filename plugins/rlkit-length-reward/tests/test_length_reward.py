@@ -6,9 +6,9 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
+import rlkit_length_reward
 from rlkit_length_reward import LengthReward
 
-import rlkit_length_reward
 from rlkit.errors import RecipeError
 from rlkit.registry import load_plugins
 from rlkit.rewards import ExactReward

@@ -27,6 +27,7 @@ class LengthReward(RewardManager):
     def __init__(
         self,
         reward: RewardManager,
+        *,
         free_tokens: int = 256,
         penalty: float = 0.001,
         floor: float = -0.5,

@@ -1,0 +1,172 @@
+"""What must not cost a run: Ctrl-C, and rewards that raise, hang or die."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import FAST, ROOT, read_jsonl, rlkit
+
+MOODY = '''
+import os, signal, time
+from rlkit import hookimpl
+from rlkit.roles.reward import RewardFunction
+
+class Moody(RewardFunction):
+    """Misbehaves on some samples.
+
+    Args:
+        how: What it does then.
+        on_error: What becomes of the group.
+    """
+
+    def __init__(self, how: str, on_error: str = "drop") -> None:
+        self.how, self.on_error, self.timeout = how, on_error, 1.0
+
+    def grade(self, trajectory):
+        if sum(trajectory.tokens) % 7 == 0:
+            if self.how == "raise":
+                raise ValueError("bad mood")
+            if self.how == "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(60)
+        return float(len(trajectory.text) % 2)
+
+@hookimpl
+def rlkit_register_rewards(register):
+    register(Moody)
+'''
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder for PYTHONPATH with an installed plugin."""
+    folder = tmp_path_factory.mktemp("site")
+    (folder / "moody.py").write_text(MOODY)
+    info = folder / "rlkit_moody-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rlkit-moody\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[rlkit]\nmoody = moody\n")
+    return f"{folder}{os.pathsep}{ROOT}"
+
+
+@pytest.mark.parametrize("how", ["raise", "hang", "die"])
+def test_a_reward_that_misbehaves_costs_a_count_and_never_the_run(tmp_path: Path, site: str, how: str) -> None:
+    reward = ("--reward=Moody", f"--reward.how={how}", "--train.steps=1", "--validation.limit=2")
+    done = rlkit("fit", "--recipe=quickstart", *FAST, *reward, "--out=out", cwd=tmp_path, PYTHONPATH=site)
+    assert done.returncode == 0, done.stderr
+    [row] = read_jsonl(tmp_path / "out" / "metrics.jsonl")
+    rows = read_jsonl(tmp_path / "out" / "rollouts" / "step-00001.jsonl")
+    failed = [r for r in rows if sum(r["tokens"]) % 7 == 0]
+    assert failed
+    assert row["reward/failed"] == len(failed)
+    assert row["reward/groups_dropped"] == len({r["group"] for r in failed})
+    assert all(r["reward"] is None and "Moody of moody: " in r["error"] for r in failed)
+
+
+def test_a_reward_may_be_told_to_end_the_run(tmp_path: Path, site: str) -> None:
+    reward = ("--reward=Moody", "--reward.how=raise", "--reward.on_error=raise")
+    done = rlkit("fit", "--recipe=quickstart", *FAST, *reward, "--out=out", cwd=tmp_path, PYTHONPATH=site)
+    assert done.returncode == 1
+    assert "error: reward Moody of moody failed on prompt" in done.stderr
+    assert "Traceback" not in done.stderr
+    outcome = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert outcome["status"] == "failed"
+    assert outcome["error"]["type"] == "RolloutError"
+
+
+def start(tmp_path: Path, *options: str) -> subprocess.Popen[str]:
+    """Start a long run in a process group of its own, as a shell does."""
+    return subprocess.Popen(
+        (
+            sys.executable,
+            "-m",
+            "rlkit",
+            "fit",
+            "--recipe=quickstart",
+            *FAST,
+            "--train.steps=100000",
+            *options,
+            "--out=out",
+        ),
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def ended(process: subprocess.Popen[str]) -> str:
+    try:
+        return process.communicate(timeout=60)[0]
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def group_is_gone(pid: int) -> bool:
+    try:
+        os.killpg(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options", [(), ("--fabric.devices=2", "--fabric.strategy=ddp")], ids=["one process", "two processes"]
+)
+def test_ctrl_c_keeps_what_was_learned(tmp_path: Path, options: tuple[str, ...]) -> None:
+    from transformers import AutoModelForCausalLM
+
+    process = start(tmp_path, *options)
+    metrics = tmp_path / "out" / "metrics.jsonl"
+    wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= 2, process)
+    os.killpg(process.pid, signal.SIGINT)
+    printed = ended(process)
+    assert process.returncode == 130, printed
+    outcome = json.loads((tmp_path / "out" / "result.json").read_text())
+    rows = read_jsonl(metrics)
+    assert outcome["status"] == "interrupted"
+    assert outcome["steps"] == len(rows) == rows[-1]["step"] >= 2
+    assert outcome["validation"]["before"]
+    assert outcome["validation"]["after"] is None
+    assert (tmp_path / "out" / "rollouts" / f"step-{len(rows):05d}.jsonl").exists()
+    AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "final")
+    assert "finishing this step" in printed
+    assert "Traceback" not in printed
+    wait_for_group = time.monotonic() + 10
+    while not group_is_gone(process.pid):
+        assert time.monotonic() < wait_for_group, "a process of the run is left"
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_ends_the_run_at_once(tmp_path: Path) -> None:
+    process = start(tmp_path, "--train.prompts_per_step=512")
+    wait_for((tmp_path / "out" / "rollouts" / "validation-before.jsonl").exists, process)
+    os.killpg(process.pid, signal.SIGINT)
+    time.sleep(0.3)
+    os.killpg(process.pid, signal.SIGINT)
+    printed = ended(process)
+    assert process.returncode == 130, printed
+    assert json.loads((tmp_path / "out" / "result.json").read_text())["status"] == "interrupted"
+    assert "Traceback" not in printed
