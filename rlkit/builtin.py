@@ -7,6 +7,7 @@ from typing import Any
 
 from rlkit import advantages, engines, losses, rewards, tasks
 from rlkit.hooks import hookimpl
+from rlkit.rollout.filters import ZeroSignal
 
 Register = Callable[[type[Any]], None]
 
@@ -39,3 +40,8 @@ def rlkit_register_engines(register: Register) -> None:
 @hookimpl
 def rlkit_register_tasks(register: Register) -> None:
     _register_all(tasks, register)
+
+
+@hookimpl
+def rlkit_register_filters(register: Register) -> None:
+    register(ZeroSignal)

@@ -18,6 +18,7 @@ import pluggy
 
 from rlkit.roles.advantage import AdvantageEstimator
 from rlkit.roles.engine import RolloutEngine
+from rlkit.roles.filter import GroupFilter
 from rlkit.roles.loss import PolicyLoss
 from rlkit.roles.reward import RewardManager
 from rlkit.roles.task import Task
@@ -51,11 +52,17 @@ def rlkit_register_tasks(register: Callable[[type[Task]], None]) -> None:
     """Offer tasks: where prompts come from."""
 
 
+@hookspec
+def rlkit_register_filters(register: Callable[[type[GroupFilter]], None]) -> None:
+    """Offer filters: which groups are worth learning from."""
+
+
 ROLES: dict[str, type] = {
     "advantages": AdvantageEstimator,
     "losses": PolicyLoss,
     "rewards": RewardManager,
     "engines": RolloutEngine,
     "tasks": Task,
+    "filters": GroupFilter,
 }
 """What each hook registers: `rlkit_register_<role>` takes subclasses of the class."""

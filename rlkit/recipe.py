@@ -5,163 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rlkit.errors import RecipeError
-from rlkit.ops.aggregate import Aggregation
-from rlkit.ops.kl import KLKind
 from rlkit.roles.advantage import AdvantageEstimator, Needs
-from rlkit.roles.engine import RolloutEngine
 from rlkit.roles.loss import PolicyLoss
 from rlkit.roles.reward import RewardManager
 from rlkit.roles.task import Task
-from rlkit.types import Sampling
-
-Schedule = Literal["constant", "linear", "cosine"]
-"""How the learning rate goes on after the warm-up."""
-
-
-@dataclass
-class Lora:
-    """Low-rank adapters (Hu et al. 2021, arXiv:2106.09685), through peft.
-
-    Args:
-        rank: The adapters' rank.
-        alpha: Their scale is alpha / rank.
-        targets: `all-linear`, or the names of the modules that get one.
-    """
-
-    rank: int = 16
-    alpha: float = 32.0
-    targets: str | list[str] = "all-linear"
-
-
-@dataclass
-class Model:
-    """The policy.
-
-    Args:
-        path: A name on the Hugging Face hub, a folder, or `tiny`, the model that rlkit ships.
-        lora: Train adapters instead of all weights.
-        trust_remote_code: Run code that comes with the model.
-    """
-
-    path: str
-    lora: Lora | None = None
-    trust_remote_code: bool = False
-
-
-@dataclass
-class Rollout:
-    """How trajectories are made.
-
-    Args:
-        engine: Where tokens are sampled.
-        group: Samples of each prompt.
-        sampling: How tokens are chosen while training.
-        skip_long_prompts: Leave out prompts that do not fit the context, instead of refusing the run.
-    """
-
-    engine: RolloutEngine
-    group: int = 8
-    sampling: Sampling = field(default_factory=Sampling)
-    skip_long_prompts: bool = False
-
-
-@dataclass
-class Train:
-    """The training loop.
-
-    Args:
-        steps: Rollout steps of the run.
-        prompts_per_step: Prompts of a step, over all ranks.
-        minibatches: Optimizer steps an epoch over a rollout.
-        epochs: Passes over a rollout.
-        micro_tokens: Tokens of one forward and backward pass, padding included.
-        lr: AdamW's largest learning rate.
-        weight_decay: AdamW's, for matrices only.
-        schedule: How the learning rate goes on after the warm-up.
-        warmup_steps: Rollout steps in which it rises from 0.
-        max_norm: The gradient's norm is clipped to this.
-        entropy_coef: Adds the policy's entropy to what is maximised.
-        aggregation: How tokens and sequences count; null takes the loss's own.
-        seed: Of the data's order and of every sampled token.
-    """
-
-    steps: int
-    prompts_per_step: int = 32
-    minibatches: int = 1
-    epochs: int = 1
-    micro_tokens: int = 16384
-    lr: float = 1e-6
-    weight_decay: float = 0.0
-    schedule: Schedule = "constant"
-    warmup_steps: int = 0
-    max_norm: float = 1.0
-    entropy_coef: float = 0.0
-    aggregation: Aggregation | None = None
-    seed: int = 0
-
-    @property
-    def on_policy(self) -> bool:
-        """Whether a rollout makes one optimizer step, so that the old policy is the one that learns."""
-        return self.minibatches * self.epochs == 1
-
-
-@dataclass
-class Validation:
-    """Held-out prompts, answered greedily and by sampling.
-
-    Args:
-        every: Validate after every so many steps too; 0 only before and after training.
-        limit: Prompts, from the start of the split.
-        samples: Sampled answers of each prompt, besides the greedy one; 0 for none.
-        sampling: How they are sampled; null takes the training's.
-    """
-
-    every: int = 0
-    limit: int = 200
-    samples: int = 1
-    sampling: Sampling | None = None
-
-
-@dataclass
-class KLLoss:
-    """Adds coef * KL(policy || reference), estimated token by token, to the loss.
-
-    Args:
-        coef: Its weight.
-        kind: The estimate; see `rlkit.ops.kl`.
-    """
-
-    coef: float = 0.001
-    kind: KLKind = "k3"
-
-
-@dataclass
-class Wandb:
-    """Weights & Biases.
-
-    Args:
-        project: The project.
-        name: The run's name; null takes the run folder's.
-        offline: Write to the run folder only.
-    """
-
-    project: str
-    name: str | None = None
-    offline: bool = False
-
-
-@dataclass
-class Log:
-    """Where metrics go besides the run folder.
-
-    Args:
-        wandb: Weights & Biases.
-    """
-
-    wandb: Wandb | None = None
+from rlkit.sections import (
+    Correction,
+    Critic,
+    KLLoss,
+    KLReward,
+    Log,
+    Model,
+    Reference,
+    Rejection,
+    Rollout,
+    Shaping,
+    Train,
+    Validation,
+)
 
 
 @dataclass
@@ -175,10 +39,31 @@ class Recipe:
     advantage: AdvantageEstimator
     loss: PolicyLoss
     train: Train
+    critic: Critic | None = None
     kl_loss: KLLoss | None = None
+    kl_reward: KLReward | None = None
+    reference: Reference | None = None
+    shaping: Shaping | None = None
+    correction: Correction | None = None
+    rejection: Rejection | None = None
     validation: Validation = field(default_factory=Validation)
     log: Log = field(default_factory=Log)
     fabric: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether something measures KL."""
+        return self.kl_loss is not None or self.kl_reward is not None
+
+    @property
+    def needs_old_logps(self) -> bool:
+        """Whether the trainer's log-probs must be known before learning starts.
+
+        Otherwise those of the first learning pass serve.
+        """
+        wanted = Needs.OLD_LOGPS in self.advantage.needs or self.kl_reward or self.correction or self.rejection
+        recompute = not self.train.on_policy and self.train.old_logps == "recompute"
+        return bool(wanted) or recompute
 
 
 ROLE_OF_KEY = {
@@ -187,6 +72,7 @@ ROLE_OF_KEY = {
     "advantage": "advantages",
     "loss": "losses",
     "rollout.engine": "engines",
+    "rollout.filter": "filters",
 }
 """Which role's classes a key of the recipe may name."""
 
@@ -203,12 +89,42 @@ def check(recipe: Recipe) -> None:
 
 
 def _check_needs(recipe: Recipe) -> Iterator[str]:
-    advantage = type(recipe.advantage).__name__
-    if Needs.GROUPS in recipe.advantage.needs and recipe.rollout.group < 2:
+    advantage, needs = type(recipe.advantage).__name__, recipe.advantage.needs
+    if Needs.GROUPS in needs and recipe.rollout.group < 2:
         yield (
             f"advantage {advantage} compares the samples of a prompt, but rollout.group is {recipe.rollout.group}; "
             "set rollout.group to 2 or more (usual: 8)"
         )
+    if Needs.VALUES in needs and recipe.critic is None:
+        yield (
+            f"advantage {advantage} needs values, but the recipe has no `critic:` section; add one, or choose GRPO, RLOO"
+        )
+    if Needs.VALUES not in needs and recipe.critic is not None:
+        yield f"the recipe has a `critic:` section, but advantage {advantage} reads no values; remove it, or choose GAE"
+    if Needs.PARTS in needs and recipe.reward.parts is not None:
+        missing = sorted(set(getattr(recipe.advantage, "weights", {})) - set(recipe.reward.parts))
+        if missing:
+            yield (
+                f"advantage {advantage} weighs the part {missing[0]!r}, but reward {type(recipe.reward).__name__} has "
+                f"only: {', '.join(recipe.reward.parts) or 'none'}; weigh one of these, or choose reward Composite"
+            )
+    yield from _check_reference(recipe)
+    yield from _check_sampling(recipe)
+
+
+def _check_reference(recipe: Recipe) -> Iterator[str]:
+    if recipe.reference is not None and not recipe.needs_reference:
+        yield (
+            "the recipe has a `reference:` section, but nothing measures KL; remove it, or add `kl_loss:` or `kl_reward:`"
+        )
+    if recipe.reference is not None and recipe.model.lora is not None:
+        yield (
+            "`reference:` cannot follow the policy under LoRA, where it is the same model without adapters; remove "
+            "`reference:` or `model.lora`"
+        )
+
+
+def _check_sampling(recipe: Recipe) -> Iterator[str]:
     sampling = recipe.rollout.sampling
     if sampling.truncates:
         yield (
@@ -225,36 +141,51 @@ def _check_needs(recipe: Recipe) -> Iterator[str]:
         )
 
 
+AT_LEAST_ONE = (
+    "rollout.group", "train.steps", "train.prompts_per_step", "train.minibatches", "train.epochs",
+    "train.micro_tokens", "validation.limit", "reference.refresh_every", "kl_reward.horizon", "model.lora.rank",
+)  # fmt: skip
+NOT_NEGATIVE = (
+    "train.weight_decay", "train.warmup_steps", "validation.every", "validation.samples", "critic.alone",
+    "critic.weight_decay", "critic.warmup_steps",
+)  # fmt: skip
+POSITIVE = (
+    "train.lr", "train.max_norm", "kl_loss.coef", "kl_reward.coef", "kl_reward.target", "critic.lr", "critic.max_norm",
+    "critic.clip", "model.lora.alpha", "shaping.clip", "correction.high", "correction.low", "rejection.high",
+    "rejection.low",
+)  # fmt: skip
+SHARES = ("train.ema", "reference.mix")
+
+
 def _check_numbers(recipe: Recipe) -> Iterator[str]:
+    for keys, good, expected in (
+        (AT_LEAST_ONE, lambda x: x >= 1, "1 or more"),
+        (NOT_NEGATIVE, lambda x: x >= 0, "0 or more"),
+        (POSITIVE, lambda x: x > 0, "more than 0"),
+        (SHARES, lambda x: 0 < x <= 1, "more than 0 and at most 1"),
+    ):
+        for key in keys:
+            value = _value(recipe, key)
+            if value is not None and not good(value):
+                yield f"{key} is {value}, expected {expected}"
     train = recipe.train
-    at_least_one = {
-        "rollout.group": recipe.rollout.group,
-        "train.steps": train.steps,
-        "train.prompts_per_step": train.prompts_per_step,
-        "train.minibatches": train.minibatches,
-        "train.epochs": train.epochs,
-        "train.micro_tokens": train.micro_tokens,
-        "validation.limit": recipe.validation.limit,
-    }
-    not_negative: dict[str, float] = {
-        "train.weight_decay": train.weight_decay,
-        "train.warmup_steps": train.warmup_steps,
-        "validation.every": recipe.validation.every,
-        "validation.samples": recipe.validation.samples,
-    }
-    positive: dict[str, float] = {"train.lr": train.lr, "train.max_norm": train.max_norm}
-    if recipe.kl_loss is not None:
-        positive["kl_loss.coef"] = recipe.kl_loss.coef
-    if recipe.model.lora is not None:
-        positive |= {"model.lora.rank": recipe.model.lora.rank, "model.lora.alpha": recipe.model.lora.alpha}
-    yield from (f"{key} is {value}, expected 1 or more" for key, value in at_least_one.items() if value < 1)
-    yield from (f"{key} is {value}, expected 0 or more" for key, value in not_negative.items() if value < 0)
-    yield from (f"{key} is {value}, expected more than 0" for key, value in positive.items() if not value > 0)
     if train.minibatches > train.prompts_per_step:
         yield (
             f"train.minibatches is {train.minibatches}, but a step has only train.prompts_per_step = "
             f"{train.prompts_per_step} prompts and a group is never divided; set it to {train.prompts_per_step} or less"
         )
+    for key in ("correction", "rejection"):
+        low, high = _value(recipe, f"{key}.low"), _value(recipe, f"{key}.high")
+        if low is not None and low >= high:
+            yield f"{key}.low is {low} and {key}.high is {high}, expected low < high"
+
+
+def _value(recipe: Recipe, key: str) -> Any:
+    """Give an option by its key; None if its section is absent."""
+    value: Any = recipe
+    for name in key.split("."):
+        value = None if value is None else getattr(value, name)
+    return value
 
 
 def _check_model(recipe: Recipe) -> Iterator[str]:

@@ -184,13 +184,16 @@ class Batch:
     rewards: Tensor  # [B] f32
     parts: Tensor  # [B,K] f32
     part_names: tuple[str, ...] = ()
-    old_logps: Tensor | None = None  # [B,T] f32
+    trainer_logps: Tensor | None = None  # [B,T] f32, of the trainer before it learns from this batch
+    old_logps: Tensor | None = None  # [B,T] f32, what ratios compare with
     ref_logps: Tensor | None = None  # [B,T] f32
     values: Tensor | None = None  # [B,T] f32
     advantages: Tensor | None = None  # [B,T] f32
     returns: Tensor | None = None  # [B,T] f32
     correction_weights: Tensor | None = None  # [B,T] f32
+    accepted: Tensor | None = None  # [B,T] bool, False where a token is rejected
     sum_pi_squared: Tensor | None = None  # [B,T] f32
+    selected: Tensor | None = None  # [B,T] bool
     greedy_rewards: Tensor | None = None  # [B] f32
     position_ids: Tensor | None = None  # [B,T] i64
     media: Any = None
@@ -216,6 +219,10 @@ class Batch:
     def __len__(self) -> int:
         return int(self.tokens.shape[0])
 
+    def outcomes(self) -> Tensor:
+        """Give each trajectory's whole reward [B], KL in the reward included."""
+        return self.token_rewards.sum(-1)
+
     def rows(self, index: Tensor) -> Batch:
         """Give the chosen rows, cut to the longest of them."""
         width = int(self.attention[index].sum(-1).max()) if len(index) else 0
@@ -234,6 +241,7 @@ class PolicyOutput(NamedTuple):
 
     logps: Tensor  # [B,T] f32
     entropy: Tensor | None  # [B,T] f32
+    sum_pi_squared: Tensor | None = None  # [B,T] f32, without a gradient
 
 
 class LossOutput(NamedTuple):

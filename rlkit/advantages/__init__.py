@@ -1,5 +1,28 @@
 """Advantage estimators: one a file."""
 
+from rlkit.advantages.gae import GAE
+from rlkit.advantages.gdpo import GDPO
+from rlkit.advantages.gpg import GPG
 from rlkit.advantages.grpo import GRPO
+from rlkit.advantages.max_rl import MaxRL
+from rlkit.advantages.opo import OPO
+from rlkit.advantages.optimal_token_baseline import OptimalTokenBaseline
+from rlkit.advantages.pass_k import PassK
+from rlkit.advantages.reinforce_pp import ReinforcePP, ReinforcePPBaseline
+from rlkit.advantages.remax import ReMax
+from rlkit.advantages.rloo import RLOO
 
-__all__ = ["GRPO"]
+__all__ = [
+    "GAE",
+    "GDPO",
+    "GPG",
+    "GRPO",
+    "MaxRL",
+    "OPO",
+    "OptimalTokenBaseline",
+    "PassK",
+    "RLOO",
+    "ReMax",
+    "ReinforcePP",
+    "ReinforcePPBaseline",
+]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from rlkit.ops.groups import group_stats
+from rlkit.ops.groups import normalized
 from rlkit.roles.advantage import AdvantageEstimator, Needs
 from rlkit.types import Batch
 
@@ -21,14 +21,12 @@ class GRPO(AdvantageEstimator):
     """
 
     needs: ClassVar[Needs] = Needs.GROUPS
+    formula: ClassVar[str] = "A = (R - mean_group) / (std_group + {eps})  [divided only if scale_by_std={scale_by_std}]"
 
     def __init__(self, scale_by_std: bool = True, eps: float = 1e-6) -> None:
         self.scale_by_std = scale_by_std
         self.eps = eps
 
     def estimate(self, batch: Batch) -> None:
-        stats = group_stats(batch.rewards, batch.group)
-        advantage = batch.rewards - stats.mean
-        if self.scale_by_std:
-            advantage = advantage / (stats.std + self.eps)
-        batch.advantages = advantage.masked_fill(stats.equal, 0.0)[:, None] * batch.mask
+        advantage = normalized(batch.outcomes(), batch.group, self.eps if self.scale_by_std else None)
+        batch.advantages = advantage[:, None] * batch.mask

@@ -44,6 +44,17 @@ class Data:
         chosen = [(slot, task.prompt(self.train[row], row)) for slot, row in enumerate(self.slots(step))]
         return [(slot, prompt) for slot, prompt in chosen if self.fits(prompt)]
 
+    def spare(self, step: int, attempt: int, group: int) -> Prompt:
+        """Give a prompt to take the place of a group that was dropped: any row, by the seed and the place."""
+        for extra in range(len(self.train)):
+            place = f"spare/{self.recipe.train.seed}/{step}/{attempt}/{group}/{extra}"
+            digest = hashlib.blake2b(place.encode(), digest_size=8).digest()
+            row = int.from_bytes(digest, "little") % len(self.train)
+            prompt = self.recipe.task.prompt(self.train[row], row)
+            if self.fits(prompt):
+                return prompt
+        raise RecipeError("no spare prompt fits the context; set rollout.filter.tries to 0")
+
     def fits(self, prompt: Prompt) -> bool:
         """Whether the context has room for an answer; always, unless the recipe skips long prompts."""
         return not self.recipe.rollout.skip_long_prompts or self.length(prompt) < self.context

@@ -73,9 +73,9 @@ class Session:
             if run.largest(self.interrupt.asked):
                 self.interrupt.asked = True
                 return
-            trajectories, figures = step(run, number)
+            rollouts, figures = step(run, number)
             self.outcome.steps = number
-            self.folder.dump(f"step-{number:05d}", trajectories)
+            self.folder.dump(f"step-{number:05d}", rollouts.all)
             if every and number % every == 0 and number < train.steps:
                 figures |= {f"validation/{name}": x for name, x in self.validate(run, f"{number:05d}").items()}
             if self.log is not None:
@@ -94,6 +94,9 @@ class Session:
         """Save what was learned and write how it ended."""
         if run is not None and self.log is not None and self.outcome.steps:
             save_policy(run.actor.policy, run.tokenizer, self.folder.path / "final")
+            if run.average is not None:
+                with run.average.applied():
+                    save_policy(run.actor.policy, run.tokenizer, self.folder.path / "ema")
         if self.log is not None:
             self.folder.result(vars(self.outcome))
             self.log.close(self.outcome.status)

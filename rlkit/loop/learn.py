@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from rlkit.loop.judge import policy_logps
 from rlkit.loop.metrics import Meter
-from rlkit.loop.run import Run
+from rlkit.loop.run import Run, Trained
 from rlkit.ops import aggregate, kl
 from rlkit.ops.batching import micro_batches
 from rlkit.ops.masked import masked_mean, masked_sum
@@ -25,94 +26,174 @@ class Counts(NamedTuple):
 
 
 def learn(run: Run, batch: Batch, number: int, meter: Meter) -> None:
-    """Take `epochs * minibatches` optimizer steps; fills `batch.old_logps` if the step is on-policy."""
+    """Take `epochs * minibatches` optimizer steps with the policy, and as many with the critic if there is one.
+
+    Fills `batch.trainer_logps` from the first pass if nothing needed them before.
+    """
+    critic = run.recipe.critic
+    fresh = batch.trainer_logps is None
+    if batch.trainer_logps is None:
+        batch.trainer_logps = torch.zeros_like(batch.rollout_logps)
     if batch.old_logps is None:
-        batch.old_logps = torch.zeros_like(batch.rollout_logps)
-    for groups in mini_batches(run, number):
+        batch.old_logps = batch.trainer_logps
+    for epoch, groups in mini_batches(run, number):
         rows = [i for i, group in enumerate(batch.group.tolist()) if group in groups]
-        update(run, batch, rows, meter)
+        if critic is not None:
+            update_critic(run, batch, rows, meter)
+        if critic is None or number > critic.alone:
+            update(run, batch, rows, meter, record=fresh and epoch == 0)
 
 
-def mini_batches(run: Run, number: int) -> Iterator[set[int]]:
-    """Give the groups of each mini-batch, the same on every rank."""
+def mini_batches(run: Run, number: int) -> Iterator[tuple[int, set[int]]]:
+    """Give the epoch and the groups of each mini-batch, the same on every rank."""
     train = run.recipe.train
     for epoch in range(train.epochs):
         digest = hashlib.blake2b(f"minibatches/{train.seed}/{number}/{epoch}".encode(), digest_size=6).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
         order = torch.randperm(train.prompts_per_step, generator=generator)
         for part in order.tensor_split(train.minibatches):
-            yield set(part.tolist())
+            yield epoch, set(part.tolist())
 
 
-def update(run: Run, batch: Batch, rows: Sequence[int], meter: Meter) -> None:
-    """Make one optimizer step from the rows of this rank; ranks may have different numbers of rows, or none.
+def count(run: Run, mask: Tensor) -> Counts:
+    """Count the tokens and the sequences under a mask, over all ranks."""
+    tokens, sequences = run.reduce(torch.stack((mask.sum(), mask.any(-1).sum())).float())
+    return Counts(tokens, sequences)
 
-    A gradient that is not finite is counted and left out, on every rank alike.
+
+def descend(
+    run: Run, trained: Trained, batch: Batch, rows: Sequence[int], loss_of: Callable[[Sequence[int]], Tensor]
+) -> Tensor:
+    """Make one optimizer step over micro-batches; give the gradient's norm before clipping.
+
+    Ranks make the same number of passes, some of them without rows. A gradient that is not finite changes nothing, on
+    every rank alike.
     """
-    train = run.recipe.train
-    mine = batch.mask[rows]
-    totals = run.reduce(torch.stack((mine.sum(), mine.any(-1).sum())).float())
-    if totals[0] == 0:
-        meter.count("update/empty", 1)
-        return
     lengths: list[int] = batch.attention[rows].sum(-1).tolist()
-    micros = [[rows[i] for i in part] for part in micro_batches(lengths, train.micro_tokens)]
+    micros = [[rows[i] for i in part] for part in micro_batches(lengths, run.recipe.train.micro_tokens)]
     rounds = int(run.largest(len(micros)))
     micros += [[]] * (rounds - len(micros))
     for i, micro in enumerate(micros):
-        with run.fabric.no_backward_sync(run.module, enabled=i < rounds - 1):
-            loss = micro_loss(run, batch, micro, Counts(totals[0], totals[1]), meter)
-            run.fabric.backward(loss * run.fabric.world_size)
-    norm = run.fabric.clip_gradients(run.module, run.optimizer, max_norm=train.max_norm, error_if_nonfinite=False)
+        with run.fabric.no_backward_sync(trained.module, enabled=i < rounds - 1):
+            run.fabric.backward(loss_of(micro) * run.fabric.world_size)
+    norm = run.fabric.clip_gradients(
+        trained.module, trained.optimizer, max_norm=trained.max_norm, error_if_nonfinite=False
+    )
     assert norm is not None
     if bool(torch.isfinite(norm)):
-        run.optimizer.step()
-    else:
-        meter.count("update/not_finite", 1 / run.fabric.world_size)
-    run.optimizer.zero_grad()
-    meter.mean("grad_norm", norm)
+        trained.optimizer.step()
+    trained.optimizer.zero_grad()
+    return norm
 
 
-def micro_loss(run: Run, batch: Batch, rows: Sequence[int], counts: Counts, meter: Meter) -> Tensor:
-    """Give a micro-batch's share of the mini-batch's loss; 0, yet with a graph, for one without rows."""
-    recipe = run.recipe
+def take(run: Run, batch: Batch, rows: Sequence[int]) -> tuple[Batch, Tensor, Tensor]:
+    """Give some rows with their tokens and mask; for no rows, tokens that keep a sharded module's ranks in step."""
     part = batch.rows(torch.tensor(rows, dtype=torch.long, device=run.device))
-    tokens, mask = part.tokens, part.mask
-    if not rows:
-        tokens, mask = (x.new_zeros(1, 2) for x in (tokens, mask))
-    out: PolicyOutput = run.module(tokens, mask, recipe.rollout.sampling.temperature)
-    if not rows:
-        return out.logps.sum()
-    if recipe.train.on_policy:
-        assert batch.old_logps is not None
-        part.old_logps = out.logps.detach()
-        batch.old_logps[list(rows), : tokens.shape[1]] = part.old_logps
-    result = recipe.loss(out, part)
+    if rows:
+        return part, part.tokens, part.mask
+    return part, part.tokens.new_zeros(1, 2), part.mask.new_zeros(1, 2)
+
+
+def update(run: Run, batch: Batch, rows: Sequence[int], meter: Meter, record: bool = False) -> None:
+    """Make one optimizer step of the policy from the rows of this rank; ranks may have unequal rows, or none.
+
+    With `record`, the log-probs of this pass become `batch.trainer_logps`.
+    """
+    recipe = run.recipe
+    kept = batch.mask if batch.accepted is None else batch.accepted
+    in_denominator = batch.mask if recipe.rejection and recipe.rejection.keep_in_denominator else kept
+    counts = count(run, in_denominator[rows])
+    if counts.tokens == 0:
+        meter.count("update/empty", 1 / run.fabric.world_size)
+        return
+    if recipe.loss.selects:
+        chosen = batch.rows(torch.tensor(rows, dtype=torch.long, device=run.device))
+        selected = recipe.loss.select(policy_logps(run, chosen).logps, chosen)
+        batch.selected = torch.zeros_like(batch.mask)
+        batch.selected[list(rows), : selected.shape[1]] = selected
+
+    def loss_of(micro: Sequence[int]) -> Tensor:
+        part, tokens, mask = take(run, batch, micro)
+        out: PolicyOutput = run.trained.module(tokens, mask, recipe.rollout.sampling.temperature)
+        if not micro:
+            return out.logps.sum()
+        if record:
+            assert batch.trainer_logps is not None
+            batch.trainer_logps[list(micro), : mask.shape[1]] = out.logps.detach()
+            if recipe.train.old_logps == "recompute":
+                part.old_logps = out.logps.detach()
+        return policy_loss(run, part, out, counts, meter)
+
+    norm = descend(run, run.trained, batch, rows, loss_of)
+    meter.mean("grad_norm", norm)
+    meter.count("update/not_finite", float(not torch.isfinite(norm)) / run.fabric.world_size)
+
+
+def policy_loss(run: Run, batch: Batch, out: PolicyOutput, counts: Counts, meter: Meter) -> Tensor:
+    """Give a micro-batch's share of the mini-batch's loss."""
+    recipe = run.recipe
+    result = recipe.loss(out, batch)
+    per_token, figures = add_terms(run, result, out, batch)
+    kept = batch.mask if batch.accepted is None else batch.accepted
+    in_denominator = batch.mask if recipe.rejection and recipe.rejection.keep_in_denominator else kept
     weights = aggregate.weights(
-        mask,
+        in_denominator,
         recipe.train.aggregation or recipe.loss.aggregation,
         tokens=counts.tokens,
         sequences=counts.sequences,
         budget=recipe.rollout.sampling.max_tokens,
     )
-    per_token, figures = add_terms(run, result, out, part)
-    loss = masked_sum(per_token * weights, mask)
+    loss = masked_sum(per_token * weights, kept)
     meter.count("policy/loss", float(loss.detach()))
     for name, value in figures.items():
-        meter.mean(f"policy/{name}", value, weight=float(mask.sum()))
+        meter.mean(f"policy/{name}", value.detach(), weight=float(batch.mask.sum()))
     return loss
 
 
 def add_terms(run: Run, result: LossOutput, out: PolicyOutput, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-    """Add the recipe's entropy and KL terms to the policy loss, token by token."""
+    """Weigh the policy loss for the engine's mismatch, and add the entropy and KL terms, token by token."""
     recipe = run.recipe
     per_token, figures = result.per_token, dict(result.metrics)
+    if batch.correction_weights is not None and not recipe.loss.applies_correction:
+        per_token = per_token * batch.correction_weights
     if out.entropy is not None:
-        figures["entropy"] = masked_mean(out.entropy.detach(), batch.mask)
+        figures["entropy"] = masked_mean(out.entropy, batch.mask)
         if recipe.train.entropy_coef:
             per_token = per_token - recipe.train.entropy_coef * out.entropy
     if recipe.kl_loss is not None and batch.ref_logps is not None:
         divergence = kl.estimate(out.logps, batch.ref_logps, recipe.kl_loss.kind)
-        figures["kl_ref"] = masked_mean(divergence.detach(), batch.mask)
+        figures["kl_ref"] = masked_mean(divergence, batch.mask)
         per_token = per_token + recipe.kl_loss.coef * divergence
     return per_token, figures
+
+
+def update_critic(run: Run, batch: Batch, rows: Sequence[int], meter: Meter) -> None:
+    """Make one optimizer step of the critic."""
+    assert run.critic is not None
+    critic = run.critic
+    counts = count(run, batch.mask[rows])
+    if counts.tokens == 0:
+        return
+
+    def loss_of(micro: Sequence[int]) -> Tensor:
+        part, tokens, mask = take(run, batch, micro)
+        values: Tensor = critic.module(tokens, mask)
+        return value_loss(run, part, values, counts, meter) if micro else values.sum()
+
+    meter.mean("critic/grad_norm", descend(run, critic, batch, rows, loss_of))
+
+
+def value_loss(run: Run, batch: Batch, values: Tensor, counts: Counts, meter: Meter) -> Tensor:
+    """Give a micro-batch's share of 0.5 mean(max((v - R)^2, (clip(v, v_old +- clip) - R)^2)) over all tokens."""
+    assert run.recipe.critic is not None
+    assert batch.values is not None
+    assert batch.returns is not None
+    bound, error = run.recipe.critic.clip, (values - batch.returns) ** 2
+    clipped = error
+    if bound is not None:
+        clipped = (torch.clamp(values, batch.values - bound, batch.values + bound) - batch.returns) ** 2
+    worst = torch.maximum(error, clipped)
+    loss = 0.5 * masked_sum(worst, batch.mask) / counts.tokens
+    meter.count("critic/loss", float(loss.detach()))
+    meter.mean("critic/clip_fraction", masked_mean(clipped > error, batch.mask), weight=float(batch.mask.sum()))
+    return loss

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlkit.errors import RecipeError
-from rlkit.recipe import Log
+from rlkit.sections import Log
 
 
 class Meter:

@@ -6,7 +6,8 @@ import asyncio
 import os
 from collections.abc import Coroutine, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from lightning.fabric import Fabric
@@ -14,8 +15,11 @@ from torch import Tensor
 
 from rlkit.loop.data import Data
 from rlkit.loop.optim import make_optimizer
+from rlkit.loop.shaping import KLPenalty, RewardShaper
 from rlkit.models.actor import Actor
-from rlkit.models.load import load_policy, stop_ids
+from rlkit.models.average import WeightAverage
+from rlkit.models.critic import ValueModel
+from rlkit.models.load import load_backbone, load_policy, stop_ids
 from rlkit.models.lora import base_model
 from rlkit.models.reference import Reference
 from rlkit.models.weights import PolicyWeights
@@ -28,6 +32,14 @@ from rlkit.types import Score, Trajectory
 T = TypeVar("T")
 
 
+class Trained(NamedTuple):
+    """A module that learns, as Fabric wraps it, with its optimizer."""
+
+    module: Any
+    optimizer: Any
+    max_norm: float
+
+
 class Run:
     """A recipe brought to life on this rank.
 
@@ -35,7 +47,7 @@ class Run:
         recipe: Checked by `rlkit.recipe.check`.
         data: From `load_data`.
         fabric: Launched.
-        training: Whether there will be an optimizer; validation needs none.
+        training: Whether there will be optimizers, a critic and a reference; validation needs none.
     """
 
     def __init__(self, recipe: Recipe, data: Data, fabric: Fabric, training: bool = True) -> None:
@@ -45,17 +57,29 @@ class Run:
         self.version = 0
         self._runner = asyncio.Runner()
         self._runner.get_loop().set_exception_handler(_quiet_interrupts)
-        self._workers = Workers(max(1, min(4, (os.cpu_count() or 1) // fabric.world_size)))
-        self.actor = Actor(load_policy(recipe.model))
-        self.module: Any = self.actor.to(fabric.device)
-        self.optimizer: Any = None
+        processors = max(1, (os.cpu_count() or 1) // fabric.world_size)
+        self._workers = Workers(recipe.reward.concurrency or min(4, processors))
+        self.actor = Actor(load_policy(recipe.model)).to(fabric.device)
         if training:
-            self.module, self.optimizer = fabric.setup(self.actor, make_optimizer(self.actor, recipe.train))
-        self.reference: Reference | None = None
-        if training and recipe.kl_loss is not None:
-            self.reference = Reference(self.actor, recipe.model, fabric.device)
-        for part in (recipe.rollout.engine, recipe.reward, recipe.advantage):
+            self._prepare_training()
+        parts = (recipe.rollout.engine, recipe.reward, recipe.advantage, recipe.loss)
+        for part in parts:
             part.bind(self)
+
+    def _prepare_training(self) -> None:
+        recipe, fabric = self.recipe, self.fabric
+        train = recipe.train
+        self.trained = Trained(*fabric.setup(self.actor, make_optimizer(self.actor, train)), train.max_norm)
+        self.critic: Trained | None = None
+        if recipe.critic is not None:
+            path = recipe.critic.path or recipe.model.path
+            self.value_model = ValueModel(load_backbone(replace(recipe.model, path=path, lora=None)))
+            optimizer = make_optimizer(self.value_model, recipe.critic)
+            self.critic = Trained(*fabric.setup(self.value_model, optimizer), recipe.critic.max_norm)
+        self.reference = Reference(self.actor, recipe.model, fabric.device) if recipe.needs_reference else None
+        self.average = None if train.ema is None else WeightAverage(self.actor, train.ema)
+        self.kl_penalty = None if recipe.kl_reward is None else KLPenalty(recipe.kl_reward)
+        self.shaper = None if recipe.shaping is None else RewardShaper(recipe.shaping)
 
     @property
     def tokenizer(self) -> Any:
@@ -86,6 +110,13 @@ class Run:
         summed = self.fabric.all_reduce(x.to(self.device), reduce_op="sum")
         return summed.to(x.device)  # type: ignore[union-attr]
 
+    def gather(self, x: Tensor) -> Tensor:
+        if self.fabric.world_size == 1:
+            return x
+        everyone: list[Any] = [None] * self.fabric.world_size
+        torch.distributed.all_gather_object(everyone, x.cpu())
+        return torch.cat(everyone).to(x.device)
+
     def largest(self, value: float) -> float:
         """Give the largest of all ranks' values."""
         if self.fabric.world_size == 1:
@@ -104,6 +135,14 @@ class Run:
         """Give the engine the weights, under the current version."""
         weights = PolicyWeights(self.actor.policy)
         self.wait(self.recipe.rollout.engine.sync(weights, self.version))
+
+    def follow(self, number: int) -> None:
+        """After a step, let the averaged weights and the reference follow the policy."""
+        if self.average is not None:
+            self.average.update()
+        section = self.recipe.reference
+        if section is not None and self.reference is not None and number % section.refresh_every == 0:
+            self.reference.follow(self.actor, section.mix)
 
     def close(self) -> None:
         """Free what the run holds."""

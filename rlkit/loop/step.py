@@ -3,123 +3,76 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
+from rlkit.loop.judge import judge, measure_gap
 from rlkit.loop.learn import learn
 from rlkit.loop.metrics import Meter, memory_mb
 from rlkit.loop.optim import learning_rate, set_learning_rate
+from rlkit.loop.rollouts import Rollouts, sample
 from rlkit.loop.run import Run
-from rlkit.ops.batching import micro_batches
 from rlkit.ops.groups import group_stats
+from rlkit.ops.masked import masked_mean
 from rlkit.rollout.collate import collate
-from rlkit.rollout.collect import Sampler, collect
-from rlkit.types import Batch, Prompt, StopReason, Trajectory
+from rlkit.types import Batch
 
 
-def step(run: Run, number: int) -> tuple[list[Trajectory], dict[str, float]]:
-    """Make one step of training (the first is 1); give its trajectories and figures."""
+def step(run: Run, number: int) -> tuple[Rollouts, dict[str, float]]:
+    """Make one step of training (the first is 1); give its rollouts and figures."""
     meter = Meter()
-    train = run.recipe.train
-    prompts = run.data.prompts(number)[run.fabric.global_rank :: run.fabric.world_size]
     with _timed(meter, "sample"):
-        trajectories = sample(run, prompts, number)
-    kept = select(trajectories, meter)
-    batch = collate(kept).to(run.device)
+        rollouts = sample(run, number, meter)
+    batch = collate(rollouts.kept).to(run.device)
+    if rollouts.greedy is not None:
+        batch.greedy_rewards = torch.tensor([rollouts.greedy[t.group] for t in rollouts.kept], device=run.device)
     with _timed(meter, "judge"):
-        judge(run, batch)
+        judge(run, batch, meter)
     run.recipe.advantage.estimate(batch)
-    rate = learning_rate(train, number)
-    set_learning_rate(run.optimizer, rate)
+    schedule(run, number, meter)
     with _timed(meter, "learn"):
         learn(run, batch, number, meter)
+        run.follow(number)
     with _timed(meter, "publish"):
         run.version += 1
         run.publish()
-    describe(batch, meter)
-    meter.max("lr", rate)
+    describe(run, batch, meter)
     meter.max("version", run.version)
     meter.max("memory/rss_mb", memory_mb())
     figures = meter.result() | {f"engine/{k}": v for k, v in run.recipe.rollout.engine.health().items()}
     figures["time/tokens_per_second"] = figures.get("rollout/tokens", 0.0) / max(figures["time/sample"], 1e-9)
-    return trajectories, figures
+    return rollouts, figures
 
 
-def sample(run: Run, prompts: Sequence[tuple[int, Prompt]], number: int) -> list[Trajectory]:
-    """Sample and score the prompts' groups."""
-    recipe = run.recipe
-    sampler = Sampler(
-        recipe.rollout.engine, run.tokenizer, recipe.rollout.sampling, recipe.rollout.group, recipe.train.seed, number
-    )
-    with recipe.rollout.engine.awake():
-        return run.wait(collect(sampler, prompts, lambda group: finish(run, group)))
+def schedule(run: Run, number: int, meter: Meter) -> None:
+    """Set the step's learning rates."""
+    train, critic = run.recipe.train, run.recipe.critic
+    for name, trained, section in (("lr", run.trained, train), ("critic/lr", run.critic, critic)):
+        if trained is not None and section is not None:
+            rate = learning_rate(section, number, train.steps)
+            set_learning_rate(trained.optimizer, rate)
+            meter.max(name, rate)
 
 
-async def finish(run: Run, group: Sequence[Trajectory]) -> None:
-    """Score a group."""
-    if group:
-        for trajectory, score in zip(group, await run.score(run.recipe.reward, group), strict=True):
-            trajectory.score = score
-
-
-def select(trajectories: Sequence[Trajectory], meter: Meter) -> list[Trajectory]:
-    """Leave out conversations that failed, and whole groups in which a reward did; count both."""
-    failed = [t for t in trajectories if t.error is not None]
-    unscored = [t for t in trajectories if t.error is None and (t.score is None or t.score.reward is None)]
-    dropped = {t.group for t in unscored}
-    kept = [t for t in trajectories if t.error is None and t.group not in dropped]
-    meter.count("rollout/failed", len(failed))
-    meter.count("reward/failed", len(unscored))
-    meter.count("reward/groups_dropped", len(dropped))
-    meter.count("rollout/tokens", sum(t.response_length for t in trajectories))
-    meter.means("rollout/length", [t.response_length for t in trajectories])
-    meter.means("rollout/stopped", [t.stop is StopReason.STOP for t in trajectories])
-    for t in kept:
-        meter.max("rollout/length_max", t.response_length)
-        if t.score is not None and t.score.reward is not None:
-            meter.mean("reward/mean", t.score.reward)
-            for name, value in t.score.parts.items():
-                meter.mean("accuracy" if name == "accuracy" else f"reward/{name}", value)
-    return kept
-
-
-@torch.no_grad()
-def judge(run: Run, batch: Batch) -> None:
-    """Compute the log-probs that the recipe needs before learning: the old policy's, and the reference's.
-
-    With one optimizer step a rollout the old policy's are those of the learning pass itself.
-    """
-    train, temperature = run.recipe.train, run.recipe.rollout.sampling.temperature
-    if not train.on_policy:
-        batch.old_logps = torch.zeros_like(batch.rollout_logps)
-    if run.reference is not None:
-        batch.ref_logps = torch.zeros_like(batch.rollout_logps)
-    if batch.old_logps is None and batch.ref_logps is None:
-        return
-    lengths: list[int] = batch.attention.sum(-1).tolist()
-    for rows in micro_batches(lengths, train.micro_tokens):
-        part = batch.rows(torch.tensor(rows, device=run.device))
-        width = part.tokens.shape[1]
-        with run.autocast():
-            if batch.old_logps is not None:
-                batch.old_logps[rows, :width] = run.actor(part.tokens, part.mask, temperature).logps
-            if run.reference is not None and batch.ref_logps is not None:
-                batch.ref_logps[rows, :width] = run.reference.logps(part.tokens, part.mask, temperature)
-
-
-def describe(batch: Batch, meter: Meter) -> None:
-    """Measure the rewards' spread, the groups without signal, and the gap between engine and trainer."""
+def describe(run: Run, batch: Batch, meter: Meter) -> None:
+    """Measure the rewards' spread, the advantages, the critic, and the gap between engine and trainer."""
     stats = group_stats(batch.rewards, batch.group)
     meter.means("reward/std", stats.std.tolist())
     meter.means("groups/no_signal", stats.equal.float().tolist())
-    if batch.old_logps is None or not bool(batch.mask.any()):
-        return
-    gap: Tensor = (batch.old_logps - batch.rollout_logps)[batch.mask].abs()
-    meter.mean("mismatch/mean", gap.mean(), weight=len(gap))
-    meter.max("mismatch/max", gap.max())
+    measure_gap(run, batch, meter)
+    if batch.advantages is not None and len(batch):
+        meter.max("advantage/max", batch.advantages.max())
+        meter.max("advantage/abs_mean", masked_mean(batch.advantages.abs(), batch.mask))
+    if batch.values is not None and batch.returns is not None and int(batch.mask.sum()) > 1:
+        meter.mean("critic/explained_variance", explained_variance(batch.values[batch.mask], batch.returns[batch.mask]))
+
+
+def explained_variance(values: Tensor, returns: Tensor) -> Tensor:
+    """Give 1 - var(returns - values) / (var(returns) + 1e-5) of [N] tokens."""
+    return 1 - (returns - values).var() / (returns.var() + 1e-5)
 
 
 @contextmanager

@@ -1,5 +1,12 @@
 """Policy losses: one a file."""
 
+from rlkit.losses.cispo import CISPO
 from rlkit.losses.clip import ClipLoss
+from rlkit.losses.covariance import ClipCov, KLCov
+from rlkit.losses.dppo import DPPO
+from rlkit.losses.gmpo import GMPO
+from rlkit.losses.gspo import GSPO
+from rlkit.losses.policy_gradient import PolicyGradient
+from rlkit.losses.sapo import SAPO
 
-__all__ = ["ClipLoss"]
+__all__ = ["CISPO", "ClipCov", "ClipLoss", "DPPO", "GMPO", "GSPO", "KLCov", "PolicyGradient", "SAPO"]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 
 from rlkit.errors import RecipeError
 from rlkit.ops.masked import masked_mean
-from rlkit.roles.loss import PolicyLoss
+from rlkit.roles.loss import PolicyLoss, check_clip
 from rlkit.types import Batch, LossOutput, PolicyOutput
 
 
@@ -23,12 +25,12 @@ class ClipLoss(PolicyLoss):
         clip_dual: Bound of the ratio where the advantage is negative, more than 1; None leaves it unbounded.
     """
 
+    formula: ClassVar[str] = (
+        "max(-A r, -A clip(r, 1 - {clip_low}, 1 + {clip_high})), r = exp(logp - old_logp)  [dual clip: {clip_dual}]"
+    )
+
     def __init__(self, clip_low: float = 0.2, clip_high: float = 0.2, clip_dual: float | None = None) -> None:
-        if not 0 <= clip_low <= 1 or clip_high < 0:
-            raise RecipeError(
-                f"ClipLoss has clip_low={clip_low} and clip_high={clip_high}, expected 0 <= clip_low <= 1 and "
-                "clip_high >= 0 (usual: 0.2 and 0.2 to 0.28)"
-            )
+        check_clip(self, clip_low, clip_high)
         if clip_dual is not None and clip_dual <= 1:
             raise RecipeError(f"ClipLoss has clip_dual={clip_dual}, expected more than 1 (usual: 3) or null")
         self.clip_low = clip_low

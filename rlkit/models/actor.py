@@ -25,7 +25,7 @@ class Actor(nn.Module):
         self.chunked = self._probe()
 
     def forward(self, tokens: Tensor, mask: Tensor, temperature: float = 1.0) -> PolicyOutput:
-        """Give log-probs and entropies of `softmax(logits / temperature)`, both [B,T] f32 and 0 outside the mask.
+        """Give log-probs, entropies and sums of squares of `softmax(logits / temperature)`, [B,T] f32 and 0 outside the mask.
 
         Args:
             tokens: [B,T] i64, right-padded (a causal model's tokens never see the padding after them).
@@ -37,13 +37,13 @@ class Actor(nn.Module):
         if self.chunked:
             hidden = self._hidden(tokens)[:, :-1][chosen]
             head = base_model(self.policy).get_output_embeddings()
-            logps, entropy = token_logps(hidden, head.weight, head.bias, targets, temperature)
+            found = token_logps(hidden, head.weight, head.bias, targets, temperature)
         else:
             logits = self.policy(input_ids=tokens, use_cache=False).logits[:, :-1][chosen]
-            logps, entropy = logits_logps(logits, targets, temperature)
+            found = logits_logps(logits, targets, temperature)
         empty = torch.zeros(tokens.shape, device=tokens.device)
         index = torch.nn.functional.pad(chosen, (1, 0))
-        return PolicyOutput(empty.masked_scatter(index, logps), empty.masked_scatter(index, entropy))
+        return PolicyOutput(*(empty.masked_scatter(index, x) for x in found))
 
     def _hidden(self, tokens: Tensor) -> Tensor:
         hidden: Tensor = base_model(self.policy).get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state

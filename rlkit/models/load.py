@@ -12,7 +12,7 @@ import torch
 
 from rlkit.errors import RecipeError
 from rlkit.models.lora import add_lora
-from rlkit.recipe import Model
+from rlkit.sections import Model
 
 TINY = Path(__file__).parent / "tiny"
 
@@ -73,6 +73,23 @@ def load_policy(model: Model) -> Any:
     policy.eval()
     policy.config.use_cache = False
     return policy if model.lora is None else add_lora(policy, model.lora)
+
+
+def load_backbone(model: Model) -> Any:
+    """Load a model without its output layer, in float32.
+
+    Raises:
+        RecipeError: It cannot be loaded.
+    """
+    from transformers import AutoModel
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    with _explained(model.path):
+        backbone = AutoModel.from_pretrained(
+            resolve(model.path), dtype=torch.float32, trust_remote_code=model.trust_remote_code
+        )
+    return backbone.eval()
 
 
 def context_length(config: Any) -> int:

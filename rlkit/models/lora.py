@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from rlkit.errors import RecipeError
-from rlkit.recipe import Lora
+from rlkit.sections import Lora
 
 
 def add_lora(policy: Any, lora: Lora) -> Any:

@@ -8,7 +8,7 @@ from torch import Tensor
 from rlkit.models.actor import Actor
 from rlkit.models.load import load_policy
 from rlkit.models.lora import adapters_off, has_lora
-from rlkit.recipe import Model
+from rlkit.sections import Model
 
 
 class Reference:
@@ -20,6 +20,12 @@ class Reference:
             self.actor = actor
         else:
             self.actor = Actor(load_policy(model)).to(device).requires_grad_(False)
+
+    @torch.no_grad()
+    def follow(self, actor: Actor, mix: float) -> None:
+        """Move towards the policy: reference = mix * policy + (1 - mix) * reference; a shared one cannot."""
+        for mine, theirs in zip(self.actor.parameters(), actor.parameters(), strict=True):
+            mine.lerp_(theirs, mix)
 
     @torch.no_grad()
     def logps(self, tokens: Tensor, mask: Tensor, temperature: float) -> Tensor:

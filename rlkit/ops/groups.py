@@ -31,3 +31,21 @@ def group_stats(values: Tensor, group: Tensor) -> GroupStats:
     smallest = zeros.scatter_reduce(0, index, x, "amin", include_self=False)
     equal = largest == smallest
     return GroupStats(size[index].long(), mean[index].float(), std[index].float(), equal[index])
+
+
+def group_sum(values: Tensor, group: Tensor) -> Tensor:
+    """Give for each row the sum of values [B,...] over its group."""
+    _, index = torch.unique(group, return_inverse=True)
+    sums = torch.zeros_like(values).index_add(0, index, values)
+    return sums[index]
+
+
+def normalized(values: Tensor, group: Tensor, eps: float | None) -> Tensor:
+    """Give values [B] less their group's mean, divided by its sample standard deviation + eps unless that is None.
+
+    A group of equal values, or of one, gives exactly 0.
+    """
+    stats = group_stats(values, group)
+    centred = values - stats.mean
+    scaled = centred if eps is None else centred / (stats.std + eps)
+    return scaled.masked_fill(stats.equal, 0.0)

@@ -14,7 +14,7 @@ CHUNK_ELEMENTS = 64 * 1024 * 1024
 
 def token_logps(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float = 1.0
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Give log-probs and entropies of `softmax(hidden @ weight.T + bias) / temperature)`.
 
     The backward pass computes the logits anew, chunk by chunk.
@@ -27,14 +27,14 @@ def token_logps(
         temperature: Divides the logits.
 
     Returns:
-        log-probs [N] f32 and entropies [N] f32, both differentiable.
+        log-probs [N] f32 and entropies [N] f32, both differentiable, and sums of squared probabilities [N] f32.
     """
     device = hidden.device.type
     if torch.is_autocast_enabled(device):
         kind = torch.get_autocast_dtype(device)
         hidden, weight = hidden.to(kind), weight.to(kind)
         bias = None if bias is None else bias.to(kind)
-    result: tuple[Tensor, Tensor] = _TokenLogps.apply(hidden, weight, bias, targets, temperature)  # type: ignore[no-untyped-call]
+    result: tuple[Tensor, Tensor, Tensor] = _TokenLogps.apply(hidden, weight, bias, targets, temperature)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -44,20 +44,23 @@ class _TokenLogps(torch.autograd.Function):
     @staticmethod
     def forward(  # noqa: PLR0917 (autograd passes positions)
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float
-    ) -> tuple[Tensor, Tensor]:
-        logps, entropy = (hidden.new_empty(len(targets), dtype=torch.float32) for _ in range(2))
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        logps, entropy, squares = (hidden.new_empty(len(targets), dtype=torch.float32) for _ in range(3))
         for part in _chunks(len(targets), weight.shape[0]):
             all_logps = _log_softmax(hidden[part], weight, bias, temperature)
             logps[part] = all_logps.gather(-1, targets[part, None]).squeeze(-1)
-            entropy[part] = -(all_logps.exp() * all_logps).sum(-1)
+            probs = all_logps.exp()
+            entropy[part] = -(probs * all_logps).sum(-1)
+            squares[part] = probs.square_().sum(-1)
         ctx.save_for_backward(hidden, weight, bias, targets, entropy)
         ctx.temperature = temperature
-        return logps, entropy
+        ctx.mark_non_differentiable(squares)
+        return logps, entropy, squares
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, entropy = ctx.saved_tensors
-        grad_logps, grad_entropy = grads
+        grad_logps, grad_entropy = grads[:2]
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         d_hidden = torch.zeros_like(hidden) if wants_hidden else None
         d_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
@@ -90,8 +93,9 @@ def _chunks(rows: int, vocabulary: int) -> list[slice]:
     return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
 
 
-def logits_logps(logits: Tensor, targets: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Give log-probs and entropies, both [N] f32, from logits [N,V] that exist already."""
+def logits_logps(logits: Tensor, targets: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+    """Give what `token_logps` gives from logits [N,V] that exist already."""
     all_logps = torch.log_softmax(logits.float() / temperature, dim=-1)
-    entropy = -(all_logps.exp() * all_logps).sum(-1)
-    return all_logps.gather(-1, targets[:, None]).squeeze(-1), entropy
+    probs = all_logps.exp()
+    logps = all_logps.gather(-1, targets[:, None]).squeeze(-1)
+    return logps, -(probs * all_logps).sum(-1), probs.detach().square().sum(-1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -19,4 +20,21 @@ def masked_sum(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
 def masked_mean(x: Tensor, mask: Tensor, reduce: Reducer = lambda x: x) -> Tensor:
     """Give the mean of x where the mask is True, over all ranks if `reduce` sums over them; 0 if there is none."""
     total = reduce(torch.stack((masked_sum(x.float(), mask), mask.sum().float())))
-    return total[0] / total[1].clamp(min=1)
+    mean: Tensor = total[0] / total[1].clamp(min=1)
+    return mean
+
+
+def whiten(x: Tensor, mask: Tensor, reduce: Reducer = lambda x: x) -> Tensor:
+    """Give (x - mean) / sqrt(var + 1e-8) with the sample variance under the mask, over all ranks; 0 outside it.
+
+    With fewer than two values there is no variance: x stays as it is, and a warning says so.
+    """
+    total, count = reduce(torch.stack((masked_sum(x.double(), mask), mask.sum().double())))
+    if count < 2:
+        warnings.warn(f"whitening needs two values, but there are {int(count)}: left as they are", stacklevel=2)
+        return x * mask
+    mean = total / count
+    spread = reduce(masked_sum((x.double() - mean) ** 2, mask)[None])[0]
+    variance = spread / (count - 1)
+    whitened: Tensor = ((x - mean) * (variance + 1e-8).rsqrt()).float() * mask
+    return whitened

@@ -15,6 +15,8 @@ class ExactReward(RewardFunction):
         on_error: What becomes of a group with a failed score.
     """
 
+    parts = ("accuracy",)
+
     def __init__(self, ignore_case: bool = False, timeout: float = 10.0, on_error: OnError = "drop") -> None:
         self.ignore_case = ignore_case
         self.timeout = timeout

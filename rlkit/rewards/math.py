@@ -24,6 +24,8 @@ class MathReward(RewardFunction):
         on_error: What becomes of a group with a failed score.
     """
 
+    parts = ("accuracy", "format")
+
     def __init__(self, format_weight: float = 0.0, timeout: float = 10.0, on_error: OnError = "drop") -> None:
         self.format_weight = format_weight
         self.timeout = timeout

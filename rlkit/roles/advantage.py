@@ -21,12 +21,24 @@ class Needs(Flag):
     NOTHING = 0
     GROUPS = auto()
     """At least two samples of each prompt."""
+    VALUES = auto()
+    """A critic's values."""
+    GREEDY = auto()
+    """The reward of a greedy answer to each prompt."""
+    PARTS = auto()
+    """A reward that reports its parts."""
+    OLD_LOGPS = auto()
+    """The trainer's log-probs before the update."""
+    SUM_PI_SQUARED = auto()
+    """The sum of squared probabilities at each token, under the policy before the update."""
 
 
 class AdvantageEstimator(ABC):
     """Fills `batch.advantages` [B,T] f32, 0 outside the mask; and `batch.returns` where a critic learns."""
 
     needs: ClassVar[Needs] = Needs.NOTHING
+    formula: ClassVar[str] = "see its documentation"
+    """What `rlkit explain` prints, the constructor's options filled in by name."""
     reduce: Callable[[Tensor], Tensor] = staticmethod(lambda x: x)
     """Sums a tensor over all ranks: for statistics of the whole batch. A group never straddles ranks."""
 
@@ -36,4 +48,4 @@ class AdvantageEstimator(ABC):
 
     @abstractmethod
     def estimate(self, batch: Batch) -> None:
-        """Write the advantages into the batch; reads `token_rewards`, `rewards`, `mask` and `group`."""
+        """Write the advantages into the batch; reads `token_rewards`, `mask` and `group`."""

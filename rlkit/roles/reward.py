@@ -30,6 +30,10 @@ class RewardManager(ABC):
 
     timeout: float = 60.0
     on_error: OnError = "drop"
+    concurrency: int | None = None
+    """How many calls of a `RewardFunction` may run at once; None takes the machine's number of processors."""
+    parts: Sequence[str] | None = None
+    """The names of the parts that scores will have, where they are known beforehand."""
 
     def bind(self, runtime: Runtime) -> None:
         """Receive what exists only once the run does."""

@@ -55,5 +55,8 @@ class Runtime(Protocol):
     def reduce(self, x: Tensor) -> Tensor:
         """Sum a tensor over the data-parallel group."""
 
+    def gather(self, x: Tensor) -> Tensor:
+        """Concatenate a vector, whose length may differ, over the data-parallel group."""
+
     async def score(self, reward: RewardManager, trajectories: Sequence[Trajectory]) -> list[Score]:
         """Call a reward through the run's boundary: with its deadline, errors turned into scores."""

@@ -24,6 +24,7 @@ class Sampler:
     samples: int
     seed: int
     step: int
+    attempt: int = 0
 
 
 def render(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
@@ -57,7 +58,7 @@ async def collect(sampler: Sampler, prompts: Sequence[tuple[int, Prompt]], finis
 
 async def converse(sampler: Sampler, prompt: Prompt, tokens: list[int], group: int, sample: int) -> Trajectory:
     """Hold one conversation: the prompt, and the policy's answer to it."""
-    key = SampleKey(sampler.seed, sampler.step, f"{group}/{prompt.id}", sample)
+    key = SampleKey(sampler.seed, sampler.step, f"{group}/{prompt.id}", sample, sampler.attempt)
     request = Request(tuple(tokens), sampler.sampling, key, session=f"{key.step}/{key.prompt}/{sample}")
     start = len(tokens)
     try:

@@ -53,7 +53,7 @@ def gradient(run: Run, rows: list[int]) -> torch.Tensor:
     def look(*_: object) -> None:
         seen.append(torch.cat([p.grad.flatten().clone() for p in run.actor.parameters()]))
 
-    handle = run.optimizer.optimizer.register_step_pre_hook(look)
+    handle = run.trained.optimizer.optimizer.register_step_pre_hook(look)
     batch = example(rows)
     update(run, batch, list(range(len(batch))), Meter())
     handle.remove()

@@ -23,7 +23,7 @@ SOURCES = list((ROOT / "rlkit").rglob("*.py")) + list((ROOT / "plugins").glob("*
 FLOORS = [
     {"types", "errors"},
     {"roles", "ops"},
-    {"hooks", "registry", "recipe"},
+    {"hooks", "registry", "recipe", "sections"},
     {"models"},
     {"advantages", "losses", "rewards", "engines", "tools", "parsers", "interactions", "tasks"},
     {"builtin", "rollout", "testing"},

@@ -13,7 +13,7 @@ from rlkit.models.actor import Actor
 from rlkit.models.load import TINY, load_policy, load_tokenizer, save_policy
 from rlkit.models.reference import Reference
 from rlkit.models.weights import PolicyWeights
-from rlkit.recipe import Lora, Model
+from rlkit.sections import Lora, Model
 from rlkit.testing import random_model, save_random_model
 
 TOKENS = torch.tensor([[5, 6, 7, 8, 9, 10], [9, 8, 7, 6, 0, 0]])

@@ -10,7 +10,7 @@ import pytest
 from rlkit.errors import RecipeError
 from rlkit.loop.data import Data
 from rlkit.loop.optim import learning_rate
-from rlkit.recipe import Train
+from rlkit.sections import Train
 from rlkit.roles.task import Task
 from rlkit.tasks import GSM8K, Arithmetic, HFDataset, Jsonl
 from rlkit.testing import check_task
@@ -129,4 +129,4 @@ def test_each_epoch_is_a_permutation_that_depends_on_the_seed_alone() -> None:
 )
 def test_learning_rates_by_hand(schedule, rates) -> None:
     train = Train(steps=6, warmup_steps=2, lr=1.0, schedule=schedule)
-    assert [learning_rate(train, step) for step in range(1, 7)] == pytest.approx(rates, rel=1e-5)
+    assert [learning_rate(train, step, 6) for step in range(1, 7)] == pytest.approx(rates, rel=1e-5)

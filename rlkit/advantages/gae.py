@@ -1,0 +1,38 @@
+"""Generalised advantage estimation, which PPO uses."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rlkit.errors import RecipeError
+from rlkit.ops.masked import whiten
+from rlkit.ops.returns import gae
+from rlkit.roles.advantage import AdvantageEstimator, Needs
+from rlkit.types import Batch
+
+
+class GAE(AdvantageEstimator):
+    """A_t = sum of (gamma lam)^l delta_(t+l) with delta_t = r_t + gamma V_(t+1) - V_t, whitened over the whole batch.
+
+    Source: Schulman et al. 2015 (arXiv:1506.02438), equation 16. Tokens that the policy did not choose are passed
+    over. `returns` are A + V before the whitening.
+
+    Args:
+        gamma: Discount from one chosen token to the next.
+        lam: Weight of longer estimates; 1 is the Monte Carlo return less the value.
+    """
+
+    needs: ClassVar[Needs] = Needs.VALUES
+    formula: ClassVar[str] = "A = whiten(sum_l ({gamma} * {lam})^l delta_(t+l)), delta_t = r_t + {gamma} V_(t+1) - V_t"
+
+    def __init__(self, gamma: float = 1.0, lam: float = 1.0) -> None:
+        if not (0 <= gamma <= 1 and 0 <= lam <= 1):
+            raise RecipeError(f"GAE has gamma={gamma} and lam={lam}, expected both from 0 to 1")
+        self.gamma = gamma
+        self.lam = lam
+
+    def estimate(self, batch: Batch) -> None:
+        assert batch.values is not None
+        raw = gae(batch.token_rewards, batch.values, batch.mask, self.gamma, self.lam)
+        batch.returns = (raw + batch.values) * batch.mask
+        batch.advantages = whiten(raw, batch.mask, self.reduce)

@@ -1,0 +1,44 @@
+"""An advantage for several rewards at once."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from rlkit.errors import RecipeError
+from rlkit.ops.groups import normalized
+from rlkit.ops.masked import whiten
+from rlkit.roles.advantage import AdvantageEstimator, Needs
+from rlkit.types import Batch
+
+
+class GDPO(AdvantageEstimator):
+    """A = whiten(sum over parts of w_k GRPO's advantage of part k): each part is normalised in its group by itself.
+
+    Source: Liu et al. 2026 (arXiv:2601.05242). The parts are those that the reward reports, such as `Composite`'s.
+
+    Args:
+        weights: The weight of each part, by its name.
+    """
+
+    needs: ClassVar[Needs] = Needs.GROUPS | Needs.PARTS
+    formula: ClassVar[str] = "A = whiten(sum_k w_k (R_k - mean_group) / (std_group + 1e-6)), w = {weights}"
+
+    def __init__(self, weights: dict[str, float]) -> None:
+        if not weights:
+            raise RecipeError("GDPO has no weights, expected one for each part of the reward that counts")
+        self.weights = weights
+
+    def estimate(self, batch: Batch) -> None:
+        missing = [name for name in self.weights if name not in batch.part_names]
+        if missing and len(batch):
+            raise RecipeError(
+                f"GDPO weighs the part {missing[0]!r}, which the reward does not report; it reports: "
+                f"{', '.join(batch.part_names) or 'none'}"
+            )
+        total = torch.zeros_like(batch.rewards)
+        for name, weight in self.weights.items() if len(batch) else ():
+            part = batch.parts[:, batch.part_names.index(name)]
+            total += weight * normalized(part, batch.group, 1e-6)
+        batch.advantages = whiten(total[:, None] * batch.mask, batch.mask, self.reduce)

@@ -1,0 +1,56 @@
+"""A baseline for each token that minimises the gradient's variance."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from rlkit.ops.returns import discounted
+from rlkit.roles.advantage import AdvantageEstimator, Needs
+from rlkit.types import Batch
+
+
+class OptimalTokenBaseline(AdvantageEstimator):
+    """A_t = G_t - b_t, with b_t the group's mean return at its t-th chosen token, weighted by gradient energy.
+
+    w_t = 1 - 2 pi_t + sum of pi^2 (times the squared importance weight, if there is one), W_t = w_1 + ... + w_t,
+    b_t = sum of G_t W_t / (sum of W_t + 1e-8) over the group. Where only one trajectory is that long, b_t is 0; so it
+    is for a group of one, whose advantage is then the return: such groups get 0, as everywhere.
+
+    Source: verl's `optimal_token_baseline` and `tir_optimal_token_baseline` (which counts chosen tokens, as here).
+    """
+
+    needs: ClassVar[Needs] = Needs.GROUPS | Needs.OLD_LOGPS | Needs.SUM_PI_SQUARED
+    formula: ClassVar[str] = "A_t = G_t - sum_group(G_t W_t) / (sum_group(W_t) + 1e-8), W = cumsum(1 - 2 pi + sum pi^2)"
+
+    def estimate(self, batch: Batch) -> None:
+        assert batch.old_logps is not None
+        assert batch.sum_pi_squared is not None
+        mask = batch.mask
+        energy = 1 - 2 * batch.old_logps.exp() + batch.sum_pi_squared
+        if batch.correction_weights is not None:
+            energy = energy * batch.correction_weights**2
+        returns = discounted(batch.token_rewards, mask)
+        place = (mask.cumsum(-1) - 1).clamp(min=0)  # the t-th chosen token
+        cumulative = (energy * mask).cumsum(-1)
+        baseline = torch.zeros_like(returns)
+        for group in batch.group.unique():  # type: ignore[no-untyped-call]
+            [rows] = torch.where(batch.group == group)
+            if len(rows) > 1:
+                baseline[rows] = _baseline(returns[rows], cumulative[rows], place[rows], mask[rows])
+            else:
+                baseline[rows] = returns[rows]
+        batch.advantages = (returns - baseline) * mask
+
+
+def _baseline(returns: Tensor, cumulative: Tensor, place: Tensor, mask: Tensor) -> Tensor:
+    """Give the baseline [N,T] of one group, all rows aligned by how many tokens were chosen before."""
+    zeros = returns.new_zeros(returns.shape[1])
+    index = place[mask]
+    weighted = zeros.scatter_add(0, index, (returns * cumulative)[mask])
+    total = zeros.scatter_add(0, index, cumulative[mask])
+    rows = zeros.scatter_add(0, index, torch.ones_like(index, dtype=zeros.dtype))
+    by_place = torch.where(rows > 1, weighted / (total + 1e-8), 0.0)
+    return by_place[place] * mask

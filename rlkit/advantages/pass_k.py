@@ -1,0 +1,41 @@
+"""An advantage for the best of a group."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from rlkit.ops.groups import group_stats
+from rlkit.roles.advantage import AdvantageEstimator, Needs
+from rlkit.types import Batch
+
+
+class PassK(AdvantageEstimator):
+    """The best sample of a group gets its lead over the second best, all others 0; a tie for best gives 0 to all.
+
+    Source: verl's `grpo_passk`, after Tang et al. 2025 (arXiv:2503.19595).
+
+    Args:
+        scale_by_std: Divide by the group's sample standard deviation (+ 1e-6).
+    """
+
+    needs: ClassVar[Needs] = Needs.GROUPS
+    formula: ClassVar[str] = "A = R_best - R_second for the best  [/ (std_group + 1e-6) if {scale_by_std}], else 0"
+
+    def __init__(self, scale_by_std: bool = True) -> None:
+        self.scale_by_std = scale_by_std
+
+    def estimate(self, batch: Batch) -> None:
+        outcomes = batch.outcomes()
+        stats = group_stats(outcomes, batch.group)
+        advantage = torch.zeros_like(outcomes)
+        for group in batch.group.unique():  # type: ignore[no-untyped-call]
+            [rows] = torch.where(batch.group == group)
+            if len(rows) > 1:
+                best, second = outcomes[rows].topk(2).values
+                winner = rows[outcomes[rows].argmax()]
+                advantage[winner] = best - second
+        if self.scale_by_std:
+            advantage = advantage / (stats.std + 1e-6)
+        batch.advantages = advantage[:, None] * batch.mask

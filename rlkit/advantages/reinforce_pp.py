@@ -1,0 +1,44 @@
+"""REINFORCE++'s advantages."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rlkit.ops.groups import normalized
+from rlkit.ops.masked import whiten
+from rlkit.ops.returns import discounted
+from rlkit.roles.advantage import AdvantageEstimator, Needs
+from rlkit.types import Batch
+
+
+class ReinforcePP(AdvantageEstimator):
+    """A = the discounted return from each token on, whitened over the whole batch.
+
+    Source: Hu 2025 (arXiv:2501.03262).
+
+    Args:
+        gamma: Discount from one chosen token to the next.
+    """
+
+    formula: ClassVar[str] = "A_t = whiten(sum_(s>=t) {gamma}^(s-t) r_s)"
+
+    def __init__(self, gamma: float = 1.0) -> None:
+        self.gamma = gamma
+
+    def estimate(self, batch: Batch) -> None:
+        batch.returns = discounted(batch.token_rewards, batch.mask, self.gamma)
+        batch.advantages = whiten(batch.returns, batch.mask, self.reduce)
+
+
+class ReinforcePPBaseline(AdvantageEstimator):
+    """A = R - mean of the group, whitened over the whole batch; 0 for a group of one before the whitening.
+
+    Source: Hu 2025 (arXiv:2501.03262), the variant with a group baseline.
+    """
+
+    needs: ClassVar[Needs] = Needs.GROUPS
+    formula: ClassVar[str] = "A = whiten(R - mean_group)"
+
+    def estimate(self, batch: Batch) -> None:
+        centred = normalized(batch.outcomes(), batch.group, None)[:, None] * batch.mask
+        batch.advantages = whiten(centred, batch.mask, self.reduce)

@@ -1,0 +1,31 @@
+"""ReMax's advantage."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rlkit.ops.returns import discounted
+from rlkit.roles.advantage import AdvantageEstimator, Needs
+from rlkit.types import Batch
+
+
+class ReMax(AdvantageEstimator):
+    """A_t = sum of the rewards from t on, less the reward of a greedy answer to the same prompt.
+
+    Source: Li et al. 2023 (arXiv:2310.10505). The loop samples the greedy answers because `needs` says so.
+
+    Args:
+        gamma: Discount from one chosen token to the next.
+    """
+
+    needs: ClassVar[Needs] = Needs.GREEDY
+    formula: ClassVar[str] = "A_t = sum_(s>=t) {gamma}^(s-t) r_s - R_greedy"
+
+    def __init__(self, gamma: float = 1.0) -> None:
+        self.gamma = gamma
+
+    def estimate(self, batch: Batch) -> None:
+        assert batch.greedy_rewards is not None
+        returns = discounted(batch.token_rewards, batch.mask, self.gamma)
+        batch.returns = returns
+        batch.advantages = (returns - batch.greedy_rewards[:, None]) * batch.mask

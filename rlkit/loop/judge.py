@@ -1,0 +1,95 @@
+"""Judging a batch before the policy learns from it: log-probs, values, corrections."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from rlkit.loop.metrics import Meter
+from rlkit.loop.run import Run
+from rlkit.ops import correction
+from rlkit.ops.batching import micro_batches
+from rlkit.ops.masked import masked_mean
+from rlkit.types import Batch, PolicyOutput
+
+
+@torch.no_grad()
+def judge(run: Run, batch: Batch, meter: Meter) -> None:
+    """Fill what the recipe needs of `trainer_logps`, `old_logps`, `ref_logps`, `values`, and what follows from them."""
+    recipe = run.recipe
+    if recipe.needs_old_logps:
+        out = policy_logps(run, batch)
+        batch.trainer_logps, batch.sum_pi_squared = out.logps, out.sum_pi_squared
+        batch.old_logps = out.logps
+    if recipe.train.old_logps == "rollout":
+        batch.old_logps = batch.rollout_logps
+    if run.reference is not None:
+        batch.ref_logps = torch.zeros_like(batch.rollout_logps)
+        for rows, part in parts(run, batch):
+            with run.autocast():
+                logps = run.reference.logps(part.tokens, part.mask, recipe.rollout.sampling.temperature)
+            batch.ref_logps[rows, : logps.shape[1]] = logps
+    if run.critic is not None:
+        batch.values = torch.zeros_like(batch.rollout_logps)
+        for rows, part in parts(run, batch):
+            with run.autocast():
+                values = run.value_model(part.tokens, part.mask)
+            batch.values[rows, : values.shape[1]] = values
+    correct(run, batch, meter)
+    if run.shaper is not None:
+        run.shaper.apply(batch, run.reduce)
+    if run.kl_penalty is not None:
+        for name, value in run.kl_penalty.apply(batch, run.reduce).items():
+            meter.max(f"reward/{name}", value)
+
+
+def correct(run: Run, batch: Batch, meter: Meter) -> None:
+    """Weigh or reject tokens by the gap between engine and trainer."""
+    weigh, reject = run.recipe.correction, run.recipe.rejection
+    if batch.trainer_logps is None:
+        return
+    both = (batch.trainer_logps, batch.rollout_logps, batch.mask)
+    if weigh is not None:
+        batch.correction_weights = correction.importance_weights(
+            *both, level=weigh.level, low=weigh.low, high=weigh.high
+        )
+        mean = masked_mean(batch.correction_weights, batch.mask, run.reduce)
+        meter.max("correction/weight_mean", mean)
+    if reject is not None:
+        batch.accepted = correction.accepted(
+            *both, statistic=reject.statistic, level=reject.level, low=reject.low, high=reject.high
+        )
+        meter.max("correction/rejected", 1 - masked_mean(batch.accepted, batch.mask, run.reduce))
+
+
+def parts(run: Run, batch: Batch) -> Iterator[tuple[list[int], Batch]]:
+    """Give the batch in micro-batches, each with its rows' places."""
+    lengths: list[int] = batch.attention.sum(-1).tolist()
+    for rows in micro_batches(lengths, run.recipe.train.micro_tokens):
+        yield rows, batch.rows(torch.tensor(rows, device=run.device))
+
+
+@torch.no_grad()
+def policy_logps(run: Run, batch: Batch) -> PolicyOutput:
+    """Give the current policy's log-probs, entropies and sums of squares, each [B,T] f32."""
+    found: list[Tensor] = [torch.zeros_like(batch.rollout_logps) for _ in range(3)]
+    for rows, part in parts(run, batch):
+        with run.autocast():
+            out = run.actor(part.tokens, part.mask, run.recipe.rollout.sampling.temperature)
+        for whole, piece in zip(found, out, strict=True):
+            whole[rows, : piece.shape[1]] = piece
+    return PolicyOutput(*found)
+
+
+def measure_gap(run: Run, batch: Batch, meter: Meter) -> None:
+    """Log how far the trainer's log-probs are from the engine's; every rank must call this."""
+    assert batch.trainer_logps is not None
+    difference = (batch.trainer_logps - batch.rollout_logps)[batch.mask].abs()
+    if len(difference):
+        meter.mean("mismatch/mean", difference.mean(), weight=len(difference))
+        meter.max("mismatch/max", difference.max())
+    figures = correction.gap(batch.trainer_logps, batch.rollout_logps, batch.mask, run.reduce)
+    for name, value in figures._asdict().items():
+        meter.max(f"mismatch/{name}", value)

@@ -1,0 +1,39 @@
+"""Clipped importance sampling policy optimization's loss."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rlkit.ops.masked import masked_mean
+from rlkit.roles.loss import PolicyLoss, check_clip
+from rlkit.types import Batch, LossOutput, PolicyOutput
+
+
+class CISPO(PolicyLoss):
+    """-sg(clip(r, 1 - clip_low, 1 + clip_high)) A logps: the weight is clipped, and no token loses its gradient.
+
+    Source: MiniMax 2025 (arXiv:2506.13585). The log-ratio is clamped to +-20.
+
+    Args:
+        clip_low: How far below 1 the weight may fall; 1 leaves it free.
+        clip_high: How far above 1 it may rise.
+    """
+
+    formula: ClassVar[str] = "-sg(clip(r, 1 - {clip_low}, 1 + {clip_high})) A logp, r = exp(logp - old_logp)"
+
+    def __init__(self, clip_low: float = 1.0, clip_high: float = 4.0) -> None:
+        check_clip(self, clip_low, clip_high)
+        self.clip_low = clip_low
+        self.clip_high = clip_high
+
+    def __call__(self, out: PolicyOutput, batch: Batch) -> LossOutput:
+        assert batch.old_logps is not None
+        assert batch.advantages is not None
+        log_ratio = (out.logps.detach() - batch.old_logps).clamp(-20, 20)
+        ratio = log_ratio.exp()
+        weight = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
+        metrics = {
+            "clip_fraction": masked_mean(weight != ratio, batch.mask),
+            "kl_old": masked_mean(-log_ratio, batch.mask),
+        }
+        return LossOutput(-weight * batch.advantages * out.logps, metrics)

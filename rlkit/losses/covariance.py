@@ -1,0 +1,139 @@
+"""Losses that treat the tokens apart whose log-probs and advantages covary most: they are what costs entropy."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from rlkit.errors import RecipeError
+from rlkit.ops.masked import masked_mean, masked_sum
+from rlkit.ops.random import uniform
+from rlkit.roles.loss import PolicyLoss, check_clip
+from rlkit.types import Batch, LossOutput, PolicyOutput
+
+
+class _Covariance(PolicyLoss):
+    """Selects tokens over the whole mini-batch: all ranks, all micro-batches."""
+
+    selects: ClassVar[bool] = True
+
+    def _covariance(self, logps: Tensor, batch: Batch) -> tuple[Tensor, float]:
+        """Give (A - mean A)(logp - mean logp) at each token [B,T], and how many tokens there are."""
+        assert batch.advantages is not None
+        sums = [masked_sum(x.double(), batch.mask) for x in (batch.advantages, logps)]
+        advantages, log_probs, tokens = self.reduce(torch.stack((*sums, batch.mask.sum().double())))
+        count = tokens.clamp(min=1)
+        return (batch.advantages - (advantages / count).float()) * (logps - (log_probs / count).float()), float(tokens)
+
+    def _largest(self, x: Tensor, able: Tensor, count: int) -> Tensor:
+        """Give where x [B,T] is among the `count` (at least one) largest of the able tokens of all ranks."""
+        everyone = self.gather(x[able])
+        if len(everyone) == 0:
+            return torch.zeros_like(able)
+        threshold = everyone.topk(min(max(count, 1), len(everyone))).values[-1]
+        return x >= threshold
+
+
+class ClipCov(_Covariance):
+    """The clipped loss, with 0 for a random few of the tokens whose covariance lies between two bounds.
+
+    Source: Cui et al. 2025 (arXiv:2505.22617). The tokens are chosen over the whole mini-batch, so that no split
+    matters; clipped ones are not among them.
+
+    Args:
+        clip_low: How far below 1 the ratio may fall.
+        clip_high: How far above 1 it may rise.
+        fraction: How many tokens are chosen, as a share of all.
+        cov_low: The smallest covariance of a token that may be chosen.
+        cov_high: The largest.
+    """
+
+    formula: ClassVar[str] = (
+        "max(-A r, -A clip(r, 1 - {clip_low}, 1 + {clip_high})), 0 for {fraction} of all tokens, "
+        "among those with {cov_low} < cov < {cov_high}"
+    )
+
+    def __init__(
+        self,
+        clip_low: float = 0.2,
+        clip_high: float = 0.2,
+        *,
+        fraction: float = 2e-4,
+        cov_low: float = 1.0,
+        cov_high: float = 5.0,
+    ) -> None:
+        check_clip(self, clip_low, clip_high)
+        _check_fraction(self, fraction)
+        self.clip_low = clip_low
+        self.clip_high = clip_high
+        self.fraction = fraction
+        self.cov_low = cov_low
+        self.cov_high = cov_high
+
+    def select(self, logps: Tensor, batch: Batch) -> Tensor:
+        covariance, tokens = self._covariance(logps, batch)
+        plain, clipped = self._both(logps, batch)
+        able = batch.mask & (clipped <= plain) & (covariance > self.cov_low) & (covariance < self.cov_high)
+        # a number for each token that depends on what was sampled there, not on where the row stands
+        bits = batch.rollout_logps.contiguous().view(torch.int32).long()
+        priority = uniform(bits * 1_000_003 + batch.group[:, None], batch.tokens)
+        return able & self._largest(priority, able, int(self.fraction * tokens))
+
+    def __call__(self, out: PolicyOutput, batch: Batch) -> LossOutput:
+        assert batch.old_logps is not None
+        assert batch.selected is not None
+        plain, clipped = self._both(out.logps, batch)
+        metrics = {
+            "clip_fraction": masked_mean(clipped > plain, batch.mask),
+            "cov_fraction": masked_mean(batch.selected, batch.mask),
+            "kl_old": masked_mean(batch.old_logps - out.logps.detach(), batch.mask),
+        }
+        return LossOutput(torch.maximum(plain, clipped) * ~batch.selected, metrics)
+
+    def _both(self, logps: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        assert batch.old_logps is not None
+        assert batch.advantages is not None
+        ratio = (logps - batch.old_logps).exp()
+        clipped = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
+        return -batch.advantages * ratio, -batch.advantages * clipped
+
+
+class KLCov(_Covariance):
+    """-A r, with coef |log r| added for the few tokens of the largest covariance.
+
+    Source: Cui et al. 2025 (arXiv:2505.22617). The tokens are chosen over the whole mini-batch.
+
+    Args:
+        fraction: How many tokens are chosen, as a share of all.
+        coef: The weight of the penalty.
+    """
+
+    formula: ClassVar[str] = "-A r + {coef} |logp - old_logp| for the {fraction} of all tokens with the largest cov"
+
+    def __init__(self, fraction: float = 2e-4, coef: float = 1.0) -> None:
+        _check_fraction(self, fraction)
+        self.fraction = fraction
+        self.coef = coef
+
+    def select(self, logps: Tensor, batch: Batch) -> Tensor:
+        covariance, tokens = self._covariance(logps, batch)
+        return batch.mask & self._largest(covariance, batch.mask, int(self.fraction * tokens))
+
+    def __call__(self, out: PolicyOutput, batch: Batch) -> LossOutput:
+        assert batch.old_logps is not None
+        assert batch.advantages is not None
+        assert batch.selected is not None
+        log_ratio = out.logps - batch.old_logps
+        loss = -batch.advantages * log_ratio.exp() + self.coef * log_ratio.abs() * batch.selected
+        metrics = {
+            "cov_fraction": masked_mean(batch.selected, batch.mask),
+            "kl_old": masked_mean(-log_ratio.detach(), batch.mask),
+        }
+        return LossOutput(loss, metrics)
+
+
+def _check_fraction(loss: PolicyLoss, fraction: float) -> None:
+    if not 0 < fraction <= 1:
+        raise RecipeError(f"{type(loss).__name__} has fraction={fraction}, expected more than 0 and at most 1")

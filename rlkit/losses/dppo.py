@@ -1,0 +1,65 @@
+"""Policy optimization in a trust region of divergence."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from rlkit.errors import RecipeError
+from rlkit.ops.masked import masked_mean
+from rlkit.roles.loss import PolicyLoss
+from rlkit.types import Batch, LossOutput, PolicyOutput
+
+
+class DPPO(PolicyLoss):
+    """-A sg(min(r, cap)) logps, where the token's divergence from the old policy is within bounds, else 0.
+
+    The divergence is of the distribution {this token, all others}: total variation (the difference of probabilities)
+    or Kullback-Leibler. Only steps that lead further away are bounded.
+
+    Source: Qi et al. 2026 (arXiv:2602.04879).
+
+    Args:
+        kind: `tv` or `kl`.
+        clip_low: The bound where the advantage is not positive.
+        clip_high: The bound where it is positive.
+        cap: The largest ratio.
+    """
+
+    formula: ClassVar[str] = "-A sg(min(r, {cap})) logp if divergence_{kind} <= ({clip_high} if A > 0 else {clip_low})"
+
+    def __init__(
+        self, kind: Literal["tv", "kl"] = "tv", clip_low: float = 0.2, clip_high: float = 0.2, cap: float = 20.0
+    ) -> None:
+        if clip_low < 0 or clip_high < 0 or cap < 1:
+            raise RecipeError(
+                f"DPPO has clip_low={clip_low}, clip_high={clip_high} and cap={cap}, expected bounds of 0 or more and "
+                "a cap of 1 or more"
+            )
+        self.kind = kind
+        self.clip_low = clip_low
+        self.clip_high = clip_high
+        self.cap = cap
+
+    def __call__(self, out: PolicyOutput, batch: Batch) -> LossOutput:
+        assert batch.old_logps is not None
+        assert batch.advantages is not None
+        logps, old = out.logps.detach(), batch.old_logps
+        within = self._within(logps, old, batch.advantages > 0)
+        ratio = (logps - old).clamp(-20, 20).exp().clamp(max=self.cap)
+        metrics = {
+            "clip_fraction": masked_mean(~within, batch.mask),
+            "kl_old": masked_mean(old - logps, batch.mask),
+        }
+        return LossOutput(-batch.advantages * ratio * out.logps * within, metrics)
+
+    def _within(self, logps: Tensor, old: Tensor, positive: Tensor) -> Tensor:
+        p, q = logps.exp(), old.exp()
+        if self.kind == "tv":
+            return torch.where(positive, p - q <= self.clip_high, p - q >= -self.clip_low)
+        divergence = q * (old - logps) + (1 - q) * ((1 - q + 1e-8) / (1 - p + 1e-8)).log()
+        up = (divergence <= self.clip_high) | (p <= q)
+        down = (divergence <= self.clip_low) | (p >= q)
+        return torch.where(positive, up, down)

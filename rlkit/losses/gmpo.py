@@ -1,0 +1,52 @@
+"""Geometric-mean policy optimization's loss."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from rlkit.ops.aggregate import Aggregation
+from rlkit.ops.masked import masked_mean, masked_sum
+from rlkit.roles.loss import PolicyLoss, check_clip
+from rlkit.types import Batch, LossOutput, PolicyOutput
+
+
+class GMPO(PolicyLoss):
+    """-A r with r the geometric mean of the sequence's clipped ratios, A the mean of its advantages.
+
+    Source: Zhao et al. 2025 (arXiv:2507.20673). Each token carries its sequence's loss, so that the mean over
+    sequences of token means is the published one. Correction weights enter by their geometric mean.
+
+    Args:
+        clip_low: How far below 0 a token's log-ratio may fall.
+        clip_high: How far above 0 it may rise.
+    """
+
+    aggregation: ClassVar[Aggregation] = "seq_mean_token_mean"
+    applies_correction: ClassVar[bool] = True
+    formula: ClassVar[str] = "-A exp(mean_t clip(logp - old_logp, -{clip_low}, {clip_high})), clipped only against A"
+
+    def __init__(self, clip_low: float = 0.4, clip_high: float = 0.4) -> None:
+        check_clip(self, clip_low, clip_high)
+        self.clip_low = clip_low
+        self.clip_high = clip_high
+
+    def __call__(self, out: PolicyOutput, batch: Batch) -> LossOutput:
+        assert batch.old_logps is not None
+        assert batch.advantages is not None
+        mask, count = batch.mask, batch.mask.sum(-1).clamp(min=1)
+        log_ratio = out.logps - batch.old_logps
+        clipped = log_ratio.clamp(-self.clip_low, self.clip_high)
+        sign = batch.advantages.sign()
+        bounded = sign * torch.minimum(sign * log_ratio, sign * clipped)
+        ratio = (masked_sum(bounded, mask, -1) / count).exp()
+        advantage = masked_sum(batch.advantages, mask, -1) / count
+        loss = -advantage * ratio
+        if batch.correction_weights is not None:
+            loss = loss * (masked_sum((batch.correction_weights + 1e-10).log(), mask, -1) / count).exp()
+        metrics = {
+            "clip_fraction": masked_mean(bounded != log_ratio, mask),
+            "kl_old": masked_mean(-log_ratio.detach(), mask),
+        }
+        return LossOutput(loss[:, None] * mask, metrics)

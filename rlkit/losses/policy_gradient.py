@@ -1,0 +1,21 @@
+"""The plain policy gradient."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rlkit.roles.loss import PolicyLoss
+from rlkit.types import Batch, LossOutput, PolicyOutput
+
+
+class PolicyGradient(PolicyLoss):
+    """-A logps, token by token; on-policy its gradient is that of every ratio loss.
+
+    Source: Williams 1992 (REINFORCE).
+    """
+
+    formula: ClassVar[str] = "-A logp"
+
+    def __call__(self, out: PolicyOutput, batch: Batch) -> LossOutput:
+        assert batch.advantages is not None
+        return LossOutput(-batch.advantages * out.logps, {})

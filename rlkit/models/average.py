@@ -1,0 +1,45 @@
+"""An exponential moving average of what is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+
+class WeightAverage:
+    """Follows a module's trainable parameters: average = decay * average + (1 - decay) * parameter.
+
+    Args:
+        module: Whose parameters.
+        decay: From 0 (no memory) to 1.
+    """
+
+    def __init__(self, module: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self._parameters = [p for p in module.parameters() if p.requires_grad]
+        self._average = [p.detach().clone() for p in self._parameters]
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Follow by one step."""
+        for average, parameter in zip(self._average, self._parameters, strict=True):
+            average.lerp_(parameter, 1 - self.decay)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Put the average in the module's place for a while."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        for average, parameter in zip(self._average, self._parameters, strict=True):
+            kept = parameter.clone()
+            parameter.copy_(average)
+            average.copy_(kept)

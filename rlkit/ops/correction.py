@@ -1,0 +1,110 @@
+"""Corrections where the policy that sampled is not quite the policy that is trained (engine against trainer)."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rlkit.ops.masked import Reducer, masked_mean, masked_sum
+
+WeightLevel = Literal["token", "sequence"]
+Statistic = Literal["k1", "k2", "k3"]
+RejectLevel = Literal["token", "seq_sum", "seq_mean", "seq_max"]
+
+
+def importance_weights(
+    old_logps: Tensor,
+    rollout_logps: Tensor,
+    mask: Tensor,
+    level: WeightLevel = "token",
+    *,
+    low: float | None = None,
+    high: float = 2.0,
+) -> Tensor:
+    """Give detached weights pi_trainer / pi_engine [B,T] f32, 0 outside the mask.
+
+    Without `low` they are capped at `high` (truncated importance sampling, Yao et al. 2025); with it, those outside
+    [low, high] are 0 (IcePop). Log-ratios, of a token or summed over a sequence, are clamped to +-20.
+    """
+    log_ratio = (old_logps - rollout_logps).detach().float()
+    if level == "sequence":
+        log_ratio = masked_sum(log_ratio, mask, -1)[:, None].expand_as(mask)
+    weight = log_ratio.clamp(-20, 20).exp()
+    if low is None:
+        return weight.clamp(max=high) * mask
+    return weight.masked_fill((weight < low) | (weight > high), 0.0) * mask
+
+
+def accepted(
+    old_logps: Tensor,
+    rollout_logps: Tensor,
+    mask: Tensor,
+    statistic: Statistic = "k1",
+    level: RejectLevel = "token",
+    *,
+    low: float | None = None,
+    high: float = 2.0,
+) -> Tensor:
+    """Give the tokens [B,T] bool under the mask that are close enough to the trainer's policy to learn from.
+
+    k1 compares the ratio pi_trainer / pi_engine, at the given level, with [low, high] (low: 1 / high by default); k2 =
+    (log ratio)^2 / 2 and k3 = ratio - 1 - log ratio are kept up to `high`. A sequence is kept or rejected whole.
+    """
+    log_ratio = (old_logps - rollout_logps).detach().float().clamp(-20, 20)
+    value = {"k1": log_ratio, "k2": log_ratio**2 / 2, "k3": log_ratio.exp() - 1 - log_ratio}[statistic]
+    if level != "token":
+        total = masked_sum(value, mask, -1)
+        if level == "seq_mean":
+            total = total / mask.sum(-1).clamp(min=1)
+        elif level == "seq_max":
+            outside = torch.full_like(value, -torch.inf)
+            total = torch.where(mask, value, outside).amax(-1)
+        value = total[:, None].expand_as(mask)
+    if statistic != "k1":
+        return mask & (value <= high)
+    lowest = 1 / high if low is None else low
+    return mask & (value >= torch.tensor(lowest).log()) & (value <= torch.tensor(high).log())
+
+
+class Gap(NamedTuple):
+    """How far the trainer's log-probs are from the engine's, over all ranks; scalars."""
+
+    kl: Tensor  # mean of log pi_engine - log pi_trainer: KL(engine || trainer), k1
+    k3: Tensor  # its low-variance estimate
+    ppl_engine: Tensor
+    ppl_trainer: Tensor
+    chi2_token: Tensor
+    chi2_sequence: Tensor
+    ess: Tensor  # effective sample size of token weights, as a share
+    probs_diff_mean: Tensor
+    probs_correlation: Tensor
+
+
+def gap(old_logps: Tensor, rollout_logps: Tensor, mask: Tensor, reduce: Reducer = lambda x: x) -> Gap:
+    """Measure the gap; sequence figures are means over the rows that have tokens."""
+    rows = mask.any(-1)
+    log_ratio = (old_logps - rollout_logps).clamp(-20, 20)
+    ratio = log_ratio.exp()
+    per_row = mask.sum(-1).clamp(min=1)
+
+    def perplexity(logps: Tensor) -> Tensor:
+        return masked_mean((-masked_sum(logps, mask, -1) / per_row).exp(), rows, reduce)
+
+    def mean(x: Tensor) -> Tensor:
+        return masked_mean(x, mask, reduce)
+
+    p, q = old_logps.exp(), rollout_logps.exp()
+    dp, dq = p - mean(p), q - mean(q)
+    return Gap(
+        kl=mean(-log_ratio),
+        k3=mean(ratio - 1 - log_ratio),
+        ppl_engine=perplexity(rollout_logps),
+        ppl_trainer=perplexity(old_logps),
+        chi2_token=mean(ratio**2) - 1,
+        chi2_sequence=masked_mean((2 * masked_sum(log_ratio, mask, -1).clamp(-20, 20)).exp(), rows, reduce) - 1,
+        ess=mean(ratio) ** 2 / mean(ratio**2).clamp(min=1e-12),
+        probs_diff_mean=mean((p - q).abs()),
+        probs_correlation=mean(dp * dq) / (mean(dp**2) * mean(dq**2)).sqrt().clamp(min=1e-12),
+    )

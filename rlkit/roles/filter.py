@@ -1,0 +1,21 @@
+"""The role of a filter: which groups are worth learning from."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from rlkit.types import Trajectory
+
+
+class GroupFilter(ABC):
+    """Keeps or drops the scored samples of one prompt.
+
+    `tries` is how many times a dropped group's place is filled with another prompt; 0 leaves it empty.
+    """
+
+    tries: int = 0
+
+    @abstractmethod
+    def keep(self, group: Sequence[Trajectory]) -> bool:
+        """Whether the policy shall learn from this group; all its scores have a reward."""

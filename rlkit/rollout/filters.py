@@ -1,0 +1,31 @@
+"""Filters of groups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlkit.errors import RecipeError
+from rlkit.roles.filter import GroupFilter
+from rlkit.types import Trajectory
+
+
+class ZeroSignal(GroupFilter):
+    """Drops groups whose rewards are all equal: their advantage is 0.
+
+    Source: dynamic sampling of DAPO (Yu et al. 2025, arXiv:2503.14476, section 3.2).
+
+    Args:
+        tries: How many times a dropped group's place is filled with another prompt; 0 leaves it empty.
+        part: Compare this part of the reward instead of the whole, such as `accuracy`.
+    """
+
+    def __init__(self, tries: int = 0, part: str | None = None) -> None:
+        if tries < 0:
+            raise RecipeError(f"ZeroSignal has tries={tries}, expected 0 or more")
+        self.tries = tries
+        self.part = part
+
+    def keep(self, group: Sequence[Trajectory]) -> bool:
+        scores = [t.score for t in group if t.score is not None]
+        values = [s.reward if self.part is None else s.parts.get(self.part) for s in scores]
+        return len(set(values)) > 1

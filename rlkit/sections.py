@@ -1,0 +1,269 @@
+"""The sections of a recipe that are not parts: plain options, documented where they are defined."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rlkit.ops.aggregate import Aggregation
+from rlkit.ops.correction import RejectLevel, Statistic, WeightLevel
+from rlkit.ops.kl import KLKind
+from rlkit.roles.engine import RolloutEngine
+from rlkit.roles.filter import GroupFilter
+from rlkit.types import Sampling
+
+Schedule = Literal["constant", "linear", "cosine"]
+"""How the learning rate goes on after the warm-up."""
+
+
+@dataclass
+class Lora:
+    """Low-rank adapters (Hu et al. 2021, arXiv:2106.09685), through peft.
+
+    Args:
+        rank: The adapters' rank.
+        alpha: Their scale is alpha / rank.
+        targets: `all-linear`, or the names of the modules that get one.
+    """
+
+    rank: int = 16
+    alpha: float = 32.0
+    targets: str | list[str] = "all-linear"
+
+
+@dataclass
+class Model:
+    """The policy.
+
+    Args:
+        path: A name on the Hugging Face hub, a folder, or `tiny`, the model that rlkit ships.
+        lora: Train adapters instead of all weights.
+        trust_remote_code: Run code that comes with the model.
+    """
+
+    path: str
+    lora: Lora | None = None
+    trust_remote_code: bool = False
+
+
+@dataclass
+class Rollout:
+    """How trajectories are made.
+
+    Args:
+        engine: Where tokens are sampled.
+        group: Samples of each prompt.
+        sampling: How tokens are chosen while training.
+        filter: Which groups are worth learning from; null learns from all.
+        skip_long_prompts: Leave out prompts that do not fit the context, instead of refusing the run.
+    """
+
+    engine: RolloutEngine
+    group: int = 8
+    sampling: Sampling = field(default_factory=Sampling)
+    filter: GroupFilter | None = None
+    skip_long_prompts: bool = False
+
+
+@dataclass
+class Train:
+    """The training loop.
+
+    Args:
+        steps: Rollout steps of the run.
+        prompts_per_step: Prompts of a step, over all ranks.
+        minibatches: Optimizer steps an epoch over a rollout.
+        epochs: Passes over a rollout.
+        micro_tokens: Tokens of one forward and backward pass, padding included.
+        lr: AdamW's largest learning rate.
+        weight_decay: AdamW's, for matrices only.
+        schedule: How the learning rate goes on after the warm-up.
+        warmup_steps: Rollout steps in which it rises from 0.
+        max_norm: The gradient's norm is clipped to this.
+        entropy_coef: Adds the policy's entropy to what is maximised.
+        aggregation: How tokens and sequences count; null takes the loss's own.
+        old_logps: The policy that ratios compare with: the trainer's before the update, recomputed, or the engine's.
+        ema: Decay a step of an average of the weights, saved as `ema/` beside `final/`; null for none.
+        seed: Of the data's order and of every sampled token.
+    """
+
+    steps: int
+    prompts_per_step: int = 32
+    minibatches: int = 1
+    epochs: int = 1
+    micro_tokens: int = 16384
+    lr: float = 1e-6
+    weight_decay: float = 0.0
+    schedule: Schedule = "constant"
+    warmup_steps: int = 0
+    max_norm: float = 1.0
+    entropy_coef: float = 0.0
+    aggregation: Aggregation | None = None
+    old_logps: Literal["recompute", "rollout"] = "recompute"
+    ema: float | None = None
+    seed: int = 0
+
+    @property
+    def on_policy(self) -> bool:
+        """Whether a rollout makes one optimizer step, so that the old policy is the one that learns."""
+        return self.minibatches * self.epochs == 1
+
+
+@dataclass
+class Validation:
+    """Held-out prompts, answered greedily and by sampling.
+
+    Args:
+        every: Validate after every so many steps too; 0 only before and after training.
+        limit: Prompts, from the start of the split.
+        samples: Sampled answers of each prompt, besides the greedy one; 0 for none.
+        sampling: How they are sampled; null takes the training's.
+    """
+
+    every: int = 0
+    limit: int = 200
+    samples: int = 1
+    sampling: Sampling | None = None
+
+
+@dataclass
+class KLLoss:
+    """Adds coef * KL(policy || reference), estimated token by token, to the loss.
+
+    Args:
+        coef: Its weight.
+        kind: The estimate; see `rlkit.ops.kl`.
+    """
+
+    coef: float = 0.001
+    kind: KLKind = "k3"
+
+
+@dataclass
+class Wandb:
+    """Weights & Biases.
+
+    Args:
+        project: The project.
+        name: The run's name; null takes the run folder's.
+        offline: Write to the run folder only.
+    """
+
+    project: str
+    name: str | None = None
+    offline: bool = False
+
+
+@dataclass
+class Log:
+    """Where metrics go besides the run folder.
+
+    Args:
+        wandb: Weights & Biases.
+    """
+
+    wandb: Wandb | None = None
+
+
+@dataclass
+class KLReward:
+    """Takes coef * KL(policy || reference), estimated token by token, off the reward.
+
+    With a target the coefficient adapts (Ziegler et al. 2019, arXiv:1909.08593, section 2.2).
+
+    Args:
+        coef: Its weight; the first one where it adapts.
+        kind: The estimate; see `rlkit.ops.kl`.
+        target: The divergence to hold; null keeps the coefficient.
+        horizon: Trajectories in which an adapting coefficient reacts.
+    """
+
+    coef: float = 0.001
+    kind: KLKind = "k1"
+    target: float | None = None
+    horizon: int = 10000
+
+
+@dataclass
+class Reference:
+    """The policy that KL is measured against, where it shall not stay the initial one.
+
+    Args:
+        refresh_every: Steps after which it follows the policy.
+        mix: How far: reference = mix * policy + (1 - mix) * reference.
+    """
+
+    refresh_every: int
+    mix: float = 1.0
+
+
+@dataclass
+class Critic:
+    """Learns the values that GAE needs: a value head on a backbone of its own.
+
+    Args:
+        path: The backbone's model; null takes the policy's.
+        lr: Its largest learning rate.
+        weight_decay: AdamW's, for matrices only.
+        schedule: How the learning rate goes on after the warm-up.
+        warmup_steps: Rollout steps in which it rises from 0.
+        max_norm: The gradient's norm is clipped to this.
+        clip: How far a value may move from the old one before its loss is clipped; null lets it.
+        alone: Steps at the start in which the critic learns and the policy does not.
+    """
+
+    path: str | None = None
+    lr: float = 1e-5
+    weight_decay: float = 0.0
+    schedule: Schedule = "constant"
+    warmup_steps: int = 0
+    max_norm: float = 1.0
+    clip: float | None = 0.5
+    alone: int = 0
+
+
+@dataclass
+class Shaping:
+    """What is done to rewards before they become advantages; logged rewards stay as they were.
+
+    Args:
+        clip: Rewards are clipped to +- this.
+        normalize: Divide by the running standard deviation of all rewards so far.
+    """
+
+    clip: float | None = None
+    normalize: bool = False
+
+
+@dataclass
+class Correction:
+    """Weighs each token's loss by pi_trainer / pi_engine.
+
+    Args:
+        level: The ratio of a token, or of the whole sequence.
+        low: Weights below this, or above `high`, become 0 (IcePop); null caps them at `high` (TIS).
+        high: The largest weight.
+    """
+
+    level: WeightLevel = "token"
+    low: float | None = None
+    high: float = 2.0
+
+
+@dataclass
+class Rejection:
+    """Leaves out tokens or sequences whose engine and trainer are too far apart.
+
+    Args:
+        statistic: k1 (the ratio itself), k2 or k3.
+        level: A token by itself, or a sequence by its sum, mean or largest token.
+        low: The smallest ratio that is kept (k1 only); null is 1 / high.
+        high: The largest statistic that is kept.
+        keep_in_denominator: Divide the loss by the count of all tokens, rejected ones included.
+    """
+
+    statistic: Statistic = "k1"
+    level: RejectLevel = "token"
+    low: float | None = None
+    high: float = 2.0
+    keep_in_denominator: bool = False
