@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -97,7 +97,8 @@ def _check_needs(recipe: Recipe) -> Iterator[str]:
         )
     if Needs.VALUES in needs and recipe.critic is None:
         yield (
-            f"advantage {advantage} needs values, but the recipe has no `critic:` section; add one, or choose GRPO, RLOO"
+            f"advantage {advantage} needs values, but the recipe has no `critic:` section; add one, or choose "
+            "GRPO, RLOO"
         )
     if Needs.VALUES not in needs and recipe.critic is not None:
         yield f"the recipe has a `critic:` section, but advantage {advantage} reads no values; remove it, or choose GAE"
@@ -115,7 +116,8 @@ def _check_needs(recipe: Recipe) -> Iterator[str]:
 def _check_reference(recipe: Recipe) -> Iterator[str]:
     if recipe.reference is not None and not recipe.needs_reference:
         yield (
-            "the recipe has a `reference:` section, but nothing measures KL; remove it, or add `kl_loss:` or `kl_reward:`"
+            "the recipe has a `reference:` section, but nothing measures KL; remove it, or add `kl_loss:` or "
+            "`kl_reward:`"
         )
     if recipe.reference is not None and recipe.model.lora is not None:
         yield (
@@ -158,12 +160,13 @@ SHARES = ("train.ema", "reference.mix")
 
 
 def _check_numbers(recipe: Recipe) -> Iterator[str]:
-    for keys, good, expected in (
+    bounds: tuple[tuple[tuple[str, ...], Callable[[float], bool], str], ...] = (
         (AT_LEAST_ONE, lambda x: x >= 1, "1 or more"),
         (NOT_NEGATIVE, lambda x: x >= 0, "0 or more"),
         (POSITIVE, lambda x: x > 0, "more than 0"),
         (SHARES, lambda x: 0 < x <= 1, "more than 0 and at most 1"),
-    ):
+    )
+    for keys, good, expected in bounds:
         for key in keys:
             value = _value(recipe, key)
             if value is not None and not good(value):

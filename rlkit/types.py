@@ -156,6 +156,8 @@ class Trajectory:
     media: Any = None
     score: Score | None = None
     error: str | None = None
+    credit: dict[str, Any] = field(default_factory=dict)
+    """What the estimator made of it, token by token: `advantages`, and what it read besides rewards."""
 
     @property
     def response_length(self) -> int:

@@ -21,11 +21,13 @@ class GRPO(AdvantageEstimator):
     """
 
     needs: ClassVar[Needs] = Needs.GROUPS
-    formula: ClassVar[str] = "A = (R - mean_group) / (std_group + {eps})  [divided only if scale_by_std={scale_by_std}]"
 
     def __init__(self, scale_by_std: bool = True, eps: float = 1e-6) -> None:
         self.scale_by_std = scale_by_std
         self.eps = eps
+
+    def explain(self) -> str:
+        return f"A = (R - mean_group) / (std_group + {self.eps})" if self.scale_by_std else "A = R - mean_group"
 
     def estimate(self, batch: Batch) -> None:
         advantage = normalized(batch.outcomes(), batch.group, self.eps if self.scale_by_std else None)

@@ -21,10 +21,13 @@ class PassK(AdvantageEstimator):
     """
 
     needs: ClassVar[Needs] = Needs.GROUPS
-    formula: ClassVar[str] = "A = R_best - R_second for the best  [/ (std_group + 1e-6) if {scale_by_std}], else 0"
 
     def __init__(self, scale_by_std: bool = True) -> None:
         self.scale_by_std = scale_by_std
+
+    def explain(self) -> str:
+        scale = " / (std_group + 1e-6)" if self.scale_by_std else ""
+        return f"A = (R_best - R_second){scale} for the best of the group, else 0"
 
     def estimate(self, batch: Batch) -> None:
         outcomes = batch.outcomes()

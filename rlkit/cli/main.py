@@ -14,6 +14,7 @@ VERBS = {
     "fit": "train a policy from a recipe",
     "validate": "answer a recipe's validation prompts and score the answers",
     "generate": "hold one conversation with a recipe's policy",
+    "explain": "print the objective that a recipe optimises, as formulae",
     "recipe": "list, show or check recipes",
     "plugins": "list plugins, or show what a part can be told",
     "data": "write a task's prompts to files",

@@ -109,4 +109,5 @@ def _as_row(trajectory: Trajectory) -> dict[str, Any]:
         "logps": [round(x, 6) for x in trajectory.logps],
         "versions": trajectory.versions,
         "turns": [list(turn) for turn in trajectory.turns],
+        **trajectory.credit,
     }

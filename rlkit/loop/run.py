@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from lightning.fabric import Fabric
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlkit.loop.data import Data
 from rlkit.loop.optim import make_optimizer
@@ -27,6 +27,7 @@ from rlkit.recipe import Recipe
 from rlkit.roles.reward import RewardManager
 from rlkit.rollout.scoring import score
 from rlkit.rollout.workers import Workers
+from rlkit.sections import Critic, Train
 from rlkit.types import Score, Trajectory
 
 T = TypeVar("T")
@@ -69,17 +70,20 @@ class Run:
     def _prepare_training(self) -> None:
         recipe, fabric = self.recipe, self.fabric
         train = recipe.train
-        self.trained = Trained(*fabric.setup(self.actor, make_optimizer(self.actor, train)), train.max_norm)
+        self.trained = self._set_up(self.actor, train)
         self.critic: Trained | None = None
         if recipe.critic is not None:
             path = recipe.critic.path or recipe.model.path
             self.value_model = ValueModel(load_backbone(replace(recipe.model, path=path, lora=None)))
-            optimizer = make_optimizer(self.value_model, recipe.critic)
-            self.critic = Trained(*fabric.setup(self.value_model, optimizer), recipe.critic.max_norm)
+            self.critic = self._set_up(self.value_model, recipe.critic)
         self.reference = Reference(self.actor, recipe.model, fabric.device) if recipe.needs_reference else None
         self.average = None if train.ema is None else WeightAverage(self.actor, train.ema)
         self.kl_penalty = None if recipe.kl_reward is None else KLPenalty(recipe.kl_reward)
         self.shaper = None if recipe.shaping is None else RewardShaper(recipe.shaping)
+
+    def _set_up(self, module: nn.Module, section: Train | Critic) -> Trained:
+        wrapped, optimizer = self.fabric.setup(module, make_optimizer(module, section))
+        return Trained(wrapped, optimizer, section.max_norm)
 
     @property
     def tokenizer(self) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -18,7 +18,7 @@ from rlkit.loop.run import Run
 from rlkit.ops.groups import group_stats
 from rlkit.ops.masked import masked_mean
 from rlkit.rollout.collate import collate
-from rlkit.types import Batch
+from rlkit.types import Batch, Trajectory
 
 
 def step(run: Run, number: int) -> tuple[Rollouts, dict[str, float]]:
@@ -32,6 +32,7 @@ def step(run: Run, number: int) -> tuple[Rollouts, dict[str, float]]:
     with _timed(meter, "judge"):
         judge(run, batch, meter)
     run.recipe.advantage.estimate(batch)
+    note_credit(rollouts.kept, batch)
     schedule(run, number, meter)
     with _timed(meter, "learn"):
         learn(run, batch, number, meter)
@@ -45,6 +46,16 @@ def step(run: Run, number: int) -> tuple[Rollouts, dict[str, float]]:
     figures = meter.result() | {f"engine/{k}": v for k, v in run.recipe.rollout.engine.health().items()}
     figures["time/tokens_per_second"] = figures.get("rollout/tokens", 0.0) / max(figures["time/sample"], 1e-9)
     return rollouts, figures
+
+
+def note_credit(trajectories: Sequence[Trajectory], batch: Batch) -> None:
+    """Leave what was made of each trajectory with it, for the run folder."""
+    known = {"advantages": batch.advantages, "values": batch.values, "greedy_reward": batch.greedy_rewards}
+    for name, tensor in known.items():
+        if tensor is not None:
+            for trajectory, row in zip(trajectories, tensor.tolist(), strict=True):
+                cut = row[: len(trajectory.tokens)] if isinstance(row, list) else row
+                trajectory.credit[name] = cut
 
 
 def schedule(run: Run, number: int, meter: Meter) -> None:

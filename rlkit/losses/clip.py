@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 
 from rlkit.errors import RecipeError
@@ -25,10 +23,6 @@ class ClipLoss(PolicyLoss):
         clip_dual: Bound of the ratio where the advantage is negative, more than 1; None leaves it unbounded.
     """
 
-    formula: ClassVar[str] = (
-        "max(-A r, -A clip(r, 1 - {clip_low}, 1 + {clip_high})), r = exp(logp - old_logp)  [dual clip: {clip_dual}]"
-    )
-
     def __init__(self, clip_low: float = 0.2, clip_high: float = 0.2, clip_dual: float | None = None) -> None:
         check_clip(self, clip_low, clip_high)
         if clip_dual is not None and clip_dual <= 1:
@@ -36,6 +30,10 @@ class ClipLoss(PolicyLoss):
         self.clip_low = clip_low
         self.clip_high = clip_high
         self.clip_dual = clip_dual
+
+    def explain(self) -> str:
+        dual = "" if self.clip_dual is None else f", at most -{self.clip_dual} A where A < 0"
+        return f"max(-A r, -A clip(r, 1 - {self.clip_low}, 1 + {self.clip_high})), r = exp(logp - old_logp){dual}"
 
     def __call__(self, out: PolicyOutput, batch: Batch) -> LossOutput:
         assert batch.old_logps is not None

@@ -1,6 +1,21 @@
 """Rewards: one a file."""
 
+from rlkit.rewards.composite import Composite
 from rlkit.rewards.exact import ExactReward
 from rlkit.rewards.math import MathReward
+from rlkit.rewards.model import ModelReward
+from rlkit.rewards.overlong import Overlong
+from rlkit.rewards.python import PythonReward
+from rlkit.rewards.remote import RemoteReward
+from rlkit.rewards.router import Router
 
-__all__ = ["ExactReward", "MathReward"]
+__all__ = [
+    "Composite",
+    "ExactReward",
+    "MathReward",
+    "ModelReward",
+    "Overlong",
+    "PythonReward",
+    "RemoteReward",
+    "Router",
+]

@@ -38,13 +38,17 @@ class AdvantageEstimator(ABC):
 
     needs: ClassVar[Needs] = Needs.NOTHING
     formula: ClassVar[str] = "see its documentation"
-    """What `rlkit explain` prints, the constructor's options filled in by name."""
+    """What `explain` gives, with the constructor's options by name."""
     reduce: Callable[[Tensor], Tensor] = staticmethod(lambda x: x)
     """Sums a tensor over all ranks: for statistics of the whole batch. A group never straddles ranks."""
 
     def bind(self, runtime: Runtime) -> None:
         """Receive what exists only once the run does."""
         self.reduce = runtime.reduce
+
+    def explain(self) -> str:
+        """Give the formula in force, the options filled in."""
+        return self.formula.format(**vars(self))
 
     @abstractmethod
     def estimate(self, batch: Batch) -> None:

@@ -28,7 +28,7 @@ class PolicyLoss(ABC):
     applies_correction: ClassVar[bool] = False
     selects: ClassVar[bool] = False
     formula: ClassVar[str] = "see its documentation"
-    """What `rlkit explain` prints, the constructor's options filled in by name."""
+    """What `explain` gives, with the constructor's options by name."""
     reduce: Callable[[Tensor], Tensor] = staticmethod(lambda x: x)
     """Sums a tensor over all ranks."""
     gather: Callable[[Tensor], Tensor] = staticmethod(lambda x: x)
@@ -38,6 +38,10 @@ class PolicyLoss(ABC):
         """Receive what exists only once the run does."""
         self.reduce = runtime.reduce
         self.gather = runtime.gather
+
+    def explain(self) -> str:
+        """Give the formula in force, the options filled in."""
+        return self.formula.format(**vars(self))
 
     @abstractmethod
     def __call__(self, out: PolicyOutput, batch: Batch) -> LossOutput:

@@ -1,0 +1,124 @@
+"""`rlkit explain`: the objective in force, as formulae with the numbers filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rlkit.cli.parser import parse
+from rlkit.recipe import Recipe
+
+NORMALISERS = {
+    "token_mean": "sum over all tokens / N_tokens",
+    "token_sum": "sum over all tokens",
+    "seq_mean_token_mean": "mean over each sequence's tokens, sum over sequences / N_sequences",
+    "seq_mean_token_sum": "sum over all tokens / N_sequences",
+    "seq_mean_token_sum_norm": "sum over all tokens / N_sequences / {budget} (the response budget)",
+}
+
+
+def run(argv: Sequence[str]) -> int:
+    """Explain; give the exit status."""
+    recipe = parse("explain", argv).recipe
+    rows = list(explain(recipe))
+    width = max(len(label) for label, _ in rows)
+    for label, text in rows:
+        print(f"{label:<{width}}  {text}")
+    return 0
+
+
+def explain(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Give what the run optimises, line by line: (what, how)."""
+    yield from _data(recipe)
+    yield from _reward(recipe)
+    yield _name("advantage", recipe.advantage), recipe.advantage.explain()
+    yield from _loss(recipe)
+    yield from _training(recipe)
+
+
+def _name(what: str, part: object) -> str:
+    return f"{what} {type(part).__name__}"
+
+
+def _data(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    train, rollout = recipe.train, recipe.rollout
+    yield (
+        "a step",
+        f"{train.prompts_per_step} prompts x {rollout.group} samples at temperature {rollout.sampling.temperature}, "
+        f"up to {rollout.sampling.max_tokens} tokens each; {train.epochs} epochs x {train.minibatches} mini-batches = "
+        f"{train.epochs * train.minibatches} optimizer steps; {train.steps} steps in all",
+    )
+    if rollout.filter is not None:
+        yield "filter", f"{type(rollout.filter).__name__}, dropped places are filled {rollout.filter.tries} times"
+
+
+def _reward(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    text = f"R = {type(recipe.reward).__name__}"
+    if recipe.shaping is not None:
+        text += ", divided by its running standard deviation" if recipe.shaping.normalize else ""
+        text += f", clipped to +-{recipe.shaping.clip}" if recipe.shaping.clip else ""
+    yield "reward", f"{text}; on the last token that the policy chose"
+    if (section := recipe.kl_reward) is not None:
+        adapts = "" if section.target is None else f", beta adapts to KL {section.target} (horizon {section.horizon})"
+        yield "KL in the reward", f"r_t - {section.coef} {section.kind}(old policy, reference){adapts}"
+
+
+def _loss(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    yield _name("loss", recipe.loss), recipe.loss.explain()
+    yield "old policy", _old_policy(recipe)
+    if (weigh := recipe.correction) is not None:
+        how = f"capped at {weigh.high}" if weigh.low is None else f"0 outside [{weigh.low}, {weigh.high}]"
+        yield "correction", f"each token's loss times pi_trainer / pi_engine ({weigh.level}), {how}"
+    if (reject := recipe.rejection) is not None:
+        low = f"{1 / reject.high if reject.low is None else reject.low:g} <= " if reject.statistic == "k1" else ""
+        kept = "in" if reject.keep_in_denominator else "out of"
+        yield (
+            "rejection",
+            f"keep {low}{reject.statistic}({reject.level}) <= {reject.high}; the rest is {kept} the denominator",
+        )
+    mode = recipe.train.aggregation or recipe.loss.aggregation
+    normaliser = NORMALISERS[mode].format(budget=recipe.rollout.sampling.max_tokens)
+    yield f"aggregation {mode}", f"{normaliser}; counts are of the whole mini-batch, over all ranks and micro-batches"
+    if recipe.train.entropy_coef:
+        yield "entropy", f"- {recipe.train.entropy_coef} H(policy)"
+    if recipe.kl_loss is not None:
+        yield "KL in the loss", f"+ {recipe.kl_loss.coef} {recipe.kl_loss.kind}(policy, reference)"
+    if recipe.needs_reference:
+        yield "reference", _reference(recipe)
+
+
+def _old_policy(recipe: Recipe) -> str:
+    if recipe.train.old_logps == "rollout":
+        return "the engine's log-probs, as sampled"
+    if recipe.needs_old_logps:
+        return "the trainer's log-probs, recomputed before the update"
+    return "the trainer's log-probs of the one pass itself, so that the ratio is 1 (on-policy)"
+
+
+def _reference(recipe: Recipe) -> str:
+    if recipe.model.lora is not None:
+        return "the policy without its adapters"
+    if recipe.reference is None:
+        return "the initial policy, frozen"
+    every = recipe.reference.refresh_every
+    mix = recipe.reference.mix
+    return f"follows the policy every {every} steps: {mix} policy + {1 - mix:g} reference"
+
+
+def _training(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    train, lora = recipe.train, recipe.model.lora
+    weights = "all weights" if lora is None else f"LoRA of rank {lora.rank} on {lora.targets}, the rest is frozen"
+    yield "policy", f"{recipe.model.path}: {weights}; {_optimizer(train)}"
+    if (critic := recipe.critic) is not None:
+        bound = "" if critic.clip is None else f", values clipped to the old ones +-{critic.clip}"
+        alone = f"; learns alone for {critic.alone} steps" if critic.alone else ""
+        yield "critic", f"0.5 mean_tokens (V - returns)^2{bound}; {_optimizer(critic)}{alone}"
+    if train.ema is not None:
+        yield "average", f"EMA of the weights with decay {train.ema}, saved beside them"
+
+
+def _optimizer(section: object) -> str:
+    values = vars(section)
+    return (
+        f"AdamW lr {values['lr']} ({values['schedule']}, {values['warmup_steps']} steps of warm-up), weight decay "
+        f"{values['weight_decay']}, gradient norm <= {values['max_norm']}"
+    )

@@ -1,0 +1,66 @@
+"""A weighted sum of rewards."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rlkit.errors import RecipeError
+from rlkit.roles.reward import OnError, RewardManager
+from rlkit.types import Score, Trajectory
+
+if TYPE_CHECKING:
+    from rlkit.roles.runtime import Runtime
+
+
+class Composite(RewardManager):
+    """The sum of weight * reward; each reward is a part of the score under its name, and its own parts under theirs.
+
+    Args:
+        rewards: Rewards by name.
+        weights: Their weights, by the same names; those that are not given are 1.
+        timeout: Seconds for the samples of one prompt.
+        on_error: What becomes of a group with a failed score.
+    """
+
+    def __init__(
+        self,
+        rewards: dict[str, RewardManager],
+        weights: dict[str, float] | None = None,
+        *,
+        timeout: float = 60.0,
+        on_error: OnError = "drop",
+    ) -> None:
+        unknown = sorted(set(weights or {}) - set(rewards))
+        if unknown or not rewards:
+            names = ", ".join(rewards) or "none"
+            raise RecipeError(f"Composite weighs {unknown or 'nothing'}, expected names among its rewards: {names}")
+        self.rewards = rewards
+        self.weights = weights or {}
+        self.timeout = timeout
+        self.on_error = on_error
+        limits = [r.concurrency for r in rewards.values() if r.concurrency is not None]
+        self.concurrency = max(limits, default=None)
+        if all(r.parts is not None for r in rewards.values()):
+            self.parts = [*rewards, *(p for r in rewards.values() for p in r.parts or ())]
+
+    def bind(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        for reward in self.rewards.values():
+            reward.bind(runtime)
+
+    async def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
+        calls = (self.runtime.score(reward, trajectories) for reward in self.rewards.values())
+        columns = await asyncio.gather(*calls)
+        return [self._sum(row) for row in zip(*columns, strict=True)]
+
+    def _sum(self, scores: tuple[Score, ...]) -> Score:
+        total = 0.0
+        parts: dict[str, float] = {}
+        for name, score in zip(self.rewards, scores, strict=True):
+            if score.reward is None:
+                return Score(None, error=f"part {name}: {score.error}")
+            total += self.weights.get(name, 1.0) * score.reward
+            parts |= {**score.parts, name: score.reward}
+        return Score(total, parts)

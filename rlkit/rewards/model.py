@@ -1,0 +1,91 @@
+"""A reward that a model has learned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rlkit.errors import RecipeError
+from rlkit.roles.reward import OnError, RewardManager
+from rlkit.types import Score, Trajectory
+
+if TYPE_CHECKING:
+    from rlkit.roles.runtime import Runtime
+
+
+class ModelReward(RewardManager):
+    """The output of a sequence classifier with one label, on the run's device.
+
+    The conversation is rendered anew with the classifier's own chat template and tokenizer, which may differ from the
+    policy's; one without a template gets the messages as plain text.
+
+    Args:
+        path: A folder or a name on the Hugging Face hub.
+        batch_size: Conversations of one forward pass.
+        max_length: Longer ones lose their beginning.
+        timeout: Seconds for the samples of one prompt.
+        on_error: What becomes of a group with a failed score.
+    """
+
+    parts = ()
+
+    def __init__(
+        self,
+        path: str,
+        batch_size: int = 16,
+        max_length: int = 4096,
+        *,
+        timeout: float = 600.0,
+        on_error: OnError = "drop",
+    ) -> None:
+        if batch_size < 1 or max_length < 1:
+            raise RecipeError(
+                f"ModelReward has batch_size={batch_size} and max_length={max_length}, expected 1 or more"
+            )
+        self.path = path
+        self.batch_size = batch_size
+        self.max_length = max_length
+        self.timeout = timeout
+        self.on_error = on_error
+
+    def bind(self, runtime: Runtime) -> None:
+        import torch
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+        try:
+            self._tokenizer = AutoTokenizer.from_pretrained(self.path, truncation_side="left")
+            model = AutoModelForSequenceClassification.from_pretrained(self.path, dtype=torch.float32)
+        except (OSError, ValueError) as error:
+            reason = str(error).strip().split("\n")[0]
+            raise RecipeError(f"ModelReward has path={self.path!r}, which cannot be loaded: {reason}") from error
+        if model.config.num_labels != 1:
+            raise RecipeError(f"ModelReward has path={self.path!r} with {model.config.num_labels} labels, expected 1")
+        if model.config.pad_token_id is None:
+            model.config.pad_token_id = self._tokenizer.pad_token_id
+        self._runtime = runtime
+        self._model: Any = model.eval().requires_grad_(False).to(runtime.device)
+
+    async def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
+        import torch
+
+        texts = [self._render(t) for t in trajectories]
+        rewards: list[float] = []
+        for start in range(0, len(texts), self.batch_size):
+            batch = self._tokenizer(
+                texts[start : start + self.batch_size],
+                return_tensors="pt",
+                padding=True,
+                truncation=True,
+                max_length=self.max_length,
+                add_special_tokens=self._tokenizer.chat_template is None,
+            ).to(self._runtime.device)
+            with torch.no_grad(), self._runtime.autocast():
+                rewards += self._model(**batch).logits[:, 0].float().tolist()
+        return [Score(reward) for reward in rewards]
+
+    def _render(self, trajectory: Trajectory) -> str:
+        messages = [*trajectory.prompt.messages, {"role": "assistant", "content": trajectory.text}]
+        if self._tokenizer.chat_template is None:
+            return "\n\n".join(str(m["content"]) for m in messages)
+        rendered: str = self._tokenizer.apply_chat_template(messages, tokenize=False)
+        return rendered

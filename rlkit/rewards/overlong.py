@@ -1,0 +1,46 @@
+"""DAPO's soft penalty for answers that come near the length limit."""
+
+from __future__ import annotations
+
+from rlkit.errors import RecipeError
+from rlkit.roles.reward import OnError, RewardFunction
+from rlkit.types import Score, Trajectory
+
+
+class Overlong(RewardFunction):
+    """0 up to `max_tokens - buffer` tokens of the policy, then falling by `factor` over the buffer.
+
+    Source: Yu et al. 2025 (arXiv:2503.14476), section 3.4. Beyond `max_tokens` it goes on falling.
+
+    Args:
+        max_tokens: The length at which the penalty is `factor`.
+        buffer: Over how many tokens it grows.
+        factor: Its size at `max_tokens`.
+        timeout: Seconds for one trajectory, from the start of the work.
+        on_error: What becomes of a group with a failed score.
+    """
+
+    parts = ()
+
+    def __init__(
+        self,
+        max_tokens: int,
+        buffer: int,
+        factor: float = 1.0,
+        *,
+        timeout: float = 10.0,
+        on_error: OnError = "drop",
+    ) -> None:
+        if not 0 < buffer <= max_tokens:
+            raise RecipeError(
+                f"Overlong has buffer={buffer} and max_tokens={max_tokens}, expected 0 < buffer <= max_tokens"
+            )
+        self.max_tokens = max_tokens
+        self.buffer = buffer
+        self.factor = factor
+        self.timeout = timeout
+        self.on_error = on_error
+
+    def grade(self, trajectory: Trajectory) -> Score:
+        excess = trajectory.response_length - (self.max_tokens - self.buffer)
+        return Score(min(-excess / self.buffer * self.factor, 0.0))

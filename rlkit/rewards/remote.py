@@ -1,0 +1,86 @@
+"""A reward that a service computes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import urllib.request
+from collections.abc import Sequence
+from typing import Any
+
+from rlkit.errors import RecipeError
+from rlkit.roles.reward import OnError, RewardManager
+from rlkit.types import Score, Trajectory
+
+
+class RemoteReward(RewardManager):
+    """Posts trajectories to an HTTP service, several at once, and takes the scores from its answer.
+
+    It sends `{"items": [{"text", "answer", "messages", "meta"}, …]}` and expects `{"scores": [s, …]}` with a number,
+    or `{"reward": number, "parts": {…}}`, for each item.
+
+    Args:
+        url: The service's address.
+        batch_size: Items of one request.
+        retries: Further attempts after a failed request, with growing pauses.
+        request_timeout: Seconds for one request.
+        timeout: Seconds for the samples of one prompt, retries included.
+        on_error: What becomes of a group with a failed score.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        batch_size: int = 32,
+        retries: int = 3,
+        *,
+        request_timeout: float = 30.0,
+        timeout: float = 180.0,
+        on_error: OnError = "drop",
+    ) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise RecipeError(f"RemoteReward has url={url!r}, expected http://… or https://…")
+        if batch_size < 1 or retries < 0:
+            raise RecipeError(
+                f"RemoteReward has batch_size={batch_size} and retries={retries}, expected 1 or more and 0 or more"
+            )
+        self.url = url
+        self.batch_size = batch_size
+        self.retries = retries
+        self.request_timeout = request_timeout
+        self.timeout = timeout
+        self.on_error = on_error
+
+    async def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
+        size = self.batch_size
+        chunks = [trajectories[i : i + size] for i in range(0, len(trajectories), size)]
+        answers = await asyncio.gather(*(self._ask(chunk) for chunk in chunks))
+        return [score for answer in answers for score in answer]
+
+    async def _ask(self, chunk: Sequence[Trajectory]) -> list[Score]:
+        items = [
+            {"text": t.text, "answer": t.prompt.answer, "messages": t.prompt.messages, "meta": dict(t.prompt.meta)}
+            for t in chunk
+        ]
+        body = json.dumps({"items": items}).encode()
+        for attempt in range(self.retries + 1):
+            try:
+                return _parse(await asyncio.to_thread(self._post, body), len(chunk))
+            except (OSError, ValueError) as error:
+                if attempt == self.retries:
+                    raise ConnectionError(f"{self.url}: {error} (after {attempt + 1} attempts)") from error
+                await asyncio.sleep(0.2 * 2**attempt * (1 + random.random()))
+        raise AssertionError("unreachable")
+
+    def _post(self, body: bytes) -> Any:
+        request = urllib.request.Request(self.url, body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=self.request_timeout) as answer:
+            return json.load(answer)
+
+
+def _parse(answer: Any, count: int) -> list[Score]:
+    scores = answer.get("scores") if isinstance(answer, dict) else None
+    if not isinstance(scores, list) or len(scores) != count:
+        raise ValueError(f"answered {str(answer)[:200]}, expected an object with {count} `scores`")
+    return [Score(s.get("reward"), s.get("parts", {})) if isinstance(s, dict) else Score(s) for s in scores]

@@ -1,0 +1,57 @@
+"""A reward chosen by where the prompt comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rlkit.errors import RecipeError
+from rlkit.roles.reward import OnError, RewardManager
+from rlkit.types import Score, Trajectory
+
+if TYPE_CHECKING:
+    from rlkit.roles.runtime import Runtime
+
+
+class Router(RewardManager):
+    """Scores each prompt by the reward that its `meta[key]` names.
+
+    Args:
+        rewards: Rewards by the value that selects them.
+        key: The field of the prompt's meta data.
+        default: Which reward's name scores prompts with another value; null makes them an error.
+        timeout: Seconds for the samples of one prompt.
+        on_error: What becomes of a group with a failed score.
+    """
+
+    def __init__(
+        self,
+        rewards: dict[str, RewardManager],
+        key: str = "data_source",
+        default: str | None = None,
+        *,
+        timeout: float = 60.0,
+        on_error: OnError = "drop",
+    ) -> None:
+        if not rewards or (default is not None and default not in rewards):
+            raise RecipeError(f"Router has default={default!r}, expected a name among: {', '.join(rewards) or 'none'}")
+        self.rewards = rewards
+        self.key = key
+        self.default = default
+        self.timeout = timeout
+        self.on_error = on_error
+        limits = [r.concurrency for r in rewards.values() if r.concurrency is not None]
+        self.concurrency = max(limits, default=None)
+
+    def bind(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        for reward in self.rewards.values():
+            reward.bind(runtime)
+
+    async def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
+        source = str(trajectories[0].prompt.meta.get(self.key))
+        name = source if source in self.rewards else self.default
+        if name is None:
+            error = f"no reward for {self.key} {source!r}; there are: {', '.join(self.rewards)}"
+            return [Score(None, error=error) for _ in trajectories]
+        return await self.runtime.score(self.rewards[name], trajectories)

@@ -1,0 +1,211 @@
+"""Losses in numbers worked by hand, their gradients, and what holds for all of them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from rlkit.errors import RecipeError
+from rlkit.losses import CISPO, DPPO, GMPO, GSPO, SAPO, ClipCov, ClipLoss, KLCov, PolicyGradient
+from rlkit.ops import aggregate
+from rlkit.roles.loss import PolicyLoss
+from rlkit.testing import check_loss, example_batch
+from rlkit.types import Batch, PolicyOutput
+
+SMOOTH = [ClipLoss(), ClipLoss(clip_dual=3.0), PolicyGradient(), SAPO(), GMPO(), KLCov(fraction=0.2)]
+ALL = [*SMOOTH, GSPO(), CISPO(), DPPO(), DPPO("kl"), ClipCov(fraction=0.2)]
+
+
+def name(loss: object) -> str:
+    return type(loss).__name__ if isinstance(loss, PolicyLoss) else ""
+
+
+def row(log_ratios: list[float], advantage: float, old: float = -1.0) -> tuple[Batch, torch.Tensor]:
+    """Make one row of as many tokens, and the current log-probs."""
+    n = len(log_ratios)
+    mask = torch.ones(1, n, dtype=torch.bool)
+    zeros = torch.zeros(1, n)
+    batch = Batch(
+        tokens=torch.arange(n)[None],
+        attention=mask,
+        mask=mask,
+        rollout_logps=zeros,
+        group=torch.tensor([0]),
+        versions=torch.zeros(1, n, dtype=torch.long),
+        token_rewards=zeros,
+        rewards=torch.zeros(1),
+        parts=torch.zeros(1, 0),
+        old_logps=torch.full((1, n), old),
+        advantages=torch.full((1, n), float(advantage)),
+        selected=torch.zeros(1, n, dtype=torch.bool),
+    )
+    return batch, torch.tensor([log_ratios]) + old
+
+
+def per_token(loss: PolicyLoss, log_ratios: list[float], advantage: float, **options: float) -> list[float]:
+    batch, logps = row(log_ratios, advantage, **options)
+    return loss(PolicyOutput(logps, None), batch).per_token[0].tolist()
+
+
+PAIRS = [(0.5, 1), (0.5, -1), (1.5, -1), (-0.5, 1), (-0.5, -1)]
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        (ClipLoss(clip_dual=3.0), [-1.2, 1.648721, 3.0, -0.606531, 0.8]),
+        (SAPO(), [-2.626889, 2.529512, 3.713560, -1.611530, 1.516795]),
+        (PolicyGradient(), [0.5, -0.5, 0.5, 1.5, -1.5]),  # -A (-1 + log ratio)
+        # weight clip(r, 0, 1.2) = 1.2, 1.2, 1.2, 0.606531, 0.606531, times -A (-1 + log ratio)
+        (CISPO(1.0, 0.2), [1.2 * 0.5, -1.2 * 0.5, 1.2 * 0.5, 0.606531 * 1.5, -0.606531 * 1.5]),
+        (KLCov(), [-1.648721, 1.648721, 4.481689, -0.606531, 0.606531]),  # nothing selected: -A r
+    ],
+    ids=name,
+)
+def test_tokens_by_hand(loss: PolicyLoss, expected: list[float]) -> None:
+    found = [per_token(loss, [ratio], advantage)[0] for ratio, advantage in PAIRS]
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_gspo_by_hand() -> None:
+    # s = exp(mean(0.1, 0.3, -0.1)) = e^0.1 = 1.105171, the same for each token; with bounds of 0.2 not clipped
+    assert per_token(GSPO(0.2, 0.2), [0.1, 0.3, -0.1], 1) == pytest.approx([-1.105171] * 3, rel=1e-5)
+    assert per_token(GSPO(0.2, 0.05), [0.1, 0.3, -0.1], 1) == pytest.approx([-1.05] * 3, rel=1e-5)
+    assert GSPO.aggregation == "seq_mean_token_mean"
+
+
+def test_gmpo_by_hand() -> None:
+    # A > 0: log-ratios above 0.2 are cut: exp((0.1 + 0.2 - 0.1) / 3) = 1.068939; A < 0: nothing below -0.2: e^0.1
+    assert per_token(GMPO(0.2, 0.2), [0.1, 0.3, -0.1], 1) == pytest.approx([-1.068939] * 3, rel=1e-5)
+    assert per_token(GMPO(0.2, 0.2), [0.1, 0.3, -0.1], -1) == pytest.approx([1.105171] * 3, rel=1e-5)
+    batch, logps = row([0.1, 0.3, -0.1], 1)
+    batch.correction_weights = torch.tensor([[2.0, 0.5, 8.0]])  # geometric mean 2
+    found = GMPO(0.2, 0.2)(PolicyOutput(logps, None), batch).per_token[0]
+    assert found.tolist() == pytest.approx([-2 * 1.068939] * 3, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ratio", "advantage", "valid"),
+    [
+        # old probability 0.5; ratio 1.5: p = 0.75, tv 0.25, kl = 0.5 ln(0.5/0.75) + 0.5 ln(0.5/0.25) = 0.143841
+        ("tv", 1.5, 1, False),
+        ("tv", 1.5, -1, True),
+        ("tv", 0.5, 1, True),
+        ("tv", 0.5, -1, False),
+        ("kl", 1.5, 1, True),
+        ("kl", 1.8, 1, False),  # p = 0.9: 0.510826
+        ("kl", 1.8, -1, True),
+        ("kl", 0.2, -1, False),
+    ],
+)
+def test_dppo_by_hand(kind: str, ratio: float, advantage: float, valid: bool) -> None:
+    old = math.log(0.5)
+    [found] = per_token(DPPO(kind, 0.2, 0.2), [math.log(ratio)], advantage, old=old)
+    assert found == pytest.approx(-advantage * ratio * (old + math.log(ratio)) * valid, rel=1e-5)
+
+
+def covariance_batch() -> tuple[Batch, torch.Tensor]:
+    """Advantages 2 and -2 in turn, log-probs that rise: the covariance of each token is easy to order."""
+    batch, logps = row([0.0] * 6, 0)
+    batch.advantages = torch.tensor([[2.0, -2, 2, -2, 2, -2]])
+    batch.old_logps = torch.tensor([[-1.0, -1, -2, -2, -6, -6]])
+    return batch, batch.old_logps.clone()
+
+
+def test_kl_cov_penalises_the_tokens_of_the_largest_covariance() -> None:
+    # mean A = 0, mean logp = -3: cov = A (logp + 3) = 4, -4, 2, -2, -6, 6
+    batch, logps = covariance_batch()
+    loss = KLCov(fraction=0.34, coef=0.5)  # two of six tokens
+    batch.selected = loss.select(logps, batch)
+    assert batch.selected.tolist() == [[True, False, False, False, False, True]]
+    found = loss(PolicyOutput(logps + 0.1, None), batch).per_token[0]
+    r = math.exp(0.1)
+    assert found.tolist() == pytest.approx([-2 * r + 0.05, 2 * r, -2 * r, 2 * r, -2 * r, 2 * r + 0.05], rel=1e-5)
+
+
+def test_clip_cov_silences_some_of_the_tokens_between_its_bounds() -> None:
+    batch, logps = covariance_batch()
+    loss = ClipCov(fraction=0.2, cov_low=1.0, cov_high=5.0)  # one of six, among cov 4 and 2
+    batch.selected = loss.select(logps, batch)
+    assert batch.selected.sum() == 1
+    assert not batch.selected[0, [1, 3, 4, 5]].any()
+    found = loss(PolicyOutput(logps, None), batch).per_token[0]
+    assert [x == 0 for x in found.tolist()] == batch.selected[0].tolist()
+    assert ClipCov(fraction=1e-9, cov_low=100.0, cov_high=200.0).select(logps, batch).sum() == 0
+
+
+def example(dtype: torch.dtype = torch.float64) -> tuple[Batch, torch.Tensor]:
+    """Make four rows in double precision with ratios around 1, some beyond the clip's bounds."""
+    batch = example_batch()
+    generator = torch.Generator().manual_seed(0)
+    assert batch.old_logps is not None
+    batch.old_logps = (-1 - torch.rand(batch.mask.shape, generator=generator)).to(dtype) * batch.mask
+    shift = 0.5 * torch.randn(batch.mask.shape, generator=generator).to(dtype) * batch.mask
+    batch.advantages = torch.randn(len(batch), 1, generator=generator).to(dtype) * batch.mask
+    return batch, batch.old_logps + shift
+
+
+def total(loss: PolicyLoss, logps: torch.Tensor, batch: Batch) -> torch.Tensor:
+    if loss.selects:
+        batch.selected = loss.select(logps.detach(), batch)
+    weights = aggregate.weights(batch.mask, "seq_mean_token_mean", sequences=4).double()
+    return (loss(PolicyOutput(logps, None), batch).per_token * weights).sum()
+
+
+@pytest.mark.parametrize("loss", SMOOTH, ids=name)
+def test_gradients_equal_finite_differences(loss: PolicyLoss) -> None:
+    batch, logps = example()
+    assert torch.autograd.gradcheck(lambda x: total(loss, x, batch), logps.requires_grad_(), eps=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("loss", [GSPO(0.2, 0.2), CISPO(1.0, 0.2), DPPO(), DPPO("kl")], ids=name)
+def test_gradients_with_stopped_weights_by_formula(loss: PolicyLoss) -> None:
+    """d loss / d logp = -A w for a stopped weight w: the clipped ratio, or the sequence's where it is not clipped."""
+    batch, logps = example()
+    assert batch.old_logps is not None
+    assert batch.advantages is not None
+    (found,) = torch.autograd.grad(total(loss, logps.requires_grad_(), batch), logps)
+    mask, a, lr = batch.mask, batch.advantages, (logps.detach() - batch.old_logps)
+    if isinstance(loss, GSPO):
+        s = ((lr * mask).sum(-1) / mask.sum(-1)).exp()[:, None]
+        weight = s * ~(((a > 0) & (s > 1.2)) | ((a < 0) & (s < 0.8)))
+    elif isinstance(loss, CISPO):
+        weight = lr.exp().clamp(0, 1.2)
+    else:
+        weight = lr.exp() * loss._within(logps.detach(), batch.old_logps, a > 0)
+    expected = -a * weight * mask / mask.sum(-1, keepdim=True) / 4
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("loss", [x for x in ALL if not isinstance(x, ClipCov)], ids=name)
+def test_on_policy_the_gradient_is_the_plain_policy_gradient(loss: PolicyLoss) -> None:
+    batch, _ = example()
+    assert batch.old_logps is not None
+    gradients = []
+    for which in (loss, PolicyGradient()):
+        logps = batch.old_logps.clone().requires_grad_()
+        gradients.append(torch.autograd.grad(total(which, logps, batch), logps)[0])
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("loss", [x for x in ALL if not x.selects], ids=name)
+def test_losses_keep_the_contract(loss: PolicyLoss) -> None:
+    check_loss(loss)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: GSPO(clip_low=2), "GSPO has clip_low=2"),
+        (lambda: CISPO(clip_high=-1), "CISPO has clip_low=1.0 and clip_high=-1"),
+        (lambda: SAPO(tau_pos=0), "SAPO has tau_pos=0"),
+        (lambda: DPPO(cap=0.5), "cap=0.5"),
+        (lambda: KLCov(fraction=2), "KLCov has fraction=2"),
+        (lambda: ClipCov(fraction=0), "ClipCov has fraction=0"),
+    ],
+)
+def test_options_out_of_range_are_refused(make, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        make()
