@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,9 @@ def find(recipe: str) -> str:
     shipped = {path.stem: path for path in sorted(folder().glob("*.yaml"))}
     if recipe.removesuffix(".yaml") in shipped:
         return str(shipped[recipe.removesuffix(".yaml")])
-    raise RecipeError(f"--recipe is {recipe!r}, neither a file nor a shipped recipe; shipped: {', '.join(shipped)}")
+    near = get_close_matches(recipe, shipped, 1)
+    hint = f"did you mean {near[0]!r}?" if near else f"shipped: {', '.join(shipped)}"
+    raise RecipeError(f"--recipe is {recipe!r}, neither a file nor a shipped recipe; {hint}")
 
 
 def _check_yaml(path: Path) -> None:

@@ -16,6 +16,9 @@ def explain(complaint: str, parser: Any, registry: Registry) -> str:
     """Rewrite a complaint of jsonargparse; one that is not known here is passed on, its lines joined."""
     text = " ".join(complaint.split())
     key = _find(r'Parser key "([^"]+)"', text)
+    nested = re.search(r"Given value: NestedArg\(key='(\w+)'", text)
+    if key and nested and "is not accepted" not in text:  # a value of an optional section
+        key, text = f"{key}.{nested[1]}", re.sub(r" - Expected a <class 'NoneType'>.*", "", text)
     if unrecognized := _find(r"unrecognized arguments: (.*)", text):
         given = unrecognized.split()[0].partition("=")[0].lstrip("-")
         return f"unknown option {given!r}; {_nearest(given, known_keys(parser, registry))}"
@@ -39,7 +42,8 @@ def explain(complaint: str, parser: Any, registry: Registry) -> str:
     if (value := _find(r"Given value: (.+)$", text)) and key and (inside := _keys_under(key, parser, registry)):
         return f"{key} is {value!r}, expected null or a section with: {', '.join(inside)}"
     if (choice := re.search(r"Expected an? (typing\.Literal.+?\]|<class '[^']+'>).*Given value: (.+)$", text)) and key:
-        return f"{key} is {choice[2]!r}, expected {_plain_type(choice[1])} or null"
+        null = " or null" if "NoneType" in text else ""
+        return f"{key} is {choice[2]!r}, expected {_plain_type(choice[1])}{null}"
     return text
 
 

@@ -86,10 +86,11 @@ def policy_logps(run: Run, batch: Batch) -> PolicyOutput:
 def measure_gap(run: Run, batch: Batch, meter: Meter) -> None:
     """Log how far the trainer's log-probs are from the engine's; every rank must call this."""
     assert batch.trainer_logps is not None
-    difference = (batch.trainer_logps - batch.rollout_logps)[batch.mask].abs()
+    known = batch.mask & ~batch.trainer_logps.isnan()
+    difference = (batch.trainer_logps - batch.rollout_logps)[known].abs()
     if len(difference):
         meter.mean("mismatch/mean", difference.mean(), weight=len(difference))
         meter.max("mismatch/max", difference.max())
-    figures = correction.gap(batch.trainer_logps, batch.rollout_logps, batch.mask, run.reduce)
+    figures = correction.gap(batch.trainer_logps, batch.rollout_logps, known, run.reduce)
     for name, value in figures._asdict().items():
         meter.max(f"mismatch/{name}", value)

@@ -28,31 +28,32 @@ class Counts(NamedTuple):
 def learn(run: Run, batch: Batch, number: int, meter: Meter) -> None:
     """Take `epochs * minibatches` optimizer steps with the policy, and as many with the critic if there is one.
 
-    Fills `batch.trainer_logps` from the first pass if nothing needed them before.
+    If nothing needed `batch.trainer_logps` before, those of the first optimizer step's rows are kept, the others NaN.
     """
     critic = run.recipe.critic
-    fresh = batch.trainer_logps is None
+    record = batch.trainer_logps is None
     if batch.trainer_logps is None:
-        batch.trainer_logps = torch.zeros_like(batch.rollout_logps)
+        batch.trainer_logps = torch.full_like(batch.rollout_logps, torch.nan)
     if batch.old_logps is None:
         batch.old_logps = batch.trainer_logps
-    for epoch, groups in mini_batches(run, number):
+    for groups in mini_batches(run, number):
         rows = [i for i, group in enumerate(batch.group.tolist()) if group in groups]
         if critic is not None:
             update_critic(run, batch, rows, meter)
         if critic is None or number > critic.alone:
-            update(run, batch, rows, meter, record=fresh and epoch == 0)
+            update(run, batch, rows, meter, record)
+            record = False
 
 
-def mini_batches(run: Run, number: int) -> Iterator[tuple[int, set[int]]]:
-    """Give the epoch and the groups of each mini-batch, the same on every rank."""
+def mini_batches(run: Run, number: int) -> Iterator[set[int]]:
+    """Give the groups of each mini-batch, the same on every rank."""
     train = run.recipe.train
     for epoch in range(train.epochs):
         digest = hashlib.blake2b(f"minibatches/{train.seed}/{number}/{epoch}".encode(), digest_size=6).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
         order = torch.randperm(train.prompts_per_step, generator=generator)
         for part in order.tensor_split(train.minibatches):
-            yield epoch, set(part.tolist())
+            yield set(part.tolist())
 
 
 def count(run: Run, mask: Tensor) -> Counts:

@@ -32,9 +32,8 @@ def whiten(x: Tensor, mask: Tensor, reduce: Reducer = lambda x: x) -> Tensor:
     total, count = reduce(torch.stack((masked_sum(x.double(), mask), mask.sum().double())))
     if count < 2:
         warnings.warn(f"whitening needs two values, but there are {int(count)}: left as they are", stacklevel=2)
-        return x * mask
+        return torch.where(mask, x, 0.0)
     mean = total / count
     spread = reduce(masked_sum((x.double() - mean) ** 2, mask)[None])[0]
     variance = spread / (count - 1)
-    whitened: Tensor = ((x - mean) * (variance + 1e-8).rsqrt()).float() * mask
-    return whitened
+    return torch.where(mask, (x - mean) * (variance + 1e-8).rsqrt(), 0.0).float()

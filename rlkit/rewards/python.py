@@ -42,7 +42,8 @@ class PythonReward(RewardFunction):
         place, _, name = function.rpartition(":")
         if not place or not name.isidentifier():
             raise RecipeError(f"PythonReward has function={function!r}, expected file.py:name or package.module:name")
-        if not allow_code:
+        self.allow_code = allow_code
+        if not self.allow_code:
             raise RecipeError(
                 f"PythonReward names {function!r}, whose code would run; set allow_code: true if you trust it"
             )
@@ -51,7 +52,6 @@ class PythonReward(RewardFunction):
         if concurrency is not None and concurrency < 1:
             raise RecipeError(f"PythonReward has concurrency={concurrency}, expected 1 or more")
         self.function = function
-        self.allow_code = allow_code
         self.timeout = timeout
         self.concurrency = concurrency
         self.on_error = on_error

@@ -1,5 +1,6 @@
 """For the tests of plugins: contracts to check a part against, an engine without a model, tiny models."""
 
+from rlkit.testing import golden
 from rlkit.testing.contracts import (
     check_advantage,
     check_loss,
@@ -19,6 +20,7 @@ __all__ = [
     "check_task",
     "example_batch",
     "example_trajectory",
+    "golden",
     "random_model",
     "save_random_model",
 ]

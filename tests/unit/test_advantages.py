@@ -28,6 +28,7 @@ from rlkit.advantages import (
 from rlkit.errors import RecipeError
 from rlkit.ops.masked import whiten
 from rlkit.roles.advantage import AdvantageEstimator, Needs
+from rlkit.testing import golden
 from rlkit.types import Batch
 
 GROUPED = [GRPO(), GRPO(scale_by_std=False), RLOO(), OPO(), PassK(), GPG(), MaxRL(), ReinforcePPBaseline()]
@@ -85,28 +86,28 @@ def per_row(estimator: AdvantageEstimator, batch: Batch) -> list[float]:
     return [row[0].item() for row in rows]
 
 
-# groups: a = [1,0,0,1] with lengths [2,4,3,3]; b = [0.5], length 3; c = [1,1], lengths [1,2]
-GOLDEN = ([1, 0, 0, 1, 0.5, 1, 1], [0, 0, 0, 0, 1, 2, 2], [2, 4, 3, 3, 3, 1, 2])
-WITHOUT_B = ([1, 0, 0, 1, 1, 1], [0, 0, 0, 0, 2, 2], [2, 4, 3, 3, 1, 2])
+GOLDEN = (golden.REWARDS, golden.GROUPS, golden.LENGTHS)
 
 
 @pytest.mark.parametrize(
-    ("estimator", "expected"),
+    ("name", "estimator"),
     [
-        (GRPO(), [0.866024, -0.866024, -0.866024, 0.866024, 0, 0, 0]),
-        (GRPO(scale_by_std=False), [0.5, -0.5, -0.5, 0.5, 0, 0, 0]),
-        (RLOO(), [0.666667, -0.666667, -0.666667, 0.666667, 0, 0, 0]),
-        # baseline (2 * 1 + 3 * 1) / 12 = 0.416667
-        (OPO(), [0.583333, -0.416667, -0.416667, 0.583333, 0, 0, 0]),
-        # alpha = 7 rows / 5 rows with a reward
-        (GPG(), [0.7, -0.7, -0.7, 0.7, 0, 0, 0]),
-        (MaxRL(), [1, -1, -1, 1, 0, 0, 0]),
-        (PassK(), [0, 0, 0, 0, 0, 0, 0]),
+        ("GRPO", GRPO()),
+        ("GRPO without scaling", GRPO(scale_by_std=False)),
+        ("RLOO", RLOO()),
+        ("OPO", OPO()),
+        ("GPG", GPG()),
+        ("MaxRL", MaxRL()),
+        ("PassK", PassK()),
     ],
-    ids=lambda x: type(x).__name__ if isinstance(x, AdvantageEstimator) else "",
 )
-def test_golden_groups(estimator: AdvantageEstimator, expected: list[float]) -> None:
-    assert per_row(estimator, batch_of(*GOLDEN)) == pytest.approx(expected, abs=1e-5)
+def test_golden_groups(name: str, estimator: AdvantageEstimator) -> None:
+    golden.check(name, estimator)
+
+
+def test_golden_vectors_catch_another_formula() -> None:
+    with pytest.raises(AssertionError, match="GRPO: "):
+        golden.check("GRPO", GRPO(scale_by_std=False))
 
 
 def test_reinforce_pp_baseline_by_hand() -> None:

@@ -10,8 +10,8 @@ import pytest
 from rlkit.errors import RecipeError
 from rlkit.loop.data import Data
 from rlkit.loop.optim import learning_rate
-from rlkit.sections import Train
 from rlkit.roles.task import Task
+from rlkit.sections import Train
 from rlkit.tasks import GSM8K, Arithmetic, HFDataset, Jsonl
 from rlkit.testing import check_task
 

@@ -1,0 +1,90 @@
+"""Vectors worked by hand, to hold an estimator or a loss of your own against: `golden.check("GRPO", MyGRPO())`."""
+
+from __future__ import annotations
+
+import torch
+
+from rlkit.roles.advantage import AdvantageEstimator
+from rlkit.roles.loss import PolicyLoss
+from rlkit.types import Batch, PolicyOutput
+
+REWARDS = (1.0, 0.0, 0.0, 1.0, 0.5, 1.0, 1.0)
+GROUPS = (0, 0, 0, 0, 1, 2, 2)
+LENGTHS = (2, 4, 3, 3, 3, 1, 2)
+"""Seven answers: a group of four with two right, a group of one, and a group of two equal rewards."""
+
+ADVANTAGES: dict[str, tuple[float, ...]] = {
+    "GRPO": (0.866024, -0.866024, -0.866024, 0.866024, 0, 0, 0),  # 0.5 / (sqrt(1/3) + 1e-6)
+    "GRPO without scaling": (0.5, -0.5, -0.5, 0.5, 0, 0, 0),
+    "RLOO": (2 / 3, -2 / 3, -2 / 3, 2 / 3, 0, 0, 0),  # 4/3 * 0.5
+    "OPO": (7 / 12, -5 / 12, -5 / 12, 7 / 12, 0, 0, 0),  # baseline (2 + 3) / 12
+    "GPG": (0.7, -0.7, -0.7, 0.7, 0, 0, 0),  # 7 rows / 5 rewarded rows * 0.5
+    "MaxRL": (1, -1, -1, 1, 0, 0, 0),  # 0.5 / 0.5
+    "PassK": (0, 0, 0, 0, 0, 0, 0),  # two are best
+}
+"""Each answer's advantage, by estimator."""
+
+TOKENS = ((0.5, 1.0), (0.5, -1.0), (1.5, -1.0), (-0.5, 1.0), (-0.5, -1.0))
+"""Tokens as (log-ratio, advantage); the old log-prob is -1."""
+
+LOSSES: dict[str, tuple[float, ...]] = {
+    "ClipLoss": (-1.2, 1.648721, 4.481689, -0.606531, 0.8),  # clip 0.2 on both sides
+    "ClipLoss with dual clip": (-1.2, 1.648721, 3.0, -0.606531, 0.8),  # dual clip 3
+    "PolicyGradient": (0.5, -0.5, 0.5, 1.5, -1.5),  # -A (-1 + log-ratio)
+    "SAPO": (-2.626889, 2.529512, 3.713560, -1.611530, 1.516795),  # tau 1 and 1.05
+    "CISPO": (0.6, -0.6, 0.6, 0.909796, -0.909796),  # clip 1 and 0.2
+}
+"""Each token's loss, by loss."""
+
+
+def check(name: str, part: AdvantageEstimator | PolicyLoss) -> None:
+    """Compare a part with the vector of that name.
+
+    Raises:
+        KeyError: There is no such vector.
+        AssertionError: The part gives other numbers; the message shows both.
+    """
+    found, expected = (advantages(part), ADVANTAGES) if isinstance(part, AdvantageEstimator) else (losses(part), LOSSES)
+    torch.testing.assert_close(
+        found,
+        torch.tensor(expected[name], dtype=torch.float32),
+        rtol=1e-5,
+        atol=1e-5,
+        msg=lambda text: f"{name}: {found.tolist()}\n{text}",
+    )
+
+
+def advantages(estimator: AdvantageEstimator) -> torch.Tensor:
+    """Give the advantages [7] that an estimator gives the answers."""
+    width = max(LENGTHS)
+    mask = torch.arange(width) < torch.tensor(LENGTHS)[:, None]
+    rewards = torch.zeros(len(REWARDS), width)
+    rewards[torch.arange(len(REWARDS)), torch.tensor(LENGTHS) - 1] = torch.tensor(REWARDS)
+    batch = _batch(mask, rewards, torch.tensor(GROUPS))
+    estimator.estimate(batch)
+    assert batch.advantages is not None
+    return batch.advantages[:, 0]
+
+
+def losses(loss: PolicyLoss) -> torch.Tensor:
+    """Give the losses [5] of the tokens, each a sequence of its own."""
+    log_ratios, signs = (torch.tensor(column)[:, None] for column in zip(*TOKENS, strict=True))
+    mask = torch.ones(len(TOKENS), 1, dtype=torch.bool)
+    batch = _batch(mask, torch.zeros(len(TOKENS), 1), torch.arange(len(TOKENS)))
+    batch.old_logps, batch.advantages = torch.full(mask.shape, -1.0), signs
+    return loss(PolicyOutput(log_ratios - 1.0, None), batch).per_token[:, 0]
+
+
+def _batch(mask: torch.Tensor, rewards: torch.Tensor, group: torch.Tensor) -> Batch:
+    zeros = torch.zeros_like(rewards)
+    return Batch(
+        tokens=zeros.long(),
+        attention=mask,
+        mask=mask,
+        rollout_logps=zeros,
+        group=group,
+        versions=zeros.long(),
+        token_rewards=rewards,
+        rewards=rewards.sum(-1),
+        parts=torch.zeros(len(group), 0),
+    )

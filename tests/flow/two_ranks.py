@@ -1,0 +1,72 @@
+"""Run by test_two_ranks.py on each of two ranks: estimators and selecting losses on halves of a batch.
+
+usage: torchrun --nproc-per-node=2 two_ranks.py OUT
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+import torch.distributed as dist
+
+from rlkit import advantages, losses
+from rlkit.roles.advantage import AdvantageEstimator
+from rlkit.testing import example_batch
+from rlkit.types import Batch
+
+ESTIMATORS: list[AdvantageEstimator] = [
+    getattr(advantages, name)({"first": 1.0, "second": 0.5}) if name == "GDPO" else getattr(advantages, name)()
+    for name in advantages.__all__
+]
+SELECTING = [losses.KLCov(fraction=0.1), losses.ClipCov(fraction=0.1, cov_low=0.0, cov_high=9.0)]
+
+
+def whole() -> Batch:
+    """Make 14 rows in five groups, one of them of one row, with all that any estimator reads."""
+    generator = torch.Generator().manual_seed(3)
+    groups = [0, 0, 0, 1, 1, 1, 1, 2, 3, 3, 3, 4, 4, 4]
+    batch = example_batch(torch.rand(len(groups), generator=generator).round(decimals=1).tolist(), groups)
+    shape = batch.mask.shape
+    batch.values = torch.rand(shape, generator=generator) * batch.mask
+    batch.sum_pi_squared = torch.rand(shape, generator=generator)
+    batch.greedy_rewards = torch.rand(len(groups), generator=generator)
+    batch.parts, batch.part_names = torch.rand(len(groups), 2, generator=generator), ("first", "second")
+    return batch
+
+
+def reduce(x: torch.Tensor) -> torch.Tensor:
+    total = x.clone()
+    dist.all_reduce(total)
+    return total
+
+
+def gather(x: torch.Tensor) -> torch.Tensor:
+    everyone: list[torch.Tensor | None] = [None, None]
+    dist.all_gather_object(everyone, x)
+    return torch.cat([t for t in everyone if t is not None])
+
+
+def results(batch: Batch, distributed: bool) -> dict[str, torch.Tensor]:
+    """Give what each estimator and each selection makes of the rows."""
+    found = {}
+    for estimator in ESTIMATORS:
+        if distributed:
+            estimator.reduce = reduce
+        estimator.estimate(batch)
+        assert batch.advantages is not None
+        found[type(estimator).__name__] = batch.advantages
+    batch.advantages = (batch.rewards - 0.5)[:, None] * batch.mask
+    for loss in SELECTING:
+        if distributed:
+            loss.reduce, loss.gather = reduce, gather
+        found[type(loss).__name__] = loss.select(batch.rollout_logps, batch).float()
+    return found
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    batch = whole()
+    mine = torch.tensor([i for i, g in enumerate(batch.group.tolist()) if g % 2 == dist.get_rank()])
+    torch.save((mine, results(batch.rows(mine), distributed=True)), f"{sys.argv[1]}.{dist.get_rank()}")
+    dist.destroy_process_group()

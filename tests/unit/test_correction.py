@@ -1,0 +1,149 @@
+"""Off-policy corrections, KL in the reward, reward shaping and averages, in numbers worked by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from rlkit.loop.shaping import KLPenalty, RewardShaper
+from rlkit.models.average import WeightAverage
+from rlkit.ops.correction import accepted, gap, importance_weights
+from rlkit.rollout.filters import ZeroSignal
+from rlkit.sections import KLReward, Shaping
+from rlkit.testing import example_batch, example_trajectory
+from rlkit.types import Score
+
+# ratios trainer / engine: row 0: 4, 1/4 and one outside the mask; row 1: 1.5, 1, 1
+MASK = torch.tensor([[True, True, False], [True, True, True]])
+ENGINE = torch.full((2, 3), -2.0)
+TRAINER = ENGINE + torch.tensor([[4.0, 0.25, 99.0], [1.5, 1.0, 1.0]]).log()
+
+
+def weights(level: str, low: float | None = None, high: float = 2.0) -> list[list[float]]:
+    return importance_weights(TRAINER, ENGINE, MASK, level, low=low, high=high).tolist()  # type: ignore[arg-type]
+
+
+def test_importance_weights_by_hand() -> None:
+    assert weights("token") == [pytest.approx([2, 0.25, 0]), pytest.approx([1.5, 1, 1])]
+    assert weights("token", low=0.5, high=5.0) == [pytest.approx([4, 0, 0]), pytest.approx([1.5, 1, 1])]
+    # sequences: 4 * 1/4 = 1 and 1.5
+    assert weights("sequence") == [pytest.approx([1, 1, 0]), pytest.approx([1.5] * 3)]
+    assert weights("sequence", low=0.5, high=1.2) == [pytest.approx([1, 1, 0]), [0, 0, 0]]
+
+
+def test_importance_weights_are_clamped_and_have_no_gradient() -> None:
+    trainer = torch.tensor([[100.0]], requires_grad=True)
+    found = importance_weights(trainer, torch.zeros(1, 1), torch.tensor([[True]]), high=1e12)
+    assert not found.requires_grad
+    assert found.item() == pytest.approx(math.exp(20), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [[False, False, False], [True, True, True]]),  # ratios from 1/2 to 2
+        ({"low": 0.2, "high": 3.0}, [[False, True, False], [True, True, True]]),
+        ({"level": "seq_sum"}, [[True, True, False], [True, True, True]]),
+        (
+            {"level": "seq_mean", "high": 1.1},
+            [[True, True, False], [False, False, False]],
+        ),  # means 1, 1.5^(1/3) = 1.145
+        ({"level": "seq_max", "high": 2.0}, [[False, False, False], [True, True, True]]),
+        # k2: 0.96, 0.96; 0.082, 0, 0
+        ({"statistic": "k2", "high": 0.5}, [[False, False, False], [True, True, True]]),
+        # k3 = r - 1 - ln r: 1.61, 0.64; 0.095, 0, 0
+        ({"statistic": "k3", "high": 1.0}, [[False, True, False], [True, True, True]]),
+        ({"statistic": "k3", "level": "seq_max", "high": 1.0}, [[False] * 3, [True] * 3]),
+        ({"statistic": "k3", "level": "seq_sum", "high": 0.05}, [[False] * 3, [False] * 3]),
+    ],
+)
+def test_rejection_by_hand(options, expected: list[list[bool]]) -> None:
+    assert accepted(TRAINER, ENGINE, MASK, **options).tolist() == expected
+
+
+def test_gap_by_hand() -> None:
+    figures = gap(TRAINER, ENGINE, MASK)
+    ratios = [4, 0.25, 1.5, 1, 1]
+    assert figures.kl.item() == pytest.approx(-sum(map(math.log, ratios)) / 5, rel=1e-5)
+    assert figures.k3.item() == pytest.approx(sum(r - 1 - math.log(r) for r in ratios) / 5, rel=1e-5)
+    assert figures.chi2_token.item() == pytest.approx(sum(r * r for r in ratios) / 5 - 1, rel=1e-5)
+    assert figures.chi2_sequence.item() == pytest.approx((1 + 1.5**2) / 2 - 1, rel=1e-5)
+    assert figures.ess.item() == pytest.approx((sum(ratios) / 5) ** 2 / (sum(r * r for r in ratios) / 5), rel=1e-5)
+    assert figures.ppl_engine.item() == pytest.approx(math.exp(2), rel=1e-5)
+    assert figures.ppl_trainer.item() == pytest.approx((math.exp(2) + math.exp(2) / 1.5 ** (1 / 3)) / 2, rel=1e-5)
+    e = math.exp(-2)
+    assert figures.probs_diff_mean.item() == pytest.approx(e * (3 + 0.75 + 0.5) / 5, rel=1e-5)
+    same = gap(ENGINE, ENGINE, MASK)
+    assert (same.kl.item(), same.chi2_token.item(), same.ess.item()) == (0, pytest.approx(0, abs=1e-6), 1)
+
+
+def penalised(section: KLReward, steps: int = 1) -> tuple[KLPenalty, list[dict[str, float]], torch.Tensor]:
+    penalty, figures = KLPenalty(section), []
+    for _ in range(steps):
+        batch = example_batch([1.0, 0.0], [0, 0])
+        batch.trainer_logps = -1.0 * batch.mask
+        batch.ref_logps = -1.5 * batch.mask
+        figures.append(penalty.apply(batch, lambda x: x))
+    return penalty, figures, batch.token_rewards
+
+
+def test_kl_in_the_reward_by_hand() -> None:
+    # k1 = 0.5 at each token; the rewards of 1 and 0 stay on the last tokens
+    _, [figures], rewards = penalised(KLReward(coef=0.1))
+    assert figures == {"kl_reward": pytest.approx(0.5), "kl_coef": 0.1}
+    assert rewards[0].tolist() == pytest.approx([0, 0, 0.95, 0, 0, 0])
+    assert rewards[1].tolist() == pytest.approx([0, 0, -0.05, -0.05, 0, 0])
+
+
+def test_the_kl_coefficient_adapts() -> None:
+    # KL 0.5 against a target of 0.1: the error is clipped to 0.2; two trajectories, horizon 10
+    _, figures, _ = penalised(KLReward(coef=0.1, target=0.1, horizon=10), steps=2)
+    assert figures[1]["kl_coef"] == pytest.approx(0.1 * (1 + 0.2 * 2 / 10))
+    # against a target of 0.55 the error is 0.5 / 0.55 - 1
+    penalty, _, _ = penalised(KLReward(coef=0.1, target=0.55, horizon=10))
+    assert penalty.coef == pytest.approx(0.1 * (1 + (0.5 / 0.55 - 1) * 2 / 10))
+
+
+def test_rewards_are_clipped_and_normalised() -> None:
+    batch = example_batch([4.0, -4.0, 0.5, 0.0], [0, 0, 1, 1])
+    RewardShaper(Shaping(clip=1.0)).apply(batch, lambda x: x)
+    assert batch.outcomes().tolist() == pytest.approx([1, -1, 0.5, 0])
+    assert batch.rewards.tolist() == [4, -4, 0.5, 0]
+    shaper, seen = RewardShaper(Shaping(normalize=True)), []
+    for rewards in ([1.0, 2.0], [3.0, 6.0, 7.0], [0.0]):
+        batch = example_batch(rewards, [0] * len(rewards))
+        shaper.apply(batch, lambda x: x)
+        seen += rewards
+        if len(seen) > 1:
+            expected = [r / torch.tensor(seen).std().item() for r in rewards]
+            assert batch.outcomes().tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_weight_average_follows_and_is_applied_for_a_while() -> None:
+    module = nn.Linear(1, 1, bias=False)
+    module.weight.data.fill_(1.0)
+    average = WeightAverage(module, decay=0.75)
+    module.weight.data.fill_(2.0)
+    average.update()  # 0.75 * 1 + 0.25 * 2
+    with average.applied():
+        assert module.weight.item() == 1.25
+    assert module.weight.item() == 2.0
+    average.update()
+    with average.applied():
+        assert module.weight.item() == pytest.approx(0.75 * 1.25 + 0.25 * 2)
+
+
+def test_zero_signal_keeps_groups_whose_rewards_differ() -> None:
+    def group(*scores: Score):
+        trajectories = [example_trajectory("x") for _ in scores]
+        for trajectory, score in zip(trajectories, scores, strict=True):
+            trajectory.score = score
+        return trajectories
+
+    equal = group(Score(1.0, {"accuracy": 1.0}), Score(1.0, {"accuracy": 0.0}))
+    assert not ZeroSignal().keep(equal)
+    assert ZeroSignal(part="accuracy").keep(equal)
+    assert ZeroSignal().keep(group(Score(1.0), Score(0.5)))

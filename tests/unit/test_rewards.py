@@ -1,0 +1,204 @@
+"""Rewards that combine, call out, or were learned."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from rlkit.errors import RecipeError
+from rlkit.rewards import Composite, ExactReward, MathReward, ModelReward, Overlong, PythonReward, RemoteReward, Router
+from rlkit.roles.reward import RewardManager
+from rlkit.rollout.scoring import score
+from rlkit.rollout.workers import Workers
+from rlkit.testing import check_reward, example_trajectory
+from rlkit.testing.pretrain import build_tokenizer
+from rlkit.types import Score, Trajectory
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    pool = Workers(1)
+    yield pool
+    pool.close()
+
+
+def scored(reward: RewardManager, trajectories: Sequence[Trajectory], workers: Workers) -> list[Score]:
+    """Score as a run does."""
+    runtime = SimpleNamespace(score=lambda r, t: score(r, t, workers), device=torch.device("cpu"), autocast=nullcontext)
+    reward.bind(runtime)  # type: ignore[arg-type]
+    return asyncio.run(score(reward, trajectories, workers))
+
+
+def test_overlong_by_hand() -> None:
+    # free up to 6 tokens, then -1/4 a token
+    found = check_reward(Overlong(max_tokens=10, buffer=4), ["x" * n for n in (1, 6, 7, 10, 12)])
+    assert [s.reward for s in found] == [0, 0, -0.25, -1, -1.5]
+    with pytest.raises(RecipeError, match="buffer=20 and max_tokens=10"):
+        Overlong(max_tokens=10, buffer=20)
+
+
+def test_composite_is_a_weighted_sum_with_parts(workers: Workers) -> None:
+    reward = Composite({"math": MathReward(), "short": Overlong(8, 4)}, {"short": 0.5})
+    found = scored(reward, [example_trajectory(t) for t in ("#### 4", "4", "#### 5")], workers)
+    # "#### 4" has 6 tokens: 2 of 4 over, times 0.5
+    assert [s.reward for s in found] == [0.75, 1.0, -0.25]
+    assert found[0].parts == {"accuracy": 1.0, "format": 1.0, "math": 1.0, "short": -0.5}
+    assert set(reward.parts or ()) >= {"math", "short", "accuracy"}
+
+
+def test_composite_with_a_failing_part_fails_with_its_name(workers: Workers) -> None:
+    found = scored(Composite({"math": MathReward()}), [example_trajectory("4", answer=None)], workers)
+    assert found[0].reward is None
+    assert "part math: prompt 'example' has no answer" in (found[0].error or "")
+    with pytest.raises(RecipeError, match=r"Composite weighs \['style'\], expected names among its rewards: math"):
+        Composite({"math": MathReward()}, {"style": 1.0})
+
+
+def test_router_chooses_by_the_prompt(workers: Workers) -> None:
+    reward = Router({"exact": ExactReward(), "math": MathReward()}, default=None)
+    a, b, c = (example_trajectory("it is 4") for _ in range(3))
+    a.prompt.meta, b.prompt.meta, c.prompt.meta = (
+        {"data_source": "exact"},
+        {"data_source": "math"},
+        {"data_source": "?"},
+    )
+    assert [scored(reward, [t], workers)[0].reward for t in (a, b, c)] == [0.0, 1.0, None]
+    assert scored(Router({"m": MathReward()}, default="m"), [c], workers)[0].reward == 1.0
+    with pytest.raises(RecipeError, match="default='x'"):
+        Router({"m": MathReward()}, default="x")
+
+
+CODE = """
+import asyncio
+
+def number(text):
+    return float(len(text))
+
+async def parts(text, answer, meta):
+    await asyncio.sleep(0)
+    return {"reward": 1.0, "right": text == answer, "level": meta.get("level", 0)}
+
+def broken(text):
+    raise KeyError("rubric")
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "reward", "parts"),
+    [("number", 1.0, {}), ("parts", 1.0, {"right": 1.0, "level": 3.0}), ("broken", None, {})],
+)
+def test_python_reward_calls_any_function(
+    tmp_path: Path, workers: Workers, name: str, reward: float | None, parts: dict[str, float]
+) -> None:
+    (tmp_path / "mine.py").write_text(CODE)
+    trajectory = example_trajectory("4")
+    trajectory.prompt.meta = {"level": 3}
+    [found] = scored(PythonReward(f"{tmp_path}/mine.py:{name}", allow_code=True), [trajectory], workers)
+    assert (found.reward, found.parts) == (reward, parts)
+    if name == "broken":
+        assert "KeyError: 'rubric'" in (found.error or "")
+
+
+def test_python_reward_runs_code_only_where_it_is_allowed(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="set allow_code: true"):
+        PythonReward("mine.py:f")
+    with pytest.raises(RecipeError, match="there is no file"):
+        PythonReward(f"{tmp_path}/mine.py:f", allow_code=True)
+    with pytest.raises(RecipeError, match=r"expected file.py:name or package.module:name"):
+        PythonReward("mine.py", allow_code=True)
+
+
+class Service(BaseHTTPRequestHandler):
+    """Scores by length; fails as often as it is told."""
+
+    failures = 0
+    sizes: list[int] = []  # noqa: RUF012
+
+    def do_POST(self) -> None:
+        items = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["items"]
+        Service.sizes.append(len(items))
+        if Service.failures:
+            Service.failures -= 1
+            self.send_error(500)
+            return
+        scores = [{"reward": len(i["text"]), "parts": {"n": 1.0}} if i["text"] else 0.5 for i in items]
+        body = json.dumps({"scores": scores}).encode()
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    server = HTTPServer(("127.0.0.1", 0), Service)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    Service.failures, Service.sizes = 0, []
+    yield f"http://127.0.0.1:{server.server_port}/"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_remote_reward_sends_batches_and_tries_again(url: str, workers: Workers) -> None:
+    Service.failures = 1
+    texts = ["abc", "", "ab", "a", "abcd"]
+    found = scored(RemoteReward(url, batch_size=2), [example_trajectory(t) for t in texts], workers)
+    assert [s.reward for s in found] == [3, 0.5, 2, 1, 4]
+    assert found[0].parts == {"n": 1.0}
+    assert sorted(Service.sizes) == [1, 2, 2, 2] or sorted(Service.sizes) == [1, 1, 2, 2]
+
+
+def test_remote_reward_that_stays_away_is_an_error(url: str, workers: Workers) -> None:
+    Service.failures = 99
+    [found] = scored(RemoteReward(url, retries=1), [example_trajectory("a")], workers)
+    assert found.reward is None
+    assert "500" in (found.error or "")
+    assert "after 2 attempts" in (found.error or "")
+    with pytest.raises(RecipeError, match="expected http://"):
+        RemoteReward("localhost:1")
+
+
+def classifier(folder: Path, template: str | None) -> tuple[str, Any]:
+    from transformers import Qwen2Config, Qwen2ForSequenceClassification
+
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = template
+    config = Qwen2Config(
+        vocab_size=264, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, num_labels=1, pad_token_id=tokenizer.pad_token_id, initializer_range=0.3,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = Qwen2ForSequenceClassification(config).eval()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder), model
+
+
+@pytest.mark.parametrize("template", ["{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }} {% endfor %}", None])
+def test_model_reward_renders_with_its_own_template(tmp_path: Path, workers: Workers, template: str | None) -> None:
+    path, model = classifier(tmp_path / "rm", template)
+    texts = ["4", "it is four", "4!"]
+    found = scored(ModelReward(path, batch_size=2), [example_trajectory(t) for t in texts], workers)
+    for text, result in zip(texts, found, strict=True):
+        plain = f"[user] 2 + 2 = ? [assistant] {text} " if template else f"2 + 2 = ?\n\n{text}"
+        ids = torch.tensor([build_tokenizer().encode(plain)])
+        assert result.reward == pytest.approx(model(input_ids=ids).logits.item(), abs=1e-4)
+
+
+def test_model_reward_that_is_not_there_says_so(tmp_path: Path, workers: Workers) -> None:
+    with pytest.raises(RecipeError, match="ModelReward has path=.*which cannot be loaded"):
+        scored(ModelReward(str(tmp_path)), [], workers)
