@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlkit.loop.metrics import Meter
-from rlkit.loop.rollouts import finish, usable
+from rlkit.loop.rollouts import describe, finish
 from rlkit.loop.run import Run
 from rlkit.rollout.collect import Sampler, collect
 from rlkit.types import Sampling, Trajectory
@@ -46,5 +46,5 @@ def _answer(run: Run, sampling: Sampling, samples: int, prefix: str) -> tuple[li
     with recipe.rollout.engine.awake():
         trajectories = run.wait(collect(sampler, prompts, lambda group: finish(run, group)))
     meter = Meter()
-    usable(trajectories, meter)
+    describe(trajectories, meter)
     return trajectories, {f"{prefix}{NAMES[n]}": value for n, value in meter.result().items() if n in NAMES}

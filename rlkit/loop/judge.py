@@ -1,4 +1,4 @@
-"""Judging a batch before the policy learns from it: log-probs, values, corrections."""
+"""Judging a batch before the policy learns from it: log-probs, values, corrections; rewards may still be missing."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from rlkit.types import Batch, PolicyOutput
 
 
 @torch.no_grad()
-def judge(run: Run, batch: Batch, meter: Meter) -> None:
-    """Fill what the recipe needs of `trainer_logps`, `old_logps`, `ref_logps`, `values`, and what follows from them."""
+def judge(run: Run, batch: Batch) -> None:
+    """Fill what the recipe needs of `trainer_logps`, `old_logps`, `ref_logps` and `values`; rewards may be missing."""
     recipe = run.recipe
     if recipe.needs_old_logps:
         out = policy_logps(run, batch)
@@ -37,12 +37,6 @@ def judge(run: Run, batch: Batch, meter: Meter) -> None:
             with run.autocast():
                 values = run.value_model(part.tokens, part.mask)
             batch.values[rows, : values.shape[1]] = values
-    correct(run, batch, meter)
-    if run.shaper is not None:
-        run.shaper.apply(batch, run.reduce)
-    if run.kl_penalty is not None:
-        for name, value in run.kl_penalty.apply(batch, run.reduce).items():
-            meter.max(f"reward/{name}", value)
 
 
 def correct(run: Run, batch: Batch, meter: Meter) -> None:

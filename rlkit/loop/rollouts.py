@@ -10,51 +10,81 @@ from dataclasses import dataclass, field, replace
 from rlkit.loop.metrics import Meter
 from rlkit.loop.run import Run
 from rlkit.roles.advantage import Needs
+from rlkit.roles.filter import GroupFilter
 from rlkit.rollout.collect import Sampler, collect
 from rlkit.types import Prompt, Sampling, StopReason, Trajectory
 
 
 @dataclass
 class Rollouts:
-    """All trajectories of a step, those that are learnt from, and the greedy rewards by group if there are any."""
+    """A step's trajectories: all of them, those that may be learnt from, and what is still being scored.
+
+    `greedy` holds the reward of a greedy answer by group, where the estimator asks for it.
+    """
 
     all: list[Trajectory] = field(default_factory=list)
-    kept: list[Trajectory] = field(default_factory=list)
+    played: list[Trajectory] = field(default_factory=list)
     greedy: dict[int, float] | None = None
+    scoring: list[asyncio.Task[None]] = field(default_factory=list)
 
 
 def sample(run: Run, number: int, meter: Meter) -> Rollouts:
-    """Sample and score this rank's prompts; fill the places of filtered groups as often as the filter tries."""
+    """Sample this rank's prompts; with a filter, score them and fill dropped places as often as it tries.
+
+    Without a filter, scoring goes on in the workers when this returns; `settle` waits for it.
+    """
     prompts = run.data.prompts(number)[run.fabric.global_rank :: run.fabric.world_size]
     rollouts = Rollouts(greedy={} if Needs.GREEDY in run.recipe.advantage.needs else None)
     chosen = run.recipe.rollout.filter
-    tries = 0 if chosen is None else chosen.tries
-    for attempt in range(tries + 1):
+    for attempt in range(1 + (0 if chosen is None else chosen.tries)):
         with run.recipe.rollout.engine.awake():
-            found = run.wait(_play(run, prompts, number, attempt, rollouts.greedy))
+            found = run.wait(_play(run, prompts, number, attempt, rollouts))
         rollouts.all += found
-        kept = usable(found, meter)
-        if rollouts.greedy is not None:
-            kept = [t for t in kept if t.group in rollouts.greedy]
-        dropped = _filter(run, kept, rollouts, meter)
-        if not dropped or attempt == tries:
+        if chosen is None:
+            rollouts.played = [t for t in found if t.error is None]
             break
-        prompts = [(group, run.data.spare(number, attempt, group)) for group in dropped]
-        meter.count("filter/refilled", len(prompts))
+        run.wait(_all(rollouts.scoring))
+        dropped = _filter(chosen, found, rollouts, meter)
+        if not dropped:
+            break
+        if attempt < chosen.tries:
+            prompts = [(group, run.data.spare(number, attempt, group)) for group in dropped]
+            meter.count("filter/refilled", len(prompts))
     return rollouts
 
 
+def settle(run: Run, rollouts: Rollouts, meter: Meter) -> list[int]:
+    """Wait for the scores; give the places in `played` of the trajectories to learn from.
+
+    Whole groups in which a reward failed, or the greedy answer's did, are left out and counted.
+    """
+    run.wait(_all(rollouts.scoring))
+    describe(rollouts.all, meter)
+    failed = {t.group for t in rollouts.all if t.error is None and unscored(t)}
+    usable = set(rollouts.greedy) if rollouts.greedy is not None else {t.group for t in rollouts.played}
+    return [i for i, t in enumerate(rollouts.played) if t.group in usable - failed]
+
+
+async def _all(tasks: list[asyncio.Task[None]]) -> None:
+    """Wait for all tasks, and forget them."""
+    waiting, tasks[:] = list(tasks), []
+    await asyncio.gather(*waiting)
+
+
 async def _play(
-    run: Run, prompts: Sequence[tuple[int, Prompt]], number: int, attempt: int, greedy: dict[int, float] | None
+    run: Run, prompts: Sequence[tuple[int, Prompt]], number: int, attempt: int, rollouts: Rollouts
 ) -> list[Trajectory]:
-    """Sample all prompts at once, and the greedy answers beside them."""
-    rollout, seed = run.recipe.rollout, run.recipe.train.seed
+    """Sample all prompts at once, and the greedy answers beside them; start scoring each group as it ends."""
+    rollout, seed, greedy = run.recipe.rollout, run.recipe.train.seed, rollouts.greedy
 
     def sampler(sampling: Sampling, samples: int) -> Sampler:
         return Sampler(rollout.engine, run.tokenizer, sampling, samples, seed, number, attempt)
 
     async def score_group(group: list[Trajectory]) -> None:
-        await finish(run, group)
+        rollouts.scoring.append(asyncio.create_task(finish(run, group)))
+
+    async def score_greedy(group: list[Trajectory]) -> None:
+        rollouts.scoring.append(asyncio.create_task(note_greedy(group)))
 
     async def note_greedy(group: list[Trajectory]) -> None:
         await finish(run, group)
@@ -63,9 +93,11 @@ async def _play(
 
     sampled = collect(sampler(rollout.sampling, rollout.group), prompts, score_group)
     if greedy is None:
-        return await sampled
-    most_likely = replace(rollout.sampling, temperature=0.0)
-    trajectories, _ = await asyncio.gather(sampled, collect(sampler(most_likely, 1), prompts, note_greedy))
+        trajectories = await sampled
+    else:
+        most_likely = replace(rollout.sampling, temperature=0.0)
+        trajectories, _ = await asyncio.gather(sampled, collect(sampler(most_likely, 1), prompts, score_greedy))
+    await asyncio.sleep(0)  # the last groups' scoring starts
     return trajectories
 
 
@@ -76,35 +108,36 @@ async def finish(run: Run, group: Sequence[Trajectory]) -> None:
             trajectory.score = score
 
 
-def usable(trajectories: Sequence[Trajectory], meter: Meter) -> list[Trajectory]:
-    """Leave out conversations that failed, and whole groups in which a reward did; count both."""
-    failed = [t for t in trajectories if t.error is not None]
-    unscored = [t for t in trajectories if t.error is None and (t.score is None or t.score.reward is None)]
-    dropped = {t.group for t in unscored}
-    kept = [t for t in trajectories if t.error is None and t.group not in dropped]
-    meter.count("rollout/failed", len(failed))
-    meter.count("reward/failed", len(unscored))
-    meter.count("reward/groups_dropped", len(dropped))
+def unscored(trajectory: Trajectory) -> bool:
+    """Whether a reward is missing."""
+    return trajectory.score is None or trajectory.score.reward is None
+
+
+def describe(trajectories: Sequence[Trajectory], meter: Meter) -> None:
+    """Count failures, and take the means of what is whole."""
+    missing = [t for t in trajectories if t.error is None and unscored(t)]
+    meter.count("rollout/failed", sum(t.error is not None for t in trajectories))
+    meter.count("reward/failed", len(missing))
+    meter.count("reward/groups_dropped", len({t.group for t in missing}))
     meter.count("rollout/tokens", sum(t.response_length for t in trajectories))
     meter.means("rollout/length", [t.response_length for t in trajectories])
     meter.means("rollout/stopped", [t.stop is StopReason.STOP for t in trajectories])
-    for t in kept:
-        meter.max("rollout/length_max", t.response_length)
-        if t.score is not None and t.score.reward is not None:
-            meter.mean("reward/mean", t.score.reward)
-            for name, value in t.score.parts.items():
-                meter.mean("accuracy" if name == "accuracy" else f"reward/{name}", value)
-    return kept
-
-
-def _filter(run: Run, trajectories: Sequence[Trajectory], rollouts: Rollouts, meter: Meter) -> list[int]:
-    """Keep the groups that the filter keeps; give the others' places."""
-    groups: dict[int, list[Trajectory]] = defaultdict(list)
     for trajectory in trajectories:
-        groups[trajectory.group].append(trajectory)
-    chosen = run.recipe.rollout.filter
-    dropped = [] if chosen is None else [g for g, members in groups.items() if not chosen.keep(members)]
-    if chosen is not None:
-        meter.means("filter/dropped", [float(g in dropped) for g in groups])
-    rollouts.kept += [t for t in trajectories if t.group not in dropped]
+        meter.max("rollout/length_max", trajectory.response_length)
+        if trajectory.score is not None and trajectory.score.reward is not None:
+            meter.mean("reward/mean", trajectory.score.reward)
+            for name, value in trajectory.score.parts.items():
+                meter.mean("accuracy" if name == "accuracy" else f"reward/{name}", value)
+
+
+def _filter(chosen: GroupFilter, found: Sequence[Trajectory], rollouts: Rollouts, meter: Meter) -> list[int]:
+    """Keep the scored groups that the filter keeps; give the places of those that it does not."""
+    groups: dict[int, list[Trajectory]] = defaultdict(list)
+    for trajectory in found:
+        if trajectory.error is None:
+            groups[trajectory.group].append(trajectory)
+    scored = {g: members for g, members in groups.items() if not any(map(unscored, members))}
+    dropped = [g for g, members in scored.items() if not chosen.keep(members)]
+    meter.means("filter/dropped", [float(g in dropped) for g in scored])
+    rollouts.played += [t for g, members in scored.items() if g not in dropped for t in members]
     return dropped

@@ -152,6 +152,8 @@ class Run:
         """Free what the run holds."""
         self.recipe.rollout.engine.close()
         self._workers.close()
+        # what is still on its way is cancelled, and nobody needs to hear of it
+        self._runner.get_loop().set_exception_handler(lambda *_: None)
         self._runner.close()
 
 

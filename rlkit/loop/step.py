@@ -1,4 +1,4 @@
-"""A step: sample, score, collate, judge, credit, learn, publish."""
+"""A step: sample, collate, judge while rewards are scored, credit, learn, publish."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from rlkit.loop.judge import judge, measure_gap
+from rlkit.loop.judge import correct, judge, measure_gap
 from rlkit.loop.learn import learn
 from rlkit.loop.metrics import Meter, memory_mb
 from rlkit.loop.optim import learning_rate, set_learning_rate
-from rlkit.loop.rollouts import Rollouts, sample
+from rlkit.loop.rollouts import Rollouts, sample, settle
 from rlkit.loop.run import Run
 from rlkit.ops.groups import group_stats
 from rlkit.ops.masked import masked_mean
-from rlkit.rollout.collate import collate
+from rlkit.rollout.collate import add_rewards, collate
 from rlkit.types import Batch, Trajectory
 
 
@@ -26,13 +26,19 @@ def step(run: Run, number: int) -> tuple[Rollouts, dict[str, float]]:
     meter = Meter()
     with _timed(meter, "sample"):
         rollouts = sample(run, number, meter)
-    batch = collate(rollouts.kept).to(run.device)
-    if rollouts.greedy is not None:
-        batch.greedy_rewards = torch.tensor([rollouts.greedy[t.group] for t in rollouts.kept], device=run.device)
+    batch = collate(rollouts.played).to(run.device)
     with _timed(meter, "judge"):
-        judge(run, batch, meter)
+        judge(run, batch)
+    with _timed(meter, "score"):
+        places = settle(run, rollouts, meter)
+    kept = [rollouts.played[i] for i in places]
+    batch = batch.rows(torch.tensor(places, dtype=torch.long, device=run.device))
+    add_rewards(batch, kept)
+    if rollouts.greedy is not None:
+        batch.greedy_rewards = torch.tensor([rollouts.greedy[t.group] for t in kept], device=run.device)
+    shape(run, batch, meter)
     run.recipe.advantage.estimate(batch)
-    note_credit(rollouts.kept, batch)
+    note_credit(kept, batch)
     schedule(run, number, meter)
     with _timed(meter, "learn"):
         learn(run, batch, number, meter)
@@ -46,6 +52,16 @@ def step(run: Run, number: int) -> tuple[Rollouts, dict[str, float]]:
     figures = meter.result() | {f"engine/{k}": v for k, v in run.recipe.rollout.engine.health().items()}
     figures["time/tokens_per_second"] = figures.get("rollout/tokens", 0.0) / max(figures["time/sample"], 1e-9)
     return rollouts, figures
+
+
+def shape(run: Run, batch: Batch, meter: Meter) -> None:
+    """Correct for the engine's mismatch, shape the rewards, and take KL off them."""
+    correct(run, batch, meter)
+    if run.shaper is not None:
+        run.shaper.apply(batch, run.reduce)
+    if run.kl_penalty is not None:
+        for name, value in run.kl_penalty.apply(batch, run.reduce).items():
+            meter.max(f"reward/{name}", value)
 
 
 def note_credit(trajectories: Sequence[Trajectory], batch: Batch) -> None:

@@ -6,48 +6,58 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rlkit.types import Batch, Trajectory
 
 
 def collate(trajectories: Sequence[Trajectory]) -> Batch:
-    """Make a right-padded batch, on the CPU, of trajectories that were scored and have tokens of the policy.
+    """Make a right-padded batch, on the CPU; its rewards are 0 until `add_rewards`."""
+    width = max((len(t.tokens) for t in trajectories), default=0)
+    return Batch(
+        tokens=_padded([t.tokens for t in trajectories], width, 0, torch.long),
+        attention=_padded([[True] * len(t.tokens) for t in trajectories], width, False, torch.bool),
+        mask=_padded([t.mask for t in trajectories], width, False, torch.bool),
+        rollout_logps=_padded([t.logps for t in trajectories], width, 0.0, torch.float32),
+        group=torch.tensor([t.group for t in trajectories], dtype=torch.long),
+        versions=_padded([t.versions for t in trajectories], width, -1, torch.long),
+        token_rewards=torch.zeros(len(trajectories), width),
+        rewards=torch.zeros(len(trajectories)),
+        parts=torch.zeros(len(trajectories), 0),
+    )
+
+
+def add_rewards(batch: Batch, trajectories: Sequence[Trajectory]) -> None:
+    """Fill the rewards of a batch from its trajectories, which all were scored and have tokens of the policy.
 
     The reward sits on the last token that the policy chose; a turn's reward on the last token of that turn.
 
     Raises:
         ValueError: A trajectory has no reward, or no token of the policy.
     """
-    width = max((len(t.tokens) for t in trajectories), default=0)
+    width = batch.tokens.shape[1]
     names = tuple(sorted({name for t in trajectories if t.score for name in t.score.parts}))
-    token_rewards = [_token_rewards(t, width) for t in trajectories]
-
-    def padded(rows: list[list[Any]], fill: Any, dtype: torch.dtype) -> torch.Tensor:
-        full = [row + [fill] * (width - len(row)) for row in rows]
-        return torch.tensor(full, dtype=dtype).reshape(len(rows), width)
-
-    rewards = padded(token_rewards, 0.0, torch.float32)
     parts = [[t.score.parts.get(name, 0.0) for name in names] for t in trajectories if t.score]
-    return Batch(
-        tokens=padded([t.tokens for t in trajectories], 0, torch.long),
-        attention=padded([[True] * len(t.tokens) for t in trajectories], False, torch.bool),
-        mask=padded([t.mask for t in trajectories], False, torch.bool),
-        rollout_logps=padded([t.logps for t in trajectories], 0.0, torch.float32),
-        group=torch.tensor([t.group for t in trajectories], dtype=torch.long),
-        versions=padded([t.versions for t in trajectories], -1, torch.long),
-        token_rewards=rewards,
-        rewards=rewards.sum(-1),
-        parts=torch.tensor(parts, dtype=torch.float32).reshape(len(trajectories), len(names)),
-        part_names=names,
-    )
+    rewards = _padded([_token_rewards(t) for t in trajectories], width, 0.0, torch.float32)
+    batch.token_rewards = rewards.to(batch.tokens.device)
+    batch.rewards = batch.token_rewards.sum(-1)
+    table = torch.tensor(parts, dtype=torch.float32).reshape(len(trajectories), len(names))
+    batch.parts = table.to(batch.tokens.device)
+    batch.part_names = names
+    batch.check()
 
 
-def _token_rewards(trajectory: Trajectory, width: int) -> list[float]:
+def _padded(rows: list[list[Any]], width: int, fill: Any, dtype: torch.dtype) -> Tensor:
+    full = [row + [fill] * (width - len(row)) for row in rows]
+    return torch.tensor(full, dtype=dtype).reshape(len(rows), width)
+
+
+def _token_rewards(trajectory: Trajectory) -> list[float]:
     score = trajectory.score
     chosen = [i for i, mine in enumerate(trajectory.mask) if mine]
     if score is None or score.reward is None or not chosen:
         raise ValueError(f"trajectory of prompt {trajectory.prompt.id!r} has no reward, or no token of the policy")
-    row = [0.0] * width
+    row = [0.0] * len(trajectory.tokens)
     row[chosen[-1]] += score.reward
     if score.turn_rewards is not None:
         ends = [turn.end - 1 for turn in trajectory.turns if turn.role == "assistant"]

