@@ -15,9 +15,10 @@ from rlkit.types import Prompt
 class _Columns(Task):
     """Rows whose prompt and answer stand in two columns."""
 
-    prompt_field: str
-    answer_field: str | None
-    system: str | None
+    def __init__(self, prompt_field: str, answer_field: str | None, system: str | None) -> None:
+        self.prompt_field = prompt_field
+        self.answer_field = answer_field
+        self.system = system
 
     def prompt(self, row: Mapping[str, Any], index: int) -> Prompt:
         for name in (self.prompt_field, self.answer_field):
@@ -56,11 +57,9 @@ class Jsonl(_Columns):
         answer_field: str | None = "answer",
         system: str | None = None,
     ) -> None:
+        super().__init__(prompt_field, answer_field, system)
         self.path = path
         self.validation_path = validation_path
-        self.prompt_field = prompt_field
-        self.answer_field = answer_field
-        self.system = system
 
     def rows(self, split: Split) -> Sequence[Mapping[str, Any]]:
         option, given = ("task.path", self.path) if split == "train" else ("task.validation_path", self.validation_path)
@@ -94,14 +93,12 @@ class HFDataset(_Columns):
         answer_field: str | None = "answer",
         system: str | None = None,
     ) -> None:
+        super().__init__(prompt_field, answer_field, system)
         self.path = path
         self.validation_path = validation_path
         self.name = name
         self.train_split = train_split
         self.validation_split = validation_split
-        self.prompt_field = prompt_field
-        self.answer_field = answer_field
-        self.system = system
 
     def rows(self, split: Split) -> Sequence[Mapping[str, Any]]:
         if Path(self.path).suffix not in (".parquet", ".jsonl", ".json", ".csv"):

@@ -12,6 +12,9 @@ import pytest
 import torch
 
 from rlkit.cli.main import main
+from rlkit.loop.metrics import Meter
+from rlkit.loop.rollouts import Rollouts, settle
+from rlkit.loop.run import Run
 from rlkit.models.load import load_policy
 from rlkit.sections import Model
 from tests.conftest import FAST, read_jsonl
@@ -294,6 +297,31 @@ def test_shaped_rewards_change_advantages_and_not_the_log(tmp_path: Path) -> Non
         halved = repeated(in_groups(rows, lambda x, _: centred(x, _) * 4 / 3) / 2, rows)
         for r, expected in zip(rows, halved, strict=True):
             np.testing.assert_allclose(chosen(r, "advantages"), expected, atol=1e-5)
+
+
+SLOW = """
+import time
+
+def slow(text):
+    time.sleep(0.1)
+    return float(len(text) % 2)
+"""
+
+
+def test_rewards_are_scored_while_log_probs_are_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    waiting: list[int] = []
+
+    def watched(run: Run, rollouts: Rollouts, meter: Meter) -> list[int]:
+        waiting.append(sum(not task.done() for task in rollouts.scoring))
+        return settle(run, rollouts, meter)
+
+    monkeypatch.setattr("rlkit.loop.step.settle", watched)  # called when judging is over
+    reward = ("--reward=PythonReward", f"--reward.function={tmp_path}/slow.py:slow", "--reward.allow_code=true")
+    figures, steps = fit(tmp_path / "out", *reward, "--train.minibatches=2")
+    assert all(count > 0 for count in waiting)
+    assert len(waiting) == len(figures) == STEPS
+    assert all(len(rows) == 16 for rows in steps)
 
 
 def test_explain_prints_the_numbers_in_force(capsys: pytest.CaptureFixture[str]) -> None:
