@@ -202,7 +202,7 @@ class Critic:
     """Learns the values that GAE needs: a value head on a backbone of its own.
 
     Args:
-        path: The backbone's model; null takes the policy's.
+        path: The backbone's model, with the policy's tokenizer; null takes the policy's.
         lr: Its largest learning rate.
         weight_decay: AdamW's, for matrices only.
         schedule: How the learning rate goes on after the warm-up.

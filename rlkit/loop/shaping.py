@@ -60,7 +60,7 @@ class RewardShaper:
         batch.token_rewards = (batch.token_rewards * scale[:, None]).float()
 
     def _observe(self, rewards: Tensor, reduce: Reducer) -> None:
-        count, total = reduce(torch.stack((torch.tensor(float(len(rewards))).double(), rewards.sum()))).tolist()
+        count, total = reduce(torch.stack((torch.ones_like(rewards).sum(), rewards.sum()))).tolist()
         if count == 0:
             return
         mean = total / count

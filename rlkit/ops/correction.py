@@ -52,6 +52,8 @@ def accepted(
     k1 compares the ratio pi_trainer / pi_engine, at the given level, with [low, high] (low: 1 / high by default); k2 =
     (log ratio)^2 / 2 and k3 = ratio - 1 - log ratio are kept up to `high`. A sequence is kept or rejected whole.
     """
+    if mask.numel() == 0:
+        return mask
     log_ratio = (old_logps - rollout_logps).detach().float().clamp(-20, 20)
     value = {"k1": log_ratio, "k2": log_ratio**2 / 2, "k3": log_ratio.exp() - 1 - log_ratio}[statistic]
     if level != "token":

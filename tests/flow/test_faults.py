@@ -72,6 +72,23 @@ def test_a_reward_that_misbehaves_costs_a_count_and_never_the_run(tmp_path: Path
     assert all(r["reward"] is None and "Moody of moody: " in r["error"] for r in failed)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("advantage", ["GRPO", "GAE", "ReMax", "GPG"])
+def test_a_run_goes_on_where_every_reward_fails(tmp_path: Path, advantage: str) -> None:
+    from rlkit.cli.main import main
+
+    (tmp_path / "bad.py").write_text("def bad(text):\n    raise ValueError('always')\n")
+    options = [
+        "--reward=PythonReward", f"--reward.function={tmp_path}/bad.py:bad", "--reward.allow_code=true",
+        f"--advantage={advantage}", "--kl_reward.coef=0.1", "--shaping.normalize=true", "--rejection.level=seq_max",
+        "--correction.level=sequence", *(("--critic.lr=0.01",) if advantage == "GAE" else ()),
+    ]  # fmt: skip
+    assert main(["fit", "--recipe=quickstart", *FAST, *options, f"--out={tmp_path / 'out'}"]) == 0
+    for row in read_jsonl(tmp_path / "out" / "metrics.jsonl"):
+        assert row["reward/failed"] == 16
+        assert row["update/empty"] == 1
+
+
 def test_a_reward_may_be_told_to_end_the_run(tmp_path: Path, site: str) -> None:
     reward = ("--reward=Moody", "--reward.how=raise", "--reward.on_error=raise")
     done = rlkit("fit", "--recipe=quickstart", *FAST, *reward, "--out=out", cwd=tmp_path, PYTHONPATH=site)

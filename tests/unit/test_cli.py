@@ -14,6 +14,7 @@ from rlkit.errors import RecipeError
 @pytest.mark.parametrize("recipe", sorted(p.stem for p in folder().glob("*.yaml")))
 def test_every_shipped_recipe_parses_and_is_short(recipe: str) -> None:
     assert parse("fit", ["--recipe", recipe]).recipe.train.steps > 0
+    assert parse("fit", ["--recipe", recipe, "--model.lora.rank=16"]).recipe.model.lora is not None
     lines = (folder() / f"{recipe}.yaml").read_text().splitlines()
     assert len(lines) <= 25
     assert lines[0].startswith("# ")

@@ -1,0 +1,53 @@
+"""Rewards that call out or were learned, from `rlkit fit`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rlkit.cli.main import main
+from tests.conftest import FAST, read_jsonl
+from tests.unit.test_rewards import Service, classifier
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    server = HTTPServer(("127.0.0.1", 0), Service)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def fit(tmp_path: Path, reward: dict[str, Any]) -> list[dict[str, Any]]:
+    """Train one step with a reward; give its rollouts."""
+    (tmp_path / "reward.yaml").write_text(yaml.safe_dump({"reward": reward}))
+    recipes = ("--recipe=quickstart", f"--recipe={tmp_path / 'reward.yaml'}")
+    assert main(["fit", *recipes, *FAST, "--train.steps=1", f"--out={tmp_path / 'out'}"]) == 0
+    return read_jsonl(tmp_path / "out" / "rollouts" / "step-00001.jsonl")
+
+
+def test_a_model_a_service_and_a_router_in_one_reward(tmp_path: Path, url: str) -> None:
+    path, _ = classifier(tmp_path / "rm", None)
+    parts = {
+        "learned": {"class_path": "ModelReward", "init_args": {"path": path}},
+        "served": {"class_path": "RemoteReward", "init_args": {"url": url, "batch_size": 3}},
+        "routed": {"class_path": "Router", "init_args": {"rewards": {"math": "MathReward"}, "default": "math"}},
+    }
+    weights = {"learned": 0.5, "served": 0.1}
+    rows = fit(tmp_path, {"class_path": "Composite", "init_args": {"rewards": parts, "weights": weights}})
+    assert len(rows) == 16
+    for row in rows:
+        part = row["parts"]
+        assert part["served"] == len(row["text"])
+        assert part["routed"] == part["accuracy"]
+        assert row["reward"] == pytest.approx(0.5 * part["learned"] + 0.1 * part["served"] + part["routed"])
+    assert len({round(row["parts"]["learned"], 6) for row in rows}) > 4
