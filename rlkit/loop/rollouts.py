@@ -77,6 +77,10 @@ async def _play(
     """Sample all prompts at once, and the greedy answers beside them; start scoring each group as it ends."""
     rollout, seed, greedy = run.recipe.rollout, run.recipe.train.seed, rollouts.greedy
 
+    if greedy is not None:
+        for group, _ in prompts:
+            greedy.pop(group, None)  # of the prompt whose place another has taken
+
     def sampler(sampling: Sampling, samples: int) -> Sampler:
         return Sampler(rollout.engine, run.tokenizer, sampling, samples, seed, number, attempt)
 

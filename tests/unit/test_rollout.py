@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from rlkit.errors import EngineError, RolloutError
+from rlkit.loop import rollouts as rollouts_module
+from rlkit.loop.rollouts import Rollouts
 from rlkit.rewards import ExactReward
 from rlkit.roles.reward import OnError, RewardFunction, RewardManager
 from rlkit.rollout.collate import add_rewards, collate
@@ -239,3 +241,23 @@ def test_a_batch_names_the_field_of_the_wrong_shape() -> None:
 def test_rewards_of_workers_and_of_the_trainer_agree(workers: Workers) -> None:
     trajectories = [example_trajectory(t) for t in ("4", "5")]
     assert asyncio.run(score(ExactReward(), trajectories, workers)) == asyncio.run(ExactReward().score(trajectories))
+
+
+def test_a_refilled_place_does_not_keep_the_greedy_reward_of_the_prompt_before() -> None:
+    engine = FakeEngine(["#### 2"])
+    common = sampler(engine)
+
+    async def failing(reward: object, group: Sequence[Trajectory]) -> list[Score]:
+        return [Score(None, error="away") for _ in group]
+
+    rollout = SimpleNamespace(engine=engine, sampling=Sampling(max_tokens=16), group=2)
+    recipe = SimpleNamespace(rollout=rollout, train=SimpleNamespace(seed=0), reward=None)
+    run = SimpleNamespace(recipe=recipe, tokenizer=common.tokenizer, score=failing)
+    rollouts = Rollouts(greedy={4: 1.0, 7: 0.5})
+
+    async def play() -> None:
+        await rollouts_module._play(run, PROMPTS, 1, 1, rollouts)  # type: ignore[arg-type]
+        await asyncio.gather(*rollouts.scoring)
+
+    asyncio.run(play())
+    assert rollouts.greedy == {7: 0.5}  # group 4 was played anew, and its greedy answer has no score
