@@ -83,6 +83,7 @@ class TorchEngine(RolloutEngine):
         from rlkit.models.decoder import Decoder, supports
 
         self._runtime = runtime
+        self._stop_ids = runtime.stop_ids
         self._decoder = Decoder(runtime.policy, runtime.autocast) if supports(runtime.policy) else None
 
     async def generate(self, request: Request) -> Completion:
@@ -92,7 +93,7 @@ class TorchEngine(RolloutEngine):
         if not request.tokens:
             raise EngineError("TorchEngine was given no tokens to continue, expected at least one")
         budget = min(request.sampling.max_tokens, room)
-        stop_ids = self._runtime.stop_ids.union(request.sampling.stop_ids)
+        stop_ids = self._stop_ids.union(request.sampling.stop_ids)
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Row(request, budget, stop_ids, future, request.key.hash()))
         if self._loop is None or self._loop.done():

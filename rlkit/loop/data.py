@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from rlkit.errors import RecipeError
 from rlkit.models.load import context_length, load_config, load_tokenizer
+from rlkit.ops.random import permutation
 from rlkit.recipe import Recipe
 from rlkit.roles.task import Split
 from rlkit.rollout.collect import render
@@ -64,16 +66,9 @@ class Data:
         return len(render(self.tokenizer, prompt.messages))
 
 
-_CACHE: dict[tuple[int, int, int], torch.Tensor] = {}
-
-
-def _permutation(seed: int, epoch: int, rows: int) -> torch.Tensor:
-    key = (seed, epoch, rows)
-    if key not in _CACHE:
-        digest = hashlib.blake2b(f"order/{seed}/{epoch}".encode(), digest_size=6).digest()
-        _CACHE.clear()
-        _CACHE[key] = torch.randperm(rows, generator=torch.Generator().manual_seed(int.from_bytes(digest, "little")))
-    return _CACHE[key]
+@lru_cache(maxsize=2)  # a step spans two epochs at most, unless the data are few
+def _permutation(seed: int, epoch: int, rows: int) -> Tensor:
+    return permutation(f"order/{seed}/{epoch}", rows)
 
 
 def load_data(recipe: Recipe) -> Data:

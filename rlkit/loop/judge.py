@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -25,18 +25,11 @@ def judge(run: Run, batch: Batch) -> None:
         batch.old_logps = out.logps
     if recipe.train.old_logps == "rollout":
         batch.old_logps = batch.rollout_logps
-    if run.reference is not None:
-        batch.ref_logps = torch.zeros_like(batch.rollout_logps)
-        for rows, part in parts(run, batch):
-            with run.autocast():
-                logps = run.reference.logps(part.tokens, part.mask, recipe.rollout.sampling.temperature)
-            batch.ref_logps[rows, : logps.shape[1]] = logps
+    if (reference := run.reference) is not None:
+        temperature = recipe.rollout.sampling.temperature
+        [batch.ref_logps] = piecewise(run, batch, lambda p: (reference.logps(p.tokens, p.mask, temperature),))
     if run.critic is not None:
-        batch.values = torch.zeros_like(batch.rollout_logps)
-        for rows, part in parts(run, batch):
-            with run.autocast():
-                values = run.value_model(part.tokens, part.mask)
-            batch.values[rows, : values.shape[1]] = values
+        [batch.values] = piecewise(run, batch, lambda p: (run.value_model(p.tokens, p.mask),))
 
 
 def correct(run: Run, batch: Batch, meter: Meter) -> None:
@@ -58,23 +51,23 @@ def correct(run: Run, batch: Batch, meter: Meter) -> None:
         meter.max("correction/rejected", 1 - masked_mean(batch.accepted, batch.mask, run.reduce))
 
 
-def parts(run: Run, batch: Batch) -> Iterator[tuple[list[int], Batch]]:
-    """Give the batch in micro-batches, each with its rows' places."""
+@torch.no_grad()
+def piecewise(run: Run, batch: Batch, compute: Callable[[Batch], Sequence[Tensor]], count: int = 1) -> list[Tensor]:
+    """Compute `count` tensors [B,T] f32 over micro-batches, in the trainer's precision."""
+    found = [torch.zeros_like(batch.rollout_logps) for _ in range(count)]
     lengths: list[int] = batch.attention.sum(-1).tolist()
     for rows in micro_batches(lengths, run.recipe.train.micro_tokens):
-        yield rows, batch.rows(torch.tensor(rows, device=run.device))
+        with run.autocast():
+            pieces = compute(batch.rows(torch.tensor(rows, device=run.device)))
+        for whole, piece in zip(found, pieces, strict=True):
+            whole[rows, : piece.shape[1]] = piece
+    return found
 
 
-@torch.no_grad()
 def policy_logps(run: Run, batch: Batch) -> PolicyOutput:
     """Give the current policy's log-probs, entropies and sums of squares, each [B,T] f32."""
-    found: list[Tensor] = [torch.zeros_like(batch.rollout_logps) for _ in range(3)]
-    for rows, part in parts(run, batch):
-        with run.autocast():
-            out = run.actor(part.tokens, part.mask, run.recipe.rollout.sampling.temperature)
-        for whole, piece in zip(found, out, strict=True):
-            whole[rows, : piece.shape[1]] = piece
-    return PolicyOutput(*found)
+    temperature = run.recipe.rollout.sampling.temperature
+    return PolicyOutput(*piecewise(run, batch, lambda p: run.actor(p.tokens, p.mask, temperature), count=3))
 
 
 def measure_gap(run: Run, batch: Batch, meter: Meter) -> None:

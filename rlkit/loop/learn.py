@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -15,6 +14,7 @@ from rlkit.loop.run import Run, Trained
 from rlkit.ops import aggregate, kl
 from rlkit.ops.batching import micro_batches
 from rlkit.ops.masked import masked_mean, masked_sum
+from rlkit.ops.random import permutation
 from rlkit.types import Batch, LossOutput, PolicyOutput
 
 
@@ -49,9 +49,7 @@ def mini_batches(run: Run, number: int) -> Iterator[set[int]]:
     """Give the groups of each mini-batch, the same on every rank."""
     train = run.recipe.train
     for epoch in range(train.epochs):
-        digest = hashlib.blake2b(f"minibatches/{train.seed}/{number}/{epoch}".encode(), digest_size=6).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
-        order = torch.randperm(train.prompts_per_step, generator=generator)
+        order = permutation(f"minibatches/{train.seed}/{number}/{epoch}", train.prompts_per_step)
         for part in order.tensor_split(train.minibatches):
             yield set(part.tolist())
 
@@ -101,8 +99,7 @@ def update(run: Run, batch: Batch, rows: Sequence[int], meter: Meter, record: bo
     With `record`, the log-probs of this pass become `batch.trainer_logps`.
     """
     recipe = run.recipe
-    kept = batch.mask if batch.accepted is None else batch.accepted
-    in_denominator = batch.mask if recipe.rejection and recipe.rejection.keep_in_denominator else kept
+    _, in_denominator = loss_masks(run, batch)
     counts = count(run, in_denominator[rows])
     if counts.tokens == 0:
         meter.count("update/empty", 1 / run.fabric.world_size)
@@ -130,13 +127,19 @@ def update(run: Run, batch: Batch, rows: Sequence[int], meter: Meter, record: bo
     meter.count("update/not_finite", float(not torch.isfinite(norm)) / run.fabric.world_size)
 
 
+def loss_masks(run: Run, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Give the tokens [B,T] that the policy learns from, and those that its loss is divided by."""
+    kept = batch.mask if batch.accepted is None else batch.accepted
+    rejection = run.recipe.rejection
+    return kept, batch.mask if rejection is not None and rejection.keep_in_denominator else kept
+
+
 def policy_loss(run: Run, batch: Batch, out: PolicyOutput, counts: Counts, meter: Meter) -> Tensor:
     """Give a micro-batch's share of the mini-batch's loss."""
     recipe = run.recipe
     result = recipe.loss(out, batch)
     per_token, figures = add_terms(run, result, out, batch)
-    kept = batch.mask if batch.accepted is None else batch.accepted
-    in_denominator = batch.mask if recipe.rejection and recipe.rejection.keep_in_denominator else kept
+    kept, in_denominator = loss_masks(run, batch)
     weights = aggregate.weights(
         in_denominator,
         recipe.train.aggregation or recipe.loss.aggregation,

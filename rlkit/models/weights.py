@@ -24,21 +24,13 @@ class PolicyWeights:
 
     def __init__(self, policy: Any, bucket_bytes: int = 256 * 1024 * 1024) -> None:
         self.bucket_bytes = bucket_bytes
+        base = base_model(policy)
+        adapters = {f"{name}.weight": part for name, part in base.named_modules() if hasattr(part, "get_delta_weight")}
         self._sources: dict[str, tuple[Any, Tensor]] = {}
-        for prefix, module in base_model(policy).named_modules():
-            for leaf, parameter in module.named_parameters(recurse=False):
-                adapted = hasattr(module, "base_layer")
-                owner = f"{prefix}.{leaf}".replace(".base_layer.", ".")
-                if "lora_" not in owner and not adapted:
-                    self._sources[owner] = (None, parameter)
-        for prefix, module in base_model(policy).named_modules():
-            if hasattr(module, "get_delta_weight") and f"{prefix}.weight" in self._sources:
-                self._sources[f"{prefix}.weight"] = (module, self._sources[f"{prefix}.weight"][1])
-        seen: set[int] = set()
-        for name, (_, parameter) in list(self._sources.items()):
-            if id(parameter) in seen:  # tied weights travel once, under their first name
-                del self._sources[name]
-            seen.add(id(parameter))
+        for name, parameter in base.named_parameters():  # tied weights come once, under their first name
+            if "lora_" not in name:
+                plain = name.replace(".base_layer.", ".")
+                self._sources[plain] = (adapters.get(plain), parameter)
         self.specs: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
             name: (tuple(parameter.shape), parameter.dtype) for name, (_, parameter) in self._sources.items()
         }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import torch
 from torch import Tensor
 
@@ -20,6 +22,12 @@ def uniform(keys: Tensor, counters: Tensor) -> Tensor:
     z = (z ^ _shift(z, 27)) * _MIX_2
     z = z ^ _shift(z, 31)
     return (_shift(z, 11).to(torch.float64) + 0.5) * 2.0**-53
+
+
+def permutation(key: str, size: int) -> Tensor:
+    """Give a permutation [size] i64 that depends on the key alone."""
+    digest = hashlib.blake2b(key.encode(), digest_size=6).digest()
+    return torch.randperm(size, generator=torch.Generator().manual_seed(int.from_bytes(digest, "little")))
 
 
 def _shift(z: Tensor, bits: int) -> Tensor:
