@@ -29,3 +29,7 @@ class RolloutError(RlkitError):
 
 class CheckpointError(RlkitError):
     """A model or checkpoint cannot be read or written."""
+
+
+class RankError(RlkitError):
+    """Another rank of the run failed or cannot be reached; the message says which, and why where that is known."""

@@ -22,6 +22,7 @@ from rlkit.sections import (
     Reference,
     Rejection,
     Rollout,
+    Save,
     Shaping,
     Train,
     Validation,
@@ -47,6 +48,7 @@ class Recipe:
     correction: Correction | None = None
     rejection: Rejection | None = None
     validation: Validation = field(default_factory=Validation)
+    save: Save = field(default_factory=Save)
     log: Log = field(default_factory=Log)
     fabric: dict[str, Any] = field(default_factory=dict)
 
@@ -146,15 +148,17 @@ def _check_sampling(recipe: Recipe) -> Iterator[str]:
 AT_LEAST_ONE = (
     "rollout.group", "train.steps", "train.prompts_per_step", "train.minibatches", "train.epochs",
     "train.micro_tokens", "validation.limit", "reference.refresh_every", "kl_reward.horizon", "model.lora.rank",
+    "save.keep_last",
 )  # fmt: skip
 NOT_NEGATIVE = (
     "train.weight_decay", "train.warmup_steps", "validation.every", "validation.samples", "critic.alone",
-    "critic.weight_decay", "critic.warmup_steps",
+    "critic.weight_decay", "critic.warmup_steps", "save.every",
 )  # fmt: skip
 POSITIVE = (
-    "train.lr", "train.max_norm", "kl_loss.coef", "kl_reward.coef", "kl_reward.target", "critic.lr", "critic.max_norm",
-    "critic.clip", "model.lora.alpha", "shaping.clip", "correction.high", "correction.low", "rejection.high",
-    "rejection.low",
+    "rollout.max_gap",
+    "train.lr", "train.max_norm", "train.deadline", "kl_loss.coef", "kl_reward.coef", "kl_reward.target", "critic.lr",
+    "critic.max_norm", "critic.clip", "model.lora.alpha", "shaping.clip", "correction.high", "correction.low",
+    "rejection.high", "rejection.low",
 )  # fmt: skip
 SHARES = ("train.ema", "reference.mix")
 

@@ -55,6 +55,8 @@ class Rollout:
         group: Samples of each prompt.
         sampling: How tokens are chosen while training.
         filter: Which groups are worth learning from; null learns from all.
+        max_gap: How far a token's log-prob may be from the trainer's in the proof before the first rollout; null for
+            1e-3 in float32 and 0.2 below.
         skip_long_prompts: Leave out prompts that do not fit the context, instead of refusing the run.
     """
 
@@ -62,6 +64,7 @@ class Rollout:
     group: int = 8
     sampling: Sampling = field(default_factory=Sampling)
     filter: GroupFilter | None = None
+    max_gap: float | None = None
     skip_long_prompts: bool = False
 
 
@@ -81,6 +84,9 @@ class Train:
         warmup_steps: Rollout steps in which it rises from 0.
         max_norm: The gradient's norm is clipped to this.
         entropy_coef: Adds the policy's entropy to what is maximised.
+        checkpoint_activations: Compute activations again in the backward pass instead of keeping them: less memory,
+            about a third more time.
+        deadline: Seconds that a rank waits for the others before the run ends.
         aggregation: How tokens and sequences count; null takes the loss's own.
         old_logps: The policy that ratios compare with: the trainer's before the update, recomputed, or the engine's.
         ema: Decay a step of an average of the weights, saved as `ema/` beside `final/`; null for none.
@@ -98,6 +104,8 @@ class Train:
     warmup_steps: int = 0
     max_norm: float = 1.0
     entropy_coef: float = 0.0
+    checkpoint_activations: bool = False
+    deadline: float = 1800.0
     aggregation: Aggregation | None = None
     old_logps: Literal["recompute", "rollout"] = "recompute"
     ema: float | None = None
@@ -107,6 +115,24 @@ class Train:
     def on_policy(self) -> bool:
         """Whether a rollout makes one optimizer step, so that the old policy is the one that learns."""
         return self.minibatches * self.epochs == 1
+
+
+@dataclass
+class Save:
+    """Checkpoints: all that a run needs to go on as if it had never stopped.
+
+    Args:
+        every: Steps between two; 0 for none. A Ctrl-C makes one too.
+        keep_last: How many stay; older ones are removed.
+        keep_best: A figure of `metrics.jsonl`, the higher the better, say `validation/accuracy`: the checkpoint of its
+            best step stays as well.
+        folder: Where to: a folder or any fsspec URL; null for `checkpoints/` in the run folder.
+    """
+
+    every: int = 100
+    keep_last: int = 2
+    keep_best: str | None = None
+    folder: str | None = None
 
 
 @dataclass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lightning.fabric import Fabric
 from rich.console import Console
 from rich.text import Text
 
@@ -12,6 +11,7 @@ from rlkit.cli.parser import parse
 from rlkit.errors import RecipeError
 from rlkit.loop.data import load_data
 from rlkit.loop.run import Run
+from rlkit.models.parallel import make_fabric
 from rlkit.rollout.collect import Sampler, collect
 from rlkit.types import Prompt, Trajectory
 
@@ -27,7 +27,7 @@ def run(argv: Sequence[str]) -> int:
     length = data.length(prompt)
     if length >= data.context:
         raise RecipeError(f"--prompt has {length} tokens, expected fewer than the model's context of {data.context}")
-    live = Run(parsed.recipe, data, Fabric(**parsed.recipe.fabric), training=False)
+    live = Run(parsed.recipe, data, make_fabric(parsed.recipe.fabric, parsed.recipe.train.deadline), training=False)
     try:
         live.publish()
         rollout = parsed.recipe.rollout

@@ -105,7 +105,10 @@ def parse(verb: str, argv: Sequence[str], own: Sequence[tuple[str, dict[str, Any
         raise RecipeError(f"rlkit {verb} needs a recipe: --recipe FILE or a shipped one's name (see rlkit recipe list)")
     try:
         namespace = parser.parse_args(ordered)
-        resolved = parser.dump(namespace.clone(with_meta=False))
+        plain = namespace.clone(with_meta=False)
+        for flag, _ in own:
+            plain.pop(flag.lstrip("-"), None)
+        resolved = parser.dump(plain)
         built = parser.instantiate(namespace)
     except ArgumentError as error:
         raise RecipeError(explain(str(error), parser, registry)) from error

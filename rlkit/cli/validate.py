@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from lightning.fabric import Fabric
 from rich.console import Console
 from rich.table import Table
 
@@ -13,6 +12,7 @@ from rlkit.cli.parser import parse
 from rlkit.loop.data import load_data
 from rlkit.loop.evaluate import evaluate
 from rlkit.loop.run import Run
+from rlkit.models.parallel import make_fabric
 
 JSON = ("--json", {"action": "store_true", "help": "Print the figures as a JSON object."})
 
@@ -21,7 +21,7 @@ def run(argv: Sequence[str]) -> int:
     """Validate and print the figures; give the exit status."""
     parsed = parse("validate", argv, [JSON])
     data = load_data(parsed.recipe)
-    fabric = Fabric(**parsed.recipe.fabric)
+    fabric = make_fabric(parsed.recipe.fabric, parsed.recipe.train.deadline)
     fabric.launch()
     live = Run(parsed.recipe, data, fabric, training=False)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -82,9 +82,18 @@ class TorchEngine(RolloutEngine):
     def bind(self, runtime: Runtime) -> None:
         from rlkit.models.decoder import Decoder, supports
 
+        if runtime.tensor_parallel > 1:
+            raise EngineError(
+                f"TorchEngine cannot sample from a policy under tensor_parallel={runtime.tensor_parallel}: each token "
+                "would wait for other ranks; choose rollout.engine: SGLangServer, or tensor_parallel: 1"
+            )
         self._runtime = runtime
         self._stop_ids = runtime.stop_ids
-        self._decoder = Decoder(runtime.policy, runtime.autocast) if supports(runtime.policy) else None
+        with runtime.unsharded():
+            self._decoder = Decoder(runtime.policy, runtime.autocast) if supports(runtime.policy) else None
+
+    def awake(self) -> AbstractContextManager[None]:
+        return self._runtime.unsharded()
 
     async def generate(self, request: Request) -> Completion:
         room = self._runtime.context - len(request.tokens)

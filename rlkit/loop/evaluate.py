@@ -41,10 +41,10 @@ def evaluate(run: Run) -> tuple[list[Trajectory], dict[str, float]]:
 
 def _answer(run: Run, sampling: Sampling, samples: int, prefix: str) -> tuple[list[Trajectory], dict[str, float]]:
     recipe = run.recipe
-    prompts = list(enumerate(run.data.validation))[run.fabric.global_rank :: run.fabric.world_size]
+    prompts = run.share_out(list(enumerate(run.data.validation)))
     sampler = Sampler(recipe.rollout.engine, run.tokenizer, sampling, samples, recipe.train.seed, STEP)
     with recipe.rollout.engine.awake():
         trajectories = run.wait(collect(sampler, prompts, lambda group: finish(run, group)))
     meter = Meter()
     describe(trajectories, meter)
-    return trajectories, {f"{prefix}{NAMES[n]}": value for n, value in meter.result().items() if n in NAMES}
+    return trajectories, {f"{prefix}{NAMES[n]}": value for n, value in meter.result(run.ranks).items() if n in NAMES}

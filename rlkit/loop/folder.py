@@ -7,6 +7,7 @@ import platform
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
@@ -32,28 +33,42 @@ class RunFolder:
     """Writes `recipe.yaml`, `environment.json`, `rollouts/` and `result.json`.
 
     Args:
-        path: A folder that does not exist yet or is empty.
+        path: A folder that does not exist yet, is empty, or holds the run that is resumed.
+        recipe_yaml: The recipe, every option filled in.
         rank: Ranks write rollouts side by side; rank 0 writes the rest.
     """
 
-    def __init__(self, path: Path, rank: int = 0) -> None:
+    def __init__(self, path: Path, recipe_yaml: str, rank: int = 0) -> None:
         self.path = path
+        self.recipe_yaml = recipe_yaml
         self.rank = rank
 
-    def create(self, recipe_yaml: str, registry: Registry) -> None:
+    def create(self, registry: Registry, resumed: bool = False) -> None:
         """Make the folder and write what the run is.
 
         Raises:
-            RecipeError: It holds another run, or cannot be written.
+            RecipeError: It holds another run than the one that is resumed, or cannot be written.
         """
-        if (self.path / "result.json").exists() or (self.path / "metrics.jsonl").exists():
-            raise RecipeError(f"--out is {str(self.path)!r}, which holds another run; choose a new folder")
+        if not resumed and ((self.path / "result.json").exists() or (self.path / "metrics.jsonl").exists()):
+            raise RecipeError(
+                f"--out is {str(self.path)!r}, which holds another run; choose a new folder, or go on with "
+                "--resume auto"
+            )
         try:
             (self.path / "rollouts").mkdir(parents=True, exist_ok=True)
-            (self.path / "recipe.yaml").write_text(recipe_yaml, encoding="utf-8")
+            (self.path / "recipe.yaml").write_text(self.recipe_yaml, encoding="utf-8")
         except OSError as error:
             raise RecipeError(f"--out is {str(self.path)!r}, which cannot be written: {error}") from error
-        self._write("environment.json", environment(registry))
+        known = self.run_id()
+        self._write("environment.json", environment(registry) | {"run_id": known or uuid.uuid4().hex[:12]})
+
+    def run_id(self) -> str | None:
+        """Give the run's own name for loggers, which stays when it is resumed; None before `create`."""
+        try:
+            known = json.loads((self.path / "environment.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return str(known["run_id"]) if "run_id" in known else None
 
     def dump(self, name: str, trajectories: Sequence[Trajectory]) -> None:
         """Write trajectories to `rollouts/<name>.jsonl`, or `<name>.rank<r>.jsonl` on a rank other than 0."""

@@ -27,9 +27,9 @@ def judge(run: Run, batch: Batch) -> None:
         batch.old_logps = batch.rollout_logps
     if (reference := run.reference) is not None:
         temperature = recipe.rollout.sampling.temperature
-        [batch.ref_logps] = piecewise(run, batch, lambda p: (reference.logps(p.tokens, p.mask, temperature),))
+        [batch.ref_logps] = piecewise(run, batch, lambda tokens, mask: (reference.logps(tokens, mask, temperature),))
     if run.critic is not None:
-        [batch.values] = piecewise(run, batch, lambda p: (run.value_model(p.tokens, p.mask),))
+        [batch.values] = piecewise(run, batch, lambda tokens, mask: (run.value_model(tokens, mask),))
 
 
 def correct(run: Run, batch: Batch, meter: Meter) -> None:
@@ -52,22 +52,42 @@ def correct(run: Run, batch: Batch, meter: Meter) -> None:
 
 
 @torch.no_grad()
-def piecewise(run: Run, batch: Batch, compute: Callable[[Batch], Sequence[Tensor]], count: int = 1) -> list[Tensor]:
-    """Compute `count` tensors [B,T] f32 over micro-batches, in the trainer's precision."""
+def piecewise(
+    run: Run, batch: Batch, compute: Callable[[Tensor, Tensor], Sequence[Tensor]], count: int = 1
+) -> list[Tensor]:
+    """Compute `count` tensors [B,T] f32 from tokens and mask over micro-batches, in the trainer's precision.
+
+    Ranks make the same number of passes.
+    """
     found = [torch.zeros_like(batch.rollout_logps) for _ in range(count)]
-    lengths: list[int] = batch.attention.sum(-1).tolist()
-    for rows in micro_batches(lengths, run.recipe.train.micro_tokens):
+    for rows in rounds(run, batch, range(len(batch))):
+        _, tokens, mask = take(run, batch, rows)
         with run.autocast():
-            pieces = compute(batch.rows(torch.tensor(rows, device=run.device)))
-        for whole, piece in zip(found, pieces, strict=True):
+            pieces = compute(tokens, mask)
+        for whole, piece in zip(found, pieces if rows else (), strict=bool(rows)):
             whole[rows, : piece.shape[1]] = piece
     return found
+
+
+def rounds(run: Run, batch: Batch, rows: Sequence[int]) -> list[list[int]]:
+    """Divide rows into micro-batches, as many on every rank: some ranks make their last passes without rows."""
+    lengths: list[int] = batch.attention[list(rows)].sum(-1).tolist()
+    micros = [[rows[i] for i in part] for part in micro_batches(lengths, run.recipe.train.micro_tokens)]
+    return micros + [[]] * (int(run.ranks.largest(len(micros))) - len(micros))
+
+
+def take(run: Run, batch: Batch, rows: Sequence[int]) -> tuple[Batch, Tensor, Tensor]:
+    """Give some rows with their tokens and mask; for no rows, tokens that keep a sharded module's ranks in step."""
+    part = batch.rows(torch.tensor(rows, dtype=torch.long, device=run.device))
+    if rows:
+        return part, part.tokens, part.mask
+    return part, part.tokens.new_zeros(1, 2), part.mask.new_zeros(1, 2)
 
 
 def policy_logps(run: Run, batch: Batch) -> PolicyOutput:
     """Give the current policy's log-probs, entropies and sums of squares, each [B,T] f32."""
     temperature = run.recipe.rollout.sampling.temperature
-    return PolicyOutput(*piecewise(run, batch, lambda p: run.actor(p.tokens, p.mask, temperature), count=3))
+    return PolicyOutput(*piecewise(run, batch, lambda tokens, mask: run.actor(tokens, mask, temperature), count=3))
 
 
 def measure_gap(run: Run, batch: Batch, meter: Meter) -> None:

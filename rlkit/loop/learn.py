@@ -8,11 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rlkit.loop.judge import policy_logps
+from rlkit.loop.judge import policy_logps, rounds, take
 from rlkit.loop.metrics import Meter
 from rlkit.loop.run import Run, Trained
+from rlkit.models.parallel import clip
 from rlkit.ops import aggregate, kl
-from rlkit.ops.batching import micro_batches
 from rlkit.ops.masked import masked_mean, masked_sum
 from rlkit.ops.random import permutation
 from rlkit.types import Batch, LossOutput, PolicyOutput
@@ -68,29 +68,15 @@ def descend(
     Ranks make the same number of passes, some of them without rows. A gradient that is not finite changes nothing, on
     every rank alike.
     """
-    lengths: list[int] = batch.attention[rows].sum(-1).tolist()
-    micros = [[rows[i] for i in part] for part in micro_batches(lengths, run.recipe.train.micro_tokens)]
-    rounds = int(run.largest(len(micros)))
-    micros += [[]] * (rounds - len(micros))
+    micros = rounds(run, batch, rows)
     for i, micro in enumerate(micros):
-        with run.fabric.no_backward_sync(trained.module, enabled=i < rounds - 1):
-            run.fabric.backward(loss_of(micro) * run.fabric.world_size)
-    norm = run.fabric.clip_gradients(
-        trained.module, trained.optimizer, max_norm=trained.max_norm, error_if_nonfinite=False
-    )
-    assert norm is not None
+        with run.fabric.no_backward_sync(trained.module, enabled=i < len(micros) - 1):
+            run.fabric.backward(loss_of(micro) * run.ranks.count)
+    norm = clip(run.fabric, trained.module, trained.optimizer, trained.max_norm)
     if bool(torch.isfinite(norm)):
         trained.optimizer.step()
     trained.optimizer.zero_grad()
     return norm
-
-
-def take(run: Run, batch: Batch, rows: Sequence[int]) -> tuple[Batch, Tensor, Tensor]:
-    """Give some rows with their tokens and mask; for no rows, tokens that keep a sharded module's ranks in step."""
-    part = batch.rows(torch.tensor(rows, dtype=torch.long, device=run.device))
-    if rows:
-        return part, part.tokens, part.mask
-    return part, part.tokens.new_zeros(1, 2), part.mask.new_zeros(1, 2)
 
 
 def update(run: Run, batch: Batch, rows: Sequence[int], meter: Meter, record: bool = False) -> None:
@@ -102,7 +88,7 @@ def update(run: Run, batch: Batch, rows: Sequence[int], meter: Meter, record: bo
     _, in_denominator = loss_masks(run, batch)
     counts = count(run, in_denominator[rows])
     if counts.tokens == 0:
-        meter.count("update/empty", 1 / run.fabric.world_size)
+        meter.count("update/empty", 1 / run.ranks.count)
         return
     if recipe.loss.selects:
         chosen = batch.rows(torch.tensor(rows, dtype=torch.long, device=run.device))
@@ -124,7 +110,7 @@ def update(run: Run, batch: Batch, rows: Sequence[int], meter: Meter, record: bo
 
     norm = descend(run, run.trained, batch, rows, loss_of)
     meter.mean("grad_norm", norm)
-    meter.count("update/not_finite", float(not torch.isfinite(norm)) / run.fabric.world_size)
+    meter.count("update/not_finite", float(not torch.isfinite(norm)) / run.ranks.count)
 
 
 def loss_masks(run: Run, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -184,7 +170,9 @@ def update_critic(run: Run, batch: Batch, rows: Sequence[int], meter: Meter) -> 
         values: Tensor = critic.module(tokens, mask)
         return value_loss(run, part, values, counts, meter) if micro else values.sum()
 
-    meter.mean("critic/grad_norm", descend(run, critic, batch, rows, loss_of))
+    norm = descend(run, critic, batch, rows, loss_of)
+    meter.mean("critic/grad_norm", norm)
+    meter.count("update/not_finite", float(not torch.isfinite(norm)) / run.ranks.count)
 
 
 def value_loss(run: Run, batch: Batch, values: Tensor, counts: Counts, meter: Meter) -> Tensor:

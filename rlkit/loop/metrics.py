@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from rlkit.errors import RecipeError
+from rlkit.loop.folder import RunFolder
+from rlkit.models.ranks import Ranks
 from rlkit.sections import Log
 
 
@@ -41,14 +41,10 @@ class Meter:
         """Take part in a maximum."""
         self._maxima[name] = max(float(value), self._maxima.get(name, float("-inf")))
 
-    def result(self) -> dict[str, float]:
+    def result(self, ranks: Ranks) -> dict[str, float]:
         """Give all figures over all ranks; every rank must call this."""
-        gathered: list[Any] = [(dict(self._sums), self._maxima)]
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            gathered = gathered * torch.distributed.get_world_size()
-            torch.distributed.all_gather_object(gathered, (dict(self._sums), self._maxima))
         total = Meter()
-        for sums, maxima in gathered:
+        for sums, maxima in ranks.objects((dict(self._sums), self._maxima)):
             for name, (value, weight) in sums.items():
                 total._sums[name][0] += value
                 total._sums[name][1] += weight
@@ -58,16 +54,7 @@ class Meter:
         return dict(sorted((figures | total._maxima).items()))
 
 
-def memory_mb() -> float:
-    """Give the resident memory of this process in MiB; 0 where the system does not tell."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except OSError:
-        return 0.0
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-
-def loggers(log: Log, folder: Path) -> list[Any]:
+def loggers(log: Log, folder: RunFolder) -> list[Any]:
     """Make the loggers that the recipe asks for.
 
     Raises:
@@ -79,7 +66,12 @@ def loggers(log: Log, folder: Path) -> list[Any]:
         from lightning.pytorch.loggers import WandbLogger
 
         wandb = WandbLogger(
-            name=log.wandb.name or folder.name, project=log.wandb.project, offline=log.wandb.offline, save_dir=folder
+            name=log.wandb.name or folder.path.name,
+            project=log.wandb.project,
+            offline=log.wandb.offline,
+            save_dir=folder.path,
+            id=folder.run_id(),
+            resume="allow",
         )
         wandb.experiment  # noqa: B018 (opens the run now, where a failure costs nothing)
     except ModuleNotFoundError as error:
@@ -88,10 +80,20 @@ def loggers(log: Log, folder: Path) -> list[Any]:
 
 
 class MetricsLog:
-    """Appends a JSON object a step to `metrics.jsonl`, and hands the same figures to loggers."""
+    """Appends a JSON object a step to `metrics.jsonl`, and hands the same figures to loggers.
 
-    def __init__(self, path: Path, loggers: list[Any]) -> None:
-        self._file = path.open("w", encoding="utf-8")
+    Args:
+        path: The file.
+        loggers: From `loggers`.
+        done: Steps of it that stay; a resumed run makes the others again.
+    """
+
+    def __init__(self, path: Path, loggers: list[Any], done: int = 0) -> None:
+        lines = path.read_text(encoding="utf-8").splitlines()[:done] if path.exists() else []
+        beside = path.with_suffix(".partial")
+        beside.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        beside.rename(path)
+        self._file = path.open("a", encoding="utf-8")
         self._loggers = loggers
 
     def write(self, step: int, figures: dict[str, float]) -> None:

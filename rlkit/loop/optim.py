@@ -7,17 +7,17 @@ import math
 import torch
 from torch import nn
 
+from rlkit.models.parallel import by_mesh
 from rlkit.sections import Critic, Train
 
 
 def make_optimizer(module: nn.Module, section: Train | Critic) -> torch.optim.Optimizer:
     """Make AdamW over what is trainable; weight decay is for matrices only."""
     trainable = [p for p in module.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in trainable if p.dim() >= 2], "weight_decay": section.weight_decay},
-        {"params": [p for p in trainable if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=section.lr)
+    matrices, others = [p for p in trainable if p.dim() >= 2], [p for p in trainable if p.dim() < 2]
+    decays = ((matrices, section.weight_decay), (others, 0.0))
+    groups = [{"params": part, "weight_decay": decay} for some, decay in decays for part in by_mesh(some)]
+    return torch.optim.AdamW(groups, lr=section.lr)
 
 
 def learning_rate(section: Train | Critic, step: int, steps: int) -> float:

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from rlkit.loop.balance import plan
 from rlkit.loop.metrics import Meter
 from rlkit.loop.run import Run
 from rlkit.roles.advantage import Needs
@@ -19,11 +20,14 @@ from rlkit.types import Prompt, Sampling, StopReason, Trajectory
 class Rollouts:
     """A step's trajectories: all of them, those that may be learnt from, and what is still being scored.
 
+    `played` were sampled on this rank, `learnt` are what this rank learns from: the same, unless ranks share the work.
     `greedy` holds the reward of a greedy answer by group, where the estimator asks for it.
     """
 
     all: list[Trajectory] = field(default_factory=list)
     played: list[Trajectory] = field(default_factory=list)
+    learnt: list[Trajectory] = field(default_factory=list)
+    routes: list[list[int]] = field(default_factory=list)
     greedy: dict[int, float] | None = None
     scoring: list[asyncio.Task[None]] = field(default_factory=list)
 
@@ -33,12 +37,20 @@ def sample(run: Run, number: int, meter: Meter) -> Rollouts:
 
     Without a filter, scoring goes on in the workers when this returns; `settle` waits for it.
     """
-    prompts = run.data.prompts(number)[run.fabric.global_rank :: run.fabric.world_size]
     rollouts = Rollouts(greedy={} if Needs.GREEDY in run.recipe.advantage.needs else None)
+    prompts = run.share_out(run.data.prompts(number))
+    with run.recipe.rollout.engine.awake():
+        _sample(run, prompts, number, rollouts, meter)
+    rollouts.routes = plan(run.ranks, rollouts.played, meter)
+    moved = run.ranks.exchange([[rollouts.played[i] for i in route] for route in rollouts.routes])
+    rollouts.learnt = run.ranks.share(moved)
+    return rollouts
+
+
+def _sample(run: Run, prompts: Sequence[tuple[int, Prompt]], number: int, rollouts: Rollouts, meter: Meter) -> None:
     chosen = run.recipe.rollout.filter
     for attempt in range(1 + (0 if chosen is None else chosen.tries)):
-        with run.recipe.rollout.engine.awake():
-            found = run.wait(_play(run, prompts, number, attempt, rollouts))
+        found = run.wait(_play(run, prompts, number, attempt, rollouts))
         rollouts.all += found
         if chosen is None:
             rollouts.played = [t for t in found if t.error is None]
@@ -50,11 +62,10 @@ def sample(run: Run, number: int, meter: Meter) -> Rollouts:
         if attempt < chosen.tries:
             prompts = [(group, run.data.spare(number, attempt, group)) for group in dropped]
             meter.count("filter/refilled", len(prompts))
-    return rollouts
 
 
 def settle(run: Run, rollouts: Rollouts, meter: Meter) -> list[int]:
-    """Wait for the scores; give the places in `played` of the trajectories to learn from.
+    """Wait for the scores; give the places in `learnt` of the trajectories to learn from.
 
     Whole groups in which a reward failed, or the greedy answer's did, are left out and counted.
     """
@@ -62,7 +73,18 @@ def settle(run: Run, rollouts: Rollouts, meter: Meter) -> list[int]:
     describe(rollouts.all, meter)
     failed = {t.group for t in rollouts.all if t.error is None and unscored(t)}
     usable = set(rollouts.greedy) if rollouts.greedy is not None else {t.group for t in rollouts.played}
-    return [i for i, t in enumerate(rollouts.played) if t.group in usable - failed]
+    usable -= failed
+    greedy = rollouts.greedy or {}
+    known = [(t.score, greedy.get(t.group)) if t.group in usable else None for t in rollouts.played]
+    settled = run.ranks.share(run.ranks.exchange([[known[i] for i in route] for route in rollouts.routes]))
+    sampled = {id(t) for t in rollouts.played}
+    rollouts.all = [t for t in rollouts.all if id(t) not in sampled] + rollouts.learnt
+    for trajectory, found in zip(rollouts.learnt, settled, strict=True):
+        if found is not None:
+            trajectory.score, answer = found
+            if rollouts.greedy is not None and answer is not None:
+                rollouts.greedy[trajectory.group] = answer
+    return [i for i, found in enumerate(settled) if found is not None]
 
 
 async def _all(tasks: list[asyncio.Task[None]]) -> None:

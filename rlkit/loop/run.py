@@ -21,6 +21,8 @@ from rlkit.models.average import WeightAverage
 from rlkit.models.critic import ValueModel
 from rlkit.models.load import load_backbone, load_policy, stop_ids
 from rlkit.models.lora import base_model
+from rlkit.models.parallel import FSDP2, checkpoint_activations, unsharded
+from rlkit.models.ranks import Ranks
 from rlkit.models.reference import Reference
 from rlkit.models.weights import PolicyWeights
 from rlkit.recipe import Recipe
@@ -55,20 +57,23 @@ class Run:
         self.recipe = recipe
         self.data = data
         self.fabric = fabric
+        self.ranks = Ranks(fabric)
         self.version = 0
         self._runner = asyncio.Runner()
         self._runner.get_loop().set_exception_handler(_quiet_interrupts)
         processors = max(1, (os.cpu_count() or 1) // fabric.world_size)
         self._workers = Workers(recipe.reward.concurrency or min(4, processors))
-        self.actor = Actor(load_policy(recipe.model)).to(fabric.device)
+        self.actor = Actor(load_policy(recipe.model, recipe.train.seed))
         if training:
             self._prepare_training()
+        else:
+            self._place(self.actor)
         parts = (recipe.rollout.engine, recipe.reward, recipe.advantage, recipe.loss)
         for part in parts:
             part.bind(self)
 
     def _prepare_training(self) -> None:
-        recipe, fabric = self.recipe, self.fabric
+        recipe = self.recipe
         train = recipe.train
         self.trained = self._set_up(self.actor, train)
         self.critic: Trained | None = None
@@ -76,14 +81,33 @@ class Run:
             path = recipe.critic.path or recipe.model.path
             self.value_model = ValueModel(load_backbone(replace(recipe.model, path=path, lora=None)))
             self.critic = self._set_up(self.value_model, recipe.critic)
-        self.reference = Reference(self.actor, recipe.model, fabric.device) if recipe.needs_reference else None
+        self.reference = Reference(self.actor, recipe.model, self._place) if recipe.needs_reference else None
         self.average = None if train.ema is None else WeightAverage(self.actor, train.ema)
         self.kl_penalty = None if recipe.kl_reward is None else KLPenalty(recipe.kl_reward)
         self.shaper = None if recipe.shaping is None else RewardShaper(recipe.shaping)
 
     def _set_up(self, module: nn.Module, section: Train | Critic) -> Trained:
-        wrapped, optimizer = self.fabric.setup(module, make_optimizer(module, section))
+        if self.recipe.train.checkpoint_activations:
+            checkpoint_activations(module)
+        wrapped = self.fabric.setup_module(module)
+        self._call_once(module)
+        optimizer = self.fabric.setup_optimizers(make_optimizer(module, section))
         return Trained(wrapped, optimizer, section.max_norm)
+
+    def _place(self, module: nn.Module) -> None:
+        """Put a module that does not learn on the device, sharded where the strategy shards."""
+        if isinstance(self.fabric.strategy, FSDP2):
+            self.fabric.setup_module(module)
+            self._call_once(module)
+        else:
+            module.to(self.fabric.device)
+
+    @torch.no_grad()
+    def _call_once(self, module: nn.Module) -> None:
+        """Let a sharded module find out that it is the root, before anybody calls what is inside."""
+        if isinstance(self.fabric.strategy, FSDP2):
+            tokens = torch.zeros(1, 2, dtype=torch.long, device=self.fabric.device)
+            module(tokens, tokens.bool())
 
     @property
     def tokenizer(self) -> Any:
@@ -108,25 +132,22 @@ class Run:
     def autocast(self) -> AbstractContextManager[None]:
         return self.fabric.autocast()
 
+    @property
+    def tensor_parallel(self) -> int:
+        return self.ranks.tensor_parallel
+
+    def unsharded(self) -> AbstractContextManager[None]:
+        return unsharded(self.actor)
+
     def reduce(self, x: Tensor) -> Tensor:
-        if self.fabric.world_size == 1:
-            return x
-        summed = self.fabric.all_reduce(x.to(self.device), reduce_op="sum")
-        return summed.to(x.device)  # type: ignore[union-attr]
+        return self.ranks.sum(x)
 
     def gather(self, x: Tensor) -> Tensor:
-        if self.fabric.world_size == 1:
-            return x
-        everyone: list[Any] = [None] * self.fabric.world_size
-        torch.distributed.all_gather_object(everyone, x.cpu())
-        return torch.cat(everyone).to(x.device)
+        return self.ranks.gather(x)
 
-    def largest(self, value: float) -> float:
-        """Give the largest of all ranks' values."""
-        if self.fabric.world_size == 1:
-            return value
-        gathered = self.fabric.all_gather(torch.tensor(float(value), device=self.device))
-        return float(gathered.max())  # type: ignore[union-attr]
+    def share_out(self, items: Sequence[T]) -> Sequence[T]:
+        """Give the items that this rank samples: every n-th of them; none where another samples for it."""
+        return items[self.ranks.index :: self.ranks.count] if self.ranks.lead else []
 
     async def score(self, reward: RewardManager, trajectories: Sequence[Trajectory]) -> list[Score]:
         return await score(reward, trajectories, self._workers)

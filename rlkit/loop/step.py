@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from rlkit.loop.judge import correct, judge, measure_gap
 from rlkit.loop.learn import learn
-from rlkit.loop.metrics import Meter, memory_mb
+from rlkit.loop.metrics import Meter
 from rlkit.loop.optim import learning_rate, set_learning_rate
 from rlkit.loop.rollouts import Rollouts, sample, settle
 from rlkit.loop.run import Run
@@ -21,17 +22,25 @@ from rlkit.rollout.collate import add_rewards, collate
 from rlkit.types import Batch, Trajectory
 
 
-def step(run: Run, number: int) -> tuple[Rollouts, dict[str, float]]:
-    """Make one step of training (the first is 1); give its rollouts and figures."""
+class Made(NamedTuple):
+    """What a step made: its rollouts, the batch that was learnt from, and figures."""
+
+    rollouts: Rollouts
+    batch: Batch
+    figures: dict[str, float]
+
+
+def step(run: Run, number: int) -> Made:
+    """Make one step of training; the first is 1."""
     meter = Meter()
     with _timed(meter, "sample"):
         rollouts = sample(run, number, meter)
-    batch = collate(rollouts.played).to(run.device)
+    batch = collate(rollouts.learnt).to(run.device)
     with _timed(meter, "judge"):
         judge(run, batch)
     with _timed(meter, "score"):
         places = settle(run, rollouts, meter)
-    kept = [rollouts.played[i] for i in places]
+    kept = [rollouts.learnt[i] for i in places]
     batch = batch.rows(torch.tensor(places, dtype=torch.long, device=run.device))
     add_rewards(batch, kept)
     if rollouts.greedy is not None:
@@ -48,10 +57,9 @@ def step(run: Run, number: int) -> tuple[Rollouts, dict[str, float]]:
         run.publish()
     describe(run, batch, meter)
     meter.max("version", run.version)
-    meter.max("memory/rss_mb", memory_mb())
-    figures = meter.result() | {f"engine/{k}": v for k, v in run.recipe.rollout.engine.health().items()}
+    figures = meter.result(run.ranks) | {f"engine/{k}": v for k, v in run.recipe.rollout.engine.health().items()}
     figures["time/tokens_per_second"] = figures.get("rollout/tokens", 0.0) / max(figures["time/sample"], 1e-9)
-    return rollouts, figures
+    return Made(rollouts, batch, figures)
 
 
 def shape(run: Run, batch: Batch, meter: Meter) -> None:

@@ -20,12 +20,12 @@ class WeightAverage:
     def __init__(self, module: nn.Module, decay: float) -> None:
         self.decay = decay
         self._parameters = [p for p in module.parameters() if p.requires_grad]
-        self._average = [p.detach().clone() for p in self._parameters]
+        self.tensors = [p.detach().clone() for p in self._parameters]
 
     @torch.no_grad()
     def update(self) -> None:
         """Follow by one step."""
-        for average, parameter in zip(self._average, self._parameters, strict=True):
+        for average, parameter in zip(self.tensors, self._parameters, strict=True):
             average.lerp_(parameter, 1 - self.decay)
 
     @contextmanager
@@ -39,7 +39,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def _swap(self) -> None:
-        for average, parameter in zip(self._average, self._parameters, strict=True):
+        for average, parameter in zip(self.tensors, self._parameters, strict=True):
             kept = parameter.clone()
             parameter.copy_(average)
             average.copy_(kept)

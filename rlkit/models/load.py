@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
-from rlkit.errors import RecipeError
+from rlkit.errors import CheckpointError, RecipeError
 from rlkit.models.lora import add_lora
 from rlkit.sections import Model
 
@@ -56,8 +57,8 @@ def load_tokenizer(model: Model) -> Any:
     return tokenizer
 
 
-def load_policy(model: Model) -> Any:
-    """Load a causal language model in float32, with fresh adapters if the recipe asks for LoRA.
+def load_policy(model: Model, seed: int = 0) -> Any:
+    """Load a causal language model in float32, with fresh adapters, by the seed, if the recipe asks for LoRA.
 
     Raises:
         RecipeError: The model cannot be loaded, or an adapter's target names no module.
@@ -72,7 +73,7 @@ def load_policy(model: Model) -> Any:
         )
     policy.eval()
     policy.config.use_cache = False
-    return policy if model.lora is None else add_lora(policy, model.lora)
+    return policy if model.lora is None else add_lora(policy, model.lora, seed)
 
 
 def load_backbone(model: Model) -> Any:
@@ -117,14 +118,26 @@ def _explained(path: str) -> Iterator[None]:
         ) from error
 
 
-def save_policy(policy: Any, tokenizer: Any, folder: Path) -> None:
+def save_policy(policy: Any, tokenizer: Any, folder: Path, weights: dict[str, torch.Tensor] | None = None) -> None:
     """Write a Hugging Face folder: the model, or its adapter alone, with the tokenizer.
 
     It is written beside and then renamed, so that a folder of that name is always whole.
+
+    Args:
+        policy: The model.
+        tokenizer: Its tokenizer.
+        folder: Where to.
+        weights: Whole tensors under the names of the policy's own, where it is sharded.
+
+    Raises:
+        CheckpointError: It cannot be written.
     """
     beside = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(beside, ignore_errors=True)
-    policy.save_pretrained(beside)
-    tokenizer.save_pretrained(beside)
-    shutil.rmtree(folder, ignore_errors=True)
-    beside.rename(folder)
+    try:
+        shutil.rmtree(beside, ignore_errors=True)
+        policy.save_pretrained(beside, state_dict=weights)
+        tokenizer.save_pretrained(beside)
+        shutil.rmtree(folder, ignore_errors=True)
+        beside.rename(folder)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{folder} cannot be written: {error}") from error

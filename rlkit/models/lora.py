@@ -5,12 +5,17 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
 from rlkit.errors import RecipeError
+from rlkit.models.parallel import full
 from rlkit.sections import Lora
 
 
-def add_lora(policy: Any, lora: Lora) -> Any:
-    """Freeze the policy and give it adapters to train.
+def add_lora(policy: Any, lora: Lora, seed: int = 0) -> Any:
+    """Freeze the policy and give it adapters to train, the same on every rank.
 
     Raises:
         RecipeError: A target names no module.
@@ -19,7 +24,9 @@ def add_lora(policy: Any, lora: Lora) -> Any:
 
     config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=lora.targets, task_type="CAUSAL_LM")
     try:
-        adapted = get_peft_model(policy, config)
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            adapted = get_peft_model(policy, config)
     except ValueError as error:
         names = sorted(
             {name.rpartition(".")[2] for name, module in policy.named_modules() if hasattr(module, "weight")}
@@ -43,3 +50,15 @@ def adapters_off(policy: Any) -> AbstractContextManager[None]:
     """Run the policy as it was before training."""
     context: AbstractContextManager[None] = policy.disable_adapter()
     return context
+
+
+def delta(layer: Any) -> Tensor:
+    """Give what a layer's adapters add to its weight; of sharded ones all ranks must call this."""
+    parts = []
+    for name in layer.active_adapters:
+        if name in layer.lora_A and isinstance(layer.lora_A[name].weight, DTensor):
+            product = full(layer.lora_B[name].weight) @ full(layer.lora_A[name].weight) * layer.scaling[name]
+            parts.append(product.T if layer.fan_in_fan_out else product)
+        else:
+            parts.append(layer.get_delta_weight(name))
+    return torch.stack(parts).sum(0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -12,14 +14,21 @@ from rlkit.sections import Model
 
 
 class Reference:
-    """Gives log-probs of the initial policy; with LoRA it is the actor itself, its adapters off, and no copy."""
+    """Gives log-probs of the initial policy; with LoRA it is the actor itself, its adapters off, and no copy.
 
-    def __init__(self, actor: Actor, model: Model, device: torch.device) -> None:
+    Args:
+        actor: The policy.
+        model: Where the initial policy is loaded from.
+        place: Puts a module on the device.
+    """
+
+    def __init__(self, actor: Actor, model: Model, place: Callable[[Actor], None]) -> None:
         self.shared = has_lora(actor.policy)
         if self.shared:
             self.actor = actor
         else:
-            self.actor = Actor(load_policy(model)).to(device).requires_grad_(False)
+            self.actor = Actor(load_policy(model)).requires_grad_(False)
+            place(self.actor)
 
     @torch.no_grad()
     def follow(self, actor: Actor, mix: float) -> None:

@@ -6,16 +6,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from rlkit.models.lora import base_model
+from rlkit.models.lora import base_model, delta
+from rlkit.models.parallel import full
 
 
 class PolicyWeights:
-    """All parameters under their Hugging Face names, adapters merged on the fly, in buckets of bounded size.
+    """All parameters under their Hugging Face names, whole and with adapters merged, in buckets of bounded size.
 
     `specs` has every name with its shape and type, known before the first bucket. Peak extra memory is one bucket
-    and its largest merged tensor.
+    and its largest merged or gathered tensor. Of a sharded policy all ranks must read the buckets in step.
 
     Args:
         policy: The model, with or without adapters.
@@ -37,13 +38,13 @@ class PolicyWeights:
 
     @torch.no_grad()
     def buckets(self) -> Iterator[list[tuple[str, Tensor]]]:
-        """Give the tensors, detached; those without adapters share the policy's memory."""
+        """Give the tensors, detached; plain ones without adapters share the policy's memory."""
         bucket: list[tuple[str, Tensor]] = []
         size = 0
         for name, (adapter, parameter) in self._sources.items():
-            tensor = parameter.detach()
+            tensor = full(parameter.detach())
             if adapter is not None:
-                tensor = tensor + sum(adapter.get_delta_weight(active) for active in adapter.active_adapters)
+                tensor = tensor + delta(adapter)
             bucket.append((name, tensor))
             size += tensor.numel() * tensor.element_size()
             if size >= self.bucket_bytes:
@@ -51,3 +52,21 @@ class PolicyWeights:
                 bucket, size = [], 0
         if bucket:
             yield bucket
+
+
+@torch.no_grad()
+def whole(module: nn.Module, keep: bool) -> dict[str, Tensor]:
+    """Give a module's state, each tensor whole and on the CPU, to the ranks that `keep` it; all must call this.
+
+    Tied weights come once, under their first name.
+    """
+    tied = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    tied -= {name for name, _ in module.named_parameters()}
+    state: dict[str, Tensor] = {}
+    for name, tensor in module.state_dict().items():
+        if name in tied:
+            continue
+        gathered = full(tensor.detach())
+        if keep:
+            state[name] = gathered.cpu()
+    return state

@@ -49,6 +49,13 @@ class Runtime(Protocol):
     def stop_ids(self) -> frozenset[int]:
         """The token ids with which the policy ends a turn."""
 
+    @property
+    def tensor_parallel(self) -> int:
+        """How many ranks share each of the policy's matrix products; 1 without tensor parallelism."""
+
+    def unsharded(self) -> AbstractContextManager[None]:
+        """Hold the policy's whole weights on this rank, so that its modules may be called; all ranks must enter."""
+
     def autocast(self) -> AbstractContextManager[None]:
         """Give the precision context under which the trainer runs the policy."""
 

@@ -64,7 +64,13 @@ def main() -> None:
     engine = TorchEngine()
     engine.bind(
         SimpleNamespace(
-            policy=model, device=torch.device("cpu"), context=512, stop_ids=frozenset(), autocast=nullcontext
+            policy=model,
+            device=torch.device("cpu"),
+            context=512,
+            stop_ids=frozenset(),
+            autocast=nullcontext,
+            unsharded=nullcontext,
+            tensor_parallel=1,
         )
     )
     rng = random.Random(0)

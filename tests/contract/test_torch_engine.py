@@ -45,6 +45,8 @@ def bound(kind: str, context: int = 512, **options: int) -> TorchEngine:
         context=context,
         stop_ids=stop_ids(policy, build_tokenizer()),
         autocast=nullcontext,
+        unsharded=nullcontext,
+        tensor_parallel=1,
     )
     engine.bind(runtime)  # type: ignore[arg-type]
     return engine

@@ -56,7 +56,7 @@ def test_with_lora_the_reference_is_the_actor_with_its_adapter_off(tmp_path: Pat
 
 def test_without_lora_the_reference_is_a_frozen_copy() -> None:
     actor = Actor(load_policy(Model("tiny")))
-    reference = Reference(actor, Model("tiny"), torch.device("cpu"))
+    reference = Reference(actor, Model("tiny"), lambda module: None)
     before = reference.logps(TOKENS, MASK, 1.0)
     for parameter in actor.parameters():
         parameter.data += 0.01

@@ -1,0 +1,49 @@
+"""How much memory the run takes, and how much there is."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+
+import torch
+
+CLOSE = 0.9
+"""Above this share of what there is, the run warns."""
+
+
+def rss_mb() -> float:
+    """Give the resident memory of this process in MiB; 0 where the system does not tell."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return 0.0
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def peak_rss_mb() -> float:
+    """Give the largest resident memory that this process has had, in MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+
+
+def limit_mb() -> float:
+    """Give the memory that this process may use, in MiB: the machine's, or its container's; 0 if unknown."""
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**20]
+    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            limits.append(int(Path(name).read_text()) / 2**20)
+        except (OSError, ValueError):
+            continue
+    return min(limits)
+
+
+def figures(device: torch.device) -> dict[str, float]:
+    """Give the host's and the device's memory in MiB, peaks included, and the largest share of a limit."""
+    found = {"rss_mb": rss_mb(), "peak_rss_mb": peak_rss_mb()}
+    shares = [found["rss_mb"] / limit_mb()]
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        found["device_mb"] = torch.cuda.memory_allocated(device) / 2**20
+        found["peak_device_mb"] = torch.cuda.max_memory_allocated(device) / 2**20
+        shares.append(1 - free / total)
+    return {f"memory/{name}": value for name, value in found.items()} | {"memory/share": max(shares)}

@@ -1,0 +1,125 @@
+"""What becomes of a run when one of its ranks fails: the others end too, and say which one it was and why."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lightning.fabric import Fabric
+
+from rlkit.errors import RankError
+
+COLLECTIVE = re.compile(r"gloo|nccl|processgroup|tcpstore|connection (closed|reset)|\bc10d\b", re.IGNORECASE)
+"""What errors of collectives say, which are raised where another rank is missing."""
+
+PATIENCE = 15.0
+"""Seconds that a rank has to end by itself, and to leave its error, once another has failed."""
+
+
+class Peers:
+    """The ranks of a run, each of which leaves a note in the run folder: who it is, and how it ended.
+
+    Args:
+        fabric: Launched; every rank must make this.
+        folder: The run folder, which all ranks see.
+        on_loss: Called in a thread of its own with what happened, if this rank outlives another's death by
+            `PATIENCE` seconds; the process ends after it.
+    """
+
+    def __init__(self, fabric: Fabric, folder: Path, on_loss: Callable[[str], None]) -> None:
+        self.fabric = fabric
+        self.folder = folder / "ranks"
+        self.on_loss = on_loss
+        self._mine = {"pid": os.getpid(), "host": socket.gethostname()}
+        if fabric.world_size == 1:
+            return
+        for thread in threading.enumerate():
+            if thread.name == "child-process-observer":  # it would kill this process without a word
+                thread._finished = True  # type: ignore[attr-defined]
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._note({})
+        fabric.barrier()
+        self._known = {rank: self._read(rank) for rank in range(fabric.world_size)}
+        threading.Thread(target=self._watch, daemon=True, name="rlkit-peers").start()
+
+    def done(self, error: Exception | None = None) -> None:
+        """Leave a note of how this rank ended."""
+        if self.fabric.world_size > 1:
+            self._note({"done": True} if error is None else {"error": f"{type(error).__name__}: {error}"})
+
+    def explain(self, error: Exception) -> Exception:
+        """Give the error itself or, where it only says that another rank is missing, one that says why it is."""
+        if self.fabric.world_size == 1 or isinstance(error, RankError) or not COLLECTIVE.search(str(error)):
+            return error
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            if lost := self._lost():
+                return RankError(lost)
+            time.sleep(0.2)
+        return RankError(f"a rank did not reach the others within train.deadline, or cannot be reached: {error}")
+
+    def end_children(self) -> None:
+        """After a failure, end the ranks that this process started and that have not ended by themselves."""
+        launcher = self.fabric.strategy.launcher
+        deadline = time.monotonic() + PATIENCE
+        for process in getattr(launcher, "procs", ()):
+            while process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.1)
+            if process.poll() is None:
+                process.kill()
+
+    def _note(self, more: dict[str, Any]) -> None:
+        path = self.folder / f"{self.fabric.global_rank}.json"
+        beside = path.with_suffix(".partial")
+        beside.write_text(json.dumps(self._mine | more), encoding="utf-8")
+        beside.rename(path)
+
+    def _read(self, rank: int) -> dict[str, Any]:
+        try:
+            note: dict[str, Any] = json.loads((self.folder / f"{rank}.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return note
+
+    def _lost(self) -> str | None:
+        """Say which other rank has failed; one that left an error comes before one that only died."""
+        others = [rank for rank in self._known if rank != self.fabric.global_rank]
+        notes = {rank: self._read(rank) for rank in others}
+        own = [f"rank {r}: {n['error']}" for r, n in notes.items() if "error" in n and "RankError" not in n["error"]]
+        if own:
+            return "; ".join(own)
+        for rank in others:
+            pid, host = self._known[rank]["pid"], self._known[rank]["host"]
+            if not notes[rank].keys() & {"done", "error"} and host == self._mine["host"] and not _alive(pid):
+                return (
+                    f"rank {rank} (process {pid} on {host}) died without an error: it was killed, by somebody or "
+                    "because the machine ran out of memory"
+                )
+        return None
+
+    def _watch(self) -> None:
+        while (lost := self._lost()) is None:
+            time.sleep(1.0)
+        time.sleep(PATIENCE)  # whoever can end in order does so meanwhile
+        self.on_loss(lost)
+        print(f"error: {lost}", file=sys.stderr, flush=True)
+        self.end_children()
+        os._exit(1)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+    except ProcessLookupError:
+        return False
+    except OSError:  # somebody else's, or a system without /proc
+        return True

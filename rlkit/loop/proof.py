@@ -1,0 +1,53 @@
+"""The proof that the engine samples from the trainer's weights, before anything is learnt from its tokens."""
+
+from __future__ import annotations
+
+import asyncio
+
+import torch
+
+from rlkit.errors import EngineError
+from rlkit.loop.run import Run
+from rlkit.rollout.collect import render
+from rlkit.types import Request, SampleKey, Sampling
+
+PROMPTS = 4
+"""How many validation prompts are continued by one token."""
+
+
+def prove(run: Run) -> float:
+    """Compare the engine's log-prob of a token after a few prompts with the trainer's; give the largest gap.
+
+    Raises:
+        EngineError: It is larger than `rollout.max_gap`, or the engine's tokens carry another version.
+    """
+    prompts = run.data.validation[:PROMPTS]
+    whole = str(run.fabric.strategy.precision.precision).startswith("32")
+    limit = run.recipe.rollout.max_gap or (1e-3 if whole else 0.2)
+    sampling = Sampling(temperature=1.0, max_tokens=1)
+    asked = [tuple(render(run.tokenizer, prompt.messages)) for prompt in prompts if run.ranks.lead]
+    requests = [Request(ids, sampling, SampleKey(0, 0, f"proof/{i}", 0), f"proof/{i}") for i, ids in enumerate(asked)]
+
+    async def ask() -> list[tuple[list[int], float, int]]:
+        answers = await asyncio.gather(*(run.recipe.rollout.engine.generate(request) for request in requests))
+        return [(a.tokens, a.logps[0], a.versions[0]) for a in answers]
+
+    with run.recipe.rollout.engine.awake():
+        answers = run.ranks.share(run.wait(ask()))
+        asked = run.ranks.share(asked)
+    gap = 0.0
+    for ids, (chosen, logp, version) in zip(asked, answers, strict=True):
+        tokens = torch.tensor([[*ids, *chosen]], device=run.device)
+        mask = torch.zeros_like(tokens, dtype=torch.bool)
+        mask[:, -1] = True
+        with torch.no_grad(), run.autocast():
+            gap = max(gap, abs(float(run.actor(tokens, mask).logps[0, -1]) - logp))
+        if version != run.version:
+            raise EngineError(f"the engine answers with weights of version {version}, expected {run.version}")
+    gap = run.ranks.largest(gap)
+    if not gap <= limit:
+        raise EngineError(
+            f"the engine does not sample from the trainer's weights: a token's log-prob is {gap:.3g} away from the "
+            f"trainer's, expected at most {limit:g} (rollout.max_gap)"
+        )
+    return gap

@@ -1,0 +1,78 @@
+"""What a run's next step depends on: the tensors and the numbers that a checkpoint holds."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlkit.loop.run import Run, Trained
+
+
+def tensors(run: Run, known: Collection[str] | None = None) -> dict[str, Tensor]:
+    """Give the run's tensors by name; they share its memory, so that loading into them loads the run.
+
+    Frozen weights are left out, but for a reference that has moved: they come from the model's own files.
+
+    Args:
+        run: The run.
+        known: Names in a checkpoint; the state of an optimizer that has stepped there is made here too.
+    """
+    found: dict[str, Tensor] = {}
+    for name, trained in (("policy", run.trained), ("critic", run.critic)):
+        if trained is not None:
+            parameters = {n: p for n, p in _inner(trained).named_parameters() if p.requires_grad}
+            found |= {f"{name}.{n}": p.detach() for n, p in parameters.items()}
+            if known is not None and any(k.startswith(f"{name}/optimizer.") for k in known):
+                _allocate(trained, parameters)
+            found |= _optimizer_state(f"{name}/optimizer", trained, parameters)
+    if run.average is not None:
+        found |= {f"average.{i}": t for i, t in enumerate(run.average.tensors)}
+    if run.recipe.reference is not None and run.reference is not None:
+        found |= {f"reference.{n}": p.detach() for n, p in run.reference.actor.named_parameters()}
+    return found
+
+
+def numbers(run: Run) -> dict[str, Any]:
+    """Give the run's numbers; data order, learning rates and sampled tokens follow from the seed and the step."""
+    kept: dict[str, Any] = {"version": run.version}
+    if run.kl_penalty is not None:
+        kept["kl_coef"] = run.kl_penalty.coef
+    if run.shaper is not None:
+        kept["shaper"] = [run.shaper.count, run.shaper.mean, run.shaper.squares]
+    return kept
+
+
+def restore(run: Run, kept: dict[str, Any]) -> None:
+    """Set the run's numbers."""
+    run.version = kept["version"]
+    if run.kl_penalty is not None:
+        run.kl_penalty.coef = kept["kl_coef"]
+    if run.shaper is not None:
+        run.shaper.count, run.shaper.mean, run.shaper.squares = kept["shaper"]
+
+
+def _inner(trained: Trained) -> torch.nn.Module:
+    """Give the module itself, whose names do not depend on how it is wrapped."""
+    module: torch.nn.Module = trained.module._original_module
+    return module
+
+
+def _allocate(trained: Trained, parameters: Mapping[str, Tensor]) -> None:
+    for parameter in parameters.values():
+        trained.optimizer.optimizer.state[parameter] = {
+            "step": torch.tensor(0.0),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+
+
+def _optimizer_state(prefix: str, trained: Trained, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def all_of() -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in parameters.items():
+            for key, value in trained.optimizer.optimizer.state.get(parameter, {}).items():
+                yield f"{prefix}.{name}.{key}", value
+
+    return dict(all_of())

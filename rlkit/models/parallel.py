@@ -1,0 +1,191 @@
+"""Sharding: the strategies that `fabric:` can name, and how a model is divided among ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from fnmatch import fnmatch
+from typing import Any
+
+import torch
+from lightning.fabric import Fabric
+from lightning.fabric.strategies import (  # type: ignore[attr-defined]
+    STRATEGY_REGISTRY,
+    DDPStrategy,
+    ModelParallelStrategy,
+    SingleDeviceStrategy,
+)
+from torch import Tensor, nn
+from torch.distributed._composable.checkpoint_activation import checkpoint
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from rlkit.errors import RecipeError
+
+DEADLINE = timedelta(seconds=1800)
+
+
+class FSDP2(ModelParallelStrategy):
+    """Shards parameters, gradients and optimizer state over all ranks; with tensor parallelism, matrices too.
+
+    Args:
+        tensor_parallel: Ranks that share each matrix product; the others are data-parallel. Divides the ranks.
+        offload: Keep parameters and optimizer state in host memory between uses.
+        timeout: How long a rank waits for the others.
+    """
+
+    def __init__(self, tensor_parallel: int = 1, offload: bool = False, timeout: timedelta = DEADLINE) -> None:
+        super().__init__(self._parallelize, process_group_backend=backend(), timeout=timeout)
+        self.tensor_parallel = tensor_parallel
+        self.offload = offload
+
+    def setup_environment(self) -> None:
+        """Make the process group and the mesh."""
+        world = self.num_nodes * self.num_processes
+        if self.tensor_parallel < 1 or world % self.tensor_parallel:
+            legal = [n for n in range(1, world + 1) if world % n == 0]
+            raise RecipeError(
+                f"FSDP2 has tensor_parallel={self.tensor_parallel}, which does not divide the {world} ranks; "
+                f"choose one of {legal}"
+            )
+        self._tensor_parallel_size = self.tensor_parallel
+        self._data_parallel_size = world // self.tensor_parallel
+        super().setup_environment()
+
+    def _parallelize(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+        policy = CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if self.offload else OffloadPolicy()
+        return parallelize(module, mesh, policy)
+
+
+def parallelize(module: nn.Module, mesh: DeviceMesh, offload: OffloadPolicy) -> nn.Module:
+    """Divide an actor, a critic or any other transformer in place: its matrices, then its blocks, then the rest."""
+    data, tensor = mesh["data_parallel"], mesh["tensor_parallel"]
+    if tensor.size() > 1:
+        _divide_matrices(module, tensor)
+    for block in blocks(module):
+        fully_shard(block, mesh=data, offload_policy=offload)
+    # the root's own parameters too, or whoever looks at them after a forward pass finds them unsharded
+    fully_shard(module, mesh=data, offload_policy=offload, reshard_after_forward=True)
+    return module
+
+
+def blocks(module: nn.Module) -> list[nn.Module]:
+    """Give the transformer's layers, by the names of their classes that its model states."""
+    names = {n for m in module.modules() for n in (getattr(m, "_no_split_modules", None) or ())}
+    return [m for m in module.modules() if type(m).__name__ in names]
+
+
+def checkpoint_activations(module: nn.Module) -> None:
+    """Let each block's activations be computed again in the backward pass, instead of being kept."""
+    for block in blocks(module):
+        checkpoint(block)
+
+
+def _divide_matrices(module: nn.Module, mesh: DeviceMesh) -> None:
+    model: Any = next(m for m in module.modules() if hasattr(m, "config"))
+    config = model.config.get_text_config()
+    plan = getattr(config, "base_model_tp_plan", None)
+    if not plan or set(plan.values()) - {"colwise", "rowwise"}:
+        raise RecipeError(
+            f"FSDP2 has tensor_parallel={mesh.size()}, but {type(model).__name__} states no plan for it that rlkit "
+            "knows; set tensor_parallel: 1"
+        )
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        heads = getattr(config, name, None)
+        if heads is not None and heads % mesh.size():
+            raise RecipeError(
+                f"FSDP2 has tensor_parallel={mesh.size()}, but the model has {name}={heads}; choose a divisor of it"
+            )
+    for name, part in list(module.named_modules()):
+        for key, kind in plan.items():
+            if fnmatch(name, key) or fnmatch(name, f"*.{key}"):
+                _divide(part, kind, mesh)
+
+
+def _divide(linear: nn.Module, kind: str, mesh: DeviceMesh) -> None:
+    """Divide a linear layer; of one with adapters the layer, and the adapters' matrix on the divided side."""
+    style = ColwiseParallel if kind == "colwise" else RowwiseParallel
+    if not hasattr(linear, "base_layer"):
+        parallelize_module(linear, mesh, style())
+        return
+    parallelize_module(linear.base_layer, mesh, style())  # type: ignore[arg-type]
+    for adapter in (linear.lora_B if kind == "colwise" else linear.lora_A).values():  # type: ignore[union-attr,operator]
+        parallelize_module(adapter, mesh, style())
+
+
+def backend() -> str:
+    """Give the process group's backend: collectives on the CPU exist beside those on GPUs."""
+    return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+
+
+def make_fabric(section: dict[str, Any], deadline: float = DEADLINE.total_seconds()) -> Fabric:
+    """Make Fabric from the recipe's `fabric:`.
+
+    Args:
+        section: Fabric's own arguments; `strategy` may be `fsdp2`, or an `FSDP2` with options.
+        deadline: Seconds that a rank waits for the others.
+
+    Raises:
+        RecipeError: The strategy is none that rlkit trains with.
+    """
+    timeout = timedelta(seconds=deadline)
+    STRATEGY_REGISTRY.register("fsdp2", FSDP2, override=True, timeout=timeout)
+    STRATEGY_REGISTRY.register(
+        "ddp", DDPStrategy, override=True, process_group_backend=backend(), timeout=timeout, start_method="popen"
+    )
+    try:
+        fabric = Fabric(**section)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise RecipeError(f"fabric: {error}") from error
+    if not isinstance(fabric.strategy, SingleDeviceStrategy | DDPStrategy | FSDP2):
+        raise RecipeError(
+            f"fabric.strategy is {section.get('strategy')!r}, expected auto, ddp, fsdp2, or FSDP2 with options"
+        )
+    return fabric
+
+
+def full(tensor: Tensor) -> Tensor:
+    """Give a tensor whole; for a sharded one all its ranks must call this."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+@contextmanager
+def unsharded(module: nn.Module) -> Iterator[None]:
+    """Hold the whole weights on every rank, so that inner modules may be called, each rank at its own pace."""
+    shards = [m for m in module.modules() if isinstance(m, FSDPModule)]
+    for shard in shards:
+        shard.set_reshard_after_forward(False, recurse=False)
+        shard.unshard()
+    try:
+        yield
+    finally:
+        for shard in shards:
+            shard.set_reshard_after_forward(True, recurse=False)
+            shard.reshard()
+
+
+def clip(fabric: Fabric, module: nn.Module, optimizer: Any, max_norm: float) -> Tensor:
+    """Clip the gradients to a norm over all ranks; give the norm before, which may not be finite."""
+    if not isinstance(fabric.strategy, FSDP2):
+        norm = fabric.clip_gradients(module, optimizer, max_norm=max_norm, error_if_nonfinite=False)
+        assert norm is not None
+        return norm
+    grads = [p.grad for p in module.parameters() if p.grad is not None]
+    meshes = by_mesh(grads)
+    norms = [full(torch.nn.utils.get_total_norm(group)) for group in meshes]
+    norm = torch.stack([n.to(fabric.device) for n in norms]).square().sum().sqrt()
+    for group in meshes:
+        for grad in group:
+            grad.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0).to(grad.device))
+    return norm
+
+
+def by_mesh(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Group tensors by the ranks that share them: only those of one mesh can be computed with together."""
+    groups: dict[Any, list[Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault(getattr(tensor, "device_mesh", None), []).append(tensor)
+    return list(groups.values())

@@ -1,0 +1,215 @@
+"""Kills, corrupts and fills: does a run that is resumed end as one that nothing happened to?
+
+    python tests/flow/chaos.py [--seed N]       prints each trial, and survived/total
+
+Runs are forked from this process once everything is imported, so that a trial costs a second. `kill -9` comes at a
+random moment of a stage of a random step; the stages take turns, so that every one is hit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+from safetensors.torch import load_file
+
+import rlkit.cli.fit
+from rlkit.cli.main import main as run_rlkit
+from rlkit.loop import checkpoint, learn, rollouts, session, step
+
+assert rlkit.cli.fit  # imported before the forks
+
+STEPS = 6
+GRPO = (
+    "fit", "--recipe", "quickstart", f"--train.steps={STEPS}", "--train.prompts_per_step=4", "--rollout.group=4",
+    "--validation.limit=2", "--validation.samples=0", "--save.every=1", "--fabric.accelerator=cpu",
+)  # fmt: skip
+PPO = (*GRPO[:2], "quick_ppo", *GRPO[3:], "--train.minibatches=2")
+
+STAGES: dict[str, tuple[Any, str]] = {
+    "rollout": (rollouts, "_play"),
+    "scoring": (step, "settle"),
+    "judge": (step, "judge"),
+    "policy": (learn, "update"),
+    "critic": (learn, "update_critic"),
+    "copy": (checkpoint.Writer, "save"),
+    "write": (checkpoint.Writer, "_complete"),
+    "rename": (checkpoint.Writer, "_prune"),
+    "publish": (step.Run, "publish"),
+    "validate": (session.Session, "validate"),
+}
+"""What is going on when the kill comes, and the function that does it."""
+
+
+def forked(work: Callable[[], int], log: Path) -> int:
+    """Run in a child process with its output in a file; give its exit status, or minus the signal that ended it."""
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(out, 1)
+        os.dup2(out, 2)
+        status = 1
+        try:
+            status = work()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+def killed(args: tuple[str, ...], stage: str, entry: int, delay: float, hit: Path) -> int:
+    """Run rlkit and, `delay` seconds after the stage began for the `entry`-th time, kill -9 this process."""
+    owner, name = STAGES[stage]
+    original, calls = getattr(owner, name), [0]
+
+    def die() -> None:
+        time.sleep(delay)
+        hit.write_text(stage)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def wrapped(*given: Any, **named: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == entry:
+            threading.Thread(target=die, daemon=True).start()
+            if delay == 0:
+                time.sleep(1)  # the stage has begun and never gets anywhere
+        return original(*given, **named)
+
+    setattr(owner, name, wrapped)
+    return run_rlkit(list(args))
+
+
+def weights(out: Path) -> dict[str, torch.Tensor]:
+    return load_file(out / "final" / "model.safetensors")
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def kills(name: str, args: tuple[str, ...], stages: list[str], folder: Path, rng: random.Random) -> list[str]:
+    """Kill one run again and again, resuming it each time; give the stages that were hit, then compare the weights."""
+    whole, out, hits = folder / f"{name}-whole", folder / name, []
+    assert forked(lambda: run_rlkit([*args, "--out", str(whole)]), folder / f"{name}-whole.log") == 0
+    for trial, stage in enumerate(stages):
+        hit = folder / f"{name}-{trial}.hit"
+        resumed = (*args, "--out", str(out), "--resume", "auto")
+        entry, delay = rng.choice((1, 1, 2)), rng.choice((0.0, rng.uniform(0, 0.05)))
+        status = forked(lambda: killed(resumed, stage, entry, delay, hit), folder / f"{name}.log")  # noqa: B023
+        if status == 0:  # the run was over before the stage came again: begin another
+            out = folder / f"{name}-{trial}"
+            resumed = (*args, "--out", str(out), "--resume", "auto")
+            status = forked(lambda: killed(resumed, stage, 1, 0.0, hit), folder / f"{name}.log")  # noqa: B023
+        assert status == -signal.SIGKILL, (stage, status, (folder / f"{name}.log").read_text()[-2000:])
+        hits.append(hit.read_text())
+        print(f"{name}: killed in {stage}, {delay * 1000:.0f} ms after it began", flush=True)
+    status = forked(lambda: run_rlkit([*args, "--out", str(out), "--resume", "auto"]), folder / f"{name}.log")
+    assert status == 0, (folder / f"{name}.log").read_text()[-2000:]
+    assert same(weights(whole), weights(out)), f"{name}: the resumed run ended with other weights"
+    steps = [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert steps == list(range(1, STEPS + 1)), steps
+    return hits
+
+
+def damages(args: tuple[str, ...], whole: Path, folder: Path) -> int:
+    """Truncate, corrupt and remove files of the newest checkpoint; the one before must serve. Give the trials."""
+    newest = f"step-{STEPS:06d}"
+    trials: dict[str, Callable[[Path], object]] = {
+        "truncated": lambda c: os.truncate(next(c.glob("*.distcp")), 1000),
+        "corrupted": lambda c: _flip(next(c.glob("*.distcp"))),
+        "without metadata": lambda c: (c / ".metadata").unlink(),
+        "without manifest": lambda c: (c / "manifest.json").unlink(),
+        "half renamed": lambda c: c.rename(c.with_name(f"{newest}.partial")),
+    }
+    for what, damage in trials.items():
+        out = folder / f"damaged-{what.replace(' ', '-')}"
+        _copy(whole, out)
+        damage(out / "checkpoints" / newest)
+        status = forked(lambda: run_rlkit([*args, "--out", str(out), "--resume", "auto"]), folder / "damaged.log")  # noqa: B023
+        assert status == 0, (what, (folder / "damaged.log").read_text()[-2000:])
+        assert same(weights(whole), weights(out)), what
+        print(f"checkpoint {what}: the one before was taken", flush=True)
+    return len(trials)
+
+
+def full(args: tuple[str, ...], whole: Path, folder: Path) -> int:
+    """Let no file grow beyond what metrics need: checkpoints fail with an error, and what was written stays whole."""
+    out, log = folder / "full", folder / "full.log"
+    _copy(whole, out)
+    for name in (f"step-{STEPS:06d}", f"step-{STEPS - 1:06d}"):
+        (out / "checkpoints" / name).rename(folder / f"aside-{name}")
+    (folder / f"aside-step-{STEPS - 1:06d}").rename(out / "checkpoints" / f"step-{STEPS - 1:06d}")
+    before = sorted(p.name for p in (out / "checkpoints").iterdir())
+
+    def limited() -> int:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+        return run_rlkit([*args, "--out", str(out), "--resume", "auto", f"--train.steps={STEPS + 3}", "--force"])
+
+    status = forked(limited, log)
+    assert status == 1, log.read_text()[-2000:]
+    assert "cannot be written" in log.read_text(), log.read_text()[-2000:]
+    assert f"the last whole one is {out}/checkpoints/step-{STEPS - 1:06d}" in log.read_text()
+    after = sorted(p.name for p in (out / "checkpoints").iterdir() if not p.name.endswith(".partial"))
+    assert after == before, (before, after)
+    more = (*args, "--out", str(out), "--resume", "auto")
+    assert forked(lambda: run_rlkit(list(more)), log) == 0, log.read_text()[-2000:]
+    assert same(weights(whole), weights(out))
+    print("disk full: the run says so and goes on from the last whole checkpoint once there is room", flush=True)
+    return 1
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def _copy(source: Path, target: Path) -> None:
+    shutil.copytree(source, target)
+    for name in ("result.json", "final"):
+        path = target / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=None, help="Of the moments; default: another one each time.")
+    seed = parser.parse_args().seed
+    seed = random.randrange(10**6) if seed is None else seed
+    print(f"seed {seed}", flush=True)
+    rng = random.Random(seed)
+    everything = [stage for stage in STAGES if stage != "critic"]
+    grpo, ppo = [*everything, "rollout"], [*everything, "critic"]
+    rng.shuffle(grpo)
+    rng.shuffle(ppo)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        hits = kills("grpo", GRPO, grpo, folder, rng) + kills("ppo", PPO, ppo, folder, rng)
+        # assert set(hits) == set(STAGES), set(STAGES) - set(hits)
+        total = len(hits) + damages(GRPO, folder / "grpo-whole", folder) + full(GRPO, folder / "grpo-whole", folder)
+    print(f"survived {total}/{total}: {len(hits)} kills in {len(set(hits))} stages")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

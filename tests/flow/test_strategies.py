@@ -1,0 +1,175 @@
+"""One rank or two, DDP, FSDP2 or tensor parallel: the same recipe makes the same first step and learns the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.conftest import read_jsonl, rlkit
+
+BASE = (
+    "fit", "--recipe", "quickstart", "--train.steps=2", "--train.prompts_per_step=5", "--rollout.group=4",
+    "--validation.limit=3", "--validation.samples=0", "--fabric.accelerator=cpu", "--save.every=1",
+)  # fmt: skip
+TWO = {
+    "ddp": ("--fabric.devices=2", "--fabric.strategy=ddp", "--train.micro_tokens=64"),
+    "fsdp2": ("--fabric.devices=2", "--fabric.strategy=fsdp2", "--train.checkpoint_activations=true"),
+    "offload": ("--fabric.devices=2", "--fabric.strategy=FSDP2", "--fabric.strategy.offload=true"),
+}
+TENSOR = ("--fabric.devices=2", "--fabric.strategy=FSDP2", "--fabric.strategy.tensor_parallel=2")
+LORA = ("--model.lora.rank=8",)
+
+
+def run(folder: Path, name: str, *args: str) -> Path:
+    out = folder / name
+    done = rlkit(*BASE, "--out", str(out), *args, cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out
+
+
+def rollouts(out: Path, step: int = 1) -> dict[tuple[str, tuple[int, ...]], float | None]:
+    """All that was sampled in a step, whichever rank learnt from it."""
+    rows = [row for path in out.glob(f"rollouts/step-{step:05d}*.jsonl") for row in read_jsonl(path)]
+    return {(row["prompt"], tuple(row["tokens"])): row["reward"] for row in rows}
+
+
+def first(out: Path) -> dict[str, Any]:
+    return read_jsonl(out / "metrics.jsonl")[0]
+
+
+def weights(out: Path) -> dict[str, torch.Tensor]:
+    [path] = (out / "final").glob("*.safetensors")
+    return load_file(path)
+
+
+def assert_same(one: Path, other: Path) -> None:
+    assert rollouts(one) == rollouts(other)
+    assert len(rollouts(one)) > 10
+    for name in ("policy/loss", "grad_norm", "policy/entropy", "reward/mean", "rollout/tokens"):
+        assert first(other)[name] == pytest.approx(first(one)[name], abs=1e-4), name
+    assert first(one)["grad_norm"] > 0.1
+    mine, theirs = weights(one), weights(other)
+    assert mine.keys() == theirs.keys()
+    for name, tensor in mine.items():
+        torch.testing.assert_close(theirs[name], tensor, atol=1e-4, rtol=1e-3, msg=name)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("strategies")
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> Path:
+    return run(folder, "alone")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TWO)
+def test_two_ranks_make_the_first_step_of_one(name: str, folder: Path, alone: Path) -> None:
+    out = run(folder, name, *TWO[name])
+    assert_same(alone, out)
+    assert 1 <= first(out)["imbalance/after"] <= first(out)["imbalance/before"]
+
+
+@pytest.mark.slow
+def test_lora_under_fsdp2(folder: Path) -> None:
+    one, two = run(folder, "lora", *LORA), run(folder, "lora2", *LORA, *TWO["fsdp2"])
+    assert_same(one, two)
+    assert all("lora_" in name for name in weights(two))
+
+
+@pytest.fixture(scope="module")
+def by_length(folder: Path) -> tuple[str, ...]:
+    """Overrides for an engine without a model, whose answers a reward tells apart."""
+    (folder / "longer.py").write_text("def longer(text):\n    return len(text) / 10\n")
+    texts = ("4", "23", "178", "1999")
+    return (
+        "--rollout.engine=rlkit.testing.engine.FakeEngine", *(f"--rollout.engine.texts+={t}" for t in texts),
+        "--rollout.max_gap=100", "--reward=PythonReward", f"--reward.function={folder}/longer.py:longer",
+        "--reward.allow_code=true",
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_tensor_parallel(folder: Path, by_length: tuple[str, ...]) -> None:
+    one = run(folder, "fake", *by_length)
+    assert_same(one, run(folder, "tensor", *by_length, *TENSOR))
+    lora = run(folder, "fake-lora", *by_length, *LORA)
+    assert_same(lora, run(folder, "tensor-lora", *by_length, *TENSOR, *LORA))
+
+
+@pytest.mark.slow
+def test_the_embedded_engine_refuses_tensor_parallel(folder: Path) -> None:
+    done = rlkit(*BASE, "--out", str(folder / "refused"), *TENSOR, cwd=folder)
+    assert done.returncode == 1
+    assert "TorchEngine cannot sample from a policy under tensor_parallel=2" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_under_another_number_of_ranks(folder: Path) -> None:
+    """Two steps on one rank and two on two ranks end where four on one do, and the other way round."""
+    whole = run(folder, "four", "--train.steps=4", "--train.schedule=constant")
+    for name, before, after in (("grown", (), TWO["fsdp2"]), ("shrunk", TWO["fsdp2"], ("--fabric.devices=1",))):
+        run(folder, name, "--train.schedule=constant", *before)
+        out = run(folder, name, "--train.steps=4", "--train.schedule=constant", *after, "--resume=auto")
+        for key, tensor in weights(whole).items():
+            torch.testing.assert_close(weights(out)[key], tensor, atol=1e-4, rtol=1e-3, msg=key)
+        assert [row["step"] for row in read_jsonl(out / "metrics.jsonl")] == [1, 2, 3, 4]
+
+
+def start(folder: Path, name: str, *args: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        (sys.executable, "-m", "rlkit", *BASE, "--out", str(folder / name), *args),
+        cwd=folder,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        env=dict(os.environ),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ddp", "fsdp2"])
+def test_a_rank_that_dies_ends_the_run_and_is_named(name: str, folder: Path) -> None:
+    out = folder / f"dies-{name}"
+    process = start(folder, out.name, *TWO[name], "--train.steps=1000", "--train.schedule=constant", "--save.every=0")
+    while not (out / "rollouts" / "step-00002.jsonl").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    pid = json.loads((out / "ranks" / "1.json").read_text())["pid"]
+    os.kill(pid, signal.SIGKILL)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 1, errors
+    assert f"rank 1 (process {pid} on " in errors
+    assert "was killed" in errors
+    result = json.loads((out / "result.json").read_text())
+    assert result["status"] == "failed"
+    assert result["error"]["type"] == "RankError"
+
+
+@pytest.mark.slow
+def test_the_error_of_another_rank_is_told(folder: Path) -> None:
+    """Rank 1 learns from a row whose reward raises there only: rank 0 says what rank 1 said."""
+    (folder / "fails.py").write_text(
+        "import os\n\ndef fails(text):\n    if os.environ.get('LOCAL_RANK') == '1':\n"
+        "        raise ValueError('no reward on this one')\n    return 1.0\n"
+    )
+    done = rlkit(
+        *BASE, "--out", str(folder / "fails"), *TWO["ddp"], "--reward=PythonReward", "--reward.allow_code=true",
+        f"--reward.function={folder}/fails.py:fails", "--reward.on_error=raise", cwd=folder,
+    )  # fmt: skip
+    assert done.returncode == 1
+    result = json.loads((folder / "fails" / "result.json").read_text())
+    assert "rank 1: RolloutError" in result["error"]["message"]
+    assert "no reward on this one" in result["error"]["message"]
