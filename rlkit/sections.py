@@ -86,6 +86,8 @@ class Train:
         entropy_coef: Adds the policy's entropy to what is maximised.
         checkpoint_activations: Compute activations again in the backward pass instead of keeping them: less memory,
             about a third more time.
+        offload_during_rollout: Move to host memory, while sampling, what sampling does not need: optimizer states,
+            critic and reference, and the policy where the engine has its own copy.
         deadline: Seconds that a rank waits for the others before the run ends.
         aggregation: How tokens and sequences count; null takes the loss's own.
         old_logps: The policy that ratios compare with: the trainer's before the update, recomputed, or the engine's.
@@ -105,6 +107,7 @@ class Train:
     max_norm: float = 1.0
     entropy_coef: float = 0.0
     checkpoint_activations: bool = False
+    offload_during_rollout: bool = False
     deadline: float = 1800.0
     aggregation: Aggregation | None = None
     old_logps: Literal["recompute", "rollout"] = "recompute"

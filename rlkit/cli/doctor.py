@@ -14,19 +14,26 @@ from rich.table import Table
 from rlkit.cli.plugins import plugin_table
 from rlkit.errors import RecipeError
 from rlkit.loop.folder import PACKAGES
+from rlkit.models.load import context_length, load_config, load_tokenizer, stop_ids
+from rlkit.models.size import parameters
 from rlkit.registry import load_plugins
+from rlkit.rollout.template import ChatTemplate
+from rlkit.sections import Model
 
+USAGE = """usage: rlkit doctor                 this machine and installation
+       rlkit doctor --model PATH    a model: its size, and whether its chat template can be trained with
+"""
 OPTIONAL = {"wandb": "pip install 'rlkit[wandb]'"}
 
 
 def run(argv: Sequence[str]) -> int:
     """Print what is there; exit 2 where a plugin is broken."""
     if argv and argv[0] in ("-h", "--help"):
-        print("usage: rlkit doctor")
+        print(USAGE, end="")
         return 0
-    if argv:
-        raise RecipeError(f"rlkit doctor was given {' '.join(argv)!r}, expected nothing")
-    console = Console(soft_wrap=True)
+    console = Console(soft_wrap=True, highlight=False)
+    if (path := _model(argv)) is not None:
+        return _examine(Model(path), console)
     table = Table("what", "found")
     for what, found in facts():
         table.add_row(what, found)
@@ -34,6 +41,32 @@ def run(argv: Sequence[str]) -> int:
     registry = load_plugins()
     console.print(plugin_table(registry))
     return 2 if any(plugin.error for plugin in registry.plugins) else 0
+
+
+def _model(argv: Sequence[str]) -> str | None:
+    """Give the path after `--model`, if that is what was asked."""
+    if not argv:
+        return None
+    flag, _, path = argv[0].partition("=")
+    path = path or (argv[1] if len(argv) == 2 else "")
+    if flag != "--model" or not path or len(argv) > 2:
+        raise RecipeError(f"rlkit doctor was given {' '.join(argv)!r}, expected nothing, or --model and a path")
+    return path
+
+
+def _examine(model: Model, console: Console) -> int:
+    """Prove a model's chat template; exit 1 where something of it hurts."""
+    config, tokenizer = load_config(model), load_tokenizer(model)
+    ends = stop_ids(model, tokenizer)
+    size = f"{parameters(model):,} parameters, context {context_length(config)}"
+    console.print(f"{model.path}: {config.model_type}, {size}")
+    console.print(f"a turn ends with: {', '.join(repr(tokenizer.decode([i])) for i in sorted(ends))}")
+    proof = ChatTemplate(tokenizer, ends).prove()
+    for fact in proof.facts:
+        console.print(f"template: {fact}", markup=False)
+    for warning in proof.warnings:
+        console.print(f"warning: {warning}", markup=False)
+    return 1 if proof.warnings else 0
 
 
 def facts() -> list[tuple[str, str]]:

@@ -18,6 +18,7 @@ VERBS = {
     "recipe": "list, show or check recipes",
     "plugins": "list plugins, or show what a part can be told",
     "data": "write a task's prompts to files",
+    "export": "write a checkpoint's policy as a Hugging Face folder",
     "doctor": "look at this machine and installation",
 }
 

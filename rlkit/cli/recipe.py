@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
-from rlkit.cli.parser import find, folder, parse
+from lightning.fabric import Fabric
+
+from rlkit.cli.parser import Parsed, find, folder, parse
 from rlkit.errors import RecipeError
+from rlkit.loop import plan
+from rlkit.loop.data import Data, load_data
+from rlkit.loop.dryrun import dry_run
+from rlkit.loop.run import Run
+from rlkit.models.parallel import FSDP2, make_fabric
+from rlkit.rollout.scoring import score
+from rlkit.rollout.template import ChatTemplate
+from rlkit.rollout.workers import Workers
 
 USAGE = """usage: rlkit recipe list                       the shipped recipes
        rlkit recipe show NAME [overrides]      the recipe with every option filled in
-       rlkit recipe check NAME [overrides]     check it, its data and its model's context, and load no weights
+       rlkit recipe check NAME [overrides]     check it, its data, its model's context and template, its reward
+       rlkit recipe check NAME --deep          load the models too, and measure a step that changes nothing
 """
+DEEP = ("--deep", {"action": "store_true", "help": "Measure memory in a step on the longest rows."})
 
 
 def run(argv: Sequence[str]) -> int:
@@ -27,17 +40,48 @@ def run(argv: Sequence[str]) -> int:
         raise RecipeError(f"rlkit recipe was given {verb!r}, expected list, show or check")
     if rest and not rest[0].startswith("-"):
         rest = ["--recipe", find(rest[0]), *rest[1:]]
-    parsed = parse(f"recipe {verb}", rest)
+    parsed = parse(f"recipe {verb}", rest, [DEEP] if verb == "check" else [])
     if verb == "show":
         print(parsed.yaml, end="")
         return 0
-    from rlkit.loop.data import load_data
+    return _check(parsed, load_data(parsed.recipe))
 
-    data = load_data(parsed.recipe)
-    train = parsed.recipe.train
-    print(
-        f"ok: {len(data.train)} training rows, {len(data.validation)} validation prompts, context {data.context}; "
-        f"{train.steps} steps of {train.prompts_per_step} prompts x {parsed.recipe.rollout.group} samples, "
-        f"{train.minibatches * train.epochs} optimizer steps each"
-    )
+
+def _check(parsed: Parsed, data: Data) -> int:
+    recipe = parsed.recipe
+    fabric = make_fabric(recipe.fabric, recipe.train.deadline)
+    ranks, tensor = fabric.world_size, getattr(fabric.strategy, "tensor_parallel", 1)
+    for line in plan.lines(data, ranks // tensor):
+        print(line)
+    for fact in (proof := ChatTemplate(data.tokenizer, data.stop_ids).prove()).facts:
+        print(f"template: {fact}")
+    for warning in proof.warnings:
+        print(f"warning: {warning}")
+    shards = ranks if isinstance(fabric.strategy, FSDP2) else 1
+    for phase, size in plan.memory(data, ranks // tensor, shards).items():
+        print(f"memory, estimated: {size:,.0f} MiB for {phase}")
+    if parsed.options.deep:
+        _measure(parsed, data, fabric)
+    else:
+        workers = Workers(1)
+        try:
+            print(asyncio.run(plan.try_reward(lambda t: score(recipe.reward, t, workers), data.validation[0])))
+        finally:
+            workers.close()
+    print(f"ok: {len(data.train)} training rows, {len(data.validation)} validation prompts, context {data.context}")
     return 0
+
+
+def _measure(parsed: Parsed, data: Data, fabric: Fabric) -> None:
+    """Load the models, try the reward and the longest rows."""
+    fabric.launch()
+    live = Run(parsed.recipe, data, fabric)
+    try:
+        said = live.wait(plan.try_reward(lambda t: live.score(parsed.recipe.reward, t), data.validation[0]))
+        measured = dry_run(live)
+    finally:
+        live.close()
+    if fabric.is_global_zero:
+        print(said)
+        for phase, size in measured.items():
+            print(f"memory, measured: {size:,.0f} MiB at most, after {phase}")

@@ -67,6 +67,8 @@ class TorchEngine(RolloutEngine):
         max_kv_tokens: Bound of the key-value cache, as rows times the longest row.
     """
 
+    reads_policy = True
+
     def __init__(self, max_rows: int = 256, max_kv_tokens: int = 262144) -> None:
         if max_rows < 1 or max_kv_tokens < 1:
             raise RecipeError(

@@ -93,21 +93,23 @@ class Store:
         if self.fs.exists(self.path(name)):
             self.fs.rm(self.path(name), recursive=True)
 
-    def verify(self, name: str, ranks: Ranks) -> None:
-        """Compare every file with the manifest; ranks share the work.
+    def verify(self, name: str, ranks: Ranks | None = None) -> None:
+        """Compare every file with the manifest; where ranks are given, they share the work.
 
         Raises:
             CheckpointError: A file is missing, cut short or changed; the message names it.
         """
         listed = self.read(name, MANIFEST)["files"]
         wrong = []
-        for file in sorted(listed)[ranks.fabric.global_rank :: ranks.fabric.world_size]:
+        first, every = (0, 1) if ranks is None else (ranks.fabric.global_rank, ranks.fabric.world_size)
+        for file in sorted(listed)[first::every]:
             try:
                 if self.digest(name, file) != listed[file]:
                     wrong.append(f"{file} is not what was written")
             except OSError as error:
                 wrong.append(f"{file} cannot be read: {error}")
-        found = [problem for problems in ranks.everyone(wrong) for problem in problems]
+        everyone = [wrong] if ranks is None else ranks.everyone(wrong)
+        found = [problem for problems in everyone for problem in problems]
         if found:
             raise CheckpointError(f"checkpoint {self.url}/{name} is damaged: {'; '.join(found)}")
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from rlkit.errors import RecipeError
-from rlkit.models.load import context_length, load_config, load_tokenizer
+from rlkit.models.load import context_length, load_config, load_tokenizer, stop_ids
 from rlkit.ops.random import permutation
 from rlkit.recipe import Recipe
 from rlkit.roles.task import Split
@@ -28,6 +28,9 @@ class Data:
     recipe: Recipe
     train: Sequence[Mapping[str, Any]]
     validation: list[Prompt]
+    stop_ids: frozenset[int] = frozenset()
+    longest: int = 0
+    """Tokens of the longest prompt that the run will use."""
 
     def slots(self, step: int) -> list[int]:
         """Give the rows of a step (the first is step 1), in an order that depends on the seed alone.
@@ -83,7 +86,7 @@ def load_data(recipe: Recipe) -> Data:
     held_out = _rows(recipe, "validation")
     limit = min(recipe.validation.limit, len(held_out))
     validation = [recipe.task.prompt(held_out[i], i) for i in range(limit)]
-    data = Data(tokenizer, context, recipe, train, validation)
+    data = Data(tokenizer, context, recipe, train, validation, stop_ids(recipe.model, tokenizer))
     data.validation = [prompt for prompt in validation if data.fits(prompt)]
     _check_lengths(data)
     return data
@@ -110,3 +113,4 @@ def _check_lengths(data: Data) -> None:
             f"{data.context} and an answer needs room; choose a model with a longer context, shorten the prompt, or "
             "set rollout.skip_long_prompts: true"
         )
+    data.longest = length

@@ -43,7 +43,7 @@ def _answer(run: Run, sampling: Sampling, samples: int, prefix: str) -> tuple[li
     recipe = run.recipe
     prompts = run.share_out(list(enumerate(run.data.validation)))
     sampler = Sampler(recipe.rollout.engine, run.tokenizer, sampling, samples, recipe.train.seed, STEP)
-    with recipe.rollout.engine.awake():
+    with run.sampling():
         trajectories = run.wait(collect(sampler, prompts, lambda group: finish(run, group)))
     meter = Meter()
     describe(trajectories, meter)

@@ -19,7 +19,16 @@ FIXED = ("model.path", "model.lora", "critic.path")
 PRESENT = ("critic", "reference", "shaping", "kl_reward", "train.ema")
 """What has state if it is there at all: it can neither come nor go."""
 
-FREE = ("fabric", "log", "save", "validation", "train.micro_tokens", "train.checkpoint_activations", "train.deadline")
+FREE = (
+    "fabric",
+    "log",
+    "save",
+    "validation",
+    "train.micro_tokens",
+    "train.checkpoint_activations",
+    "train.offload_during_rollout",
+    "train.deadline",
+)
 """Options that may change: what is learnt stays the same. `train.steps` too, where no learning rate decays by it."""
 
 

@@ -39,7 +39,7 @@ def sample(run: Run, number: int, meter: Meter) -> Rollouts:
     """
     rollouts = Rollouts(greedy={} if Needs.GREEDY in run.recipe.advantage.needs else None)
     prompts = run.share_out(run.data.prompts(number))
-    with run.recipe.rollout.engine.awake():
+    with run.sampling():
         _sample(run, prompts, number, rollouts, meter)
     rollouts.routes = plan(run.ranks, rollouts.played, meter)
     moved = run.ranks.exchange([[rollouts.played[i] for i in route] for route in rollouts.routes])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Coroutine, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,8 +19,9 @@ from rlkit.loop.shaping import KLPenalty, RewardShaper
 from rlkit.models.actor import Actor
 from rlkit.models.average import WeightAverage
 from rlkit.models.critic import ValueModel
-from rlkit.models.load import load_backbone, load_policy, stop_ids
+from rlkit.models.load import load_backbone, load_policy
 from rlkit.models.lora import base_model
+from rlkit.models.offload import off_device
 from rlkit.models.parallel import FSDP2, checkpoint_activations, unsharded
 from rlkit.models.ranks import Ranks
 from rlkit.models.reference import Reference
@@ -71,6 +72,7 @@ class Run:
         parts = (recipe.rollout.engine, recipe.reward, recipe.advantage, recipe.loss)
         for part in parts:
             part.bind(self)
+        self._resting = self._rest() if training and recipe.train.offload_during_rollout else None
 
     def _prepare_training(self) -> None:
         recipe = self.recipe
@@ -85,6 +87,16 @@ class Run:
         self.average = None if train.ema is None else WeightAverage(self.actor, train.ema)
         self.kl_penalty = None if recipe.kl_reward is None else KLPenalty(recipe.kl_reward)
         self.shaper = None if recipe.shaping is None else RewardShaper(recipe.shaping)
+
+    def _rest(self) -> tuple[list[nn.Module], list[torch.optim.Optimizer]]:
+        """Give what no rollout needs: optimizers, critic and reference; the policy too, if the engine has its own."""
+        trained = [t for t in (self.trained, self.critic) if t is not None]
+        modules: list[nn.Module] = [self.value_model] if self.critic is not None else []
+        if self.reference is not None and not self.reference.shared:
+            modules.append(self.reference.actor)
+        if not self.recipe.rollout.engine.reads_policy:
+            modules.append(self.actor)
+        return modules, [t.optimizer.optimizer for t in trained]
 
     def _set_up(self, module: nn.Module, section: Train | Critic) -> Trained:
         if self.recipe.train.checkpoint_activations:
@@ -127,7 +139,7 @@ class Run:
 
     @property
     def stop_ids(self) -> frozenset[int]:
-        return stop_ids(self.policy, self.tokenizer)
+        return self.data.stop_ids
 
     def autocast(self) -> AbstractContextManager[None]:
         return self.fabric.autocast()
@@ -144,6 +156,15 @@ class Run:
 
     def gather(self, x: Tensor) -> Tensor:
         return self.ranks.gather(x)
+
+    @contextmanager
+    def sampling(self) -> Iterator[None]:
+        """Let the engine sample; where the recipe says so, what does not take part leaves the device meanwhile."""
+        with ExitStack() as stack:
+            if self._resting is not None:
+                stack.enter_context(off_device(*self._resting, self.device))
+            stack.enter_context(self.recipe.rollout.engine.awake())
+            yield
 
     def share_out(self, items: Sequence[T]) -> Sequence[T]:
         """Give the items that this rank samples: every n-th of them; none where another samples for it."""

@@ -14,6 +14,7 @@ from rlkit.loop.checkpoint import Store, Writer
 from rlkit.loop.evaluate import evaluate
 from rlkit.loop.folder import RunFolder
 from rlkit.loop.metrics import MetricsLog
+from rlkit.loop.plan import lines, try_reward
 from rlkit.loop.proof import prove
 from rlkit.loop.resume import Found, load
 from rlkit.loop.run import Run
@@ -21,6 +22,7 @@ from rlkit.loop.state import numbers, tensors
 from rlkit.loop.step import Made, step
 from rlkit.models.load import save_policy
 from rlkit.models.weights import whole
+from rlkit.rollout.template import ChatTemplate
 
 Figures = dict[str, float]
 
@@ -126,10 +128,21 @@ class Session:
             self.writer.best = None if resumed is None else resumed.state["best"]
         run.publish()
         prove(run)
+        self._preflight(run)
         if resumed is not None:
             self.reporter.note(f"resumed from {resumed.place}: step {self.outcome.steps} is done")
         else:
             self.outcome.validation["before"] = self.validate(run, "before")
+
+    def _preflight(self, run: Run) -> None:
+        """Show how the numbers work out, and what looks wrong before anything is spent."""
+        for line in lines(run.data, run.ranks.count):
+            self.reporter.note(line)
+        for warning in ChatTemplate(run.tokenizer, run.stop_ids).prove().warnings:
+            self.reporter.note(f"warning: {warning}")
+        if self.log is not None:
+            reward = run.recipe.reward
+            self.reporter.note(run.wait(try_reward(lambda t: run.score(reward, t), run.data.validation[0])))
 
     def _watch(self, run: Run, made: Made, number: int) -> None:
         """Keep the batch of a step whose gradient was not finite; warn of memory."""

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlkit.loop.run import Run, Trained
 
@@ -23,8 +23,9 @@ def tensors(run: Run, known: Collection[str] | None = None) -> dict[str, Tensor]
     found: dict[str, Tensor] = {}
     for name, trained in (("policy", run.trained), ("critic", run.critic)):
         if trained is not None:
-            parameters = {n: p for n, p in _inner(trained).named_parameters() if p.requires_grad}
-            found |= {f"{name}.{n}": p.detach() for n, p in parameters.items()}
+            module = _inner(trained)
+            parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
+            found |= trainable(name, module)
             if known is not None and any(k.startswith(f"{name}/optimizer.") for k in known):
                 _allocate(trained, parameters)
             found |= _optimizer_state(f"{name}/optimizer", trained, parameters)
@@ -33,6 +34,11 @@ def tensors(run: Run, known: Collection[str] | None = None) -> dict[str, Tensor]
     if run.recipe.reference is not None and run.reference is not None:
         found |= {f"reference.{n}": p.detach() for n, p in run.reference.actor.named_parameters()}
     return found
+
+
+def trainable(prefix: str, module: nn.Module) -> dict[str, Tensor]:
+    """Give a module's trainable parameters under the names that they have in checkpoints."""
+    return {f"{prefix}.{name}": p.detach() for name, p in module.named_parameters() if p.requires_grad}
 
 
 def numbers(run: Run) -> dict[str, Any]:
@@ -54,9 +60,9 @@ def restore(run: Run, kept: dict[str, Any]) -> None:
         run.shaper.count, run.shaper.mean, run.shaper.squares = kept["shaper"]
 
 
-def _inner(trained: Trained) -> torch.nn.Module:
+def _inner(trained: Trained) -> nn.Module:
     """Give the module itself, whose names do not depend on how it is wrapped."""
-    module: torch.nn.Module = trained.module._original_module
+    module: nn.Module = trained.module._original_module
     return module
 
 

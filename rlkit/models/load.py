@@ -99,9 +99,14 @@ def context_length(config: Any) -> int:
     return int(getattr(text, "max_position_embeddings", None) or 1 << 20)
 
 
-def stop_ids(policy: Any, tokenizer: Any) -> frozenset[int]:
+def stop_ids(model: Model, tokenizer: Any) -> frozenset[int]:
     """Give the ids that end a turn: those of the generation configuration and the tokenizer's end token."""
-    ids = policy.generation_config.eos_token_id if policy.generation_config is not None else None
+    from transformers import GenerationConfig
+
+    try:
+        ids = GenerationConfig.from_pretrained(resolve(model.path)).eos_token_id
+    except OSError:  # a model without one
+        ids = load_config(model).get_text_config().eos_token_id
     listed = ids if isinstance(ids, list) else [ids]
     return frozenset(i for i in (*listed, tokenizer.eos_token_id) if i is not None)
 

@@ -62,3 +62,8 @@ def delta(layer: Any) -> Tensor:
         else:
             parts.append(layer.get_delta_weight(name))
     return torch.stack(parts).sum(0)
+
+
+def merged(policy: Any) -> Any:
+    """Give the model with its adapters merged into its weights, and none left."""
+    return policy.merge_and_unload()

@@ -18,6 +18,9 @@ class RolloutEngine(ABC):
     Constructors store options; models and servers are touched in `bind` and later.
     """
 
+    reads_policy: bool = False
+    """Whether it samples from the trainer's own weights, which then have to stay on the device."""
+
     @abstractmethod
     def bind(self, runtime: Runtime) -> None:
         """Receive the tokenizer, the policy and the device.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import pkgutil
 import random
 import resource
 import shutil
@@ -27,14 +28,14 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-import torch
-from safetensors.torch import load_file
+if __name__ != "__mp_main__":  # a reward's worker imports this file too, and needs nothing of it
+    import torch
+    from safetensors.torch import load_file
 
-import rlkit.cli.fit
-from rlkit.cli.main import main as run_rlkit
-from rlkit.loop import checkpoint, learn, rollouts, session, step
+    import rlkit.cli.fit
+    from rlkit.cli.main import main as run_rlkit
 
-assert rlkit.cli.fit  # imported before the forks
+    assert rlkit.cli.fit  # imported before the forks
 
 STEPS = 6
 GRPO = (
@@ -43,17 +44,17 @@ GRPO = (
 )  # fmt: skip
 PPO = (*GRPO[:2], "quick_ppo", *GRPO[3:], "--train.minibatches=2")
 
-STAGES: dict[str, tuple[Any, str]] = {
-    "rollout": (rollouts, "_play"),
-    "scoring": (step, "settle"),
-    "judge": (step, "judge"),
-    "policy": (learn, "update"),
-    "critic": (learn, "update_critic"),
-    "copy": (checkpoint.Writer, "save"),
-    "write": (checkpoint.Writer, "_complete"),
-    "rename": (checkpoint.Writer, "_prune"),
-    "publish": (step.Run, "publish"),
-    "validate": (session.Session, "validate"),
+STAGES = {
+    "rollout": "rollouts._play",
+    "scoring": "step.settle",
+    "judge": "step.judge",
+    "policy": "learn.update",
+    "critic": "learn.update_critic",
+    "copy": "checkpoint.Writer.save",
+    "write": "checkpoint.Writer._complete",
+    "rename": "checkpoint.Writer._prune",
+    "publish": "run.Run.publish",
+    "validate": "session.Session.validate",
 }
 """What is going on when the kill comes, and the function that does it."""
 
@@ -79,7 +80,8 @@ def forked(work: Callable[[], int], log: Path) -> int:
 
 def killed(args: tuple[str, ...], stage: str, entry: int, delay: float, hit: Path) -> int:
     """Run rlkit and, `delay` seconds after the stage began for the `entry`-th time, kill -9 this process."""
-    owner, name = STAGES[stage]
+    place, _, name = f"rlkit.loop.{STAGES[stage]}".rpartition(".")
+    owner = pkgutil.resolve_name(place)
     original, calls = getattr(owner, name), [0]
 
     def die() -> None:

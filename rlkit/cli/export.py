@@ -1,0 +1,32 @@
+"""`rlkit export`: a checkpoint's policy as a Hugging Face folder."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlkit.errors import RecipeError
+from rlkit.loop.export import export
+
+
+def run(argv: Sequence[str]) -> int:
+    """Export; give the exit status."""
+    parser = argparse.ArgumentParser(prog="rlkit export", allow_abbrev=False, exit_on_error=False)
+    parser.add_argument(
+        "--checkpoint", required=True, help="A checkpoint, or a run folder for its newest; any fsspec URL."
+    )
+    parser.add_argument("--out", required=True, help="The folder to write; it must not hold anything yet.")
+    parser.add_argument("--merge-lora", action="store_true", help="Write the whole model, the adapter merged into it.")
+    try:
+        options, unknown = parser.parse_known_args(argv)
+    except argparse.ArgumentError as error:
+        raise RecipeError(f"rlkit export: {error}") from error
+    if unknown:
+        raise RecipeError(f"rlkit export was given {unknown[0]!r}, expected --checkpoint, --out and --merge-lora")
+    out = Path(options.out)
+    if out.exists() and any(out.iterdir()):
+        raise RecipeError(f"--out is {options.out!r}, which holds something; choose a new folder")
+    place = export(options.checkpoint, out, merge=options.merge_lora)
+    print(f"{place} is exported to {out}")
+    return 0

@@ -1,0 +1,215 @@
+"""Checkpoints: what survives, what a resumed run may change, and what transformers reads of them."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rlkit.loop.checkpoint import Store
+from tests.conftest import ROOT, read_jsonl, rlkit
+
+BASE = (
+    "fit", "--recipe=quickstart", "--train.steps=3", "--train.prompts_per_step=4", "--rollout.group=4",
+    "--validation.limit=3", "--validation.samples=0", "--save.every=1", "--train.schedule=constant",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_chaos() -> None:
+    """Twenty kills, damaged checkpoints and a full disk; see `chaos.py`."""
+    done = subprocess.run(
+        (sys.executable, str(ROOT / "tests" / "flow" / "chaos.py")), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"survived 26/26: 20 kills in 10 stages", done.stdout), done.stdout
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoints")
+    done = rlkit(*BASE, "--out", "run", cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "run"
+
+
+def answer(folder: Path) -> list[int]:
+    """Let a Hugging Face folder answer through transformers alone, its chat template included."""
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    asked = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "28 + 14 = ?"}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    return model.generate(**asked, max_new_tokens=10, do_sample=False)[0].tolist()  # type: ignore[no-any-return]
+
+
+def test_an_exported_checkpoint_answers_as_the_trained_model(run: Path) -> None:
+    done = rlkit("export", "--checkpoint", "run", "--out", "exported", cwd=run.parent)
+    assert done.returncode == 0, done.stderr
+    assert answer(run.parent / "exported") == answer(run / "final")
+    again = rlkit("export", "--checkpoint", "run", "--out", "exported", cwd=run.parent)
+    assert (again.returncode, "choose a new folder" in again.stderr) == (2, True)
+    merged = rlkit("export", "--checkpoint", "run", "--out", "merged", "--merge-lora", cwd=run.parent)
+    assert (merged.returncode, "has no adapter to merge" in merged.stderr) == (1, True)
+
+
+@pytest.mark.slow
+def test_lora_is_exported_as_an_adapter_or_merged(tmp_path: Path) -> None:
+    """The adapter over its base, the merged model, and `final/` give the same tokens; the base does not."""
+    done = rlkit(*BASE, "--out", "run", "--model.lora.rank=8", "--train.lr=0.01", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for name, flags in (("adapter", ()), ("merged", ("--merge-lora",))):
+        done = rlkit("export", "--checkpoint", "run/checkpoints/step-000003", "--out", name, *flags, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "adapter" / "adapter_config.json").exists()
+    assert not (tmp_path / "merged" / "adapter_config.json").exists()
+    assert answer(tmp_path / "adapter") == answer(tmp_path / "merged") == answer(tmp_path / "run" / "final")
+    adapter = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    assert any(tensor.any() for name, tensor in adapter.items() if "lora_B" in name)
+
+
+def test_the_last_and_the_best_stay(tmp_path: Path) -> None:
+    """Two last ones, and the one with the longest answers, whichever that was."""
+    done = rlkit(
+        *BASE, "--out=run", "--train.steps=5", "--save.keep_last=2", "--save.keep_best=rollout/length", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    lengths = {row["step"]: row["rollout/length"] for row in read_jsonl(tmp_path / "run" / "metrics.jsonl")}
+    best = max(lengths, key=lambda step: (lengths[step], -step))
+    skipped = {
+        row["step"] - 1 for row in read_jsonl(tmp_path / "run" / "metrics.jsonl") if row.get("checkpoint/skipped")
+    }
+    kept = {int(name[5:]) for name in Store(str(tmp_path / "run" / "checkpoints")).names()}
+    assert len(kept) <= 3
+    assert best in kept | skipped
+    assert max(kept) == 5 or 5 in skipped
+
+
+def test_a_changed_recipe_is_shown_refused_or_forced(run: Path) -> None:
+    resume = (*BASE, "--out", "run", "--resume", "auto", "--train.steps=4")
+    changed = rlkit(*resume, "--train.lr=0.5", cwd=run.parent)
+    assert changed.returncode == 2
+    assert "train.lr: 0.001 in the checkpoint, 0.5 now" in changed.stderr
+    assert "--force" in changed.stderr
+    broken = rlkit(*resume, "--model.lora.rank=4", "--force", cwd=run.parent)
+    assert broken.returncode == 2
+    assert "does not fit" in broken.stderr
+    assert "model.lora.rank: None in the checkpoint, 4 now" in broken.stderr
+    forced = rlkit(*resume, "--train.lr=0.0005", "--force", cwd=run.parent)
+    assert forced.returncode == 0, forced.stderr
+    assert "changed: train.lr" in forced.stdout
+    assert "changed: train.steps: 3 in the checkpoint, 4 now" in forced.stdout
+    assert [row["step"] for row in read_jsonl(run / "metrics.jsonl")] == [1, 2, 3, 4]
+
+
+def test_a_run_folder_is_enough_to_resume(tmp_path: Path) -> None:
+    assert rlkit(*BASE, "--out=run", cwd=tmp_path).returncode == 0
+    done = rlkit("fit", "--resume", "run", "--train.steps=4", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "resumed from run/checkpoints/step-000003: step 3 is done" in done.stdout
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["steps"] == 4
+    nothing = rlkit("fit", "--recipe=quickstart", "--resume=elsewhere", cwd=tmp_path)
+    assert (nothing.returncode, "no whole checkpoint at 'elsewhere'" in nothing.stderr) == (1, True)
+    where = rlkit("fit", "--recipe=quickstart", "--resume=auto", cwd=tmp_path)
+    assert (where.returncode, "--resume auto needs --out" in where.stderr) == (2, True)
+    other = rlkit("fit", "--recipe=quickstart", "--out=run", cwd=tmp_path)
+    assert (other.returncode, "holds another run" in other.stderr) == (2, True)
+
+
+def test_a_checkpoint_of_another_model_or_a_damaged_one_is_refused(tmp_path: Path) -> None:
+    from rlkit.testing.models import save_random_model
+
+    model = save_random_model(tmp_path / "model")
+    assert rlkit(*BASE, "--out=run", f"--model.path={model}", cwd=tmp_path).returncode == 0
+    save_random_model(model, hidden_size=64)
+    other = rlkit(*BASE, "--out=run", f"--model.path={model}", "--resume=auto", "--train.steps=4", cwd=tmp_path)
+    assert other.returncode == 1
+    assert "is of another model: policy.policy." in other.stderr
+    newest = tmp_path / "run" / "checkpoints" / "step-000003"
+    data = next(newest.glob("*.distcp"))
+    data.write_bytes(data.read_bytes()[:-100])
+    damaged = rlkit("export", "--checkpoint", str(newest), "--out=exported", cwd=tmp_path)
+    assert damaged.returncode == 1
+    assert f"{data.name} is not what was written" in damaged.stderr
+    assert not (tmp_path / "exported").exists()
+
+
+def test_a_place_that_cannot_be_written_costs_checkpoints_and_then_the_run(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = rlkit(*BASE, "--out=run", f"--save.folder={tmp_path}/file/checkpoints", "--train.steps=5", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "cannot be written" in done.stderr
+    assert "there is none before it" in done.stderr
+    assert done.stdout.count("warning: checkpoint") == 3
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["status"], result["error"]["type"]) == ("failed", "CheckpointError")
+    assert (tmp_path / "run" / "final" / "model.safetensors").exists()
+
+
+def test_checkpoints_may_be_elsewhere(tmp_path: Path) -> None:
+    """Any fsspec URL: here one of the local file system, and one in memory within a process."""
+    url = f"file://{tmp_path}/elsewhere"
+    assert rlkit(*BASE, "--out=run", f"--save.folder={url}", cwd=tmp_path).returncode == 0
+    done = rlkit(*BASE, "--out=run", f"--save.folder={url}", "--resume=auto", "--train.steps=4", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"resumed from {url}/step-000003" in done.stdout
+    script = (
+        "from rlkit.cli.main import main; from rlkit.loop.checkpoint import Store\n"
+        "if __name__ == '__main__':\n"
+        f"    base = {[*BASE, '--out=memory', '--save.folder=memory://kept']!r}\n"
+        "    assert main(base) == 0\n"
+        "    assert main([*base, '--resume=auto', '--train.steps=4']) == 0\n"
+        "    print('names', Store('memory://kept').names())\n"
+    )
+    (tmp_path / "script.py").write_text(script)
+    ran = subprocess.run((sys.executable, "script.py"), cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert "names ['step-000004', 'step-000003']" in ran.stdout
+    assert "resumed from memory://kept/step-000003" in ran.stdout
+
+
+POISON = """
+import sys
+import rlkit.loop.learn as learn
+from rlkit.cli.main import main
+
+original, calls = learn.policy_loss, [0]
+
+def poisoned(*args):
+    calls[0] += 1
+    return original(*args) * (float("nan") if calls[0] in {steps} else 1.0)
+
+if __name__ == "__main__":
+    learn.policy_loss = poisoned
+    sys.exit(main(sys.argv[1:]))
+"""
+
+
+def poisoned(folder: Path, steps: set[int], *args: str) -> subprocess.CompletedProcess[str]:
+    (folder / "poison.py").write_text(POISON.replace("{steps}", repr(steps)))
+    return subprocess.run(
+        (sys.executable, "poison.py", *BASE, *args), cwd=folder, capture_output=True, text=True, check=False
+    )
+
+
+def test_a_gradient_that_is_not_finite_is_skipped_counted_and_kept(tmp_path: Path) -> None:
+    done = poisoned(tmp_path, {2}, "--out=run")
+    assert done.returncode == 0, done.stderr
+    assert [row["update/not_finite"] for row in read_jsonl(tmp_path / "run" / "metrics.jsonl")] == [0, 1, 0]
+    batch = torch.load(tmp_path / "run" / "not-finite-00002.rank0.pt")
+    assert batch["tokens"].shape[0] == 16
+    weights = load_file(tmp_path / "run" / "final" / "model.safetensors")
+    assert all(tensor.isfinite().all() for tensor in weights.values())
+
+
+def test_three_in_a_row_end_the_run_with_the_last_checkpoint_named(tmp_path: Path) -> None:
+    done = poisoned(tmp_path, {3, 4, 5}, "--out=run", "--train.steps=9", "--save.every=2")
+    assert done.returncode == 1
+    assert "3 steps in a row gave no finite gradient, up to step 5" in done.stderr
+    assert "resume from run/checkpoints/step-00000" in done.stderr
