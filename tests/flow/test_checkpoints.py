@@ -16,13 +16,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rlkit.loop.checkpoint import Store
 from tests.conftest import ROOT, read_jsonl, rlkit
 
+pytestmark = pytest.mark.slow
+
 BASE = (
     "fit", "--recipe=quickstart", "--train.steps=3", "--train.prompts_per_step=4", "--rollout.group=4",
     "--validation.limit=3", "--validation.samples=0", "--save.every=1", "--train.schedule=constant",
 )  # fmt: skip
 
 
-@pytest.mark.slow
 def test_chaos() -> None:
     """Twenty kills, damaged checkpoints and a full disk; see `chaos.py`."""
     done = subprocess.run(
@@ -59,7 +60,6 @@ def test_an_exported_checkpoint_answers_as_the_trained_model(run: Path) -> None:
     assert (merged.returncode, "has no adapter to merge" in merged.stderr) == (1, True)
 
 
-@pytest.mark.slow
 def test_lora_is_exported_as_an_adapter_or_merged(tmp_path: Path) -> None:
     """The adapter over its base, the merged model, and `final/` give the same tokens; the base does not."""
     done = rlkit(*BASE, "--out", "run", "--model.lora.rank=8", "--train.lr=0.01", cwd=tmp_path)

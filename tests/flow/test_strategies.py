@@ -17,6 +17,8 @@ from safetensors.torch import load_file
 
 from tests.conftest import read_jsonl, rlkit
 
+pytestmark = pytest.mark.slow
+
 BASE = (
     "fit", "--recipe", "quickstart", "--train.steps=2", "--train.prompts_per_step=5", "--rollout.group=4",
     "--validation.limit=3", "--validation.samples=0", "--fabric.accelerator=cpu", "--save.every=1",
@@ -74,7 +76,6 @@ def alone(folder: Path) -> Path:
     return run(folder, "alone")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", TWO)
 def test_two_ranks_make_the_first_step_of_one(name: str, folder: Path, alone: Path) -> None:
     out = run(folder, name, *TWO[name])
@@ -82,7 +83,6 @@ def test_two_ranks_make_the_first_step_of_one(name: str, folder: Path, alone: Pa
     assert 1 <= first(out)["imbalance/after"] <= first(out)["imbalance/before"]
 
 
-@pytest.mark.slow
 def test_lora_under_fsdp2(folder: Path) -> None:
     one, two = run(folder, "lora", *LORA), run(folder, "lora2", *LORA, *TWO["fsdp2"])
     assert_same(one, two)
@@ -101,7 +101,6 @@ def by_length(folder: Path) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-@pytest.mark.slow
 def test_tensor_parallel(folder: Path, by_length: tuple[str, ...]) -> None:
     one = run(folder, "fake", *by_length)
     assert_same(one, run(folder, "tensor", *by_length, *TENSOR))
@@ -109,14 +108,12 @@ def test_tensor_parallel(folder: Path, by_length: tuple[str, ...]) -> None:
     assert_same(lora, run(folder, "tensor-lora", *by_length, *TENSOR, *LORA))
 
 
-@pytest.mark.slow
 def test_the_embedded_engine_refuses_tensor_parallel(folder: Path) -> None:
     done = rlkit(*BASE, "--out", str(folder / "refused"), *TENSOR, cwd=folder)
     assert done.returncode == 1
     assert "TorchEngine cannot sample from a policy under tensor_parallel=2" in done.stderr
 
 
-@pytest.mark.slow
 def test_a_run_goes_on_under_another_number_of_ranks(folder: Path) -> None:
     """Two steps on one rank and two on two ranks end where four on one do, and the other way round."""
     whole = run(folder, "four", "--train.steps=4", "--train.schedule=constant")
@@ -139,7 +136,6 @@ def start(folder: Path, name: str, *args: str) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ddp", "fsdp2"])
 def test_a_rank_that_dies_ends_the_run_and_is_named(name: str, folder: Path) -> None:
     out = folder / f"dies-{name}"
@@ -158,7 +154,6 @@ def test_a_rank_that_dies_ends_the_run_and_is_named(name: str, folder: Path) -> 
     assert result["error"]["type"] == "RankError"
 
 
-@pytest.mark.slow
 def test_the_error_of_another_rank_is_told(folder: Path) -> None:
     """Rank 1 learns from a row whose reward raises there only: rank 0 says what rank 1 said."""
     (folder / "fails.py").write_text(
@@ -173,3 +168,15 @@ def test_the_error_of_another_rank_is_told(folder: Path) -> None:
     result = json.loads((folder / "fails" / "result.json").read_text())
     assert "rank 1: RolloutError" in result["error"]["message"]
     assert "no reward on this one" in result["error"]["message"]
+
+
+def test_two_ranks_learn_as_one_does(folder: Path) -> None:
+    """Forty steps from 0.69: the curve of one rank, but for noise."""
+    done = rlkit(
+        "fit", "--recipe=quickstart", "--out=curve", "--train.steps=40", "--validation.samples=0", "--save.every=0",
+        "--fabric.accelerator=cpu", *TWO["fsdp2"], cwd=folder,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    validation = json.loads((folder / "curve" / "result.json").read_text())["validation"]
+    assert validation["before"]["accuracy"] < 0.75
+    assert validation["after"]["accuracy"] > 0.85

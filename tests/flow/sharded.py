@@ -1,0 +1,54 @@
+"""Run by `test_sharded.py` on two ranks: the weights' stream of a sharded policy, with and without adapters."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+
+import torch
+from lightning.fabric import Fabric
+
+from rlkit.models.actor import Actor
+from rlkit.models.load import load_policy
+from rlkit.models.parallel import FSDP2, make_fabric
+from rlkit.models.weights import PolicyWeights, whole
+from rlkit.sections import Lora, Model
+
+BUCKET = 100_000
+
+
+def stream(fabric: Fabric, lora: bool) -> None:
+    model = Model("tiny", lora=Lora(rank=4) if lora else None)
+    plain, actor = load_policy(model), Actor(load_policy(model))
+    if lora:
+        for policy in (plain, actor.policy):
+            for name, parameter in policy.named_parameters():
+                if "lora_B" in name:
+                    torch.nn.init.constant_(parameter, 0.01)
+    expected = dict(pair for bucket in PolicyWeights(plain).buckets() for pair in bucket)
+    fabric.setup_module(actor)
+    weights = PolicyWeights(actor.policy, BUCKET)
+    assert list(weights.specs) == list(expected)
+    largest = max(t.numel() * t.element_size() for t in expected.values())
+    before: list[weakref.ref[torch.Tensor]] = []
+    seen = 0
+    for bucket in weights.buckets():
+        assert all(ref() is None for ref in before), "a bucket is kept while the next is made"
+        assert sum(t.numel() * t.element_size() for _, t in bucket) <= BUCKET + largest
+        for name, tensor in bucket:
+            assert weights.specs[name] == (tuple(tensor.shape), tensor.dtype)
+            torch.testing.assert_close(tensor, expected[name], atol=1e-6, rtol=1e-5)
+            seen += 1
+        before = [weakref.ref(tensor) for _, tensor in bucket]
+        del bucket, tensor
+    assert seen == len(expected)
+    state = whole(actor.policy, keep=fabric.is_global_zero)
+    assert set(state) == ({n for n, _ in plain.named_parameters()} if fabric.is_global_zero else set())
+
+
+if __name__ == "__main__":
+    fabric = make_fabric({"accelerator": "cpu", "devices": 2, "strategy": FSDP2(tensor_parallel=int(sys.argv[1]))})
+    fabric.launch()
+    for lora in (False, True):
+        stream(fabric, lora)
+    print("streamed")

@@ -1,0 +1,45 @@
+"""A sharded policy streams its whole weights, never more of them at once than a bucket and its largest tensor."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, read_jsonl
+
+pytestmark = pytest.mark.slow
+
+
+def torchrun(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *args),
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("tensor_parallel", [1, 2])
+def test_weights_are_streamed_whole(tensor_parallel: int, tmp_path: Path) -> None:
+    done = torchrun(str(Path(__file__).with_name("sharded.py")), str(tensor_parallel), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("streamed") == 2
+
+
+def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
+    """As on several nodes: somebody else starts the processes, Fabric finds them."""
+    done = torchrun(
+        "-m", "rlkit", "fit", "--recipe=quickstart", "--out=run", "--train.steps=2", "--train.prompts_per_step=4",
+        "--validation.limit=4", "--fabric.accelerator=cpu", "--fabric.devices=2", "--fabric.strategy=fsdp2",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert len(read_jsonl(tmp_path / "run" / "metrics.jsonl")) == 2
+    assert (tmp_path / "run" / "final" / "model.safetensors").exists()

@@ -1,0 +1,48 @@
+"""What only a GPU shows: `pytest -m gpu`, where there is one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlkit.models.offload import off_device
+from tests.conftest import read_jsonl, rlkit
+
+pytestmark = pytest.mark.gpu
+
+FIT = (
+    "fit", "--recipe=quickstart", "--train.steps=3", "--train.prompts_per_step=8", "--validation.limit=16",
+    "--fabric.accelerator=gpu", "--out=run",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--fabric.precision=32-true",),
+        ("--fabric.precision=bf16-mixed", "--train.offload_during_rollout=true"),
+        ("--fabric.strategy=fsdp2", "--save.every=1", "--train.checkpoint_activations=true"),
+    ],
+)
+def test_a_run_on_one_gpu(options: tuple[str, ...], tmp_path: Path) -> None:
+    done = rlkit(*FIT, *options, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = read_jsonl(tmp_path / "run" / "metrics.jsonl")
+    assert all(row["memory/peak_device_mb"] > 0 for row in rows)
+    assert max(row["mismatch/mean"] for row in rows) < (0.05 if "bf16-mixed" in options[0] else 1e-4)
+
+
+def test_what_rests_leaves_the_device_and_comes_back() -> None:
+    module = torch.nn.Linear(1024, 1024, device="cuda")
+    optimizer = torch.optim.AdamW(module.parameters())
+    module(torch.ones(1, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    before = module.weight.detach().clone().cpu()
+    held = torch.cuda.memory_allocated()
+    with off_device([module], [optimizer], torch.device("cuda")):
+        assert torch.cuda.memory_allocated() < held - 3 * 4 * 1024 * 1024
+    assert torch.equal(module.weight.detach().cpu(), before)
+    assert all(v.is_cuda for state in optimizer.state.values() for v in state.values() if v.dim())

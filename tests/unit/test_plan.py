@@ -1,0 +1,131 @@
+"""Pre-flight: the plan's arithmetic, the template's proof, the reward's trial."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from rlkit.cli.main import main
+from rlkit.loop import balance, plan
+from rlkit.models.load import load_tokenizer
+from rlkit.rollout.template import CALL_ID, USER, ChatTemplate
+from rlkit.sections import Model
+from rlkit.types import Prompt, Score
+
+
+def check(capsys: pytest.CaptureFixture[str], *options: str) -> str:
+    assert main(["recipe", "check", "quickstart", *options]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_plan_says_how_sizes_work_out(capsys: pytest.CaptureFixture[str]) -> None:
+    """33 prompts on 2 ranks in 2 mini-batches: 32 or 34 would be even. Rows of 30 + 12 tokens: 47 in 2000."""
+    out = check(
+        capsys, "--train.prompts_per_step=33", "--train.minibatches=2", "--train.micro_tokens=2000",
+        "--fabric.devices=2", "--fabric.strategy=ddp",
+    )  # fmt: skip
+    assert "100 steps of 33 prompts x 8 samples = 264 trajectories, 2 optimizer steps each" in out
+    assert "32 or 34 prompts would be even" in out
+    assert "2 ranks: 16.5 prompts each" in out
+    assert "longest prompt 30 tokens, answers up to 12, context 4096" in out
+    assert "at most 2000 tokens: 47 of the longest rows" in out
+    assert "reward: 1 for the answer of" in out
+
+
+def test_a_row_longer_than_a_micro_batch_and_an_answer_cut_by_the_context_are_told(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = check(capsys, "--train.micro_tokens=40", "--rollout.sampling.max_tokens=5000")
+    assert "answers to it end after 4066" in out
+    assert "the longest row has 4096 tokens, more than train.micro_tokens = 40" in out
+
+
+def test_memory_is_estimated_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
+    """Weights and two moments: 3 x 477,824 x 4 bytes = 5 MiB. A step has 256 rows of 42 tokens = 10,752 tokens.
+
+    Sampling: 3 layers x 2 x 64 numbers x 4 bytes a token = 16 MiB. Learning: 3 layers x 128 x 68 bytes a token, and
+    gradients of 477,824 x 4 bytes: 268 + 2 = 270 MiB.
+    """
+    out = check(capsys)
+    assert "estimated: 5 MiB for weights and optimizer" in out
+    assert "estimated: 16 MiB for sampling" in out
+    assert "estimated: 270 MiB for learning" in out
+
+
+def test_a_reward_that_cannot_tell_right_from_wrong_is_warned_of() -> None:
+    prompt = Prompt("p", [USER], "7")
+
+    async def constant(trajectories: object) -> list[Score]:
+        return [Score(1.0), Score(1.0)]
+
+    async def broken(trajectories: object) -> list[Score]:
+        return [Score(None, error="no service"), Score(0.0)]
+
+    assert "does not tell them apart" in asyncio.run(plan.try_reward(constant, prompt))
+    assert "warning: the reward fails on 'p': no service" in asyncio.run(plan.try_reward(broken, prompt))
+
+
+def test_groups_go_to_the_rank_with_the_least() -> None:
+    """9 to rank 0, 7 to rank 1, 6 to rank 1 (13), 5 to rank 0 (14), 2 to rank 1 (15)."""
+    assert balance.assign([5, 9, 2, 7, 6], 2) == [0, 0, 1, 1, 1]
+    assert balance.assign([], 3) == []
+
+
+def tokenizer_with(template: str) -> object:
+    tokenizer = load_tokenizer(Model("tiny"))
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+CHATML = (Path(plan.__file__).parents[1] / "models" / "tiny" / "chat_template.jinja").read_text()
+
+
+def test_a_delta_is_what_the_template_adds_after_the_policys_end_token() -> None:
+    """Prompt + the policy's own tokens + delta is the template's rendering of the whole conversation."""
+    tokenizer = load_tokenizer(Model("tiny"))
+    template = ChatTemplate(tokenizer, {tokenizer.eos_token_id})
+    answer = [*tokenizer.encode("It is 7.", add_special_tokens=False), tokenizer.eos_token_id]
+    reply = {"role": "user", "content": "Are you sure?"}
+    flat = template.start([USER]) + answer + template.delta([reply])
+    assert flat == tokenizer.apply_chat_template(
+        [USER, {"role": "assistant", "content": "It is 7."}, reply], add_generation_prompt=True, return_dict=False
+    )
+    tool = template.delta([{"role": "tool", "content": "7", "tool_call_id": CALL_ID}])
+    assert tokenizer.decode(tool) == "\n<|im_start|>tool\n7<|im_end|>\n<|im_start|>assistant\n"
+
+
+def proof(template: str) -> str:
+    tokenizer = tokenizer_with(template)
+    return "\n".join(ChatTemplate(tokenizer, {tokenizer.eos_token_id}).prove().warnings)  # type: ignore[attr-defined]
+
+
+def test_the_proof_of_a_template() -> None:
+    assert proof(CHATML) == ""
+    assert "goes on with '\\n'" in proof(CHATML.replace("<|im_end|>", ""))
+    strips = CHATML.replace(
+        "{{ m['content'] }}", "{{ m['content'].split('</think>')[-1] if not loop.last else m['content'] }}"
+    )
+    assert "strips thinking from earlier turns" in proof(strips)
+    last_only = CHATML.replace("{% for m in messages %}", "{% for m in messages[-1:] %}")
+    assert "renders earlier turns anew" in proof(last_only)
+    assert "does not render an assistant's turn as it was written" in proof(
+        CHATML.replace("m['content']", "m['content'] | upper")
+    )
+
+
+def test_doctor_examines_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--model", "tiny"]) == 0
+    out = capsys.readouterr().out
+    assert "477,824 parameters, context 4096" in out
+    assert "a tool turn is appended" in out
+    assert main(["doctor", "--modle=tiny"]) == 2
+
+
+@pytest.mark.slow
+def test_a_deep_check_measures_a_step(capsys: pytest.CaptureFixture[str]) -> None:
+    out = check(capsys, "--deep", "--train.prompts_per_step=4")
+    measured = [float(line.split()[2].replace(",", "")) for line in out.splitlines() if "memory, measured" in line]
+    assert len(measured) == 4
+    assert 100 < measured[0] <= measured[-1]
