@@ -15,7 +15,6 @@ from rlkit.engines import TorchEngine
 from rlkit.errors import EngineError
 from rlkit.models.actor import Actor
 from rlkit.models.decoder import Decoder, supports
-from rlkit.models.load import stop_ids
 from rlkit.testing import random_model
 from rlkit.testing.pretrain import build_tokenizer
 from rlkit.types import Completion, Request, SampleKey, Sampling, StopReason
@@ -43,7 +42,7 @@ def bound(kind: str, context: int = 512, **options: int) -> TorchEngine:
         policy=policy,
         device=torch.device("cpu"),
         context=context,
-        stop_ids=stop_ids(policy, build_tokenizer()),
+        stop_ids=frozenset({build_tokenizer().eos_token_id}),
         autocast=nullcontext,
         unsharded=nullcontext,
         tensor_parallel=1,
