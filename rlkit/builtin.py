@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rlkit import advantages, engines, losses, rewards, tasks
+from rlkit import advantages, engines, losses, parsers, rewards, tasks
 from rlkit.hooks import hookimpl
 from rlkit.rollout.filters import ZeroSignal
 
@@ -45,3 +45,8 @@ def rlkit_register_tasks(register: Register) -> None:
 @hookimpl
 def rlkit_register_filters(register: Register) -> None:
     register(ZeroSignal)
+
+
+@hookimpl
+def rlkit_register_parsers(register: Register) -> None:
+    _register_all(parsers, register)

@@ -18,10 +18,14 @@ import pluggy
 
 from rlkit.roles.advantage import AdvantageEstimator
 from rlkit.roles.engine import RolloutEngine
+from rlkit.roles.environment import Environment
 from rlkit.roles.filter import GroupFilter
+from rlkit.roles.interaction import Interaction
 from rlkit.roles.loss import PolicyLoss
+from rlkit.roles.parser import ToolParser
 from rlkit.roles.reward import RewardManager
 from rlkit.roles.task import Task
+from rlkit.roles.tool import Tool
 
 hookspec = pluggy.HookspecMarker("rlkit")
 hookimpl = pluggy.HookimplMarker("rlkit")
@@ -57,6 +61,26 @@ def rlkit_register_filters(register: Callable[[type[GroupFilter]], None]) -> Non
     """Offer filters: which groups are worth learning from."""
 
 
+@hookspec
+def rlkit_register_tools(register: Callable[[type[Tool]], None]) -> None:
+    """Offer tools that the policy may call."""
+
+
+@hookspec
+def rlkit_register_interactions(register: Callable[[type[Interaction]], None]) -> None:
+    """Offer simulated users."""
+
+
+@hookspec
+def rlkit_register_environments(register: Callable[[type[Environment]], None]) -> None:
+    """Offer environments: text games and the like."""
+
+
+@hookspec
+def rlkit_register_parsers(register: Callable[[type[ToolParser]], None]) -> None:
+    """Offer parsers of tool calls."""
+
+
 ROLES: dict[str, type] = {
     "advantages": AdvantageEstimator,
     "losses": PolicyLoss,
@@ -64,5 +88,9 @@ ROLES: dict[str, type] = {
     "engines": RolloutEngine,
     "tasks": Task,
     "filters": GroupFilter,
+    "tools": Tool,
+    "interactions": Interaction,
+    "environments": Environment,
+    "parsers": ToolParser,
 }
 """What each hook registers: `rlkit_register_<role>` takes subclasses of the class."""

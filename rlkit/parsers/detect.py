@@ -1,0 +1,25 @@
+"""Choosing a parser by a model's chat template."""
+
+from __future__ import annotations
+
+from rlkit.parsers.deepseek import DeepSeekParser
+from rlkit.parsers.hermes import HermesParser
+from rlkit.parsers.llama_json import LlamaJsonParser
+from rlkit.parsers.mistral import MistralParser
+from rlkit.parsers.pythonic import PythonicParser
+from rlkit.parsers.qwen_coder import QwenCoderParser
+from rlkit.roles.parser import ToolParser
+
+_MOST_SPECIFIC_FIRST: tuple[type[ToolParser], ...] = (
+    DeepSeekParser,
+    MistralParser,
+    QwenCoderParser,
+    HermesParser,
+    PythonicParser,
+    LlamaJsonParser,
+)
+
+
+def detect(template: str) -> type[ToolParser] | None:
+    """Give rlkit's parser for the calls that a chat template (Jinja source) asks for; None if it knows none."""
+    return next((parser for parser in _MOST_SPECIFIC_FIRST if parser.detects(template)), None)

@@ -1,0 +1,34 @@
+"""The parser of calls in fenced blocks of JSON."""
+
+from __future__ import annotations
+
+import re
+
+from rlkit.parsers.text import Malformed, Reading, read_json, scan, to_call
+from rlkit.roles.parser import ParsedTurn, ToolParser
+
+_OPENING = re.compile(r"```json\b")
+_EDGE = re.compile(r"```")
+
+
+class JsonBlockParser(ToolParser):
+    """Reads fenced blocks of JSON that hold `{"name": "f", "arguments": {"a": 1}}`; a block without arguments is text.
+
+    For models whose template says nothing about calls and whose prompt asks for this form: the recipe names it.
+    """
+
+    @classmethod
+    def detects(cls, template: str) -> bool:  # noqa: ARG003 - whatever the template is
+        return False
+
+    def parse(self, text: str) -> ParsedTurn:
+        return scan(text, _OPENING, _read)
+
+
+def _read(text: str, opening: re.Match[str]) -> Reading:
+    value, end = read_json(text, opening.end(), _EDGE)
+    if isinstance(value, Malformed):
+        is_call = '"arguments"' in value.given
+    else:
+        is_call = isinstance(value, dict) and "arguments" in value
+    return [to_call(value, "arguments")] if is_call else [], end

@@ -1,0 +1,37 @@
+"""The role of a tool-call parser: from what the policy wrote to the calls that it made."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class ToolCall:
+    """A call that the policy wrote: `error` says why it cannot be made, and `arguments` are then empty."""
+
+    name: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+    error: str | None = None
+
+
+@dataclass
+class ParsedTurn:
+    """A turn of the policy: what it said besides its calls, and the calls in order."""
+
+    text: str
+    calls: list[ToolCall] = field(default_factory=list)
+
+
+class ToolParser(ABC):
+    """Reads the calls out of a turn's text, special tokens included (but not the token that ended the turn)."""
+
+    @classmethod
+    @abstractmethod
+    def detects(cls, template: str) -> bool:
+        """Whether a model with this chat template (Jinja source) writes its calls in this form."""
+
+    @abstractmethod
+    def parse(self, text: str) -> ParsedTurn:
+        """Give the text and the calls; never raises: a malformed call becomes one with an error, or stays text."""
