@@ -19,7 +19,7 @@ sys.path.insert(0, str(PACKAGES[1] / "rlkit_tool_python"))  # whose import would
 
 import sandbox  # noqa: E402
 
-USER = 54321
+USER = 50_000 + os.getpid() % 10_000
 MOUNT, PRCTL, SECCOMP_CALL, LANDLOCK = (165, 40), (157, 167), (317, 277), (444, 444)
 REFUSE = [(sandbox.RETURN, 0, 0, sandbox.REFUSE)]
 ABSENT = [(sandbox.RETURN, 0, 0, sandbox.ABSENT)]
@@ -53,9 +53,9 @@ def open_to_all(paths: list[Path]) -> None:
     for path in hidden:
         sandbox.bind(str(path), aside + str(path))
     for top in {closed(path) for path in hidden}:
-        sandbox.kernel(
-            "mount", f"{aside}{top}".encode(), str(top).encode(), None, sandbox.MS_BIND | sandbox.MS_REC, None
-        )
+        sandbox.bind(f"{aside}{top}", str(top))
+    sandbox.kernel("umount2", aside.encode(), sandbox.MNT_DETACH)
+    os.rmdir(aside)
 
 
 def main() -> None:
