@@ -11,7 +11,7 @@ from rlkit.errors import RecipeError
 from rlkit.roles.environment import Environment, Observation
 from rlkit.roles.tool import State
 from rlkit.types import Prompt
-from rlkit_env_games.rows import GameTask, draw, read_meta
+from rlkit_env_games.game import GameTask, draw, read_meta
 
 LARGEST_RANGE = 1000
 """Numbers in a range at most: searching them all takes some milliseconds of the event loop."""

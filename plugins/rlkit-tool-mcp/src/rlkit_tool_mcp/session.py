@@ -36,12 +36,7 @@ class Server:
 
 
 class Connection:
-    """One connection; the task that opens it also keeps and closes it, as the client's cancel scopes demand.
-
-    Args:
-        server: Where to.
-        start_timeout: Seconds for the server to start and greet.
-    """
+    """One connection; the task that opens it also keeps and closes it, as the client's cancel scopes demand."""
 
     def __init__(self, server: Server, start_timeout: float) -> None:
         self._server = server
@@ -81,11 +76,7 @@ class Session:
     """A connection that is opened again when it was lost; calls may come from any event loop.
 
     It lives in a thread with an event loop of its own, because a connection has to be served between steps too, when
-    the trainer's loop stands still.
-
-    Args:
-        server: Where to.
-        start_timeout: Seconds for the server to start and greet.
+    the trainer's loop stands still. `start_timeout` is in seconds, for the server to start and greet.
     """
 
     def __init__(self, server: Server, start_timeout: float) -> None:

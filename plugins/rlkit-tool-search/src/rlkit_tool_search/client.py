@@ -19,13 +19,7 @@ START = "python -m rlkit_tool_search --corpus FILE --port PORT"
 
 
 class Client:
-    """Searches through a server.
-
-    Args:
-        url: The server's address.
-        retries: Further attempts after one that failed, with growing pauses.
-        deadline: Seconds for one search, retries included.
-    """
+    """Searches through a server; `deadline` is in seconds, for one search with all its retries."""
 
     def __init__(self, url: str, retries: int, deadline: float) -> None:
         self.url = url.rstrip("/")

@@ -30,13 +30,9 @@ class Passage(NamedTuple):
 
 
 class Index:
-    """Searches a corpus by BM25. Any number of threads may search at once.
+    """Searches a corpus by BM25, with what `open_index` has made of it. Any number of threads may search at once.
 
-    Memory holds the vocabulary and one offset a passage; passages and their scores are read from the mapped files.
-
-    Args:
-        corpus: The JSON lines that were indexed.
-        folder: What `open_index` has made of them.
+    Memory holds the vocabulary; passages, their places and scores are read from the mapped files.
     """
 
     def __init__(self, corpus: Path, folder: Path) -> None:

@@ -15,12 +15,7 @@ LARGEST_TOP_K = 100
 class SearchServer(ThreadingHTTPServer):
     """Answers `POST /search` {"query", "top_k"} with {"passages": […]}, and `GET /` with how many passages there are.
 
-    A request that is wrong gets {"error"} and a status of 400 or more.
-
-    Args:
-        index: What is searched.
-        host: The address to listen at.
-        port: The port; 0 takes a free one, which `server_port` then says.
+    A request that is wrong gets {"error"} and a status of 400 or more. Port 0 takes a free one: see `server_port`.
     """
 
     daemon_threads = True
