@@ -1,0 +1,53 @@
+"""What both games share: rows that start a game, and numbers that derive from a seed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlkit.errors import RecipeError
+from rlkit.roles.task import Split, Task
+from rlkit.types import Prompt
+
+
+def draw(count: int, seed: int, purpose: str) -> int:
+    """Give a number from 0 to `count` - 1 that depends on nothing but the arguments."""
+    digest = hashlib.blake2b(f"{seed}/{purpose}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") % count
+
+
+class GameTask(Task):
+    """Many starts of one kind of game; rows differ by their id, and the seed of an episode says which game it is.
+
+    `game` is what the policy is told first, `meta` what the environment reads of the prompt.
+    """
+
+    def __init__(self, game: str, meta: Mapping[str, Any], rows: int, validation_rows: int) -> None:
+        if min(rows, validation_rows) < 1:
+            raise RecipeError(
+                f"{type(self).__name__} has rows={rows} and validation_rows={validation_rows}, expected 1 or more"
+            )
+        self.game = game
+        self.meta = meta
+        self.sizes = {"train": rows, "validation": validation_rows}
+
+    def rows(self, split: Split) -> Sequence[Mapping[str, Any]]:
+        return [{"id": f"{self.game}-{split}-{i}"} for i in range(self.sizes[split])]
+
+    def prompt(self, row: Mapping[str, Any], index: int) -> Prompt:
+        return Prompt(id=row["id"], messages=[{"role": "system", "content": self.game}], meta=self.meta)
+
+
+def read_meta(prompt: Prompt, names: Sequence[str], task: str) -> list[Any]:
+    """Give what the prompt says of its game.
+
+    Raises:
+        RecipeError: It does not say all of it.
+    """
+    if missing := [name for name in names if name not in prompt.meta]:
+        raise RecipeError(
+            f"the meta of prompt {prompt.id!r} has {', '.join(prompt.meta) or 'nothing'}, expected also "
+            f"{', '.join(missing)}; use `task: {task}`, or rows with these keys"
+        )
+    return [prompt.meta[name] for name in names]
