@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rlkit import advantages, engines, losses, parsers, rewards, tasks
+from rlkit import advantages, engines, interactions, losses, parsers, rewards, tasks, tools
 from rlkit.hooks import hookimpl
 from rlkit.rollout.filters import ZeroSignal
 
@@ -50,3 +50,13 @@ def rlkit_register_filters(register: Register) -> None:
 @hookimpl
 def rlkit_register_parsers(register: Register) -> None:
     _register_all(parsers, register)
+
+
+@hookimpl
+def rlkit_register_tools(register: Register) -> None:
+    _register_all(tools, register)
+
+
+@hookimpl
+def rlkit_register_interactions(register: Register) -> None:
+    _register_all(interactions, register)

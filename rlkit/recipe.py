@@ -9,10 +9,15 @@ from typing import Any
 
 from rlkit.errors import RecipeError
 from rlkit.roles.advantage import AdvantageEstimator, Needs
+from rlkit.roles.environment import Environment
+from rlkit.roles.interaction import Interaction
 from rlkit.roles.loss import PolicyLoss
+from rlkit.roles.parser import ToolParser
 from rlkit.roles.reward import RewardManager
 from rlkit.roles.task import Task
+from rlkit.roles.tool import Tool
 from rlkit.sections import (
+    Conversation,
     Correction,
     Critic,
     KLLoss,
@@ -47,10 +52,20 @@ class Recipe:
     shaping: Shaping | None = None
     correction: Correction | None = None
     rejection: Rejection | None = None
+    tools: dict[str, Tool] | None = None
+    parser: ToolParser | None = None
+    interaction: Interaction | None = None
+    environment: Environment | None = None
+    conversation: Conversation | None = None
     validation: Validation = field(default_factory=Validation)
     save: Save = field(default_factory=Save)
     log: Log = field(default_factory=Log)
     fabric: dict[str, Any] = field(default_factory=dict)
+
+    def parts(self) -> list[Any]:
+        """Give the parts that are bound to the run."""
+        known = (self.rollout.engine, self.reward, self.advantage, self.loss, self.interaction, self.environment)
+        return [part for part in known if part is not None] + list((self.tools or {}).values())
 
     @property
     def needs_reference(self) -> bool:
@@ -75,6 +90,10 @@ ROLE_OF_KEY = {
     "loss": "losses",
     "rollout.engine": "engines",
     "rollout.filter": "filters",
+    "tools": "tools",
+    "parser": "parsers",
+    "interaction": "interactions",
+    "environment": "environments",
 }
 """Which role's classes a key of the recipe may name."""
 
@@ -111,8 +130,21 @@ def _check_needs(recipe: Recipe) -> Iterator[str]:
                 f"advantage {advantage} weighs the part {missing[0]!r}, but reward {type(recipe.reward).__name__} has "
                 f"only: {', '.join(recipe.reward.parts) or 'none'}; weigh one of these, or choose reward Composite"
             )
+    yield from _check_partners(recipe)
     yield from _check_reference(recipe)
     yield from _check_sampling(recipe)
+
+
+def _check_partners(recipe: Recipe) -> Iterator[str]:
+    if recipe.interaction is not None and recipe.environment is not None:
+        yield "the recipe has both `interaction:` and `environment:`, but only one can answer the policy; remove one"
+    if recipe.conversation is not None and not (recipe.tools or recipe.interaction or recipe.environment):
+        yield (
+            "the recipe has a `conversation:` section, but a question and its answer are one turn; remove it, or add "
+            "`tools:`, `interaction:` or `environment:`"
+        )
+    if recipe.parser is not None and not recipe.tools:
+        yield "the recipe has a `parser:` of tool calls, but no `tools:`; remove it, or add some"
 
 
 def _check_reference(recipe: Recipe) -> Iterator[str]:
@@ -148,14 +180,14 @@ def _check_sampling(recipe: Recipe) -> Iterator[str]:
 AT_LEAST_ONE = (
     "rollout.group", "train.steps", "train.prompts_per_step", "train.minibatches", "train.epochs",
     "train.micro_tokens", "validation.limit", "reference.refresh_every", "kl_reward.horizon", "model.lora.rank",
-    "save.keep_last",
+    "save.keep_last", "conversation.turns", "conversation.tokens", "conversation.tool_calls",
 )  # fmt: skip
 NOT_NEGATIVE = (
     "train.weight_decay", "train.warmup_steps", "validation.every", "validation.samples", "critic.alone",
     "critic.weight_decay", "critic.warmup_steps", "save.every",
 )  # fmt: skip
 POSITIVE = (
-    "rollout.max_gap",
+    "rollout.max_gap", "conversation.seconds",
     "train.lr", "train.max_norm", "train.deadline", "kl_loss.coef", "kl_reward.coef", "kl_reward.target", "critic.lr",
     "critic.max_norm", "critic.clip", "model.lora.alpha", "shaping.clip", "correction.high", "correction.low",
     "rejection.high", "rejection.low",

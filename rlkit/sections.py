@@ -156,6 +156,25 @@ class Validation:
 
 
 @dataclass
+class Conversation:
+    """What ends a conversation of several turns; only with tools, an interaction or an environment.
+
+    Args:
+        turns: Turns of the policy at most.
+        tokens: Its tokens in all its turns; null for as many as the context takes. `sampling.max_tokens` is a turn's.
+        tool_calls: Calls at most; a turn with more of them ends the conversation.
+        seconds: Its deadline, waiting for the engine included.
+        check: Compare each conversation with the template's own rendering: count what differs, or fail it (`strict`).
+    """
+
+    turns: int = 8
+    tokens: int | None = None
+    tool_calls: int | None = 16
+    seconds: float | None = 600.0
+    check: Literal["off", "warn", "strict"] = "warn"
+
+
+@dataclass
 class KLLoss:
     """Adds coef * KL(policy || reference), estimated token by token, to the loss.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -70,6 +70,10 @@ class Sampling:
         ):
             if not ok:
                 raise RecipeError(f"sampling.{name} is {getattr(self, name)}, expected {expected}")
+
+    def within(self, tokens: int) -> Sampling:
+        """Give the same with another budget."""
+        return replace(self, max_tokens=tokens)
 
     @property
     def truncates(self) -> bool:
@@ -156,6 +160,10 @@ class Trajectory:
     media: Any = None
     score: Score | None = None
     error: str | None = None
+    turn_rewards: list[float] = field(default_factory=list)
+    """What tools, a user or an environment gave for each of the policy's turns, besides the score."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """What happened on the way, for the metrics: tool calls, errors of tools …"""
     credit: dict[str, Any] = field(default_factory=dict)
     """What the estimator made of it, token by token: `advantages`, and what it read besides rewards."""
 
@@ -163,6 +171,13 @@ class Trajectory:
     def response_length(self) -> int:
         """How many tokens the policy chose."""
         return sum(self.mask)
+
+    @property
+    def reward(self) -> float | None:
+        """The whole reward: the score's, and that of each turn; None if the score failed."""
+        if self.score is None or self.score.reward is None:
+            return None
+        return self.score.reward + sum(self.score.turn_rewards or ()) + sum(self.turn_rewards)
 
 
 @dataclass

@@ -12,7 +12,7 @@ from rlkit.errors import RecipeError
 from rlkit.loop.data import load_data
 from rlkit.loop.run import Run
 from rlkit.models.parallel import make_fabric
-from rlkit.rollout.collect import Sampler, collect
+from rlkit.rollout.collect import collect
 from rlkit.types import Prompt, Trajectory
 
 PROMPT = ("--prompt", {"type": str, "help": "What the user says; default: the task's first validation prompt."})
@@ -30,9 +30,9 @@ def run(argv: Sequence[str]) -> int:
     live = Run(parsed.recipe, data, make_fabric(parsed.recipe.fabric, parsed.recipe.train.deadline), training=False)
     try:
         live.publish()
-        rollout = parsed.recipe.rollout
-        sampler = Sampler(rollout.engine, live.tokenizer, rollout.sampling, 1, parsed.recipe.train.seed, 0)
-        [trajectory] = live.wait(collect(sampler, [(0, prompt)], _unscored))
+        sampler = live.sampler(parsed.recipe.rollout.sampling, 1, step=0)
+        with live.sampling():
+            [trajectory] = live.wait(collect(sampler, [(0, prompt)], _unscored))
     finally:
         live.close()
     Console(highlight=False, soft_wrap=True).print(paint(trajectory, live.tokenizer))

@@ -15,7 +15,6 @@ from rlkit.loop.dryrun import dry_run
 from rlkit.loop.run import Run
 from rlkit.models.parallel import FSDP2, make_fabric
 from rlkit.rollout.scoring import score
-from rlkit.rollout.template import ChatTemplate
 from rlkit.rollout.workers import Workers
 
 USAGE = """usage: rlkit recipe list                       the shipped recipes
@@ -53,7 +52,7 @@ def _check(parsed: Parsed, data: Data) -> int:
     ranks, tensor = fabric.world_size, getattr(fabric.strategy, "tensor_parallel", 1)
     for line in plan.lines(data, ranks // tensor):
         print(line)
-    for fact in (proof := ChatTemplate(data.tokenizer, data.stop_ids).prove()).facts:
+    for fact in (proof := data.template.prove()).facts:
         print(f"template: {fact}")
     for warning in proof.warnings:
         print(f"warning: {warning}")

@@ -13,9 +13,11 @@ from torch import Tensor
 from rlkit.errors import RecipeError
 from rlkit.models.load import context_length, load_config, load_tokenizer, stop_ids
 from rlkit.ops.random import permutation
+from rlkit.parsers.detect import detect
 from rlkit.recipe import Recipe
 from rlkit.roles.task import Split
-from rlkit.rollout.collect import render
+from rlkit.rollout.partners import Partners
+from rlkit.rollout.template import USER, ChatTemplate
 from rlkit.types import Prompt
 
 
@@ -31,6 +33,33 @@ class Data:
     stop_ids: frozenset[int] = frozenset()
     longest: int = 0
     """Tokens of the longest prompt that the run will use."""
+
+    def __post_init__(self) -> None:
+        self.template = ChatTemplate(self.tokenizer, self.stop_ids)
+        self.partners = Partners()
+
+    def meet(self) -> None:
+        """Let the policy's partners take part: their tools are bound by now, and say what they can do.
+
+        Raises:
+            RecipeError: No parser is known for the calls of this model, or its template cannot go on after a turn.
+        """
+        recipe, template = self.recipe, str(self.tokenizer.chat_template)
+        parser = recipe.parser
+        if recipe.tools and parser is None:
+            found = detect(template)
+            if found is None:
+                raise RecipeError(
+                    f"the chat template of {recipe.model.path!r} does not show how the model writes tool calls; set "
+                    "parser: HermesParser, or another"
+                )
+            parser = found()
+        self.partners = Partners(recipe.tools or {}, parser, recipe.interaction, recipe.environment)
+        self.template = ChatTemplate(self.tokenizer, self.stop_ids, self.partners.schemas())
+        if recipe.tools:
+            self.template.delta([{"role": "tool", "content": "7", "name": next(iter(recipe.tools))}])
+        if recipe.interaction or recipe.environment:
+            self.template.delta([USER])
 
     def slots(self, step: int) -> list[int]:
         """Give the rows of a step (the first is step 1), in an order that depends on the seed alone.
@@ -66,7 +95,7 @@ class Data:
 
     def length(self, prompt: Prompt) -> int:
         """Give the prompt's length in tokens, as the rollout will render it."""
-        return len(render(self.tokenizer, prompt.messages))
+        return len(self.template.start(prompt.messages))
 
 
 @lru_cache(maxsize=2)  # a step spans two epochs at most, unless the data are few

@@ -7,7 +7,7 @@ from dataclasses import replace
 from rlkit.loop.metrics import Meter
 from rlkit.loop.rollouts import describe, finish
 from rlkit.loop.run import Run
-from rlkit.rollout.collect import Sampler, collect
+from rlkit.rollout.collect import collect
 from rlkit.types import Sampling, Trajectory
 
 NAMES = {
@@ -40,9 +40,8 @@ def evaluate(run: Run) -> tuple[list[Trajectory], dict[str, float]]:
 
 
 def _answer(run: Run, sampling: Sampling, samples: int, prefix: str) -> tuple[list[Trajectory], dict[str, float]]:
-    recipe = run.recipe
     prompts = run.share_out(list(enumerate(run.data.validation)))
-    sampler = Sampler(recipe.rollout.engine, run.tokenizer, sampling, samples, recipe.train.seed, STEP)
+    sampler = run.sampler(sampling, samples, STEP)
     with run.sampling():
         trajectories = run.wait(collect(sampler, prompts, lambda group: finish(run, group)))
     meter = Meter()

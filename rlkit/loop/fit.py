@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from lightning.fabric import Fabric
 
@@ -77,9 +81,18 @@ def _interruptible(interrupt: Interrupt, reporter: Reporter) -> Iterator[None]:
         interrupt.asked = True
         reporter.note("finishing this step, then saving; press Ctrl-C again to stop at once")
 
+    def swallowed(unraisable: Any) -> None:
+        """Say it again: Python drops a Ctrl-C that comes while an object is being deleted."""
+        if isinstance(unraisable.exc_value, KeyboardInterrupt):
+            threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
+        else:
+            hook(unraisable)
+
     previous = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
+    hook, sys.unraisablehook = sys.unraisablehook, swallowed
     try:
         yield
     finally:
+        sys.unraisablehook = hook
         for signum, handler in previous.items():
             signal.signal(signum, handler)

@@ -8,7 +8,6 @@ import torch
 
 from rlkit.errors import EngineError
 from rlkit.loop.run import Run
-from rlkit.rollout.collect import render
 from rlkit.types import Request, SampleKey, Sampling
 
 PROMPTS = 4
@@ -25,7 +24,7 @@ def prove(run: Run) -> float:
     whole = str(run.fabric.strategy.precision.precision).startswith("32")
     limit = run.recipe.rollout.max_gap or (1e-3 if whole else 0.2)
     sampling = Sampling(temperature=1.0, max_tokens=1)
-    asked = [tuple(render(run.tokenizer, prompt.messages)) for prompt in prompts if run.ranks.lead]
+    asked = [tuple(run.template.start(prompt.messages)) for prompt in prompts if run.ranks.lead]
     requests = [Request(ids, sampling, SampleKey(0, 0, f"proof/{i}", 0), f"proof/{i}") for i, ids in enumerate(asked)]
 
     async def ask() -> list[tuple[list[int], float, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ from rlkit.loop.metrics import Meter
 from rlkit.loop.run import Run
 from rlkit.roles.advantage import Needs
 from rlkit.roles.filter import GroupFilter
-from rlkit.rollout.collect import Sampler, collect
+from rlkit.rollout.collect import Gauge, Sampler, collect
 from rlkit.types import Prompt, Sampling, StopReason, Trajectory
 
 
@@ -50,7 +51,7 @@ def sample(run: Run, number: int, meter: Meter) -> Rollouts:
 def _sample(run: Run, prompts: Sequence[tuple[int, Prompt]], number: int, rollouts: Rollouts, meter: Meter) -> None:
     chosen = run.recipe.rollout.filter
     for attempt in range(1 + (0 if chosen is None else chosen.tries)):
-        found = run.wait(_play(run, prompts, number, attempt, rollouts))
+        found = run.wait(_play(run, prompts, (number, attempt), rollouts, meter))
         rollouts.all += found
         if chosen is None:
             rollouts.played = [t for t in found if t.error is None]
@@ -94,17 +95,19 @@ async def _all(tasks: list[asyncio.Task[None]]) -> None:
 
 
 async def _play(
-    run: Run, prompts: Sequence[tuple[int, Prompt]], number: int, attempt: int, rollouts: Rollouts
+    run: Run, prompts: Sequence[tuple[int, Prompt]], when: tuple[int, int], rollouts: Rollouts, meter: Meter
 ) -> list[Trajectory]:
     """Sample all prompts at once, and the greedy answers beside them; start scoring each group as it ends."""
-    rollout, seed, greedy = run.recipe.rollout, run.recipe.train.seed, rollouts.greedy
+    rollout, greedy, (number, attempt) = run.recipe.rollout, rollouts.greedy, when
 
     if greedy is not None:
         for group, _ in prompts:
             greedy.pop(group, None)  # of the prompt whose place another has taken
 
+    gauge, start = Gauge(), time.perf_counter()
+
     def sampler(sampling: Sampling, samples: int) -> Sampler:
-        return Sampler(rollout.engine, run.tokenizer, sampling, samples, seed, number, attempt)
+        return run.sampler(sampling, samples, number, attempt=attempt, gauge=gauge)
 
     async def score_group(group: list[Trajectory]) -> None:
         rollouts.scoring.append(asyncio.create_task(finish(run, group)))
@@ -114,8 +117,8 @@ async def _play(
 
     async def note_greedy(group: list[Trajectory]) -> None:
         await finish(run, group)
-        if group and group[0].score is not None and group[0].score.reward is not None and greedy is not None:
-            greedy[group[0].group] = group[0].score.reward
+        if group and group[0].reward is not None and greedy is not None:
+            greedy[group[0].group] = group[0].reward
 
     sampled = collect(sampler(rollout.sampling, rollout.group), prompts, score_group)
     if greedy is None:
@@ -123,6 +126,7 @@ async def _play(
     else:
         most_likely = replace(rollout.sampling, temperature=0.0)
         trajectories, _ = await asyncio.gather(sampled, collect(sampler(most_likely, 1), prompts, score_greedy))
+    meter.max("rollout/idle_share", 1 - gauge.busy / (time.perf_counter() - start))
     await asyncio.sleep(0)  # the last groups' scoring starts
     return trajectories
 
@@ -136,7 +140,7 @@ async def finish(run: Run, group: Sequence[Trajectory]) -> None:
 
 def unscored(trajectory: Trajectory) -> bool:
     """Whether a reward is missing."""
-    return trajectory.score is None or trajectory.score.reward is None
+    return trajectory.reward is None
 
 
 def describe(trajectories: Sequence[Trajectory], meter: Meter) -> None:
@@ -147,11 +151,14 @@ def describe(trajectories: Sequence[Trajectory], meter: Meter) -> None:
     meter.count("reward/groups_dropped", len({t.group for t in missing}))
     meter.count("rollout/tokens", sum(t.response_length for t in trajectories))
     meter.means("rollout/length", [t.response_length for t in trajectories])
+    meter.means("talk/turns", [len(t.turn_rewards) for t in trajectories])
     meter.means("rollout/stopped", [t.stop is StopReason.STOP for t in trajectories])
     for trajectory in trajectories:
         meter.max("rollout/length_max", trajectory.response_length)
-        if trajectory.score is not None and trajectory.score.reward is not None:
-            meter.mean("reward/mean", trajectory.score.reward)
+        for name, count in trajectory.counts.items():
+            meter.count(f"talk/{name}", count)
+        if trajectory.score is not None and trajectory.reward is not None:
+            meter.mean("reward/mean", trajectory.reward)
             for name, value in trajectory.score.parts.items():
                 meter.mean("accuracy" if name == "accuracy" else f"reward/{name}", value)
 

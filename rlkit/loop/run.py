@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
@@ -28,10 +28,13 @@ from rlkit.models.reference import Reference
 from rlkit.models.weights import PolicyWeights
 from rlkit.recipe import Recipe
 from rlkit.roles.reward import RewardManager
+from rlkit.rollout.collect import Gauge, Sampler
+from rlkit.rollout.conversation import Limits
 from rlkit.rollout.scoring import score
+from rlkit.rollout.template import ChatTemplate
 from rlkit.rollout.workers import Workers
-from rlkit.sections import Critic, Train
-from rlkit.types import Score, Trajectory
+from rlkit.sections import Conversation, Critic, Train
+from rlkit.types import Sampling, Score, Trajectory
 
 T = TypeVar("T")
 
@@ -69,9 +72,9 @@ class Run:
             self._prepare_training()
         else:
             self._place(self.actor)
-        parts = (recipe.rollout.engine, recipe.reward, recipe.advantage, recipe.loss)
-        for part in parts:
+        for part in recipe.parts():
             part.bind(self)
+        data.meet()
         self._resting = self._rest() if training and recipe.train.offload_during_rollout else None
 
     def _prepare_training(self) -> None:
@@ -157,6 +160,32 @@ class Run:
     def gather(self, x: Tensor) -> Tensor:
         return self.ranks.gather(x)
 
+    @property
+    def template(self) -> ChatTemplate:
+        """Renders conversations."""
+        return self.data.template
+
+    def sampler(
+        self, sampling: Sampling, samples: int, step: int, *, attempt: int = 0, gauge: Gauge | None = None
+    ) -> Sampler:
+        """Give what the conversations of a step have in common."""
+        recipe, talk = self.recipe, self.recipe.conversation or Conversation()
+        several = recipe.tools or recipe.interaction or recipe.environment
+        return Sampler(
+            recipe.rollout.engine,
+            self.template,
+            sampling,
+            samples,
+            recipe.train.seed,
+            step,
+            attempt,
+            self.data.partners,
+            Limits(talk.turns if several else 1, talk.tokens, talk.tool_calls, self.context),
+            talk.seconds,
+            talk.check,
+            gauge or Gauge(),
+        )
+
     @contextmanager
     def sampling(self) -> Iterator[None]:
         """Let the engine sample; where the recipe says so, what does not take part leaves the device meanwhile."""
@@ -169,6 +198,9 @@ class Run:
     def share_out(self, items: Sequence[T]) -> Sequence[T]:
         """Give the items that this rank samples: every n-th of them; none where another samples for it."""
         return items[self.ranks.index :: self.ranks.count] if self.ranks.lead else []
+
+    async def work(self, function: Callable[[Any], Any], argument: Any, timeout: float) -> Any:
+        return await self._workers.call(function, argument, timeout)
 
     async def score(self, reward: RewardManager, trajectories: Sequence[Trajectory]) -> list[Score]:
         return await score(reward, trajectories, self._workers)
@@ -193,6 +225,7 @@ class Run:
     def close(self) -> None:
         """Free what the run holds."""
         self.recipe.rollout.engine.close()
+        self.data.partners.close()
         self._workers.close()
         # what is still on its way is cancelled, and nobody needs to hear of it
         self._runner.get_loop().set_exception_handler(lambda *_: None)

@@ -22,7 +22,6 @@ from rlkit.loop.state import numbers, tensors
 from rlkit.loop.step import Made, step
 from rlkit.models.load import save_policy
 from rlkit.models.weights import whole
-from rlkit.rollout.template import ChatTemplate
 
 Figures = dict[str, float]
 
@@ -138,7 +137,7 @@ class Session:
         """Show how the numbers work out, and what looks wrong before anything is spent."""
         for line in lines(run.data, run.ranks.count):
             self.reporter.note(line)
-        for warning in ChatTemplate(run.tokenizer, run.stop_ids).prove().warnings:
+        for warning in run.template.prove().warnings:
             self.reporter.note(f"warning: {warning}")
         if self.log is not None:
             reward = run.recipe.reward
@@ -178,7 +177,8 @@ class Session:
         due = bool(save.every) and (number % save.every == 0 or self.interrupt.asked)
         if not run.ranks.largest(due or better):
             return {}
-        if self.writer.busy and not self.interrupt.asked:
+        last = self.interrupt.asked or number == run.recipe.train.steps
+        if self.writer.busy and not last:
             return {"checkpoint/skipped": 1.0}
         state = {
             "step": number,

@@ -1,6 +1,7 @@
 """Rewards: one a file."""
 
 from rlkit.rewards.composite import Composite
+from rlkit.rewards.episode import EpisodeReward
 from rlkit.rewards.exact import ExactReward
 from rlkit.rewards.math import MathReward
 from rlkit.rewards.model import ModelReward
@@ -11,6 +12,7 @@ from rlkit.rewards.router import Router
 
 __all__ = [
     "Composite",
+    "EpisodeReward",
     "ExactReward",
     "MathReward",
     "ModelReward",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -64,6 +64,13 @@ class Runtime(Protocol):
 
     def gather(self, x: Tensor) -> Tensor:
         """Concatenate a vector, whose length may differ, over the data-parallel group."""
+
+    async def work(self, function: Callable[[Any], Any], argument: Any, timeout: float) -> Any:
+        """Run plain code in a worker process, which is killed at the deadline; both are pickled.
+
+        Raises:
+            Exception: The code raised, hung or died; the message says which.
+        """
 
     async def score(self, reward: RewardManager, trajectories: Sequence[Trajectory]) -> list[Score]:
         """Call a reward through the run's boundary: with its deadline, errors turned into scores."""

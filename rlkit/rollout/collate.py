@@ -59,8 +59,8 @@ def _token_rewards(trajectory: Trajectory) -> list[float]:
         raise ValueError(f"trajectory of prompt {trajectory.prompt.id!r} has no reward, or no token of the policy")
     row = [0.0] * len(trajectory.tokens)
     row[chosen[-1]] += score.reward
-    if score.turn_rewards is not None:
-        ends = [turn.end - 1 for turn in trajectory.turns if turn.role == "assistant"]
-        for end, reward in zip(ends, score.turn_rewards, strict=True):
+    ends = [turn.end - 1 for turn in trajectory.turns if turn.role == "assistant"]
+    for rewards in (score.turn_rewards, trajectory.turn_rewards):
+        for end, reward in zip(ends, rewards, strict=True) if rewards else ():
             row[end] += reward
     return row

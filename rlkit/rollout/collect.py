@@ -1,36 +1,72 @@
-"""Making trajectories: every conversation goes its own way."""
+"""Making trajectories: every conversation goes its own way, and no turn waits for another conversation's."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 from rlkit.errors import RolloutError
 from rlkit.roles.engine import RolloutEngine
-from rlkit.types import Message, Prompt, Request, SampleKey, Sampling, StopReason, Trajectory, Turn
+from rlkit.rollout.conversation import Conversation, Limits
+from rlkit.rollout.partners import Meeting, Partners
+from rlkit.rollout.template import ChatTemplate
+from rlkit.types import Completion, Prompt, Request, SampleKey, Sampling, StopReason, Trajectory
 
 Finish = Callable[[list[Trajectory]], Awaitable[None]]
 
 
+@dataclass
+class Gauge:
+    """How long the engine had something to do, in seconds, while anybody was talking."""
+
+    busy: float = 0.0
+    asked: int = 0
+    since: float = 0.0
+
+    def enter(self) -> None:
+        if self.asked == 0:
+            self.since = time.perf_counter()
+        self.asked += 1
+
+    def leave(self) -> None:
+        self.asked -= 1
+        if self.asked == 0:
+            self.busy += time.perf_counter() - self.since
+
+
 @dataclass(frozen=True)
 class Sampler:
-    """What all conversations of a step have in common."""
+    """What all conversations of a step have in common.
+
+    Args:
+        engine: Samples the policy's turns.
+        template: Renders what the policy is told.
+        sampling: How a turn is sampled.
+        samples: Conversations of each prompt.
+        seed: Of the run.
+        step: Of the run; with the prompt and the sample it names all random numbers.
+        attempt: Counts prompts that took the place of others.
+        partners: Tools, a user, an environment.
+        limits: What ends a conversation.
+        seconds: Deadline of a whole conversation.
+        check: What to do where the flat run is not the template's own rendering of the conversation.
+        gauge: Measures the engine's idle time.
+    """
 
     engine: RolloutEngine
-    tokenizer: Any
+    template: ChatTemplate
     sampling: Sampling
     samples: int
     seed: int
     step: int
     attempt: int = 0
-
-
-def render(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
-    """Give the token ids with which a conversation starts, ready for the policy's turn."""
-    ids: list[int] = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)
-    return ids
+    partners: Partners = field(default_factory=Partners)
+    limits: Limits = field(default_factory=Limits)
+    seconds: float | None = None
+    check: str = "off"
+    gauge: Gauge = field(default_factory=Gauge)
 
 
 async def collect(sampler: Sampler, prompts: Sequence[tuple[int, Prompt]], finish: Finish) -> list[Trajectory]:
@@ -46,8 +82,7 @@ async def collect(sampler: Sampler, prompts: Sequence[tuple[int, Prompt]], finis
     """
 
     async def play_group(group: int, prompt: Prompt) -> list[Trajectory]:
-        tokens = render(sampler.tokenizer, prompt.messages)
-        played = [converse(sampler, prompt, tokens, group, sample) for sample in range(sampler.samples)]
+        played = [converse(sampler, prompt, group, sample) for sample in range(sampler.samples)]
         trajectories = list(await asyncio.gather(*played))
         await finish([t for t in trajectories if t.error is None])
         return trajectories
@@ -56,34 +91,83 @@ async def collect(sampler: Sampler, prompts: Sequence[tuple[int, Prompt]], finis
     return [trajectory for group in groups for trajectory in group]
 
 
-async def converse(sampler: Sampler, prompt: Prompt, tokens: list[int], group: int, sample: int) -> Trajectory:
-    """Hold one conversation: the prompt, and the policy's answer to it."""
+async def converse(sampler: Sampler, prompt: Prompt, group: int, sample: int) -> Trajectory:
+    """Hold one conversation, to its end or to its deadline."""
     key = SampleKey(sampler.seed, sampler.step, f"{group}/{prompt.id}", sample, sampler.attempt)
-    request = Request(tuple(tokens), sampler.sampling, key, session=f"{key.step}/{key.prompt}/{sample}")
-    start = len(tokens)
+    talk = Conversation(prompt, group, sampler.limits)
+    said: list[str] = []
+    async with sampler.partners.meet(talk, key) as meeting:
+        try:
+            async with asyncio.timeout(sampler.seconds):
+                await meeting.open()
+                talk.begin(sampler.template.start(meeting.messages))
+                while not talk.over:
+                    await _turn(sampler, talk, meeting, said, key)
+                await meeting.settle()
+        except (RolloutError, TimeoutError) as error:
+            what = f"{type(error).__name__}: {error}"
+            if isinstance(error, TimeoutError) and sampler.seconds is not None:
+                what = f"the conversation took longer than {sampler.seconds:g} s"
+            if talk.over:
+                talk.error = what
+            else:
+                talk.fail(what)
+        _check(sampler, talk, meeting)
+    return talk.trajectory(said[-1] if said else "")
+
+
+async def _turn(sampler: Sampler, talk: Conversation, meeting: Meeting, said: list[str], key: SampleKey) -> None:
+    """Let the policy say something, and let whoever it concerns answer."""
+    answer = await _ask(sampler, talk, key)
+    talk.sampled(answer)
+    if not answer.tokens:
+        return
+    said.append(sampler.template.text(answer.tokens, special=False))
+    raw = sampler.template.text(answer.tokens, special=True)
+    meeting.messages.append({"role": "assistant", "content": raw if sampler.partners.tools else said[-1]})
+    if talk.over:
+        return
+    turn = meeting.read(raw)
+    if turn.calls:
+        talk.call_tools(len(turn.calls))
+        if talk.over:
+            return
+        messages, done = await meeting.call(turn.calls), False
+    else:
+        talk.interact()
+        messages, done = await meeting.answer(said[-1])
+    if done or not messages:
+        talk.complete(StopReason.STOP)
+        return
+    meeting.messages.extend(messages)
+    talk.told(messages[0]["role"], sampler.template.delta(messages))
+
+
+async def _ask(sampler: Sampler, talk: Conversation, key: SampleKey) -> Completion:
+    """Sample a turn within what is left of the conversation's tokens."""
+    budget = talk.budget(sampler.sampling.max_tokens)
+    sampling = sampler.sampling if budget == sampler.sampling.max_tokens else sampler.sampling.within(budget)
+    request = Request(tuple(talk.tokens), sampling, key, session=f"{key.step}/{key.prompt}/{key.sample}")
+    sampler.gauge.enter()
     try:
         answer = await sampler.engine.generate(request)
-    except (RolloutError, TimeoutError) as error:
-        return Trajectory(
-            prompt=prompt,
-            group=group,
-            tokens=list(tokens),
-            mask=[False] * start,
-            logps=[0.0] * start,
-            versions=[-1] * start,
-            stop=StopReason.ERROR,
-            error=f"{type(error).__name__}: {error}",
-        )
-    new = len(answer.tokens)
-    return Trajectory(
-        prompt=prompt,
-        group=group,
-        tokens=[*tokens, *answer.tokens],
-        mask=[False] * start + [True] * new,
-        logps=[0.0] * start + answer.logps,
-        versions=[-1] * start + answer.versions,
-        stop=answer.stop,
-        turns=[Turn("user", 0, start), Turn("assistant", start, start + new)],
-        text=sampler.tokenizer.decode(answer.tokens, skip_special_tokens=True),
-        error=None if new else "the prompt leaves no room in the context for an answer",
-    )
+    finally:
+        sampler.gauge.leave()
+    cut_by_context = answer.stop is StopReason.LENGTH and len(talk.tokens) + len(answer.tokens) >= talk.limits.context
+    return Completion(answer.tokens, answer.logps, answer.versions, StopReason.CONTEXT) if cut_by_context else answer
+
+
+def _check(sampler: Sampler, talk: Conversation, meeting: Meeting) -> None:
+    """Compare the flat run with the template's own rendering of the conversation, and say where they part."""
+    if sampler.check == "off" or talk.error is not None:
+        return
+    whole = sampler.template.full(meeting.messages)
+    flat = talk.tokens[: len(whole)] if talk.stop is StopReason.STOP else talk.tokens
+    parted = next((i for i, (a, b) in enumerate(zip(flat, whole, strict=False)) if a != b), None)
+    if parted is None and len(flat) <= len(whole):
+        return
+    talk.count("template_differs")
+    if sampler.check == "strict":
+        place = len(whole) if parted is None else parted
+        here, there = (sampler.template.text(ids[place : place + 8], special=True) for ids in (flat, whole))
+        talk.error = f"token {place} of the conversation is {here!r}, but the template renders {there!r}"

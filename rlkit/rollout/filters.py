@@ -26,6 +26,6 @@ class ZeroSignal(GroupFilter):
         self.part = part
 
     def keep(self, group: Sequence[Trajectory]) -> bool:
-        scores = [t.score for t in group if t.score is not None]
-        values = [s.reward if self.part is None else s.parts.get(self.part) for s in scores]
+        scored = [t for t in group if t.score is not None]
+        values = [t.reward if self.part is None or t.score is None else t.score.parts.get(self.part) for t in scored]
         return len(set(values)) > 1

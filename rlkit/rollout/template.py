@@ -21,6 +21,10 @@ CALL: Message = {
 }
 
 
+KEPT = 1024
+"""Rendered starts of conversations that are kept."""
+
+
 @dataclass
 class Proof:
     """What a template was seen to do, and what of it hurts."""
@@ -45,10 +49,22 @@ class ChatTemplate:
         self.tokenizer = tokenizer
         self.stop_ids = frozenset(stop_ids)
         self.tools = list(tools) or None
+        self._starts: dict[str, list[int]] = {}
 
     def start(self, messages: Sequence[Message]) -> list[int]:
         """Give the ids with which a conversation starts, ready for the policy's turn."""
-        return self._render(messages, generate=True, tools=self.tools)
+        key = repr(messages)
+        if key not in self._starts:  # all samples of a prompt start alike
+            if len(self._starts) >= KEPT:
+                self._starts.clear()
+            self._starts[key] = self._render(messages, generate=True, tools=self.tools)
+        return list(self._starts[key])
+
+    def text(self, ids: Sequence[int], special: bool) -> str:
+        """Give what the policy said in a turn, without the token that ended it; `special` keeps special tokens."""
+        said = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
+        text: str = self.tokenizer.decode(said, skip_special_tokens=not special)
+        return text
 
     def delta(self, messages: Sequence[Message]) -> list[int]:
         """Give the ids of new messages after the policy's end token, ready for its next turn.

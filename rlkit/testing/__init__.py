@@ -9,11 +9,12 @@ from rlkit.testing.contracts import (
     example_batch,
     example_trajectory,
 )
-from rlkit.testing.engine import FakeEngine
+from rlkit.testing.engine import FakeEngine, ScriptedEngine
 from rlkit.testing.models import random_model, save_random_model
 
 __all__ = [
     "FakeEngine",
+    "ScriptedEngine",
     "check_advantage",
     "check_loss",
     "check_reward",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rlkit.roles.engine import RolloutEngine
@@ -41,3 +42,39 @@ class FakeEngine(RolloutEngine):
 
     async def sync(self, stream: WeightStream, version: int) -> None:
         self.synced.append(version)
+
+
+class ScriptedEngine(RolloutEngine):
+    """Answers each turn with what a function says, the i-th token of a turn at log-prob -i/8, and remembers requests.
+
+    Args:
+        script: From a request and the number of its conversation's turn, from 0, to what the policy says. A text that
+            ends with `...` is cut there, without an end token.
+        delay: Seconds that a turn takes.
+    """
+
+    def __init__(self, script: Callable[[Request, int], str], delay: float = 0.0) -> None:
+        self.script = script
+        self.delay = delay
+        self.requests: list[Request] = []
+        self.version = 0
+        self._turns: dict[str, int] = {}
+
+    def bind(self, runtime: Runtime) -> None:
+        self._tokenizer = runtime.tokenizer
+
+    async def generate(self, request: Request) -> Completion:
+        turn = self._turns.get(request.session, 0)
+        self._turns[request.session] = turn + 1
+        self.requests.append(request)
+        await asyncio.sleep(self.delay)
+        text = self.script(request, turn)
+        ids = self._tokenizer.encode(text.removesuffix("..."), add_special_tokens=False)
+        ids = [*ids, *([] if text.endswith("...") else [self._tokenizer.eos_token_id])]
+        whole = len(ids) <= request.sampling.max_tokens and not text.endswith("...")
+        ids = ids[: request.sampling.max_tokens]
+        logps = [-i / 8 for i in range(len(ids))]
+        return Completion(ids, logps, [self.version] * len(ids), StopReason.STOP if whole else StopReason.LENGTH)
+
+    async def sync(self, stream: WeightStream, version: int) -> None:
+        self.version = version

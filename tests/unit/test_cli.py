@@ -48,7 +48,7 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
         ("--train.stepz 3", "unknown option 'train.stepz'; did you mean 'train.steps'?"),
         ("--advantage GRP", "advantage is 'GRP', which no plugin offers; did you mean 'GRPO'?"),
         ("--advantage.epz 1", "advantage GRPO has no option 'epz'; did you mean 'eps'?"),
-        ("--reward GRPO", "reward is 'GRPO', which is one of the advantages; known: Composite, ExactReward"),
+        ("--reward GRPO", "reward is 'GRPO', which is one of the advantages; known: Composite, EpisodeReward"),
         ("--reward os.system", "reward names 'os.system', which a recipe may not import"),
         ("--fabric.plugins os.system", "fabric.plugins names 'os.system', which a recipe may not import"),
         ("--rollout.group 1", "rollout.group is 1; set rollout.group to 2 or more"),

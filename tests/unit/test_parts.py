@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from rlkit.advantages import GRPO
 from rlkit.errors import RecipeError
 from rlkit.losses import ClipLoss
+from rlkit.ops.answers import equal, final_answer
 from rlkit.rewards import ExactReward, MathReward
-from rlkit.rewards.math import equal, final_answer
 from rlkit.testing import check_advantage, check_loss, check_reward, example_batch, example_trajectory
 from rlkit.types import PolicyOutput
 

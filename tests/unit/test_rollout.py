@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,12 +15,14 @@ import torch
 
 from rlkit.errors import EngineError, RolloutError
 from rlkit.loop import rollouts as rollouts_module
+from rlkit.loop.metrics import Meter
 from rlkit.loop.rollouts import Rollouts
 from rlkit.rewards import ExactReward
 from rlkit.roles.reward import OnError, RewardFunction, RewardManager
 from rlkit.rollout.collate import add_rewards, collate
 from rlkit.rollout.collect import Sampler, collect
 from rlkit.rollout.scoring import score
+from rlkit.rollout.template import ChatTemplate
 from rlkit.rollout.workers import WorkerError, Workers
 from rlkit.testing import FakeEngine, example_trajectory
 from rlkit.testing.pretrain import build_tokenizer
@@ -153,7 +156,8 @@ def test_on_error_retry_tries_once_more(workers: Workers, how: str) -> None:
 def sampler(engine: FakeEngine, samples: int = 2, max_tokens: int = 16) -> Sampler:
     tokenizer = build_tokenizer()
     engine.bind(SimpleNamespace(tokenizer=tokenizer))  # type: ignore[arg-type]
-    return Sampler(engine, tokenizer, Sampling(max_tokens=max_tokens), samples, seed=3, step=5)
+    template = ChatTemplate(tokenizer, {tokenizer.eos_token_id})
+    return Sampler(engine, template, Sampling(max_tokens=max_tokens), samples, seed=3, step=5)
 
 
 PROMPTS = [
@@ -252,11 +256,13 @@ def test_a_refilled_place_does_not_keep_the_greedy_reward_of_the_prompt_before()
 
     rollout = SimpleNamespace(engine=engine, sampling=Sampling(max_tokens=16), group=2)
     recipe = SimpleNamespace(rollout=rollout, train=SimpleNamespace(seed=0), reward=None)
-    run = SimpleNamespace(recipe=recipe, tokenizer=common.tokenizer, score=failing)
+    run = SimpleNamespace(
+        recipe=recipe, score=failing, sampler=lambda sampling, samples, step, **_: replace(common, samples=samples)
+    )
     rollouts = Rollouts(greedy={4: 1.0, 7: 0.5})
 
     async def play() -> None:
-        await rollouts_module._play(run, PROMPTS, 1, 1, rollouts)  # type: ignore[arg-type]
+        await rollouts_module._play(run, PROMPTS, (1, 1), rollouts, Meter())  # type: ignore[arg-type]
         await asyncio.gather(*rollouts.scoring)
 
     asyncio.run(play())

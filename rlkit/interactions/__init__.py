@@ -1,0 +1,5 @@
+"""Simulated users that come with rlkit."""
+
+from rlkit.interactions.retry import Retry
+
+__all__ = ["Retry"]

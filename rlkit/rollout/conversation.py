@@ -1,0 +1,186 @@
+"""A conversation as a state machine: pure, and the same for a question and an answer as for a game of many turns.
+
+    PENDING -> RUNNING -> TOOL_CALLING | INTERACTING -> RUNNING -> ... -> COMPLETED | FAILED
+
+What the policy samples and what it is told become one flat run of tokens with a mask; nothing is tokenised again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from rlkit.types import Completion, Prompt, StopReason, Trajectory, Turn
+
+
+class Phase(StrEnum):
+    """Where a conversation is."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    TOOL_CALLING = "tool_calling"
+    INTERACTING = "interacting"
+    COMPLETED = "completed"
+    FAILED = "failed"
+
+
+LEGAL: dict[Phase, frozenset[Phase]] = {
+    Phase.PENDING: frozenset({Phase.RUNNING, Phase.FAILED}),
+    Phase.RUNNING: frozenset({Phase.TOOL_CALLING, Phase.INTERACTING, Phase.COMPLETED, Phase.FAILED}),
+    Phase.TOOL_CALLING: frozenset({Phase.RUNNING, Phase.COMPLETED, Phase.FAILED}),
+    Phase.INTERACTING: frozenset({Phase.RUNNING, Phase.COMPLETED, Phase.FAILED}),
+    Phase.COMPLETED: frozenset(),
+    Phase.FAILED: frozenset(),
+}
+"""Where a conversation may go from each phase."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What ends a conversation: turns of the policy, its tokens in all, its tool calls, and the model's context."""
+
+    turns: int = 1
+    tokens: int | None = None
+    tool_calls: int | None = None
+    context: int = 1 << 30
+
+
+@dataclass
+class Conversation:
+    """One sample of a prompt on its way.
+
+    Raises:
+        ValueError: A step was taken that the phase does not allow.
+    """
+
+    prompt: Prompt
+    group: int
+    limits: Limits = Limits()
+    phase: Phase = Phase.PENDING
+    stop: StopReason = StopReason.ERROR
+    tokens: list[int] = field(default_factory=list)
+    mask: list[bool] = field(default_factory=list)
+    logps: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    error: str | None = None
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Take the rendered prompt."""
+        self._require(Phase.PENDING)
+        self._go(Phase.RUNNING)
+        self._observe("user", tokens)
+        if len(tokens) >= self.limits.context:
+            self.fail("the prompt leaves no room in the context for an answer")
+
+    def budget(self, turn: int) -> int:
+        """Give how many tokens the policy may sample now, at most `turn` of them."""
+        left = [turn, self.limits.context - len(self.tokens)]
+        if self.limits.tokens is not None:
+            left.append(self.limits.tokens - sum(self.mask))
+        return max(0, min(left))
+
+    def sampled(self, answer: Completion) -> None:
+        """Take a turn of the policy; one that did not end by itself ends the conversation."""
+        self._require(Phase.RUNNING)
+        if not answer.tokens:
+            self.fail("the engine gave no tokens")
+            return
+        start = len(self.tokens)
+        self.tokens += answer.tokens
+        self.mask += [True] * len(answer.tokens)
+        self.logps += answer.logps
+        self.versions += answer.versions
+        self.turns.append(Turn("assistant", start, len(self.tokens)))
+        self.rewards.append(0.0)
+        if answer.stop is not StopReason.STOP:
+            self.complete(answer.stop)
+
+    def call_tools(self, calls: int) -> None:
+        """Let tools be called, unless that is more calls than there may be."""
+        self._require(Phase.RUNNING)
+        made = self.counts.get("tool_calls", 0) + calls
+        if self.limits.tool_calls is not None and made > self.limits.tool_calls:
+            self.complete(StopReason.TOOL_CALLS)
+            return
+        self._go(Phase.TOOL_CALLING)
+        self.counts["tool_calls"] = made
+
+    def interact(self) -> None:
+        """Let the user or the environment answer."""
+        self._go(Phase.INTERACTING)
+
+    def reward(self, value: float) -> None:
+        """Add to the reward of the policy's last turn."""
+        if self.rewards:
+            self.rewards[-1] += value
+
+    def told(self, role: str, tokens: Sequence[int]) -> None:
+        """Take what the policy is told, and go on, unless turns, tokens or the context are used up."""
+        self._require(Phase.TOOL_CALLING, Phase.INTERACTING)
+        if len(self.rewards) >= self.limits.turns:
+            self.complete(StopReason.TURNS)
+            return
+        if len(self.tokens) + len(tokens) >= self.limits.context:
+            self.complete(StopReason.CONTEXT)
+            return
+        self._go(Phase.RUNNING)
+        self._observe(role, tokens)
+        if self.budget(1) == 0:
+            self.complete(StopReason.LENGTH)
+
+    def complete(self, stop: StopReason) -> None:
+        """End well."""
+        self._go(Phase.COMPLETED)
+        self.stop = stop
+
+    def fail(self, error: str) -> None:
+        """End because something other than the policy went wrong; nothing is learnt from it."""
+        self._go(Phase.FAILED)
+        self.stop, self.error = StopReason.ERROR, error
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended."""
+        return not LEGAL[self.phase]
+
+    def count(self, what: str) -> None:
+        """Count something for the metrics."""
+        self.counts[what] = self.counts.get(what, 0) + 1
+
+    def trajectory(self, text: str) -> Trajectory:
+        """Give what became of it; `text` is the policy's last turn."""
+        return Trajectory(
+            prompt=self.prompt,
+            group=self.group,
+            tokens=self.tokens,
+            mask=self.mask,
+            logps=self.logps,
+            versions=self.versions,
+            stop=self.stop,
+            turns=self.turns,
+            text=text,
+            error=self.error,
+            turn_rewards=self.rewards,
+            counts=self.counts,
+        )
+
+    def _require(self, *phases: Phase) -> None:
+        if self.phase not in phases:
+            raise ValueError(f"the conversation is {self.phase}, expected {' or '.join(phases)}")
+
+    def _go(self, phase: Phase) -> None:
+        if phase not in LEGAL[self.phase]:
+            raise ValueError(f"a conversation that is {self.phase} cannot become {phase}")
+        self.phase = phase
+
+    def _observe(self, role: str, tokens: Sequence[int]) -> None:
+        start, new = len(self.tokens), len(tokens)
+        self.tokens += tokens
+        self.mask += [False] * new
+        self.logps += [0.0] * new
+        self.versions += [-1] * new
+        self.turns.append(Turn(role, start, start + new))

@@ -1,0 +1,76 @@
+"""A calculator."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from rlkit.roles.tool import State, Tool, ToolReply
+
+BINARY: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+UNARY: dict[type, Callable[[Any], Any]] = {ast.USub: operator.neg, ast.UAdd: operator.pos}
+LONGEST = 200
+
+
+class Calculator(Tool):
+    """Evaluates an arithmetic expression of numbers, + - * / // % and brackets.
+
+    Args:
+        bonus: The reward for a call that was answered, once a conversation.
+        argument: What the expression is called in the schema.
+    """
+
+    name = "calculator"
+    description = "Evaluates an arithmetic expression."
+
+    def __init__(self, bonus: float = 0.0, argument: str = "expression") -> None:
+        self.bonus = bonus
+        self.argument = argument
+        self.parameters = {
+            "type": "object",
+            "properties": {argument: {"type": "string", "description": "Such as (3 + 4) * 12."}},
+            "required": [argument],
+        }
+
+    async def call(self, arguments: dict[str, Any], state: State, **kwargs: Any) -> ToolReply:
+        value = evaluate(arguments[self.argument])
+        state["answered"] = True
+        return ToolReply(f"{value:g}" if isinstance(value, float) and value.is_integer() else str(value))
+
+    async def reward(self, state: State, **kwargs: Any) -> float:
+        return self.bonus if state.get("answered") else 0.0
+
+
+def evaluate(expression: str) -> float:
+    """Give the value of an expression.
+
+    Raises:
+        ValueError: It is none; the message says what was expected.
+        ZeroDivisionError: It divides by 0.
+    """
+    if len(expression) > LONGEST:
+        raise ValueError(f"an expression of {len(expression)} characters was given, expected at most {LONGEST}")
+    try:
+        value: float = _value(ast.parse(expression.strip(), mode="eval").body)
+    except (SyntaxError, RecursionError, MemoryError, OverflowError) as error:
+        raise ValueError(f"{expression!r} is no arithmetic expression, expected such as (3 + 4) * 12") from error
+    return value
+
+
+def _value(node: ast.expr) -> Any:
+    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        return node.value
+    if isinstance(node, ast.BinOp) and type(node.op) in BINARY:
+        return BINARY[type(node.op)](_value(node.left), _value(node.right))
+    if isinstance(node, ast.UnaryOp) and type(node.op) in UNARY:
+        return UNARY[type(node.op)](_value(node.operand))
+    raise ValueError(f"{ast.unparse(node)!r} is not allowed, expected numbers, + - * / // % and brackets")

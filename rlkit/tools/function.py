@@ -1,0 +1,67 @@
+"""Tools from plain functions."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rlkit.errors import PluginError
+from rlkit.roles.tool import State, Tool, ToolReply
+
+if TYPE_CHECKING:
+    from rlkit.roles.runtime import Runtime
+
+
+class FunctionTool(Tool):
+    """A function as a tool: its name, its docstring and its signature are what the policy is told.
+
+    A plain function runs in a worker process that is killed at the deadline; a coroutine function on the event loop.
+
+    Args:
+        timeout: Seconds for one call.
+        concurrency: Calls at once; null for any number.
+    """
+
+    function: ClassVar[Callable[..., Any]]
+
+    def __init__(self, timeout: float = 30.0, concurrency: int | None = None) -> None:
+        from transformers.utils import get_json_schema
+
+        try:
+            schema = get_json_schema(self.function)["function"]
+        except Exception as error:  # it has several of its own
+            raise PluginError(
+                f"{type(self).__name__} cannot be a tool: {error}; give every argument a type, and a line under "
+                "`Args:` in the docstring"
+            ) from error
+        self.name, self.description, self.parameters = schema["name"], schema["description"], schema["parameters"]
+        self.call_timeout = timeout
+        self.timeout = timeout + 150.0  # a worker may have to start first; the call's own deadline is its own
+        self.concurrency = concurrency
+
+    def bind(self, runtime: Runtime) -> None:
+        self._work = runtime.work
+
+    async def call(self, arguments: dict[str, Any], state: State, **kwargs: Any) -> ToolReply | str:
+        given = arguments | kwargs
+        if inspect.iscoroutinefunction(self.function):
+            answer = await asyncio.wait_for(self.function(**given), self.call_timeout)
+        else:
+            answer = await self._work(_call, (type(self), given), self.call_timeout)
+        return answer if isinstance(answer, ToolReply) else str(answer)
+
+
+def tool(function: Callable[..., Any]) -> type[FunctionTool]:
+    """Make a tool's class of a function, to be registered by `rlkit_register_tools`.
+
+    The class takes the function's name and place, so that a recipe can name it: `tools: {add: my_package.add}`.
+    """
+    names = {"function": staticmethod(function), "__doc__": FunctionTool.__doc__, "__module__": function.__module__}
+    return type(function.__name__, (FunctionTool,), names | {"__qualname__": function.__qualname__})
+
+
+def _call(what: tuple[type[FunctionTool], dict[str, Any]]) -> Any:
+    cls, arguments = what
+    return cls.function(**arguments)
