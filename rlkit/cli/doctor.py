@@ -16,7 +16,7 @@ from rlkit.errors import RecipeError
 from rlkit.loop.folder import PACKAGES
 from rlkit.registry import load_plugins
 
-OPTIONAL = {"wandb": "pip install 'rlkit[wandb]'"}
+OPTIONAL = {"wandb": "pip install 'rlkit[wandb]'", "sglang": "pip install 'rlkit[sglang]'"}
 
 
 def run(argv: Sequence[str]) -> int:

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 SESSIONS = 65536
 """Conversations whose server is remembered."""
 
+RESERVED = 2
+"""Tokens of the context that SGLang never fills."""
+
 OWNER_SECONDS = 1.0
 """Pauses in which a rank looks whether another one has brought a server back."""
 
@@ -82,6 +85,7 @@ class SGLangRollouts(RolloutEngine):
     def bind(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._stop_ids = runtime.stop_ids
+        self._vocabulary = int(runtime.policy.config.get_text_config().vocab_size)
         self._dtype = self._engine_dtype(runtime)
         self._ask = partial(ask_policy, runtime)
         self._rows = probe_rows(runtime.tokenizer, runtime.context)
@@ -123,9 +127,14 @@ class SGLangRollouts(RolloutEngine):
     # requests
 
     async def generate(self, request: Request) -> Completion:
-        room = self._runtime.context - len(request.tokens)
+        room = self._runtime.context - RESERVED - len(request.tokens)
         if room <= 0:
             return Completion([], [], [], StopReason.CONTEXT)
+        if not request.tokens or not all(0 <= token < self._vocabulary for token in request.tokens):
+            raise RolloutError(
+                f"SGLang was given the token ids {str(request.tokens)[:80]}, expected one or more from 0 to "
+                f"{self._vocabulary - 1}; others crash it"
+            )
         budget = min(request.sampling.max_tokens, room)
         seconds = request.deadline or self.patience.request_seconds
         faults: list[str] = []
@@ -139,7 +148,7 @@ class SGLangRollouts(RolloutEngine):
                 mended, begun = node.mended, self.version
                 try:
                     answer = await node.ask(self._body(request, budget), seconds)
-                    return self._completion(request, budget, answer, begun)
+                    return self._completion(request, answer, begun)
                 except Fault as fault:
                     faults.append(str(fault))
                     if fault.status is not None and 400 <= fault.status < 500:
@@ -169,7 +178,7 @@ class SGLangRollouts(RolloutEngine):
             },
         }
 
-    def _completion(self, request: Request, budget: int, answer: dict[str, Any], begun: int) -> Completion:
+    def _completion(self, request: Request, answer: dict[str, Any], begun: int) -> Completion:
         """Read an answer.
 
         Raises:
@@ -190,7 +199,8 @@ class SGLangRollouts(RolloutEngine):
         if ended == "stop":
             stop = StopReason.STOP
         else:
-            stop = StopReason.LENGTH if budget == request.sampling.max_tokens else StopReason.CONTEXT
+            whole = len(tokens) >= request.sampling.max_tokens
+            stop = StopReason.LENGTH if whole else StopReason.CONTEXT
         return Completion(tokens, [entry[0] for entry in meta["output_token_logprobs"]], versions, stop)
 
     def _label(self, version: int) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
+import random
 import re
 import shutil
 import signal
@@ -27,6 +29,7 @@ BRACKETS_SINCE = (0, 5, 18)
 
 SUPERVISOR = Path(__file__).with_name("sglang_supervisor.py")
 TAIL_LINES = 25
+PORTS = range(20000, 30000)
 CPU_TOKENS = "65536"
 """Tokens of KV cache on a processor, where SGLang would take most of the memory otherwise."""
 
@@ -93,10 +96,15 @@ def require_sglang() -> None:
 
 
 def free_port() -> int:
-    """Give a port of 127.0.0.1 that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Give a port of 127.0.0.1 that nobody listens on.
+
+    It is below those that the kernel hands out, one of which SGLang's own sockets may get before the server listens.
+    """
+    for port in random.sample(PORTS, len(PORTS)):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise EngineError(f"no port from {PORTS.start} to {PORTS.stop - 1} is free on 127.0.0.1")
 
 
 def write_model(folder: Path, policy: Any, stop_ids: frozenset[int]) -> None:

@@ -84,8 +84,8 @@ def ask_policy(runtime: Runtime, rows: Sequence[Sequence[int]]) -> list[Tensor]:
 
 
 def probe_body(rows: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Give the request that has a server score the probes and continue each by one token."""
-    sampling = {"temperature": 1.0, "max_new_tokens": 1, "ignore_eos": True}
+    """Give the request that has a server score the probes and add the likeliest token to each."""
+    sampling = {"temperature": 0.0, "max_new_tokens": 1, "ignore_eos": True}
     return {"input_ids": list(rows), "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
 
 

@@ -17,6 +17,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -183,12 +184,16 @@ class GroupTransport(Transport):
         return f"rlkit-{self._made}"
 
     def _join(self, host: str, port: int, world: int) -> Any:
-        from sglang.srt.utils import init_custom_process_group  # type: ignore[import-not-found,unused-ignore]
+        """Make the group beside the trainer's own, in the way in which SGLang joins it."""
+        from torch.distributed import distributed_c10d as c10d
 
-        method = f"tcp://{host}:{port}"
-        return init_custom_process_group(
-            backend=self._backend, init_method=method, world_size=world, rank=0, group_name=self._name
+        limit = timedelta(seconds=DEADLINES[Step.BEGIN])
+        store, _, _ = next(c10d.rendezvous(f"tcp://{host}:{port}", 0, world, timeout=limit))
+        group, _ = c10d._new_process_group_helper(
+            world, 0, [], c10d.Backend(self._backend), c10d.PrefixStore(self._name, store), self._name, timeout=limit
         )
+        c10d._world.pg_group_ranks[group] = {i: i for i in range(world)}
+        return group
 
     def prepare(self, bucket: Bucket) -> Bucket:
         return [(name, tensor.contiguous()) for name, tensor in bucket]
