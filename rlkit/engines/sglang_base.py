@@ -231,7 +231,7 @@ class SGLangRollouts(RolloutEngine):
                 return
             well = not isinstance(fault, Hung) and await node.healthy(self.patience.hang_seconds)
             if not well and node.owned:
-                node.state = State.BROKEN
+                node.broken("answer", fault)
             elif not well or await node.label() != self._label(self.version):
                 node.state = State.COLD
             if node.state is not State.READY:

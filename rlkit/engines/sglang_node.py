@@ -69,6 +69,7 @@ class Node:
         self.in_flight = 0
         self.restarts = 0
         self.mended = 0
+        self.trouble = ""
         self.lock = asyncio.Lock()
         self._patience = patience
         self._met = False
@@ -87,6 +88,12 @@ class Node:
         if self.process is not None:
             text += f"\nThe end of its log {self.process.log}:\n{self.process.tail()}"
         return EngineError(text)
+
+    def broken(self, doing: str, fault: BaseException) -> EngineError:
+        """Note that nobody knows any more which weights it holds; give the error."""
+        self.state = State.BROKEN
+        self.trouble = f"could not {doing}: {fault}"
+        return self.error(doing, fault)
 
     # life
 
@@ -137,23 +144,28 @@ class Node:
             EngineError: It was restarted too often, or does not come back.
         """
         self._end_watch()
+        if self.restarts >= self._patience.restarts:
+            raise self.error("go on", Fault(f"it failed {self.restarts + 1} times since the last sync: {self.trouble}"))
+        self.restarts += 1
+        self._met = False
         if self.process is None:
-            self._met = False
-            await self.meet()
-            if self.state is State.BROKEN:
-                await self._reset()
+            await self._reset()
         else:
-            if self.restarts >= self._patience.restarts:
-                raise self.error("go on", Fault(f"it was restarted {self.restarts} times since the last sync"))
-            self.restarts += 1
             self.client.close()
-            self._met = False
             await asyncio.to_thread(self.process.start)
-            await self.meet()
+        await self.meet()
         self.state = State.COLD
 
     async def _reset(self) -> None:
-        """Leave whatever a failed sync left open; a server that has nothing open says so, which is no failure."""
+        """Leave whatever a failed sync left open, once there is an answer at all.
+
+        A server that has nothing open says so, which is no failure.
+        """
+        deadline = time.monotonic() + self._patience.start_seconds
+        while await self.label() is None:
+            if time.monotonic() > deadline:
+                raise self.error("go on", Fault(f"it does not answer since: {self.trouble}"))
+            await asyncio.sleep(POLL_SECONDS)
         for path in ("/end_weight_update", "/continue_generation"):
             try:
                 await self.client.post(path, {}, DEADLINES[Step.RESET])
@@ -179,12 +191,9 @@ class Node:
         then, seconds = after(self.state, step), DEADLINES[step]
         try:
             found = await asyncio.wait_for(call(), seconds)
-        except TimeoutError as error:
-            self.state = State.BROKEN
-            raise self.error(step, Fault(f"no answer within {seconds:g} s")) from error
-        except Fault as fault:
-            self.state = State.BROKEN
-            raise self.error(step, fault) from fault
+        except (TimeoutError, Fault) as error:
+            fault = error if isinstance(error, Fault) else Fault(f"there was no answer within {seconds:g} s")
+            raise self.broken(step, fault) from error
         self.state = then
         return found
 
@@ -209,8 +218,7 @@ class Node:
             try:
                 self.client.post_now("/release_memory_occupation", {"tags": MEMORY}, DEADLINES[Step.RELEASE])
             except Fault as fault:
-                self.state = State.BROKEN
-                raise self.error(Step.RELEASE, fault) from fault
+                raise self.broken(Step.RELEASE, fault) from fault
             self.state = then
 
     async def _simple(self, step: Step, transport: Transport | None = None, label: str = "") -> None:

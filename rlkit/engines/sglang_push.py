@@ -66,7 +66,7 @@ class Push:
             try:
                 await self.transport.open(targets)
             except (Fault, OSError, RuntimeError, TimeoutError) as error:
-                failed |= {n: n.error("prepare for new weights", error) for n in nodes if n not in failed}
+                failed |= {n: n.broken("prepare for new weights", error) for n in nodes if n not in failed}
         await each(lambda node: node.prepare(self.transport))
         for bucket in self._buckets(stream):
             alive = [node for node in nodes if node not in failed]
@@ -150,12 +150,11 @@ class Push:
                 try:
                     gap = await self._again(node, part, label, expected)
                 except EngineError as error:
-                    stopped = f" It could not be found out why: {error}"
+                    stopped = f" The search ended early: {error}"
                     break
                 if not before.within(self.tolerance) and gap.mean < (1 - MENDS) * before.mean:
                     worst.append((before.mean - gap.mean, f"{', '.join(n for n, _ in part)} (now {gap.mean:.3g})"))
                 before = gap
-        node.state = State.BROKEN
         if worst:
             named = "; ".join(name for _, name in sorted(worst, reverse=True)[:NAMED])
             return EngineError(f"{wrong[node]} Sending a tensor again lessens the gap for: {named}.{stopped}")
@@ -190,5 +189,4 @@ async def _each(nodes: Sequence[Node], step: Callable[[Node], Coroutine[Any, Any
 
 
 def _broken(node: Node, error: BaseException) -> EngineError:
-    node.state = State.BROKEN
-    return node.error("take a bucket of weights", Fault(f"{type(error).__name__}: {error}"))
+    return node.broken("take a bucket of weights", Fault(f"{type(error).__name__}: {error}"))

@@ -188,10 +188,14 @@ class GroupTransport(Transport):
         from torch.distributed import distributed_c10d as c10d
 
         limit = timedelta(seconds=DEADLINES[Step.BEGIN])
-        store, _, _ = next(c10d.rendezvous(f"tcp://{host}:{port}", 0, world, timeout=limit))
-        group, _ = c10d._new_process_group_helper(
-            world, 0, [], c10d.Backend(self._backend), c10d.PrefixStore(self._name, store), self._name, timeout=limit
+        store, _, _ = next(
+            c10d.rendezvous(  # type: ignore[attr-defined]
+                f"tcp://{host}:{port}", 0, world, timeout=limit
+            )
         )
+        prefixed, backend = c10d.PrefixStore(self._name, store), c10d.Backend(self._backend)
+        name: Any = self._name
+        group, _ = c10d._new_process_group_helper(world, 0, [], backend, prefixed, name, timeout=limit)
         c10d._world.pg_group_ranks[group] = {i: i for i in range(world)}
         return group
 

@@ -84,6 +84,11 @@ def request(tokens: tuple[int, ...], sample: int = 0, session: str = "s", **samp
     return Request(tokens, Sampling(**{"max_tokens": 24, **sampling}), SampleKey(0, 1, "p", sample), session)
 
 
+def children(pid: int) -> list[int]:
+    """Give the ids of a process's children."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 @pytest.fixture(scope="session")
 def trainer() -> Iterator[Trainer]:
     trainer = Trainer(random_model("qwen2"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -109,15 +110,20 @@ def test_weights_of_another_model_are_refused(trainer: Trainer, engine: SGLangSe
     trainer.publish(engine)
 
 
-def test_the_servers_own_words_are_in_the_error(trainer: Trainer, engine: SGLangServer) -> None:
-    class Misnamed(PolicyWeights):
+def test_the_servers_own_words_are_in_the_error(
+    trainer: Trainer, engine: SGLangServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine._own[0], "_patience", replace(PATIENCE, restarts=0))
+
+    class Cut(PolicyWeights):
         def buckets(self) -> Iterator[list[tuple[str, Tensor]]]:
             for bucket in super().buckets():
                 yield [(name, x[:1] if name == "model.norm.weight" else x) for name, x in bucket]
 
     trainer.version += 1
-    with pytest.raises(EngineError, match=r"(?s)could not load a bucket: .*update_weights_from_tensor.*its log"):
-        trainer.wait(engine.sync(Misnamed(trainer.policy), trainer.version))
+    with pytest.raises(EngineError, match=r"(?s)could not load a bucket: .*its log .*size mismatch|shape"):
+        trainer.wait(engine.sync(Cut(trainer.policy), trainer.version))
+    monkeypatch.undo()
     trainer.publish(engine)
     assert trainer.is_served_by(engine)
 
@@ -126,7 +132,7 @@ def test_a_step_has_a_deadline(trainer: Trainer, second: Any, monkeypatch: pytes
     other = second()
     trainer.publish(other)
     monkeypatch.setitem(DEADLINES, Step.FLUSH, 1e-4)
-    with pytest.raises(EngineError, match=r"could not flush the KV cache: .*(within|answer)"):
+    with pytest.raises(EngineError, match="could not flush the KV cache: there was no answer within 0.0001 s"):
         trainer.publish(other)
     monkeypatch.undo()
     trainer.publish(other)  # a failed sync can be made again
