@@ -213,12 +213,17 @@ class Node:
 
     def release(self) -> None:
         """Give its memory back, if it holds proven weights; they are lost. This is called outside of any event loop."""
-        if self.state is State.READY:
-            then = after(self.state, Step.RELEASE)
+        if self.state is not State.READY:
+            return
+        for step, path, body in (
+            (Step.PAUSE, "/pause_generation", {"mode": "retract"}),  # SGLang crashes if it is not idle
+            (Step.RELEASE, "/release_memory_occupation", {"tags": MEMORY}),
+        ):
+            then = after(self.state, step)
             try:
-                self.client.post_now("/release_memory_occupation", {"tags": MEMORY}, DEADLINES[Step.RELEASE])
+                self.client.post_now(path, body, DEADLINES[step])
             except Fault as fault:
-                raise self.broken(Step.RELEASE, fault) from fault
+                raise self.broken(step, fault) from fault
             self.state = then
 
     async def _simple(self, step: Step, transport: Transport | None = None, label: str = "") -> None:

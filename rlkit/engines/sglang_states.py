@@ -17,8 +17,7 @@ class State(StrEnum):
 
     COLD = "cold"  # it answers, from weights that are not the trainer's
     READY = "ready"  # it serves the trainer's weights, and has proven it
-    ASLEEP = "asleep"  # the memory of weights and KV cache is released; what it held is lost
-    PAUSED_ASLEEP = "paused, asleep"
+    ASLEEP = "asleep"  # paused, the memory of weights and KV cache released; what it held is lost
     PAUSED_BARE = "paused, bare"
     LOADING_BARE = "loading, bare"
     LOADED_BARE = "loaded, bare"
@@ -50,13 +49,12 @@ class Step(StrEnum):
 
 TABLE: dict[State, dict[Step, State]] = {
     State.COLD: {Step.PAUSE: State.PAUSED},
-    State.READY: {Step.PAUSE: State.PAUSED, Step.RELEASE: State.ASLEEP},
-    State.ASLEEP: {Step.PAUSE: State.PAUSED_ASLEEP},
-    State.PAUSED_ASLEEP: {Step.RESUME_WEIGHTS: State.PAUSED_BARE},
+    State.READY: {Step.PAUSE: State.PAUSED},
+    State.ASLEEP: {Step.RESUME_WEIGHTS: State.PAUSED_BARE},
     State.PAUSED_BARE: {Step.BEGIN: State.LOADING_BARE},
     State.LOADING_BARE: {Step.LOAD: State.LOADING_BARE, Step.END: State.LOADED_BARE},
     State.LOADED_BARE: {Step.RESUME_KV: State.LOADED},
-    State.PAUSED: {Step.BEGIN: State.LOADING},
+    State.PAUSED: {Step.BEGIN: State.LOADING, Step.RELEASE: State.ASLEEP},
     State.LOADING: {Step.LOAD: State.LOADING, Step.END: State.LOADED},
     State.LOADED: {Step.FLUSH: State.FLUSHED},
     State.FLUSHED: {Step.LABEL: State.LABELLED},
@@ -99,9 +97,9 @@ def after(state: State, step: Step) -> State:
 
 
 def walk(state: State, path: tuple[Step, ...]) -> Iterator[Step]:
-    """Give the steps of a path that a server in this state needs: memory that was not released is not resumed."""
+    """Give the steps of a path that a server in this state needs: what is awake is not resumed, nor sleep paused."""
     for step in path:
-        optional = step in {Step.RESUME_WEIGHTS, Step.RESUME_KV}
+        optional = step in {Step.RESUME_WEIGHTS, Step.RESUME_KV} or (step, state) == (Step.PAUSE, State.ASLEEP)
         if optional and step not in TABLE[state]:
             continue
         state = after(state, step)

@@ -86,7 +86,7 @@ def request(tokens: tuple[int, ...], sample: int = 0, session: str = "s", **samp
 
 def children(pid: int) -> list[int]:
     """Give the ids of a process's children."""
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [int(child) for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()]
 
 
 @pytest.fixture(scope="session")

@@ -24,17 +24,20 @@ def check_versions(out: Path, steps: int) -> None:
 
 def test_sglang_server_learns_while_its_server_is_killed(tmp_path: Path) -> None:
     """Killed after about 10 steps, wherever that is: in a rollout, while learning or in a sync."""
-    steps, out = 40, tmp_path / "out"
+    steps, out = 32, tmp_path / "out"
     words = ("--recipe=quickstart", "--rollout.engine=SGLangServer", f"--train.steps={steps}", "--validation.limit=100")
     run = subprocess.Popen((sys.executable, "-m", "rlkit", "fit", *words, "--out=out"), cwd=tmp_path)
     metrics = out / "metrics.jsonl"
-    for at in (10, 20):
-        while not metrics.exists() or len(metrics.read_text().splitlines()) < at:
-            assert run.poll() is None
-            time.sleep(0.05)
-        [server] = [server for supervisor in supervisors(run.pid) for server in children(supervisor)]
-        os.kill(server, signal.SIGKILL)
-    assert run.wait(300) == 0
+    try:
+        for at in (10, 20):
+            while not metrics.exists() or len(metrics.read_text().splitlines()) < at:
+                assert run.poll() is None
+                time.sleep(0.05)
+            [server] = [server for supervisor in supervisors(run.pid) for server in children(supervisor)]
+            os.kill(server, signal.SIGKILL)
+        assert run.wait(300) == 0
+    finally:
+        run.kill()
     outcome: dict[str, Any] = json.loads((out / "result.json").read_text())
     before, after = outcome["validation"]["before"], outcome["validation"]["after"]
     assert 0.25 <= before["sampled_accuracy"] <= 0.5

@@ -12,7 +12,7 @@ AWAKE = [
     Step.PAUSE, Step.BEGIN, Step.LOAD, Step.LOAD, Step.END, Step.FLUSH, Step.LABEL, Step.CONTINUE, Step.PROVE,
 ]  # fmt: skip
 RELEASED = [
-    Step.RELEASE, Step.PAUSE, Step.RESUME_WEIGHTS, Step.BEGIN, Step.LOAD, Step.LOAD, Step.END, Step.RESUME_KV,
+    Step.PAUSE, Step.RELEASE, Step.RESUME_WEIGHTS, Step.BEGIN, Step.LOAD, Step.LOAD, Step.END, Step.RESUME_KV,
     Step.FLUSH, Step.LABEL, Step.CONTINUE, Step.PROVE,
 ]  # fmt: skip
 
@@ -40,6 +40,7 @@ def test_a_sync_ends_ready(state: State, steps: list[Step]) -> None:
         (State.COLD, Step.LOAD),
         (State.COLD, Step.PROVE),  # of what?
         (State.LOADING, Step.RELEASE),
+        (State.READY, Step.RELEASE),  # SGLang crashes if it is not idle
         (State.PAUSED, Step.RESUME_WEIGHTS),  # SGLang crashes if nothing was released
         (State.BROKEN, Step.PAUSE),
     ],
@@ -51,7 +52,7 @@ def test_steps_out_of_order_are_refused(state: State, step: Step) -> None:
 
 def test_what_was_not_released_is_not_resumed() -> None:
     assert list(walk(State.READY, PATH_TO_LOADING)) == [Step.PAUSE, Step.BEGIN]
-    assert list(walk(State.ASLEEP, PATH_TO_LOADING)) == [Step.PAUSE, Step.RESUME_WEIGHTS, Step.BEGIN]
+    assert list(walk(State.ASLEEP, PATH_TO_LOADING)) == [Step.RESUME_WEIGHTS, Step.BEGIN]
     assert list(walk(State.LOADING, PATH_FROM_LOADING)) == [Step.END, Step.FLUSH, Step.LABEL, Step.CONTINUE]
     assert list(walk(State.LOADING_BARE, PATH_FROM_LOADING)) == [
         Step.END, Step.RESUME_KV, Step.FLUSH, Step.LABEL, Step.CONTINUE,
