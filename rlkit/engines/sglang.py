@@ -26,6 +26,7 @@ class SGLangServer(SGLangRollouts):
 
     Args:
         urls: Running servers; none starts `servers` here.
+        router: An SGLang router in front of `urls`: requests go to it, weights to the servers themselves.
         servers: How many to start.
         first_gpu: The index of the first server's first GPU; the next server takes the next `launch.infer_tp`.
         transport: How weights travel: `tensor` (memory of this machine), `group` (a process group, between machines),
@@ -40,6 +41,7 @@ class SGLangServer(SGLangRollouts):
         self,
         urls: Sequence[str] = (),
         *,
+        router: str | None = None,
         servers: int = 1,
         first_gpu: int = 0,
         transport: Literal["auto", "tensor", "group", "disk"] = "auto",
@@ -53,10 +55,13 @@ class SGLangServer(SGLangRollouts):
             raise RecipeError(
                 f"SGLangServer has servers={servers} and first_gpu={first_gpu}, expected 1 or more and 0 or more"
             )
-        for url in urls:
+        if router is not None and not urls:
+            raise RecipeError(f"SGLangServer has router={router!r} and no urls; give those of the servers behind it")
+        for url in (*urls, *([router] if router else ())):
             if not url.startswith(("http://", "https://")):
                 raise RecipeError(f"SGLangServer has the url {url!r}, expected http://… or https://…")
         self.urls = urls
+        self.router = router
         self.servers = servers
         self.first_gpu = first_gpu
         self.transport = transport
@@ -74,6 +79,11 @@ class SGLangServer(SGLangRollouts):
 
     def _mine(self, urls: Sequence[Sequence[str]], rank: int) -> list[str]:
         return list(urls[0])
+
+    def _fronts(self) -> dict[Node, list[Node]]:
+        if self.router is None:
+            return super()._fronts()
+        return {Node(self.router, self.patience, owned=False): self._nodes}
 
     def _transport(self) -> Transport:
         if self.transport == "disk":

@@ -58,6 +58,7 @@ class SGLangRollouts(RolloutEngine):
         self._sessions: OrderedDict[str, Node] = OrderedDict()
         self._own: list[Node] = []
         self._nodes: list[Node] = []
+        self._behind: dict[Node, list[Node]] = {}
         self._expected: Expected | None = None
         self._stream: WeightStream | None = None
         self._counts = {"retried": 0, "stale": 0, "restarts": 0}
@@ -77,6 +78,10 @@ class SGLangRollouts(RolloutEngine):
     @abstractmethod
     def _mine(self, urls: Sequence[Sequence[str]], rank: int) -> list[str]:
         """Give the servers that this rank sends requests to, of those that each rank gives weights to."""
+
+    def _fronts(self) -> dict[Node, list[Node]]:
+        """Give what requests are sent to, each with the servers behind it: itself, if it is no router."""
+        return {node: [node] for node in self._nodes}
 
     @abstractmethod
     def _transport(self) -> Transport:
@@ -103,6 +108,7 @@ class SGLangRollouts(RolloutEngine):
         mine = self._mine([other["urls"] for other in ranks], rank)
         own = {node.url: node for node in self._own}
         self._nodes = [own.get(url) or Node(url, self.patience, owned=False) for url in mine]
+        self._behind = self._fronts()
         shared = any(not node.owned for node in self._nodes)
         if world > 1 and self.launch.release_memory and (shared or len(own) != len(mine)):
             raise EngineError(
@@ -144,8 +150,9 @@ class SGLangRollouts(RolloutEngine):
                     self._counts["retried"] += 1
                     await asyncio.sleep(0.1 * 2**attempt * (0.5 + random.random()))
                 node = self._choose(request.session)
-                await self._ready(node)
-                mended, begun = node.mended, self.version
+                behind = self._behind[node]
+                await asyncio.gather(*map(self._ready, behind))
+                mended, begun = [server.mended for server in behind], self.version
                 try:
                     answer = await node.ask(self._body(request, budget), seconds)
                     return self._completion(request, answer, begun)
@@ -153,12 +160,12 @@ class SGLangRollouts(RolloutEngine):
                     faults.append(str(fault))
                     if fault.status is not None and 400 <= fault.status < 500:
                         break
-                    await self._mend(node, fault, mended)
+                    await asyncio.gather(*(self._mend(*one, fault) for one in zip(behind, mended, strict=True)))
         raise RolloutError(f"SGLang gave no completion in {len(faults)} attempts: {faults[-1]}")
 
     def _choose(self, session: str) -> Node:
         """Give the server that has this conversation's prefix in its cache, or the one with the least to do."""
-        node = self._sessions.pop(session, None) or min(self._nodes, key=lambda n: n.in_flight)
+        node = self._sessions.pop(session, None) or min(self._behind, key=lambda n: n.in_flight)
         self._sessions[session] = node
         if len(self._sessions) > SESSIONS:
             self._sessions.popitem(last=False)
@@ -220,7 +227,7 @@ class SGLangRollouts(RolloutEngine):
                 if node.state is not State.READY:
                     await self._restore(node)
 
-    async def _mend(self, node: Node, fault: Fault, mended: int) -> None:
+    async def _mend(self, node: Node, mended: int, fault: Fault) -> None:
         """After a fault, see what is left of a server and bring it back; the first of many that failed does it for all.
 
         Raises:
@@ -362,7 +369,7 @@ class SGLangRollouts(RolloutEngine):
         }
 
     def close(self) -> None:
-        for node in {*self._own, *self._nodes}:
+        for node in {*self._own, *self._nodes, *self._behind}:
             node.close()
         if hasattr(self, "_push"):
             self._push.transport.close()

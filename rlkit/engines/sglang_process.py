@@ -179,9 +179,10 @@ class ServerProcess:
         return self._supervisor is not None and self._supervisor.poll() is None
 
     def tail(self) -> str:
-        """Give the end of its log."""
+        """Give the end of its log, and the last exceptions that stand before it."""
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
-        return "\n".join(lines[-TAIL_LINES:])
+        raised = [line for line in lines[-1000:-TAIL_LINES] if re.match(r"[\w.]*(Error|Exception)\b", line)]
+        return "\n".join([*raised[-3:], *lines[-TAIL_LINES:]])
 
     def kill(self) -> None:
         """End it at once, with all its children."""

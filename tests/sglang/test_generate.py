@@ -11,6 +11,7 @@ import torch
 
 from rlkit.engines import SGLangServer
 from rlkit.engines.sglang_node import Node
+from rlkit.engines.sglang_process import free_port
 from rlkit.errors import RolloutError
 from rlkit.models.actor import Actor
 from rlkit.types import StopReason
@@ -107,10 +108,46 @@ def test_turns_of_a_conversation_find_their_prefix_in_the_cache(trainer: Trainer
 
 def test_a_conversation_stays_with_its_server_and_others_go_where_there_is_least_to_do() -> None:
     engine = SGLangServer(urls=["http://a", "http://b"])
-    engine._nodes = [Node(url, PATIENCE) for url in engine.urls]
-    a, b = engine._nodes
+    engine._nodes = a, b = [Node(url, PATIENCE) for url in engine.urls]
+    engine._behind = engine._fronts()
     assert engine._choose("one") is a
     a.in_flight = 5
     assert engine._choose("two") is b
     b.in_flight = 9
     assert (engine._choose("one"), engine._choose("two"), engine._choose("three")) == (a, b, a)
+
+
+def test_requests_go_through_a_router_and_weights_past_it(trainer: Trainer, engine: SGLangServer) -> None:
+    from aiohttp import ClientSession, web
+
+    server, passed = engine._own[0].url, []
+
+    async def forward(incoming: web.Request) -> web.Response:
+        passed.append(incoming.path)
+        async with (
+            ClientSession() as session,
+            session.post(server + incoming.path, json=await incoming.json()) as found,
+        ):
+            return web.json_response(await found.json(), status=found.status)
+
+    async def start() -> web.AppRunner:
+        app = web.Application()
+        app.router.add_post("/{path:.*}", forward)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", port).start()
+        return runner
+
+    port = free_port()
+    runner = trainer.wait(start())
+    routed = SGLangServer(urls=[server], router=f"http://127.0.0.1:{port}", patience=PATIENCE)
+    routed.bind(trainer.runtime)
+    try:
+        trainer.publish(routed)
+        assert passed == []
+        assert trainer.is_served_by(routed)
+        assert set(passed) == {"/generate"}
+    finally:
+        routed.close()
+        trainer.wait(runner.cleanup())
+        trainer.publish(engine)

@@ -121,7 +121,7 @@ def test_the_servers_own_words_are_in_the_error(
                 yield [(name, x[:1] if name == "model.norm.weight" else x) for name, x in bucket]
 
     trainer.version += 1
-    with pytest.raises(EngineError, match=r"(?s)could not load a bucket: .*its log .*size mismatch|shape"):
+    with pytest.raises(EngineError, match=r"(?s)could not load a bucket: .* its log .*Attempted to load weight"):
         trainer.wait(engine.sync(Cut(trainer.policy), trainer.version))
     monkeypatch.undo()
     trainer.publish(engine)
@@ -132,7 +132,7 @@ def test_a_step_has_a_deadline(trainer: Trainer, second: Any, monkeypatch: pytes
     other = second()
     trainer.publish(other)
     monkeypatch.setitem(DEADLINES, Step.FLUSH, 1e-4)
-    with pytest.raises(EngineError, match="could not flush the KV cache: there was no answer within 0.0001 s"):
+    with pytest.raises(EngineError, match=r"could not flush the KV cache: .* within 0\.0001 s"):
         trainer.publish(other)
     monkeypatch.undo()
     trainer.publish(other)  # a failed sync can be made again
