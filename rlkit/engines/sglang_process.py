@@ -128,7 +128,7 @@ def command(model: Path, port: int, launch: Launch, dtype: str, gpu: int | None)
     if gpu is None:
         words += [
             "--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch",
-            "--grammar-backend", "none", "--disable-cuda-graph", "--max-total-tokens", CPU_TOKENS,
+            "--grammar-backend", "none", "--disable-cuda-graph", "--sleep-on-idle", "--max-total-tokens", CPU_TOKENS,
         ]  # fmt: skip
     else:
         words += ["--base-gpu-id", str(gpu)]

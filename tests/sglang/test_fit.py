@@ -29,12 +29,11 @@ def test_sglang_server_learns_while_its_server_is_killed(tmp_path: Path) -> None
     run = subprocess.Popen((sys.executable, "-m", "rlkit", "fit", *words, "--out=out"), cwd=tmp_path)
     metrics = out / "metrics.jsonl"
     try:
-        for at in (10, 20):
-            while not metrics.exists() or len(metrics.read_text().splitlines()) < at:
-                assert run.poll() is None
-                time.sleep(0.05)
-            [server] = [server for supervisor in supervisors(run.pid) for server in children(supervisor)]
-            os.kill(server, signal.SIGKILL)
+        while not metrics.exists() or len(metrics.read_text().splitlines()) < 10:
+            assert run.poll() is None
+            time.sleep(0.05)
+        [server] = [server for supervisor in supervisors(run.pid) for server in children(supervisor)]
+        os.kill(server, signal.SIGKILL)
         assert run.wait(300) == 0
     finally:
         run.kill()
@@ -43,7 +42,7 @@ def test_sglang_server_learns_while_its_server_is_killed(tmp_path: Path) -> None
     assert 0.25 <= before["sampled_accuracy"] <= 0.5
     assert after["sampled_accuracy"] >= before["sampled_accuracy"] + 0.2
     rows = read_jsonl(metrics)
-    assert rows[-1]["engine/restarts"] == 2
+    assert rows[-1]["engine/restarts"] == 1
     assert sum(row["rollout/failed"] for row in rows) == 0
     assert all(row["mismatch/max"] < 1e-4 for row in rows)
     check_versions(out, steps)

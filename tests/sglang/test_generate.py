@@ -58,12 +58,13 @@ def test_truncated_sampling_reports_logps_of_the_full_softmax(trainer: Trainer, 
 
 def test_256_requests_at_once(trainer: Trainer, engine: SGLangServer) -> None:
     requests = [request((i % 256, 1, 2), i, session=str(i), max_tokens=1 + i % 16) for i in range(256)]
+    retried = engine.health()["retried"]
     answers = trainer.ask(engine, requests)
     for r, answer in zip(requests, answers, strict=True):
         whole = len(answer.tokens) == r.sampling.max_tokens
         assert whole or answer.stop is StopReason.STOP
         assert len(answer.tokens) == len(answer.logps) == len(answer.versions)
-    assert engine.health()["retried"] == 0
+    assert engine.health()["retried"] == retried
 
 
 def test_a_deadline_ends_one_request_and_no_other(trainer: Trainer, engine: SGLangServer) -> None:
@@ -96,7 +97,7 @@ def test_turns_of_a_conversation_find_their_prefix_in_the_cache(trainer: Trainer
         cached.append(answer["meta_info"]["cached_tokens"])
         return answer
 
-    first = tuple(range(50, 90))
+    first = (260, *range(50, 90))  # no other test starts so
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Node, "ask", noted)
         [answer] = trainer.ask(engine, [request(first, session="talk")])
