@@ -9,6 +9,7 @@ from importlib import metadata
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from rlkit.cli.plugins import plugin_table
@@ -29,7 +30,7 @@ def run(argv: Sequence[str]) -> int:
     console = Console(soft_wrap=True)
     table = Table("what", "found")
     for what, found in facts():
-        table.add_row(what, found)
+        table.add_row(what, escape(found))  # extras stand in brackets, as markup does
     console.print(table)
     registry = load_plugins()
     console.print(plugin_table(registry))

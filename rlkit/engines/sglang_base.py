@@ -284,13 +284,14 @@ class SGLangRollouts(RolloutEngine):
             self.version = version
             label = self._label(version)
             wrong = await self._push_until_well(stream, label)
-            if first and self.proof and not wrong:
-                wrong = await self._try_canary()
+            if first and self.proof:
+                wrong |= await self._try_canary([node for node in self._own if node not in wrong])
             if self._anywhere(bool(wrong)):
                 error = await self._push.diagnose(stream, wrong, label, self._expected)
                 raise error or EngineError("the weights of another rank's SGLang server are wrong; see its error")
         for node in self._nodes:
-            node.state = State.READY
+            if not node.owned:
+                node.state = State.READY
         self._sync_seconds = time.perf_counter() - started
 
     async def _push_until_well(self, stream: WeightStream, label: str) -> Failures:
@@ -318,12 +319,12 @@ class SGLangRollouts(RolloutEngine):
             if self._anywhere(fatal is not None):
                 raise fatal or EngineError("an SGLang server of another rank failed; see its error")
 
-    async def _try_canary(self) -> Failures:
-        """Have every server write some tokens greedily, and compare them with what the trainer finds likeliest."""
+    async def _try_canary(self, nodes: Sequence[Node]) -> Failures:
+        """Have servers write some tokens greedily, and compare them with what the trainer finds likeliest."""
         wrong: Failures = {}
         row = self._rows[0]
         answers = []
-        for node in self._own:
+        for node in nodes:
             try:
                 answers.append(await node.client.post("/generate", canary_body(row), DEADLINES[Step.PROVE]))
             except Fault as fault:
@@ -331,7 +332,7 @@ class SGLangRollouts(RolloutEngine):
                 wrong[node] = node.error("answer after the first sync", fault)
         written = [[*row, *a["output_ids"]] for a in answers if a is not None]
         logps = iter(self._ask(written or [row]))  # every rank asks once
-        for node, answer in zip(self._own, answers, strict=True):
+        for node, answer in zip(nodes, answers, strict=True):
             if answer is not None:
                 gap = canary_gap(next(logps)[len(row) - 1 : -1], answer)
                 if not gap.within(self._push.tolerance):

@@ -56,6 +56,16 @@ class Push:
 
         The stream is read to its end whatever happens to the servers, since other ranks may read it with this one.
         """
+        try:
+            return await self._push(stream, nodes, label, expected)
+        except BaseException as error:  # cancelled halfway, or the stream itself failed
+            for node in nodes:
+                node.broken("finish the update", error)
+            raise
+
+    async def _push(
+        self, stream: WeightStream, nodes: Sequence[Node], label: str, expected: Expected | None
+    ) -> Failures:
         failed: Failures = {}
 
         async def each(step: Callable[[Node], Coroutine[Any, Any, None]]) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from rlkit.engines import SGLangServer
 from rlkit.engines.sglang_http import Fault
 from rlkit.engines.sglang_node import Node
+from rlkit.engines.sglang_states import State
 from rlkit.errors import EngineError
 from rlkit.models.weights import PolicyWeights
 from tests.sglang.conftest import PATIENCE, PROMPTS, Trainer, children, request
@@ -102,6 +103,27 @@ def test_a_server_that_dies_too_often_ends_the_run_with_its_log(
     os.kill(server_pid(victim), signal.SIGKILL)
     with pytest.raises(EngineError, match=r"(?s)could not go on: it failed .* times since the last sync: .* its log "):
         trainer.ask(victim, [request(PROMPTS[0])])
+
+
+def test_a_restoration_that_is_given_up_halfway_is_made_again(trainer: Trainer, engine: SGLangServer) -> None:
+    class Slow(PolicyWeights):
+        def buckets(self) -> Iterator[list[tuple[str, Tensor]]]:
+            asyncio.get_running_loop().call_soon(hasty.cancel)
+            yield from super().buckets()
+
+    async def cancelled() -> None:
+        nonlocal hasty
+        hasty = asyncio.create_task(engine.generate(request(PROMPTS[0])))
+        await asyncio.wait([hasty])
+
+    hasty: Any = None
+    stream, engine._stream = engine._stream, Slow(trainer.policy, 8192)
+    engine._own[0].state = State.COLD
+    trainer.wait(cancelled())
+    assert hasty.cancelled()
+    assert engine._own[0].state is State.BROKEN
+    engine._stream = stream
+    assert trainer.is_served_by(engine)
 
 
 def test_an_error_of_the_server_is_tried_again(trainer: Trainer, engine: SGLangServer) -> None:

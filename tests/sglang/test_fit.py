@@ -24,7 +24,7 @@ def check_versions(out: Path, steps: int) -> None:
 
 def test_sglang_server_learns_while_its_server_is_killed(tmp_path: Path) -> None:
     """Killed after about 10 steps, wherever that is: in a rollout, while learning or in a sync."""
-    steps, out = 32, tmp_path / "out"
+    steps, out = 24, tmp_path / "out"
     words = ("--recipe=quickstart", "--rollout.engine=SGLangServer", f"--train.steps={steps}", "--validation.limit=100")
     run = subprocess.Popen((sys.executable, "-m", "rlkit", "fit", *words, "--out=out"), cwd=tmp_path)
     metrics = out / "metrics.jsonl"
