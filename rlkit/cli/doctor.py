@@ -9,6 +9,7 @@ from importlib import metadata
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from rlkit.cli.plugins import plugin_table
@@ -23,7 +24,7 @@ from rlkit.sections import Model
 USAGE = """usage: rlkit doctor                 this machine and installation
        rlkit doctor --model PATH    a model: its size, and whether its chat template can be trained with
 """
-OPTIONAL = {"wandb": "pip install 'rlkit[wandb]'"}
+OPTIONAL = {"wandb": "pip install 'rlkit[wandb]'", "sglang": "pip install 'rlkit[sglang]'"}
 
 
 def run(argv: Sequence[str]) -> int:
@@ -36,7 +37,7 @@ def run(argv: Sequence[str]) -> int:
         return _examine(Model(path), console)
     table = Table("what", "found")
     for what, found in facts():
-        table.add_row(what, found)
+        table.add_row(what, escape(found))  # extras stand in brackets, as markup does
     console.print(table)
     registry = load_plugins()
     console.print(plugin_table(registry))

@@ -1,5 +1,6 @@
 """Rollout engines: one a file."""
 
+from rlkit.engines.sglang import SGLangEngine, SGLangServer
 from rlkit.engines.torch_engine import TorchEngine
 
-__all__ = ["TorchEngine"]
+__all__ = ["SGLangEngine", "SGLangServer", "TorchEngine"]

@@ -82,7 +82,8 @@ def test_parts_do_not_import_their_siblings() -> None:
         for path in (ROOT / "rlkit" / part).glob("*.py"):
             if path.stem != "__init__" and f"rlkit.{part}.{path.stem}" not in no_parts:
                 siblings = {m for m in imports(path) if m.startswith(f"rlkit.{part}")} - {"rlkit.parsers.text"}
-                wrong += [f"{path.name}: {m}" for m in siblings]
+                own = f"rlkit.{part}.{path.stem.partition('_')[0]}_"  # a part in several files
+                wrong += [f"{path.name}: {m}" for m in siblings if not m.startswith(own)]
     assert not wrong
 
 

@@ -1,0 +1,383 @@
+"""What SGLangServer and SGLangEngine share: requests, retries, versions, syncs and their proof."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import time
+import uuid
+from abc import abstractmethod
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rlkit.engines.sglang_http import Fault
+from rlkit.engines.sglang_node import Hung, Node, Patience
+from rlkit.engines.sglang_process import Launch, ServerProcess
+from rlkit.engines.sglang_proof import TOLERANCES, Expected, ask_policy, canary_body, canary_gap, probe_rows
+from rlkit.engines.sglang_push import Failures, Mismatch, Push
+from rlkit.engines.sglang_states import DEADLINES, State, Step
+from rlkit.engines.sglang_weights import Transport
+from rlkit.errors import EngineError, RolloutError
+from rlkit.roles.engine import RolloutEngine
+from rlkit.types import Completion, Request, StopReason
+
+if TYPE_CHECKING:
+    from rlkit.roles.runtime import Runtime, WeightStream
+
+SESSIONS = 65536
+"""Conversations whose server is remembered."""
+
+RESERVED = 2
+"""Tokens of the context that SGLang never fills."""
+
+OWNER_SECONDS = 1.0
+"""Pauses in which a rank looks whether another one has brought a server back."""
+
+
+class SGLangRollouts(RolloutEngine):
+    """Rollouts from SGLang servers that hold the trainer's weights.
+
+    Args:
+        launch: How servers are started.
+        patience: How long servers are waited for, and how often they may fail.
+        proof: Compare log-probs with the trainer's after every sync.
+    """
+
+    def __init__(self, launch: Launch, patience: Patience, proof: bool) -> None:
+        self.launch = launch
+        self.patience = patience
+        self.proof = proof
+        self.version = -1
+        self._sessions: OrderedDict[str, Node] = OrderedDict()
+        self._own: list[Node] = []
+        self._nodes: list[Node] = []
+        self._behind: dict[Node, list[Node]] = {}
+        self._expected: Expected | None = None
+        self._stream: WeightStream | None = None
+        self._counts = {"retried": 0, "stale": 0, "restarts": 0}
+        self._sync_seconds = 0.0
+
+    @abstractmethod
+    def _start(self, rank: int) -> list[Node]:
+        """Give the servers to which this rank gives weights; those of rlkit have been started."""
+
+    def _launched(self, gpu: int | None) -> Node:
+        """Start a server, on a GPU and its successors or on the processor."""
+        dtype = str(self._dtype).removeprefix("torch.")
+        process = ServerProcess(self._runtime.policy, self._stop_ids, self.launch, dtype, gpu)
+        process.start()
+        return Node(process.url, self.patience, process)
+
+    @abstractmethod
+    def _mine(self, urls: Sequence[Sequence[str]], rank: int) -> list[str]:
+        """Give the servers that this rank sends requests to, of those that each rank gives weights to."""
+
+    def _fronts(self) -> dict[Node, list[Node]]:
+        """Give what requests are sent to, each with the servers behind it: itself, if it is no router."""
+        return {node: [node] for node in self._nodes}
+
+    @abstractmethod
+    def _transport(self) -> Transport:
+        """Give the way in which weights travel."""
+
+    def bind(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._stop_ids = runtime.stop_ids
+        self._vocabulary = int(runtime.policy.config.get_text_config().vocab_size)
+        self._dtype = self._engine_dtype(runtime)
+        self._ask = partial(ask_policy, runtime)
+        self._rows = probe_rows(runtime.tokenizer, runtime.context)
+        rank, world = _rank()
+        try:
+            self._own, problem = self._start(rank), ""
+        except EngineError as error:
+            problem = str(error)
+        here = {"run": uuid.uuid4().hex[:8], "urls": [node.url for node in self._own], "problem": problem}
+        ranks = [json.loads(line) for line in self._exchange(json.dumps(here))]
+        for number, other in enumerate(ranks):
+            if other["problem"]:
+                raise EngineError(problem or f"rank {number}: {other['problem']}")
+        self._run = ranks[0]["run"]
+        mine = self._mine([other["urls"] for other in ranks], rank)
+        own = {node.url: node for node in self._own}
+        self._nodes = [own.get(url) or Node(url, self.patience, owned=False) for url in mine]
+        self._behind = self._fronts()
+        shared = any(not node.owned for node in self._nodes)
+        if world > 1 and self.launch.release_memory and (shared or len(own) != len(mine)):
+            raise EngineError(
+                "launch.release_memory is true for a server that several ranks use, which never know when all of them "
+                "are done with it; set it to false, or give each rank a server of its own"
+            )
+        self._push = Push(self._transport(), self._dtype, TOLERANCES[self._dtype])
+
+    def _engine_dtype(self, runtime: Runtime) -> torch.dtype:
+        if self.launch.dtype != "auto":
+            chosen: torch.dtype = getattr(torch, self.launch.dtype)
+            return chosen
+        device = runtime.device.type
+        with runtime.autocast():
+            return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
+
+    def _exchange(self, text: str) -> list[str]:
+        """Give every rank's text, in the order of ranks."""
+        sent = torch.tensor(list(f"{text}\n".encode()), dtype=torch.uint8)
+        return bytes(self._runtime.gather(sent).tolist()).decode().splitlines()
+
+    # requests
+
+    async def generate(self, request: Request) -> Completion:
+        room = self._runtime.context - RESERVED - len(request.tokens)
+        if room <= 0:
+            return Completion([], [], [], StopReason.CONTEXT)
+        if not request.tokens or not all(0 <= token < self._vocabulary for token in request.tokens):
+            raise RolloutError(
+                f"SGLang was given the token ids {str(request.tokens)[:80]}, expected one or more from 0 to "
+                f"{self._vocabulary - 1}; others crash it"
+            )
+        budget = min(request.sampling.max_tokens, room)
+        seconds = request.deadline or self.patience.request_seconds
+        faults: list[str] = []
+        async with asyncio.timeout(seconds):
+            for attempt in range(self.patience.retries + 1):
+                if attempt:
+                    self._counts["retried"] += 1
+                    await asyncio.sleep(0.1 * 2**attempt * (0.5 + random.random()))
+                node = self._choose(request.session)
+                behind = self._behind[node]
+                await asyncio.gather(*map(self._ready, behind))
+                mended, begun = [server.mended for server in behind], self.version
+                try:
+                    answer = await node.ask(self._body(request, budget), seconds)
+                    return self._completion(request, answer, begun)
+                except Fault as fault:
+                    faults.append(str(fault))
+                    if fault.status is not None and 400 <= fault.status < 500:
+                        break
+                    await asyncio.gather(*(self._mend(*one, fault) for one in zip(behind, mended, strict=True)))
+        raise RolloutError(f"SGLang gave no completion in {len(faults)} attempts: {faults[-1]}")
+
+    def _choose(self, session: str) -> Node:
+        """Give the server that has this conversation's prefix in its cache, or the one with the least to do."""
+        node = self._sessions.pop(session, None) or min(self._behind, key=lambda n: n.in_flight)
+        self._sessions[session] = node
+        if len(self._sessions) > SESSIONS:
+            self._sessions.popitem(last=False)
+        return node
+
+    def _body(self, request: Request, budget: int) -> dict[str, Any]:
+        sampling = request.sampling
+        return {
+            "input_ids": list(request.tokens),
+            "return_logprob": True,
+            "sampling_params": {
+                "temperature": sampling.temperature,
+                "max_new_tokens": budget,
+                "top_p": sampling.top_p,
+                "top_k": sampling.top_k or -1,
+                "stop_token_ids": sorted(self._stop_ids.union(sampling.stop_ids)),
+            },
+        }
+
+    def _completion(self, request: Request, answer: dict[str, Any], begun: int) -> Completion:
+        """Read an answer.
+
+        Raises:
+            Fault: It was aborted, or some of its tokens were sampled from weights that are not this run's, or older
+                than the ones that were there when it was asked for.
+        """
+        meta = answer["meta_info"]
+        ended = meta["finish_reason"]["type"]
+        if ended not in {"stop", "length"}:
+            raise Fault(f"the request ended with {meta['finish_reason']}")
+        tokens: list[int] = answer["output_ids"]
+        spans = meta.get("weight_versions") or [{"version": meta["weight_version"], "start": 0, "end": len(tokens)}]
+        versions = [self._version_of(str(s["version"])) for s in spans for _ in range(s["start"], s["end"])]
+        if len(versions) != len(tokens) or any(not begun <= v <= self.version for v in versions):
+            self._counts["stale"] += 1
+            labels = sorted({str(span["version"]) for span in spans})
+            raise Fault(f"tokens came from weights {', '.join(labels)}, expected {self._label(begun)}")
+        if ended == "stop":
+            stop = StopReason.STOP
+        else:
+            whole = len(tokens) >= request.sampling.max_tokens
+            stop = StopReason.LENGTH if whole else StopReason.CONTEXT
+        return Completion(tokens, [entry[0] for entry in meta["output_token_logprobs"]], versions, stop)
+
+    def _label(self, version: int) -> str:
+        return f"{self._run}-{version}"
+
+    def _version_of(self, label: str) -> int:
+        """Give the version that a label of this run names; -1 for any other."""
+        run, _, version = label.partition("-")
+        return int(version) if run == self._run and version.isdecimal() else -1
+
+    # faults
+
+    async def _ready(self, node: Node) -> None:
+        """Wait until a server may be asked: a sync is over, memory is back, a fault is mended."""
+        if node.lock.locked() or node.state is not State.READY:
+            async with node.lock:
+                if node.state is not State.READY:
+                    await self._restore(node)
+
+    async def _mend(self, node: Node, mended: int, fault: Fault) -> None:
+        """After a fault, see what is left of a server and bring it back; the first of many that failed does it for all.
+
+        Raises:
+            EngineError: It cannot be brought back, and the run cannot go on.
+        """
+        async with node.lock:
+            if node.mended != mended:
+                return
+            well = not isinstance(fault, Hung) and await node.healthy(self.patience.hang_seconds)
+            if not well and node.owned:
+                node.broken("answer", fault)
+            elif not well or await node.label() != self._label(self.version):
+                node.state = State.COLD
+            if node.state is not State.READY:
+                await self._restore(node)
+            node.mended += 1
+
+    async def _restore(self, node: Node) -> None:
+        """Give a server the current weights again; they are those that the trainer holds as long as a rollout lasts."""
+        if not node.owned:
+            while await node.label() != self._label(self.version):
+                await asyncio.sleep(OWNER_SECONDS)
+            node.state = State.READY
+            return
+        if self._stream is None:
+            raise EngineError("SGLang was asked for tokens before the first sync; it has no weights yet")
+        if _rank()[1] > 1 and any(hasattr(p, "full_tensor") for p in self._runtime.policy.parameters()):
+            raise EngineError(
+                f"SGLang server {node.url} is {node.state} and needs the weights again, which are sharded over ranks "
+                "that are busy otherwise; resume the run, or set rollout.engine.launch.release_memory to false"
+            )
+        while True:
+            if node.state is State.BROKEN:
+                self._counts["restarts"] += 1
+                await node.revive()
+            failed = await self._push.push(self._stream, [node], self._label(self.version), self._expected)
+            if not failed:
+                return
+            if isinstance(failed[node], Mismatch) or node.state is not State.BROKEN:
+                raise failed[node]
+
+    # weights
+
+    async def sync(self, stream: WeightStream, version: int) -> None:
+        started = time.perf_counter()
+        first = self._stream is None
+        self._stream = stream
+        if self.proof:
+            self._expected = Expected(self._rows, self._ask(self._rows))
+        async with contextlib.AsyncExitStack() as stack:
+            for node in self._own:
+                await stack.enter_async_context(node.lock)
+                node.restarts = 0
+            self.version = version
+            label = self._label(version)
+            wrong = await self._push_until_well(stream, label)
+            if first and self.proof:
+                wrong |= await self._try_canary([node for node in self._own if node not in wrong])
+            if self._anywhere(bool(wrong)):
+                error = await self._push.diagnose(stream, wrong, label, self._expected)
+                raise error or EngineError("the weights of another rank's SGLang server are wrong; see its error")
+        for node in self._nodes:
+            if not node.owned:
+                node.state = State.READY
+        self._sync_seconds = time.perf_counter() - started
+
+    async def _push_until_well(self, stream: WeightStream, label: str) -> Failures:
+        """Push to all servers, again to those that failed once they are back; give those with the wrong weights.
+
+        All ranks read the stream the same number of times.
+        """
+        waiting = list(self._own)
+        wrong: Failures = {}
+        while True:
+            failed = await self._push.push(stream, waiting, label, self._expected)
+            wrong |= {node: error for node, error in failed.items() if isinstance(error, Mismatch)}
+            waiting = [node for node in failed if node not in wrong]
+            if not self._anywhere(bool(waiting)):
+                return wrong
+            fatal: EngineError | None = None
+            for node in waiting:
+                try:
+                    if node.state is not State.BROKEN:  # it never came up, so trying again is no use
+                        raise failed[node]
+                    self._counts["restarts"] += 1
+                    await node.revive()
+                except EngineError as error:
+                    fatal = error
+            if self._anywhere(fatal is not None):
+                raise fatal or EngineError("an SGLang server of another rank failed; see its error")
+
+    async def _try_canary(self, nodes: Sequence[Node]) -> Failures:
+        """Have servers write some tokens greedily, and compare them with what the trainer finds likeliest."""
+        wrong: Failures = {}
+        row = self._rows[0]
+        answers = []
+        for node in nodes:
+            try:
+                answers.append(await node.client.post("/generate", canary_body(row), DEADLINES[Step.PROVE]))
+            except Fault as fault:
+                answers.append(None)
+                wrong[node] = node.error("answer after the first sync", fault)
+        written = [[*row, *a["output_ids"]] for a in answers if a is not None]
+        logps = iter(self._ask(written or [row]))  # every rank asks once
+        for node, answer in zip(nodes, answers, strict=True):
+            if answer is not None:
+                gap = canary_gap(next(logps)[len(row) - 1 : -1], answer)
+                if not gap.within(self._push.tolerance):
+                    node.state = State.UNPROVEN
+                    wrong[node] = Mismatch(
+                        f"SGLang server {node.url} writes other tokens than the trainer after the first sync: "
+                        f"{gap.mean:.3g} nats apart on average, {gap.most:.3g} at most."
+                    )
+        return wrong
+
+    def _anywhere(self, here: bool) -> bool:
+        """Whether something holds on any rank; every rank must call this."""
+        return bool(self._runtime.reduce(torch.tensor(float(here))) > 0)
+
+    # the run
+
+    def awake(self) -> AbstractContextManager[None]:
+        return self._released_after() if self.launch.release_memory else contextlib.nullcontext()
+
+    @contextmanager
+    def _released_after(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            for node in self._own:
+                node.release()
+
+    def health(self) -> dict[str, float]:
+        return {
+            "servers": float(len(self._nodes)),
+            "servers_ready": float(sum(n.state in {State.READY, State.ASLEEP} for n in self._nodes)),
+            "proof_gap": self._push.gap.most,
+            "sync_seconds": self._sync_seconds,
+            **{name: float(count) for name, count in self._counts.items()},
+        }
+
+    def close(self) -> None:
+        for node in {*self._own, *self._nodes, *self._behind}:
+            node.close()
+        if hasattr(self, "_push"):
+            self._push.transport.close()
+
+
+def _rank() -> tuple[int, int]:
+    """Give this process's number and the count of all."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return 0, 1

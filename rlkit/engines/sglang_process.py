@@ -1,0 +1,202 @@
+"""A server that rlkit starts: its command line, its process, its log."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+from rlkit.errors import EngineError, RecipeError
+
+FIRST, LAST = (0, 5, 17), (0, 5, 23)
+"""The releases that rlkit's tests drive lie between these."""
+
+BRACKETS_SINCE = (0, 5, 18)
+"""From here on an update stands between `begin_weight_update` and `end_weight_update`."""
+
+SUPERVISOR = Path(__file__).with_name("sglang_supervisor.py")
+TAIL_LINES = 25
+PORTS = range(20000, 30000)
+CPU_TOKENS = "65536"
+"""Tokens of KV cache on a processor, where SGLang would take most of the memory otherwise."""
+
+TRAINERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
+"""Environment variables of the trainer's process group, of which a server has one of its own."""
+
+Kind = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How servers are started.
+
+    Args:
+        infer_tp: GPUs of one server, over which it shards the model.
+        dtype: The weights' type in the engine; `auto` is the type in which the trainer computes.
+        memory_fraction: Share of a GPU's memory for weights and KV cache; null leaves it to SGLang.
+        release_memory: Give the memory back while the trainer learns, for engines on the trainer's GPUs.
+        args: Further arguments of `python -m sglang.launch_server`.
+    """
+
+    infer_tp: int = 1
+    dtype: Kind = "auto"
+    memory_fraction: float | None = None
+    release_memory: bool = False
+    args: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.infer_tp < 1:
+            raise RecipeError(f"launch.infer_tp is {self.infer_tp}, expected 1 or more")
+        if self.memory_fraction is not None and not 0 < self.memory_fraction < 1:
+            raise RecipeError(f"launch.memory_fraction is {self.memory_fraction}, expected more than 0 and less than 1")
+
+
+def release(version: str) -> tuple[int, ...]:
+    """Give a release's first three numbers.
+
+    Raises:
+        EngineError: rlkit does not know the release.
+    """
+    numbers = tuple(int(n) for n in re.findall(r"\d+", version)[:3])
+    if not FIRST <= numbers <= LAST:
+        first, last = (".".join(map(str, x)) for x in (FIRST, LAST))
+        raise EngineError(
+            f"SGLang is {version}, but rlkit works with {first} to {last}; install rlkit's: pip install 'rlkit[sglang]'"
+        )
+    return numbers
+
+
+def require_sglang() -> None:
+    """Check that a server can be started here.
+
+    Raises:
+        EngineError: SGLang is not installed, or is a release that rlkit does not know.
+    """
+    try:
+        found = metadata.version("sglang")
+    except metadata.PackageNotFoundError:
+        raise EngineError(
+            "sglang is not installed in this environment; install it: pip install 'rlkit[sglang]', give the urls of "
+            "running servers, or choose rollout.engine: TorchEngine"
+        ) from None
+    release(found)
+
+
+def free_port() -> int:
+    """Give a port of 127.0.0.1 that nobody listens on.
+
+    It is below those that the kernel hands out, one of which SGLang's own sockets may get before the server listens.
+    """
+    for port in random.sample(PORTS, len(PORTS)):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise EngineError(f"no port from {PORTS.start} to {PORTS.stop - 1} is free on 127.0.0.1")
+
+
+def write_model(folder: Path, policy: Any, stop_ids: frozenset[int]) -> None:
+    """Write what a server needs to build the model; its weights come from the trainer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = copy.deepcopy(policy.config)
+    config.architectures = config.architectures or [type(policy).__name__]
+    config.save_pretrained(folder)
+    if stop_ids and policy.generation_config is not None:
+        ends = type(policy.generation_config)(eos_token_id=sorted(stop_ids))
+        ends.save_pretrained(folder)
+
+
+def command(model: Path, port: int, launch: Launch, dtype: str, gpu: int | None) -> list[str]:
+    """Give a server's command line; `gpu` is the index of its first one, None on a processor."""
+    words = [
+        sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--load-format", "dummy",
+        "--skip-tokenizer-init", "--skip-server-warmup", "--host", "127.0.0.1", "--port", str(port), "--dtype", dtype,
+        "--tp-size", str(launch.infer_tp), "--log-level", "warning",
+    ]  # fmt: skip
+    if gpu is None:
+        words += [
+            "--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch",
+            "--grammar-backend", "none", "--disable-cuda-graph", "--sleep-on-idle", "--max-total-tokens", CPU_TOKENS,
+        ]  # fmt: skip
+    else:
+        words += ["--base-gpu-id", str(gpu)]
+        words += ["--enable-memory-saver"] if launch.release_memory else []
+    if launch.memory_fraction is not None:
+        words += ["--mem-fraction-static", str(launch.memory_fraction)]
+    return [*words, *launch.args]
+
+
+class ServerProcess:
+    """A server under its supervisor, on a port of this machine only.
+
+    Args:
+        policy: The model that it shall serve.
+        stop_ids: What ends a turn.
+        launch: How it is started.
+        dtype: The weights' type in the engine.
+        gpu: The index of its first GPU; None for a processor.
+    """
+
+    def __init__(self, policy: Any, stop_ids: frozenset[int], launch: Launch, dtype: str, gpu: int | None) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="rlkit-sglang-"))
+        self.log = self._folder / "server.log"
+        self._launch, self._dtype, self._gpu = launch, dtype, gpu
+        self._supervisor: subprocess.Popen[bytes] | None = None
+        self._port = free_port()
+        self.url = f"http://127.0.0.1:{self._port}"
+        write_model(self._folder / "model", policy, stop_ids)
+
+    def start(self) -> None:
+        """Start it, or start it again; some time later it answers at `url`."""
+        self.kill()
+        environment = {k: v for k, v in os.environ.items() if k not in TRAINERS}
+        if self._gpu is None:
+            environment["SGLANG_USE_CPU_ENGINE"] = "1"
+            environment.setdefault("OMP_NUM_THREADS", "1")
+        words = command(self._folder / "model", self._port, self._launch, self._dtype, self._gpu)
+        self._supervisor = subprocess.Popen(
+            (sys.executable, "-S", "-E", str(SUPERVISOR), str(self.log), *words),
+            stdin=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,
+        )
+
+    @property
+    def alive(self) -> bool:
+        """Whether the server runs."""
+        return self._supervisor is not None and self._supervisor.poll() is None
+
+    def tail(self) -> str:
+        """Give the end of its log, and the last exceptions that stand before it."""
+        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
+        raised = [line for line in lines[-1000:-TAIL_LINES] if re.match(r"[\w.]*(Error|Exception)\b", line)]
+        return "\n".join([*raised[-3:], *lines[-TAIL_LINES:]])
+
+    def kill(self) -> None:
+        """End it at once, with all its children."""
+        if self._supervisor is not None:
+            assert self._supervisor.stdin is not None
+            self._supervisor.stdin.close()
+            try:
+                self._supervisor.wait(10.0)
+            except subprocess.TimeoutExpired:
+                self._supervisor.send_signal(signal.SIGKILL)
+                self._supervisor.wait()
+        self._supervisor = None
+
+    def close(self) -> None:
+        """End it and remove its folder."""
+        self.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,0 +1,202 @@
+"""Giving weights to several servers at once, proving that they have them, and finding what went wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rlkit.engines.sglang_http import Fault
+from rlkit.engines.sglang_node import Node
+from rlkit.engines.sglang_proof import Expected, Gap, Tolerance, probe_body, probe_gap
+from rlkit.engines.sglang_states import DEADLINES, State, Step
+from rlkit.engines.sglang_weights import Bucket, Transport
+from rlkit.errors import EngineError
+
+if TYPE_CHECKING:
+    from rlkit.roles.runtime import WeightStream
+
+SUSPECTS = 256
+"""Tensors are sent again in at most so many portions."""
+
+NAMED = 5
+MENDS = 0.05
+"""A tensor is to blame if sending it again takes this share off the gap."""
+
+
+class Mismatch(EngineError):
+    """A server has weights, but gives other log-probs than the trainer."""
+
+
+Failures = dict[Node, EngineError]
+
+
+@dataclass
+class Push:
+    """A way to give servers the trainer's weights.
+
+    Args:
+        transport: How tensors travel.
+        dtype: The engine's type; tensors are rounded to it before they travel.
+        tolerance: How far log-probs may be apart.
+    """
+
+    transport: Transport
+    dtype: torch.dtype
+    tolerance: Tolerance
+    gap: Gap = field(default_factory=lambda: Gap(0.0, 0.0))
+
+    async def push(
+        self, stream: WeightStream, nodes: Sequence[Node], label: str, expected: Expected | None
+    ) -> Failures:
+        """Give the servers all weights and prove it; a failure of one is no failure of the others.
+
+        The stream is read to its end whatever happens to the servers, since other ranks may read it with this one.
+        """
+        try:
+            return await self._push(stream, nodes, label, expected)
+        except BaseException as error:  # cancelled halfway, or the stream itself failed
+            for node in nodes:
+                node.broken("finish the update", error)
+            raise
+
+    async def _push(
+        self, stream: WeightStream, nodes: Sequence[Node], label: str, expected: Expected | None
+    ) -> Failures:
+        failed: Failures = {}
+
+        async def each(step: Callable[[Node], Coroutine[Any, Any, None]]) -> None:
+            await _each([n for n in nodes if n not in failed], step, failed)
+
+        await each(lambda node: node.meet())
+        if targets := [(node.client, node.tp) for node in nodes if node not in failed]:
+            try:
+                await self.transport.open(targets)
+            except (Fault, OSError, RuntimeError, TimeoutError) as error:
+                failed |= {n: n.broken("prepare for new weights", error) for n in nodes if n not in failed}
+        await each(lambda node: node.prepare(self.transport))
+        for bucket in self._buckets(stream):
+            alive = [node for node in nodes if node not in failed]
+            if alive:
+                await self._load(bucket, alive, failed)
+        await each(lambda node: node.finish(self.transport, label))
+        if expected is not None:
+            await each(lambda node: self.prove(node, expected))
+        else:
+            await each(lambda node: node.perform(Step.PROVE, lambda: asyncio.sleep(0)))
+        if failed:
+            self.transport.close_group()
+        return failed
+
+    async def _load(self, bucket: Bucket, nodes: Sequence[Node], failed: Failures) -> None:
+        """Bring one bucket to the servers."""
+        try:
+            parcel = self.transport.prepare(bucket)
+        except (OSError, RuntimeError) as error:
+            failed |= {node: _broken(node, error) for node in nodes}
+            return
+        sending = asyncio.create_task(self.transport.send(parcel))
+        await _each(nodes, lambda node: node.load(self.transport, parcel), failed)
+        if any(node in failed for node in nodes):
+            sending.cancel()
+        try:
+            await sending
+        except asyncio.CancelledError:
+            if not sending.cancelled():
+                raise
+        except (OSError, RuntimeError, TimeoutError) as error:
+            failed |= {node: _broken(node, error) for node in nodes if node not in failed}
+
+    def _buckets(self, stream: WeightStream) -> Iterator[Bucket]:
+        for bucket in stream.buckets():
+            yield [(name, x.to(self.dtype) if x.is_floating_point() else x) for name, x in bucket]
+
+    async def prove(self, node: Node, expected: Expected) -> None:
+        """Compare a server's log-probs with the trainer's.
+
+        Raises:
+            Mismatch: They differ.
+        """
+        self.gap = await node.perform(Step.PROVE, lambda: self._probe(node, expected))
+        if not self.gap.within(self.tolerance):
+            node.state = State.UNPROVEN
+            raise Mismatch(self._explain(node, self.gap))
+
+    async def _probe(self, node: Node, expected: Expected) -> Gap:
+        answers = await node.client.post("/generate", probe_body(expected.rows), DEADLINES[Step.PROVE])
+        return probe_gap(expected, answers)
+
+    def _explain(self, node: Node, gap: Gap) -> str:
+        limit = self.tolerance
+        return (
+            f"SGLang server {node.url} has taken the weights, but gives other log-probs than the trainer: "
+            f"{gap.mean:.3g} nats apart on average and {gap.most:.3g} at most, expected {limit.mean:g} and "
+            f"{limit.most:g} for {self.dtype}."
+        )
+
+    async def diagnose(
+        self, stream: WeightStream, wrong: Failures, label: str, expected: Expected | None
+    ) -> EngineError | None:
+        """Send tensors again, one by one, to the first server that is wrong; give the error that names those to blame.
+
+        The stream is read to its end on every rank, also where no server is wrong.
+        """
+        node = next(iter(wrong), None)
+        if node is None or expected is None:
+            for _ in stream.buckets():
+                pass
+            return wrong[node] if node is not None else None
+        count = len(stream.specs)
+        before = self.gap
+        worst: list[tuple[float, str]] = []
+        stopped = ""
+        for bucket in self._buckets(stream):
+            size = max(1, count // SUSPECTS)
+            for start in range(0, len(bucket) if not stopped else 0, size):
+                part = bucket[start : start + size]
+                try:
+                    gap = await self._again(node, part, label, expected)
+                except EngineError as error:
+                    stopped = f" The search ended early: {error}"
+                    break
+                if not before.within(self.tolerance) and gap.mean < (1 - MENDS) * before.mean:
+                    worst.append((before.mean - gap.mean, f"{', '.join(n for n, _ in part)} (now {gap.mean:.3g})"))
+                before = gap
+        if worst:
+            named = "; ".join(name for _, name in sorted(worst, reverse=True)[:NAMED])
+            return EngineError(f"{wrong[node]} Sending a tensor again lessens the gap for: {named}.{stopped}")
+        return EngineError(
+            f"{wrong[node]} Sending all tensors again changes nothing, so SGLang reads some of them, or computes, "
+            f"otherwise than transformers does for this model; choose rollout.engine: TorchEngine.{stopped}"
+        )
+
+    async def _again(self, node: Node, bucket: Bucket, label: str, expected: Expected) -> Gap:
+        """Send some tensors again; give the gap that is left."""
+        failed: Failures = {}
+        await self.transport.open([(node.client, node.tp)])
+        await node.prepare(self.transport)
+        await self._load(bucket, [node], failed)
+        if failed:
+            raise failed[node]
+        await node.finish(self.transport, label)
+        gap: Gap = await node.perform(Step.PROVE, lambda: self._probe(node, expected))
+        node.state = State.UNPROVEN
+        return gap
+
+
+async def _each(nodes: Sequence[Node], step: Callable[[Node], Coroutine[Any, Any, None]], failed: Failures) -> None:
+    """Make a step on all servers at once; note those that fail."""
+    results = await asyncio.gather(*(step(node) for node in nodes), return_exceptions=True)
+    for node, result in zip(nodes, results, strict=True):
+        if isinstance(result, EngineError):
+            failed[node] = result
+        elif result is not None:
+            node.state = State.BROKEN
+            raise result
+
+
+def _broken(node: Node, error: BaseException) -> EngineError:
+    return node.broken("take a bucket of weights", Fault(f"{type(error).__name__}: {error}"))

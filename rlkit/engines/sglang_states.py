@@ -1,0 +1,106 @@
+"""The order in which an SGLang server takes new weights: a table, and nothing that does I/O.
+
+Seen to go wrong in other trainers: flushing while the KV cache is released, sampling from weights whose memory was
+released and never written again, forgetting to end an update. A step that the table does not allow is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+
+from rlkit.errors import EngineError
+
+
+class State(StrEnum):
+    """What is known of a server. Of the `bare` ones the KV cache's memory is released."""
+
+    COLD = "cold"  # it answers, from weights that are not the trainer's
+    READY = "ready"  # it serves the trainer's weights, and has proven it
+    ASLEEP = "asleep"  # paused, the memory of weights and KV cache released; what it held is lost
+    PAUSED_BARE = "paused, bare"
+    LOADING_BARE = "loading, bare"
+    LOADED_BARE = "loaded, bare"
+    PAUSED = "paused"
+    LOADING = "loading"
+    LOADED = "loaded"
+    FLUSHED = "flushed"
+    LABELLED = "labelled"
+    UNPROVEN = "unproven"
+    BROKEN = "broken"  # a step failed: nobody knows which weights it holds
+
+
+class Step(StrEnum):
+    """What a server is asked to do."""
+
+    RELEASE = "release memory"
+    PAUSE = "pause"
+    RESUME_WEIGHTS = "resume the weights' memory"
+    BEGIN = "begin the update"
+    LOAD = "load a bucket"
+    END = "end the update"
+    RESUME_KV = "resume the KV cache's memory"
+    FLUSH = "flush the KV cache"
+    LABEL = "set the version"
+    CONTINUE = "continue"
+    PROVE = "prove the weights"
+    RESET = "reset"
+
+
+TABLE: dict[State, dict[Step, State]] = {
+    State.COLD: {Step.PAUSE: State.PAUSED},
+    State.READY: {Step.PAUSE: State.PAUSED},
+    State.ASLEEP: {Step.RESUME_WEIGHTS: State.PAUSED_BARE},
+    State.PAUSED_BARE: {Step.BEGIN: State.LOADING_BARE},
+    State.LOADING_BARE: {Step.LOAD: State.LOADING_BARE, Step.END: State.LOADED_BARE},
+    State.LOADED_BARE: {Step.RESUME_KV: State.LOADED},
+    State.PAUSED: {Step.BEGIN: State.LOADING, Step.RELEASE: State.ASLEEP},
+    State.LOADING: {Step.LOAD: State.LOADING, Step.END: State.LOADED},
+    State.LOADED: {Step.FLUSH: State.FLUSHED},
+    State.FLUSHED: {Step.LABEL: State.LABELLED},
+    State.LABELLED: {Step.CONTINUE: State.UNPROVEN},
+    State.UNPROVEN: {Step.PAUSE: State.PAUSED, Step.PROVE: State.READY},
+    State.BROKEN: {Step.RESET: State.COLD},
+}
+
+DEADLINES: dict[Step, float] = {
+    Step.RELEASE: 60.0,
+    Step.PAUSE: 60.0,
+    Step.RESUME_WEIGHTS: 60.0,
+    Step.BEGIN: 120.0,
+    Step.LOAD: 600.0,
+    Step.END: 600.0,
+    Step.RESUME_KV: 60.0,
+    Step.FLUSH: 60.0,
+    Step.LABEL: 60.0,
+    Step.CONTINUE: 60.0,
+    Step.PROVE: 300.0,
+    Step.RESET: 60.0,
+}
+"""Seconds that a step may take."""
+
+PATH_TO_LOADING = (Step.PAUSE, Step.RESUME_WEIGHTS, Step.BEGIN)
+PATH_FROM_LOADING = (Step.END, Step.RESUME_KV, Step.FLUSH, Step.LABEL, Step.CONTINUE)
+
+
+def after(state: State, step: Step) -> State:
+    """Give the state in which a step leaves a server.
+
+    Raises:
+        EngineError: The step may not be made in this state.
+    """
+    allowed = TABLE[state]
+    if step not in allowed:
+        known = ", ".join(repr(str(s)) for s in allowed) or "nothing"
+        raise EngineError(f"an SGLang server that is {state} was asked to {step}; it may only: {known}")
+    return allowed[step]
+
+
+def walk(state: State, path: tuple[Step, ...]) -> Iterator[Step]:
+    """Give the steps of a path that a server in this state needs: what is awake is not resumed, nor sleep paused."""
+    for step in path:
+        optional = step in {Step.RESUME_WEIGHTS, Step.RESUME_KV} or (step, state) == (Step.PAUSE, State.ASLEEP)
+        if optional and step not in TABLE[state]:
+            continue
+        state = after(state, step)
+        yield step

@@ -1,0 +1,72 @@
+"""Real SGLang on a GPU: weights by CUDA IPC, memory released and resumed; run with `pytest tests/gpu`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from importlib.util import find_spec
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from rlkit.engines import SGLangEngine
+from rlkit.engines.sglang_process import Launch
+from rlkit.engines.sglang_states import State
+from rlkit.models.load import stop_ids
+from rlkit.models.weights import PolicyWeights
+from rlkit.testing import random_model
+from rlkit.testing.pretrain import build_tokenizer
+from rlkit.types import Request, SampleKey, Sampling
+
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available() or find_spec("sglang") is None, reason="needs a GPU and sglang"
+)
+
+
+@pytest.fixture(scope="module")
+def bound() -> Iterator[tuple[SGLangEngine, Any, asyncio.Runner]]:
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "initializer_range": 0.1}  # heads of 64, as kernels want
+    policy, tokenizer = random_model("qwen2", **sizes).cuda(), build_tokenizer()
+    runtime: Any = SimpleNamespace(
+        policy=policy,
+        tokenizer=tokenizer,
+        device=torch.device("cuda", 0),
+        context=512,
+        stop_ids=stop_ids(policy, tokenizer),
+        autocast=lambda: torch.autocast("cuda", torch.bfloat16),
+        reduce=lambda x: x,
+        gather=lambda x: x,
+    )
+    engine, runner = SGLangEngine(Launch(memory_fraction=0.3, release_memory=True)), asyncio.Runner()
+    try:
+        engine.bind(runtime)
+        yield engine, policy, runner
+    finally:
+        engine.close()
+        runner.close()
+
+
+def test_engine_and_trainer_agree_across_syncs_and_released_memory(
+    bound: tuple[SGLangEngine, Any, asyncio.Runner],
+) -> None:
+    engine, policy, runner = bound
+    for version in range(3):
+        policy.load_state_dict(random_model("qwen2", version, **sizes_of(policy)).state_dict())
+        runner.run(engine.sync(PolicyWeights(policy), version))
+        with engine.awake():
+            request = Request(tuple(range(3, 40)), Sampling(max_tokens=64), SampleKey(0, version, "p", 0), "s")
+            answer = runner.run(engine.generate(request))
+        assert engine._own[0].state is State.ASLEEP
+        assert set(answer.versions) == {version}
+        tokens = torch.tensor([[*request.tokens, *answer.tokens]], device="cuda")
+        with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+            logps = torch.log_softmax(policy(input_ids=tokens).logits[0].float(), -1)
+        start = len(request.tokens) - 1
+        found = logps[torch.arange(start, tokens.shape[1] - 1), tokens[0, start + 1 :]].cpu()
+        assert (found - torch.tensor(answer.logps)).abs().mean() < 0.05
+
+
+def sizes_of(policy: Any) -> dict[str, Any]:
+    return {name: getattr(policy.config, name) for name in ("hidden_size", "intermediate_size", "initializer_range")}

@@ -1,0 +1,84 @@
+"""Lets SGLang be imported on a machine without a GPU: put this folder on PYTHONPATH.
+
+SGLang imports kernel and media packages that exist for CUDA only, or that a text model on a processor never calls.
+Python runs this file when it starts, in the server's children too. What stands in for those packages does nothing:
+a class that decorates, or is inherited from. A kernel of `sgl_kernel` raises when it is called, so nothing wrong is
+ever computed.
+"""
+
+import importlib.machinery
+import sys
+import types
+
+VERSIONS = {"triton": "3.6.0", "torchaudio": "2.11.0", "torchvision": "0.28.0", "sgl_kernel": "0.0.0"}
+CALLED_ON_IMPORT = {
+    "triton.cdiv": lambda a, b: -(-a // b),
+    "triton.next_power_of_2": lambda n: 1 << max(0, n - 1).bit_length(),
+}
+
+
+class _InertType(type):
+    """The type of classes that decorate a function by returning it and that have any attribute."""
+
+    def __getattr__(cls, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _inert(f"{cls.__name__}.{name}")
+
+    def __call__(cls, *args, **options):
+        if "inert" not in vars(cls):  # a subclass of SGLang's own
+            return super().__call__(*args, **options)
+        return args[0] if len(args) == 1 and callable(args[0]) and not options else lambda function: function
+
+
+def _inert(name):
+    return _InertType(name, (), {"inert": True, "__class_getitem__": classmethod(lambda cls, _: cls)})
+
+
+class _Kernel:
+    """What `sgl_kernel` holds: it has any attribute, and raises when it is called."""
+
+    def __init__(self, name):
+        self.__name__ = name
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Kernel(f"{self.__name__}.{name}")
+
+    def __call__(self, *_, **__):
+        raise NotImplementedError(f"{self.__name__} is a CUDA kernel, and this is its stand-in")
+
+
+class _Module(types.ModuleType):
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        full = f"{self.__name__}.{name}"
+        value = CALLED_ON_IMPORT.get(full) or sys.modules.get(full)
+        if value is None:
+            value = _Kernel(full) if full.startswith("sgl_kernel.") else _inert(full)
+        setattr(self, name, value)
+        return value
+
+
+class _Finder:
+    """Finds every module of an absent package; installed packages are found before it is asked."""
+
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name.partition(".")[0] in VERSIONS:
+            return importlib.machinery.ModuleSpec(name, _Finder, origin=__file__, is_package=True)
+        return None
+
+    @staticmethod
+    def create_module(spec):
+        return _Module(spec.name)
+
+    @staticmethod
+    def exec_module(module):
+        module.__file__ = __file__
+        module.__version__ = VERSIONS[module.__name__.partition(".")[0]]
+
+
+sys.meta_path.append(_Finder)

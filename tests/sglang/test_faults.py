@@ -1,0 +1,150 @@
+"""Servers that die, hang and fail in the middle of everything: nothing is lost, and nothing stale is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from rlkit.engines import SGLangServer
+from rlkit.engines.sglang_http import Fault
+from rlkit.engines.sglang_node import Node
+from rlkit.engines.sglang_states import State
+from rlkit.errors import EngineError
+from rlkit.models.weights import PolicyWeights
+from tests.sglang.conftest import PATIENCE, PROMPTS, Trainer, children, request
+
+
+@pytest.fixture(scope="module")
+def victim(trainer: Trainer) -> Iterator[SGLangServer]:
+    """A server to be killed."""
+    engine = SGLangServer(patience=replace(PATIENCE, hang_seconds=3.0))
+    try:
+        engine.bind(trainer.runtime)
+        trainer.publish(engine)
+        yield engine
+    finally:
+        engine.close()
+
+
+def server_pid(engine: SGLangServer) -> int:
+    process = engine._own[0].process
+    assert process is not None
+    assert process._supervisor is not None
+    [pid] = children(process._supervisor.pid)
+    return pid
+
+
+def rollout_with(trainer: Trainer, engine: SGLangServer, number: signal.Signals) -> None:
+    """Send a signal to the server while it samples; all completions arrive, from the current weights."""
+
+    async def both() -> list[Any]:
+        running = [
+            asyncio.create_task(engine.generate(request(PROMPTS[i % 5], i, session=str(i), max_tokens=400)))
+            for i in range(32)
+        ]
+        await asyncio.sleep(0.3)
+        os.kill(server_pid(engine), number)
+        return await asyncio.gather(*running)
+
+    restarts = engine.health()["restarts"]
+    answers = trainer.wait(both())
+    assert all(a.tokens and set(a.versions) == {trainer.version} for a in answers)
+    assert engine.health()["restarts"] == restarts + 1
+    assert engine.health()["retried"] > 0
+    assert trainer.is_served_by(engine)
+
+
+def test_a_server_that_dies_in_a_rollout_costs_time_only(trainer: Trainer, victim: SGLangServer) -> None:
+    trainer.learn(21)
+    trainer.publish(victim)
+    rollout_with(trainer, victim, signal.SIGKILL)
+
+
+def test_a_server_that_hangs_in_a_rollout_is_replaced(trainer: Trainer, victim: SGLangServer) -> None:
+    rollout_with(trainer, victim, signal.SIGSTOP)
+
+
+def test_a_server_that_dies_in_a_sync_is_synced_again(trainer: Trainer, victim: SGLangServer) -> None:
+    class Deadly(PolicyWeights):
+        readings = 0
+
+        def buckets(self) -> Iterator[list[tuple[str, Tensor]]]:
+            Deadly.readings += 1
+            for i, bucket in enumerate(super().buckets()):
+                if (Deadly.readings, i) == (1, 2):
+                    os.kill(server_pid(victim), signal.SIGKILL)
+                yield bucket
+
+    trainer.learn(22)
+    trainer.version += 1
+    trainer.wait(victim.sync(Deadly(trainer.policy, 8192), trainer.version))
+    assert Deadly.readings == 2
+    assert trainer.is_served_by(victim)
+
+
+def test_a_server_that_dies_between_rollout_and_sync_takes_part_in_it(trainer: Trainer, victim: SGLangServer) -> None:
+    os.kill(server_pid(victim), signal.SIGKILL)
+    trainer.learn(23)
+    trainer.publish(victim)
+    assert trainer.is_served_by(victim)
+
+
+def test_a_server_that_dies_too_often_ends_the_run_with_its_log(
+    trainer: Trainer, victim: SGLangServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(victim._own[0], "_patience", replace(PATIENCE, restarts=0))
+    os.kill(server_pid(victim), signal.SIGKILL)
+    with pytest.raises(EngineError, match=r"(?s)could not go on: it failed .* times since the last sync: .* its log "):
+        trainer.ask(victim, [request(PROMPTS[0])])
+
+
+def test_a_restoration_that_is_given_up_halfway_is_made_again(trainer: Trainer, engine: SGLangServer) -> None:
+    class Slow(PolicyWeights):
+        def buckets(self) -> Iterator[list[tuple[str, Tensor]]]:
+            asyncio.get_running_loop().call_soon(hasty.cancel)
+            yield from super().buckets()
+
+    async def cancelled() -> None:
+        nonlocal hasty
+        hasty = asyncio.create_task(engine.generate(request(PROMPTS[0])))
+        await asyncio.wait([hasty])
+
+    hasty: Any = None
+    stream, engine._stream = engine._stream, Slow(trainer.policy, 8192)
+    engine._own[0].state = State.COLD
+    trainer.wait(cancelled())
+    assert hasty.cancelled()
+    assert engine._own[0].state is State.BROKEN
+    engine._stream = stream
+    assert trainer.is_served_by(engine)
+
+
+def test_an_error_of_the_server_is_tried_again(trainer: Trainer, engine: SGLangServer) -> None:
+    ask, asked = Node.ask, []
+
+    async def failing(node: Node, body: dict[str, Any], deadline: float) -> dict[str, Any]:
+        asked.append(body)
+        if len(asked) == 1:
+            raise Fault("answered 500: no luck", 500)
+        return await ask(node, body, deadline)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Node, "ask", failing)
+        [answer] = trainer.ask(engine, [request(PROMPTS[0], temperature=0.0)])
+    assert len(asked) == 2
+    assert answer.tokens == trainer.greedy(PROMPTS[0], 24)
+
+
+def test_nothing_is_sampled_before_the_first_sync(trainer: Trainer, engine: SGLangServer) -> None:
+    fresh = SGLangServer(urls=[engine._own[0].url], patience=PATIENCE)
+    fresh.bind(trainer.runtime)
+    with pytest.raises(EngineError, match="before the first sync"):
+        trainer.ask(fresh, [request(PROMPTS[0])])
+    fresh.close()

@@ -1,0 +1,189 @@
+"""Weights on their way to a real SGLang server, by every transport; what is wrong with them is found."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlkit.engines import SGLangServer
+from rlkit.engines.sglang_node import Node
+from rlkit.engines.sglang_process import Launch
+from rlkit.engines.sglang_proof import ask_policy
+from rlkit.engines.sglang_states import DEADLINES, State, Step
+from rlkit.errors import EngineError
+from rlkit.models.weights import PolicyWeights
+from rlkit.testing import random_model
+from tests.sglang.conftest import PATIENCE, PROMPTS, Trainer, request
+
+
+@pytest.fixture
+def second(trainer: Trainer, engine: SGLangServer) -> Iterator[Any]:
+    """Makes further engines on the same server, as if it were somebody else's."""
+    made: list[SGLangServer] = []
+
+    def make(**options: Any) -> SGLangServer:
+        other = SGLangServer(urls=[engine._own[0].url], patience=PATIENCE, **options)
+        made.append(other)
+        other.bind(trainer.runtime)
+        return other
+
+    yield make
+    for other in made:
+        other.close()
+    trainer.publish(engine)
+
+
+@pytest.mark.parametrize("transport", ["tensor", "disk", "group"])
+def test_greedy_output_equals_generate_before_and_after(trainer: Trainer, second: Any, transport: str) -> None:
+    other = second(transport=transport)
+    for seed in (11, 12):
+        trainer.learn(seed)
+        trainer.publish(other)
+        assert trainer.is_served_by(other)
+        assert other.health()["proof_gap"] < 1e-4
+
+
+def test_memory_is_released_and_weights_come_back_with_it(trainer: Trainer, second: Any) -> None:
+    other = second(launch=Launch(release_memory=True))
+    trainer.publish(other)
+    [node] = other._own
+    with other.awake():
+        assert trainer.is_served_by(other)
+    assert node.state is State.ASLEEP
+    trainer.learn(13)
+    trainer.publish(other)  # wakes it in the right order
+    with other.awake():
+        assert trainer.is_served_by(other)
+    with other.awake():  # without a sync in between
+        assert trainer.is_served_by(other)
+    with other.awake():
+        trainer.publish(other)
+
+
+def noise(like: Tensor) -> Tensor:
+    return 0.3 * torch.randn(like.shape, generator=torch.Generator().manual_seed(0))
+
+
+class Corrupt(PolicyWeights):
+    """Spoils one tensor on its way, the first time or always."""
+
+    def __init__(self, policy: Any, name: str, always: bool = False) -> None:
+        super().__init__(policy, 8192)
+        self.name, self.always, self.readings = name, always, 0
+
+    def buckets(self) -> Iterator[list[tuple[str, Tensor]]]:
+        self.readings += 1
+        spoil = self.always or self.readings == 1
+        for bucket in super().buckets():
+            yield [(name, x + noise(x) if spoil and name == self.name else x) for name, x in bucket]
+
+
+def test_a_tensor_that_is_corrupted_on_its_way_is_named(trainer: Trainer, engine: SGLangServer) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+    trainer.version += 1
+    with pytest.raises(
+        EngineError, match=rf"other log-probs than the trainer: .* lessens the gap for: {name}"
+    ) as caught:
+        trainer.wait(engine.sync(Corrupt(trainer.policy, name), trainer.version))
+    assert str(caught.value).count("(now ") == 1
+    trainer.publish(engine)
+    assert trainer.is_served_by(engine)
+
+
+def test_a_difference_that_stays_is_said_to_stay(trainer: Trainer, engine: SGLangServer) -> None:
+    trainer.version += 1
+    stream = Corrupt(trainer.policy, "model.layers.0.mlp.down_proj.weight", always=True)
+    with pytest.raises(EngineError, match="Sending all tensors again changes nothing"):
+        trainer.wait(engine.sync(stream, trainer.version))
+    trainer.publish(engine)
+
+
+def test_weights_of_another_model_are_refused(trainer: Trainer, engine: SGLangServer) -> None:
+    """The trainer of whom the proof asks is not the one whose weights were sent."""
+    other = Trainer(random_model("qwen2", seed=99))
+    ask, engine._ask = engine._ask, lambda rows: ask_policy(other.runtime, rows)
+    with pytest.raises(EngineError, match="other log-probs than the trainer"):
+        trainer.publish(engine)
+    engine._ask = ask
+    trainer.publish(engine)
+
+
+def test_the_servers_own_words_are_in_the_error(
+    trainer: Trainer, engine: SGLangServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine._own[0], "_patience", replace(PATIENCE, restarts=0))
+
+    class Cut(PolicyWeights):
+        def buckets(self) -> Iterator[list[tuple[str, Tensor]]]:
+            for bucket in super().buckets():
+                yield [(name, x[:1] if name == "model.norm.weight" else x) for name, x in bucket]
+
+    trainer.version += 1
+    with pytest.raises(EngineError, match=r"(?s)could not load a bucket: .* its log .*Attempted to load weight"):
+        trainer.wait(engine.sync(Cut(trainer.policy), trainer.version))
+    monkeypatch.undo()
+    trainer.publish(engine)
+    assert trainer.is_served_by(engine)
+
+
+def test_a_step_has_a_deadline(trainer: Trainer, second: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = second()
+    trainer.publish(other)
+    monkeypatch.setitem(DEADLINES, Step.FLUSH, 1e-4)
+    with pytest.raises(EngineError, match=r"could not flush the KV cache: .* within 0\.0001 s"):
+        trainer.publish(other)
+    monkeypatch.undo()
+    trainer.publish(other)  # a failed sync can be made again
+    assert trainer.is_served_by(other)
+
+
+def test_requests_in_flight_go_on_with_the_new_weights(trainer: Trainer, engine: SGLangServer) -> None:
+    before = trainer.version
+
+    async def both() -> list[Any]:
+        long = request(PROMPTS[0], temperature=1.0, max_tokens=300)
+        object.__setattr__(long.sampling, "max_tokens", 300)
+        running = [asyncio.create_task(engine.generate(long)) for _ in range(8)]
+        await asyncio.sleep(0.4)
+        trainer.learn(14)
+        trainer.version += 1
+        await engine.sync(PolicyWeights(trainer.policy, 8192), trainer.version)
+        return await asyncio.gather(*running)
+
+    answers = trainer.wait(both())
+    mixed = [a.versions for a in answers if set(a.versions) == {before, before + 1}]
+    assert mixed
+    assert all(versions == sorted(versions) for versions in mixed)
+    assert trainer.is_served_by(engine)
+
+
+def test_stale_answers_are_never_taken_for_current_ones(trainer: Trainer, second: Any) -> None:
+    other = second()
+    trainer.publish(other)
+    [node] = other._own
+    asked: list[Any] = []
+    ask = Node.ask
+
+    async def forgetful(self: Node, body: dict[str, Any], deadline: float) -> dict[str, Any]:
+        answer = await ask(self, body, deadline)
+        asked.append(answer)
+        if len(asked) == 1:  # as if somebody else had restarted it
+            answer["meta_info"]["weight_versions"] = [{"version": "default", "start": 0, "end": 24}]
+        return answer
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Node, "ask", forgetful)
+        [answer] = trainer.ask(other, [request(PROMPTS[1], temperature=0.0)])
+    assert len(asked) == 2
+    assert set(answer.versions) == {trainer.version}
+    assert other.health()["stale"] == 1
+    label = {"new_version": "somebody-else", "abort_all_requests": False}
+    trainer.wait(node.client.post("/update_weight_version", label, 10.0))
+    assert trainer.is_served_by(other)  # it was given the weights again
+    assert other.health()["stale"] > 1

@@ -1,0 +1,88 @@
+"""The order in which an SGLang server takes weights; nothing here needs SGLang."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlkit.engines.sglang_process import Launch, release
+from rlkit.engines.sglang_states import DEADLINES, PATH_FROM_LOADING, PATH_TO_LOADING, TABLE, State, Step, after, walk
+from rlkit.errors import EngineError, RecipeError
+
+AWAKE = [
+    Step.PAUSE, Step.BEGIN, Step.LOAD, Step.LOAD, Step.END, Step.FLUSH, Step.LABEL, Step.CONTINUE, Step.PROVE,
+]  # fmt: skip
+RELEASED = [
+    Step.PAUSE, Step.RELEASE, Step.RESUME_WEIGHTS, Step.BEGIN, Step.LOAD, Step.LOAD, Step.END, Step.RESUME_KV,
+    Step.FLUSH, Step.LABEL, Step.CONTINUE, Step.PROVE,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("state", "steps"), [(State.COLD, AWAKE), (State.READY, AWAKE), (State.READY, RELEASED), (State.UNPROVEN, AWAKE)]
+)
+def test_a_sync_ends_ready(state: State, steps: list[Step]) -> None:
+    for step in steps:
+        state = after(state, step)
+    assert state is State.READY
+
+
+@pytest.mark.parametrize(
+    ("state", "step"),
+    [
+        (State.ASLEEP, Step.FLUSH),  # the KV cache is not there
+        (State.LOADED_BARE, Step.FLUSH),
+        (State.ASLEEP, Step.RESUME_KV),  # the weights come first
+        (State.PAUSED_BARE, Step.RESUME_KV),
+        (State.LOADING, Step.CONTINUE),  # with half of the weights
+        (State.LOADED, Step.CONTINUE),  # with prefixes of the old weights
+        (State.FLUSHED, Step.CONTINUE),  # under the old version
+        (State.LOADING, Step.BEGIN),  # twice
+        (State.COLD, Step.LOAD),
+        (State.COLD, Step.PROVE),  # of what?
+        (State.LOADING, Step.RELEASE),
+        (State.READY, Step.RELEASE),  # SGLang crashes if it is not idle
+        (State.PAUSED, Step.RESUME_WEIGHTS),  # SGLang crashes if nothing was released
+        (State.BROKEN, Step.PAUSE),
+    ],
+)
+def test_steps_out_of_order_are_refused(state: State, step: Step) -> None:
+    with pytest.raises(EngineError, match=f"that is {state} was asked to {step}; it may only: "):
+        after(state, step)
+
+
+def test_what_was_not_released_is_not_resumed() -> None:
+    assert list(walk(State.READY, PATH_TO_LOADING)) == [Step.PAUSE, Step.BEGIN]
+    assert list(walk(State.ASLEEP, PATH_TO_LOADING)) == [Step.RESUME_WEIGHTS, Step.BEGIN]
+    assert list(walk(State.LOADING, PATH_FROM_LOADING)) == [Step.END, Step.FLUSH, Step.LABEL, Step.CONTINUE]
+    assert list(walk(State.LOADING_BARE, PATH_FROM_LOADING)) == [
+        Step.END, Step.RESUME_KV, Step.FLUSH, Step.LABEL, Step.CONTINUE,
+    ]  # fmt: skip
+
+
+def test_every_state_leads_to_ready_and_every_step_has_a_deadline() -> None:
+    assert set(TABLE) == set(State)
+    assert set(DEADLINES) == set(Step)
+    for start in State:
+        reached, front = {start}, {start}
+        while front:
+            front = {then for state in front for then in TABLE[state].values()} - reached
+            reached |= front
+        assert State.READY in reached
+
+
+@pytest.mark.parametrize(("version", "numbers"), [("0.5.17", (0, 5, 17)), ("0.5.21.post1", (0, 5, 21))])
+def test_known_releases(version: str, numbers: tuple[int, ...]) -> None:
+    assert release(version) == numbers
+
+
+@pytest.mark.parametrize("version", ["0.5.16", "0.5.24", "0.6.0", "None"])
+def test_other_releases_are_refused(version: str) -> None:
+    with pytest.raises(EngineError, match=r"works with 0\.5\.17 to 0\.5\.23; .* pip install 'rlkit\[sglang\]'"):
+        release(version)
+
+
+def test_options_are_checked() -> None:
+    with pytest.raises(RecipeError, match=r"launch\.infer_tp is 0, expected 1 or more"):
+        Launch(infer_tp=0)
+    with pytest.raises(RecipeError, match=r"launch\.memory_fraction is 1\.5"):
+        Launch(memory_fraction=1.5)

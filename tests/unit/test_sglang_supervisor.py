@@ -1,0 +1,67 @@
+"""The process between a server and the trainer, with `sleep` for a server."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rlkit.engines.sglang_process import SUPERVISOR
+
+SLEEPER = "import os, subprocess, sys, time; child = subprocess.Popen(['sleep', '100']); print(os.getpid(), child.pid, flush=True); time.sleep(100)"  # noqa: E501
+
+
+def start(log: Path) -> tuple[subprocess.Popen[bytes], list[int]]:
+    """Give a supervisor, and the process ids of its server and the server's child."""
+    supervisor = subprocess.Popen(
+        (sys.executable, "-S", "-E", str(SUPERVISOR), str(log), sys.executable, "-c", SLEEPER), stdin=subprocess.PIPE
+    )
+    assert wait_until(lambda: log.exists() and len(log.read_text().split()) == 2)
+    return supervisor, [int(word) for word in log.read_text().split()]
+
+
+def wait_until(done: Callable[[], bool]) -> bool:
+    end = time.monotonic() + 10
+    while not done() and time.monotonic() < end:
+        time.sleep(0.05)
+    return done()
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended; a zombie that nobody waits for has."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+@pytest.mark.parametrize("how", ["trainer ends", "server crashes", "supervisor is killed"])
+def test_nothing_is_left_whoever_ends_first(tmp_path: Path, how: str) -> None:
+    supervisor, pids = start(tmp_path / "log")
+    if how == "trainer ends":
+        assert supervisor.stdin is not None
+        supervisor.stdin.close()
+    else:
+        os.kill(supervisor.pid if how == "supervisor is killed" else pids[0], signal.SIGKILL)
+    supervisor.wait(10)
+    assert wait_until(lambda: gone(pids[0]))
+    if how != "supervisor is killed":
+        assert wait_until(lambda: gone(pids[1]))
+    else:
+        os.kill(pids[1], signal.SIGKILL)
+    if how == "server crashes":
+        assert "the server ended with exit code -9" in (tmp_path / "log").read_text()
+
+
+def test_a_crash_that_kills_its_parent_does_not_reach_the_trainer(tmp_path: Path) -> None:
+    code = "import os, signal; os.kill(os.getppid(), signal.SIGQUIT); os.kill(os.getppid(), signal.SIGINT)"
+    words = (sys.executable, "-S", "-E", str(SUPERVISOR), str(tmp_path / "log"), sys.executable, "-c", code)
+    supervisor = subprocess.Popen(words, stdin=subprocess.PIPE)
+    assert supervisor.wait(10) == 0
+    assert "ended with exit code 0" in (tmp_path / "log").read_text()
