@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -180,21 +179,18 @@ def _past(text: str, opening: str, last: str) -> str:
 def _stand_ins(messages: Sequence[Message]) -> Iterator[tuple[Message, str]]:
     """Give turns that the messages may follow, each with its last text; the likeliest first.
 
-    Templates differ in how many calls a turn may have, in whether their arguments are an object or JSON, and in
-    whether they render calls at all.
+    Plain words come last also before results, for templates that render no calls, not these, or not so many.
     """
     results = [message for message in messages if message["role"] in ("tool", "ipython")]
-    forms: tuple[Callable[[dict[str, str]], Any], ...] = (dict, json.dumps) if results else ()
-    for form in forms:
-        for answered in (results, results[-1:]):
-            asked = [""] * (len(answered) - 1) + [ASKED]
-            calls = [_call(result, form({"what": what})) for result, what in zip(answered, asked, strict=True)]
-            yield {"role": "assistant", "content": "", "tool_calls": calls}, ASKED
+    if results:
+        asked = [""] * (len(results) - 1) + [ASKED]
+        calls = [_call(result, what) for result, what in zip(results, asked, strict=True)]
+        yield {"role": "assistant", "content": "", "tool_calls": calls}, ASKED
     yield {"role": "assistant", "content": SAID}, SAID
 
 
-def _call(result: Message, arguments: Any) -> dict[str, Any]:
-    function = {"name": result.get("name", "count"), "arguments": arguments}
+def _call(result: Message, what: str) -> dict[str, Any]:
+    function = {"name": result.get("name", "count"), "arguments": {"what": what}}
     return {"id": result.get("tool_call_id", CALL_ID), "type": "function", "function": function}
 
 

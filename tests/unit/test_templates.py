@@ -248,7 +248,7 @@ def test_an_error_says_what_the_template_said() -> None:
     gemma = template_of("gemma")
     with pytest.raises(RecipeError, match="the roles system, user: System role not supported"):
         gemma.start([system("Be brief."), user("Hello")])
-    with pytest.raises(RecipeError, match="the roles user, assistant, tool: Unknown role tool"):
+    with pytest.raises(RecipeError, match="the roles user, assistant, tool: Conversation roles must alternate"):
         gemma.delta([result("7")])
     with pytest.raises(RecipeError, match="Conversation roles must alternate"):
         gemma.delta([user("One?"), user("Two?")])
