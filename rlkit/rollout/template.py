@@ -12,8 +12,13 @@ from rlkit.types import Message
 
 USER: Message = {"role": "user", "content": "How many apples are left?"}
 SAID = "There are seven."
+ANSWER: Message = {"role": "assistant", "content": SAID}
 ASKED = "pears and plums"
 CALL_ID = "call00001"  # nine letters and digits, as Mistral's template asks for
+ANEW = (
+    "the chat template renders earlier turns anew once others follow, so that what is new cannot be told apart; "
+    "choose a model whose template only appends"
+)
 
 
 @dataclass
@@ -106,7 +111,7 @@ class ChatTemplate:
 
     def _prove_end(self, proof: Proof) -> None:
         opened = self._text([USER], generate=True)
-        closed = self._text([USER, {"role": "assistant", "content": SAID}], generate=False)
+        closed = self._text([USER, ANSWER], generate=False)
         before, said, after = closed.rpartition(SAID)
         if not said:
             proof.warnings.append("the template does not render an assistant's turn as it was written")
@@ -134,7 +139,7 @@ class ChatTemplate:
         if stop := self._stop.search(alone):
             own = alone[: stop.start()]
         else:
-            said = self._text([USER, {"role": "assistant", "content": SAID}], generate=False)
+            said = self._text([USER, ANSWER], generate=False)
             own = alone.removesuffix(_past(said, opening, SAID))
         if not followed.startswith(own):
             raise RecipeError(ANEW)
@@ -162,12 +167,6 @@ class ChatTemplate:
         return ids[1:] if ids and ids[0] in self.stop_ids else ids
 
 
-ANEW = (
-    "the chat template renders earlier turns anew once others follow, so that what is new cannot be told apart; "
-    "choose a model whose template only appends"
-)
-
-
 def _past(text: str, opening: str, last: str) -> str:
     """Give what follows the stand-in's last text, in a rendering that keeps its opening."""
     _, found, rest = text.removeprefix(opening).partition(last)
@@ -186,7 +185,7 @@ def _stand_ins(messages: Sequence[Message]) -> Iterator[tuple[Message, str]]:
         asked = [""] * (len(results) - 1) + [ASKED]
         calls = [_call(result, what) for result, what in zip(results, asked, strict=True)]
         yield {"role": "assistant", "content": "", "tool_calls": calls}, ASKED
-    yield {"role": "assistant", "content": SAID}, SAID
+    yield ANSWER, SAID
 
 
 def _call(result: Message, what: str) -> dict[str, Any]:

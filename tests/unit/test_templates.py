@@ -168,8 +168,8 @@ def test_tools_are_shown_at_the_start_only(style: str, name: str) -> None:
     assert (flat + delta == template.start([*messages, user("And?")])) == (style != "mistral")
 
 
-TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-"""Hardly ever a special token: those are tried below."""
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<["), max_size=20)
+"""Without what special tokens begin with: those have tests of their own below."""
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -244,6 +244,13 @@ def test_a_template_that_renders_history_anew_gives_no_delta(messages: list[Mess
     assert any("renders earlier turns anew" in warning for warning in template.prove().warnings)
 
 
+def test_a_template_that_marks_the_last_turn_gives_no_delta() -> None:
+    marked = "turn.content + ('.' if loop.last and turn.role == 'assistant' else '') + '<|im_end|>"
+    template = altered("chatml", "turn.content + '<|im_end|>", marked)
+    with pytest.raises(RecipeError, match="renders earlier turns anew"):
+        template.delta([user("And?")])
+
+
 def test_an_error_says_what_the_template_said() -> None:
     gemma = template_of("gemma")
     with pytest.raises(RecipeError, match="the roles system, user: System role not supported"):
@@ -316,6 +323,19 @@ def test_what_the_template_writes_after_the_end_token_belongs_to_the_delta(after
     play("chatml", turns(3), template)
     begun = template.tokenizer.decode(template.delta([user("And?")]))
     assert begun.startswith(after.replace("\\n", "\n") + "<|im_start|>user")
+
+
+def test_results_answer_calls_with_their_ids() -> None:
+    """A template may look up the call of a result."""
+    looked_up = (
+        "{%- set made = (turns | selectattr('tool_calls') | list)[-1].tool_calls %}"
+        "{%- if turn.tool_call_id not in made | map(attribute='id') | list %}{{ raise_exception('?') }}{% endif %}"
+    )
+    template = altered("chatml", "{%- if turn.role == 'tool' %}", "{%- if turn.role == 'tool' %}" + looked_up)
+    results = [result("7"), result("8", NEXT_ID)]
+    assert template.delta(results) == template_of("chatml").delta(results)
+    with pytest.raises(RecipeError, match="has no attribute 'content'"):  # rather than that there is no call
+        template.delta([{"role": "tool", "tool_call_id": CALL_ID}])
 
 
 def test_arguments_may_be_text() -> None:
