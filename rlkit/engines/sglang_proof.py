@@ -70,13 +70,13 @@ def probe_rows(tokenizer: Any, context: int) -> list[list[int]]:
 
 @torch.no_grad()
 def ask_policy(runtime: Runtime, rows: Sequence[Sequence[int]]) -> list[Tensor]:
-    """Ask the trainer's policy in its own precision; a policy that is sharded is asked otherwise."""
+    """Ask the trainer's policy in its own precision; all ranks must call this, and a sharded one is whole meanwhile."""
     policy, width = runtime.policy, max(map(len, rows))
     tokens = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], device=runtime.device)
     training = policy.training
     policy.eval()
     try:
-        with runtime.autocast():
+        with runtime.unsharded(), runtime.autocast():
             logits = policy(input_ids=tokens, use_cache=False).logits
     finally:
         policy.train(training)

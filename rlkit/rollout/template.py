@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,14 +12,13 @@ from rlkit.types import Message
 
 USER: Message = {"role": "user", "content": "How many apples are left?"}
 SAID = "There are seven."
+ANSWER: Message = {"role": "assistant", "content": SAID}
+ASKED = "pears and plums"
 CALL_ID = "call00001"  # nine letters and digits, as Mistral's template asks for
-CALL: Message = {
-    "role": "assistant",
-    "content": "",
-    "tool_calls": [
-        {"id": CALL_ID, "type": "function", "function": {"name": "count", "arguments": {"what": "apples"}}},
-    ],
-}
+ANEW = (
+    "the chat template renders earlier turns anew once others follow, so that what is new cannot be told apart; "
+    "choose a model whose template only appends"
+)
 
 
 KEPT = 1024
@@ -37,7 +37,8 @@ class ChatTemplate:
     """Renders the start of a conversation and, after each of the policy's turns, what comes next, on its own.
 
     A delta is what the template adds after the end token of an assistant's turn: found by rendering a short stand-in
-    conversation with and without the new messages. The policy's own tokens are never rendered.
+    conversation with and without the new messages. The policy's own tokens are never rendered, so what a template
+    does to them (trim them, strip their thinking) does not matter.
 
     Args:
         tokenizer: With a chat template.
@@ -49,15 +50,22 @@ class ChatTemplate:
         self.tokenizer = tokenizer
         self.stop_ids = frozenset(stop_ids)
         self.tools = list(tools) or None
+        added = tokenizer.added_tokens_decoder.items()
+        self._stop = _any_of([tokenizer.decode([i]) for i in self.stop_ids])
+        self._special = _any_of([str(token) for i, token in added if token.special or i in self.stop_ids])
         self._starts: dict[str, list[int]] = {}
 
     def start(self, messages: Sequence[Message]) -> list[int]:
-        """Give the ids with which a conversation starts, ready for the policy's turn."""
+        """Give the ids with which a conversation starts, ready for the policy's turn.
+
+        Raises:
+            RecipeError: The template refuses the messages.
+        """
         key = repr(messages)
         if key not in self._starts:  # all samples of a prompt start alike
             if len(self._starts) >= KEPT:
                 self._starts.clear()
-            self._starts[key] = self._render(messages, generate=True, tools=self.tools)
+            self._starts[key] = self._ids(self._text(messages, generate=True, tools=self.tools))
         return list(self._starts[key])
 
     def text(self, ids: Sequence[int], special: bool) -> str:
@@ -69,29 +77,35 @@ class ChatTemplate:
     def delta(self, messages: Sequence[Message]) -> list[int]:
         """Give the ids of new messages after the policy's end token, ready for its next turn.
 
+        All results of a turn's calls belong into one delta, since templates merge them; each may carry the `name` and
+        `tool_call_id` of its call. Where the template ends a turn with none of `stop_ids`, its own end comes first.
+
         Raises:
-            RecipeError: The template renders them so that nothing can be told apart from what came before.
+            RecipeError: The template refuses the messages, or renders them so that nothing can be told apart from
+                what came before.
         """
-        base = self._stand_in(messages)
-        try:
-            whole = self._render([*base, *messages], generate=True)
-        except Exception as error:  # Jinja code may raise anything
-            raise RecipeError(
-                f"the chat template cannot render {messages[0]['role']!r} after a turn: {error}"
-            ) from error
-        before = self._render(base, generate=False)
-        ends = [i for i, token in enumerate(before) if token in self.stop_ids]
-        end = ends[-1] + 1 if ends else len(before)
-        if whole[:end] != before[:end]:
-            raise RecipeError(
-                "the chat template renders earlier turns anew once others follow, so that what is new cannot be told "
-                "apart; choose a model whose template only appends"
-            )
-        return whole[end:]
+        plain = [self.plain(message) for message in messages]
+        errors = []
+        for turn, last in _stand_ins(plain):
+            try:
+                return self._ids_after_stop(self._addition(turn, last, plain))
+            except RecipeError as error:
+                errors.append(error)
+        raise errors[0]
+
+    def plain(self, value: Any) -> Any:
+        """Give a message, or any value in one, without the texts of special tokens: nobody can end a turn by them."""
+        if isinstance(value, dict):
+            return {key: self.plain(inner) for key, inner in value.items()}
+        if isinstance(value, list):
+            return [self.plain(inner) for inner in value]
+        while isinstance(value, str) and self._special.search(value):  # what is left may join to one anew
+            value = self._special.sub("", value)
+        return value
 
     def full(self, messages: Sequence[Message]) -> list[int]:
         """Give the template's own rendering of a whole conversation, to compare with."""
-        return self._render(messages, generate=False, tools=self.tools)
+        return self._ids(self._text(messages, generate=False, tools=self.tools))
 
     def prove(self) -> Proof:
         """Look whether turns are only appended, and whether the policy is trained on the token that ends its own."""
@@ -104,45 +118,97 @@ class ChatTemplate:
             except RecipeError as error:
                 proof.warnings.append(str(error))
         thought = [USER, {"role": "assistant", "content": f"<think>\nA thought.\n</think>\n\n{SAID}"}]
-        alone = self._until_end(self._render(thought, generate=False))
-        if self._render([*thought, USER], generate=True)[: len(alone)] != alone:
+        alone = self._text(thought, generate=False).rpartition(SAID)[0]
+        if not self._text([*thought, USER], generate=True).startswith(alone):
             proof.warnings.append(
                 "the template strips thinking from earlier turns; training keeps it, as the policy saw it"
             )
         return proof
 
     def _prove_end(self, proof: Proof) -> None:
-        opened = self.tokenizer.decode(self._render([USER], generate=True))
-        closed = self.tokenizer.decode(self._render([USER, {"role": "assistant", "content": SAID}], generate=False))
-        if SAID not in closed:
+        opened = self._text([USER], generate=True)
+        closed = self._text([USER, ANSWER], generate=False)
+        before, said, after = closed.rpartition(SAID)
+        if not said:
             proof.warnings.append("the template does not render an assistant's turn as it was written")
             return
-        start = closed.rindex(SAID)
-        if opened != closed[:start]:
+        if opened != before:
             proof.warnings.append(
                 f"the generation prompt ends with {opened[-40:]!r}, but an assistant's turn is rendered after "
-                f"{closed[max(0, start - 40) : start]!r}; the policy is trained on the former"
+                f"{before[-40:]!r}; the policy is trained on the former"
             )
-        after = closed[start + len(SAID) :]
-        ends = [self.tokenizer.decode([i]) for i in sorted(self.stop_ids)]
-        if any(after.startswith(end) for end in ends):
+        if self._stop.match(after):
             proof.facts.append(f"an assistant's turn ends with {after.strip()!r}, on which the policy is trained")
         else:
+            ends = [self.tokenizer.decode([i]) for i in sorted(self.stop_ids)]
             proof.warnings.append(
                 f"the template goes on with {after[:40]!r} after an assistant's turn, but a turn ends with one of "
                 f"{ends}; if that is wrong, set eos_token_id in the model's generation_config.json"
             )
 
-    def _until_end(self, ids: Sequence[int]) -> list[int]:
-        ends = [i for i, token in enumerate(ids) if token in self.stop_ids]
-        return list(ids[: ends[-1] + 1]) if ends else list(ids)
+    def _addition(self, turn: Message, last: str, messages: Sequence[Message]) -> str:
+        """Give what the template adds to a stand-in's turn, from its end token on; `last` is the turn's last text."""
+        whole = self._text([USER, turn, *messages], generate=True)
+        opening = self._text([USER], generate=False)
+        alone = _past(self._text([USER, turn], generate=False), opening, last)
+        followed = _past(whole, opening, last)
+        if stop := self._stop.search(alone):
+            own = alone[: stop.start()]
+        else:
+            said = self._text([USER, ANSWER], generate=False)
+            own = alone.removesuffix(_past(said, opening, SAID))
+        if not followed.startswith(own):
+            raise RecipeError(ANEW)
+        return followed[len(own) :]
 
-    def _stand_in(self, messages: Sequence[Message]) -> list[Message]:
-        called = any(message["role"] in ("tool", "ipython") for message in messages)
-        return [USER, CALL if called else {"role": "assistant", "content": SAID}]
+    def _text(self, messages: Sequence[Message], generate: bool, tools: Any = None) -> str:
+        try:
+            text: str = self.tokenizer.apply_chat_template(
+                list(messages), add_generation_prompt=generate, tools=tools, tokenize=False
+            )
+        except Exception as error:  # Jinja code may raise anything
+            roles = ", ".join(str(message["role"]) for message in messages)
+            raise RecipeError(
+                f"the chat template cannot render the roles {roles}: {error}; give messages that it allows, or choose "
+                "another model"
+            ) from error
+        return text
 
-    def _render(self, messages: Sequence[Message], generate: bool, tools: Any = None) -> list[int]:
-        ids: list[int] = self.tokenizer.apply_chat_template(
-            list(messages), add_generation_prompt=generate, tools=tools, return_dict=False
-        )
+    def _ids(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
         return ids
+
+    def _ids_after_stop(self, text: str) -> list[int]:
+        ids = self._ids(text)
+        return ids[1:] if ids and ids[0] in self.stop_ids else ids
+
+
+def _past(text: str, opening: str, last: str) -> str:
+    """Give what follows the stand-in's last text, in a rendering that keeps its opening."""
+    _, found, rest = text.removeprefix(opening).partition(last)
+    if not text.startswith(opening) or not found:
+        raise RecipeError(ANEW)
+    return rest
+
+
+def _stand_ins(messages: Sequence[Message]) -> Iterator[tuple[Message, str]]:
+    """Give turns that the messages may follow, each with its last text; the likeliest first.
+
+    Plain words come last also before results, for templates that render no calls, not these, or not so many.
+    """
+    results = [message for message in messages if message["role"] in ("tool", "ipython")]
+    if results:
+        asked = [""] * (len(results) - 1) + [ASKED]
+        calls = [_call(result, what) for result, what in zip(results, asked, strict=True)]
+        yield {"role": "assistant", "content": "", "tool_calls": calls}, ASKED
+    yield ANSWER, SAID
+
+
+def _call(result: Message, what: str) -> dict[str, Any]:
+    function = {"name": result.get("name", "count"), "arguments": {"what": what}}
+    return {"id": result.get("tool_call_id", CALL_ID), "type": "function", "function": function}
+
+
+def _any_of(texts: Sequence[str]) -> re.Pattern[str]:
+    longest_first = sorted({text for text in texts if text}, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
