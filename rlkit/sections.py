@@ -36,7 +36,7 @@ class Model:
     """The policy.
 
     Args:
-        path: A name on the Hugging Face hub, a folder, or `tiny`, the model that rlkit ships.
+        path: A name on the Hugging Face hub, a folder, or `tiny` or `tiny-tools`, which rlkit ships.
         lora: Train adapters instead of all weights.
         trust_remote_code: Run code that comes with the model.
     """

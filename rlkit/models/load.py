@@ -15,13 +15,14 @@ from rlkit.errors import CheckpointError, RecipeError
 from rlkit.models.lora import add_lora
 from rlkit.sections import Model
 
-TINY = Path(__file__).parent / "tiny"
+SHIPPED = {"tiny": Path(__file__).parent / "tiny", "tiny-tools": Path(__file__).parent / "tiny_tools"}
+"""Models that come with rlkit: for additions, and for conversations with tools and games."""
 
 
 def resolve(path: str) -> str:
-    """Give the folder of the shipped model for `tiny`, and any other path as it is."""
-    if path == "tiny" and not Path("tiny/config.json").exists():
-        return str(TINY)
+    """Give the folder of a shipped model for its name, and any other path as it is."""
+    if path in SHIPPED and not Path(path, "config.json").exists():
+        return str(SHIPPED[path])
     return str(Path(path).expanduser()) if path.startswith("~") else path
 
 

@@ -139,7 +139,7 @@ async def _turn(sampler: Sampler, talk: Conversation, meeting: Meeting, said: li
     if done or not messages:
         talk.complete(StopReason.STOP)
         return
-    meeting.messages.extend(messages)
+    meeting.messages.extend(sampler.template.plain(messages))
     talk.told(messages[0]["role"], sampler.template.delta(messages))
 
 

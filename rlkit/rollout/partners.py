@@ -122,8 +122,8 @@ class Meeting:
         for reply in replies:
             self._reward(reply.reward)
         return [
-            {"role": "tool", "name": call.name, "content": reply.text}
-            for call, reply in zip(calls, replies, strict=True)
+            {"role": "tool", "name": call.name, "tool_call_id": f"call{i:05d}", "content": reply.text}
+            for i, (call, reply) in enumerate(zip(calls, replies, strict=True))
         ]
 
     async def answer(self, text: str) -> tuple[list[Message], bool]:

@@ -10,7 +10,7 @@ import torch
 
 from rlkit.errors import RecipeError
 from rlkit.models.actor import Actor
-from rlkit.models.load import TINY, load_policy, load_tokenizer, save_policy
+from rlkit.models.load import SHIPPED, load_policy, load_tokenizer, save_policy
 from rlkit.models.reference import Reference
 from rlkit.models.weights import PolicyWeights
 from rlkit.sections import Lora, Model
@@ -100,7 +100,7 @@ def test_a_saved_policy_loads_and_generates_the_same(tmp_path: Path) -> None:
 def test_the_tiny_model_is_tiny() -> None:
     policy = load_policy(Model("tiny"))
     assert sum(p.numel() for p in policy.parameters()) < 1_000_000
-    assert (TINY / "model.safetensors").stat().st_size <= 2_000_000
+    assert all((path / "model.safetensors").stat().st_size <= 2_000_000 for path in SHIPPED.values())
     assert policy.config.model_type == "qwen2"
     assert policy.config.max_position_embeddings >= 2048
 
