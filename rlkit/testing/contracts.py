@@ -153,14 +153,16 @@ def check_reward(reward: RewardManager, texts: Sequence[str] = ("#### 4", "", "#
             reward = pickle.loads(pickle.dumps(reward))
         except Exception as error:  # whatever pickling an attribute raises
             raise AssertionError(f"{name} cannot be pickled, as it must to be sent to a worker: {error}") from error
-    for given in (texts, ODD_TEXTS, ()):
-        scores = asyncio.run(reward.score([example_trajectory(text) for text in given]))
+    for given in (ODD_TEXTS, (), texts):
+        trajectories = [example_trajectory(text) for text in given]
+        scores = asyncio.run(reward.score(trajectories))
         if len(scores) != len(given) or not all(isinstance(s, Score) for s in scores):
             raise AssertionError(f"{name}.score gave {scores!r}, expected {len(given)} scores")
-        wrong = [(text, s) for text, s in zip(given, scores, strict=True) if s.error is None and as_score(s).error]
-        if wrong:
-            raise AssertionError(f"{name} gave {wrong[0][1]!r} for {wrong[0][0]!r}, expected finite numbers")
-    return asyncio.run(reward.score([example_trajectory(text) for text in texts]))
+        raw = [reward.grade(t) for t in trajectories] if isinstance(reward, RewardFunction) else scores
+        for text, value in zip(given, raw, strict=True):
+            if getattr(value, "error", None) is None and as_score(value).error:
+                raise AssertionError(f"{name} gave {value!r} for {text!r}, expected finite numbers, or an error")
+    return scores
 
 
 def check_task(task: Task) -> list[Prompt]:
