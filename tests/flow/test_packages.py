@@ -38,6 +38,7 @@ def test_the_wheel_has_recipes_and_model_and_stays_small(site: Path, tmp_path: P
     assert (done.returncode, done.stdout[:3]) == (0, "ok:"), done.stderr
     assert "quickstart " in rlkit("recipe", "list", cwd=tmp_path, PYTHONPATH=str(site)).stdout
     assert (site / "rlkit" / "recipes" / "quickstart.yaml").exists()
+    assert rlkit("plugins", "new", "my-tool", "--kind=tool", cwd=tmp_path, PYTHONPATH=str(site)).returncode == 0
     assert sum(p.stat().st_size for p in (site / "rlkit").rglob("*") if p.suffix != ".pyc") < 4_000_000
 
 

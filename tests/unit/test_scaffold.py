@@ -102,10 +102,10 @@ def test_what_is_written_is_found_and_conforms(kind: str, packages: Path, monkey
         ("2", "such as rlkit-my-tool"),
         ("rlkit-2d", r"names no class of Python \(2d\); try rlkit-my-2d"),
         ("rlkit", "there is a module rlkit already"),
-        ("json", "there is a module json already; try rlkit-my-json"),
+        ("json", "there is a module json already; uninstall it or choose another name"),
         ("class", "names no class of Python"),
-        ("rlkit-arithmetic", "rlkit has a Arithmetic itself; try rlkit-my-arithmetic"),
-        ("rlkit-task", "rlkit has a Task itself"),
+        ("rlkit-arithmetic", "rlkit has Arithmetic itself; try rlkit-my-arithmetic"),
+        ("rlkit-task", "rlkit has Task itself"),
     ],
 )
 def test_names_that_do_not_do_are_refused(name: str, message: str, tmp_path: Path) -> None:
@@ -118,14 +118,14 @@ def test_a_folder_that_holds_something_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["plugins", "new", "rlkit-my-tool", "--kind", "tool"]) == 0
-    assert "pip install -e 'rlkit-my-tool[test]'" in capsys.readouterr().out
-    assert main(["plugins", "new", "rlkit-my-tool", "--kind", "tool"]) == 2
-    assert "rlkit-my-tool exists and is not an empty folder; choose a new one" in capsys.readouterr().err
+    assert main(["plugins", "new", "rlkit-your-tool", "--kind", "tool"]) == 0
+    assert "pip install -e 'rlkit-your-tool[test]'" in capsys.readouterr().out
+    assert main(["plugins", "new", "rlkit-your-tool", "--kind", "tool"]) == 2
+    assert "rlkit-your-tool exists and is not an empty folder; choose a new one" in capsys.readouterr().err
     (tmp_path / "empty").mkdir()
-    assert main(["plugins", "new", "rlkit-my-tool", "--kind", "tool", "--out", "empty"]) == 0
-    assert main(["plugins", "new", "rlkit-my-tool", "--kind", "toll"]) == 2
-    assert main(["plugins", "new", "rlkit-my-tool", "--kind", "tool", "--in=x"]) == 2
+    assert main(["plugins", "new", "rlkit-your-tool", "--kind", "tool", "--out", "empty"]) == 0
+    assert main(["plugins", "new", "rlkit-your-tool", "--kind", "toll"]) == 2
+    assert main(["plugins", "new", "rlkit-your-tool", "--kind", "tool", "--in=x"]) == 2
     assert all(kind in USAGE for kind in KINDS)
 
 
@@ -479,7 +479,8 @@ def test_an_installed_package_is_listed_tested_and_trains(packages: Path, tmp_pa
     venv = tmp_path / "venv"
     subprocess.run((sys.executable, "-m", "venv", "--system-site-packages", "--without-pip", str(venv)), check=True)
     [site] = venv.glob("lib/python*/site-packages")
-    (site / "parent.pth").write_text(f"{sysconfig.get_path('purelib')}\n")  # a venv does not inherit from another one
+    parent = sysconfig.get_path("purelib")  # a venv inherits from the system, but not from the venv that made it
+    (site / "parent.pth").write_text(f"import site; site.addsitedir({parent!r})\n")
     python = str(venv / "bin" / "python")
 
     def run(*command: str) -> str:

@@ -103,12 +103,13 @@ def names_of(name: str) -> Names:
 
 def _check_free(names: Names, kind: str, part: str) -> None:
     """Refuse names that something else has: the package could not be imported, or not be loaded beside it."""
-    hint = f"try {PREFIX}my-{names.plugin}"
     if find_spec(names.module) is not None:
-        raise RecipeError(f"NAME is {names.name!r}, but there is a module {names.module} already; {hint}")
+        raise RecipeError(
+            f"NAME is {names.name!r}, but there is a module {names.module} already; uninstall it or choose another name"
+        )
     offered = load_plugins(entry_points=False).parts[KINDS[kind]]
     if names.cls in offered or re.search(rf"\b{names.cls}\b", part):
-        raise RecipeError(f"NAME is {names.name!r}, but rlkit has a {names.cls} itself; {hint}")
+        raise RecipeError(f"NAME is {names.name!r}, but rlkit has {names.cls} itself; try {PREFIX}my-{names.plugin}")
 
 
 def _read(template: str) -> str:
