@@ -25,11 +25,11 @@ USAGE = """usage: rlkit plugins list          installed plugins and the parts th
 def run(argv: Sequence[str]) -> int:
     """List, show, make or test; give the exit status: 2 where a listed plugin is broken, 1 where a check failed."""
     verb, rest = (argv[0], list(argv[1:])) if argv else ("", [])
+    if verb == "new":
+        return _new(rest)
     if verb in ("", "-h", "--help") or {"-h", "--help"} & set(rest):
         print(USAGE, end="")
         return 0 if verb else 2
-    if verb == "new":
-        return _new(rest)
     if verb not in ("list", "show", "test") or len(rest) != (verb != "list"):
         expected = "`list`, `show NAME`, `new NAME --kind KIND` or `test NAME`"
         raise RecipeError(f"rlkit plugins was given {' '.join(argv)!r}, expected {expected}")
@@ -64,14 +64,17 @@ def _test(name: str, registry: Registry) -> int:
 
 def _find_plugins(name: str, registry: Registry) -> list[Plugin]:
     """Give the plugin of a name, or those of a distribution."""
-    plain = name.lower().replace("_", "-")
-    found = [p for p in registry.plugins if plain in (p.name, p.distribution.lower().replace("_", "-"))]
+    found = [p for p in registry.plugins if _plain(name) in (_plain(p.name), _plain(p.distribution))]
     if not found:
         known = [plugin.name for plugin in registry.plugins]
         near = difflib.get_close_matches(name, known, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"installed: {', '.join(known)}"
         raise RecipeError(f"no plugin or distribution is named {name!r}; {hint}")
     return found
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "-")
 
 
 def plugin_table(registry: Registry) -> Table:

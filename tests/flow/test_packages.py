@@ -35,7 +35,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_the_wheel_has_recipes_and_model_and_stays_small(site: Path, tmp_path: Path) -> None:
     done = rlkit("recipe", "check", "quickstart", cwd=tmp_path, PYTHONPATH=str(site))
-    assert (done.returncode, done.stdout[:3]) == (0, "ok:"), done.stderr
+    assert done.returncode == 0, done.stderr
+    assert "\nok: " in done.stdout
     assert "quickstart " in rlkit("recipe", "list", cwd=tmp_path, PYTHONPATH=str(site)).stdout
     assert (site / "rlkit" / "recipes" / "quickstart.yaml").exists()
     assert rlkit("plugins", "new", "my-tool", "--kind=tool", cwd=tmp_path, PYTHONPATH=str(site)).returncode == 0
