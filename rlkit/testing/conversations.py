@@ -204,9 +204,9 @@ def _check_schema(schema: Any, where: str) -> None:
     for name, inner in properties.items():
         _check_schema(inner, f"{where}.{name}")
     required = schema.get("required", [])
-    if not isinstance(required, list) or (unknown := [name for name in required if name not in properties]):
-        given = required if not isinstance(required, list) else unknown
-        raise AssertionError(f"{where}.required has {given!r}, expected names of its properties")
+    unknown = [name for name in required if name not in properties] if isinstance(required, list) else required
+    if unknown != []:
+        raise AssertionError(f"{where}.required has {unknown!r}, expected names of its properties")
     if "items" in schema:
         _check_schema(schema["items"], f"{where}.items")
 
