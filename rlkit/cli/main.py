@@ -16,7 +16,7 @@ VERBS = {
     "generate": "hold one conversation with a recipe's policy",
     "explain": "print the objective that a recipe optimises, as formulae",
     "recipe": "list, show or check recipes",
-    "plugins": "list plugins, or show what a part can be told",
+    "plugins": "list, show, make or test plugins",
     "data": "write a task's prompts to files",
     "export": "write a checkpoint's policy as a Hugging Face folder",
     "doctor": "look at this machine and installation",

@@ -1,4 +1,4 @@
-"""`rlkit plugins list|show`."""
+"""`rlkit plugins list|show|new|test`."""
 
 from __future__ import annotations
 
@@ -7,30 +7,74 @@ import inspect
 from collections.abc import Sequence
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from rlkit.errors import RecipeError
-from rlkit.registry import Part, Registry, load_plugins
+from rlkit.registry import Part, Plugin, Registry, load_plugins
 
 USAGE = """usage: rlkit plugins list          installed plugins and the parts that they offer
        rlkit plugins show NAME     a part's options, or a plugin's parts
+       rlkit plugins new NAME --kind KIND [--out DIR]
+                                   write a package with a working part, its tests and its README;
+                                   KIND is one of tool, reward, advantage, engine, loss, task, interaction, environment
+       rlkit plugins test NAME     check an installed plugin's parts against what their roles ask for
 """
 
 
 def run(argv: Sequence[str]) -> int:
-    """List or show; give the exit status: 2 where a plugin is broken."""
+    """List, show, make or test; give the exit status: 2 where a listed plugin is broken, 1 where a check failed."""
     verb, rest = (argv[0], list(argv[1:])) if argv else ("", [])
-    if verb in ("", "-h", "--help"):
+    if verb == "new":
+        return _new(rest)
+    if verb in ("", "-h", "--help") or {"-h", "--help"} & set(rest):
         print(USAGE, end="")
         return 0 if verb else 2
+    if verb not in ("list", "show", "test") or len(rest) != (verb != "list"):
+        expected = "`list`, `show NAME`, `new NAME --kind KIND` or `test NAME`"
+        raise RecipeError(f"rlkit plugins was given {' '.join(argv)!r}, expected {expected}")
     registry = load_plugins()
-    if verb == "list" and not rest:
-        Console(soft_wrap=True).print(plugin_table(registry))
-        return 2 if any(plugin.error for plugin in registry.plugins) else 0
-    if verb == "show" and len(rest) == 1:
+    if verb == "show":
         print(_show(rest[0], registry))
         return 0
-    raise RecipeError(f"rlkit plugins was given {' '.join(argv)!r}, expected `list` or `show NAME`")
+    if verb == "test":
+        return _test(rest[0], registry)
+    Console(soft_wrap=True).print(plugin_table(registry))
+    return 2 if any(plugin.error for plugin in registry.plugins) else 0
+
+
+def _new(argv: Sequence[str]) -> int:
+    from rlkit.cli.scaffold import new
+
+    folder = new(argv)
+    print(f"{folder} is a plugin: pip install -e '{folder}[test]', then pytest {folder}")
+    return 0
+
+
+def _test(name: str, registry: Registry) -> int:
+    from rlkit.testing.conformance import examine
+
+    findings = [f for plugin in _find_plugins(name, registry) for f in examine(plugin, registry)]
+    table = Table("part", "check", "result", "why")
+    for finding in findings:
+        table.add_row(finding.part, finding.check, finding.state, escape(finding.why))
+    Console(soft_wrap=True).print(table)
+    return 1 if any(finding.state == "failed" for finding in findings) else 0
+
+
+def _find_plugins(name: str, registry: Registry) -> list[Plugin]:
+    """Give the plugin of a name, or those of a distribution."""
+    found = [p for p in registry.plugins if _plain(name) in (_plain(p.name), _plain(p.distribution))]
+    if not found:
+        known = [plugin.name for plugin in registry.plugins]
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"installed: {', '.join(known)}"
+        raise RecipeError(f"no plugin or distribution is named {name!r}; {hint}")
+    return found
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "-")
 
 
 def plugin_table(registry: Registry) -> Table:

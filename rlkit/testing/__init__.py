@@ -1,24 +1,40 @@
 """For the tests of plugins: contracts to check a part against, an engine without a model, tiny models."""
 
 from rlkit.testing import golden
+from rlkit.testing.conformance import Finding, check_options, check_plugin
 from rlkit.testing.contracts import (
     check_advantage,
+    check_filter,
     check_loss,
+    check_parser,
     check_reward,
     check_task,
     example_batch,
     example_trajectory,
 )
+from rlkit.testing.conversations import check_engine, check_environment, check_interaction, check_schema, check_tool
 from rlkit.testing.engine import FakeEngine, ScriptedEngine
 from rlkit.testing.models import random_model, save_random_model
+from rlkit.testing.runtime import ExampleRuntime
 
 __all__ = [
+    "ExampleRuntime",
     "FakeEngine",
+    "Finding",
     "ScriptedEngine",
     "check_advantage",
+    "check_engine",
+    "check_environment",
+    "check_filter",
+    "check_interaction",
     "check_loss",
+    "check_options",
+    "check_parser",
+    "check_plugin",
     "check_reward",
+    "check_schema",
     "check_task",
+    "check_tool",
     "example_batch",
     "example_trajectory",
     "golden",

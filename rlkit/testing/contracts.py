@@ -5,14 +5,30 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections.abc import Sequence
+from typing import get_args
 
 import torch
 
-from rlkit.roles.advantage import AdvantageEstimator
+from rlkit.roles.advantage import AdvantageEstimator, Needs
+from rlkit.roles.filter import GroupFilter
 from rlkit.roles.loss import PolicyLoss
-from rlkit.roles.reward import RewardFunction, RewardManager
-from rlkit.roles.task import Task
-from rlkit.types import Batch, PolicyOutput, Prompt, Score, StopReason, Trajectory, Turn
+from rlkit.roles.parser import ParsedTurn, ToolParser
+from rlkit.roles.reward import RewardFunction, RewardManager, as_score
+from rlkit.roles.task import Split, Task
+from rlkit.types import Batch, LossOutput, PolicyOutput, Prompt, Score, StopReason, Trajectory, Turn
+
+ODD_TEXTS = ("", " \n", "\x00\ufffd", "{[(<", r"\boxed{", "#### ", "१२", "1" * 5000)
+"""What a policy may write that nobody expects."""
+
+CALLS = (
+    'See. <tool_call>{"name": "f", "arguments": {"a": [1, "}"]}}</tool_call>',
+    "<tool_call><function=f><parameter=a>1</parameter></function></tool_call>",
+    '{"name": "f", "parameters": {"a": 1}}',
+    '[f(a=1, b="x"), g()]',
+    '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}]',
+    '```json\n{"name": "f", "arguments": null}\n```',
+)
+"""Calls in the forms that are common."""
 
 
 def example_batch(rewards: Sequence[float] = (1.0, 0.0, 0.0, 1.0), groups: Sequence[int] = (0, 0, 1, 1)) -> Batch:
@@ -56,58 +72,155 @@ def example_trajectory(text: str, answer: str | None = "4") -> Trajectory:
 
 
 def check_advantage(estimator: AdvantageEstimator) -> Batch:
-    """Check that advantages have the batch's shape, are finite and float32, and are 0 outside the mask."""
-    batch = example_batch()
+    """Check that advantages have the batch's shape, are finite and float32, and are 0 outside the mask.
+
+    The batches hold what the estimator `needs`; beside an ordinary one there is one of equal rewards, one of large
+    rewards, and one without rows, as a rank may have.
+    """
+    for batch in (example_batch([1.0] * 4), example_batch((1e6, -1e6, 0.0, 1e6)), _without_rows(example_batch())):
+        _estimate(estimator, batch)
+    return _estimate(estimator, example_batch())
+
+
+def _estimate(estimator: AdvantageEstimator, batch: Batch) -> Batch:
+    name, rewards = type(estimator).__name__, batch.rewards.tolist()
+    _provide(batch, estimator.needs)
     estimator.estimate(batch)
-    name = type(estimator).__name__
     if batch.advantages is None:
         raise AssertionError(f"{name}.estimate left batch.advantages unset")
     batch.check()
     if batch.advantages.dtype != torch.float32 or not bool(batch.advantages.isfinite().all()):
-        raise AssertionError(f"{name} gave advantages of {batch.advantages.dtype}, expected finite float32")
+        raise AssertionError(
+            f"{name} gave advantages of {batch.advantages.dtype} for rewards {rewards}, expected finite float32"
+        )
     if bool((batch.advantages[~batch.mask] != 0).any()):
         raise AssertionError(f"{name} gave advantages outside the mask")
     return batch
 
 
+def _provide(batch: Batch, needs: Needs) -> None:
+    """Set the fields that an estimator reads besides rewards and mask."""
+    if Needs.VALUES in needs:
+        batch.values = 0.5 * batch.mask
+    if Needs.GREEDY in needs:
+        batch.greedy_rewards = torch.full_like(batch.rewards, 0.5)
+    if Needs.PARTS in needs:
+        batch.parts, batch.part_names = batch.rewards[:, None], ("accuracy",)
+    if Needs.SUM_PI_SQUARED in needs:
+        batch.sum_pi_squared = 0.5 * batch.mask
+
+
+def _without_rows(batch: Batch) -> Batch:
+    return batch.rows(torch.arange(0))
+
+
 def check_loss(loss: PolicyLoss) -> torch.Tensor:
-    """Check that the loss is per token, has a gradient, and ignores what stands outside the mask."""
+    """Check that the loss is per token, has a gradient, and ignores what stands outside the mask.
+
+    It must be finite also where the policy has moved far, and on a batch without rows.
+    """
+    for log_ratio, batch in ((20.0, example_batch()), (-20.0, example_batch()), (0.0, _without_rows(example_batch()))):
+        _lose(loss, batch, log_ratio)
     batch = example_batch()
-    batch.advantages = torch.where(batch.group[:, None] == 0, 1.0, -1.0) * batch.mask
-    assert batch.old_logps is not None
-    logps = (batch.old_logps + 0.01).requires_grad_()
-    per_token = loss(PolicyOutput(logps, torch.zeros_like(logps)), batch).per_token
-    name = type(loss).__name__
-    if per_token.shape != batch.mask.shape:
-        raise AssertionError(
-            f"{name} gave a loss of shape {tuple(per_token.shape)}, expected {tuple(batch.mask.shape)}"
-        )
+    per_token, logps = _lose(loss, batch, 0.01)
     (gradient,) = torch.autograd.grad(per_token[batch.mask].sum(), logps)
     if not bool(gradient[batch.mask].any()) or bool(gradient[~batch.mask].any()):
-        raise AssertionError(f"{name} has no gradient under the mask, or one outside it")
+        raise AssertionError(f"{type(loss).__name__} has no gradient under the mask, or one outside it")
     return per_token
 
 
+def _lose(loss: PolicyLoss, batch: Batch, log_ratio: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Give the loss [B,T] of log-probs that are so far from the old ones, and those log-probs."""
+    name = type(loss).__name__
+    assert batch.old_logps is not None
+    batch.advantages = torch.where(batch.group[:, None] == 0, 1.0, -1.0) * batch.mask
+    logps = ((batch.old_logps + log_ratio) * batch.mask).requires_grad_()
+    batch.selected = loss.select(logps.detach(), batch) if loss.selects else None
+    out = loss(PolicyOutput(logps, torch.zeros_like(logps)), batch)
+    if not isinstance(out, LossOutput) or out.per_token.shape != batch.mask.shape:
+        given = f"a loss of shape {tuple(out.per_token.shape)}" if isinstance(out, LossOutput) else repr(out)
+        raise AssertionError(f"{name} gave {given}, expected a LossOutput of shape {tuple(batch.mask.shape)}")
+    if not bool(out.per_token.isfinite().all()):
+        raise AssertionError(f"{name} is not finite where the log-ratio is {log_ratio:g}, outside the mask included")
+    return out.per_token, logps
+
+
 def check_reward(reward: RewardManager, texts: Sequence[str] = ("#### 4", "", "#### x")) -> list[Score]:
-    """Check that a reward scores any text, and can be sent to a worker if it is a function."""
-    trajectories = [example_trajectory(text) for text in texts]
+    """Check that a reward scores any text and no text, and can be sent to a worker if it is a function."""
+    name = type(reward).__name__
     if isinstance(reward, RewardFunction):
-        reward = pickle.loads(pickle.dumps(reward))
-    scores = asyncio.run(reward.score(trajectories))
-    if len(scores) != len(texts) or not all(isinstance(s, Score) for s in scores):
-        raise AssertionError(f"{type(reward).__name__}.score gave {scores!r}, expected {len(texts)} scores")
+        try:
+            reward = pickle.loads(pickle.dumps(reward))
+        except Exception as error:  # whatever pickling an attribute raises
+            raise AssertionError(f"{name} cannot be pickled, as it must to be sent to a worker: {error}") from error
+    for given in (ODD_TEXTS, (), texts):
+        trajectories = [example_trajectory(text) for text in given]
+        scores = asyncio.run(reward.score(trajectories))
+        if len(scores) != len(given) or not all(isinstance(s, Score) for s in scores):
+            raise AssertionError(f"{name}.score gave {scores!r}, expected {len(given)} scores")
+        raw = [reward.grade(t) for t in trajectories] if isinstance(reward, RewardFunction) else scores
+        for text, value in zip(given, raw, strict=True):
+            if getattr(value, "error", None) is None and as_score(value).error:
+                raise AssertionError(f"{name} gave {value!r} for {text!r}, expected finite numbers, or an error")
     return scores
 
 
 def check_task(task: Task) -> list[Prompt]:
     """Check that both splits have rows which become prompts with messages; give the first of each."""
     prompts = []
-    for split in ("train", "validation"):
-        rows = task.rows(split)  # type: ignore[arg-type]
+    for split in get_args(Split):
+        rows = task.rows(split)
         if len(rows) == 0:
             raise AssertionError(f"{type(task).__name__} gives no {split} rows")
         prompt = task.prompt(rows[0], 0)
         if not prompt.messages or any("role" not in m or "content" not in m for m in prompt.messages):
             raise AssertionError(f"{type(task).__name__} gave {prompt!r}, expected messages with role and content")
+        if task.prompt(task.rows(split)[0], 0) != prompt:
+            raise AssertionError(f"{type(task).__name__} gave another prompt for the same row of {split}")
         prompts.append(prompt)
     return prompts
+
+
+def check_filter(group_filter: GroupFilter) -> None:
+    """Check that a filter says True or False of any scored group, and that its tries can be counted."""
+    name = type(group_filter).__name__
+    if group_filter.tries < 0:
+        raise AssertionError(f"{name}.tries is {group_filter.tries}, expected 0 or more")
+    for rewards in ((1.0, 0.0), (0.0, 0.0), (1.0,)):
+        group = [example_trajectory("#### 4") for _ in rewards]
+        for trajectory, reward in zip(group, rewards, strict=True):
+            trajectory.score = Score(reward, {"accuracy": reward})
+        if not isinstance(kept := group_filter.keep(group), bool):
+            raise AssertionError(f"{name}.keep gave {kept!r} for rewards {rewards}, expected True or False")
+
+
+def check_parser(parser: ToolParser, texts: Sequence[str] = ()) -> list[ParsedTurn]:
+    """Check that a parser reads any text without raising, calls in many forms and cut anywhere among them.
+
+    Args:
+        parser: What is checked.
+        texts: More that it has to read, calls in its own form above all; they are cut anywhere as well.
+    """
+    name = type(parser).__name__
+    if not isinstance(found := parser.detects("{{ messages }}"), bool):
+        raise AssertionError(f"{name}.detects gave {found!r}, expected True or False")
+    plain = "The answer is four."
+    if (turn := _parse(parser, plain)) != ParsedTurn(plain):
+        raise AssertionError(f"{name} made {turn!r} of {plain!r}, expected the text and no calls")
+    return [_parse(parser, text[:end]) for text in (*CALLS, *ODD_TEXTS[:-1], *texts) for end in range(len(text) + 1)]
+
+
+def _parse(parser: ToolParser, text: str) -> ParsedTurn:
+    name = type(parser).__name__
+    try:
+        turn = parser.parse(text)
+    except Exception as error:  # a parser must not raise anything
+        raise AssertionError(f"{name}.parse raised {type(error).__name__}: {error} on {text!r}") from error
+    if not isinstance(turn, ParsedTurn) or not isinstance(turn.text, str):
+        raise AssertionError(f"{name}.parse gave {turn!r} for {text!r}, expected a ParsedTurn")
+    for call in turn.calls:
+        if not isinstance(call.name, str) or not isinstance(call.arguments, dict) or (call.error and call.arguments):
+            raise AssertionError(
+                f"{name}.parse gave {call!r} for {text!r}, expected arguments by name, none with an error"
+            )
+    return turn

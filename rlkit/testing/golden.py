@@ -36,6 +36,9 @@ LOSSES: dict[str, tuple[float, ...]] = {
 }
 """Each token's loss, by loss."""
 
+OPTIONS = {"CISPO": {"clip_low": 1.0, "clip_high": 0.2}}
+"""What a part is told, where its vector is not that of its defaults."""
+
 
 def check(name: str, part: AdvantageEstimator | PolicyLoss) -> None:
     """Compare a part with the vector of that name.

@@ -1,0 +1,137 @@
+"""Everything that can be checked of a plugin's parts without knowing them: `check_plugin("my-tool", rlkit_my_tool)`."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any, Literal, NamedTuple
+
+from rlkit.errors import RecipeError
+from rlkit.registry import Part, Plugin, Registry, load_plugins
+from rlkit.testing import contracts, conversations, golden
+from rlkit.testing.runtime import ExampleRuntime
+from rlkit.types import Prompt
+
+CONTRACTS: dict[str, Callable[[Any], Any]] = {
+    "advantages": contracts.check_advantage,
+    "losses": contracts.check_loss,
+    "rewards": contracts.check_reward,
+    "tasks": contracts.check_task,
+    "filters": contracts.check_filter,
+    "parsers": contracts.check_parser,
+}
+"""What takes an instance, by role."""
+
+MAKER_CONTRACTS: dict[str, Callable[[Any], Any]] = {
+    "tools": conversations.check_tool,
+    "interactions": conversations.check_interaction,
+    "engines": conversations.check_engine,
+}
+"""What takes the class, by role."""
+
+
+class Finding(NamedTuple):
+    """How a check of a part went, and why where it is not `ok`; `not run` is what needs options or data."""
+
+    part: str
+    check: str
+    state: Literal["ok", "failed", "not run"]
+    why: str = ""
+
+
+def check_plugin(name: str, module: Any) -> list[Finding]:
+    """Examine a plugin's module, for use in its tests.
+
+    Raises:
+        AssertionError: A check failed; the message has all that did.
+        PluginError: The plugin cannot be loaded.
+    """
+    registry = load_plugins([(name, module)], entry_points=False)
+    registry.require_healthy()
+    findings = examine(registry.plugins[-1], registry)
+    if failed := [f"{f.part}, {f.check}: {f.why}" for f in findings if f.state == "failed"]:
+        raise AssertionError("\n".join(failed))
+    return findings
+
+
+def examine(plugin: Plugin, registry: Registry) -> list[Finding]:
+    """Run all checks on all parts of a plugin."""
+    if plugin.error is not None or plugin.disabled:
+        return [Finding(plugin.name, "loads", "failed", plugin.error or "it is disabled")]
+    parts = [part for role in registry.parts.values() for part in role.values() if part.plugin is plugin]
+    if not parts:
+        return [Finding(plugin.name, "offers parts", "failed", "it registers none; is a hook marked with @hookimpl?")]
+    prompts = [prompt for part in parts if part.role == "tasks" for prompt in _prompts(part.cls)]
+    return [finding for part in parts for finding in _examine_part(part, [*prompts, conversations.PROMPT])]
+
+
+def check_options(cls: type) -> None:
+    """Check that each option of a constructor has a type, a line of documentation, and a name of its own."""
+    for name, option in inspect.signature(cls).parameters.items():
+        if option.kind in (option.VAR_POSITIONAL, option.VAR_KEYWORD):
+            raise AssertionError(f"{cls.__name__} takes *{name}, expected options by name: they are what a recipe says")
+        if option.annotation is option.empty:
+            raise AssertionError(f"{cls.__name__}.{name} has no type; a recipe's value is checked against it")
+        if not re.search(rf"^\s+{name}: ", cls.__doc__ or "", re.M):
+            raise AssertionError(
+                f"{cls.__name__}.{name} is not documented; say `{name}: …` under Args: in its docstring"
+            )
+
+
+def _examine_part(part: Part, prompts: Sequence[Prompt]) -> Iterator[Finding]:
+    yield _run(part, "options", check_options, part.cls)
+    needed = [p.name for p in inspect.signature(part.cls).parameters.values() if p.default is p.empty]
+    if needed:
+        yield Finding(part.name, "contract", "not run", f"it needs options: {', '.join(needed)}")
+        return
+    yield (made := _run(part, "made with defaults", part.cls))
+    if made.state != "ok":
+        return
+    yield _run(part, "contract", _check_contract, part, prompts)
+    if part.name in (*golden.ADVANTAGES, *golden.LOSSES) and part.role in ("advantages", "losses"):
+        yield _run(part, "golden vector", golden.check, part.name, part.cls(**golden.OPTIONS.get(part.name, {})))
+
+
+def _check_contract(part: Part, prompts: Sequence[Prompt]) -> None:
+    cls: Any = part.cls
+    if part.role == "environments":
+        _check_environment(cls, prompts)
+    elif part.role in MAKER_CONTRACTS:
+        MAKER_CONTRACTS[part.role](cls)
+    else:
+        made = cls()
+        if hasattr(made, "bind"):
+            made.bind(ExampleRuntime())
+        CONTRACTS[part.role](made)
+
+
+def _check_environment(cls: Any, prompts: Sequence[Prompt]) -> None:
+    """Check an environment on the first prompt that it takes; those of the plugin's own tasks come first."""
+    for number, prompt in enumerate(prompts, 1):
+        try:
+            conversations.check_environment(cls, prompt)
+        except RecipeError:
+            if number == len(prompts):
+                raise
+        else:
+            return
+
+
+def _prompts(task: type) -> list[Prompt]:
+    with suppress(Exception):  # what is wrong with the task is found where the task is examined
+        return contracts.check_task(task())[:1]
+    return []
+
+
+def _run(part: Part, check: str, function: Callable[..., Any], *arguments: Any) -> Finding:
+    try:
+        function(*arguments)
+    except RecipeError as error:
+        return Finding(part.name, check, "not run", str(error))
+    except AssertionError as error:
+        return Finding(part.name, check, "failed", str(error) or "an assertion of its own failed")
+    except Exception as error:  # a plugin's own code may raise anything
+        return Finding(part.name, check, "failed", f"{type(error).__name__}: {error}")
+    return Finding(part.name, check, "ok")

@@ -1,0 +1,293 @@
+"""What must hold for parts that take part in conversations: tools, interactions, environments and engines.
+
+A check takes the class, or a function that makes a part that is not bound yet: `check_tool(lambda: MyTool(limit=3))`.
+It plays one conversation alone and two at once, and compares what they hear: nothing may leak from one to another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from rlkit.models.weights import PolicyWeights
+from rlkit.roles.engine import RolloutEngine
+from rlkit.roles.environment import Environment, Observation
+from rlkit.roles.interaction import Interaction, Reply
+from rlkit.roles.runtime import Runtime
+from rlkit.roles.tool import State, Tool, ToolReply
+from rlkit.testing.runtime import ExampleRuntime
+from rlkit.types import Completion, Message, Prompt, Request, SampleKey, Sampling, StopReason
+
+PROMPT = Prompt("example", [{"role": "user", "content": "2 + 2 = ?"}], "4")
+ACTIONS = ("1", "yes", "", "\x00{[(<", "four", "4")
+"""The policy's turns in a conversation; an environment has to answer whatever it is told."""
+
+P = TypeVar("P")
+Heard = list[Any]
+Talk = Callable[[P, State, Heard, int], Awaitable[None]]
+"""Plays a turn of a conversation, given by its number, and notes what the part said."""
+Free = Callable[[P, State], Awaitable[None]]
+
+
+def check_tool(make: Callable[[], Tool], arguments: Mapping[str, Any] | None = None) -> Heard:
+    """Check a tool's description, its answers, that conversations are apart, and that it can be freed.
+
+    Args:
+        make: The class, or a function that makes a tool.
+        arguments: Of each call; made up from the schema otherwise.
+    """
+
+    async def talk(tool: Tool, state: State, heard: Heard, _number: int) -> None:
+        given = dict(example_arguments(tool.parameters) if arguments is None else arguments)
+        if not heard:
+            await tool.create(state)
+        answer = await tool.call(given, state)
+        reply = ToolReply(answer) if isinstance(answer, str) else answer
+        if not isinstance(reply, ToolReply) or not isinstance(reply.text, str) or not _finite(reply.reward):
+            raise AssertionError(f"{_name(tool)}.call gave {answer!r}, expected a text or a ToolReply of finite reward")
+        if not _finite(reward := await tool.reward(state)):
+            raise AssertionError(f"{_name(tool)}.reward gave {reward!r}, expected a finite number")
+        heard.append(answer)
+
+    def start() -> Tool:
+        tool = _bound(make)
+        for field in ("name", "description"):
+            if not isinstance(value := getattr(tool, field, None), str) or not value:
+                raise AssertionError(f"{_name(tool)}.{field} is {value!r}, expected a text for the policy")
+        check_schema(getattr(tool, "parameters", None), f"{_name(tool)}.parameters")
+        return tool
+
+    async def release(tool: Tool, state: State) -> None:
+        await tool.release(state)
+
+    _close_twice(make())  # as after a failure elsewhere, before `bind`
+    return asyncio.run(_compare(start, talk, release))
+
+
+def check_interaction(make: Callable[[], Interaction], prompt: Prompt = PROMPT) -> Heard:
+    """Check a simulated user's replies, that conversations are apart, and that it can be freed; give the replies."""
+
+    async def talk(user: Interaction, state: State, heard: Heard, _number: int) -> None:
+        if heard and heard[-1].done:
+            return
+        if not heard:
+            await user.start(prompt, state)
+        messages: list[Message] = [*prompt.messages, {"role": "assistant", "content": "4"}]
+        for reply in heard:
+            messages += [*reply.messages, {"role": "assistant", "content": ""}]
+        before = copy.deepcopy(messages)
+        reply = await user.reply(messages, state)
+        if messages != before:
+            raise AssertionError(f"{_name(user)}.reply changed the messages that it was given; answer with new ones")
+        if not isinstance(reply, Reply) or not isinstance(reply.done, bool) or not _finite(reply.reward):
+            raise AssertionError(f"{_name(user)}.reply gave {reply!r}, expected a Reply with a finite reward")
+        if any("role" not in m or "content" not in m for m in reply.messages) or not (reply.messages or reply.done):
+            raise AssertionError(
+                f"{_name(user)}.reply gave {reply!r}, expected messages with role and content, or done"
+            )
+        heard.append(reply)
+
+    async def finish(user: Interaction, state: State) -> None:
+        await user.finish(state)
+
+    return asyncio.run(_compare(lambda: _bound(make), talk, finish))
+
+
+def check_environment(make: Callable[[], Environment], prompt: Prompt = PROMPT) -> Heard:
+    """Check that an episode answers any action, that equal seeds play alike and apart, and that it can be freed.
+
+    Args:
+        make: The class, or a function that makes an environment.
+        prompt: What it starts from.
+    """
+
+    async def talk(game: Environment, state: State, heard: Heard, number: int) -> None:
+        if not heard:
+            heard.append(first := await game.reset(prompt, number, state))
+            if not isinstance(first, str):
+                raise AssertionError(f"{_name(game)}.reset gave {first!r}, expected the first observation's text")
+        elif heard[-1].done:
+            return
+        action = ACTIONS[len(heard) - 1]
+        try:
+            seen = await game.step(action, state)
+        except Exception as error:  # the policy may write anything
+            raise AssertionError(f"{_name(game)}.step raised {_what(error)} on the action {action!r}") from error
+        fits = isinstance(seen, Observation) and isinstance(seen.text, str) and isinstance(seen.done, bool)
+        if not fits or not _finite(seen.reward):
+            raise AssertionError(f"{_name(game)}.step gave {seen!r}, expected an Observation with a finite reward")
+        heard.append(seen)
+
+    async def close(game: Environment, state: State) -> None:
+        await game.close(state)
+
+    return asyncio.run(_compare(lambda: _bound(make), talk, close, repeats=True))
+
+
+def check_engine(make: Callable[[], RolloutEngine], runtime: Runtime | None = None) -> list[Completion]:
+    """Check an engine's completions, their versions after a sync, and that it can be closed at any time.
+
+    Args:
+        make: The class, or a function that makes an engine.
+        runtime: What it is bound to: rlkit's tiny model on the CPU otherwise.
+    """
+    runtime = ExampleRuntime() if runtime is None else runtime
+    _close_twice(make())  # as after a failure elsewhere, before `bind`
+    engine = make()
+    engine.bind(runtime)
+    tokens = tuple(runtime.tokenizer.encode("2 + 2 = ?", add_special_tokens=False))
+    keys = [SampleKey(0, 1, "example", sample) for sample in range(3)]
+    requests = [Request(tokens, Sampling(max_tokens=4 if k.sample else 1), k, f"s{k.sample}") for k in keys]
+
+    async def ask() -> list[Completion]:
+        await engine.sync(PolicyWeights(runtime.policy), 3)
+        with engine.awake():
+            return list(await asyncio.gather(*map(engine.generate, requests)))
+
+    answers = asyncio.run(ask())
+    for request, answer in zip(requests, answers, strict=True):
+        if problem := _completion_problem(request, answer, runtime.stop_ids):
+            raise AssertionError(f"{_name(engine)}.generate gave {answer!r}, expected {problem}")
+    if not all(_finite(gauge) for gauge in engine.health().values()):
+        raise AssertionError(f"{_name(engine)}.health gave {engine.health()!r}, expected finite numbers by name")
+    _close_twice(engine)
+    return answers
+
+
+def _completion_problem(request: Request, answer: Completion, stop_ids: frozenset[int]) -> str | None:
+    """Say what a completion after a sync to version 3 should have been."""
+    count = len(answer.tokens)
+    if not 1 <= count <= request.sampling.max_tokens:
+        return f"1 to max_tokens = {request.sampling.max_tokens} tokens"
+    if not count == len(answer.logps) == len(answer.versions):
+        return "a log-prob and a version for each token"
+    if not all(_finite(logp) and logp <= 0 for logp in answer.logps):
+        return "finite log-probs of at most 0"
+    if set(answer.versions) != {3}:
+        return "the version of the last sync, 3"
+    if answer.stop == StopReason.STOP and answer.tokens[-1] not in stop_ids:
+        return "the stop id among the tokens, as the last"
+    return None
+
+
+def check_schema(schema: Any, where: str) -> None:
+    """Check that something is a JSON schema of an object, as a chat template and an engine can show it."""
+    try:
+        json.dumps(schema, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise AssertionError(f"{where} is not JSON: {error}") from error
+    if not isinstance(schema, dict) or schema.get("type") != "object":
+        raise AssertionError(f"{where} is {schema!r}, expected a JSON schema of type object")
+    _check_schema(schema, where)
+
+
+KINDS: dict[str, Any] = {
+    "object": {}, "array": [], "string": "1", "integer": 1, "number": 1.0, "boolean": True, "null": None,
+}  # fmt: skip
+"""The types of a JSON schema, each with a value of it."""
+
+
+def _check_schema(schema: Any, where: str) -> None:
+    if not isinstance(schema, dict):
+        raise AssertionError(f"{where} is {schema!r}, expected a schema")
+    kinds = schema.get("type", [])
+    for kind in kinds if isinstance(kinds, list) else [kinds]:
+        if kind not in KINDS:
+            raise AssertionError(f"{where} has the type {kind!r}, expected one of {', '.join(KINDS)}")
+    properties = schema.get("properties", {})
+    if not isinstance(properties, dict):
+        raise AssertionError(f"{where}.properties is {properties!r}, expected schemas by name")
+    for name, inner in properties.items():
+        _check_schema(inner, f"{where}.{name}")
+    required = schema.get("required", [])
+    unknown = [name for name in required if name not in properties] if isinstance(required, list) else required
+    if unknown != []:
+        raise AssertionError(f"{where}.required has {unknown!r}, expected names of its properties")
+    if "items" in schema:
+        _check_schema(schema["items"], f"{where}.items")
+
+
+def example_arguments(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Make up arguments that satisfy a schema of an object, as far as types, enums and examples say."""
+    return {name: _example(inner) for name, inner in schema.get("properties", {}).items()}
+
+
+def _example(schema: Mapping[str, Any]) -> Any:
+    fixed = [schema[key] for key in ("const", "default") if key in schema]
+    if choices := fixed or schema.get("examples") or schema.get("enum"):
+        return choices[0]
+    kind = schema.get("type", "string")
+    kind = kind[0] if isinstance(kind, list) else kind
+    return example_arguments(schema) if kind == "object" else KINDS[kind]
+
+
+async def _compare(make: Callable[[], P], talk: Talk[P], free: Free[P], repeats: bool = False) -> Heard:
+    """Play two conversations each alone and then together with a new part; they must hear the same.
+
+    Where the first, played twice, differs, the part answers at random and nothing is compared, unless it has to repeat
+    itself.
+    """
+    first, again, second = [(await _play(make(), talk, free, [number]))[0] for number in (0, 0, 1)]
+    part = make()
+    together = await _play(part, talk, free, [0, 1])
+    if repeats and again != first:
+        raise AssertionError(f"{_name(part)} gave {again!r} after {first!r}, expected the same for the same seed")
+    for heard, alone in zip(together, (first, second), strict=True):
+        if again == first and heard != alone:
+            raise AssertionError(
+                f"{_name(part)} gave {heard!r} beside another conversation and {alone!r} alone; "
+                "what belongs to a conversation must be kept in its state"
+            )
+    return first
+
+
+async def _play(part: P, talk: Talk[P], free: Free[P], numbers: Sequence[int]) -> list[Heard]:
+    """Play conversations turn about, free each twice, and one that never began; give what each heard."""
+    states: list[State] = [{} for _ in numbers]
+    heard: list[Heard] = [[] for _ in numbers]
+    for _ in ACTIONS:
+        for state, own, number in zip(states, heard, numbers, strict=True):
+            await talk(part, state, own, number)
+    for state, when in (*((s, w) for s in states for w in ("", " a second time")), ({}, " on an empty state")):
+        try:
+            await free(part, state)
+        except Exception as error:  # freeing must not fail, whatever was held
+            raise AssertionError(
+                f"{_name(part)}.{free.__name__}(state){when} raised {_what(error)}; "
+                "it is called however a conversation ended"
+            ) from error
+    if isinstance(part, Tool):
+        _close_twice(part)
+    return heard
+
+
+def _bound(make: Callable[[], P]) -> P:
+    part: Any = make()
+    part.bind(ExampleRuntime())
+    return part  # type: ignore[no-any-return]
+
+
+def _close_twice(part: Tool | RolloutEngine) -> None:
+    for when in ("", " a second time"):
+        try:
+            part.close()
+        except Exception as error:  # closing must not fail, whatever was held
+            raise AssertionError(
+                f"{_name(part)}.close(){when} raised {_what(error)}; it is called also after a failure"
+            ) from error
+
+
+def _finite(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _name(part: object) -> str:
+    return type(part).__name__
+
+
+def _what(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

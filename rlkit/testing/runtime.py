@@ -1,0 +1,52 @@
+"""What a run offers its parts, on one process and with the model that rlkit ships."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlkit.models.load import load_policy, load_tokenizer
+from rlkit.roles.reward import RewardManager
+from rlkit.sections import Model
+from rlkit.types import Score, Trajectory
+
+
+class ExampleRuntime:
+    """A `Runtime` to `bind` parts to in tests; model and tokenizer are loaded when they are first asked for."""
+
+    device = torch.device("cpu")
+    context = 4096
+    tensor_parallel = 1
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        return load_tokenizer(Model(path="tiny"))
+
+    @cached_property
+    def policy(self) -> Any:
+        return load_policy(Model(path="tiny")).eval()
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        return frozenset({int(self.tokenizer.eos_token_id)})
+
+    def unsharded(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def autocast(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def reduce(self, x: Tensor) -> Tensor:
+        return x
+
+    def gather(self, x: Tensor) -> Tensor:
+        return x
+
+    async def score(self, reward: RewardManager, trajectories: Sequence[Trajectory]) -> list[Score]:
+        """Call a reward here and now, with no deadline."""
+        return await reward.score(trajectories)
