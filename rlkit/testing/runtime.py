@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any
@@ -46,6 +46,10 @@ class ExampleRuntime:
 
     def gather(self, x: Tensor) -> Tensor:
         return x
+
+    async def work(self, function: Callable[[Any], Any], argument: Any, timeout: float) -> Any:
+        """Call a function here and now, with no deadline."""
+        return function(argument)
 
     async def score(self, reward: RewardManager, trajectories: Sequence[Trajectory]) -> list[Score]:
         """Call a reward here and now, with no deadline."""
