@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from typing import Any
 
 from torch import Tensor
@@ -34,9 +34,12 @@ class Data:
     longest: int = 0
     """Tokens of the longest prompt that the run will use."""
 
-    def __post_init__(self) -> None:
-        self.template = ChatTemplate(self.tokenizer, self.stop_ids)
-        self.partners = Partners()
+    partners: Partners = field(default_factory=Partners)
+
+    @cached_property
+    def template(self) -> ChatTemplate:
+        """Renders conversations, the tools of the partners included."""
+        return ChatTemplate(self.tokenizer, self.stop_ids, self.partners.schemas())
 
     def meet(self) -> None:
         """Let the policy's partners take part: their tools are bound by now, and say what they can do.
@@ -55,7 +58,7 @@ class Data:
                 )
             parser = found()
         self.partners = Partners(recipe.tools or {}, parser, recipe.interaction, recipe.environment)
-        self.template = ChatTemplate(self.tokenizer, self.stop_ids, self.partners.schemas())
+        self.__dict__.pop("template", None)
         if recipe.tools:
             self.template.delta([{"role": "tool", "content": "7", "name": next(iter(recipe.tools))}])
         if recipe.interaction or recipe.environment:

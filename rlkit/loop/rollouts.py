@@ -126,7 +126,7 @@ async def _play(
     else:
         most_likely = replace(rollout.sampling, temperature=0.0)
         trajectories, _ = await asyncio.gather(sampled, collect(sampler(most_likely, 1), prompts, score_greedy))
-    meter.max("rollout/idle_share", 1 - gauge.busy / (time.perf_counter() - start))
+    meter.max("time/engine_idle_share", 1 - gauge.busy / (time.perf_counter() - start))
     await asyncio.sleep(0)  # the last groups' scoring starts
     return trajectories
 

@@ -13,6 +13,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from rlkit.errors import EngineError, RecipeError
 from rlkit.models.weights import PolicyWeights
 from rlkit.roles.engine import RolloutEngine
 from rlkit.roles.environment import Environment, Observation
@@ -138,7 +139,10 @@ def check_engine(make: Callable[[], RolloutEngine], runtime: Runtime | None = No
     runtime = ExampleRuntime() if runtime is None else runtime
     _close_twice(make())  # as after a failure elsewhere, before `bind`
     engine = make()
-    engine.bind(runtime)
+    try:
+        engine.bind(runtime)
+    except EngineError as error:
+        raise RecipeError(f"{_name(engine)} cannot serve here: {error}") from error
     tokens = tuple(runtime.tokenizer.encode("2 + 2 = ?", add_special_tokens=False))
     keys = [SampleKey(0, 1, "example", sample) for sample in range(3)]
     requests = [Request(tokens, Sampling(max_tokens=4 if k.sample else 1), k, f"s{k.sample}") for k in keys]
