@@ -15,7 +15,6 @@ import torch
 
 from rlkit.engines import SGLangServer
 from rlkit.engines.sglang_node import Patience
-from rlkit.models.load import stop_ids
 from rlkit.models.weights import PolicyWeights
 from rlkit.roles.engine import RolloutEngine
 from rlkit.testing import random_model
@@ -42,8 +41,10 @@ class Trainer:
             tokenizer=build_tokenizer(),
             device=torch.device("cpu"),
             context=context,
-            stop_ids=stop_ids(policy, build_tokenizer()),
+            stop_ids=frozenset({build_tokenizer().eos_token_id}),
             autocast=nullcontext,
+            unsharded=nullcontext,
+            tensor_parallel=1,
             reduce=lambda x: x,
             gather=lambda x: x,
         )

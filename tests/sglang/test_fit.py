@@ -64,6 +64,16 @@ def test_sglang_engine_trains_lora_on_every_rank_and_releases_its_memory(tmp_pat
     check_versions(tmp_path / "out", 2)
 
 
+def test_a_sharded_trainer_streams_its_weights_to_a_server(tmp_path: Path) -> None:
+    words = ("--recipe=quickstart", "--rollout.engine=SGLangServer", *FAST, "--fabric.devices=2", "--out=out")
+    done = rlkit("fit", *words, "--fabric.strategy=fsdp2", "--train.lr=0.01", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for row in read_jsonl(tmp_path / "out" / "metrics.jsonl"):
+        assert row["mismatch/max"] < 1e-4
+        assert row["rollout/failed"] == 0
+    check_versions(tmp_path / "out", 2)
+
+
 def test_without_sglang_the_error_names_the_extra(tmp_path: Path) -> None:
     hide = "import importlib.metadata as m, sys; found = m.version\n"
     hide += "def version(name):\n    if name == 'sglang': raise m.PackageNotFoundError(name)\n    return found(name)\n"
