@@ -21,6 +21,7 @@ from rlkit.loop.run import Run
 from rlkit.loop.state import numbers, tensors
 from rlkit.loop.step import Made, step
 from rlkit.models.load import save_policy
+from rlkit.models.parallel import FSDP2
 from rlkit.models.weights import whole
 
 Figures = dict[str, float]
@@ -86,10 +87,10 @@ class Session:
                 self.interrupt.asked = True
                 break
             made = step(run, number)
-            figures = made.figures | memory.figures(run.device)
+            figures = made.figures | {k: run.ranks.largest(v) for k, v in memory.figures(run.device).items()}
             self.outcome.steps = number
             self.folder.dump(f"step-{number:05d}", made.rollouts.all)
-            self._watch(run, made, number)
+            self._watch(made, number, figures["memory/share"])
             if every and number % every == 0 and number < train.steps:
                 figures |= {f"validation/{name}": x for name, x in self.validate(run, f"{number:05d}").items()}
             if self.log is not None:
@@ -143,9 +144,8 @@ class Session:
             reward = run.recipe.reward
             self.reporter.note(run.wait(try_reward(lambda t: run.score(reward, t), run.data.validation[0])))
 
-    def _watch(self, run: Run, made: Made, number: int) -> None:
+    def _watch(self, made: Made, number: int, share: float) -> None:
         """Keep the batch of a step whose gradient was not finite; warn of memory."""
-        share = run.ranks.largest(memory.figures(run.device)["memory/share"])
         if share > memory.CLOSE and not self.warned:
             self.warned = True
             self.reporter.note(
@@ -156,7 +156,7 @@ class Session:
             self.not_finite = 0
             return
         self.not_finite += 1
-        torch.save(made.batch.tensors(), self.folder.path / f"not-finite-{number:05d}.rank{run.fabric.global_rank}.pt")
+        torch.save(made.batch.tensors(), self.folder.path / f"not-finite-{number:05d}.rank{self.folder.rank}.pt")
         self.reporter.note(f"warning: step {number} gave no finite gradient and was skipped; its batch is kept")
         if self.not_finite >= IN_A_ROW:
             raise RlkitError(
@@ -169,15 +169,15 @@ class Session:
         if self.writer is None:
             return {}
         save, better = run.recipe.save, False
+        last = bool(run.ranks.largest(self.interrupt.asked or number == run.recipe.train.steps))
         if save.keep_best is not None and save.keep_best in figures:
             value = figures[save.keep_best]
             better = self.writer.best is None or value > self.writer.best[0]
             if better:
                 self.writer.best = (value, f"step-{number:06d}")
-        due = bool(save.every) and (number % save.every == 0 or self.interrupt.asked)
+        due = bool(save.every) and (number % save.every == 0 or (last and number < run.recipe.train.steps))
         if not run.ranks.largest(due or better):
             return {}
-        last = self.interrupt.asked or number == run.recipe.train.steps
         if self.writer.busy and not last:
             return {"checkpoint/skipped": 1.0}
         state = {
@@ -214,7 +214,7 @@ class Session:
         if failure is not None:
             self._note_failure(failure)
         try:
-            self._keep(run)
+            self._keep(run, failure)
         except Exception as error:  # it must not hide what came before
             failure = failure or error
             self._note_failure(failure)
@@ -227,10 +227,12 @@ class Session:
             self.reporter.finish(vars(self.outcome))
         return failure
 
-    def _keep(self, run: Run | None) -> None:
-        """Save the policy; where other ranks may be gone, the checkpoints must do."""
-        alone = run is not None and run.fabric.world_size == 1
-        if run is not None and self.outcome.steps and (alone or self.outcome.status != "failed"):
+    def _keep(self, run: Run | None, failure: Exception | None) -> None:
+        """Save the policy; of one whose shards other ranks hold, who may be gone, the checkpoints must do."""
+        if run is None or not self.outcome.steps:
+            return
+        sharded = isinstance(run.fabric.strategy, FSDP2)
+        if not sharded or failure is None or isinstance(failure, CheckpointError):  # which all ranks raise alike
             self.save(run, "final")
             if run.average is not None:
                 with run.average.applied():

@@ -71,26 +71,32 @@ def noise(like: Tensor) -> Tensor:
 
 
 class Corrupt(PolicyWeights):
-    """Spoils one tensor on its way, the first time or always."""
+    """Spoils one tensor on its way, or only the rows that one rank of two would hold; the first time or always."""
 
-    def __init__(self, policy: Any, name: str, always: bool = False) -> None:
+    def __init__(self, policy: Any, name: str, always: bool = False, shard: bool = False) -> None:
         super().__init__(policy, 8192)
-        self.name, self.always, self.readings = name, always, 0
+        self.name, self.always, self.shard, self.readings = name, always, shard, 0
 
     def buckets(self) -> Iterator[list[tuple[str, Tensor]]]:
         self.readings += 1
         spoil = self.always or self.readings == 1
         for bucket in super().buckets():
-            yield [(name, x + noise(x) if spoil and name == self.name else x) for name, x in bucket]
+            yield [(name, self.spoilt(x) if spoil and name == self.name else x) for name, x in bucket]
+
+    def spoilt(self, x: Tensor) -> Tensor:
+        changed = noise(x)
+        changed[len(x) // 2 if self.shard else len(x) :] = 0
+        return x + changed
 
 
-def test_a_tensor_that_is_corrupted_on_its_way_is_named(trainer: Trainer, engine: SGLangServer) -> None:
+@pytest.mark.parametrize("shard", [False, True])
+def test_a_tensor_that_is_corrupted_on_its_way_is_named(trainer: Trainer, engine: SGLangServer, shard: bool) -> None:
     name = "model.layers.1.mlp.up_proj.weight"
     trainer.version += 1
     with pytest.raises(
         EngineError, match=rf"other log-probs than the trainer: .* lessens the gap for: {name}"
     ) as caught:
-        trainer.wait(engine.sync(Corrupt(trainer.policy, name), trainer.version))
+        trainer.wait(engine.sync(Corrupt(trainer.policy, name, shard=shard), trainer.version))
     assert str(caught.value).count("(now ") == 1
     trainer.publish(engine)
     assert trainer.is_served_by(engine)
