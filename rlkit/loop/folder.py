@@ -115,7 +115,7 @@ def _as_row(trajectory: Trajectory) -> dict[str, Any]:
         "messages": trajectory.prompt.messages,
         "answer": trajectory.prompt.answer,
         "text": trajectory.text,
-        "reward": None if score is None else score.reward,
+        "reward": trajectory.reward,
         "parts": {} if score is None else score.parts,
         "error": trajectory.error or (None if score is None else score.error),
         "stop": trajectory.stop.value,
@@ -124,5 +124,7 @@ def _as_row(trajectory: Trajectory) -> dict[str, Any]:
         "logps": [round(x, 6) for x in trajectory.logps],
         "versions": trajectory.versions,
         "turns": [list(turn) for turn in trajectory.turns],
+        "turn_rewards": trajectory.turn_rewards,
+        "counts": trajectory.counts,
         **trajectory.credit,
     }
