@@ -1,10 +1,10 @@
-"""Real SGLang on a GPU: weights by CUDA IPC, memory released and resumed; run with `pytest tests/gpu`."""
+"""Real SGLang on a GPU: weights by CUDA IPC, memory released and resumed; run with `pytest -m gpu tests/gpu`."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from importlib.util import find_spec
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,15 +14,12 @@ import torch
 from rlkit.engines import SGLangEngine
 from rlkit.engines.sglang_process import Launch
 from rlkit.engines.sglang_states import State
-from rlkit.models.load import stop_ids
 from rlkit.models.weights import PolicyWeights
 from rlkit.testing import random_model
 from rlkit.testing.pretrain import build_tokenizer
 from rlkit.types import Request, SampleKey, Sampling
 
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available() or find_spec("sglang") is None, reason="needs a GPU and sglang"
-)
+pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +31,9 @@ def bound() -> Iterator[tuple[SGLangEngine, Any, asyncio.Runner]]:
         tokenizer=tokenizer,
         device=torch.device("cuda", 0),
         context=512,
-        stop_ids=stop_ids(policy, tokenizer),
+        stop_ids=frozenset({tokenizer.eos_token_id}),
+        unsharded=nullcontext,
+        tensor_parallel=1,
         autocast=lambda: torch.autocast("cuda", torch.bfloat16),
         reduce=lambda x: x,
         gather=lambda x: x,
