@@ -349,6 +349,10 @@ class SGLangRollouts(RolloutEngine):
 
     # the run
 
+    @property
+    def needs_weights(self) -> bool:
+        return any(node.state is State.ASLEEP for node in self._own)
+
     def awake(self) -> AbstractContextManager[None]:
         return self._released_after() if self.launch.release_memory else contextlib.nullcontext()
 

@@ -31,7 +31,7 @@ def prove(run: Run) -> float:
         answers = await asyncio.gather(*(run.recipe.rollout.engine.generate(request) for request in requests))
         return [(a.tokens, a.logps[0], a.versions[0]) for a in answers]
 
-    with run.recipe.rollout.engine.awake():
+    with run.sampling():
         answers = run.ranks.share(run.wait(ask()))
         asked = run.ranks.share(asked)
     gap = 0.0

@@ -192,6 +192,8 @@ class Run:
         with ExitStack() as stack:
             if self._resting is not None:
                 stack.enter_context(off_device(*self._resting, self.device))
+            if self.ranks.largest(self.recipe.rollout.engine.needs_weights):
+                self.publish()  # by all ranks, since each may hold a part of the weights
             stack.enter_context(self.recipe.rollout.engine.awake())
             yield
 

@@ -45,6 +45,11 @@ class RolloutEngine(ABC):
     async def sync(self, stream: WeightStream, version: int) -> None:
         """Take the policy's weights; completions sampled afterwards carry this version."""
 
+    @property
+    def needs_weights(self) -> bool:
+        """Whether it has given up the memory of the weights, so that it must be synced again before it samples."""
+        return False
+
     def awake(self) -> AbstractContextManager[None]:
         """Hold the engine's memory while sampling; an engine that shares a device may give it back outside."""
         return nullcontext()
