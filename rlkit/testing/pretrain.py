@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import math
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -87,29 +88,34 @@ def encode(tokenizer: Any, pairs: list[tuple[int, int]], rng: random.Random) -> 
     return tokens, labels
 
 
-def main() -> None:
-    """Train and save; prints the loss as it goes."""
-    import torch
+def arguments(about: str | None, steps: int, batch: int) -> argparse.Namespace:
+    """Parse a script's `--out`, `--steps`, `--batch` and `--lr`."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=steps)
+    parser.add_argument("--batch", type=int, default=batch)
+    parser.add_argument("--lr", type=float, default=2e-3)
+    return parser.parse_args()
 
+
+def training_pairs() -> list[tuple[int, int]]:
+    """Give the pairs of numbers that the Arithmetic task trains on."""
     from rlkit.tasks.arithmetic import Arithmetic
 
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=4000)
-    parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--lr", type=float, default=2e-3)
-    args = parser.parse_args()
-    torch.manual_seed(0)
-    rng = random.Random(0)
-    tokenizer = build_tokenizer()
-    model = build_model(tokenizer)
     problems = [row["question"].removesuffix(" = ?").split(" + ") for row in Arithmetic().rows("train")]
-    pairs = [(int(a), int(b)) for a, b in problems]
+    return [(int(a), int(b)) for a, b in problems]
+
+
+def train(
+    model: Any, args: argparse.Namespace, scale: Callable[[int], float], draw: Callable[[], tuple[Any, Any]]
+) -> None:
+    """Make `args.steps` steps on batches (tokens, labels) that are drawn; prints the loss as it goes."""
+    import torch
+
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.01)
     for step in range(args.steps):
-        scale = min(1.0, (step + 1) / 100) * 0.5 * (1 + math.cos(math.pi * step / args.steps))
-        optimizer.param_groups[0]["lr"] = args.lr * scale
-        tokens, labels = encode(tokenizer, rng.choices(pairs, k=args.batch), rng)
+        optimizer.param_groups[0]["lr"] = args.lr * scale(step)
+        tokens, labels = draw()
         loss = model(input_ids=tokens, labels=labels).loss
         optimizer.zero_grad()
         loss.backward()
@@ -117,6 +123,22 @@ def main() -> None:
         optimizer.step()
         if step % 100 == 0 or step == args.steps - 1:
             print(f"step {step} loss {loss.item():.4f}", flush=True)
+
+
+def main() -> None:
+    """Train and save."""
+    import torch
+
+    args = arguments(__doc__, steps=4000, batch=256)
+    torch.manual_seed(0)
+    rng = random.Random(0)
+    tokenizer = build_tokenizer()
+    model, pairs = build_model(tokenizer), training_pairs()
+
+    def scale(step: int) -> float:
+        return min(1.0, (step + 1) / 100) * 0.5 * (1 + math.cos(math.pi * step / args.steps))
+
+    train(model, args, scale, lambda: encode(tokenizer, rng.choices(pairs, k=args.batch), rng))
     model.save_pretrained(args.out)
     tokenizer.save_pretrained(args.out)
 

@@ -7,13 +7,11 @@ learn is when to call a tool, and how to halve a range.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
-from pathlib import Path
 from typing import Any
 
-from rlkit.testing.pretrain import corpus_answer
+from rlkit.testing.pretrain import arguments, corpus_answer, train, training_pairs
 
 CALLS = 0.3
 """The share of sums and questions in which a tool is called."""
@@ -86,41 +84,23 @@ def encode(tokenizer: Any, talks: list[list[tuple[str, str]]]) -> tuple[Any, Any
 
 
 def main() -> None:
-    """Train and save; prints the loss as it goes."""
+    """Train and save."""
     import torch
 
     from rlkit.models.load import load_policy, load_tokenizer
     from rlkit.sections import Model
-    from rlkit.tasks.arithmetic import Arithmetic
 
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--lr", type=float, default=2e-3)
-    args = parser.parse_args()
+    args = arguments(__doc__, steps=1000, batch=64)
     torch.manual_seed(0)
     rng = random.Random(0)
     tokenizer, model = load_tokenizer(Model("tiny")), load_policy(Model("tiny")).train()
-    problems = [row["question"].removesuffix(" = ?").split(" + ") for row in Arithmetic().rows("train")]
-    pairs = [(int(a), int(b)) for a, b in problems]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.01)
-    for step in range(args.steps):
-        optimizer.param_groups[0]["lr"] = args.lr * min(1.0, (step + 1) / 50) * (1 - step / args.steps)
-        kinds = (
-            lambda: sum_talk(rng, pairs),
-            lambda: sum_talk(rng, pairs),
-            lambda: fact_talk(rng),
-            lambda: guess_talk(rng),
-        )
-        tokens, labels = encode(tokenizer, [rng.choice(kinds)() for _ in range(args.batch)])
-        loss = model(input_ids=tokens, labels=labels).loss
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        if step % 100 == 0 or step == args.steps - 1:
-            print(f"step {step} loss {loss.item():.4f}", flush=True)
+    pairs = training_pairs()
+    sums, facts, guesses = lambda: sum_talk(rng, pairs), lambda: fact_talk(rng), lambda: guess_talk(rng)
+
+    def draw() -> tuple[Any, Any]:
+        return encode(tokenizer, [rng.choice((sums, sums, facts, guesses))() for _ in range(args.batch)])
+
+    train(model, args, lambda step: min(1.0, (step + 1) / 50) * (1 - step / args.steps), draw)
     model.half().save_pretrained(args.out)  # half the size; it is trained in float32 all the same
     tokenizer.save_pretrained(args.out)
 
