@@ -95,10 +95,15 @@ def main() -> None:
     rng = random.Random(0)
     tokenizer, model = load_tokenizer(Model("tiny")), load_policy(Model("tiny")).train()
     pairs = training_pairs()
-    sums, facts, guesses = lambda: sum_talk(rng, pairs), lambda: fact_talk(rng), lambda: guess_talk(rng)
+    kinds: list[Callable[[], list[tuple[str, str]]]] = [
+        lambda: sum_talk(rng, pairs),
+        lambda: sum_talk(rng, pairs),
+        lambda: fact_talk(rng),
+        lambda: guess_talk(rng),
+    ]
 
     def draw() -> tuple[Any, Any]:
-        return encode(tokenizer, [rng.choice((sums, sums, facts, guesses))() for _ in range(args.batch)])
+        return encode(tokenizer, [rng.choice(kinds)() for _ in range(args.batch)])
 
     train(model, args, lambda step: min(1.0, (step + 1) / 50) * (1 - step / args.steps), draw)
     model.half().save_pretrained(args.out)  # half the size; it is trained in float32 all the same
