@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from typing import Any
 
 from rlkit.testing.pretrain import arguments, corpus_answer, train, training_pairs
