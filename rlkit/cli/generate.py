@@ -31,8 +31,7 @@ def run(argv: Sequence[str]) -> int:
     try:
         live.publish()
         sampler = live.sampler(parsed.recipe.rollout.sampling, 1, step=0)
-        with live.sampling():
-            [trajectory] = live.wait(collect(sampler, [(0, prompt)], _unscored))
+        [trajectory] = live.sample(collect(sampler, [(0, prompt)], _unscored))
     finally:
         live.close()
     Console(highlight=False, soft_wrap=True).print(paint(trajectory, live.tokenizer))

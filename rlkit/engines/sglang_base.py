@@ -37,8 +37,8 @@ SESSIONS = 65536
 RESERVED = 2
 """Tokens of the context that SGLang never fills."""
 
-OWNER_SECONDS = 1.0
-"""Pauses in which a rank looks whether another one has brought a server back."""
+OWNER_SECONDS = 0.5
+"""Pauses in which a rank looks whether a server is back that it cannot bring back alone."""
 
 
 class SGLangRollouts(RolloutEngine):
@@ -63,6 +63,7 @@ class SGLangRollouts(RolloutEngine):
         self._stream: WeightStream | None = None
         self._counts = {"retried": 0, "stale": 0, "restarts": 0}
         self._sync_seconds = 0.0
+        self._starved = False
 
     @abstractmethod
     def _start(self, rank: int) -> list[Node]:
@@ -95,6 +96,7 @@ class SGLangRollouts(RolloutEngine):
         self._ask = partial(ask_policy, runtime)
         self._rows = probe_rows(runtime.tokenizer, runtime.context)
         rank, world = _rank()
+        self._sharded = world > 1 and any(hasattr(p, "full_tensor") for p in runtime.policy.parameters())
         try:
             self._own, problem = self._start(rank), ""
         except EngineError as error:
@@ -221,18 +223,28 @@ class SGLangRollouts(RolloutEngine):
     # faults
 
     async def _ready(self, node: Node) -> None:
-        """Wait until a server may be asked: a sync is over, memory is back, a fault is mended."""
-        if node.lock.locked() or node.state is not State.READY:
-            async with node.lock:
-                if node.state is not State.READY:
-                    await self._restore(node)
+        """Wait until a server may be asked: a sync is over, memory is back, a fault is mended.
 
-    async def _mend(self, node: Node, mended: int, fault: Fault) -> None:
-        """After a fault, see what is left of a server and bring it back; the first of many that failed does it for all.
+        A server that another rank gives weights to, or that takes those of a sharded trainer, is out of this rank's
+        hands: it says that it `needs_weights`, and waits.
 
         Raises:
             EngineError: It cannot be brought back, and the run cannot go on.
         """
+        while node.lock.locked() or node.state is not State.READY:
+            if self._stream is None:
+                raise EngineError("SGLang was asked for tokens before the first sync; it has no weights yet")
+            async with node.lock:
+                if node.state is not State.READY and node.owned and not self._sharded:
+                    await self._restore(node)
+                elif not node.owned and await node.label() == self._label(self.version):
+                    node.state = State.READY
+            if node.state is not State.READY:
+                self._starved = True
+                await asyncio.sleep(OWNER_SECONDS)
+
+    async def _mend(self, node: Node, mended: int, fault: Fault) -> None:
+        """After a fault, see what is left of a server; the first of many that failed does it for all."""
         async with node.lock:
             if node.mended != mended:
                 return
@@ -241,24 +253,11 @@ class SGLangRollouts(RolloutEngine):
                 node.broken("answer", fault)
             elif not well or await node.label() != self._label(self.version):
                 node.state = State.COLD
-            if node.state is not State.READY:
-                await self._restore(node)
             node.mended += 1
 
     async def _restore(self, node: Node) -> None:
         """Give a server the current weights again; they are those that the trainer holds as long as a rollout lasts."""
-        if not node.owned:
-            while await node.label() != self._label(self.version):
-                await asyncio.sleep(OWNER_SECONDS)
-            node.state = State.READY
-            return
-        if self._stream is None:
-            raise EngineError("SGLang was asked for tokens before the first sync; it has no weights yet")
-        if _rank()[1] > 1 and any(hasattr(p, "full_tensor") for p in self._runtime.policy.parameters()):
-            raise EngineError(
-                f"SGLang server {node.url} is {node.state} and needs the weights again, which are sharded over ranks "
-                "that are busy otherwise; resume the run, or set rollout.engine.launch.release_memory to false"
-            )
+        assert self._stream is not None
         while True:
             if node.state is State.BROKEN:
                 self._counts["restarts"] += 1
@@ -275,12 +274,13 @@ class SGLangRollouts(RolloutEngine):
         started = time.perf_counter()
         first = self._stream is None
         self._stream = stream
+        self._starved = False
         if self.proof:
             self._expected = Expected(self._rows, self._ask(self._rows))
         async with contextlib.AsyncExitStack() as stack:
             for node in self._own:
                 await stack.enter_async_context(node.lock)
-                node.restarts = 0
+                node.restarts = 0 if version != self.version else node.restarts
             self.version = version
             label = self._label(version)
             wrong = await self._push_until_well(stream, label)
@@ -351,7 +351,7 @@ class SGLangRollouts(RolloutEngine):
 
     @property
     def needs_weights(self) -> bool:
-        return any(node.state is State.ASLEEP for node in self._own)
+        return self._starved or any(node.state is State.ASLEEP for node in self._own)
 
     def awake(self) -> AbstractContextManager[None]:
         return self._released_after() if self.launch.release_memory else contextlib.nullcontext()
@@ -367,7 +367,7 @@ class SGLangRollouts(RolloutEngine):
     def health(self) -> dict[str, float]:
         return {
             "servers": float(len(self._nodes)),
-            "servers_ready": float(sum(n.state in {State.READY, State.ASLEEP} for n in self._nodes)),
+            "servers_down": float(sum(n.state not in {State.READY, State.ASLEEP} for n in self._nodes)),
             "proof_gap": self._push.gap.most,
             "sync_seconds": self._sync_seconds,
             **{name: float(count) for name, count in self._counts.items()},

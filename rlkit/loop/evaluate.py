@@ -42,8 +42,7 @@ def evaluate(run: Run) -> tuple[list[Trajectory], dict[str, float]]:
 def _answer(run: Run, sampling: Sampling, samples: int, prefix: str) -> tuple[list[Trajectory], dict[str, float]]:
     prompts = run.share_out(list(enumerate(run.data.validation)))
     sampler = run.sampler(sampling, samples, STEP)
-    with run.sampling():
-        trajectories = run.wait(collect(sampler, prompts, lambda group: finish(run, group)))
+    trajectories = run.sample(collect(sampler, prompts, lambda group: finish(run, group)))
     meter = Meter()
     describe(trajectories, meter)
     return trajectories, {f"{prefix}{NAMES[n]}": value for n, value in meter.result(run.ranks).items() if n in NAMES}

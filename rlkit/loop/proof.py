@@ -31,9 +31,8 @@ def prove(run: Run) -> float:
         answers = await asyncio.gather(*(run.recipe.rollout.engine.generate(request) for request in requests))
         return [(a.tokens, a.logps[0], a.versions[0]) for a in answers]
 
-    with run.sampling():
-        answers = run.ranks.share(run.wait(ask()))
-        asked = run.ranks.share(asked)
+    answers = run.ranks.share(run.sample(ask()))
+    asked = run.ranks.share(asked)
     gap = 0.0
     for ids, (chosen, logp, version) in zip(asked, answers, strict=True):
         tokens = torch.tensor([[*ids, *chosen]], device=run.device)

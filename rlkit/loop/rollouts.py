@@ -40,23 +40,24 @@ def sample(run: Run, number: int, meter: Meter) -> Rollouts:
     """
     rollouts = Rollouts(greedy={} if Needs.GREEDY in run.recipe.advantage.needs else None)
     prompts = run.share_out(run.data.prompts(number))
-    with run.sampling():
-        _sample(run, prompts, number, rollouts, meter)
+    run.sample(_sample(run, prompts, number, rollouts, meter))
     rollouts.routes = plan(run.ranks, rollouts.played, meter)
     moved = run.ranks.exchange([[rollouts.played[i] for i in route] for route in rollouts.routes])
     rollouts.learnt = run.ranks.share(moved)
     return rollouts
 
 
-def _sample(run: Run, prompts: Sequence[tuple[int, Prompt]], number: int, rollouts: Rollouts, meter: Meter) -> None:
+async def _sample(
+    run: Run, prompts: Sequence[tuple[int, Prompt]], number: int, rollouts: Rollouts, meter: Meter
+) -> None:
     chosen = run.recipe.rollout.filter
     for attempt in range(1 + (0 if chosen is None else chosen.tries)):
-        found = run.wait(_play(run, prompts, (number, attempt), rollouts, meter))
+        found = await _play(run, prompts, (number, attempt), rollouts, meter)
         rollouts.all += found
         if chosen is None:
             rollouts.played = [t for t in found if t.error is None]
             break
-        run.wait(_all(rollouts.scoring))
+        await _all(rollouts.scoring)
         dropped = _filter(chosen, found, rollouts, meter)
         if not dropped:
             break

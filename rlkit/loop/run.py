@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,7 +21,7 @@ from rlkit.models.average import WeightAverage
 from rlkit.models.critic import ValueModel
 from rlkit.models.load import load_backbone, load_policy
 from rlkit.models.lora import base_model
-from rlkit.models.offload import off_device
+from rlkit.models.offload import Resting
 from rlkit.models.parallel import FSDP2, checkpoint_activations, unsharded
 from rlkit.models.ranks import Ranks
 from rlkit.models.reference import Reference
@@ -37,6 +37,9 @@ from rlkit.sections import Conversation, Critic, Train
 from rlkit.types import Sampling, Score, Trajectory
 
 T = TypeVar("T")
+
+WATCH_SECONDS = 0.5
+"""Pauses in which a run looks whether its engine has lost its weights."""
 
 
 class Trained(NamedTuple):
@@ -91,7 +94,7 @@ class Run:
         self.kl_penalty = None if recipe.kl_reward is None else KLPenalty(recipe.kl_reward)
         self.shaper = None if recipe.shaping is None else RewardShaper(recipe.shaping)
 
-    def _rest(self) -> tuple[list[nn.Module], list[torch.optim.Optimizer]]:
+    def _rest(self) -> Resting:
         """Give what no rollout needs: optimizers, critic and reference; the policy too, if the engine has its own."""
         trained = [t for t in (self.trained, self.critic) if t is not None]
         modules: list[nn.Module] = [self.value_model] if self.critic is not None else []
@@ -99,7 +102,7 @@ class Run:
             modules.append(self.reference.actor)
         if not self.recipe.rollout.engine.reads_policy:
             modules.append(self.actor)
-        return modules, [t.optimizer.optimizer for t in trained]
+        return Resting(modules, [t.optimizer.optimizer for t in trained], self.device)
 
     def _set_up(self, module: nn.Module, section: Train | Critic) -> Trained:
         if self.recipe.train.checkpoint_activations:
@@ -186,16 +189,34 @@ class Run:
             gauge or Gauge(),
         )
 
-    @contextmanager
-    def sampling(self) -> Iterator[None]:
-        """Let the engine sample; where the recipe says so, what does not take part leaves the device meanwhile."""
+    def sample(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run work that asks the engine; all ranks must call this.
+
+        Where the recipe says so, what does not take part leaves the device meanwhile.
+        """
         with ExitStack() as stack:
             if self._resting is not None:
-                stack.enter_context(off_device(*self._resting, self.device))
+                stack.enter_context(self._resting.off_device())
             if self.ranks.largest(self.recipe.rollout.engine.needs_weights):
-                self.publish()  # by all ranks, since each may hold a part of the weights
+                self.publish()
             stack.enter_context(self.recipe.rollout.engine.awake())
-            yield
+            return self.wait(self._supplied(work))
+
+    async def _supplied(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do work; if the engine of any rank loses its weights meanwhile, all ranks, each of which may hold a part of
+        them, give them again once all are done with their work or wait for that."""
+        engine, task = self.recipe.rollout.engine, asyncio.ensure_future(work)
+        try:
+            while True:
+                while not (task.done() or engine.needs_weights):
+                    await asyncio.wait((task,), timeout=WATCH_SECONDS)
+                if task.done():
+                    task.result()
+                if not await self.ranks.any(engine.needs_weights):
+                    return await task
+                await self._give()
+        finally:
+            task.cancel()
 
     def share_out(self, items: Sequence[T]) -> Sequence[T]:
         """Give the items that this rank samples: every n-th of them; none where another samples for it."""
@@ -212,9 +233,12 @@ class Run:
         return self._runner.run(work)
 
     def publish(self) -> None:
-        """Give the engine the weights, under the current version."""
-        weights = PolicyWeights(self.actor.policy)
-        self.wait(self.recipe.rollout.engine.sync(weights, self.version))
+        """Give the engine the weights, under the current version; all ranks must call this."""
+        self.wait(self._give())
+
+    async def _give(self) -> None:
+        with nullcontext() if self._resting is None else self._resting.modules_back():
+            await self.recipe.rollout.engine.sync(PolicyWeights(self.actor.policy), self.version)
 
     def follow(self, number: int) -> None:
         """After a step, let the averaged weights and the reference follow the policy."""

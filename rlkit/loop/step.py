@@ -57,7 +57,9 @@ def step(run: Run, number: int) -> Made:
         run.publish()
     describe(run, batch, meter)
     meter.max("version", run.version)
-    figures = meter.result(run.ranks) | {f"engine/{k}": v for k, v in run.recipe.rollout.engine.health().items()}
+    for name, gauge in run.recipe.rollout.engine.health().items():
+        meter.max(f"engine/{name}", gauge)
+    figures = meter.result(run.ranks)
     figures["time/tokens_per_second"] = figures.get("rollout/tokens", 0.0) / max(figures["time/sample"], 1e-9)
     return Made(rollouts, batch, figures)
 

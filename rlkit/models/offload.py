@@ -4,29 +4,51 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 
-@contextmanager
-def off_device(
-    modules: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer], device: torch.device
-) -> Iterator[None]:
-    """Keep modules and the state of optimizers in host memory for a while.
+@dataclass
+class Resting:
+    """Modules and optimizers that leave the device while an engine needs it.
 
     Args:
-        modules: Sharded or whole; nobody may call them meanwhile.
-        optimizers: Nobody may step them meanwhile.
+        modules: Sharded or whole.
+        optimizers: Whose state leaves.
         device: Where they come back to.
     """
-    _move(modules, optimizers, torch.device("cpu"))
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-    try:
-        yield
-    finally:
-        _move(modules, optimizers, device)
+
+    modules: Sequence[nn.Module]
+    optimizers: Sequence[torch.optim.Optimizer]
+    device: torch.device
+    away: bool = False
+
+    @contextmanager
+    def off_device(self) -> Iterator[None]:
+        """Keep all in host memory for a while; nobody may call the modules or step the optimizers meanwhile."""
+        _move(self.modules, self.optimizers, torch.device("cpu"))
+        self.away = True
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        try:
+            yield
+        finally:
+            self.away = False
+            _move(self.modules, self.optimizers, self.device)
+
+    @contextmanager
+    def modules_back(self) -> Iterator[None]:
+        """Have the modules on the device for a while, wherever they are."""
+        if not self.away:
+            yield
+            return
+        _move(self.modules, (), self.device)
+        try:
+            yield
+        finally:
+            _move(self.modules, (), torch.device("cpu"))
 
 
 def _move(modules: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer], device: torch.device) -> None:

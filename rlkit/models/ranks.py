@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -74,6 +75,17 @@ class Ranks:
         wrapped = torch.tensor(float(value), device=self.fabric.device)
         dist.all_reduce(wrapped, dist.ReduceOp.MAX)
         return float(wrapped)
+
+    async def any(self, value: bool, pause: float = 0.02) -> bool:
+        """Whether a value is true on any rank; the event loop goes on until the others have come here too."""
+        if self.fabric.world_size == 1:
+            return value
+        wrapped = torch.tensor(float(value))  # on the CPU: a GPU that waits is busy, and an engine may be using it
+        work = dist.all_reduce(wrapped, dist.ReduceOp.MAX, async_op=True)
+        while not work.is_completed():
+            await asyncio.sleep(pause)
+        work.wait()
+        return bool(wrapped)
 
     def share(self, value: T) -> T:
         """Give the value of the tensor-parallel group's lead."""

@@ -47,7 +47,10 @@ class RolloutEngine(ABC):
 
     @property
     def needs_weights(self) -> bool:
-        """Whether it has given up the memory of the weights, so that it must be synced again before it samples."""
+        """Whether it must be synced again before it samples on: it gave up the weights' memory, or lost them.
+
+        The run looks before and while it samples, and syncs the engines of all ranks together if any needs it.
+        """
         return False
 
     def awake(self) -> AbstractContextManager[None]:
@@ -55,7 +58,7 @@ class RolloutEngine(ABC):
         return nullcontext()
 
     def health(self) -> dict[str, float]:
-        """Give gauges to log with the step."""
+        """Give gauges to log with the step; the run logs the largest of all ranks, so let more be worse."""
         return {}
 
     def close(self) -> None:

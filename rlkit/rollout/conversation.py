@@ -86,6 +86,10 @@ class Conversation:
     def sampled(self, answer: Completion) -> None:
         """Take a turn of the policy; one that did not end by itself ends the conversation."""
         self._require(Phase.RUNNING)
+        if self.turns[-1].role == "assistant":
+            raise ValueError(
+                "the conversation is running and the policy has spoken last, expected somebody else's turn"
+            )
         if not answer.tokens:
             self.fail("the engine gave no tokens")
             return

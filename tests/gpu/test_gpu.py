@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlkit.models.offload import off_device
+from rlkit.models.offload import Resting
 from tests.conftest import read_jsonl, rlkit
 
 pytestmark = pytest.mark.gpu
@@ -42,7 +42,11 @@ def test_what_rests_leaves_the_device_and_comes_back() -> None:
     optimizer.zero_grad()
     before = module.weight.detach().clone().cpu()
     held = torch.cuda.memory_allocated()
-    with off_device([module], [optimizer], torch.device("cuda")):
+    resting = Resting([module], [optimizer], torch.device("cuda"))
+    with resting.off_device():
         assert torch.cuda.memory_allocated() < held - 3 * 4 * 1024 * 1024
+        with resting.modules_back():
+            assert module.weight.is_cuda
+        assert not module.weight.is_cuda
     assert torch.equal(module.weight.detach().cpu(), before)
     assert all(v.is_cuda for state in optimizer.state.values() for v in state.values() if v.dim())

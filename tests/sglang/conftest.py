@@ -25,7 +25,7 @@ T = TypeVar("T")
 SHIM = Path(__file__).parent / "shim"
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(SHIM), os.environ.get("PYTHONPATH"))))
 
-PATIENCE = Patience(request_seconds=120.0, start_seconds=120.0, hang_seconds=5.0)
+PATIENCE = Patience(request_seconds=120.0, start_seconds=120.0, hang_seconds=3.0)
 PROMPTS = [(5, 9, 200, 31), (7, 7, 7, 12, 99, 104, 32, 8, 45, 61, 3), (5, 9, 200, 31), (40,), tuple(range(3, 23))]
 
 

@@ -21,18 +21,6 @@ from rlkit.models.weights import PolicyWeights
 from tests.sglang.conftest import PATIENCE, PROMPTS, Trainer, children, request
 
 
-@pytest.fixture(scope="module")
-def victim(trainer: Trainer) -> Iterator[SGLangServer]:
-    """A server to be killed."""
-    engine = SGLangServer(patience=replace(PATIENCE, hang_seconds=3.0))
-    try:
-        engine.bind(trainer.runtime)
-        trainer.publish(engine)
-        yield engine
-    finally:
-        engine.close()
-
-
 def server_pid(engine: SGLangServer) -> int:
     process = engine._own[0].process
     assert process is not None
@@ -61,17 +49,17 @@ def rollout_with(trainer: Trainer, engine: SGLangServer, number: signal.Signals)
     assert trainer.is_served_by(engine)
 
 
-def test_a_server_that_dies_in_a_rollout_costs_time_only(trainer: Trainer, victim: SGLangServer) -> None:
+def test_a_server_that_dies_in_a_rollout_costs_time_only(trainer: Trainer, engine: SGLangServer) -> None:
     trainer.learn(21)
-    trainer.publish(victim)
-    rollout_with(trainer, victim, signal.SIGKILL)
+    trainer.publish(engine)
+    rollout_with(trainer, engine, signal.SIGKILL)
 
 
-def test_a_server_that_hangs_in_a_rollout_is_replaced(trainer: Trainer, victim: SGLangServer) -> None:
-    rollout_with(trainer, victim, signal.SIGSTOP)
+def test_a_server_that_hangs_in_a_rollout_is_replaced(trainer: Trainer, engine: SGLangServer) -> None:
+    rollout_with(trainer, engine, signal.SIGSTOP)
 
 
-def test_a_server_that_dies_in_a_sync_is_synced_again(trainer: Trainer, victim: SGLangServer) -> None:
+def test_a_server_that_dies_in_a_sync_is_synced_again(trainer: Trainer, engine: SGLangServer) -> None:
     class Deadly(PolicyWeights):
         readings = 0
 
@@ -79,30 +67,30 @@ def test_a_server_that_dies_in_a_sync_is_synced_again(trainer: Trainer, victim: 
             Deadly.readings += 1
             for i, bucket in enumerate(super().buckets()):
                 if (Deadly.readings, i) == (1, 2):
-                    os.kill(server_pid(victim), signal.SIGKILL)
+                    os.kill(server_pid(engine), signal.SIGKILL)
                 yield bucket
 
     trainer.learn(22)
     trainer.version += 1
-    trainer.wait(victim.sync(Deadly(trainer.policy, 8192), trainer.version))
+    trainer.wait(engine.sync(Deadly(trainer.policy, 8192), trainer.version))
     assert Deadly.readings == 2
-    assert trainer.is_served_by(victim)
+    assert trainer.is_served_by(engine)
 
 
-def test_a_server_that_dies_between_rollout_and_sync_takes_part_in_it(trainer: Trainer, victim: SGLangServer) -> None:
-    os.kill(server_pid(victim), signal.SIGKILL)
+def test_a_server_that_dies_between_rollout_and_sync_takes_part_in_it(trainer: Trainer, engine: SGLangServer) -> None:
+    os.kill(server_pid(engine), signal.SIGKILL)
     trainer.learn(23)
-    trainer.publish(victim)
-    assert trainer.is_served_by(victim)
+    trainer.publish(engine)
+    assert trainer.is_served_by(engine)
 
 
 def test_a_server_that_dies_too_often_ends_the_run_with_its_log(
-    trainer: Trainer, victim: SGLangServer, monkeypatch: pytest.MonkeyPatch
+    trainer: Trainer, engine: SGLangServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(victim._own[0], "_patience", replace(PATIENCE, restarts=0))
-    os.kill(server_pid(victim), signal.SIGKILL)
+    monkeypatch.setattr(engine._own[0], "_patience", replace(PATIENCE, restarts=0))
+    os.kill(server_pid(engine), signal.SIGKILL)
     with pytest.raises(EngineError, match=r"(?s)could not go on: it failed .* times since the last sync: .* its log "):
-        trainer.ask(victim, [request(PROMPTS[0])])
+        trainer.ask(engine, [request(PROMPTS[0])])
 
 
 def test_a_restoration_that_is_given_up_halfway_is_made_again(trainer: Trainer, engine: SGLangServer) -> None:

@@ -153,10 +153,9 @@ def test_requests_in_flight_go_on_with_the_new_weights(trainer: Trainer, engine:
     before = trainer.version
 
     async def both() -> list[Any]:
-        long = request(PROMPTS[0], temperature=1.0, max_tokens=300)
-        object.__setattr__(long.sampling, "max_tokens", 300)
-        running = [asyncio.create_task(engine.generate(long)) for _ in range(8)]
-        await asyncio.sleep(0.4)
+        long = request(PROMPTS[0], max_tokens=400)
+        running = [asyncio.create_task(engine.generate(long)) for _ in range(32)]
+        await asyncio.sleep(0.2)
         trainer.learn(14)
         trainer.version += 1
         await engine.sync(PolicyWeights(trainer.policy, 8192), trainer.version)

@@ -99,6 +99,14 @@ def test_a_prompt_that_fills_the_context_and_a_turn_that_is_cut() -> None:
         cut.fail("late")
 
 
+def test_the_policy_never_speaks_twice_in_a_row() -> None:
+    talk = Conversation(PROMPT, 0, Limits(turns=3))
+    talk.begin([1])
+    talk.sampled(said(10))
+    with pytest.raises(ValueError, match="the policy has spoken last, expected somebody else's turn"):
+        talk.sampled(said(11))
+
+
 class AnyConversation(RuleBasedStateMachine):
     """Whatever is done in whatever order: only legal steps succeed, and the flat run stays consistent."""
 
@@ -120,7 +128,11 @@ class AnyConversation(RuleBasedStateMachine):
     def begin(self, tokens: list[int]) -> None:
         self.attempt(lambda: self.talk.begin(tokens), Phase.PENDING)
 
-    @precondition(lambda self: self.talk.phase is not Phase.RUNNING or self.talk.budget(4) > 0)
+    def may_sample(self) -> bool:
+        talk = self.talk
+        return talk.phase is not Phase.RUNNING or (talk.budget(4) > 0 and talk.turns[-1].role != "assistant")
+
+    @precondition(may_sample)
     @rule(count=st.integers(0, 4), stop=st.sampled_from([StopReason.STOP, StopReason.LENGTH]))
     def sample(self, count: int, stop: StopReason) -> None:
         count = min(count, self.talk.budget(4))
