@@ -236,9 +236,9 @@ class Node:
         if step is Step.END and transport is not None:
             await transport.finish(self.client)
         if step is Step.BEGIN and not self._brackets and self.state is State.PAUSED:
-            await self.client.post("/flush_cache", {}, DEADLINES[step])  # such releases crash otherwise
+            await self.client.post("/flush_cache", {}, DEADLINES[step])  # such releases crash if anything is cached
         calls: Mapping[Step, tuple[str, Any] | None] = {
-            Step.PAUSE: ("/pause_generation", {"mode": "retract"}),
+            Step.PAUSE: ("/pause_generation", {"mode": "retract" if self._brackets else "abort"}),
             Step.RESUME_WEIGHTS: ("/resume_memory_occupation", {"tags": MEMORY[:1]}),
             Step.BEGIN: ("/begin_weight_update", {}) if brackets else None,
             Step.END: ("/end_weight_update", {}) if brackets else None,

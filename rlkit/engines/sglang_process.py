@@ -25,7 +25,8 @@ FIRST, LAST = (0, 5, 17), (0, 5, 23)
 """The releases that rlkit's tests drive lie between these."""
 
 BRACKETS_SINCE = (0, 5, 18)
-"""From here on an update stands between `begin_weight_update` and `end_weight_update`."""
+"""From here on an update stands between `begin_weight_update` and `end_weight_update`, and may come in the middle of
+requests; before, those begin anew."""
 
 SUPERVISOR = Path(__file__).with_name("sglang_supervisor.py")
 TAIL_LINES = 25
