@@ -57,6 +57,11 @@ class SGLangServer(SGLangRollouts):
             )
         if router is not None and not urls:
             raise RecipeError(f"SGLangServer has router={router!r} and no urls; give those of the servers behind it")
+        if launch.adapter_only and transport == "disk" and not urls:
+            raise RecipeError(
+                "launch.adapter_only is true and transport is disk for servers that rlkit starts, which "
+                "take adapters from memory alone; leave transport out"
+            )
         for url in (*urls, *([router] if router else ())):
             if not url.startswith(("http://", "https://")):
                 raise RecipeError(f"SGLangServer has the url {url!r}, expected http://… or https://…")
@@ -91,6 +96,11 @@ class SGLangServer(SGLangRollouts):
         here = all("://127.0.0.1" in node.url or "://localhost" in node.url for node in self._nodes)
         if self.transport == "tensor" or (self.transport == "auto" and here):
             return TensorTransport()
+        if self.launch.adapter_only:
+            raise EngineError(
+                "launch.adapter_only is true, and adapters cannot travel over a process group; set transport: disk and "
+                "a folder that the servers see, or leave launch.adapter_only out"
+            )
         return GroupTransport(self._runtime.device)
 
 

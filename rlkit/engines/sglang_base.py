@@ -111,13 +111,20 @@ class SGLangRollouts(RolloutEngine):
         own = {node.url: node for node in self._own}
         self._nodes = [own.get(url) or Node(url, self.patience, owned=False) for url in mine]
         self._behind = self._fronts()
+        if self.launch.adapter_only:
+            if not any("lora_" in name for name, _ in runtime.policy.named_parameters()):
+                raise EngineError(
+                    "launch.adapter_only is true, but there are no adapters; set model.lora, or leave it out"
+                )
+            for node in {*self._own, *self._nodes, *self._behind}:
+                node.adapter = f"rlkit-{self._run}"
         shared = any(not node.owned for node in self._nodes)
         if world > 1 and self.launch.release_memory and (shared or len(own) != len(mine)):
             raise EngineError(
                 "launch.release_memory is true for a server that several ranks use, which never know when all of them "
                 "are done with it; set it to false, or give each rank a server of its own"
             )
-        self._push = Push(self._transport(), self._dtype, TOLERANCES[self._dtype])
+        self._push = Push(self._transport(), self._dtype, TOLERANCES[self._dtype], self.launch.adapter_only)
 
     def _engine_dtype(self, runtime: Runtime) -> torch.dtype:
         if self.launch.dtype != "auto":
@@ -302,7 +309,8 @@ class SGLangRollouts(RolloutEngine):
         waiting = list(self._own)
         wrong: Failures = {}
         while True:
-            failed = await self._push.push(stream, waiting, label, self._expected)
+            base = not self.launch.adapter_only or self._anywhere(any(n.state is not State.READY for n in waiting))
+            failed = await self._push.push(stream, waiting, label, self._expected, base)
             wrong |= {node: error for node, error in failed.items() if isinstance(error, Mismatch)}
             waiting = [node for node in failed if node not in wrong]
             if not self._anywhere(bool(waiting)):
@@ -326,7 +334,7 @@ class SGLangRollouts(RolloutEngine):
         answers = []
         for node in nodes:
             try:
-                answers.append(await node.client.post("/generate", canary_body(row), DEADLINES[Step.PROVE]))
+                answers.append(await node.generate(canary_body(row), DEADLINES[Step.PROVE]))
             except Fault as fault:
                 answers.append(None)
                 wrong[node] = node.error("answer after the first sync", fault)

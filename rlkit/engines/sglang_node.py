@@ -11,8 +11,17 @@ from typing import Any
 
 from rlkit.engines.sglang_http import Client, Fault
 from rlkit.engines.sglang_process import BRACKETS_SINCE, ServerProcess, release
-from rlkit.engines.sglang_states import DEADLINES, PATH_FROM_LOADING, PATH_TO_LOADING, State, Step, after, walk
-from rlkit.engines.sglang_weights import Transport
+from rlkit.engines.sglang_states import (
+    DEADLINES,
+    PATH_FROM_LOADING,
+    PATH_TO_LOADING,
+    PATH_WITH_ADAPTERS,
+    State,
+    Step,
+    after,
+    walk,
+)
+from rlkit.engines.sglang_weights import Adapter, Transport
 from rlkit.errors import EngineError, RecipeError
 
 MEMORY = ("weights", "kv_cache")
@@ -70,6 +79,8 @@ class Node:
         self.in_flight = 0
         self.restarts = 0
         self.mended = 0
+        self.adapter: str | None = None
+        """The name of the adapters that its answers are to be sampled with."""
         self.trouble = ""
         self.lock = asyncio.Lock()
         self._patience = patience
@@ -201,19 +212,19 @@ class Node:
         self.state = then
         return found
 
-    async def prepare(self, transport: Transport) -> None:
-        """Make all steps up to the first bucket."""
-        for step in walk(self.state, PATH_TO_LOADING):
+    async def prepare(self, transport: Transport, base: bool) -> None:
+        """Make all steps up to the first bucket, if there will be any."""
+        for step in walk(self.state, PATH_TO_LOADING if base else PATH_TO_LOADING[:1]):
             await self.perform(step, lambda step=step: self._simple(step, transport))  # type: ignore[misc]
 
     async def load(self, transport: Transport, parcel: Any) -> None:
         """Take a bucket."""
         await self.perform(Step.LOAD, lambda: transport.load(self.client, self.tp, parcel))
 
-    async def finish(self, transport: Transport, label: str) -> None:
+    async def finish(self, transport: Transport, label: str, adapter: Adapter | None) -> None:
         """Make all steps after the last bucket, but for the proof."""
-        for step in walk(self.state, PATH_FROM_LOADING):
-            await self.perform(step, lambda step=step: self._simple(step, transport, label))  # type: ignore[misc]
+        for step in walk(self.state, PATH_FROM_LOADING if adapter is None else PATH_WITH_ADAPTERS):
+            await self.perform(step, lambda step=step: self._simple(step, transport, label, adapter))  # type: ignore[misc]
 
     def release(self) -> None:
         """Give its memory back, if it holds proven weights; they are lost. This is called outside of any event loop."""
@@ -230,19 +241,22 @@ class Node:
                 raise self.broken(step, fault) from fault
             self.state = then
 
-    async def _simple(self, step: Step, transport: Transport | None = None, label: str = "") -> None:
+    async def _simple(self, step: Step, transport: Transport, label: str = "", adapter: Adapter | None = None) -> None:
         """Make a step that is a call or two."""
-        brackets = transport is not None and transport.brackets and self._brackets
-        if step is Step.END and transport is not None:
+        brackets = transport.brackets and self._brackets
+        if step is Step.END:
             await transport.finish(self.client)
+        if step is Step.ADAPT and adapter is not None and self.adapter is not None:
+            await transport.adapt(self.client, self.tp, self.adapter, adapter)
         if step is Step.BEGIN and not self._brackets and self.state is State.PAUSED:
             await self.client.post("/flush_cache", {}, DEADLINES[step])  # such releases crash if anything is cached
         calls: Mapping[Step, tuple[str, Any] | None] = {
-            Step.PAUSE: ("/pause_generation", {"mode": "retract" if self._brackets else "abort"}),
+            Step.PAUSE: ("/pause_generation", {"mode": "retract" if self._brackets and not self.adapter else "abort"}),
             Step.RESUME_WEIGHTS: ("/resume_memory_occupation", {"tags": MEMORY[:1]}),
             Step.BEGIN: ("/begin_weight_update", {}) if brackets else None,
             Step.END: ("/end_weight_update", {}) if brackets else None,
             Step.RESUME_KV: ("/resume_memory_occupation", {"tags": MEMORY[1:]}),
+            Step.ADAPT: None,
             Step.FLUSH: ("/flush_cache", {}),
             Step.LABEL: ("/update_weight_version", {"new_version": label, "abort_all_requests": False}),
             Step.CONTINUE: ("/continue_generation", {}),
@@ -263,7 +277,7 @@ class Node:
             self._hung = asyncio.get_running_loop().create_future()
             self._watch = asyncio.create_task(self._keep_watch(self._hung))
         assert self._hung is not None
-        call = asyncio.create_task(self.client.post("/generate", body, deadline))
+        call = asyncio.create_task(self.generate(body, deadline))
         hung = self._hung
         try:
             await asyncio.wait((call, hung), return_when=asyncio.FIRST_COMPLETED)
@@ -274,6 +288,10 @@ class Node:
         finally:
             call.cancel()
             self.in_flight -= 1
+
+    async def generate(self, body: dict[str, Any], deadline: float) -> Any:
+        """Give the answer to a generation request, sampled with the adapters, if it has any."""
+        return await self.client.post("/generate", body | {"lora_path": self.adapter}, deadline)
 
     async def _keep_watch(self, hung: asyncio.Future[None]) -> None:
         """While requests are in flight, look whether the server lives."""

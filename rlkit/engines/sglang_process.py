@@ -49,6 +49,8 @@ class Launch:
         dtype: The weights' type in the engine; `auto` is the type in which the trainer computes.
         memory_fraction: Share of a GPU's memory for weights and KV cache; null leaves it to SGLang.
         release_memory: Give the memory back while the trainer learns, for engines on the trainer's GPUs.
+        adapter_only: With LoRA, give servers the base once and then the adapters alone, which they apply themselves;
+            they arrive merged otherwise. Running servers need SGLang's `--enable-lora`; requests in flight begin anew.
         args: Further arguments of `python -m sglang.launch_server`.
     """
 
@@ -56,6 +58,7 @@ class Launch:
     dtype: Kind = "auto"
     memory_fraction: float | None = None
     release_memory: bool = False
+    adapter_only: bool = False
     args: Sequence[str] = ()
 
     def __post_init__(self) -> None:
@@ -120,7 +123,7 @@ def write_model(folder: Path, policy: Any, stop_ids: frozenset[int]) -> None:
 
 
 def command(model: Path, port: int, launch: Launch, dtype: str, gpu: int | None) -> list[str]:
-    """Give a server's command line; `gpu` is the index of its first one, None on a processor."""
+    """Give a server's command line without `launch.args`; `gpu` is the index of its first one, None on a processor."""
     words = [
         sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--load-format", "dummy",
         "--skip-tokenizer-init", "--skip-server-warmup", "--host", "127.0.0.1", "--port", str(port), "--dtype", dtype,
@@ -136,7 +139,16 @@ def command(model: Path, port: int, launch: Launch, dtype: str, gpu: int | None)
         words += ["--enable-memory-saver"] if launch.release_memory else []
     if launch.memory_fraction is not None:
         words += ["--mem-fraction-static", str(launch.memory_fraction)]
-    return [*words, *launch.args]
+    return words
+
+
+def adapter_words(policy: Any, gpu: int | None) -> list[str]:
+    """Give the arguments with which a server makes room for one set of adapters like the policy's."""
+    adapted = {name.rpartition(".")[2]: part for name, part in policy.named_modules() if hasattr(part, "lora_A")}
+    rank = max(matrix.out_features for part in adapted.values() for matrix in part.lora_A.values())
+    words = ["--enable-lora", "--max-loras-per-batch", "1", "--max-lora-rank", str(rank)]
+    words += ["--lora-backend", "torch_native"] if gpu is None else []
+    return [*words, "--lora-target-modules", *sorted(adapted)]
 
 
 class ServerProcess:
@@ -153,11 +165,14 @@ class ServerProcess:
     def __init__(self, policy: Any, stop_ids: frozenset[int], launch: Launch, dtype: str, gpu: int | None) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="rlkit-sglang-"))
         self.log = self._folder / "server.log"
-        self._launch, self._dtype, self._gpu = launch, dtype, gpu
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._port = free_port()
         self.url = f"http://127.0.0.1:{self._port}"
         write_model(self._folder / "model", policy, stop_ids)
+        self._gpu = gpu
+        self._words = command(self._folder / "model", self._port, launch, dtype, gpu)
+        self._words += adapter_words(policy, gpu) if launch.adapter_only else []
+        self._words += launch.args
 
     def start(self) -> None:
         """Start it, or start it again; some time later it answers at `url`."""
@@ -166,9 +181,8 @@ class ServerProcess:
         if self._gpu is None:
             environment["SGLANG_USE_CPU_ENGINE"] = "1"
             environment.setdefault("OMP_NUM_THREADS", "1")
-        words = command(self._folder / "model", self._port, self._launch, self._dtype, self._gpu)
         self._supervisor = subprocess.Popen(
-            (sys.executable, "-S", "-E", str(SUPERVISOR), str(self.log), *words),
+            (sys.executable, "-S", "-E", str(SUPERVISOR), str(self.log), *self._words),
             stdin=subprocess.PIPE,
             env=environment,
             start_new_session=True,

@@ -13,7 +13,7 @@ from rlkit.engines.sglang_http import Fault
 from rlkit.engines.sglang_node import Node
 from rlkit.engines.sglang_proof import Expected, Gap, Tolerance, probe_body, probe_gap
 from rlkit.engines.sglang_states import DEADLINES, State, Step
-from rlkit.engines.sglang_weights import Bucket, Transport
+from rlkit.engines.sglang_weights import Adapter, Bucket, Transport
 from rlkit.errors import EngineError
 
 if TYPE_CHECKING:
@@ -42,29 +42,32 @@ class Push:
         transport: How tensors travel.
         dtype: The engine's type; tensors are rounded to it before they travel.
         tolerance: How far log-probs may be apart.
+        adapter_only: Adapters travel by themselves, and servers apply them.
     """
 
     transport: Transport
     dtype: torch.dtype
     tolerance: Tolerance
+    adapter_only: bool = False
     gap: Gap = field(default_factory=lambda: Gap(0.0, 0.0))
 
     async def push(
-        self, stream: WeightStream, nodes: Sequence[Node], label: str, expected: Expected | None
+        self, stream: WeightStream, nodes: Sequence[Node], label: str, expected: Expected | None, base: bool = True
     ) -> Failures:
-        """Give the servers all weights and prove it; a failure of one is no failure of the others.
+        """Give the servers all weights, or the adapters but not the `base`, and prove it.
 
-        The stream is read to its end whatever happens to the servers, since other ranks may read it with this one.
+        A failure of one server is none of the others. The stream is read to its end whatever happens to them, since
+        other ranks may read it with this one.
         """
         try:
-            return await self._push(stream, nodes, label, expected)
+            return await self._push(stream, nodes, label, expected, base)
         except BaseException as error:  # cancelled halfway, or the stream itself failed
             for node in nodes:
                 node.broken("finish the update", error)
             raise
 
     async def _push(
-        self, stream: WeightStream, nodes: Sequence[Node], label: str, expected: Expected | None
+        self, stream: WeightStream, nodes: Sequence[Node], label: str, expected: Expected | None, base: bool
     ) -> Failures:
         failed: Failures = {}
 
@@ -77,12 +80,13 @@ class Push:
                 await self.transport.open(targets)
             except (Fault, OSError, RuntimeError, TimeoutError) as error:
                 failed |= {n: n.broken("prepare for new weights", error) for n in nodes if n not in failed}
-        await each(lambda node: node.prepare(self.transport))
-        for bucket in self._buckets(stream):
+        await each(lambda node: node.prepare(self.transport, base))
+        for bucket in self._buckets(stream) if base else ():
             alive = [node for node in nodes if node not in failed]
             if alive:
                 await self._load(bucket, alive, failed)
-        await each(lambda node: node.finish(self.transport, label))
+        adapter = self._adapter(stream)
+        await each(lambda node: node.finish(self.transport, label, adapter))
         if expected is not None:
             await each(lambda node: self.prove(node, expected))
         else:
@@ -111,8 +115,12 @@ class Push:
             failed |= {node: _broken(node, error) for node in nodes if node not in failed}
 
     def _buckets(self, stream: WeightStream) -> Iterator[Bucket]:
-        for bucket in stream.buckets():
+        for bucket in stream.buckets(merged=False) if self.adapter_only else stream.buckets():
             yield [(name, x.to(self.dtype) if x.is_floating_point() else x) for name, x in bucket]
+
+    def _adapter(self, stream: WeightStream) -> Adapter | None:
+        found = stream.adapter() if self.adapter_only else None
+        return None if found is None else (found[0], [(name, x.to(self.dtype)) for name, x in found[1]])
 
     async def prove(self, node: Node, expected: Expected) -> None:
         """Compare a server's log-probs with the trainer's.
@@ -126,7 +134,7 @@ class Push:
             raise Mismatch(self._explain(node, self.gap))
 
     async def _probe(self, node: Node, expected: Expected) -> Gap:
-        answers = await node.client.post("/generate", probe_body(expected.rows), DEADLINES[Step.PROVE])
+        answers = await node.generate(probe_body(expected.rows), DEADLINES[Step.PROVE])
         return probe_gap(expected, answers)
 
     def _explain(self, node: Node, gap: Gap) -> str:
@@ -145,26 +153,21 @@ class Push:
         The stream is read to its end on every rank, also where no server is wrong.
         """
         node = next(iter(wrong), None)
-        if node is None or expected is None:
-            for _ in stream.buckets():
-                pass
-            return wrong[node] if node is not None else None
-        count = len(stream.specs)
-        before = self.gap
+        before, stopped = self.gap, ""
         worst: list[tuple[float, str]] = []
-        stopped = ""
-        for bucket in self._buckets(stream):
-            size = max(1, count // SUSPECTS)
-            for start in range(0, len(bucket) if not stopped else 0, size):
-                part = bucket[start : start + size]
-                try:
-                    gap = await self._again(node, part, label, expected)
-                except EngineError as error:
-                    stopped = f" The search ended early: {error}"
-                    break
-                if not before.within(self.tolerance) and gap.mean < (1 - MENDS) * before.mean:
-                    worst.append((before.mean - gap.mean, f"{', '.join(n for n, _ in part)} (now {gap.mean:.3g})"))
-                before = gap
+        for name, part, adapter in self._portions(stream):
+            if node is None or expected is None or stopped:
+                continue
+            try:
+                gap = await self._again(node, part, adapter, label, expected)
+            except EngineError as error:
+                stopped = f" The search ended early: {error}"
+                continue
+            if not before.within(self.tolerance) and gap.mean < (1 - MENDS) * before.mean:
+                worst.append((before.mean - gap.mean, f"{name} (now {gap.mean:.3g})"))
+            before = gap
+        if node is None or expected is None:
+            return None if node is None else wrong[node]
         if worst:
             named = "; ".join(name for _, name in sorted(worst, reverse=True)[:NAMED])
             return EngineError(f"{wrong[node]} Sending a tensor again lessens the gap for: {named}.{stopped}")
@@ -173,15 +176,26 @@ class Push:
             f"otherwise than transformers does for this model; choose rollout.engine: TorchEngine.{stopped}"
         )
 
-    async def _again(self, node: Node, bucket: Bucket, label: str, expected: Expected) -> Gap:
-        """Send some tensors again; give the gap that is left."""
+    def _portions(self, stream: WeightStream) -> Iterator[tuple[str, Bucket, Adapter | None]]:
+        """Give what can be sent again by itself, with its name: the adapters, then a few tensors at a time."""
+        if adapter := self._adapter(stream):
+            yield "the adapters", [], adapter
+        size = max(1, len(stream.specs) // SUSPECTS)
+        for bucket in self._buckets(stream):
+            for start in range(0, len(bucket), size):
+                part = bucket[start : start + size]
+                yield ", ".join(name for name, _ in part), part, None
+
+    async def _again(self, node: Node, part: Bucket, adapter: Adapter | None, label: str, expected: Expected) -> Gap:
+        """Send some tensors again, or the adapters; give the gap that is left."""
         failed: Failures = {}
         await self.transport.open([(node.client, node.tp)])
-        await node.prepare(self.transport)
-        await self._load(bucket, [node], failed)
+        await node.prepare(self.transport, base=bool(part))
+        if part:
+            await self._load(part, [node], failed)
         if failed:
             raise failed[node]
-        await node.finish(self.transport, label)
+        await node.finish(self.transport, label, adapter)
         gap: Gap = await node.perform(Step.PROVE, lambda: self._probe(node, expected))
         node.state = State.UNPROVEN
         return gap

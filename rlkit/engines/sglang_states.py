@@ -24,6 +24,7 @@ class State(StrEnum):
     PAUSED = "paused"
     LOADING = "loading"
     LOADED = "loaded"
+    ADAPTED = "adapted"
     FLUSHED = "flushed"
     LABELLED = "labelled"
     UNPROVEN = "unproven"
@@ -40,6 +41,7 @@ class Step(StrEnum):
     LOAD = "load a bucket"
     END = "end the update"
     RESUME_KV = "resume the KV cache's memory"
+    ADAPT = "load the adapters"
     FLUSH = "flush the KV cache"
     LABEL = "set the version"
     CONTINUE = "continue"
@@ -54,9 +56,10 @@ TABLE: dict[State, dict[Step, State]] = {
     State.PAUSED_BARE: {Step.BEGIN: State.LOADING_BARE},
     State.LOADING_BARE: {Step.LOAD: State.LOADING_BARE, Step.END: State.LOADED_BARE},
     State.LOADED_BARE: {Step.RESUME_KV: State.LOADED},
-    State.PAUSED: {Step.BEGIN: State.LOADING, Step.RELEASE: State.ASLEEP},
+    State.PAUSED: {Step.BEGIN: State.LOADING, Step.ADAPT: State.ADAPTED, Step.RELEASE: State.ASLEEP},
     State.LOADING: {Step.LOAD: State.LOADING, Step.END: State.LOADED},
-    State.LOADED: {Step.FLUSH: State.FLUSHED},
+    State.LOADED: {Step.ADAPT: State.ADAPTED, Step.FLUSH: State.FLUSHED},
+    State.ADAPTED: {Step.FLUSH: State.FLUSHED},
     State.FLUSHED: {Step.LABEL: State.LABELLED},
     State.LABELLED: {Step.CONTINUE: State.UNPROVEN},
     State.UNPROVEN: {Step.PAUSE: State.PAUSED, Step.PROVE: State.READY},
@@ -71,6 +74,7 @@ DEADLINES: dict[Step, float] = {
     Step.LOAD: 600.0,
     Step.END: 600.0,
     Step.RESUME_KV: 60.0,
+    Step.ADAPT: 600.0,
     Step.FLUSH: 60.0,
     Step.LABEL: 60.0,
     Step.CONTINUE: 60.0,
@@ -81,6 +85,7 @@ DEADLINES: dict[Step, float] = {
 
 PATH_TO_LOADING = (Step.PAUSE, Step.RESUME_WEIGHTS, Step.BEGIN)
 PATH_FROM_LOADING = (Step.END, Step.RESUME_KV, Step.FLUSH, Step.LABEL, Step.CONTINUE)
+PATH_WITH_ADAPTERS = (Step.END, Step.RESUME_KV, Step.ADAPT, Step.FLUSH, Step.LABEL, Step.CONTINUE)
 
 
 def after(state: State, step: Step) -> State:
@@ -97,9 +102,13 @@ def after(state: State, step: Step) -> State:
 
 
 def walk(state: State, path: tuple[Step, ...]) -> Iterator[Step]:
-    """Give the steps of a path that a server in this state needs: what is awake is not resumed, nor sleep paused."""
+    """Give the steps of a path that a server in this state needs.
+
+    What is awake is not resumed, sleep is not paused, and an update that was not begun is not ended.
+    """
     for step in path:
-        optional = step in {Step.RESUME_WEIGHTS, Step.RESUME_KV} or (step, state) == (Step.PAUSE, State.ASLEEP)
+        optional = step in {Step.RESUME_WEIGHTS, Step.RESUME_KV}
+        optional |= (step, state) in {(Step.PAUSE, State.ASLEEP), (Step.END, State.PAUSED)}
         if optional and step not in TABLE[state]:
             continue
         state = after(state, step)

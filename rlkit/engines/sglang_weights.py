@@ -25,11 +25,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlkit.engines.sglang_http import Client
+from rlkit.engines.sglang_http import Client, Fault
 from rlkit.engines.sglang_process import free_port, write_model
 from rlkit.engines.sglang_states import DEADLINES, Step
 
 Bucket = list[tuple[str, Tensor]]
+
+Adapter = tuple[dict[str, Any], Bucket]
+"""Adapters: their configuration and their tensors, in the form in which peft saves them."""
 
 
 class Transport(ABC):
@@ -54,6 +57,10 @@ class Transport(ABC):
     async def finish(self, client: Client) -> None:
         """Do what is left once a server has had all buckets."""
 
+    async def adapt(self, client: Client, tp: int, name: str, adapter: Adapter) -> None:
+        """Give a server adapters under a name, in place of those that had it."""
+        raise NotImplementedError
+
     def close_group(self) -> None:
         """Leave the servers' process group, where there is one: some of its members are no more."""
 
@@ -74,6 +81,22 @@ class TensorTransport(Transport):
         body = {"serialized_named_tensors": [serialize(parcel)] * tp, "flush_cache": False}
         await client.post("/update_weights_from_tensor", body, DEADLINES[Step.LOAD])
 
+    async def adapt(self, client: Client, tp: int, name: str, adapter: Adapter) -> None:
+        config, tensors = adapter
+        text = serialize(dict(flatten(tensors)))
+        await _unload(client, name)
+        body = {"lora_name": name, "config_dict": config, "serialized_named_tensors": [text] * tp}
+        await client.post("/load_lora_adapter_from_tensors", body, DEADLINES[Step.ADAPT])
+
+
+async def _unload(client: Client, name: str) -> None:
+    """Let a server forget the adapters of a name; it refuses where it has none."""
+    try:
+        await client.post("/unload_lora_adapter", {"lora_name": name}, DEADLINES[Step.ADAPT])
+    except Fault as fault:
+        if fault.status is None:
+            raise
+
 
 def flatten(bucket: Bucket) -> Bucket:
     """Give the same tensors as views of one new buffer of each type, so that they share one memory handle."""
@@ -86,8 +109,8 @@ def flatten(bucket: Bucket) -> Bucket:
     return [(name, found[name]) for name, _ in bucket]
 
 
-def serialize(bucket: Bucket) -> str:
-    """Give handles to a bucket's memory as text, to be opened once by each process of a server."""
+def serialize(bucket: Bucket | dict[str, Tensor]) -> str:
+    """Give handles to tensors' memory as text, to be opened once by each process of a server."""
     with _shared_by_name():
         buffer = io.BytesIO()
         ForkingPickler(buffer).dump(bucket)
@@ -139,6 +162,17 @@ class DiskTransport(Transport):
     async def finish(self, client: Client) -> None:
         body = {"model_path": str(self._folder), "load_format": "auto", "flush_cache": False}
         await client.post("/update_weights_from_disk", body, DEADLINES[Step.END])
+
+    async def adapt(self, client: Client, tp: int, name: str, adapter: Adapter) -> None:
+        from safetensors.torch import save_file
+
+        config, tensors = adapter
+        folder = self._folder / "adapter"
+        folder.mkdir(exist_ok=True)
+        save_file({name: x.contiguous().cpu() for name, x in tensors}, folder / "adapter_model.safetensors")
+        (folder / "adapter_config.json").write_text(json.dumps(config))
+        await _unload(client, name)
+        await client.post("/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)}, DEADLINES[Step.ADAPT])
 
     def close(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)

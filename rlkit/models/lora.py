@@ -52,6 +52,25 @@ def adapters_off(policy: Any) -> AbstractContextManager[None]:
     return context
 
 
+def adapter_config(policy: Any) -> dict[str, Any]:
+    """Give what a server needs to know of the adapters, in the form of peft's adapter_config.json."""
+    config = policy.peft_config[policy.active_adapter]
+    targets = {name.rpartition(".")[2] for name, part in policy.named_modules() if hasattr(part, "lora_A")}
+    return {
+        "peft_type": "LORA",
+        "r": config.r,
+        "lora_alpha": config.lora_alpha,
+        "use_rslora": config.use_rslora,
+        "target_modules": sorted(targets),
+    }
+
+
+def adapter_tensors(policy: Any) -> list[tuple[str, Tensor]]:
+    """Give the adapters' parameters under the names that peft saves them by."""
+    active = f".{policy.active_adapter}."
+    return [(name.replace(active, "."), x) for name, x in policy.named_parameters() if "lora_" in name]
+
+
 def delta(layer: Any) -> Tensor:
     """Give what a layer's adapters add to its weight; of sharded ones all ranks must call this."""
     parts = []

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlkit.models.lora import base_model, delta
+from rlkit.models.lora import adapter_config, adapter_tensors, base_model, delta, has_lora
 from rlkit.models.parallel import full
 
 
 class PolicyWeights:
-    """All parameters under their Hugging Face names, whole and with adapters merged, in buckets of bounded size.
+    """All parameters under their Hugging Face names, whole, in buckets of bounded size; adapters merged or apart.
 
     `specs` has every name with its shape and type, known before the first bucket. Peak extra memory is one bucket
     and its largest merged or gathered tensor. Of a sharded policy all ranks must read the buckets in step.
@@ -25,6 +25,7 @@ class PolicyWeights:
 
     def __init__(self, policy: Any, bucket_bytes: int = 256 * 1024 * 1024) -> None:
         self.bucket_bytes = bucket_bytes
+        self._policy = policy
         base = base_model(policy)
         adapters = {f"{name}.weight": part for name, part in base.named_modules() if hasattr(part, "get_delta_weight")}
         self._sources: dict[str, tuple[Any, Tensor]] = {}
@@ -37,13 +38,13 @@ class PolicyWeights:
         }
 
     @torch.no_grad()
-    def buckets(self) -> Iterator[list[tuple[str, Tensor]]]:
-        """Give the tensors, detached; plain ones without adapters share the policy's memory."""
+    def buckets(self, merged: bool = True) -> Iterator[list[tuple[str, Tensor]]]:
+        """Give the tensors, detached, adapters `merged` or left out; what has none shares the policy's memory."""
         bucket: list[tuple[str, Tensor]] = []
         size = 0
         for name, (adapter, parameter) in self._sources.items():
             tensor = full(parameter.detach())
-            if adapter is not None:
+            if adapter is not None and merged:
                 tensor = tensor + delta(adapter)
             bucket.append((name, tensor))
             size += tensor.numel() * tensor.element_size()
@@ -52,6 +53,13 @@ class PolicyWeights:
                 bucket, size = [], 0
         if bucket:
             yield bucket
+
+    @torch.no_grad()
+    def adapter(self) -> tuple[dict[str, Any], list[tuple[str, Tensor]]] | None:
+        """Give the adapters' configuration and whole tensors, named as peft saves them; None if there are none."""
+        if not has_lora(self._policy):
+            return None
+        return adapter_config(self._policy), [(name, full(x.detach())) for name, x in adapter_tensors(self._policy)]
 
 
 @torch.no_grad()

@@ -22,8 +22,14 @@ class WeightStream(Protocol):
     def specs(self) -> Mapping[str, tuple[tuple[int, ...], torch.dtype]]:
         """Every tensor's shape and type, by name."""
 
-    def buckets(self) -> Iterator[list[tuple[str, Tensor]]]:
-        """Give full tensors under their Hugging Face names, a bounded number of bytes at a time."""
+    def buckets(self, merged: bool = True) -> Iterator[list[tuple[str, Tensor]]]:
+        """Give full tensors under their Hugging Face names, a bounded number of bytes at a time.
+
+        Adapters are `merged` into them, or left out.
+        """
+
+    def adapter(self) -> tuple[dict[str, Any], list[tuple[str, Tensor]]] | None:
+        """Give the adapters' configuration and full tensors, named as peft saves them; None if there are none."""
 
 
 class Runtime(Protocol):

@@ -15,6 +15,7 @@ import torch
 
 from rlkit.engines import SGLangServer
 from rlkit.engines.sglang_node import Patience
+from rlkit.models.lora import base_model
 from rlkit.models.weights import PolicyWeights
 from rlkit.roles.engine import RolloutEngine
 from rlkit.testing import random_model
@@ -37,7 +38,7 @@ class Trainer:
         self.version = 0
         self.runner = asyncio.Runner()
         self.runtime: Any = SimpleNamespace(
-            policy=policy,
+            policy=base_model(policy),
             tokenizer=build_tokenizer(),
             device=torch.device("cpu"),
             context=context,
@@ -88,6 +89,15 @@ def request(tokens: tuple[int, ...], sample: int = 0, session: str = "s", **samp
 def children(pid: int) -> list[int]:
     """Give the ids of a process's children."""
     return [int(child) for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()]
+
+
+def server_pid(engine: SGLangServer) -> int:
+    """Give the process of the first server that an engine has started."""
+    process = engine._own[0].process
+    assert process is not None
+    assert process._supervisor is not None
+    [pid] = children(process._supervisor.pid)
+    return pid
 
 
 @pytest.fixture(scope="session")

@@ -18,15 +18,7 @@ from rlkit.engines.sglang_node import Node
 from rlkit.engines.sglang_states import State
 from rlkit.errors import EngineError
 from rlkit.models.weights import PolicyWeights
-from tests.sglang.conftest import PATIENCE, PROMPTS, Trainer, children, request
-
-
-def server_pid(engine: SGLangServer) -> int:
-    process = engine._own[0].process
-    assert process is not None
-    assert process._supervisor is not None
-    [pid] = children(process._supervisor.pid)
-    return pid
+from tests.sglang.conftest import PATIENCE, PROMPTS, Trainer, request, server_pid
 
 
 def rollout_with(trainer: Trainer, engine: SGLangServer, number: signal.Signals) -> None:

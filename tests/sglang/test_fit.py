@@ -64,9 +64,10 @@ def test_sglang_engine_learns_from_a_sharded_trainer_and_releases_its_memory(tmp
     assert validation["after"]["sampled_accuracy"] >= validation["before"]["sampled_accuracy"] + 0.08
 
 
-def test_a_server_samples_for_sharded_lora(tmp_path: Path) -> None:
+def test_a_server_applies_the_adapters_of_a_sharded_trainer(tmp_path: Path) -> None:
     words = ("--recipe=quickstart", "--rollout.engine=SGLangServer", *FAST, "--fabric.devices=2", "--out=out")
-    done = rlkit("fit", *words, "--fabric.strategy=fsdp2", "--model.lora.rank=4", "--train.lr=0.01", cwd=tmp_path)
+    lora = ("--model.lora.rank=4", "--train.lr=0.01", "--rollout.engine.launch.adapter_only=true")
+    done = rlkit("fit", *words, "--fabric.strategy=fsdp2", *lora, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for row in read_jsonl(tmp_path / "out" / "metrics.jsonl"):
         assert row["mismatch/max"] < 1e-4

@@ -15,10 +15,22 @@ RELEASED = [
     Step.PAUSE, Step.RELEASE, Step.RESUME_WEIGHTS, Step.BEGIN, Step.LOAD, Step.LOAD, Step.END, Step.RESUME_KV,
     Step.FLUSH, Step.LABEL, Step.CONTINUE, Step.PROVE,
 ]  # fmt: skip
+ADAPTERS = [Step.PAUSE, Step.ADAPT, Step.FLUSH, Step.LABEL, Step.CONTINUE, Step.PROVE]
+BOTH = [
+    Step.PAUSE, Step.BEGIN, Step.LOAD, Step.END, Step.ADAPT, Step.FLUSH, Step.LABEL, Step.CONTINUE, Step.PROVE,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("state", "steps"), [(State.COLD, AWAKE), (State.READY, AWAKE), (State.READY, RELEASED), (State.UNPROVEN, AWAKE)]
+    ("state", "steps"),
+    [
+        (State.COLD, AWAKE),
+        (State.COLD, BOTH),
+        (State.READY, ADAPTERS),
+        (State.READY, AWAKE),
+        (State.READY, RELEASED),
+        (State.UNPROVEN, AWAKE),
+    ],
 )
 def test_a_sync_ends_ready(state: State, steps: list[Step]) -> None:
     for step in steps:
@@ -37,6 +49,8 @@ def test_a_sync_ends_ready(state: State, steps: list[Step]) -> None:
         (State.LOADED, Step.CONTINUE),  # with prefixes of the old weights
         (State.FLUSHED, Step.CONTINUE),  # under the old version
         (State.LOADING, Step.BEGIN),  # twice
+        (State.LOADING, Step.ADAPT),  # with half of the base
+        (State.ADAPTED, Step.CONTINUE),  # with prefixes of the old adapters
         (State.COLD, Step.LOAD),
         (State.COLD, Step.PROVE),  # of what?
         (State.LOADING, Step.RELEASE),

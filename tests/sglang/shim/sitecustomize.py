@@ -82,3 +82,23 @@ class _Finder:
 
 
 sys.meta_path.append(_Finder)
+
+
+class _Unpinned:
+    """Before SGLang's LoRA is imported, lets memory that it would pin for a GPU be ordinary memory."""
+
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name != "sglang.srt.lora":
+            return
+        import torch
+
+        def ordinary(make):
+            return lambda *args, pin_memory=False, **options: make(*args, **options)
+
+        for function in ("arange", "empty", "tensor", "zeros"):
+            setattr(torch, function, ordinary(getattr(torch, function)))
+        torch.Tensor.pin_memory = lambda tensor: tensor
+
+
+sys.meta_path.insert(0, _Unpinned)

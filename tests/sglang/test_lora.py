@@ -1,0 +1,115 @@
+"""Adapters on a real SGLang server: merged into the weights, or by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlkit.engines import SGLangServer
+from rlkit.engines.sglang_process import Launch
+from rlkit.engines.sglang_states import State
+from rlkit.errors import EngineError, RecipeError
+from rlkit.models.lora import add_lora
+from rlkit.models.weights import PolicyWeights
+from rlkit.sections import Lora
+from rlkit.testing import random_model
+from tests.sglang.conftest import PATIENCE, Trainer
+
+
+class Watched(PolicyWeights):
+    """Counts how often the base was read, and may spoil an adapter on its way."""
+
+    bases, spoilt = 0, False
+
+    def buckets(self, merged: bool = True) -> Iterator[list[tuple[str, Tensor]]]:
+        Watched.bases += 1
+        return super().buckets(merged)
+
+    def adapter(self) -> Any:
+        found = super().adapter()
+        assert found is not None
+        if Watched.spoilt:
+            Watched.spoilt = False
+            found[1][0] = (found[1][0][0], found[1][0][1] + 1)
+        return found
+
+
+@pytest.fixture(scope="module")
+def adapted() -> Iterator[Trainer]:
+    trainer = Trainer(add_lora(random_model("qwen2"), Lora(rank=4, alpha=8)))
+    yield trainer
+    trainer.runner.close()
+
+
+def learn(trainer: Trainer, seed: int) -> None:
+    """Take other adapters."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, x in trainer.policy.named_parameters():
+            if "lora_" in name:
+                x.copy_(0.3 * torch.randn(x.shape, generator=generator))
+
+
+def publish(trainer: Trainer, engine: SGLangServer) -> int:
+    """Give the weights; return how often the base was read for it."""
+    before = Watched.bases
+    trainer.version += 1
+    trainer.wait(engine.sync(Watched(trainer.policy), trainer.version))
+    return Watched.bases - before
+
+
+def test_adapters_arrive_merged(adapted: Trainer, engine: SGLangServer, trainer: Trainer) -> None:
+    other = SGLangServer(urls=[engine._own[0].url], patience=PATIENCE)
+    other.bind(adapted.runtime)
+    learn(adapted, 31)
+    assert publish(adapted, other) == 1
+    assert adapted.is_served_by(other)
+    other.close()
+    trainer.publish(engine)
+
+
+def test_adapters_travel_alone_after_the_base(adapted: Trainer, tmp_path: Path) -> None:
+    """By memory and by file; the base follows where a server was restarted, and a wrong adapter is named."""
+    random_model("qwen2").save_pretrained(tmp_path)
+    words = ("--model-path", str(tmp_path), "--load-format", "auto")  # as others start servers
+    engine = SGLangServer(patience=PATIENCE, launch=Launch(adapter_only=True, args=words))
+    files = None
+    try:
+        engine.bind(adapted.runtime)
+        for seed, bases in ((32, 1), (33, 0)):
+            learn(adapted, seed)
+            assert publish(adapted, engine) == bases
+            assert adapted.is_served_by(engine)
+            assert engine.health()["proof_gap"] < 1e-4
+        Watched.spoilt = True
+        with pytest.raises(EngineError, match="lessens the gap for: the adapters"):
+            publish(adapted, engine)
+        engine._own[0].state = State.COLD  # as after a restart
+        assert publish(adapted, engine) == 1
+        assert adapted.is_served_by(engine)
+        alone, urls = Launch(adapter_only=True), [engine._own[0].url]
+        files = SGLangServer(urls=urls, transport="disk", patience=PATIENCE, launch=alone)
+        files.bind(adapted.runtime)
+        for seed, bases in ((34, 1), (35, 0)):
+            learn(adapted, seed)
+            assert publish(adapted, files) == bases
+            assert adapted.is_served_by(files)
+    finally:
+        engine.close()
+        if files is not None:
+            files.close()
+
+
+def test_adapters_alone_need_adapters_and_a_way_to_travel(adapted: Trainer, trainer: Trainer) -> None:
+    alone = Launch(adapter_only=True)
+    with pytest.raises(EngineError, match=r"launch\.adapter_only is true, but there are no adapters"):
+        SGLangServer(urls=["http://127.0.0.1:9"], launch=alone).bind(trainer.runtime)
+    with pytest.raises(RecipeError, match=r"launch\.adapter_only is true and transport is disk for servers that rlkit"):
+        SGLangServer(transport="disk", launch=alone)
+    with pytest.raises(EngineError, match="adapters cannot travel over a process group; set transport: disk"):
+        SGLangServer(urls=["http://10.0.0.7:9"], launch=alone).bind(adapted.runtime)
