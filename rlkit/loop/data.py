@@ -45,7 +45,8 @@ class Data:
         """Let the policy's partners take part: their tools are bound by now, and say what they can do.
 
         Raises:
-            RecipeError: No parser is known for the calls of this model, or its template cannot go on after a turn.
+            RecipeError: No parser is known for the calls of this model, its template cannot go on after a turn, or a
+                prompt does not fit the context once the tools are described in it.
         """
         recipe, template = self.recipe, str(self.tokenizer.chat_template)
         parser = recipe.parser
@@ -61,6 +62,7 @@ class Data:
         self.__dict__.pop("template", None)
         if recipe.tools:
             self.template.delta([{"role": "tool", "content": "7", "name": next(iter(recipe.tools))}])
+            self.check_lengths()
         if recipe.interaction or recipe.environment:
             self.template.delta([USER])
 
@@ -100,6 +102,27 @@ class Data:
         """Give the prompt's length in tokens, as the rollout will render it."""
         return len(self.template.start(prompt.messages))
 
+    def check_lengths(self) -> None:
+        """Measure all prompts that the run will use, and leave out the held-out ones that it shall skip.
+
+        Raises:
+            RecipeError: One does not fit the context, or none does.
+        """
+        train = self.recipe.train
+        used = min(train.steps * train.prompts_per_step, len(self.train))
+        steps = range(1, -(-used // train.prompts_per_step) + 1)
+        self.validation = [prompt for prompt in self.validation if self.fits(prompt)]
+        prompts = [prompt for step in steps for _, prompt in self.prompts(step)] + self.validation
+        if not prompts:
+            raise RecipeError(f"no prompt is shorter than the model's context of {self.context} tokens")
+        longest, self.longest = max(((p, self.length(p)) for p in prompts), key=lambda pair: pair[1])
+        if self.longest >= self.context:
+            raise RecipeError(
+                f"prompt {longest.id!r} has {self.longest} tokens, but the context of model.path "
+                f"{self.recipe.model.path!r} is {self.context} and an answer needs room; choose a model with a longer "
+                "context, shorten the prompt, or set rollout.skip_long_prompts: true"
+            )
+
 
 @lru_cache(maxsize=2)  # a step spans two epochs at most, unless the data are few
 def _permutation(seed: int, epoch: int, rows: int) -> Tensor:
@@ -119,8 +142,7 @@ def load_data(recipe: Recipe) -> Data:
     limit = min(recipe.validation.limit, len(held_out))
     validation = [recipe.task.prompt(held_out[i], i) for i in range(limit)]
     data = Data(tokenizer, context, recipe, train, validation, stop_ids(recipe.model, tokenizer))
-    data.validation = [prompt for prompt in validation if data.fits(prompt)]
-    _check_lengths(data)
+    data.check_lengths()
     return data
 
 
@@ -129,20 +151,3 @@ def _rows(recipe: Recipe, split: Split) -> Sequence[Mapping[str, Any]]:
     if len(rows) == 0:
         raise RecipeError(f"task {type(recipe.task).__name__} gives no {split} rows, expected at least one")
     return rows
-
-
-def _check_lengths(data: Data) -> None:
-    train = data.recipe.train
-    used = min(train.steps * train.prompts_per_step, len(data.train))
-    steps = range(1, -(-used // train.prompts_per_step) + 1)
-    prompts = [prompt for step in steps for _, prompt in data.prompts(step)] + data.validation
-    if not prompts:
-        raise RecipeError(f"no prompt is shorter than the model's context of {data.context} tokens")
-    longest, length = max(((p, data.length(p)) for p in prompts), key=lambda pair: pair[1])
-    if length >= data.context:
-        raise RecipeError(
-            f"prompt {longest.id!r} has {length} tokens, but the context of model.path {data.recipe.model.path!r} is "
-            f"{data.context} and an answer needs room; choose a model with a longer context, shorten the prompt, or "
-            "set rollout.skip_long_prompts: true"
-        )
-    data.longest = length

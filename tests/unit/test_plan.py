@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from rlkit.cli.main import main
+from rlkit.cli.parser import parse
+from rlkit.errors import RecipeError
 from rlkit.loop import balance, plan
+from rlkit.loop.data import load_data
 from rlkit.models.load import load_tokenizer
 from rlkit.rollout.template import CALL_ID, USER, ChatTemplate
 from rlkit.sections import Model
@@ -129,3 +132,15 @@ def test_a_deep_check_measures_a_step(capsys: pytest.CaptureFixture[str]) -> Non
     measured = [float(line.split()[2].replace(",", "")) for line in out.splitlines() if "memory, measured" in line]
     assert len(measured) == 4
     assert 100 < measured[0] <= measured[-1]
+
+
+def test_prompts_are_measured_with_the_tools_that_the_template_describes() -> None:
+    data = load_data(parse("fit", ["--recipe=quick_tool"]).recipe)
+    plain = data.longest
+    shown = "{% for tool in tools or [] %}{{ tool['function']['name'] }}{% endfor %}"
+    data.tokenizer.chat_template = shown + data.tokenizer.chat_template
+    data.meet()
+    assert data.longest == plain + len("calculator")  # a token is a byte
+    data.context = data.longest
+    with pytest.raises(RecipeError, match=rf"has {data.longest} tokens, but the context .* is {data.longest} "):
+        data.meet()
