@@ -70,7 +70,8 @@ class Run:
         self._runner.get_loop().set_exception_handler(_quiet_interrupts)
         processors = max(1, (os.cpu_count() or 1) // fabric.world_size)
         self._workers = Workers(recipe.reward.concurrency or min(4, processors))
-        self.actor = Actor(load_policy(recipe.model, recipe.train.seed))
+        self._empty = isinstance(fabric.strategy, FSDP2) and fabric.global_rank > 0
+        self.actor = Actor(load_policy(recipe.model, recipe.train.seed, self._empty))
         if training:
             self._prepare_training()
         else:
@@ -87,9 +88,11 @@ class Run:
         self.critic: Trained | None = None
         if recipe.critic is not None:
             path = recipe.critic.path or recipe.model.path
-            self.value_model = ValueModel(load_backbone(replace(recipe.model, path=path, lora=None)))
+            self.value_model = ValueModel(load_backbone(replace(recipe.model, path=path, lora=None), self._empty))
             self.critic = self._set_up(self.value_model, recipe.critic)
-        self.reference = Reference(self.actor, recipe.model, self._place) if recipe.needs_reference else None
+        self.reference = (
+            Reference(self.actor, recipe.model, self._place, self._empty) if recipe.needs_reference else None
+        )
         self.average = None if train.ema is None else WeightAverage(self.actor, train.ema)
         self.kl_penalty = None if recipe.kl_reward is None else KLPenalty(recipe.kl_reward)
         self.shaper = None if recipe.shaping is None else RewardShaper(recipe.shaping)
@@ -124,6 +127,8 @@ class Run:
     def _call_once(self, module: nn.Module) -> None:
         """Let a sharded module find out that it is the root, before anybody calls what is inside."""
         if isinstance(self.fabric.strategy, FSDP2):
+            if isinstance(module, Actor):  # the first rank's was loaded with its weights, and has been probed
+                module.chunked = bool(self.ranks.largest(module.chunked))
             tokens = torch.zeros(1, 2, dtype=torch.long, device=self.fabric.device)
             module(tokens, tokens.bool())
 

@@ -52,7 +52,7 @@ class Actor(nn.Module):
     @torch.no_grad()
     def _probe(self) -> bool:
         head = base_model(self.policy).get_output_embeddings()
-        if type(head) is not nn.Linear:
+        if type(head) is not nn.Linear or head.weight.is_meta:  # what has no weights yet says nothing
             return False
         tokens = torch.arange(2, 10, device=head.weight.device)[None] % head.weight.shape[0]
         try:

@@ -58,40 +58,45 @@ def load_tokenizer(model: Model) -> Any:
     return tokenizer
 
 
-def load_policy(model: Model, seed: int = 0) -> Any:
+def load_policy(model: Model, seed: int = 0, empty: bool = False) -> Any:
     """Load a causal language model in float32, with fresh adapters, by the seed, if the recipe asks for LoRA.
+
+    Args:
+        model: Which one.
+        seed: Of the adapters.
+        empty: Leave the weights out, since another rank will send them.
 
     Raises:
         RecipeError: The model cannot be loaded, or an adapter's target names no module.
     """
     from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()
-    with _explained(model.path):
-        policy = AutoModelForCausalLM.from_pretrained(
-            resolve(model.path), dtype=torch.float32, trust_remote_code=model.trust_remote_code
-        )
-    policy.eval()
+    policy = _load(AutoModelForCausalLM, model, empty)
     policy.config.use_cache = False
     return policy if model.lora is None else add_lora(policy, model.lora, seed)
 
 
-def load_backbone(model: Model) -> Any:
-    """Load a model without its output layer, in float32.
+def load_backbone(model: Model, empty: bool = False) -> Any:
+    """Load a model without its output layer, in float32; or `empty`, since another rank will send the weights.
 
     Raises:
         RecipeError: It cannot be loaded.
     """
     from transformers import AutoModel
+
+    return _load(AutoModel, model, empty)
+
+
+def _load(kind: Any, model: Model, empty: bool) -> Any:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+    options = {"dtype": torch.float32, "trust_remote_code": model.trust_remote_code}
     with _explained(model.path):
-        backbone = AutoModel.from_pretrained(
-            resolve(model.path), dtype=torch.float32, trust_remote_code=model.trust_remote_code
-        )
-    return backbone.eval()
+        if not empty:
+            return kind.from_pretrained(resolve(model.path), **options).eval()
+        with torch.device("meta"):
+            return kind.from_config(load_config(model), **options).eval()
 
 
 def context_length(config: Any) -> int:

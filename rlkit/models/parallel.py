@@ -9,6 +9,7 @@ from fnmatch import fnmatch
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from lightning.fabric import Fabric
 from lightning.fabric.strategies import (  # type: ignore[attr-defined]
     STRATEGY_REGISTRY,
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from torch.distributed._composable.checkpoint_activation import checkpoint
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from rlkit.errors import RecipeError
@@ -57,7 +58,13 @@ class FSDP2(ModelParallelStrategy):
 
     def _parallelize(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
         policy = CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if self.offload else OffloadPolicy()
-        return parallelize(module, mesh, policy)
+        if mesh.size() == 1:
+            return parallelize(module, mesh, policy)
+        weights = _emptied(module)
+        parallelize(module, mesh, policy)
+        module.to_empty(device=torch.device("cpu") if self.offload else self.root_device)
+        _fill(module, weights, self.root_device)
+        return module
 
 
 def parallelize(module: nn.Module, mesh: DeviceMesh, offload: OffloadPolicy) -> nn.Module:
@@ -70,6 +77,36 @@ def parallelize(module: nn.Module, mesh: DeviceMesh, offload: OffloadPolicy) -> 
     # the root's own parameters too, or whoever looks at them after a forward pass finds them unsharded
     fully_shard(module, mesh=data, offload_policy=offload, reshard_after_forward=True)
     return module
+
+
+def _emptied(module: nn.Module) -> dict[str, Tensor]:
+    """Take all weights and buffers out of a module; give them, by name, on the first rank, whose count for all."""
+    weights = {}
+    if dist.get_rank() == 0:
+        weights = {name: x.detach() for name, x in (*module.named_parameters(), *module.named_buffers())}
+    swapped = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)  # or tied weights would come apart
+    try:
+        module.to("meta")
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(swapped)
+    return weights
+
+
+@torch.no_grad()
+def _fill(module: nn.Module, weights: dict[str, Tensor], device: torch.device) -> None:
+    """Fill a divided module, one tensor after the other, with the first rank's; all ranks must call this."""
+    for name, target in (*module.named_parameters(), *module.named_buffers()):
+        if dist.get_rank() == 0:
+            whole = weights.pop(name).to(device)
+        else:
+            whole = torch.empty(target.shape, dtype=target.dtype, device=device)
+        dist.broadcast(whole, 0)
+        if isinstance(target, DTensor):
+            part = distribute_tensor(whole, target.device_mesh, target.placements, src_data_rank=None)
+            target.to_local().copy_(part.to_local())
+        else:
+            target.copy_(whole)
 
 
 def blocks(module: nn.Module) -> list[nn.Module]:

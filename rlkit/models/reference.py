@@ -20,14 +20,15 @@ class Reference:
         actor: The policy.
         model: Where the initial policy is loaded from.
         place: Puts a module on the device.
+        empty: Whether that brings the weights as well.
     """
 
-    def __init__(self, actor: Actor, model: Model, place: Callable[[Actor], None]) -> None:
+    def __init__(self, actor: Actor, model: Model, place: Callable[[Actor], None], empty: bool = False) -> None:
         self.shared = has_lora(actor.policy)
         if self.shared:
             self.actor = actor
         else:
-            self.actor = Actor(load_policy(model)).requires_grad_(False)
+            self.actor = Actor(load_policy(model, empty=empty)).requires_grad_(False)
             place(self.actor)
 
     @torch.no_grad()

@@ -1,7 +1,11 @@
-"""Run by `test_sharded.py` on two ranks: the weights' stream of a sharded policy, with and without adapters."""
+"""Run by `test_sharded.py` on several ranks: the weights' stream of a sharded policy, with and without adapters.
+
+Only the first rank has loaded the weights.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 import weakref
 
@@ -19,7 +23,8 @@ BUCKET = 100_000
 
 def stream(fabric: Fabric, lora: bool) -> None:
     model = Model("tiny", lora=Lora(rank=4) if lora else None)
-    plain, actor = load_policy(model), Actor(load_policy(model))
+    plain, actor = load_policy(model), Actor(load_policy(model, empty=fabric.global_rank > 0))
+    assert fabric.is_global_zero or all(x.is_meta for x in actor.parameters())
     if lora:
         for policy in (plain, actor.policy):
             for name, parameter in policy.named_parameters():
@@ -47,7 +52,8 @@ def stream(fabric: Fabric, lora: bool) -> None:
 
 
 if __name__ == "__main__":
-    fabric = make_fabric({"accelerator": "cpu", "devices": 2, "strategy": FSDP2(tensor_parallel=int(sys.argv[1]))})
+    ranks, strategy = int(os.environ["WORLD_SIZE"]), FSDP2(tensor_parallel=int(sys.argv[1]))
+    fabric = make_fabric({"accelerator": "cpu", "devices": ranks, "strategy": strategy})
     fabric.launch()
     for lora in (False, True):
         stream(fabric, lora)

@@ -14,9 +14,9 @@ from tests.conftest import ROOT, read_jsonl
 pytestmark = pytest.mark.slow
 
 
-def torchrun(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def torchrun(*args: str, cwd: Path, ranks: int = 2) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *args),
+        (sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *args),
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -26,11 +26,11 @@ def torchrun(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("tensor_parallel", [1, 2])
-def test_weights_are_streamed_whole(tensor_parallel: int, tmp_path: Path) -> None:
-    done = torchrun(str(Path(__file__).with_name("sharded.py")), str(tensor_parallel), cwd=tmp_path)
+@pytest.mark.parametrize(("ranks", "tensor_parallel"), [(2, 1), (2, 2), (4, 2)])
+def test_weights_are_streamed_whole(ranks: int, tensor_parallel: int, tmp_path: Path) -> None:
+    done = torchrun(str(Path(__file__).with_name("sharded.py")), str(tensor_parallel), cwd=tmp_path, ranks=ranks)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("streamed") == 2
+    assert done.stdout.count("streamed") == ranks
 
 
 def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
