@@ -21,6 +21,8 @@ def explain(complaint: str, parser: Any, registry: Registry) -> str:
         key, text = f"{key}.{nested[1]}", re.sub(r" - Expected a <class 'NoneType'>.*", "", text)
     if unrecognized := _find(r"unrecognized arguments: (.*)", text):
         given = unrecognized.split()[0].partition("=")[0].lstrip("-")
+        if key in ROLE_OF_KEY:
+            return _unknown_option(given, key, text, parser, registry)
         return f"unknown option {given!r}; {_nearest(given, known_keys(parser, registry))}"
     if option := _find(r"Option '([^']+)' is not accepted", text):
         return _unknown_option(option, key, text, parser, registry)
@@ -38,6 +40,8 @@ def explain(complaint: str, parser: Any, registry: Registry) -> str:
     if required := _find(r"arguments are required: (.*)", text):
         return f"the recipe has no {required}; add it to the recipe or give --{required.split(',')[0]}"
     if (found := re.search(r"Expected an? (.+?)\.? Got value: (.+)$", text)) and key:
+        inside = [k for k in re.findall(r'Parser key "([^"]+)"', text)[1:] if not key.endswith(k)]
+        key = ".".join([key, *inside])
         return f"{key} is {found[2]!r}, expected {_plain_type(found[1])}"
     if (value := _find(r"Given value: (.+)$", text)) and key and (inside := _keys_under(key, parser, registry)):
         return f"{key} is {value!r}, expected null or a section with: {', '.join(inside)}"
@@ -53,8 +57,21 @@ def known_keys(parser: Any, registry: Registry) -> list[str]:
     keys += _section_keys(Recipe, "")
     for section, role in ROLE_OF_KEY.items():
         for part in registry.parts[role].values():
-            keys += [f"{section}.{name}" for name in inspect.signature(part.cls).parameters]
+            keys += [f"{section}.{name}" for name in _options(part.cls)]
     return sorted(set(keys))
+
+
+def _options(cls: Any) -> list[str]:
+    """Give the options of a class, those of its sections included."""
+    try:
+        hints = get_type_hints(cls.__init__)
+    except NameError:  # a plugin's, imported for type checkers alone
+        hints = {}
+    keys: list[str] = []
+    for name in inspect.signature(cls).parameters:
+        inner = hints.get(name)
+        keys += [name, *(_section_keys(inner, f"{name}.") if is_dataclass(inner) and isinstance(inner, type) else ())]
+    return keys
 
 
 def _keys_under(key: str, parser: Any, registry: Registry) -> list[str]:
@@ -77,7 +94,7 @@ def _unknown_option(option: str, key: str | None, text: str, parser: Any, regist
     class_name = (_find(r"class_path '([^']+)'", text) or "").rpartition(".")[2]
     if class_name and key in ROLE_OF_KEY:
         part = registry.parts[ROLE_OF_KEY[key]].get(class_name)
-        known = list(inspect.signature(part.cls).parameters) if part else []
+        known = _options(part.cls) if part else []
         return f"{key} {class_name} has no option {option!r}; {_nearest(option, known)}"
     whole = option if key is None or option.startswith(f"{key}.") else f"{key}.{option}"
     return f"unknown key {whole!r}; {_nearest(whole, known_keys(parser, registry))}"

@@ -96,6 +96,8 @@ class SGLangRollouts(RolloutEngine):
         self._ask = partial(ask_policy, runtime)
         self._rows = probe_rows(runtime.tokenizer, runtime.context)
         rank, world = _rank()
+        if self.launch.adapter_only and not any("lora_" in name for name, _ in runtime.policy.named_parameters()):
+            raise EngineError("launch.adapter_only is true, but there are no adapters; set model.lora, or leave it out")
         self._sharded = world > 1 and any(hasattr(p, "full_tensor") for p in runtime.policy.parameters())
         try:
             self._own, problem = self._start(rank), ""
@@ -112,10 +114,6 @@ class SGLangRollouts(RolloutEngine):
         self._nodes = [own.get(url) or Node(url, self.patience, owned=False) for url in mine]
         self._behind = self._fronts()
         if self.launch.adapter_only:
-            if not any("lora_" in name for name, _ in runtime.policy.named_parameters()):
-                raise EngineError(
-                    "launch.adapter_only is true, but there are no adapters; set model.lora, or leave it out"
-                )
             for node in {*self._own, *self._nodes, *self._behind}:
                 node.adapter = f"rlkit-{self._run}"
         shared = any(not node.owned for node in self._nodes)

@@ -108,7 +108,7 @@ def test_adapters_travel_alone_after_the_base(adapted: Trainer, tmp_path: Path) 
 def test_adapters_alone_need_adapters_and_a_way_to_travel(adapted: Trainer, trainer: Trainer) -> None:
     alone = Launch(adapter_only=True)
     with pytest.raises(EngineError, match=r"launch\.adapter_only is true, but there are no adapters"):
-        SGLangServer(urls=["http://127.0.0.1:9"], launch=alone).bind(trainer.runtime)
+        SGLangServer(launch=alone).bind(trainer.runtime)
     with pytest.raises(RecipeError, match=r"launch\.adapter_only is true and transport is disk for servers that rlkit"):
         SGLangServer(transport="disk", launch=alone)
     with pytest.raises(EngineError, match="adapters cannot travel over a process group; set transport: disk"):

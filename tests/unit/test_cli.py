@@ -47,6 +47,14 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
     [
         ("--train.stepz 3", "unknown option 'train.stepz'; did you mean 'train.steps'?"),
         ("--advantage GRP", "advantage is 'GRP', which no plugin offers; did you mean 'GRPO'?"),
+        (
+            "--rollout.engine SGLangServer --rollout.engine.launch.infer_tq 2",
+            "rollout.engine SGLangServer has no option 'launch.infer_tq'; did you mean 'launch.infer_tp'?",
+        ),
+        (
+            "--rollout.engine SGLangServer --rollout.engine.launch.infer_tp x",
+            "rollout.engine.launch.infer_tp is 'x', expected int",
+        ),
         ("--advantage.epz 1", "advantage GRPO has no option 'epz'; did you mean 'eps'?"),
         ("--reward GRPO", "reward is 'GRPO', which is one of the advantages; known: Composite, EpisodeReward"),
         ("--reward os.system", "reward names 'os.system', which a recipe may not import"),
