@@ -6,6 +6,7 @@ import os
 import platform
 from collections.abc import Sequence
 from importlib import metadata
+from importlib.util import find_spec
 
 import torch
 from rich.console import Console
@@ -13,7 +14,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from rlkit.cli.plugins import plugin_table
-from rlkit.errors import RecipeError
+from rlkit.engines.sglang_process import release
+from rlkit.errors import EngineError, RecipeError
 from rlkit.loop.folder import PACKAGES
 from rlkit.models.load import context_length, load_config, load_tokenizer, stop_ids
 from rlkit.models.size import parameters
@@ -24,7 +26,6 @@ from rlkit.sections import Model
 USAGE = """usage: rlkit doctor                 this machine and installation
        rlkit doctor --model PATH    a model: its size, and whether its chat template can be trained with
 """
-OPTIONAL = {"wandb": "pip install 'rlkit[wandb]'", "sglang": "pip install 'rlkit[sglang]'"}
 
 
 def run(argv: Sequence[str]) -> int:
@@ -74,12 +75,28 @@ def facts() -> list[tuple[str, str]]:
     """Give what matters about this machine."""
     rows = [("python", f"{platform.python_version()} on {platform.platform()}")]
     rows += [(name, metadata.version(name)) for name in PACKAGES]
-    for name, remedy in OPTIONAL.items():
-        try:
-            rows.append((name, metadata.version(name)))
-        except metadata.PackageNotFoundError:
-            rows.append((name, f"not installed ({remedy})"))
+    rows += [("wandb", _optional("wandb")), ("sglang", _sglang())]
     rows.append(("processors", f"{os.cpu_count()}, torch uses {torch.get_num_threads()} threads"))
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     rows.append(("GPUs", ", ".join(gpus) or "none: runs use the processor"))
     return rows
+
+
+def _optional(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return f"not installed (pip install 'rlkit[{name}]')"
+
+
+def _sglang() -> str:
+    """Say which SGLang there is, and what of it is missing."""
+    found = _optional("sglang")
+    if found[0].isdigit():
+        try:
+            release(found)
+        except EngineError as error:
+            return str(error)
+        if torch.cuda.is_available() and find_spec("torch_memory_saver") is None:
+            return f"{found}, without what launch.release_memory needs (pip install torch-memory-saver)"
+    return found

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+import torch
 
 from rlkit.cli.main import main
 from rlkit.cli.parser import folder, hoist, parse
@@ -160,5 +162,27 @@ def test_plugin_verbs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "clip_dual: Bound of the ratio" in text
     assert main(["plugins", "show", "ClipLos"]) == 2
     assert "did you mean 'ClipLoss'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [
+        ("0.5.21", "0.5.21"),
+        ("0.6.0", "SGLang is 0.6.0, but rlkit works with 0.5.17 to 0.5.23"),
+        (None, "not installed (pip install 'rlkit[sglang]')"),
+    ],
+)
+def test_doctor_says_what_is_missing(
+    version: str | None, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found(name: str) -> str:
+        if name == "sglang" and version is None:
+            raise metadata.PackageNotFoundError(name)
+        return version if name == "sglang" and version is not None else real(name)
+
+    real = metadata.version
+    monkeypatch.setattr(metadata, "version", found)
     assert main(["doctor"]) == 0
-    assert "torch" in capsys.readouterr().out
+    text = " ".join(capsys.readouterr().out.split())
+    assert torch.__version__ in text
+    assert said in text
