@@ -20,7 +20,7 @@ from lightning.fabric.strategies import (  # type: ignore[attr-defined]
 from torch import Tensor, nn
 from torch.distributed._composable.checkpoint_activation import checkpoint
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -57,25 +57,32 @@ class FSDP2(ModelParallelStrategy):
         super().setup_environment()
 
     def _parallelize(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-        policy = CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if self.offload else OffloadPolicy()
+        half = torch.bfloat16 if self.precision.precision == "bf16-mixed" else None
+        options = {
+            "offload_policy": CPUOffloadPolicy(torch.cuda.is_available()) if self.offload else OffloadPolicy(),
+            "mp_policy": MixedPrecisionPolicy(half, reduce_dtype=torch.float32, cast_forward_inputs=False),
+        }
         if mesh.size() == 1:
-            return parallelize(module, mesh, policy)
+            return parallelize(module, mesh, options)
         weights = _emptied(module)
-        parallelize(module, mesh, policy)
+        parallelize(module, mesh, options)
         module.to_empty(device=torch.device("cpu") if self.offload else self.root_device)
         _fill(module, weights, self.root_device)
         return module
 
 
-def parallelize(module: nn.Module, mesh: DeviceMesh, offload: OffloadPolicy) -> nn.Module:
-    """Divide an actor, a critic or any other transformer in place: its matrices, then its blocks, then the rest."""
+def parallelize(module: nn.Module, mesh: DeviceMesh, options: dict[str, Any]) -> nn.Module:
+    """Divide an actor, a critic or any other transformer in place: its matrices, then its blocks, then the rest.
+
+    `options` are those of `fully_shard`.
+    """
     data, tensor = mesh["data_parallel"], mesh["tensor_parallel"]
     if tensor.size() > 1:
         _divide_matrices(module, tensor)
     for block in blocks(module):
-        fully_shard(block, mesh=data, offload_policy=offload)
+        fully_shard(block, mesh=data, **options)
     # the root's own parameters too, or whoever looks at them after a forward pass finds them unsharded
-    fully_shard(module, mesh=data, offload_policy=offload, reshard_after_forward=True)
+    fully_shard(module, mesh=data, **options, reshard_after_forward=True)
     return module
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import sys
 import weakref
+from typing import Any
 
 import torch
 from lightning.fabric import Fabric
 
 from rlkit.models.actor import Actor
 from rlkit.models.load import load_policy
-from rlkit.models.parallel import FSDP2, make_fabric
+from rlkit.models.parallel import FSDP2, make_fabric, unsharded
 from rlkit.models.weights import PolicyWeights, whole
 from rlkit.sections import Lora, Model
 
@@ -31,7 +32,9 @@ def stream(fabric: Fabric, lora: bool) -> None:
                 if "lora_B" in name:
                     torch.nn.init.constant_(parameter, 0.01)
     expected = dict(pair for bucket in PolicyWeights(plain).buckets() for pair in bucket)
-    fabric.setup_module(actor)
+    module = fabric.setup_module(actor)
+    if fabric.strategy.precision.precision == "bf16-mixed":
+        compute_in_half(fabric, module, expected)
     weights = PolicyWeights(actor.policy, BUCKET)
     assert list(weights.specs) == list(expected)
     largest = max(t.numel() * t.element_size() for t in expected.values())
@@ -51,9 +54,25 @@ def stream(fabric: Fabric, lora: bool) -> None:
     assert set(state) == ({n for n, _ in plain.named_parameters()} if fabric.is_global_zero else set())
 
 
+def compute_in_half(fabric: Fabric, module: Any, expected: dict[str, torch.Tensor]) -> None:
+    """What is gathered is bfloat16, weights and gradients are float32, and probabilities are about those of float32."""
+    tokens = torch.arange(3, 43).reshape(2, 20)
+    mask = torch.ones_like(tokens, dtype=torch.bool)
+    with unsharded(module), torch.no_grad():
+        assert {x.dtype for x in module.parameters()} == {torch.bfloat16}
+    out = module(tokens, mask)
+    fabric.backward(-out.logps.mean())
+    assert {x.dtype for x in module.parameters()} == {torch.float32}
+    assert {x.grad.dtype for x in module.parameters() if x.grad is not None} == {torch.float32}
+    plain = load_policy(Model("tiny"))
+    plain.load_state_dict(expected, strict=False)
+    torch.testing.assert_close(out.logps.exp(), Actor(plain)(tokens, mask).logps.exp(), atol=0.05, rtol=0.0)
+
+
 if __name__ == "__main__":
     ranks, strategy = int(os.environ["WORLD_SIZE"]), FSDP2(tensor_parallel=int(sys.argv[1]))
-    fabric = make_fabric({"accelerator": "cpu", "devices": ranks, "strategy": strategy})
+    options = {"accelerator": "cpu", "devices": ranks, "precision": sys.argv[2]}
+    fabric = make_fabric({**options, "strategy": strategy})
     fabric.launch()
     for lora in (False, True):
         stream(fabric, lora)

@@ -26,9 +26,13 @@ def torchrun(*args: str, cwd: Path, ranks: int = 2) -> subprocess.CompletedProce
     )
 
 
-@pytest.mark.parametrize(("ranks", "tensor_parallel"), [(2, 1), (2, 2), (4, 2)])
-def test_weights_are_streamed_whole(ranks: int, tensor_parallel: int, tmp_path: Path) -> None:
-    done = torchrun(str(Path(__file__).with_name("sharded.py")), str(tensor_parallel), cwd=tmp_path, ranks=ranks)
+@pytest.mark.parametrize(
+    ("ranks", "tensor_parallel", "precision"),
+    [(2, 1, "32-true"), (2, 1, "bf16-mixed"), (2, 2, "32-true"), (4, 2, "bf16-mixed")],
+)
+def test_weights_are_streamed_whole(ranks: int, tensor_parallel: int, precision: str, tmp_path: Path) -> None:
+    script = str(Path(__file__).with_name("sharded.py"))
+    done = torchrun(script, str(tensor_parallel), precision, cwd=tmp_path, ranks=ranks)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("streamed") == ranks
 
