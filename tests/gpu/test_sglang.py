@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,17 +16,18 @@ from rlkit.engines import SGLangEngine
 from rlkit.engines.sglang_process import Launch
 from rlkit.engines.sglang_states import State
 from rlkit.models.weights import PolicyWeights
-from rlkit.testing import random_model
+from rlkit.testing import random_model, save_random_model
 from rlkit.testing.pretrain import build_tokenizer
 from rlkit.types import Request, SampleKey, Sampling
+from tests.conftest import FAST, read_jsonl, rlkit
 
 pytestmark = pytest.mark.gpu
+SIZES = {"hidden_size": 256, "intermediate_size": 512, "initializer_range": 0.1}  # heads of 64, as kernels want
 
 
 @pytest.fixture(scope="module")
 def bound() -> Iterator[tuple[SGLangEngine, Any, asyncio.Runner]]:
-    sizes = {"hidden_size": 256, "intermediate_size": 512, "initializer_range": 0.1}  # heads of 64, as kernels want
-    policy, tokenizer = random_model("qwen2", **sizes).cuda(), build_tokenizer()
+    policy, tokenizer = random_model("qwen2", **SIZES).cuda(), build_tokenizer()
     runtime: Any = SimpleNamespace(
         policy=policy,
         tokenizer=tokenizer,
@@ -52,7 +54,7 @@ def test_engine_and_trainer_agree_across_syncs_and_released_memory(
 ) -> None:
     engine, policy, runner = bound
     for version in range(3):
-        policy.load_state_dict(random_model("qwen2", version, **sizes_of(policy)).state_dict())
+        policy.load_state_dict(random_model("qwen2", version, **SIZES).state_dict())
         runner.run(engine.sync(PolicyWeights(policy), version))
         with engine.awake():
             request = Request(tuple(range(3, 40)), Sampling(max_tokens=64), SampleKey(0, version, "p", 0), "s")
@@ -67,5 +69,19 @@ def test_engine_and_trainer_agree_across_syncs_and_released_memory(
         assert (found - torch.tensor(answer.logps)).abs().mean() < 0.05
 
 
-def sizes_of(policy: Any) -> dict[str, Any]:
-    return {name: getattr(policy.config, name) for name in ("hidden_size", "intermediate_size", "initializer_range")}
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--rollout.engine.launch.release_memory=true", "--train.offload_during_rollout=true"),
+        ("--rollout.engine.launch.adapter_only=true", "--model.lora.rank=8"),
+    ],
+)
+def test_fit(options: tuple[str, ...], tmp_path: Path) -> None:
+    save_random_model(tmp_path / "model", **SIZES)
+    words = ("--recipe=quickstart", f"--model.path={tmp_path / 'model'}", "--rollout.engine=SGLangEngine", *FAST)
+    half = ("--fabric.accelerator=gpu", "--fabric.precision=bf16-mixed", "--rollout.engine.launch.memory_fraction=0.3")
+    done = rlkit("fit", *words, *half, *options, "--out=out", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for row in read_jsonl(tmp_path / "out" / "metrics.jsonl"):
+        assert row["mismatch/mean"] < 0.05
+        assert row["rollout/failed"] == 0
