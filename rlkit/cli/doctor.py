@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from importlib.util import find_spec
 
@@ -75,28 +75,24 @@ def facts() -> list[tuple[str, str]]:
     """Give what matters about this machine."""
     rows = [("python", f"{platform.python_version()} on {platform.platform()}")]
     rows += [(name, metadata.version(name)) for name in PACKAGES]
-    rows += [("wandb", _optional("wandb")), ("sglang", _sglang())]
+    judges: dict[str, Callable[[str], str]] = {"wandb": str, "sglang": _sglang}
+    for name, judge in judges.items():
+        try:
+            rows.append((name, judge(metadata.version(name))))
+        except metadata.PackageNotFoundError:
+            rows.append((name, f"not installed (pip install 'rlkit[{name}]')"))
     rows.append(("processors", f"{os.cpu_count()}, torch uses {torch.get_num_threads()} threads"))
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     rows.append(("GPUs", ", ".join(gpus) or "none: runs use the processor"))
     return rows
 
 
-def _optional(name: str) -> str:
+def _sglang(version: str) -> str:
+    """Say what of this SGLang is missing."""
     try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return f"not installed (pip install 'rlkit[{name}]')"
-
-
-def _sglang() -> str:
-    """Say which SGLang there is, and what of it is missing."""
-    found = _optional("sglang")
-    if found[0].isdigit():
-        try:
-            release(found)
-        except EngineError as error:
-            return str(error)
-        if torch.cuda.is_available() and find_spec("torch_memory_saver") is None:
-            return f"{found}, without what launch.release_memory needs (pip install torch-memory-saver)"
-    return found
+        release(version)
+    except EngineError as error:
+        return str(error)
+    if torch.cuda.is_available() and find_spec("torch_memory_saver") is None:
+        return f"{version}, without what launch.release_memory needs (pip install torch-memory-saver)"
+    return version

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
+from collections.abc import Mapping
 from dataclasses import is_dataclass
 from typing import Any, get_args, get_type_hints
 
@@ -54,7 +55,7 @@ def explain(complaint: str, parser: Any, registry: Registry) -> str:
 def known_keys(parser: Any, registry: Registry) -> list[str]:
     """Give every key that a recipe may have, the options of every known class included."""
     keys = [action.dest for action in parser._actions if not action.dest.endswith(("help", "recipe"))]
-    keys += _section_keys(Recipe, "")
+    keys += _keys(get_type_hints(Recipe))
     for section, role in ROLE_OF_KEY.items():
         for part in registry.parts[role].values():
             keys += [f"{section}.{name}" for name in _options(part.cls)]
@@ -67,25 +68,21 @@ def _options(cls: Any) -> list[str]:
         hints = get_type_hints(cls.__init__)
     except NameError:  # a plugin's, imported for type checkers alone
         hints = {}
-    keys: list[str] = []
-    for name in inspect.signature(cls).parameters:
-        inner = hints.get(name)
-        keys += [name, *(_section_keys(inner, f"{name}.") if is_dataclass(inner) and isinstance(inner, type) else ())]
-    return keys
+    return _keys({name: hints.get(name) for name in inspect.signature(cls).parameters})
 
 
 def _keys_under(key: str, parser: Any, registry: Registry) -> list[str]:
     return [k.removeprefix(f"{key}.") for k in known_keys(parser, registry) if k.startswith(f"{key}.")]
 
 
-def _section_keys(section: type, prefix: str) -> list[str]:
-    """Give the keys of a section and of those in it, the optional ones included."""
+def _keys(hints: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Give the names of annotated options, with those in sections among them, the optional ones included."""
     keys = []
-    for name, hint in get_type_hints(section).items():
+    for name, hint in hints.items():
         keys.append(f"{prefix}{name}")
         for inner in (hint, *get_args(hint)):
             if is_dataclass(inner) and isinstance(inner, type):
-                keys += _section_keys(inner, f"{prefix}{name}.")
+                keys += _keys(get_type_hints(inner), f"{prefix}{name}.")
     return keys
 
 

@@ -89,6 +89,8 @@ class SGLangRollouts(RolloutEngine):
         """Give the way in which weights travel."""
 
     def bind(self, runtime: Runtime) -> None:
+        from rlkit.models.lora import adapted
+
         self._runtime = runtime
         self._stop_ids = runtime.stop_ids
         self._vocabulary = int(runtime.policy.config.get_text_config().vocab_size)
@@ -96,7 +98,7 @@ class SGLangRollouts(RolloutEngine):
         self._ask = partial(ask_policy, runtime)
         self._rows = probe_rows(runtime.tokenizer, runtime.context)
         rank, world = _rank()
-        if self.launch.adapter_only and not any("lora_" in name for name, _ in runtime.policy.named_parameters()):
+        if self.launch.adapter_only and not adapted(runtime.policy):
             raise EngineError("launch.adapter_only is true, but there are no adapters; set model.lora, or leave it out")
         self._sharded = world > 1 and any(hasattr(p, "full_tensor") for p in runtime.policy.parameters())
         try:

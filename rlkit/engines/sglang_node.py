@@ -214,7 +214,7 @@ class Node:
 
     async def prepare(self, transport: Transport, base: bool) -> None:
         """Make all steps up to the first bucket, if there will be any."""
-        for step in walk(self.state, PATH_TO_LOADING if base else PATH_TO_LOADING[:1]):
+        for step in walk(self.state, PATH_TO_LOADING if base else (Step.PAUSE,)):
             await self.perform(step, lambda step=step: self._simple(step, transport))  # type: ignore[misc]
 
     async def load(self, transport: Transport, parcel: Any) -> None:

@@ -144,11 +144,13 @@ def command(model: Path, port: int, launch: Launch, dtype: str, gpu: int | None)
 
 def adapter_words(policy: Any, gpu: int | None) -> list[str]:
     """Give the arguments with which a server makes room for one set of adapters like the policy's."""
-    adapted = {name.rpartition(".")[2]: part for name, part in policy.named_modules() if hasattr(part, "lora_A")}
-    rank = max(matrix.out_features for part in adapted.values() for matrix in part.lora_A.values())
+    from rlkit.models.lora import adapted
+
+    layers = adapted(policy)
+    rank = max(matrix.out_features for layer in layers.values() for matrix in layer.lora_A.values())
     words = ["--enable-lora", "--max-loras-per-batch", "1", "--max-lora-rank", str(rank)]
     words += ["--lora-backend", "torch_native"] if gpu is None else []
-    return [*words, "--lora-target-modules", *sorted(adapted)]
+    return [*words, "--lora-target-modules", *sorted(layers)]
 
 
 class ServerProcess:

@@ -75,7 +75,8 @@ class Push:
             await _each([n for n in nodes if n not in failed], step, failed)
 
         await each(lambda node: node.meet())
-        if targets := [(node.client, node.tp) for node in nodes if node not in failed]:
+        targets = [(node.client, node.tp) for node in nodes if node not in failed]
+        if base and targets:
             try:
                 await self.transport.open(targets)
             except (Fault, OSError, RuntimeError, TimeoutError) as error:
@@ -189,7 +190,8 @@ class Push:
     async def _again(self, node: Node, part: Bucket, adapter: Adapter | None, label: str, expected: Expected) -> Gap:
         """Send some tensors again, or the adapters; give the gap that is left."""
         failed: Failures = {}
-        await self.transport.open([(node.client, node.tp)])
+        if part:
+            await self.transport.open([(node.client, node.tp)])
         await node.prepare(self.transport, base=bool(part))
         if part:
             await self._load(part, [node], failed)

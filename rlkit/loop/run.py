@@ -242,7 +242,7 @@ class Run:
         self.wait(self._give())
 
     async def _give(self) -> None:
-        with nullcontext() if self._resting is None else self._resting.modules_back():
+        with nullcontext() if self._resting is None else self._resting.back(self.actor):
             await self.recipe.rollout.engine.sync(PolicyWeights(self.actor.policy), self.version)
 
     def follow(self, number: int) -> None:

@@ -52,16 +52,20 @@ def adapters_off(policy: Any) -> AbstractContextManager[None]:
     return context
 
 
+def adapted(policy: Any) -> dict[str, Any]:
+    """Give a layer with adapters for each name that such layers have within their blocks; none without LoRA."""
+    return {name.rpartition(".")[2]: part for name, part in policy.named_modules() if hasattr(part, "lora_A")}
+
+
 def adapter_config(policy: Any) -> dict[str, Any]:
     """Give what a server needs to know of the adapters, in the form of peft's adapter_config.json."""
     config = policy.peft_config[policy.active_adapter]
-    targets = {name.rpartition(".")[2] for name, part in policy.named_modules() if hasattr(part, "lora_A")}
     return {
         "peft_type": "LORA",
         "r": config.r,
         "lora_alpha": config.lora_alpha,
         "use_rslora": config.use_rslora,
-        "target_modules": sorted(targets),
+        "target_modules": sorted(adapted(policy)),
     }
 
 

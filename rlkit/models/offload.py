@@ -39,16 +39,16 @@ class Resting:
             _move(self.modules, self.optimizers, self.device)
 
     @contextmanager
-    def modules_back(self) -> Iterator[None]:
-        """Have the modules on the device for a while, wherever they are."""
+    def back(self, module: nn.Module) -> Iterator[None]:
+        """Have one of the modules on the device for a while, wherever it is."""
         if not self.away:
             yield
             return
-        _move(self.modules, (), self.device)
+        module.to(self.device)
         try:
             yield
         finally:
-            _move(self.modules, (), torch.device("cpu"))
+            module.to("cpu")
 
 
 def _move(modules: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer], device: torch.device) -> None:

@@ -16,6 +16,9 @@ from rlkit.models.parallel import FSDP2
 
 T = TypeVar("T")
 
+POLL_SECONDS = 0.02
+"""Pauses in which a rank looks whether the others have come to an asynchronous collective."""
+
 
 class Ranks:
     """This rank among the others.
@@ -76,14 +79,14 @@ class Ranks:
         dist.all_reduce(wrapped, dist.ReduceOp.MAX)
         return float(wrapped)
 
-    async def any(self, value: bool, pause: float = 0.02) -> bool:
+    async def any(self, value: bool) -> bool:
         """Whether a value is true on any rank; the event loop goes on until the others have come here too."""
         if self.fabric.world_size == 1:
             return value
         wrapped = torch.tensor(float(value))  # on the CPU: a GPU that waits is busy, and an engine may be using it
         work = dist.all_reduce(wrapped, dist.ReduceOp.MAX, async_op=True)
         while not work.is_completed():
-            await asyncio.sleep(pause)
+            await asyncio.sleep(POLL_SECONDS)
         work.wait()
         return bool(wrapped)
 

@@ -45,7 +45,7 @@ def test_what_rests_leaves_the_device_and_comes_back() -> None:
     resting = Resting([module], [optimizer], torch.device("cuda"))
     with resting.off_device():
         assert torch.cuda.memory_allocated() < held - 3 * 4 * 1024 * 1024
-        with resting.modules_back():
+        with resting.back(module):
             assert module.weight.is_cuda
         assert not module.weight.is_cuda
     assert torch.equal(module.weight.detach().cpu(), before)

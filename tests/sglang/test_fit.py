@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.conftest import FAST, read_jsonl, rlkit
 from tests.sglang.conftest import children
 
@@ -22,9 +24,9 @@ def check_versions(out: Path, steps: int) -> None:
             assert {v for v, chosen in zip(row["versions"], row["mask"], strict=True) if chosen} == {number - 1}
 
 
-def fit_and_kill(folder: Path, step: int, *words: str) -> dict[str, Any]:
-    """Run `fit` and kill a server after a step, wherever the run is then; give the validation."""
-    options = ("--recipe=quickstart", "--validation.limit=100", "--out=out", *words)
+def fit_and_kill(folder: Path, steps: int, step: int, *words: str) -> dict[str, Any]:
+    """Run `fit` and kill a server after one of the steps, wherever the run is then; give the validation."""
+    options = ("--recipe=quickstart", f"--train.steps={steps}", "--validation.limit=100", "--out=out", *words)
     run = subprocess.Popen((sys.executable, "-m", "rlkit", "fit", *options), cwd=folder)
     metrics = folder / "out" / "metrics.jsonl"
     try:
@@ -39,7 +41,7 @@ def fit_and_kill(folder: Path, step: int, *words: str) -> dict[str, Any]:
     assert rows[-1]["engine/restarts"] == 1
     assert sum(row["rollout/failed"] for row in rows) == 0
     assert all(row["mismatch/max"] < 1e-4 for row in rows)
-    check_versions(folder / "out", len(rows))
+    check_versions(folder / "out", steps)
     validation: dict[str, Any] = json.loads((folder / "out" / "result.json").read_text())["validation"]
     return validation
 
@@ -51,7 +53,7 @@ def supervisors(pid: int) -> list[int]:
 
 
 def test_sglang_server_learns_while_its_server_is_killed(tmp_path: Path) -> None:
-    validation = fit_and_kill(tmp_path, 10, "--rollout.engine=SGLangServer", "--train.steps=24")
+    validation = fit_and_kill(tmp_path, 24, 10, "--rollout.engine=SGLangServer")
     assert 0.25 <= validation["before"]["sampled_accuracy"] <= 0.5
     assert validation["after"]["sampled_accuracy"] >= validation["before"]["sampled_accuracy"] + 0.2
 
@@ -59,14 +61,15 @@ def test_sglang_server_learns_while_its_server_is_killed(tmp_path: Path) -> None
 def test_sglang_engine_learns_from_a_sharded_trainer_and_releases_its_memory(tmp_path: Path) -> None:
     """Two ranks under FSDP2, an engine each, one of which is killed; TorchEngine gains as much in as many steps."""
     ranks = ("--fabric.devices=2", "--fabric.strategy=fsdp2", "--rollout.engine.launch.release_memory=true")
-    steps = ("--train.steps=14", "--train.prompts_per_step=24")
-    validation = fit_and_kill(tmp_path, 6, "--rollout.engine=SGLangEngine", *ranks, *steps)
+    words = ("--rollout.engine=SGLangEngine", "--train.prompts_per_step=24")
+    validation = fit_and_kill(tmp_path, 14, 6, *words, *ranks)
     assert validation["after"]["sampled_accuracy"] >= validation["before"]["sampled_accuracy"] + 0.08
 
 
-def test_a_server_applies_the_adapters_of_a_sharded_trainer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("alone", ["false", "true"])
+def test_a_server_samples_for_sharded_lora(tmp_path: Path, alone: str) -> None:
     words = ("--recipe=quickstart", "--rollout.engine=SGLangServer", *FAST, "--fabric.devices=2", "--out=out")
-    lora = ("--model.lora.rank=4", "--train.lr=0.01", "--rollout.engine.launch.adapter_only=true")
+    lora = ("--model.lora.rank=4", "--train.lr=0.01", f"--rollout.engine.launch.adapter_only={alone}")
     done = rlkit("fit", *words, "--fabric.strategy=fsdp2", *lora, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for row in read_jsonl(tmp_path / "out" / "metrics.jsonl"):
