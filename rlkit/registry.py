@@ -16,6 +16,8 @@ from rlkit import hooks
 from rlkit.errors import PluginError
 
 DISABLE_VARIABLE = "RLKIT_DISABLE_PLUGINS"
+DISTRIBUTION = "rlkit-fabric"
+"""What rlkit is called where packages are installed; the name `rlkit` there is another project's."""
 
 
 @dataclass
@@ -78,7 +80,7 @@ def load_plugins(extra: Iterable[tuple[str, Any]] = (), entry_points: bool = Tru
     from rlkit import builtin
 
     registry = Registry()
-    own = Plugin("builtin", "rlkit", metadata.version("rlkit"), "rlkit.builtin")
+    own = Plugin("builtin", DISTRIBUTION, metadata.version(DISTRIBUTION), "rlkit.builtin")
     _add(registry, own, builtin)
     if entry_points:
         _load_entry_points(registry)

@@ -78,7 +78,8 @@ def release(version: str) -> tuple[int, ...]:
     if not FIRST <= numbers <= LAST:
         first, last = (".".join(map(str, x)) for x in (FIRST, LAST))
         raise EngineError(
-            f"SGLang is {version}, but rlkit works with {first} to {last}; install rlkit's: pip install 'rlkit[sglang]'"
+            f"SGLang is {version}, but rlkit works with {first} to {last}; install rlkit's: "
+            "pip install 'rlkit-fabric[sglang]'"
         )
     return numbers
 
@@ -93,8 +94,8 @@ def require_sglang() -> None:
         found = metadata.version("sglang")
     except metadata.PackageNotFoundError:
         raise EngineError(
-            "sglang is not installed in this environment; install it: pip install 'rlkit[sglang]', give the urls of "
-            "running servers, or choose rollout.engine: TorchEngine"
+            "sglang is not installed in this environment; install it: pip install 'rlkit-fabric[sglang]', give the "
+            "urls of running servers, or choose rollout.engine: TorchEngine"
         ) from None
     release(found)
 

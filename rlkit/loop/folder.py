@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from rlkit.errors import RecipeError
-from rlkit.registry import Registry
+from rlkit.registry import DISTRIBUTION, Registry
 from rlkit.types import Trajectory
 
-PACKAGES = ("rlkit", "torch", "lightning", "transformers", "peft", "datasets", "jsonargparse", "pluggy")
+PACKAGES = (DISTRIBUTION, "torch", "lightning", "transformers", "peft", "datasets", "jsonargparse", "pluggy")
 
 
 def default_folder(recipe_name: str) -> Path:

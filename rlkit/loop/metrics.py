@@ -75,7 +75,7 @@ def loggers(log: Log, folder: RunFolder) -> list[Any]:
         )
         wandb.experiment  # noqa: B018 (opens the run now, where a failure costs nothing)
     except ModuleNotFoundError as error:
-        raise RecipeError("log.wandb needs the package wandb: pip install 'rlkit[wandb]'") from error
+        raise RecipeError("log.wandb needs the package wandb: pip install 'rlkit-fabric[wandb]'") from error
     return [wandb]
 
 

@@ -21,7 +21,7 @@ from tests.conftest import ROOT
 SOURCES = list((ROOT / "rlkit").rglob("*.py")) + list((ROOT / "plugins").glob("*/src/**/*.py"))
 
 FLOORS = [
-    {"types", "errors"},
+    {"types", "errors", "ranges"},
     {"roles", "ops"},
     {"hooks", "registry", "recipe", "sections"},
     {"models"},

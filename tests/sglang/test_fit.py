@@ -85,5 +85,5 @@ def test_without_sglang_the_error_names_the_extra(tmp_path: Path) -> None:
     words = (sys.executable, "-c", hide, "fit", "--recipe=quickstart", "--rollout.engine=SGLangServer", "--out=out")
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 1
-    assert "sglang is not installed in this environment; install it: pip install 'rlkit[sglang]'" in done.stderr
+    assert "sglang is not installed in this environment; install it: pip install 'rlkit-fabric[sglang]'" in done.stderr
     assert "Traceback" not in done.stderr

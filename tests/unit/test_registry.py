@@ -36,7 +36,8 @@ def plugin(name: str = "mine", **hooks: Any) -> tuple[str, ModuleType]:
 def test_built_in_parts_are_there_with_where_they_come_from() -> None:
     registry = load_plugins(entry_points=False)
     part = registry.parts["advantages"]["GRPO"]
-    assert (part.cls, part.plugin.distribution, part.plugin.version) == (GRPO, "rlkit", metadata.version("rlkit"))
+    assert (part.cls, part.plugin.distribution) == (GRPO, "rlkit-fabric")
+    assert part.plugin.version == metadata.version("rlkit-fabric")
     assert {role for role in hooks.ROLES if not registry.parts[role]} == {"environments"}  # these come from plugins
     registry.require_healthy()
 
