@@ -91,10 +91,7 @@ def update(run: Run, batch: Batch, rows: Sequence[int], meter: Meter, record: bo
         meter.count("update/empty", 1 / run.ranks.count)
         return
     if recipe.loss.selects:
-        chosen = batch.rows(torch.tensor(rows, dtype=torch.long, device=run.device))
-        selected = recipe.loss.select(policy_logps(run, chosen).logps, chosen)
-        batch.selected = torch.zeros_like(batch.mask)
-        batch.selected[list(rows), : selected.shape[1]] = selected
+        select_tokens(run, batch, rows, record)
 
     def loss_of(micro: Sequence[int]) -> Tensor:
         part, tokens, mask = take(run, batch, micro)
@@ -111,6 +108,23 @@ def update(run: Run, batch: Batch, rows: Sequence[int], meter: Meter, record: bo
     norm = descend(run, run.trained, batch, rows, loss_of)
     meter.mean("grad_norm", norm)
     meter.count("update/not_finite", float(not torch.isfinite(norm)) / run.ranks.count)
+
+
+def select_tokens(run: Run, batch: Batch, rows: Sequence[int], record: bool) -> None:
+    """Set `batch.selected` [B,T] to the tokens that the loss treats apart among the rows of a mini-batch.
+
+    With `record`, nothing has computed the old log-probs yet: those of this pass are the old policy's.
+    """
+    index = torch.tensor(rows, dtype=torch.long, device=run.device)
+    chosen = batch.rows(index)
+    logps = policy_logps(run, chosen).logps
+    if record:
+        assert batch.trainer_logps is not None
+        batch.trainer_logps[index, : logps.shape[1]] = logps  # `old_logps` too, unless it is the engine's
+        chosen = batch.rows(index)
+    selected = run.recipe.loss.select(logps, chosen)
+    batch.selected = torch.zeros_like(batch.mask)
+    batch.selected[index, : selected.shape[1]] = selected
 
 
 def loss_masks(run: Run, batch: Batch) -> tuple[Tensor, Tensor]:

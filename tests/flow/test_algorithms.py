@@ -188,7 +188,7 @@ LOSSES: dict[str, tuple[tuple[str, ...], Callable[[Rows], float]]] = {
     "GMPO": ((), lambda rows: sequence_mean(plain(rows))),
     "DPPO": ((), lambda rows: token_mean(times_logps(rows))),
     "DPPO --loss.kind=kl": ((), lambda rows: token_mean(times_logps(rows))),
-    "ClipCov": (("--loss.cov_low=1e6", "--loss.cov_high=1e7"), lambda rows: token_mean(plain(rows))),
+    "ClipCov": (("--loss.cov_low=1e6", "--loss.cov_high=1e7"), lambda rows: token_mean(plain(rows))),  # none selected
     "KLCov": (("--loss.fraction=0.1",), lambda rows: token_mean(plain(rows))),
 }
 
@@ -227,6 +227,16 @@ def test_a_recipe_learns_to_carry(tmp_path: Path, recipe: str) -> None:
     assert all(row["mismatch/mean"] < 1e-5 and row["mismatch/max"] < 2e-3 for row in rows)
     if recipe == "quick_ppo":
         assert rows[-1]["critic/explained_variance"] > rows[0]["critic/explained_variance"]
+
+
+@pytest.mark.parametrize("loss", ["ClipCov --loss.cov_low=-99 --loss.cov_high=99", "KLCov"])
+def test_the_first_step_on_a_rollout_selects_tokens_too(tmp_path: Path, loss: str) -> None:
+    """Where the old policy is the one that learns, its log-probs are known before tokens are selected."""
+    figures, steps = fit(tmp_path / "out", *f"--loss={loss} --loss.fraction=0.25".split())
+    for row, rows in zip(figures, steps, strict=True):
+        tokens = sum(sum(r["mask"]) for r in rows)
+        assert int(0.25 * tokens) / tokens <= row["policy/cov_fraction"] + 1e-6  # equal samples are selected together
+        assert row["policy/cov_fraction"] < 0.6
 
 
 def test_kl_in_the_reward_reaches_the_advantages(tmp_path: Path) -> None:

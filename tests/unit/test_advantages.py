@@ -179,6 +179,12 @@ def test_optimal_token_baseline_by_hand() -> None:
     # b_1 = (1 * 0.5 + 0 * 0.5) / 1 = 0.5, b_2 = 0.5; the third token has one row only
     expected = [[0, 0, 0.5, 0.5, 0], [0, 0, -0.5, -0.5, 0]]
     torch.testing.assert_close(advantages(OptimalTokenBaseline(), batch), torch.tensor(expected), rtol=1e-5, atol=1e-6)
+    # the longer row earns the return: its third token, which no other row has, keeps it whole
+    longer = batch_of(
+        [0, 1], [0, 0], [2, 3], old_logps=torch.full((2, 5), math.log(0.5)), sum_pi_squared=torch.full((2, 5), 0.5)
+    )
+    expected = [[0, 0, -0.5, -0.5, 0], [0, 0, 0.5, 0.5, 1]]
+    torch.testing.assert_close(advantages(OptimalTokenBaseline(), longer), torch.tensor(expected), rtol=1e-5, atol=1e-6)
     # unequal confidence: row 0 surer (w = 0.1 a token), so the baseline leans to row 1's return
     batch.sum_pi_squared = torch.tensor([[0.1], [0.5]]).expand(2, 5)
     found = advantages(OptimalTokenBaseline(), batch)

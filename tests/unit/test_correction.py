@@ -80,6 +80,15 @@ def test_gap_by_hand() -> None:
     assert (same.kl.item(), same.chi2_token.item(), same.ess.item()) == (0, pytest.approx(0, abs=1e-6), 1)
 
 
+def test_the_correlation_of_probabilities_by_hand() -> None:
+    # p = .1, .3, .2 and q = .1, .2, .3: deviations -.1, .1, 0 and -.1, 0, .1: .01 / .02; what is outside does not count
+    mask = torch.tensor([[True, True, True, False]])
+    p, q = torch.tensor([[0.1, 0.3, 0.2, 0.9]]).log(), torch.tensor([[0.1, 0.2, 0.3, 0.01]]).log()
+    assert gap(p, q, mask).probs_correlation.item() == pytest.approx(0.5, rel=1e-4)
+    assert gap(p, p, mask).probs_correlation.item() == pytest.approx(1, rel=1e-4)
+    assert gap(p, (0.5 - p.exp()).clamp(min=0.01).log(), mask).probs_correlation.item() == pytest.approx(-1, rel=1e-4)
+
+
 def penalised(section: KLReward, steps: int = 1) -> tuple[KLPenalty, list[dict[str, float]], torch.Tensor]:
     penalty, figures = KLPenalty(section), []
     for _ in range(steps):

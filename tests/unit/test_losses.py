@@ -92,12 +92,23 @@ def test_gmpo_by_hand() -> None:
         ("kl", 1.8, 1, False),  # p = 0.9: 0.510826
         ("kl", 1.8, -1, True),
         ("kl", 0.2, -1, False),
+        ("kl", 0.9, -1, True),  # p = 0.45: 0.005025
+        ("kl", 0.2, 1, True),
     ],
 )
 def test_dppo_by_hand(kind: str, ratio: float, advantage: float, valid: bool) -> None:
     old = math.log(0.5)
     [found] = per_token(DPPO(kind, 0.2, 0.2), [math.log(ratio)], advantage, old=old)
     assert found == pytest.approx(-advantage * ratio * (old + math.log(ratio)) * valid, rel=1e-5)
+
+
+def test_dppo_caps_the_ratio() -> None:
+    # old probability 0.001: a ratio of 30 is a difference of 0.029 only
+    old = math.log(0.001)
+    [found] = per_token(DPPO("tv", cap=20.0), [math.log(30)], 1, old=old)
+    assert found == pytest.approx(-20 * math.log(0.03), rel=1e-5)
+    [found] = per_token(DPPO("tv", cap=40.0), [math.log(30)], 1, old=old)
+    assert found == pytest.approx(-30 * math.log(0.03), rel=1e-5)
 
 
 def covariance_batch() -> tuple[Batch, torch.Tensor]:
@@ -128,6 +139,22 @@ def test_clip_cov_silences_some_of_the_tokens_between_its_bounds() -> None:
     found = loss(PolicyOutput(logps, None), batch).per_token[0]
     assert [x == 0 for x in found.tolist()] == batch.selected[0].tolist()
     assert ClipCov(fraction=1e-9, cov_low=100.0, cov_high=200.0).select(logps, batch).sum() == 0
+
+
+def test_tokens_outside_the_mask_are_never_selected() -> None:
+    # of the five left: mean A = -0.4, mean logp = -3.4: cov = (5.76 outside), -3.84, 3.36, -2.24, -6.24, 4.16
+    batch, logps = covariance_batch()
+    batch.mask = torch.tensor([[False, True, True, True, True, True]])
+    clip_cov = ClipCov(fraction=1.0, cov_low=1.0, cov_high=6.0)
+    assert clip_cov.select(logps, batch).tolist() == [[False, False, True, False, False, True]]
+    assert KLCov(fraction=0.34).select(logps, batch).tolist() == [[False, False, False, False, False, True]]
+
+
+@pytest.mark.parametrize(("low", "high", "chosen"), [(2, 4, []), (1.99, 4, [2]), (2, 4.01, [0]), (4, 6, [])])
+def test_a_covariance_at_a_bound_of_clip_cov_is_outside_it(low: float, high: float, chosen: list[int]) -> None:
+    batch, logps = covariance_batch()  # cov = 4, -4, 2, -2, -6, 6
+    selected = ClipCov(fraction=1.0, cov_low=low, cov_high=high).select(logps, batch)
+    assert selected[0].nonzero().flatten().tolist() == chosen
 
 
 def example(dtype: torch.dtype = torch.float64) -> tuple[Batch, torch.Tensor]:

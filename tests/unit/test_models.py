@@ -12,7 +12,7 @@ from rlkit.errors import RecipeError
 from rlkit.models.actor import Actor
 from rlkit.models.load import SHIPPED, load_policy, load_tokenizer, save_policy
 from rlkit.models.reference import Reference
-from rlkit.models.weights import PolicyWeights
+from rlkit.models.weights import PolicyWeights, whole
 from rlkit.sections import Lora, Model
 from rlkit.testing import random_model, save_random_model
 
@@ -80,6 +80,53 @@ def test_streamed_weights_make_an_equal_model(tmp_path: Path, lora: bool) -> Non
         torch.testing.assert_close(
             fresh(input_ids=TOKENS).logits, policy(input_ids=TOKENS).logits, rtol=1e-4, atol=1e-4
         )
+
+
+def test_adapters_start_from_the_seed_and_leave_the_random_state_alone(tmp_path: Path) -> None:
+    model = Model(str(save_random_model(tmp_path / "m")), lora=Lora(rank=4))
+
+    def first(seed: int) -> torch.Tensor:
+        before = torch.get_rng_state()
+        parameters = dict(load_policy(model, seed).named_parameters())
+        assert torch.equal(torch.get_rng_state(), before)
+        return torch.cat([p.flatten() for name, p in parameters.items() if "lora_A" in name])
+
+    assert torch.equal(first(3), first(3))
+    assert not torch.equal(first(3), first(4))
+
+
+def test_adapters_are_streamed_under_the_names_that_peft_saves_them_by(tmp_path: Path) -> None:
+    from peft import get_peft_model_state_dict
+
+    policy = lora_policy(save_random_model(tmp_path / "m"))
+    parcel = PolicyWeights(policy).adapter()
+    assert parcel is not None
+    config, tensors = parcel
+    expected = get_peft_model_state_dict(policy)
+    assert {name for name, _ in tensors} == set(expected)
+    assert len(tensors) == len(expected)
+    assert all(torch.equal(x, expected[name]) for name, x in tensors)
+    assert (config["r"], config["lora_alpha"]) == (4, 8)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_whole_state_has_tied_weights_once(tied: bool) -> None:
+    model = random_model("qwen2", tie_word_embeddings=tied)
+    state = whole(model, keep=True)
+    assert set(state) == {name for name, _ in model.named_parameters()}
+    assert ("lm_head.weight" in state) is not tied
+    assert whole(model, keep=False) == {}
+
+
+def test_a_bucket_ends_with_the_tensor_that_fills_it() -> None:
+    model = random_model("qwen2")
+    sizes = {name: p.numel() * p.element_size() for name, p in model.named_parameters()}
+    buckets = [[name for name, _ in bucket] for bucket in PolicyWeights(model, bucket_bytes=10_000).buckets()]
+    assert [name for bucket in buckets for name in bucket] == list(sizes)
+    for bucket in buckets[:-1]:
+        assert sum(sizes[name] for name in bucket) >= 10_000 > sum(sizes[name] for name in bucket[:-1])
+    exact = sizes["model.embed_tokens.weight"]
+    assert next(PolicyWeights(model, bucket_bytes=exact).buckets())[-1][0] == "model.embed_tokens.weight"
 
 
 def test_a_saved_policy_loads_and_generates_the_same(tmp_path: Path) -> None:
