@@ -265,10 +265,8 @@ def test_a_server_that_dies_and_comes_back_costs_only_time(corpus: Path) -> None
     with pytest.raises(ConnectionError, match=r"no answer from http://\S+ after 3 attempts in .* s: .*refused"):
         ask(gone, "vienna")
     hasty = SearchTool(url=tool.client.url, retries=99, timeout=1.0)  # type: ignore[union-attr]
-    begun = time.monotonic()
-    with pytest.raises(ConnectionError, match="refused"):
+    with pytest.raises(ConnectionError, match=r"after \d attempts in .* s: .*refused"):  # the time was up, not the 99
         ask(hasty, "vienna")
-    assert time.monotonic() - begun < 1.0
     with pytest.raises(RecipeError, match=r"no search server answers at .*; start one with `python -m"):
         gone.bind(None)  # type: ignore[arg-type]
 
