@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -82,7 +83,7 @@ class TorchEngine(RolloutEngine):
         self._peak = 0
 
     def bind(self, runtime: Runtime) -> None:
-        from rlkit.models.decoder import Decoder, supports
+        from rlkit.models.decoder import Decoder, why_not
 
         if runtime.tensor_parallel > 1:
             raise EngineError(
@@ -92,7 +93,14 @@ class TorchEngine(RolloutEngine):
         self._runtime = runtime
         self._stop_ids = runtime.stop_ids
         with runtime.unsharded():
-            self._decoder = Decoder(runtime.policy, runtime.autocast) if supports(runtime.policy) else None
+            reason = why_not(runtime.policy)
+            self._decoder = Decoder(runtime.policy, runtime.autocast) if reason is None else None
+        if reason is not None:
+            warnings.warn(
+                "TorchEngine samples through transformers' generate, prompts of one length at a time, which is slow: "
+                f"its own decoder does not know {type(runtime.policy).__name__}: {reason}",
+                stacklevel=2,
+            )
 
     def awake(self) -> AbstractContextManager[None]:
         return self._runtime.unsharded()
@@ -116,7 +124,7 @@ class TorchEngine(RolloutEngine):
         self.version = version
 
     def health(self) -> dict[str, float]:
-        return {"rows_peak": float(self._peak)}
+        return {"rows_peak": float(self._peak), "slow_path": float(self._decoder is None)}
 
     def close(self) -> None:
         if self._loop is not None and not self._loop.done():

@@ -14,7 +14,9 @@ import torch
 from lightning.fabric import Fabric
 
 from rlkit.models.actor import Actor
+from rlkit.models.decoder import why_not
 from rlkit.models.load import load_policy
+from rlkit.models.lora import base_model
 from rlkit.models.parallel import FSDP2, make_fabric, unsharded
 from rlkit.models.weights import PolicyWeights, whole
 from rlkit.sections import Lora, Model
@@ -61,6 +63,8 @@ def compute_in_half(fabric: Fabric, module: Any, expected: dict[str, torch.Tenso
     with unsharded(module), torch.no_grad():
         assert {x.dtype for x in module.parameters()} == {torch.bfloat16}
     out = module(tokens, mask)
+    with unsharded(module):
+        assert why_not(base_model(module.policy)) is None  # or TorchEngine would take the slow path
     fabric.backward(-out.logps.mean())
     assert {x.dtype for x in module.parameters()} == {torch.float32}
     assert {x.grad.dtype for x in module.parameters() if x.grad is not None} == {torch.float32}
