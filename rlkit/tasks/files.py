@@ -2,98 +2,144 @@
 
 from __future__ import annotations
 
+import json
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlkit.errors import RecipeError
+from rlkit.ranges import NonNegativeInt, Share
 from rlkit.roles.task import Split, Task
 from rlkit.tasks import sources
-from rlkit.types import Prompt
+from rlkit.types import Message, Prompt
+
+
+NO_VALIDATION = (
+    "the task has no validation rows: give task.validation_path, a share of the training rows to hold out "
+    "(task.validation_split: 0.05), or switch validation off (validation: null)"
+)
 
 
 class _Columns(Task):
-    """Rows whose prompt and answer stand in two columns."""
+    """Rows whose prompt and answer stand in two columns, and a share of which may be held out."""
 
-    def __init__(self, prompt_field: str, answer_field: str | None, system: str | None) -> None:
+    def __init__(self, prompt_field: str, answer_field: str | None, system: str | None, split_seed: int) -> None:
         self.prompt_field = prompt_field
         self.answer_field = answer_field
         self.system = system
+        self.split_seed = split_seed
+
+    @abstractmethod
+    def _source(self) -> str:
+        """Return what the rows come from, for messages."""
 
     def prompt(self, row: Mapping[str, Any], index: int) -> Prompt:
-        for name in (self.prompt_field, self.answer_field):
-            if name is not None and name not in row:
-                raise RecipeError(f"task: row {index} has no column {name!r}; it has: {', '.join(row)}")
-        content = row[self.prompt_field]
-        messages = [{"role": "user", "content": content}] if isinstance(content, str) else list(content)
+        return self._make(row, f"{self._source()}, row {index}", str(index))
+
+    def _make(self, row: Mapping[str, Any], place: str, name: str) -> Prompt:
+        content = sources.column(row, self.prompt_field, place, "task.prompt_field")
+        messages = _messages(content, f"{place}: {self.prompt_field!r}")
         if self.system is not None:
             messages.insert(0, {"role": "system", "content": self.system})
-        answer = None if self.answer_field is None else row[self.answer_field]
+        answer = None
+        if self.answer_field is not None:
+            answer = _text(sources.column(row, self.answer_field, place, "task.answer_field"))
         used = {self.prompt_field, self.answer_field, "id"}
         return Prompt(
-            id=str(row.get("id", index)),
+            id=str(row.get("id", name)),
             messages=messages,
-            answer=None if answer is None else str(answer),
+            answer=answer,
             meta={key: value for key, value in row.items() if key not in used},
         )
 
+    def _divided(self, rows: sources.Rows, share: float, split: Split) -> sources.Rows:
+        """Return one side of the rows; which side a row is on depends on its prompt and the seed alone."""
+
+        def content(row: sources.Row) -> object:
+            return sources.column(row, self.prompt_field, self._source(), "task.prompt_field")
+
+        train, held_out = sources.divide(rows, share, self.split_seed, content)
+        return train if split == "train" else held_out
+
 
 class Jsonl(_Columns):
-    """A file with one JSON object a line: a prompt (text, or chat messages), an answer, anything else as `meta`.
+    """Files with one JSON object a line: a prompt (text, or chat messages), an answer, anything else as `meta`.
 
     Args:
-        path: The training file.
-        validation_path: The validation file.
-        prompt_field: Where the prompt stands.
-        answer_field: Where the answer stands; null if there is none.
+        path: The training file; a pattern such as `data/*.jsonl` or a list names several.
+        validation_path: The validation files; null if there are none.
+        validation_split: The share of the training rows to hold out instead; which ones they are depends on their
+            prompts and `split_seed`, not on their order.
+        prompt_field: The field with the prompt; `a.b` is the field `b` inside `a`.
+        answer_field: The field with the answer, such as `reward_model.ground_truth`; null if there is none.
         system: A system message to put before each prompt.
+        split_seed: Another number holds out other rows.
     """
 
     def __init__(
         self,
-        path: str,
-        validation_path: str,
+        path: str | list[str],
+        validation_path: str | list[str] | None = None,
+        validation_split: Share = 0.0,
         prompt_field: str = "prompt",
         answer_field: str | None = "answer",
         system: str | None = None,
+        split_seed: NonNegativeInt = 0,
     ) -> None:
-        super().__init__(prompt_field, answer_field, system)
+        super().__init__(prompt_field, answer_field, system, split_seed)
+        if validation_path is not None and validation_split:
+            raise RecipeError(
+                f"task has validation_path={validation_path!r} and validation_split={validation_split}; remove one"
+            )
         self.path = path
         self.validation_path = validation_path
+        self.validation_split = validation_split
 
     def rows(self, split: Split) -> Sequence[Mapping[str, Any]]:
-        option, given = ("task.path", self.path) if split == "train" else ("task.validation_path", self.validation_path)
-        fields = [f for f in (self.prompt_field, self.answer_field) if f is not None]
-        return sources.jsonl(sources.existing(Path(given), option), fields)
+        if split == "validation" and self.validation_path is not None:
+            return self._read(self.validation_path, "task.validation_path")
+        if split == "validation" and not self.validation_split:
+            raise RecipeError(NO_VALIDATION)
+        rows = self._read(self.path, "task.path")
+        return self._divided(rows, self.validation_split, split) if self.validation_split else rows
+
+    def _read(self, given: sources.Paths, option: str) -> sources.Rows:
+        return sources.jsonl(sources.expand(given, option), lambda row, place: self._make(row, place, ""))
+
+    def _source(self) -> str:
+        return str(self.path)
 
 
 class HFDataset(_Columns):
     """A data set of the Hugging Face hub, a local folder in its form, or parquet, JSON lines and CSV files.
 
     Args:
-        path: A name such as `openai/gsm8k`, a folder, or a training file.
-        validation_path: A validation file, where `path` is a file.
+        path: A name such as `openai/gsm8k`, a folder, or a training file; a pattern or a list names several files.
+        validation_path: The validation files, where `path` is a file.
         name: The data set's configuration.
         train_split: The split to train on.
-        validation_split: The split to validate on.
-        prompt_field: The column with the prompt: text, or chat messages.
-        answer_field: The column with the answer; null if there is none.
+        validation_split: The split to validate on, or the share of the training rows to hold out, as `Jsonl` does.
+        prompt_field: The column with the prompt (text, or chat messages); `a.b` is the field `b` inside `a`.
+        answer_field: The column with the answer, such as `reward_model.ground_truth`; null if there is none.
         system: A system message to put before each prompt.
+        split_seed: Another number holds out other rows.
     """
 
     def __init__(
         self,
-        path: str,
-        validation_path: str | None = None,
+        path: str | list[str],
+        validation_path: str | list[str] | None = None,
         *,
         name: str | None = None,
         train_split: str = "train",
-        validation_split: str = "test",
+        validation_split: Share | str = "test",
         prompt_field: str = "prompt",
         answer_field: str | None = "answer",
         system: str | None = None,
+        split_seed: NonNegativeInt = 0,
     ) -> None:
-        super().__init__(prompt_field, answer_field, system)
+        super().__init__(prompt_field, answer_field, system, split_seed)
         self.path = path
         self.validation_path = validation_path
         self.name = name
@@ -101,10 +147,61 @@ class HFDataset(_Columns):
         self.validation_split = validation_split
 
     def rows(self, split: Split) -> Sequence[Mapping[str, Any]]:
-        if Path(self.path).suffix not in (".parquet", ".jsonl", ".json", ".csv"):
-            given = self.train_split if split == "train" else self.validation_split
-            return sources.hub(self.path, self.name, given, "task.path")
-        if self.validation_path is None:
-            raise RecipeError("task.path is a file, so task.validation_path must name the validation file")
-        option, given = ("task.path", self.path) if split == "train" else ("task.validation_path", self.validation_path)
-        return sources.files([Path(given)], option)
+        if split == "validation" and self.validation_path is not None:
+            return self._files(self.validation_path, "task.validation_path")
+        if not isinstance(self.validation_split, str):
+            return self._divided(self._all(self.train_split), self.validation_split, split)
+        if split == "validation" and self._is_file:
+            raise RecipeError(NO_VALIDATION)
+        return self._all(self.train_split if split == "train" else self.validation_split)
+
+    def _all(self, split: str) -> sources.Rows:
+        if isinstance(self.path, list) or self._is_file:
+            return self._files(self.path, "task.path")
+        return sources.hub(self.path, self.name, split, "task.path")
+
+    @property
+    def _is_file(self) -> bool:
+        return isinstance(self.path, list) or Path(self.path).suffix in sources.KINDS
+
+    def _files(self, given: sources.Paths, option: str) -> sources.Rows:
+        paths = sources.expand(given, option)
+        if all(path.suffix == ".jsonl" for path in paths):  # whose errors name the line
+            return sources.jsonl(paths, lambda row, place: self._make(row, place, ""))
+        return sources.files(paths, option)
+
+    def _source(self) -> str:
+        return str(self.path)
+
+
+def _messages(content: object, place: str) -> list[Message]:
+    """Return chat messages from a text or from messages; a row of a table has nulls where a message has no such key.
+
+    Raises:
+        RecipeError: It is neither.
+    """
+    if isinstance(content, str):
+        return [{"role": "user", "content": content}]
+    if isinstance(content, list) and content and all(_is_message(message) for message in content):
+        return [{k: v for k, v in message.items() if v is not None or k == "content"} for message in content]
+    raise RecipeError(
+        f"{place} is {sources.shorten(content)}, expected text, or chat messages such as "
+        '[{"role": "user", "content": "2 + 2?"}]'
+    )
+
+
+def _is_message(message: object) -> bool:
+    """Whether it has a role, and a content: text, typed parts, or none beside tool calls."""
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        return False
+    content = message.get("content")
+    if isinstance(content, list):
+        return all(isinstance(part, Mapping) and isinstance(part.get("type"), str) for part in content)
+    return isinstance(content, str) or (content is None and bool(message.get("tool_calls")))
+
+
+def _text(answer: object) -> str | None:
+    """Return an answer as text: lists and objects as JSON."""
+    if answer is None or isinstance(answer, str):
+        return answer
+    return json.dumps(answer, ensure_ascii=False, default=str) if isinstance(answer, list | dict) else str(answer)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlkit.errors import RecipeError
 from rlkit.roles.task import Split, Task
 from rlkit.tasks import sources
 from rlkit.types import Prompt
@@ -36,15 +37,28 @@ class GSM8K(Task):
         folder = sources.existing(Path(self.path), option="task.path")
         lines = folder / f"{FILES[split]}.jsonl"
         if lines.exists():
-            return sources.jsonl(lines, fields=("question", "answer"))
+            return sources.jsonl(sources.expand(str(lines), option="task.path"), _texts)
         found = sorted(folder.rglob(f"{FILES[split]}-*.parquet")) or [folder / f"{FILES[split]}.jsonl"]
         return sources.files(found, option="task.path")
 
     def prompt(self, row: Mapping[str, Any], index: int) -> Prompt:
-        question = f"{row['question']}\n{self.instruction}" if self.instruction else row["question"]
+        question, answer = _texts(row, f"task {type(self).__name__}, row {index}")
         return Prompt(
             id=f"gsm8k-{index}",
-            messages=[{"role": "user", "content": question}],
-            answer=row["answer"],
+            messages=[{"role": "user", "content": f"{question}\n{self.instruction}" if self.instruction else question}],
+            answer=answer,
             meta={"data_source": "openai/gsm8k"},
         )
+
+
+def _texts(row: Mapping[str, Any], place: str) -> list[str]:
+    """Return a row's question and answer.
+
+    Raises:
+        RecipeError: One is missing, or no text.
+    """
+    texts = [sources.column(row, name, place, "of GSM8K") for name in ("question", "answer")]
+    for name, text in zip(("question", "answer"), texts, strict=True):
+        if not isinstance(text, str):
+            raise RecipeError(f"{place}: {name!r} is {sources.shorten(text)}, expected text")
+    return texts

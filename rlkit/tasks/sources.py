@@ -2,72 +2,104 @@
 
 from __future__ import annotations
 
+import glob
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from rlkit.errors import RecipeError
 
-Rows = Sequence[Mapping[str, Any]]
+Row = Mapping[str, Any]
+Rows = Sequence[Row]
+Paths = str | list[str]
+"""A file, a pattern such as `data/*.jsonl`, or a list of either."""
+
+KINDS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
+"""What `datasets` calls the kinds of files that it reads, by suffix."""
 
 
 def existing(path: Path, option: str) -> Path:
-    """Give the path if something is there.
+    """Return the path if something is there.
 
     Raises:
         RecipeError: Nothing is; the message names the option that gave the path, and what is near.
     """
-    path = path.expanduser()
-    if path.exists():
-        return path
-    parent = path.absolute().parent
-    while not parent.exists():
-        parent = parent.parent
-    near = ", ".join(sorted(p.name for p in parent.iterdir())[:8]) or "nothing"
-    raise RecipeError(f"{option} is {str(path)!r}, which does not exist; {parent} holds: {near}")
+    try:
+        path = path.expanduser()
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise RecipeError(f"{option} is {str(path)!r}, which does not exist; {_nearby(path)}") from error
+    except (OSError, ValueError, RuntimeError) as error:  # no permission, too long, a NUL, an unknown ~user
+        raise RecipeError(f"{option} is {shorten(str(path))}, which cannot be read: {error}") from error
+    return path
 
 
-def jsonl(path: Path, fields: Sequence[str]) -> Rows:
-    """Read a file with one JSON object a line, each of which must have the fields.
+def expand(given: Paths, option: str) -> list[Path]:
+    """Return the regular files that a path, a pattern, or a list of them names.
 
     Raises:
-        RecipeError: A line is not such an object; the message gives its number.
+        RecipeError: One is missing or is something else, which might never end: a folder, a pipe, a device.
+    """
+    names = [given] if isinstance(given, str) else given
+    paths = [path for name in names for path in _matches(name, option)]
+    if not paths:
+        raise RecipeError(
+            f"{option} is {given!r}, expected a file, a pattern such as 'data/*.jsonl', or a list of them"
+        )
+    for path in paths:
+        mode = existing(path, option).stat().st_mode
+        if stat.S_ISDIR(mode):
+            inside = sorted({f"*{p.suffix}" for p in path.iterdir() if p.suffix in KINDS}) or ["*.jsonl"]
+            raise RecipeError(f"{option} is {str(path)!r}, a folder; expected files, such as '{path}/{inside[0]}'")
+        if not stat.S_ISREG(mode):
+            raise RecipeError(f"{option} is {str(path)!r}, a pipe, a socket or a device; expected a regular file")
+    return paths
+
+
+def jsonl(paths: Sequence[Path], check: Callable[[Row, str], object]) -> Rows:
+    """Read files with one JSON object a line, in UTF-8.
+
+    Args:
+        paths: From `expand`.
+        check: Called with each row and its place (the file and the line); raises RecipeError if the row is unusable.
+
+    Raises:
+        RecipeError: A line is not such an object; the message names the file and the line.
     """
     rows = []
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise RecipeError(f"{path}, line {number}: not JSON ({error}); expected one object a line") from error
-            missing = [f for f in fields if not isinstance(row, dict) or f not in row]
-            if missing:
-                has = ", ".join(row) if isinstance(row, dict) else f"a {type(row).__name__}"
-                raise RecipeError(f"{path}, line {number}: no field {missing[0]!r}; the line has: {has}")
+    for path in paths:
+        for place, line in _lines(path):
+            row = _parse(line, place)
+            check(row, place)
             rows.append(row)
     return rows
 
 
 def files(paths: Sequence[Path], option: str) -> Rows:
-    """Read parquet, JSON lines or CSV files through `datasets`; rows are read from disk when asked for.
+    """Read parquet, JSON or CSV files through `datasets`; rows are read from disk when asked for.
 
     Raises:
         RecipeError: A file is missing, of another kind, or unreadable.
     """
-    kinds = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
     for path in paths:
         existing(path, option)
-        if path.suffix not in kinds:
-            raise RecipeError(f"{option} names {path.name!r}, expected a file ending in {', '.join(kinds)}")
+        if path.suffix not in KINDS:
+            raise RecipeError(f"{option} names {path.name!r}, expected a file ending in {', '.join(KINDS)}")
+        if path.suffix != paths[0].suffix:
+            raise RecipeError(f"{option} names {paths[0].name!r} and {path.name!r}, expected files of one kind")
     import datasets
 
     try:
-        loaded = datasets.load_dataset(kinds[paths[0].suffix], data_files=[str(p) for p in paths], split="train")
+        loaded = datasets.load_dataset(KINDS[paths[0].suffix], data_files=[str(p) for p in paths], split="train")
     except Exception as error:
-        raise RecipeError(f"{option}: {paths[0]} cannot be read: {error}") from error
+        names = ", ".join(map(str, paths[:3])) + (" …" if len(paths) > 3 else "")
+        cause = error.__cause__ or error
+        raise RecipeError(
+            f"{option}: {names} cannot be read as {KINDS[paths[0].suffix]}: {_first_line(cause)}"
+        ) from error
     return cast(Rows, loaded)
 
 
@@ -82,8 +114,131 @@ def hub(path: str, name: str | None, split: str, option: str) -> Rows:
     try:
         return cast(Rows, datasets.load_dataset(path, name, split=split))
     except Exception as error:
-        first_line = str(error).strip().split("\n")[0]
         raise RecipeError(
-            f"data set {path!r}, split {split!r} cannot be loaded: {first_line}. Without a network, give {option} "
-            "a local folder or file"
+            f"data set {path!r}, split {split!r} cannot be loaded: {_first_line(error)}. Without a network, give "
+            f"{option} a local folder or file"
         ) from error
+
+
+def divide(rows: Rows, share: float, seed: int, content: Callable[[Row], object]) -> tuple[Rows, Rows]:
+    """Divide rows into those to train on and those to hold out, by a hash of each row's content and the seed.
+
+    The order of the rows does not matter, and rows of equal content are on the same side.
+
+    Args:
+        rows: All of them.
+        share: How many to hold out, of 1; at least one row is.
+        seed: Another seed holds out other rows.
+        content: What identifies a row.
+    """
+    hashes = [hashlib.blake2b(f"{seed}\x1f{content(row)!r}".encode(), digest_size=8).digest() for row in rows]
+    last = sorted(hashes)[max(1, round(share * len(rows))) - 1] if hashes else b""
+    held_out = [i for i, digest in enumerate(hashes) if digest <= last]
+    kept = [i for i, digest in enumerate(hashes) if digest > last]
+    return _select(rows, kept), _select(rows, held_out)
+
+
+def column(row: Row, name: str, place: str, option: str) -> Any:
+    """Return the value of a column; `a.b` is the field `b` of the column `a`, unless a column is called so.
+
+    Raises:
+        RecipeError: There is none; the message lists those that there are.
+    """
+    if name in row:
+        return row[name]
+    value: Any = row
+    for key in name.split("."):
+        if not isinstance(value, Mapping) or key not in value:
+            raise RecipeError(
+                f"{place}: no field {name!r} ({option}); the row has: {', '.join(_names(row)) or 'nothing'}"
+            )
+        value = value[key]
+    return value
+
+
+def shorten(value: object, limit: int = 60) -> str:
+    """Return a value's form for a message, cut to so many characters."""
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[:limit]}…"
+
+
+def _nearby(path: Path) -> str:
+    parent = path.absolute().parent
+    while not parent.is_dir():
+        parent = parent.parent
+    try:
+        return f"{parent} holds: {', '.join(sorted(p.name for p in parent.iterdir())[:8]) or 'nothing'}"
+    except OSError as error:
+        return f"{parent} cannot be listed: {error.strerror}"
+
+
+def _matches(name: str, option: str) -> list[Path]:
+    path = Path(name)
+    if not glob.has_magic(name) or "\0" in name or path.exists():
+        return [path if not name.startswith("~") else existing(path, option)]
+    found = sorted(glob.glob(str(path.expanduser()), recursive=True))
+    if not found:
+        raise RecipeError(f"{option} is {name!r}, which matches no file; {_nearby(path.expanduser())}")
+    return list(map(Path, found))
+
+
+def _lines(path: Path) -> Iterator[tuple[str, str]]:
+    """Read the lines of a file that are not empty, each with its place."""
+    try:
+        with path.open("rb") as raw:
+            for number, line in enumerate(raw, 1):
+                if text := _decode(line, number, place := f"{path}, line {number}").strip():
+                    yield place, text
+    except OSError as error:
+        raise RecipeError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _decode(line: bytes, number: int, place: str) -> str:
+    if number == 1 and line.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise RecipeError(f"{place}: the file is in UTF-16, expected UTF-8; convert it: iconv -f UTF-16 -t UTF-8")
+    try:
+        text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        raise RecipeError(
+            f"{place}: byte 0x{line[error.start]:02x} in column {error.start + 1} is not UTF-8, expected a text file in "
+            "UTF-8; if it is text in another encoding, convert it: iconv -f LATIN1 -t UTF-8"
+        ) from error
+    if "\0" in text:
+        raise RecipeError(f"{place}: a NUL byte, expected a text file with one JSON object a line")
+    return text
+
+
+def _parse(line: str, place: str) -> Row:
+    try:
+        row = json.loads(line)
+        if "\\ud" in line.lower():
+            json.dumps(row, ensure_ascii=False).encode()  # half of a surrogate pair is JSON, but no text
+    except UnicodeEncodeError as error:
+        found = error.object[error.start : error.end]
+        raise RecipeError(
+            f"{place}: {ascii(found)} is half of a surrogate pair, which no text can hold; remove it, or write the "
+            "character in UTF-8"
+        ) from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits is a ValueError
+        raise RecipeError(f"{place}: not JSON ({_first_line(error)}); expected one object a line") from error
+    if not isinstance(row, dict):
+        raise RecipeError(f'{place}: {shorten(row)}, expected one JSON object a line, such as {{"prompt": "2 + 2?"}}')
+    return row
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.split("\n")[0] if text else type(error).__name__
+
+
+def _select(rows: Rows, chosen: Sequence[int]) -> Rows:
+    select = getattr(rows, "select", None)  # of `datasets`, which leaves the rows on disk
+    return cast(Rows, select(chosen)) if select is not None else [rows[i] for i in chosen]
+
+
+def _names(row: Row, prefix: str = "") -> Iterator[str]:
+    """Return the names of all columns, with the fields inside them."""
+    for name, value in row.items():
+        yield f"{prefix}{name}"
+        if isinstance(value, Mapping) and prefix.count(".") < 2:
+            yield from _names(value, f"{prefix}{name}.")

@@ -66,19 +66,6 @@ def test_jsonl_takes_texts_and_messages(tmp_path: Path) -> None:
     assert (second.id, second.answer, second.messages[1:]) == ("x7", None, messages)
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ('{"prompt": "x"', "line 2: not JSON"),
-        ('{"question": "x"}', "line 2: no field 'prompt'; the line has: question"),
-    ],
-)
-def test_jsonl_names_the_line_that_is_wrong(tmp_path: Path, line: str, message: str) -> None:
-    path = write(tmp_path / "t.jsonl", {"prompt": "x", "answer": "y"}, line)
-    with pytest.raises(RecipeError, match=message):
-        Jsonl(path, path).rows("train")
-
-
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl", "csv"])
 def test_hf_dataset_reads_files(tmp_path: Path, suffix: str) -> None:
     import datasets

@@ -1,0 +1,209 @@
+"""Data files: many, nested, divided, and malformed in every way that was met."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from rlkit.errors import RecipeError
+from rlkit.tasks import GSM8K, HFDataset, Jsonl
+from rlkit.testing import check_task
+
+VERL = {
+    "data_source": "openai/gsm8k",
+    "prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}],
+    "ability": "math",
+    "reward_model": {"style": "rule", "ground_truth": "4"},
+    "extra_info": {"split": "train", "index": 0},
+}
+
+
+def write(path: Path, *rows: object) -> str:
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return str(path)
+
+
+def questions(*names: object) -> list[dict[str, str]]:
+    return [{"prompt": f"{name}?", "answer": str(name)} for name in names]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_rows_in_the_form_of_verl(tmp_path: Path, kind: str) -> None:
+    import datasets
+
+    path = tmp_path / f"train.{kind}"
+    rows = [VERL, {**VERL, "prompt": [{"role": "user", "content": "x", "name": "Mira"}]}]
+    if kind == "jsonl":
+        write(path, *rows)
+        task: Jsonl | HFDataset = Jsonl(str(path), answer_field="reward_model.ground_truth")
+    else:
+        datasets.Dataset.from_list(rows).to_parquet(path)  # whose first row now has "name": null
+        task = HFDataset(str(path), answer_field="reward_model.ground_truth")
+    prompt = task.prompt(task.rows("train")[0], 0)
+    assert prompt.messages == VERL["prompt"]
+    assert (prompt.answer, prompt.meta["data_source"], prompt.meta["extra_info"]["index"]) == ("4", "openai/gsm8k", 0)
+
+
+def test_a_column_with_a_dot_in_its_name_comes_before_a_nested_one(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl", {"prompt": "?", "a.b": "flat", "a": {"b": "nested"}})
+    task = Jsonl(path, answer_field="a.b")
+    assert task.prompt(task.rows("train")[0], 0).answer == "flat"
+
+
+def test_a_missing_nested_column_lists_those_that_there_are(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl", VERL)
+    with pytest.raises(
+        RecipeError, match=r"line 1: no field 'answer' \(task.answer_field\).*reward_model.ground_truth"
+    ):
+        Jsonl(path).rows("train")
+
+
+@pytest.mark.parametrize("task", [Jsonl, HFDataset])
+def test_several_files_by_pattern_and_by_list(tmp_path: Path, task: type[Jsonl] | type[HFDataset]) -> None:
+    for name in "ba":
+        write(tmp_path / f"{name}.jsonl", *questions(name))
+    pattern, listed = str(tmp_path / "*.jsonl"), [str(tmp_path / "b.jsonl"), str(tmp_path / "[a].jsonl")]
+    assert [row["answer"] for row in task(pattern).rows("train")] == ["a", "b"]
+    assert [row["answer"] for row in task(listed).rows("train")] == ["b", "a"]
+    with pytest.raises(
+        RecipeError, match=r"task.path is '.*\*.txt', which matches no file; .* holds: a.jsonl, b.jsonl"
+    ):
+        Jsonl(str(tmp_path / "*.txt")).rows("train")
+    with pytest.raises(RecipeError, match=r"task.path is \[\], expected a file"):
+        Jsonl([]).rows("train")
+
+
+def test_files_of_two_kinds_are_refused(tmp_path: Path) -> None:
+    paths = [write(tmp_path / name, {"prompt": "a", "answer": "b"}) for name in ("a.json", "b.csv")]
+    with pytest.raises(RecipeError, match=r"'a.json' and 'b.csv', expected files of one kind"):
+        HFDataset(paths).rows("train")
+
+
+@pytest.mark.parametrize("task", [Jsonl, HFDataset])
+def test_a_share_is_held_out_whatever_the_order(tmp_path: Path, task: type[Jsonl] | type[HFDataset]) -> None:
+    rows = [*questions(*range(40)), *questions(3, 3, 3)]  # equal prompts stay together
+    first = task(write(tmp_path / "a.jsonl", *rows), validation_split=0.25)
+    second = task(write(tmp_path / "b.jsonl", *reversed(rows)), validation_split=0.25)
+    sides = [{row["answer"] for row in first.rows(split)} for split in ("train", "validation")]
+    assert sides == [{row["answer"] for row in second.rows(split)} for split in ("train", "validation")]
+    assert not sides[0] & sides[1]
+    assert 8 <= len(sides[1]) <= 11  # 0.25 * 43 = 10.75 rows
+    assert len(first.rows("train")) + len(first.rows("validation")) == 43
+    other = task(first.path, validation_split=0.25, split_seed=1)
+    assert {row["answer"] for row in other.rows("validation")} != sides[1]
+    check_task(first)
+
+
+def test_a_share_of_a_parquet_file_stays_on_disk(tmp_path: Path) -> None:
+    import datasets
+
+    path = str(tmp_path / "a.parquet")
+    datasets.Dataset.from_list(questions(*range(10))).to_parquet(path)
+    task = HFDataset(path, validation_split=0.01)  # at least one
+    assert isinstance(task.rows("train"), datasets.Dataset)
+    assert (len(task.rows("train")), len(task.rows("validation"))) == (9, 1)
+
+
+@pytest.mark.parametrize("task", [Jsonl, HFDataset])
+def test_no_validation_rows_names_the_options_that_there_are(tmp_path: Path, task: type[Jsonl]) -> None:
+    with pytest.raises(RecipeError, match=r"give task.validation_path, .*task.validation_split.*validation: null"):
+        task(write(tmp_path / "t.jsonl", *questions(1))).rows("validation")
+
+
+GOOD = json.dumps({"prompt": "x", "answer": "y"}).encode()
+MALFORMED = {
+    "number": (b'{"prompt": 3, "answer": "y"}', "'prompt' is 3, expected text, or chat messages"),
+    "null": (b'{"prompt": null, "answer": "y"}', "'prompt' is None, expected text, or chat messages"),
+    "texts": (b'{"prompt": ["a", "b"], "answer": "y"}', r"'prompt' is \['a', 'b'\], expected text, or chat messages"),
+    "no messages": (b'{"prompt": [], "answer": "y"}', r"'prompt' is \[\], expected text"),
+    "no role": (b'{"prompt": [{"content": "x"}], "answer": "y"}', "expected text, or chat messages"),
+    "content a number": (b'{"prompt": [{"role": "user", "content": 7}], "answer": "y"}', "expected text, or chat"),
+    "an object": (b'{"prompt": {"role": "user"}, "answer": "y"}', "expected text, or chat messages"),
+    "surrogate": (rb'{"prompt": "\ud83d", "answer": "y"}', r"'\\ud83d' is half of a surrogate pair"),
+    "surrogate in meta": (rb'{"prompt": "x", "answer": "y", "m": {"\uDC00": 1}}', "half of a surrogate pair"),
+    "latin-1": ('{"prompt": "é", "answer": "y"}'.encode("latin-1"), "byte 0xe9 in column 13 is not UTF-8"),
+    "binary": (b"\x1f\x8b\x08\x00\x93", "byte 0x8b in column 2 is not UTF-8"),
+    "nul": (b'{"prompt": "x\x00", "answer": "y"}', "a NUL byte"),
+    "digits": (b'{"prompt": "x", "answer": ' + b"1" * 5000 + b"}", "not JSON .*4300 digits"),
+    "deep": (b"[" * 200_000, "not JSON"),
+    "a list": (b"[1, 2]", r"\[1, 2\], expected one JSON object a line"),
+    "cut": (b'{"prompt": "x"', "not JSON"),
+    "no prompt": (b'{"question": "x"}', r"no field 'prompt' \(task.prompt_field\); the row has: question"),
+    "nothing": (b"{}", "the row has: nothing"),
+}
+
+
+@pytest.mark.parametrize("task", [Jsonl, HFDataset])
+@pytest.mark.parametrize(("line", "message"), MALFORMED.values(), ids=MALFORMED)
+def test_a_malformed_line_is_named(tmp_path: Path, line: bytes, message: str, task: type[Jsonl]) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(GOOD + b"\n\n" + line + b"\n")
+    with pytest.raises(RecipeError, match=f"t.jsonl, line 3: .*{message}") as raised:
+        task(str(path)).rows("train")
+    assert len(str(raised.value)) < 500
+
+
+def test_other_encodings(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(GOOD.decode().encode("utf-16"))
+    with pytest.raises(RecipeError, match=r"line 1: the file is in UTF-16, expected UTF-8; .*iconv"):
+        Jsonl(str(path)).rows("train")
+    path.write_bytes(GOOD.decode().encode("utf-8-sig"))
+    assert Jsonl(str(path)).rows("train") == [{"prompt": "x", "answer": "y"}]
+
+
+@pytest.mark.parametrize("task", [Jsonl, HFDataset])
+def test_what_is_no_regular_file_is_refused_and_never_read(tmp_path: Path, task: type[Jsonl]) -> None:
+    write(tmp_path / "a.jsonl", *questions(1))
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    (tmp_path / "zero.jsonl").symlink_to("/dev/zero")
+    (tmp_path / "loop.jsonl").symlink_to(tmp_path / "loop.jsonl")
+    (tmp_path / "folder.jsonl").mkdir()
+    for name, message in (
+        ("pipe.jsonl", "a pipe, a socket or a device; expected a regular file"),
+        ("zero.jsonl", "a pipe, a socket or a device"),
+        ("loop.jsonl", "cannot be read"),
+        ("folder.jsonl", r"a folder; expected files, such as '.*folder.jsonl/\*.jsonl'"),
+        ("nosuch/deep.jsonl", "does not exist; .* holds: a.jsonl"),
+        ("a.jsonl/b.jsonl", "does not exist"),
+        ("x" * 300 + ".jsonl", "cannot be read: .*too long"),
+        ("\0.jsonl", "cannot be read"),
+        ("*\0.jsonl", "cannot be read"),
+    ):
+        with pytest.raises(RecipeError, match=f"task.path is .*{message}"):
+            task(str(tmp_path / name)).rows("train")
+    with pytest.raises(RecipeError, match="cannot be read"):
+        task("~nobody-is-called-so/a.jsonl").rows("train")
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.parquet", "t.json"])
+def test_a_file_that_datasets_cannot_read_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b'"\xff\xfe\x00{[\n\x00')
+    with pytest.raises(RecipeError, match=rf"task.path: .*{name} cannot be read as \w+: \S+"):
+        HFDataset(str(tmp_path / name)).rows("train")
+
+
+def test_a_table_whose_prompts_are_none_names_the_row(tmp_path: Path) -> None:
+    import datasets
+
+    path = str(tmp_path / "t.parquet")
+    datasets.Dataset.from_list([{"prompt": "x", "answer": "y"}, {"prompt": None, "answer": "y"}]).to_parquet(path)
+    task = HFDataset(path)
+    with pytest.raises(RecipeError, match=r"t.parquet, row 1: 'prompt' is None, expected text"):
+        task.prompt(task.rows("train")[1], 1)
+
+
+def test_gsm8k_with_a_question_that_is_no_text(tmp_path: Path) -> None:
+    write(tmp_path / "train.jsonl", {"question": 3, "answer": "4"})
+    with pytest.raises(RecipeError, match=r"train.jsonl, line 1: 'question' is 3, expected text"):
+        GSM8K(str(tmp_path)).rows("train")
+
+
+def test_answers_of_any_type_become_text(tmp_path: Path) -> None:
+    answers = [3, 2.5, True, None, ["a", "é"], {"target": ["b"]}]
+    task = Jsonl(write(tmp_path / "t.jsonl", *({"prompt": "x", "answer": a} for a in answers)))
+    found = [task.prompt(row, i).answer for i, row in enumerate(task.rows("train"))]
+    assert found == ["3", "2.5", "True", None, '["a", "é"]', '{"target": ["b"]}']
