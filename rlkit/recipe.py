@@ -57,7 +57,7 @@ class Recipe:
     interaction: Interaction | None = None
     environment: Environment | None = None
     conversation: Conversation | None = None
-    validation: Validation = field(default_factory=Validation)
+    validation: Validation | None = field(default_factory=Validation)
     save: Save = field(default_factory=Save)
     log: Log = field(default_factory=Log)
     fabric: dict[str, Any] = field(default_factory=dict)
@@ -66,6 +66,11 @@ class Recipe:
         """Give the parts that are bound to the run."""
         known = (self.rollout.engine, self.reward, self.advantage, self.loss, self.interaction, self.environment)
         return [part for part in known if part is not None] + list((self.tools or {}).values())
+
+    @property
+    def validates(self) -> bool:
+        """Whether held-out prompts are answered; `validation: null` and `limit: 0` switch that off."""
+        return self.validation is not None and self.validation.limit > 0
 
     @property
     def needs_reference(self) -> bool:
@@ -179,12 +184,12 @@ def _check_sampling(recipe: Recipe) -> Iterator[str]:
 
 AT_LEAST_ONE = (
     "rollout.group", "train.steps", "train.prompts_per_step", "train.minibatches", "train.epochs",
-    "train.micro_tokens", "validation.limit", "reference.refresh_every", "kl_reward.horizon", "model.lora.rank",
+    "train.micro_tokens", "reference.refresh_every", "kl_reward.horizon", "model.lora.rank",
     "save.keep_last", "conversation.turns", "conversation.tokens", "conversation.tool_calls",
 )  # fmt: skip
 NOT_NEGATIVE = (
-    "train.weight_decay", "train.warmup_steps", "validation.every", "validation.samples", "critic.alone",
-    "critic.weight_decay", "critic.warmup_steps", "save.every",
+    "train.weight_decay", "train.warmup_steps", "validation.every", "validation.limit", "validation.samples",
+    "critic.alone", "critic.weight_decay", "critic.warmup_steps", "save.every",
 )  # fmt: skip
 POSITIVE = (
     "rollout.max_gap", "conversation.seconds",

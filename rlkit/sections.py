@@ -140,11 +140,11 @@ class Save:
 
 @dataclass
 class Validation:
-    """Held-out prompts, answered greedily and by sampling.
+    """Held-out prompts, answered greedily and by sampling; null for none.
 
     Args:
         every: Validate after every so many steps too; 0 only before and after training.
-        limit: Prompts, from the start of the split.
+        limit: Prompts, from the start of the split; 0 for none.
         samples: Sampled answers of each prompt, besides the greedy one; 0 for none.
         sampling: How they are sampled; null takes the training's.
     """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
 
 from rlkit.cli.parser import parse
 from rlkit.errors import RecipeError
@@ -30,7 +29,8 @@ def run(argv: Sequence[str]) -> int:
         raise RecipeError("rlkit data prepare needs --out DIR, the folder to write to")
     out = Path(parsed.options.out)
     out.mkdir(parents=True, exist_ok=True)
-    for split in get_args(Split):
+    splits: list[Split] = ["train", "validation"] if parsed.recipe.validates else ["train"]
+    for split in splits:
         count = write(parsed.recipe.task, split, out / f"{split}.jsonl")
         print(f"{out / f'{split}.jsonl'}: {count} prompts")
     return 0

@@ -15,7 +15,10 @@ from rlkit.models.parallel import make_fabric
 from rlkit.rollout.collect import collect
 from rlkit.types import Prompt, Trajectory
 
-PROMPT = ("--prompt", {"type": str, "help": "What the user says; default: the task's first validation prompt."})
+PROMPT = (
+    "--prompt",
+    {"type": str, "help": "What the user says; default: the task's first prompt, a validation one if any."},
+)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -23,7 +26,7 @@ def run(argv: Sequence[str]) -> int:
     parsed = parse("generate", argv, [PROMPT])
     data = load_data(parsed.recipe)
     text = parsed.options.prompt
-    prompt = data.validation[0] if text is None else Prompt("prompt", [{"role": "user", "content": text}])
+    prompt = data.examples(1)[0] if text is None else Prompt("prompt", [{"role": "user", "content": text}])
     length = data.length(prompt)
     if length >= data.context:
         raise RecipeError(f"--prompt has {length} tokens, expected fewer than the model's context of {data.context}")

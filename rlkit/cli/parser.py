@@ -108,7 +108,7 @@ def parse(verb: str, argv: Sequence[str], own: Sequence[tuple[str, dict[str, Any
         plain = namespace.clone(with_meta=False)
         for flag, _ in own:
             plain.pop(flag.lstrip("-"), None)
-        resolved = parser.dump(plain)
+        resolved = parser.dump(plain, skip_unset=False)  # a null whose default is something else must stay
         built = parser.instantiate(namespace)
     except ArgumentError as error:
         raise RecipeError(explain(str(error), parser, registry)) from error

@@ -64,7 +64,7 @@ def _check(parsed: Parsed, data: Data) -> int:
     else:
         workers = Workers(1)
         try:
-            print(asyncio.run(plan.try_reward(lambda t: score(recipe.reward, t, workers), data.validation[0])))
+            print(asyncio.run(plan.try_reward(lambda t: score(recipe.reward, t, workers), *data.examples(1))))
         finally:
             workers.close()
     print(f"ok: {len(data.train)} training rows, {len(data.validation)} validation prompts, context {data.context}")
@@ -76,7 +76,7 @@ def _measure(parsed: Parsed, data: Data, fabric: Fabric) -> None:
     fabric.launch()
     live = Run(parsed.recipe, data, fabric)
     try:
-        said = live.wait(plan.try_reward(lambda t: live.score(parsed.recipe.reward, t), data.validation[0]))
+        said = live.wait(plan.try_reward(lambda t: live.score(parsed.recipe.reward, t), *data.examples(1)))
         measured = dry_run(live)
     finally:
         live.close()

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rlkit.cli.parser import parse
+from rlkit.errors import RecipeError
 from rlkit.loop.data import load_data
 from rlkit.loop.evaluate import evaluate
 from rlkit.loop.run import Run
@@ -20,6 +21,8 @@ JSON = ("--json", {"action": "store_true", "help": "Print the figures as a JSON 
 def run(argv: Sequence[str]) -> int:
     """Validate and print the figures; give the exit status."""
     parsed = parse("validate", argv, [JSON])
+    if not parsed.recipe.validates:
+        raise RecipeError("validation is off, so there is nothing to validate: set validation.limit above 0")
     data = load_data(parsed.recipe)
     fabric = make_fabric(parsed.recipe.fabric, parsed.recipe.train.deadline)
     fabric.launch()

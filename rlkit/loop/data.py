@@ -98,6 +98,10 @@ class Data:
         """Whether the context has room for an answer; always, unless the recipe skips long prompts."""
         return not self.recipe.rollout.skip_long_prompts or self.length(prompt) < self.context
 
+    def examples(self, count: int) -> list[Prompt]:
+        """Return some prompts to try things on: held-out ones, or the first step's where validation is off."""
+        return self.validation[:count] or [prompt for _, prompt in self.prompts(1)][:count]
+
     def length(self, prompt: Prompt) -> int:
         """Give the prompt's length in tokens, as the rollout will render it."""
         return len(self.template.start(prompt.messages))
@@ -138,9 +142,10 @@ def load_data(recipe: Recipe) -> Data:
     context = context_length(load_config(recipe.model))
     tokenizer = load_tokenizer(recipe.model)
     train = _rows(recipe, "train")
-    held_out = _rows(recipe, "validation")
-    limit = min(recipe.validation.limit, len(held_out))
-    validation = [recipe.task.prompt(held_out[i], i) for i in range(limit)]
+    validation = []
+    if recipe.validation is not None and recipe.validates:
+        held_out = _rows(recipe, "validation")
+        validation = [recipe.task.prompt(held_out[i], i) for i in range(min(recipe.validation.limit, len(held_out)))]
     data = Data(tokenizer, context, recipe, train, validation, stop_ids(recipe.model, tokenizer))
     data.check_lengths()
     return data

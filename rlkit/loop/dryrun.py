@@ -49,9 +49,10 @@ def _longest(run: Run) -> list[Trajectory]:
     prompts = recipe.train.prompts_per_step
     rows = min(max(1, recipe.train.micro_tokens // length), prompts * recipe.rollout.group)
     mask = [False] + [True] * (length - 1)
+    [prompt] = data.examples(1)
     return [
         Trajectory(
-            prompt=data.validation[0],
+            prompt=prompt,
             group=i % prompts,
             tokens=[3 + t % 100 for t in range(length)],
             mask=mask,

@@ -8,6 +8,7 @@ from rlkit.loop.metrics import Meter
 from rlkit.loop.rollouts import describe, finish
 from rlkit.loop.run import Run
 from rlkit.rollout.collect import collect
+from rlkit.sections import Validation
 from rlkit.types import Sampling, Trajectory
 
 NAMES = {
@@ -29,12 +30,12 @@ def evaluate(run: Run) -> tuple[list[Trajectory], dict[str, float]]:
 
     Failed answers and scores are counted and left out of the means.
     """
-    recipe = run.recipe
-    sampled = recipe.validation.sampling or recipe.rollout.sampling
+    recipe, section = run.recipe, run.recipe.validation or Validation()
+    sampled = section.sampling or recipe.rollout.sampling
     greedy = replace(sampled, temperature=0.0, top_p=1.0, top_k=0)
     trajectories, figures = _answer(run, greedy, 1, "")
-    if recipe.validation.samples:
-        more, sampled_figures = _answer(run, sampled, recipe.validation.samples, "sampled_")
+    if section.samples:
+        more, sampled_figures = _answer(run, sampled, section.samples, "sampled_")
         trajectories, figures = [*trajectories, *more], figures | sampled_figures
     return trajectories, figures
 

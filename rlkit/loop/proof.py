@@ -11,7 +11,7 @@ from rlkit.loop.run import Run
 from rlkit.types import Request, SampleKey, Sampling
 
 PROMPTS = 4
-"""How many validation prompts are continued by one token."""
+"""How many prompts are continued by one token."""
 
 
 def prove(run: Run) -> float:
@@ -20,7 +20,7 @@ def prove(run: Run) -> float:
     Raises:
         EngineError: It is larger than `rollout.max_gap`, or the engine's tokens carry another version.
     """
-    prompts = run.data.validation[:PROMPTS]
+    prompts = run.data.examples(PROMPTS)
     whole = str(run.fabric.strategy.precision.precision).startswith("32")
     limit = run.recipe.rollout.max_gap or (1e-3 if whole else 0.2)
     sampling = Sampling(temperature=1.0, max_tokens=1)

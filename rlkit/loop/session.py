@@ -80,7 +80,8 @@ class Session:
 
     def train(self, run: Run, resumed: Found | None) -> None:
         """Validate, make all steps, validate again."""
-        train, every = run.recipe.train, run.recipe.validation.every
+        train, validation = run.recipe.train, run.recipe.validation
+        every = validation.every if validation is not None and run.recipe.validates else 0
         self._begin(run, resumed)
         for number in range(self.outcome.steps + 1, train.steps + 1):
             if run.ranks.largest(self.interrupt.asked):
@@ -99,7 +100,7 @@ class Session:
             self.troubles = self._checkpoint(run, number, figures)
         if self.writer is not None:
             self.writer.finish()
-        if not self.interrupt.asked:
+        if not self.interrupt.asked and run.recipe.validates:
             self.outcome.validation["after"] = self.validate(run, "after")
 
     def validate(self, run: Run, when: str) -> Figures:
@@ -131,7 +132,7 @@ class Session:
         self._preflight(run)
         if resumed is not None:
             self.reporter.note(f"resumed from {resumed.place}: step {self.outcome.steps} is done")
-        else:
+        elif run.recipe.validates:
             self.outcome.validation["before"] = self.validate(run, "before")
 
     def _preflight(self, run: Run) -> None:
@@ -142,7 +143,7 @@ class Session:
             self.reporter.note(f"warning: {warning}")
         if self.log is not None:
             reward = run.recipe.reward
-            self.reporter.note(run.wait(try_reward(lambda t: run.score(reward, t), run.data.validation[0])))
+            self.reporter.note(run.wait(try_reward(lambda t: run.score(reward, t), *run.data.examples(1))))
 
     def _watch(self, made: Made, number: int, share: float) -> None:
         """Keep the batch of a step whose gradient was not finite; warn of memory."""

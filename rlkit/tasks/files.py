@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from rlkit.errors import RecipeError
-from rlkit.ranges import NonNegativeInt, Share
+from rlkit.ranges import NonNegativeInt, PositiveShare
 from rlkit.roles.task import Split, Task
 from rlkit.tasks import sources
 from rlkit.types import Message, Prompt
-
 
 NO_VALIDATION = (
     "the task has no validation rows: give task.validation_path, a share of the training rows to hold out "
@@ -81,14 +80,15 @@ class Jsonl(_Columns):
         self,
         path: str | list[str],
         validation_path: str | list[str] | None = None,
-        validation_split: Share = 0.0,
+        *,
+        validation_split: PositiveShare | None = None,
         prompt_field: str = "prompt",
         answer_field: str | None = "answer",
         system: str | None = None,
         split_seed: NonNegativeInt = 0,
     ) -> None:
         super().__init__(prompt_field, answer_field, system, split_seed)
-        if validation_path is not None and validation_split:
+        if validation_path is not None and validation_split is not None:
             raise RecipeError(
                 f"task has validation_path={validation_path!r} and validation_split={validation_split}; remove one"
             )
@@ -99,10 +99,11 @@ class Jsonl(_Columns):
     def rows(self, split: Split) -> Sequence[Mapping[str, Any]]:
         if split == "validation" and self.validation_path is not None:
             return self._read(self.validation_path, "task.validation_path")
-        if split == "validation" and not self.validation_split:
+        if self.validation_split is not None:
+            return self._divided(self._read(self.path, "task.path"), self.validation_split, split)
+        if split == "validation":
             raise RecipeError(NO_VALIDATION)
-        rows = self._read(self.path, "task.path")
-        return self._divided(rows, self.validation_split, split) if self.validation_split else rows
+        return self._read(self.path, "task.path")
 
     def _read(self, given: sources.Paths, option: str) -> sources.Rows:
         return sources.jsonl(sources.expand(given, option), lambda row, place: self._make(row, place, ""))
@@ -133,7 +134,7 @@ class HFDataset(_Columns):
         *,
         name: str | None = None,
         train_split: str = "train",
-        validation_split: Share | str = "test",
+        validation_split: PositiveShare | str = "test",
         prompt_field: str = "prompt",
         answer_field: str | None = "answer",
         system: str | None = None,

@@ -200,8 +200,8 @@ def _decode(line: bytes, number: int, place: str) -> str:
         text = line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
         raise RecipeError(
-            f"{place}: byte 0x{line[error.start]:02x} in column {error.start + 1} is not UTF-8, expected a text file in "
-            "UTF-8; if it is text in another encoding, convert it: iconv -f LATIN1 -t UTF-8"
+            f"{place}: byte 0x{line[error.start]:02x} in column {error.start + 1} is not UTF-8, expected a text file "
+            "in UTF-8; if it is text in another encoding, convert it: iconv -f LATIN1 -t UTF-8"
         ) from error
     if "\0" in text:
         raise RecipeError(f"{place}: a NUL byte, expected a text file with one JSON object a line")
@@ -216,7 +216,7 @@ def _parse(line: str, place: str) -> Row:
     except UnicodeEncodeError as error:
         found = error.object[error.start : error.end]
         raise RecipeError(
-            f"{place}: {ascii(found)} is half of a surrogate pair, which no text can hold; remove it, or write the "
+            f"{place}: {found!a} is half of a surrogate pair, which no text can hold; remove it, or write the "
             "character in UTF-8"
         ) from error
     except (ValueError, RecursionError) as error:  # a number of thousands of digits is a ValueError
