@@ -55,8 +55,8 @@ class Rollout:
         group: Samples of each prompt.
         sampling: How tokens are chosen while training.
         filter: Which groups are worth learning from; null learns from all.
-        max_gap: How far a token's log-prob may be from the trainer's in the proof before the first rollout; null for
-            1e-3 in float32 and 0.2 below.
+        max_gap: How far log-probs of a few tokens may be from the trainer's, on average, in the proof before the first
+            rollout; null for 1e-3 in float32 and 0.2 below.
         skip_long_prompts: Leave out prompts that do not fit the context, instead of refusing the run.
     """
 

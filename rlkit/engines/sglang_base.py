@@ -359,7 +359,7 @@ class SGLangRollouts(RolloutEngine):
 
     @property
     def needs_weights(self) -> bool:
-        return self._starved or any(node.state is State.ASLEEP for node in self._own)
+        return self._stream is None or self._starved or any(node.state is State.ASLEEP for node in self._own)
 
     def awake(self) -> AbstractContextManager[None]:
         return self._released_after() if self.launch.release_memory else contextlib.nullcontext()

@@ -33,10 +33,11 @@ def evaluate(run: Run) -> tuple[list[Trajectory], dict[str, float]]:
     recipe, section = run.recipe, run.recipe.validation or Validation()
     sampled = section.sampling or recipe.rollout.sampling
     greedy = replace(sampled, temperature=0.0, top_p=1.0, top_k=0)
-    trajectories, figures = _answer(run, greedy, 1, "")
-    if section.samples:
-        more, sampled_figures = _answer(run, sampled, section.samples, "sampled_")
-        trajectories, figures = [*trajectories, *more], figures | sampled_figures
+    with run.awake():
+        trajectories, figures = _answer(run, greedy, 1, "")
+        if section.samples:
+            more, sampled_figures = _answer(run, sampled, section.samples, "sampled_")
+            trajectories, figures = [*trajectories, *more], figures | sampled_figures
     return trajectories, figures
 
 

@@ -38,12 +38,16 @@ def limit_mb() -> float:
 
 
 def figures(device: torch.device) -> dict[str, float]:
-    """Give the host's and the device's memory in MiB, peaks included, and the largest share of a limit."""
+    """Return the host's and the device's memory in MiB, peaks included, and the largest share of a limit.
+
+    Of a device, that is what this process has had at most, of what other processes (an engine's) leave it.
+    """
     found = {"rss_mb": rss_mb(), "peak_rss_mb": peak_rss_mb()}
     shares = [found["rss_mb"] / limit_mb()]
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         found["device_mb"] = torch.cuda.memory_allocated(device) / 2**20
         found["peak_device_mb"] = torch.cuda.max_memory_allocated(device) / 2**20
-        shares.append(1 - free / total)
+        others = total - free - torch.cuda.memory_reserved(device)
+        shares.append(torch.cuda.max_memory_allocated(device) / (total - others))
     return {f"memory/{name}": value for name, value in found.items()} | {"memory/share": max(shares)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from math import inf, isnan
 
 import torch
 
@@ -15,7 +16,7 @@ PROMPTS = 4
 
 
 def prove(run: Run) -> float:
-    """Compare the engine's log-prob of a token after a few prompts with the trainer's; give the largest gap.
+    """Compare the engine's log-prob of a token after a few prompts with the trainer's; return the mean gap.
 
     Raises:
         EngineError: It is larger than `rollout.max_gap`, or the engine's tokens carry another version.
@@ -33,19 +34,20 @@ def prove(run: Run) -> float:
 
     answers = run.ranks.share(run.sample(ask()))
     asked = run.ranks.share(asked)
-    gap = 0.0
+    gaps = []
     for ids, (chosen, logp, version) in zip(asked, answers, strict=True):
         tokens = torch.tensor([[*ids, *chosen]], device=run.device)
         mask = torch.zeros_like(tokens, dtype=torch.bool)
         mask[:, -1] = True
         with torch.no_grad(), run.autocast():
-            gap = max(gap, abs(float(run.actor(tokens, mask).logps[0, -1]) - logp))
+            gaps.append(abs(float(run.actor(tokens, mask).logps[0, -1]) - logp))
         if version != run.version:
             raise EngineError(f"the engine answers with weights of version {version}, expected {run.version}")
-    gap = run.ranks.largest(gap)
-    if not gap <= limit:
+    mean = sum(gaps) / max(1, len(gaps))
+    gap = run.ranks.largest(inf if isnan(mean) else mean)
+    if gap > limit:
         raise EngineError(
-            f"the engine does not sample from the trainer's weights: a token's log-prob is {gap:.3g} away from the "
-            f"trainer's, expected at most {limit:g} (rollout.max_gap)"
+            f"the engine does not sample from the trainer's weights: log-probs of {len(gaps)} tokens are {gap:.3g} "
+            f"away from the trainer's on average, expected at most {limit:g} (rollout.max_gap)"
         )
     return gap

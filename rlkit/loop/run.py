@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,7 +21,7 @@ from rlkit.models.average import WeightAverage
 from rlkit.models.critic import ValueModel
 from rlkit.models.load import load_backbone, load_policy
 from rlkit.models.lora import base_model
-from rlkit.models.offload import Resting
+from rlkit.models.offload import Resting, free_cached
 from rlkit.models.parallel import FSDP2, checkpoint_activations, unsharded
 from rlkit.models.ranks import Ranks
 from rlkit.models.reference import Reference
@@ -66,6 +66,7 @@ class Run:
         self.fabric = fabric
         self.ranks = Ranks(fabric)
         self.version = 0
+        self._awake = False
         self._runner = asyncio.Runner()
         self._runner.get_loop().set_exception_handler(_quiet_interrupts)
         processors = max(1, (os.cpu_count() or 1) // fabric.world_size)
@@ -195,17 +196,33 @@ class Run:
         )
 
     def sample(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run work that asks the engine; all ranks must call this.
+        """Run work that asks the engine; all ranks must call this."""
+        with self.awake():
+            return self.wait(self._supplied(work))
 
-        Where the recipe says so, what does not take part leaves the device meanwhile.
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """Keep the engine ready to sample; all ranks must enter this.
+
+        What does not take part leaves the device first, where the recipe says so, and an engine that shares the
+        device takes its memory after that. Work that samples several times enters this around all of it, so that
+        such an engine is given the weights once.
         """
+        if self._awake:
+            yield
+            return
+        engine = self.recipe.rollout.engine
         with ExitStack() as stack:
             if self._resting is not None:
                 stack.enter_context(self._resting.off_device())
-            if self.ranks.largest(self.recipe.rollout.engine.needs_weights):
-                self.publish()
-            stack.enter_context(self.recipe.rollout.engine.awake())
-            return self.wait(self._supplied(work))
+            elif not engine.reads_policy:
+                free_cached(self.device)
+            if self.ranks.largest(engine.needs_weights):
+                self.wait(self._give())
+            stack.enter_context(engine.awake())
+            stack.callback(setattr, self, "_awake", False)
+            self._awake = True
+            yield
 
     async def _supplied(self, work: Coroutine[Any, Any, T]) -> T:
         """Do work; if the engine of any rank loses its weights meanwhile, all ranks, each of which may hold a part of
@@ -238,8 +255,12 @@ class Run:
         return self._runner.run(work)
 
     def publish(self) -> None:
-        """Give the engine the weights, under the current version; all ranks must call this."""
-        self.wait(self._give())
+        """Give the engine the weights, under the current version; all ranks must call this.
+
+        One that must be given them before it samples anyway waits until then: its memory may be the trainer's now.
+        """
+        if not self.ranks.largest(self.recipe.rollout.engine.needs_weights):
+            self.wait(self._give())
 
     async def _give(self) -> None:
         with nullcontext() if self._resting is None else self._resting.back(self.actor):
