@@ -163,7 +163,7 @@ class Conversation:
         turns: Turns of the policy at most.
         tokens: Its tokens in all its turns; null for as many as the context takes. `sampling.max_tokens` is a turn's.
         tool_calls: Calls at most; a turn with more of them ends the conversation.
-        seconds: Its deadline, waiting for the engine included.
+        seconds: Its deadline; the time that the engine takes, its queue included, does not count.
         check: Compare each conversation with the template's own rendering: count what differs, or fail it (`strict`).
     """
 

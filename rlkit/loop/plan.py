@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from rlkit.loop.data import Data
 from rlkit.models.load import load_config
 from rlkit.models.size import kv_bytes, parameters
-from rlkit.types import Prompt, Score, StopReason, Trajectory
+from rlkit.types import Prompt, Score, StopReason, Trajectory, Turn
 
 ADAM = 2
 """Moments that AdamW keeps of each trained parameter."""
@@ -90,10 +90,13 @@ def memory(data: Data, ranks: int = 1, shards: int = 1) -> dict[str, float]:
 
 async def try_reward(score: Scorer, prompt: Prompt) -> str:
     """Score the row's own answer and a wrong one; say what came of it."""
-    gold = Trajectory(prompt, 0, [0], [True], [0.0], [0], StopReason.STOP, text=prompt.answer or "")
-    wrong = Trajectory(prompt, 0, [0], [True], [0.0], [0], StopReason.STOP, text="I do not know.")
-    right, other = await score([gold, wrong])
+    right, other = await score([_answered(prompt, prompt.answer or ""), _answered(prompt, "I do not know.")])
     if right.reward is None or other.reward is None:
         return f"warning: the reward fails on {prompt.id!r}: {right.error or other.error}"
     told = f"reward: {right.reward:g} for the answer of {prompt.id!r}, {other.reward:g} for 'I do not know.'"
     return told if right.reward > other.reward else f"warning: {told}: it does not tell them apart"
+
+
+def _answered(prompt: Prompt, text: str) -> Trajectory:
+    turns = [Turn("user", 0, 1), Turn("assistant", 1, 2)]
+    return Trajectory(prompt, 0, [0, 0], [False, True], [0.0, 0.0], [-1, 0], StopReason.STOP, turns, text)

@@ -190,7 +190,7 @@ class Run:
             attempt,
             self.data.partners,
             Limits(talk.turns if several else 1, talk.tokens, talk.tool_calls, self.context),
-            talk.seconds,
+            talk.seconds if several else None,
             talk.check,
             gauge or Gauge(),
         )

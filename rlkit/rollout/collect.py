@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from rlkit.errors import RolloutError
@@ -50,7 +51,7 @@ class Sampler:
         attempt: Counts prompts that took the place of others.
         partners: Tools, a user, an environment.
         limits: What ends a conversation.
-        seconds: Deadline of a whole conversation.
+        seconds: Deadline of a whole conversation, in which the time that the engine takes is not counted.
         check: What to do where the flat run is not the template's own rendering of the conversation.
         gauge: Measures the engine's idle time.
     """
@@ -98,11 +99,11 @@ async def converse(sampler: Sampler, prompt: Prompt, group: int, sample: int) ->
     said: list[str] = []
     async with sampler.partners.meet(talk, key) as meeting:
         try:
-            async with asyncio.timeout(sampler.seconds):
+            async with asyncio.timeout(sampler.seconds) as clock:
                 await meeting.open()
                 talk.begin(sampler.template.start(meeting.messages))
                 while not talk.over:
-                    await _turn(sampler, talk, meeting, said, key)
+                    await _turn(sampler, talk, meeting, said, key, clock=clock)
                 await meeting.settle()
         except (RolloutError, TimeoutError) as error:
             what = f"{type(error).__name__}: {error}"
@@ -116,9 +117,12 @@ async def converse(sampler: Sampler, prompt: Prompt, group: int, sample: int) ->
     return talk.trajectory(said[-1] if said else "")
 
 
-async def _turn(sampler: Sampler, talk: Conversation, meeting: Meeting, said: list[str], key: SampleKey) -> None:
-    """Let the policy say something, and let whoever it concerns answer."""
-    answer = await _ask(sampler, talk, key)
+async def _turn(
+    sampler: Sampler, talk: Conversation, meeting: Meeting, said: list[str], key: SampleKey, *, clock: asyncio.Timeout
+) -> None:
+    """Let the policy say something, and let whoever it concerns answer; the clock stands still while it speaks."""
+    with _stopped(clock):
+        answer = await _ask(sampler, talk, key)
     talk.sampled(answer)
     if not answer.tokens:
         return
@@ -143,6 +147,16 @@ async def _turn(sampler: Sampler, talk: Conversation, meeting: Meeting, said: li
     talk.told(messages[0]["role"], sampler.template.delta(messages))
 
 
+@contextmanager
+def _stopped(clock: asyncio.Timeout) -> Iterator[None]:
+    """Stop a clock: time in the engine's queue would end the conversations that are answered last or at length."""
+    now, deadline = asyncio.get_running_loop().time, clock.when()
+    left = None if deadline is None else deadline - now()
+    clock.reschedule(None)
+    yield
+    clock.reschedule(None if left is None else now() + left)
+
+
 async def _ask(sampler: Sampler, talk: Conversation, key: SampleKey) -> Completion:
     """Sample a turn within what is left of the conversation's tokens."""
     budget = talk.budget(sampler.sampling.max_tokens)
@@ -158,16 +172,20 @@ async def _ask(sampler: Sampler, talk: Conversation, key: SampleKey) -> Completi
 
 
 def _check(sampler: Sampler, talk: Conversation, meeting: Meeting) -> None:
-    """Compare the flat run with the template's own rendering of the conversation, and say where they part."""
-    if sampler.check == "off" or talk.error is not None:
+    """Compare the flat run with the template's own rendering of the conversation, and say where they part.
+
+    Texts are compared, not tokens: the policy may write a text in other tokens than the tokenizer would choose. Where
+    nothing followed the policy's turn, there is nothing to compare.
+    """
+    if sampler.check == "off" or talk.error is not None or len(talk.rewards) < 2:
         return
-    whole = sampler.template.full(meeting.messages)
-    flat = talk.tokens[: len(whole)] if talk.stop is StopReason.STOP else talk.tokens
-    parted = next((i for i, (a, b) in enumerate(zip(flat, whole, strict=False)) if a != b), None)
-    if parted is None and len(flat) <= len(whole):
+    whole = sampler.template.rendered(meeting.messages)
+    flat = sampler.template.decode(talk.tokens)
+    if whole.startswith(flat) or (talk.stop is StopReason.STOP and flat.startswith(whole)):
         return
     talk.count("template_differs")
     if sampler.check == "strict":
-        place = len(whole) if parted is None else parted
-        here, there = (sampler.template.text(ids[place : place + 8], special=True) for ids in (flat, whole))
-        talk.error = f"token {place} of the conversation is {here!r}, but the template renders {there!r}"
+        shorter = min(len(flat), len(whole))
+        place = next((i for i in range(shorter) if flat[i] != whole[i]), shorter)
+        before, here, there = flat[max(0, place - 20) : place], flat[place : place + 20], whole[place : place + 20]
+        talk.error = f"after {before!r} the conversation goes on with {here!r}, but the template renders {there!r}"

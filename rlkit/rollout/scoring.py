@@ -34,6 +34,22 @@ async def score(reward: RewardManager, trajectories: Sequence[Trajectory], worke
 
 
 async def _attempt(reward: RewardManager, trajectories: Sequence[Trajectory], workers: Workers) -> list[Score]:
+    scores = await _call(reward, trajectories, workers)
+    return [_fitting(reward, t, s) for t, s in zip(trajectories, scores, strict=True)]
+
+
+def _fitting(reward: RewardManager, trajectory: Trajectory, score: Score) -> Score:
+    """Return a score, or a failure where its rewards by turn are not those of the conversation's turns."""
+    turns = sum(turn.role == "assistant" for turn in trajectory.turns)
+    if score.turn_rewards is None or len(score.turn_rewards) == turns:
+        return score
+    given = len(score.turn_rewards)
+    return _failure(
+        reward, f"gave {given} turn_rewards, expected one for each of the policy's turns, which are {turns}"
+    )
+
+
+async def _call(reward: RewardManager, trajectories: Sequence[Trajectory], workers: Workers) -> list[Score]:
     if isinstance(reward, RewardFunction):
         return list(await asyncio.gather(*(_grade(reward, t, workers) for t in trajectories)))
     try:

@@ -103,9 +103,14 @@ class ChatTemplate:
             value = self._special.sub("", value)
         return value
 
-    def full(self, messages: Sequence[Message]) -> list[int]:
-        """Give the template's own rendering of a whole conversation, to compare with."""
-        return self._ids(self._text(messages, generate=False, tools=self.tools))
+    def rendered(self, messages: Sequence[Message]) -> str:
+        """Return the text of the template's own rendering of a whole conversation, to compare with `decode`."""
+        return self.decode(self._ids(self._text(messages, generate=False, tools=self.tools)))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids, special tokens included."""
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=False)
+        return text
 
     def prove(self) -> Proof:
         """Look whether turns are only appended, and whether the policy is trained on the token that ends its own."""

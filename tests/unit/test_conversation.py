@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import rlkit
+from rlkit.loop.run import Run
 from rlkit.parsers import HermesParser
 from rlkit.roles.environment import Environment, Observation
 from rlkit.roles.interaction import Interaction, Reply
@@ -229,9 +230,10 @@ def hold(
     prompt: Prompt = PROMPT,
     samples: int = 1,
     limits: Limits = Limits(turns=6, tool_calls=8),  # noqa: B008
+    engine: ScriptedEngine | None = None,
     **options: Any,
 ) -> list[Trajectory]:
-    engine = ScriptedEngine(script)
+    engine = engine or ScriptedEngine(script)
     engine.bind(SimpleNamespace(tokenizer=TOKENIZER))  # type: ignore[arg-type]
     template = ChatTemplate(TOKENIZER, {TOKENIZER.eos_token_id}, partners.schemas())
     sampler = Sampler(engine, template, Sampling(max_tokens=200), samples, 0, 1, 0, partners, limits, **options)
@@ -359,6 +361,18 @@ def test_the_deadline_of_a_conversation_fails_it_and_releases() -> None:
     assert adder.lives[0][-2] == "release"
 
 
+def test_the_time_that_the_engine_takes_is_not_counted_by_the_deadline() -> None:
+    """Three turns of 0.2 s each within 0.3 s; a tool that takes long is still ended by what is left."""
+    adder = Adder()
+    adder.timeout = 60.0
+    engine = ScriptedEngine(lambda request, turn: [call(a=1, b=1), call(a=2, b=2), "done"][turn], delay=0.2)
+    [done] = hold(engine.script, tools(add=adder), engine=engine, seconds=0.3)
+    assert (done.error, done.text) == (None, "done")
+    slow = ScriptedEngine(lambda request, turn: call(a=99 * turn, b=1), delay=0.2)
+    [ended] = hold(slow.script, tools(add=adder), engine=slow, seconds=0.3)
+    assert ended.error == "the conversation took longer than 0.3 s"
+
+
 class Doubter(Interaction):
     """Doubts twice, breaks where it is told to."""
 
@@ -371,6 +385,16 @@ class Doubter(Interaction):
             raise RuntimeError("no more")
         state["left"] -= 1
         return Reply([{"role": "user", "content": "Sure?"}], done=state["left"] < 0, reward=-1.0)
+
+
+@pytest.mark.parametrize(("several", "seconds"), [(None, None), (Doubter, 600.0)])
+def test_a_question_and_its_answer_have_no_deadline(several: Any, seconds: float | None) -> None:
+    """The engine's queue would use it up, and long answers would fail more often than short ones."""
+    parts = {"tools": None, "environment": None, "conversation": None, "interaction": several and several()}
+    rollout, train = SimpleNamespace(engine=None), SimpleNamespace(seed=0)
+    recipe = SimpleNamespace(**parts, rollout=rollout, train=train)
+    run = SimpleNamespace(recipe=recipe, template=None, data=SimpleNamespace(partners=Partners()), context=64)
+    assert Run.sampler(run, Sampling(), 1, 1).seconds == seconds  # type: ignore[arg-type]
 
 
 def test_a_user_answers_until_done() -> None:
@@ -409,23 +433,45 @@ def test_the_samples_of_a_prompt_play_the_same_episode() -> None:
     assert "expected a finite number" in broken.error
 
 
+def checked(template: str, says: str, check: str, spell: Any = TOKENIZER, turns: int = 6) -> Trajectory:
+    """Hold a conversation with a user under another chat template, in the tokens of the tokenizer `spell`."""
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = template
+    tokenizer.add_tokens(["four"])
+    engine = ScriptedEngine(lambda request, turn: says)
+    engine.bind(SimpleNamespace(tokenizer=spell))  # type: ignore[arg-type]
+    partners = Partners(interaction=Doubter())
+    renders = ChatTemplate(tokenizer, {tokenizer.eos_token_id})
+    sampler = Sampler(engine, renders, Sampling(), 1, 0, 1, 0, partners, Limits(turns=turns), check=check)
+
+    async def finish(group: list[Trajectory]) -> None: ...
+
+    return asyncio.run(collect(sampler, [(0, PROMPT)], finish))[0]
+
+
 def test_a_conversation_that_the_template_renders_otherwise_is_counted_or_failed() -> None:
-    """The policy's end of turn is no text that the template would write: it says `a` and a space."""
-    trims = ChatTemplate(TOKENIZER, {TOKENIZER.eos_token_id})
-    assert trims.full([*PROMPT.messages, {"role": "assistant", "content": "a"}])
-    upper = build_tokenizer()
-    upper.chat_template = upper.chat_template.replace("m['content']", "m['content'] | trim")
-    engine = ScriptedEngine(lambda request, turn: " a")
-    engine.bind(SimpleNamespace(tokenizer=upper))  # type: ignore[arg-type]
-    for check, error in (("warn", None), ("strict", "token 35 of the conversation is ")):
-        template = ChatTemplate(upper, {upper.eos_token_id})
-        sampler = Sampler(engine, template, Sampling(), 1, 0, 1, partners=Partners(), check=check)
+    """The template trims what is said, so that the space before `a` is lost."""
+    trims = TOKENIZER.chat_template.replace("m['content']", "m['content'] | trim")
+    warned, strict = (checked(trims, " a", check) for check in ("warn", "strict"))
+    assert warned.counts == strict.counts == {"template_differs": 1}
+    assert warned.error is None
+    assert "goes on with ' a<|im_end|>" in str(strict.error)
+    assert "the template renders 'a<|im_end|>" in str(strict.error)
+    assert checked(trims, " a", "off").counts == {}
 
-        async def finish(group: list[Trajectory]) -> None: ...
 
-        [done] = asyncio.run(collect(sampler, [(0, PROMPT)], finish))
-        assert done.counts == {"template_differs": 1}
-        assert (done.error is None) == (error is None)
+def test_a_turn_in_other_tokens_than_the_tokenizer_would_choose_is_no_difference() -> None:
+    """The policy spells `four` byte by byte; the tokenizer has a token for it."""
+    done = checked(TOKENIZER.chat_template, "It is four.", "strict")
+    assert (done.counts, done.error) == ({}, None)
+    assert sum(turn.role == "assistant" for turn in done.turns) == 3
+
+
+def test_a_conversation_of_one_turn_is_not_compared() -> None:
+    """Nothing follows the policy's turn, so nothing of it is ever rendered."""
+    trims = TOKENIZER.chat_template.replace("m['content']", "m['content'] | trim")
+    done = checked(trims, " a", "strict", turns=1)
+    assert (done.counts, done.error, done.stop) == ({}, None, StopReason.TURNS)
 
 
 @rlkit.tool

@@ -226,6 +226,22 @@ def test_collate_pads_and_puts_the_reward_on_the_last_sampled_token() -> None:
     assert (batch.part_names, batch.parts.tolist()) == (("accuracy", "style"), [[1, 0], [0, 2]])
 
 
+class ByTurn(RewardManager):
+    """Gives one reward for every dot of the text, whatever the turns."""
+
+    async def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
+        return [Score(1.0, turn_rewards=[0.5] * t.text.count(".")) for t in trajectories]
+
+
+def test_turn_rewards_of_a_wrong_number_are_a_failure_that_names_the_reward(workers: Workers) -> None:
+    given = [example_trajectory(text) for text in ("one.", "two..", "none")]  # of one turn each
+    first, second, third = asyncio.run(score(ByTurn(), given, workers))
+    assert (first.reward, first.turn_rewards) == (1.0, [0.5])
+    assert second.reward is third.reward is None
+    assert "ByTurn of tests: gave 2 turn_rewards, expected one for each" in str(second.error)
+    assert "gave 0 turn_rewards" in str(third.error)
+
+
 def test_collate_of_nothing_is_an_empty_batch() -> None:
     batch = collate([])
     add_rewards(batch, [])
