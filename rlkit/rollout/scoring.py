@@ -44,9 +44,7 @@ def _fitting(reward: RewardManager, trajectory: Trajectory, score: Score) -> Sco
     if score.turn_rewards is None or len(score.turn_rewards) == turns:
         return score
     given = len(score.turn_rewards)
-    return _failure(
-        reward, f"gave {given} turn_rewards, expected one for each of the policy's turns, which are {turns}"
-    )
+    return _failure(reward, f"gave {given} turn_rewards, expected {turns}: one for each turn of the policy")
 
 
 async def _call(reward: RewardManager, trajectories: Sequence[Trajectory], workers: Workers) -> list[Score]:

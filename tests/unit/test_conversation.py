@@ -230,6 +230,7 @@ def hold(
     prompt: Prompt = PROMPT,
     samples: int = 1,
     limits: Limits = Limits(turns=6, tool_calls=8),  # noqa: B008
+    *,
     engine: ScriptedEngine | None = None,
     **options: Any,
 ) -> list[Trajectory]:

@@ -238,7 +238,7 @@ def test_turn_rewards_of_a_wrong_number_are_a_failure_that_names_the_reward(work
     first, second, third = asyncio.run(score(ByTurn(), given, workers))
     assert (first.reward, first.turn_rewards) == (1.0, [0.5])
     assert second.reward is third.reward is None
-    assert "ByTurn of tests: gave 2 turn_rewards, expected one for each" in str(second.error)
+    assert "ByTurn of tests: gave 2 turn_rewards, expected 1: one for each turn" in str(second.error)
     assert "gave 0 turn_rewards" in str(third.error)
 
 
