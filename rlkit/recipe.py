@@ -135,6 +135,12 @@ def _check_needs(recipe: Recipe) -> Iterator[str]:
                 f"advantage {advantage} weighs the part {missing[0]!r}, but reward {type(recipe.reward).__name__} has "
                 f"only: {', '.join(recipe.reward.parts) or 'none'}; weigh one of these, or choose reward Composite"
             )
+    for section in ("shaping", "kl_reward"):
+        if Needs.PARTS in needs and getattr(recipe, section) is not None:
+            yield (
+                f"advantage {advantage} reads the parts of the reward, which `{section}:` leaves as they are; remove it"
+                + (", or use `kl_loss:`" if section == "kl_reward" else "")
+            )
     yield from _check_partners(recipe)
     yield from _check_reference(recipe)
     yield from _check_sampling(recipe)

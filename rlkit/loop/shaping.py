@@ -48,16 +48,23 @@ class RewardShaper:
         self.squares = 0.0
 
     def apply(self, batch: Batch, reduce: Reducer) -> None:
-        """Change `batch.token_rewards`, row by row in proportion, so that each row's sum is the shaped reward."""
-        shaped = batch.rewards.double()
+        """Change `batch.token_rewards`, row by row in proportion, so that each row's sum is the shaped reward.
+
+        Rewards of greedy answers, which these are compared with, are shaped alike.
+        """
         if self.section.normalize:
-            self._observe(shaped, reduce)
-            std = (self.squares / max(self.count - 1, 1)) ** 0.5
-            shaped = shaped / std if std > 0 else shaped
+            self._observe(batch.rewards.double(), reduce)
+        batch.token_rewards = (batch.token_rewards * self._scale(batch.rewards)[:, None]).float()
+        if batch.greedy_rewards is not None:
+            batch.greedy_rewards = (batch.greedy_rewards * self._scale(batch.greedy_rewards)).float()
+
+    def _scale(self, rewards: Tensor) -> Tensor:
+        """Return what each reward [B] is multiplied by, in float64."""
+        std = (self.squares / max(self.count - 1, 1)) ** 0.5 if self.section.normalize else 0.0
+        scale = torch.full_like(rewards, 1 / std if std > 0 else 1.0, dtype=torch.float64)
         if self.section.clip is not None:
-            shaped = shaped.clamp(-self.section.clip, self.section.clip)
-        scale = torch.where(batch.rewards == 0, 1.0, shaped / batch.rewards.double())
-        batch.token_rewards = (batch.token_rewards * scale[:, None]).float()
+            scale = scale.minimum(self.section.clip / rewards.double().abs())  # infinite where the reward is 0
+        return scale
 
     def _observe(self, rewards: Tensor, reduce: Reducer) -> None:
         count, total = reduce(torch.stack((torch.ones_like(rewards).sum(), rewards.sum()))).tolist()

@@ -77,6 +77,11 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
         ("--fabric.precision bf16-true", "set fabric.precision to 'bf16-mixed'"),
         ("--model.path ./nope", "model.path is './nope', which is no folder"),
         ("--loss.clip_low 3", "ClipLoss has clip_low=3.0"),
+        (
+            '--advantage GDPO --advantage.weights={"accuracy":1} --shaping.clip=1',
+            "parts of the reward, which `shaping:` leaves",
+        ),
+        ('--advantage GDPO --advantage.weights={"accuracy":1} --kl_reward.coef=1', "remove it, or use `kl_loss:`"),
         ("--advantage GAE", "advantage GAE needs values, but the recipe has no `critic:` section; add one"),
         ("--critic.lr 0.1", "the recipe has a `critic:` section, but advantage GRPO reads no values"),
         ('--advantage GDPO --advantage.weights={"style":1}', "GDPO weighs the part 'style', but reward MathReward has"),

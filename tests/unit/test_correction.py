@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from rlkit.advantages import ReMax
 from rlkit.loop.shaping import KLPenalty, RewardShaper
 from rlkit.models.average import WeightAverage
 from rlkit.ops.correction import accepted, gap, importance_weights
@@ -129,6 +130,33 @@ def test_rewards_are_clipped_and_normalised() -> None:
         if len(seen) > 1:
             expected = [r / torch.tensor(seen).std().item() for r in rewards]
             assert batch.outcomes().tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_row_whose_rewards_cancel_out_is_divided_like_the_others() -> None:
+    """Rewards 1 and 3 were seen, and now 0 = 2 - 2: the standard deviation of 1, 3, 0 is sqrt(7/3)."""
+    shaper = RewardShaper(Shaping(normalize=True, clip=1.0))
+    shaper.apply(example_batch([1.0, 3.0], [0, 0]), lambda x: x)
+    batch = example_batch([0.0], [0])
+    batch.token_rewards[0, :3] = torch.tensor([2.0, 0.0, -2.0])
+    shaper.apply(batch, lambda x: x)
+    expected = 2 / (7 / 3) ** 0.5
+    assert batch.token_rewards[0, :3].tolist() == pytest.approx([expected, 0, -expected])
+
+
+def test_the_baseline_of_a_greedy_answer_is_shaped_like_the_rewards() -> None:
+    """A reward of 10 and a greedy answer's of 10 are no advantage, clipped to 1 or not; 10 and -4 are 1 - -1."""
+    for shaping, greedy, expected in (
+        (Shaping(clip=1.0), 10.0, 0.0),
+        (Shaping(clip=1.0), -4.0, 2.0),
+        (Shaping(normalize=True), 4.0, 6 / 8**0.5),
+    ):
+        rewards = [10.0, 6.0] if shaping.normalize else [10.0]  # their standard deviation is sqrt(8)
+        batch = example_batch(rewards, [0] * len(rewards))
+        batch.greedy_rewards = torch.full_like(batch.rewards, greedy)
+        RewardShaper(shaping).apply(batch, lambda x: x)
+        ReMax().estimate(batch)
+        assert batch.advantages is not None
+        assert batch.advantages[0][batch.mask[0]].tolist() == pytest.approx([expected])
 
 
 def test_a_weight_average_follows_and_is_applied_for_a_while() -> None:
