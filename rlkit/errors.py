@@ -1,5 +1,35 @@
 """What rlkit raises. A message says what was given, what was expected and what to do."""
 
+from __future__ import annotations
+
+LONGEST = 2000
+"""Characters of a text that rlkit did not write, in a message."""
+
+
+def shorten(text: str, limit: int = LONGEST) -> str:
+    """Return a text that can be written anywhere, without its middle where it is longer than `limit` characters."""
+    if len(text) > limit:
+        half = (limit - 40) // 2  # the note takes the rest
+        text = f"{text[:half]} [… {len(text) - 2 * half} characters …] {text[-half:]}"
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def show(value: object, limit: int = 200) -> str:
+    """Return a value as Python writes it, whatever it is and however long that would be."""
+    try:
+        return shorten(repr(value), limit)
+    except Exception as error:  # a `__repr__` may raise anything, and that of an integer of 5,000 digits does
+        return f"a {type(value).__name__} that cannot be shown ({type(error).__name__})"
+
+
+def explain(error: BaseException) -> str:
+    """Return the type and the text of an error that foreign code raised."""
+    try:
+        text = str(error)
+    except Exception as second:
+        text = f"its text cannot be read ({type(second).__name__})"
+    return shorten(f"{type(error).__name__}: {text}")
+
 
 class RlkitError(Exception):
     """An error that is explained by its message: the command line prints it without a traceback."""

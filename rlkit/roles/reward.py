@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from numbers import Real
+from typing import TYPE_CHECKING, Any, Literal
 
+from rlkit.errors import shorten, show
 from rlkit.types import Score, Trajectory
 
 if TYPE_CHECKING:
@@ -61,11 +63,32 @@ class RewardFunction(RewardManager):
 
 
 def as_score(value: object) -> Score:
-    """Turn what a reward gave into a score; anything but a finite number becomes an error."""
+    """Turn what a reward gave into a score of plain floats; anything but finite numbers becomes an error."""
     score = value if isinstance(value, Score) else Score(value)  # type: ignore[arg-type]
     if score.error is not None:
-        return score
-    numbers = [score.reward, *score.parts.values(), *(score.turn_rewards or ())]
-    if not all(isinstance(n, int | float) and math.isfinite(n) for n in numbers):
-        return Score(None, error=f"the reward gave {value!r}, expected finite numbers")
-    return score
+        return Score(None, error=shorten(str(score.error)))
+    try:
+        parts = {str(name): as_number(part) for name, part in score.parts.items()}
+        turns = None if score.turn_rewards is None else [as_number(turn) for turn in score.turn_rewards]
+        return Score(as_number(score.reward), parts, turns)
+    except Exception:  # foreign objects may raise anything
+        return Score(None, error=f"the reward gave {show(value)}, expected finite numbers")
+
+
+def as_number(value: Any) -> float:
+    """Return a number of Python, NumPy or torch as a float.
+
+    Raises:
+        Exception: It is none, or not finite.
+    """
+    if not isinstance(value, Real) and callable(getattr(value, "item", None)):
+        value = value.item()
+    if not isinstance(value, Real) or not math.isfinite(found := float(value)):
+        raise ValueError(f"{show(value)} was given, expected a finite number")
+    return found
+
+
+def grade_as_data(call: tuple[RewardFunction, Trajectory]) -> dict[str, Any]:
+    """Grade a trajectory in a worker, from which only data comes back: the fields of the score."""
+    reward, trajectory = call
+    return vars(as_score(reward.grade(trajectory)))

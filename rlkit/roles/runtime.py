@@ -72,7 +72,9 @@ class Runtime(Protocol):
         """Concatenate a vector, whose length may differ, over the data-parallel group."""
 
     async def work(self, function: Callable[[Any], Any], argument: Any, timeout: float) -> Any:
-        """Run plain code in a worker process, which is killed at the deadline; both are pickled.
+        """Run plain code in a worker process, which is killed at the deadline; function and argument are pickled.
+
+        Only data comes back: None, numbers, texts, lists (which tuples become) and dictionaries with texts as keys.
 
         Raises:
             Exception: The code raised, hung or died; the message says which.

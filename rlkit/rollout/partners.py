@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import jsonschema
 
-from rlkit.errors import RolloutError
-from rlkit.roles.environment import Environment
-from rlkit.roles.interaction import Interaction
+from rlkit.errors import RolloutError, explain, show
+from rlkit.roles.environment import Environment, Observation
+from rlkit.roles.interaction import Interaction, Reply
 from rlkit.roles.parser import ParsedTurn, ToolCall, ToolParser
+from rlkit.roles.reward import as_number
 from rlkit.roles.tool import State, Tool, ToolReply
 from rlkit.rollout.conversation import Conversation
+from rlkit.rollout.guard import GuardError, guard
 from rlkit.types import Message, SampleKey
 
 T = TypeVar("T")
@@ -84,8 +86,6 @@ class Meeting:
         self._user: State = {}
         self._episode: State = {}
         self._started: list[str] = []
-        kwargs = conversation.prompt.meta.get("tools") or {}
-        self._kwargs = {name: kwargs.get(name) or {} for name in partners.tools}
 
     async def open(self) -> None:
         """Prepare all states; an environment's first observation becomes a user's message.
@@ -95,26 +95,32 @@ class Meeting:
             RolloutError: A tool could not prepare its state.
         """
         for name, tool in self.partners.tools.items():
-            self._states[name] = {}
-            work = tool.create(self._states[name], **self._phase(name, "create"))
-            _, problem = await _bounded(work, tool.timeout)
+            state = self._states[name] = {}
+            _, problem = await _bounded(partial(self._enter, name, "create", tool.create, state), tool.timeout)
             if problem is not None:
                 raise RolloutError(f"tool {name!r} cannot begin: {problem}")
         prompt = self.conversation.prompt
         if (user := self.partners.interaction) is not None:
             self._started.append("interaction")
-            await _partner(user, user.start(prompt, self._user))
+            await _partner(user, lambda: user.start(prompt, self._user))
         if (environment := self.partners.environment) is not None:
             self._started.append("environment")
             seed = SampleKey(self.key.seed, self.key.step, self.key.prompt, 0).hash()
-            observed = await _partner(environment, environment.reset(prompt, seed, self._episode))
+            observed = await _partner(environment, lambda: environment.reset(prompt, seed, self._episode), str)
             self.messages.append({"role": "user", "content": observed})
 
     def read(self, text: str) -> ParsedTurn:
-        """Give the calls of the policy's turn; those that it only thinks of do not count."""
+        """Give the calls of the policy's turn; those that it only thinks of do not count.
+
+        Raises:
+            PartnerError: The parser raised.
+        """
         if self.partners.parser is None or not self.partners.tools:
             return ParsedTurn(text)
-        return self.partners.parser.parse(text.rpartition("</think>")[2])
+        try:
+            return self.partners.parser.parse(text.rpartition("</think>")[2])
+        except Exception as error:  # foreign code may raise anything
+            raise PartnerError(f"{type(self.partners.parser).__name__}: {explain(error)}") from error
 
     async def call(self, calls: Sequence[ToolCall]) -> list[Message]:
         """Make the calls of a turn, all at once; what goes wrong is told to the policy and counted."""
@@ -133,22 +139,21 @@ class Meeting:
             PartnerError: It failed.
         """
         if (environment := self.partners.environment) is not None:
-            seen = await _partner(environment, environment.step(text, self._episode))
+            seen = await _partner(environment, lambda: environment.step(text, self._episode), Observation)
             self.conversation.reward(_number(seen.reward))
             return [{"role": "user", "content": seen.text}], seen.done
         user = self.partners.interaction
         if user is None:
             return [], True
-        reply = await _partner(user, user.reply(self.messages, self._user))
+        reply = await _partner(user, lambda: user.reply(self.messages, self._user), Reply)
         self.conversation.reward(_number(reply.reward))
         return list(reply.messages), reply.done
 
     async def settle(self) -> None:
         """Ask the tools for their rewards of the whole conversation."""
         for name, tool in self.partners.tools.items():
-            value, problem = await _bounded(
-                tool.reward(self._states[name], **self._phase(name, "reward")), tool.timeout
-            )
+            state = self._states[name]
+            value, problem = await _bounded(partial(self._enter, name, "reward", tool.reward, state), tool.timeout)
             if problem is None:
                 self._reward(value)
             else:
@@ -156,17 +161,14 @@ class Meeting:
 
     async def close(self) -> None:
         """Release all states; what goes wrong is counted."""
-        work: list[tuple[Awaitable[Any], float]] = [
-            (
-                self.partners.tools[name].release(state, **self._phase(name, "release")),
-                self.partners.tools[name].timeout,
-            )
-            for name, state in self._states.items()
-        ]
+        work: list[tuple[Callable[[], Awaitable[None]], float]] = []
+        for name, state in self._states.items():
+            tool = self.partners.tools[name]
+            work.append((partial(self._enter, name, "release", tool.release, state), tool.timeout))
         if self.partners.interaction is not None and "interaction" in self._started:
-            work.append((self.partners.interaction.finish(self._user), self.partners.interaction.timeout))
+            work.append((partial(self.partners.interaction.finish, self._user), self.partners.interaction.timeout))
         if self.partners.environment is not None and "environment" in self._started:
-            work.append((self.partners.environment.close(self._episode), self.partners.environment.timeout))
+            work.append((partial(self.partners.environment.close, self._episode), self.partners.environment.timeout))
         for done, timeout in work:
             _, problem = await _bounded(done, timeout)
             if problem is not None:
@@ -179,15 +181,27 @@ class Meeting:
         except PartnerError:
             self.conversation.count("tool_errors")
 
-    def _phase(self, name: str, phase: str) -> dict[str, Any]:
-        given = self._kwargs[name].get(phase) or {}
-        return dict(given)
+    def _enter(self, name: str, phase: str, method: Callable[..., Awaitable[T]], *positional: Any) -> Awaitable[T]:
+        """Call a tool's method with the arguments that the row of the data has for the phase.
+
+        Raises:
+            ValueError: The row has no object there.
+        """
+        given: Any = self.conversation.prompt.meta.get("tools")
+        for key in (name, phase):
+            if not isinstance(given, Mapping | None):
+                break
+            given = (given or {}).get(key)
+        if not isinstance(given, Mapping | None):
+            raise ValueError(f"the row's tools.{name}.{phase} is {show(given)}, expected an object")
+        return method(*positional, **(given or {}))
 
     async def _call(self, call: ToolCall) -> ToolReply:
         problem = call.error or self._refuse(call)
         if problem is None:
             tool = self.partners.tools[call.name]
-            work = tool.call(call.arguments, self._states[call.name], **self._phase(call.name, "call"))
+            state = self._states[call.name]
+            work = partial(self._enter, call.name, "call", tool.call, call.arguments, state)
             slot = self.partners.slots.get(call.name)
             if slot is None:
                 found, problem = await _bounded(work, tool.timeout)
@@ -212,18 +226,20 @@ class Meeting:
         return None
 
 
-async def _bounded(work: Awaitable[T], timeout: float) -> tuple[T | None, str | None]:
-    """Await foreign code within its deadline; give its value, or what went wrong."""
+async def _bounded(work: Callable[[], Awaitable[T]], timeout: float) -> tuple[T | None, str | None]:
+    """Call and await foreign code within its deadline; return its value, or what went wrong."""
     try:
-        return await asyncio.wait_for(work, timeout), None
-    except TimeoutError:
-        return None, f"it did not answer within {timeout:g} s"
-    except Exception as error:  # foreign code may raise anything
-        return None, f"{type(error).__name__}: {error}"
+        return await guard(work, timeout), None
+    except GuardError as error:
+        return None, str(error)
 
 
-async def _partner(partner: Interaction | Environment, work: Awaitable[T]) -> T:
+async def _partner(
+    partner: Interaction | Environment, work: Callable[[], Awaitable[T]], expected: type | None = None
+) -> T:
     value, problem = await _bounded(work, partner.timeout)
+    if problem is None and expected is not None and not isinstance(value, expected):
+        problem = f"it returned {show(value)}, expected {expected.__name__}"
     if problem is not None:
         raise PartnerError(f"{type(partner).__name__}: {problem}")
     return value  # type: ignore[return-value]
@@ -235,6 +251,7 @@ def _number(value: Any) -> float:
     Raises:
         PartnerError: It is none, or not finite.
     """
-    if not isinstance(value, int | float) or not math.isfinite(value):
-        raise PartnerError(f"a reward of {value!r} was given, expected a finite number")
-    return float(value)
+    try:
+        return as_number(value)
+    except Exception as error:  # foreign objects may raise anything
+        raise PartnerError(f"a reward of {show(value)} was given, expected a finite number") from error

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from rlkit.errors import RolloutError
-from rlkit.roles.reward import RewardFunction, RewardManager, as_score
+from rlkit.errors import RolloutError, show
+from rlkit.roles.reward import RewardFunction, RewardManager, as_score, grade_as_data
+from rlkit.rollout.guard import GuardError, guard, paused
 from rlkit.rollout.workers import WorkerError, Workers
 from rlkit.types import Score, Trajectory
 
@@ -17,6 +18,11 @@ async def score(reward: RewardManager, trajectories: Sequence[Trajectory], worke
     Raises:
         RolloutError: The reward failed and its `on_error` is `raise`.
     """
+    with paused():  # of a reward that combines others: each has its own deadline
+        return await _score(reward, trajectories, workers)
+
+
+async def _score(reward: RewardManager, trajectories: Sequence[Trajectory], workers: Workers) -> list[Score]:
     scores = await _attempt(reward, trajectories, workers)
     failed = [i for i, s in enumerate(scores) if s.reward is None]
     if failed and reward.on_error == "retry":
@@ -51,23 +57,27 @@ async def _call(reward: RewardManager, trajectories: Sequence[Trajectory], worke
     if isinstance(reward, RewardFunction):
         return list(await asyncio.gather(*(_grade(reward, t, workers) for t in trajectories)))
     try:
-        scores = await asyncio.wait_for(reward.score(trajectories), reward.timeout)
-    except TimeoutError:
-        return [_failure(reward, f"did not finish within {reward.timeout:g} s")] * len(trajectories)
-    except RolloutError:  # a part whose on_error is raise
-        raise
-    except Exception as error:  # foreign code may raise anything
-        return [_failure(reward, f"raised {type(error).__name__}: {error}")] * len(trajectories)
+        scores = await guard(lambda: _listed(reward, trajectories), reward.timeout)
+    except GuardError as error:
+        return [_failure(reward, str(error))] * len(trajectories)
     if len(scores) != len(trajectories):
         return [_failure(reward, f"gave {len(scores)} scores for {len(trajectories)} trajectories")] * len(trajectories)
     return [as_score(s) for s in scores]
 
 
+async def _listed(reward: RewardManager, trajectories: Sequence[Trajectory]) -> list[Score]:
+    return list(await reward.score(trajectories))
+
+
 async def _grade(reward: RewardFunction, trajectory: Trajectory, workers: Workers) -> Score:
     try:
-        return as_score(await workers.call(reward.grade, trajectory, reward.timeout))
+        found = await workers.call(grade_as_data, (reward, trajectory), reward.timeout)
     except WorkerError as error:
         return _failure(reward, str(error))
+    try:
+        return as_score(Score(**found))
+    except TypeError:  # the worker's own code would not send that
+        return _failure(reward, f"its worker answered {show(found)}, expected a score")
 
 
 def _failure(reward: RewardManager, what: str) -> Score:

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
+import contextlib
+import json
 import os
 import pickle
-import signal
+import select
+import subprocess
+import sys
+import tempfile
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing.connection import Connection
+from multiprocessing import spawn
 from typing import Any
+
+from rlkit.errors import explain, shorten
+from rlkit.rollout import worker
+from rlkit.rollout.guard import paused
+from rlkit.rollout.worker import ANSWER_BYTES, HEADER, MARK, kill_descendants
 
 START_SECONDS = 120.0
 """A worker may take this long to start and to import what a call needs."""
+GRACE_SECONDS = 2.0
+"""A watcher may take so long to end what it watches; after that it is done from here."""
+LOOK_SECONDS = 0.2
+"""How often a call that is waited for looks whether the run is over."""
 
 
 class WorkerError(Exception):
@@ -24,122 +38,206 @@ class WorkerError(Exception):
 class Workers:
     """Calls functions in other processes, each of which is killed and replaced when a call outlasts its deadline.
 
+    What a process started, a daemon too, ends with it. Only data comes back: what JSON can say. What a call prints is
+    shown on standard error, as far as it is short.
+
     Args:
-        count: How many processes; they start with the first call.
+        count: How many processes; they start with the first calls.
     """
 
     def __init__(self, count: int) -> None:
         self._executor = ThreadPoolExecutor(count, thread_name_prefix="rlkit-worker")
-        self._workers = [_Worker() for _ in range(count)]
-        self._idle = list(self._workers)
+        self._idle: list[_Process] = []
+        self._closing = threading.Event()
 
     async def call(self, function: Callable[[Any], Any], argument: Any, timeout: float) -> Any:
-        """Give `function(argument)`, both pickled; the deadline, in seconds, counts from when the work starts.
+        """Return `function(argument)`, both pickled; the deadline, in seconds, counts from when the work starts.
 
         Raises:
-            WorkerError: It raised, hung, died, or cannot be pickled.
+            WorkerError: It raised, hung, died, cannot be pickled, or returned what is no data.
         """
         try:
             payload = pickle.dumps((function, argument))
         except Exception as error:  # pickling runs foreign code
-            raise WorkerError(f"cannot be sent to a worker: {error}") from error
-        return await asyncio.get_running_loop().run_in_executor(self._executor, self._call, payload, timeout)
+            raise WorkerError(f"cannot be sent to a worker: {explain(error)}") from error
+        with paused():  # there may be a queue
+            return await asyncio.get_running_loop().run_in_executor(self._executor, self._call, payload, timeout)
 
     def _call(self, payload: bytes, timeout: float) -> Any:
-        worker = self._idle.pop()  # there are as many threads as workers
-        try:
-            return worker.call(payload, timeout)
-        finally:
-            self._idle.append(worker)
+        """Call in an idle process, and once more in a new one if that was found broken before the work started."""
+        while True:
+            if self._closing.is_set():
+                raise WorkerError("was not called: the run is over")
+            try:
+                process = self._idle.pop()
+            except IndexError:  # there are as many threads as there may be processes
+                process = _Process(self._closing)
+            try:
+                kind, value = process.call(payload, timeout)
+            except BaseException as error:
+                process.close()
+                if process.answered and not process.begun and isinstance(error, WorkerError):
+                    continue  # an earlier call broke it
+                raise
+            self._idle.append(process)
+            if kind == "error":
+                raise WorkerError(value)
+            return value
 
     def close(self) -> None:
         """Kill all workers; calls in progress fail."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
-        for worker in self._workers:
-            worker.closed = True
-            worker.interrupt()
-        self._executor.shutdown(wait=True)
-        for worker in self._workers:
-            worker.kill()
+        self._closing.set()
+        self._executor.shutdown(wait=True, cancel_futures=True)
+        self.close_idle()
+
+    def close_idle(self) -> None:
+        """Kill the workers that have nothing to do; the next calls start new ones."""
+        while self._idle:
+            self._idle.pop().close()
 
 
-class _Worker:
-    def __init__(self) -> None:
-        self._process: multiprocessing.process.BaseProcess | None = None
-        self._pipe: Connection | None = None
-        self.closed = False
+class _Process:
+    """A worker, its watcher, and whatever they start.
 
-    def call(self, payload: bytes, timeout: float) -> Any:
-        if self.closed:
-            raise WorkerError("was not called: the run is over")
-        if self._process is None or not self._process.is_alive():
-            self._start()
-        assert self._pipe is not None
+    Attributes:
+        answered: Whether it has answered a call.
+        begun: Whether the function of the last call was called.
+    """
+
+    def __init__(self, closing: threading.Event) -> None:
+        self.answered = self.begun = False
+        self._closing = closing
+        self._mark = os.urandom(8).hex()
+        screen = _screen()
         try:
-            self._pipe.send_bytes(payload)
-            for limit, what in ((START_SECONDS, "start"), (timeout, "finish")):
-                if not self._pipe.poll(limit):
-                    self.kill()
-                    raise WorkerError(f"did not {what} within {limit:g} s and was killed")
-                kind, value = self._pipe.recv()
-                if kind != "started":
-                    break
+            self._printed = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `close`)
+            self._popen = subprocess.Popen(
+                (sys.executable, "-P", worker.__file__, str(screen)),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._printed,
+                bufsize=0,
+                env={**os.environ, MARK: self._mark},
+                pass_fds=(screen,),
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise WorkerError(f"has no worker: its process cannot be started: {error}") from error
+        finally:
+            os.close(screen)
+        assert self._popen.stdin is not None
+        assert self._popen.stdout is not None
+        self._requests, self._answers = self._popen.stdin.fileno(), self._popen.stdout.fileno()
+        for end in (self._requests, self._answers):
+            os.set_blocking(end, False)
+
+    def call(self, payload: bytes, timeout: float) -> tuple[str, Any]:
+        """Return `value` and what the function returned, or `error` and what it raised."""
+        self.begun = False
+        self._limit(START_SECONDS, "start")
+        if self.answered and select.select((self._answers,), (), (), 0)[0]:
+            raise self._failed("ended, or wrote something, between two calls")
+        call, request = os.urandom(16), pickle.dumps((_preparation(payload), payload))
+        try:
+            self._write(HEADER.pack(call, len(request)) + request)
+            kind, value = self._read_answer(call)
+            if kind == "started":
+                self.begun = True
+                self._limit(timeout, "finish")
+                kind, value = self._read_answer(call)
         except (EOFError, OSError) as error:
-            code = self._exit_code()
-            self.kill()
-            raise WorkerError(f"took its worker process down (exit code {code})") from error
-        if kind == "error":
-            raise WorkerError(value)
-        return value
+            raise self._gone() from error
+        if kind not in ("value", "error"):
+            raise self._garbled()
+        self.answered = True
+        return kind, value
 
-    def interrupt(self) -> None:
-        """Kill the process from another thread: the one that waits for it hears the pipe end."""
-        if (process := self._process) is not None:
-            process.kill()
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.join()
-        if self._pipe is not None:
-            self._pipe.close()
-        self._process = self._pipe = None
-
-    def _start(self) -> None:
-        self.kill()
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs,), daemon=True, name="rlkit-worker")
-        self._process.start()
-        theirs.close()
-
-    def _exit_code(self) -> int | None:
-        assert self._process is not None
-        self._process.join(1.0)
-        return self._process.exitcode
-
-
-def _serve(pipe: Connection) -> None:
-    """Answer calls until the trainer is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_die_with_parent, daemon=True).start()
-    while True:
+    def close(self) -> str:
+        """Kill the process and whatever descends from it; return what it printed last."""
+        if self._printed.closed:
+            return ""
+        for end in (self._popen.stdin, self._popen.stdout):
+            if end is not None:
+                end.close()  # with which the watcher kills its descendants and ends
         try:
-            payload = pipe.recv_bytes()
-        except EOFError:
-            return
+            self._popen.wait(GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            kill_descendants(self._popen.pid, self._mark)
+            self._popen.kill()
+            self._popen.wait()
+        kill_descendants(None, self._mark)  # if somebody has killed the watcher
+        with self._printed:
+            self._printed.seek(0)
+            return self._printed.read().decode(errors="replace").strip()
+
+    def _limit(self, seconds: float, what: str) -> None:
+        self._deadline = time.monotonic() + seconds
+        self._message = f"did not {what} within {seconds:g} s and was killed"
+
+    def _read_answer(self, call: bytes) -> tuple[str, Any]:
+        found, length = HEADER.unpack(self._read(HEADER.size))
+        if found != call or length > ANSWER_BYTES:
+            raise self._garbled()
         try:
-            function, argument = pickle.loads(payload)
-            pipe.send(("started", None))
-            answer = ("value", function(argument))
-            pickle.dumps(answer)
-        except BaseException as error:  # a reward may even raise SystemExit
-            answer = ("error", f"{type(error).__name__}: {error}")
-        pipe.send(answer)
+            kind, value = json.loads(self._read(length))
+        except (ValueError, TypeError, RecursionError):
+            raise self._garbled() from None
+        return str(kind), shorten(str(value)) if kind == "error" else value
+
+    def _read(self, count: int) -> bytes:
+        data = bytearray()
+        while len(data) < count:
+            self._wait(self._answers, select.POLLIN)
+            if not (chunk := os.read(self._answers, count - len(data))):
+                raise EOFError
+            data += chunk
+        return bytes(data)
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            self._wait(self._requests, select.POLLOUT)
+            view = view[os.write(self._requests, view) :]
+
+    def _wait(self, end: int, event: int) -> None:
+        """Wait for a descriptor until the deadline, or until the run is over."""
+        ready = select.poll()
+        ready.register(end, event)
+        while not ready.poll(1000 * max(0.0, min(LOOK_SECONDS, self._deadline - time.monotonic()))):
+            if self._closing.is_set():
+                raise WorkerError("was not finished: the run is over")
+            if time.monotonic() >= self._deadline:
+                raise self._failed(self._message)
+
+    def _garbled(self) -> WorkerError:
+        return self._failed("wrote into the pipe of its worker process, which was killed")
+
+    def _failed(self, what: str) -> WorkerError:
+        """Kill the process; return the error, with the last that was printed where there is anything."""
+        printed = self.close()
+        return WorkerError(f"{what}; it printed last: {shorten(printed)}" if printed else what)
+
+    def _gone(self) -> WorkerError:
+        """Return the error of a process whose pipe ended, with its exit code."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.wait(GRACE_SECONDS)  # the watcher ends with the worker
+        code = self._popen.returncode
+        if code is None:
+            return self._failed("closed the pipe of its worker process, which was killed")
+        return self._failed(f"took its worker process down (exit code {code if code <= 128 else 128 - code})")
 
 
-def _die_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-    os._exit(1)
+def _screen() -> int:
+    """Return a descriptor of its own for standard error."""
+    try:
+        return os.dup(2)
+    except OSError:  # it is closed
+        return os.open(os.devnull, os.O_WRONLY)
+
+
+def _preparation(payload: bytes) -> dict[str, Any]:
+    """Return what a worker needs to find what the payload names; the main module only if that is among it."""
+    wanted = {"sys_path", "sys_argv", "orig_dir", "dir"}
+    if b"_main__" in payload:
+        wanted |= {"init_main_from_name", "init_main_from_path"}
+    return {name: value for name, value in spawn.get_preparation_data("rlkit-worker").items() if name in wanted}

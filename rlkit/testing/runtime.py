@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
@@ -48,8 +49,8 @@ class ExampleRuntime:
         return x
 
     async def work(self, function: Callable[[Any], Any], argument: Any, timeout: float) -> Any:
-        """Call a function here and now, with no deadline."""
-        return function(argument)
+        """Call a function here and now, with no deadline; only data comes back, as from a worker."""
+        return json.loads(json.dumps(function(argument)))
 
     async def score(self, reward: RewardManager, trajectories: Sequence[Trajectory]) -> list[Score]:
         """Call a reward here and now, with no deadline."""

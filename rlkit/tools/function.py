@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlkit.errors import PluginError
+from rlkit.roles.reward import as_number
 from rlkit.roles.tool import State, Tool, ToolReply
 
 if TYPE_CHECKING:
@@ -37,8 +37,7 @@ class FunctionTool(Tool):
                 "`Args:` in the docstring"
             ) from error
         self.name, self.description, self.parameters = schema["name"], schema["description"], schema["parameters"]
-        self.call_timeout = timeout
-        self.timeout = timeout + 150.0  # a worker may have to start first; the call's own deadline is its own
+        self.timeout = timeout
         self.concurrency = concurrency
 
     def bind(self, runtime: Runtime) -> None:
@@ -47,10 +46,8 @@ class FunctionTool(Tool):
     async def call(self, arguments: dict[str, Any], state: State, **kwargs: Any) -> ToolReply | str:
         given = arguments | kwargs
         if inspect.iscoroutinefunction(self.function):
-            answer = await asyncio.wait_for(self.function(**given), self.call_timeout)
-        else:
-            answer = await self._work(_call, (type(self), given), self.call_timeout)
-        return answer if isinstance(answer, ToolReply) else str(answer)
+            return _reply(await self.function(**given))
+        return ToolReply(*await self._work(_call, (type(self), given), self.timeout))
 
 
 def tool(function: Callable[..., Any]) -> type[FunctionTool]:
@@ -62,6 +59,12 @@ def tool(function: Callable[..., Any]) -> type[FunctionTool]:
     return type(function.__name__, (FunctionTool,), names | {"__qualname__": function.__qualname__})
 
 
-def _call(what: tuple[type[FunctionTool], dict[str, Any]]) -> Any:
+def _call(what: tuple[type[FunctionTool], dict[str, Any]]) -> tuple[str, float]:
+    """Call the function in a worker, from which only data comes back."""
     cls, arguments = what
-    return cls.function(**arguments)
+    reply = _reply(cls.function(**arguments))
+    return reply.text, as_number(reply.reward)
+
+
+def _reply(answer: Any) -> ToolReply:
+    return answer if isinstance(answer, ToolReply) else ToolReply(str(answer))

@@ -293,7 +293,7 @@ def test_the_row_of_the_data_gives_each_phase_its_arguments() -> None:
         (call(a=1), "error: the arguments of add do not fit its schema: 'b' is a required property"),
         (call(a="x", b=2), "error: the arguments of add do not fit its schema: a: 'x' is not of type 'integer'"),
         (call(a=13, b=2), "error: ValueError: unlucky"),
-        (call(a=99, b=2), "error: it did not answer within 0.2 s"),
+        (call(a=99, b=2), "error: did not finish within 0.2 s"),
         ('<tool_call>{"name": "add", "arguments": {</tool_call>', "error: "),
     ],
 )

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -18,30 +15,16 @@ from rlkit.loop import rollouts as rollouts_module
 from rlkit.loop.metrics import Meter
 from rlkit.loop.rollouts import Rollouts
 from rlkit.rewards import ExactReward
-from rlkit.roles.reward import OnError, RewardFunction, RewardManager
+from rlkit.roles.reward import OnError, RewardManager
 from rlkit.rollout.collate import add_rewards, collate
 from rlkit.rollout.collect import Sampler, collect
 from rlkit.rollout.scoring import score
 from rlkit.rollout.template import ChatTemplate
-from rlkit.rollout.workers import WorkerError, Workers
+from rlkit.rollout.workers import Workers
 from rlkit.testing import FakeEngine, example_trajectory
 from rlkit.testing.pretrain import build_tokenizer
 from rlkit.types import Completion, Prompt, Request, Sampling, Score, Trajectory, Turn
-
-
-def obey(what: str) -> object:
-    """Misbehave in a worker as told."""
-    if what == "raise":
-        raise ValueError("of the reward")
-    if what == "exit":
-        raise SystemExit(3)
-    if what == "die":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if what == "hang":
-        time.sleep(60)
-    if what == "unpicklable":
-        return lambda: None
-    return os.getpid()
+from tests.unit.hostile import Moody
 
 
 @pytest.fixture
@@ -49,74 +32,6 @@ def workers() -> Iterator[Workers]:
     pool = Workers(2)
     yield pool
     pool.close()
-
-
-def test_a_worker_answers_and_is_kept(workers: Workers) -> None:
-    pids = [asyncio.run(workers.call(obey, "pid", 5)) for _ in range(3)]
-    assert os.getpid() not in pids
-    assert len(set(pids)) == 1
-
-
-@pytest.mark.parametrize(
-    ("what", "message"),
-    [
-        ("raise", "ValueError: of the reward"),
-        ("exit", "SystemExit: 3"),
-        ("die", r"took its worker process down \(exit code -9\)"),
-        ("hang", "did not finish within 0.5 s and was killed"),
-        ("unpicklable", "pickle"),
-    ],
-)
-def test_what_goes_wrong_in_a_worker_costs_its_own_call(workers: Workers, what: str, message: str) -> None:
-    async def both() -> list[object]:
-        calls = (workers.call(obey, what, 0.5 if what == "hang" else 30), workers.call(obey, "pid", 30))
-        return await asyncio.gather(*calls, return_exceptions=True)
-
-    failed, fine = asyncio.run(both())
-    assert isinstance(failed, WorkerError)
-    with pytest.raises(WorkerError, match=message):
-        raise failed
-    assert isinstance(fine, int)
-    assert isinstance(asyncio.run(workers.call(obey, "pid", 30)), int)
-
-
-def test_the_deadline_starts_with_the_work_and_not_in_the_queue() -> None:
-    pool = Workers(1)
-
-    async def queue() -> list[object]:
-        return await asyncio.gather(*(pool.call(time.sleep, 0.4, 1.5) for _ in range(6)))  # 2.4 s in all
-
-    assert asyncio.run(queue()) == [None] * 6
-    pool.close()
-
-
-def test_what_cannot_be_sent_to_a_worker_says_so(workers: Workers) -> None:
-    with pytest.raises(WorkerError, match="cannot be sent to a worker"):
-        asyncio.run(workers.call(lambda x: x, 1, 5))
-
-
-class Moody(RewardFunction):
-    """Does what the text says."""
-
-    def __init__(self, on_error: OnError = "drop") -> None:
-        self.on_error = on_error
-        self.timeout = 1.0
-
-    def grade(self, trajectory: Trajectory) -> Score | float:
-        if trajectory.text == "nan":
-            return float("nan")
-        if trajectory.text in ("raise", "die", "hang"):
-            obey(trajectory.text)
-        return 0.5
-
-
-def test_a_failing_reward_is_an_error_and_never_zero(workers: Workers) -> None:
-    texts = ["fine", "raise", "nan", "die", "hang", "fine"]
-    scores = asyncio.run(score(Moody(), [example_trajectory(t) for t in texts], workers))
-    assert [s.reward for s in scores] == [0.5, None, None, None, None, 0.5]
-    assert "Moody of tests: ValueError: of the reward" in (scores[1].error or "")
-    assert "expected finite numbers" in (scores[2].error or "")
-    assert "did not finish within 1 s" in (scores[4].error or "")
 
 
 def test_on_error_raise_ends_the_run_with_the_prompt_named(workers: Workers) -> None:

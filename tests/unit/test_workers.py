@@ -1,0 +1,265 @@
+"""Workers and what rewards do to them: it costs the call that did it, the next one is right, and nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlkit.rollout import workers as workers_module
+from rlkit.rollout.scoring import score
+from rlkit.rollout.workers import WorkerError, Workers
+from rlkit.testing import example_trajectory
+from tests.unit.hostile import Moody, Named, double, obey, start, start_and_hang
+
+
+@pytest.fixture(scope="module")
+def one() -> Iterator[Workers]:
+    """A single worker, so that the next call meets what the last one left."""
+    pool = Workers(1)
+    yield pool
+    pool.close()
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and was not yet collected does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def started(folder: Path, count: int) -> list[int]:
+    """Wait until so many processes have left their numbers."""
+    for _ in range(500):
+        if len(found := [int(path.name) for path in folder.iterdir()]) >= count:
+            return found
+        time.sleep(0.01)
+    raise AssertionError(f"{count} processes were expected, {found} started")
+
+
+def test_a_worker_answers_and_is_kept(one: Workers) -> None:
+    pids = [asyncio.run(one.call(obey, "pid", 5)) for _ in range(3)]
+    assert os.getpid() not in pids
+    assert len(set(pids)) == 1
+
+
+COSTS = {
+    "raise": "^ValueError: of the reward$",
+    "raise at length": r"^ValueError: x+ \[… 49998052 characters …\] x+$",
+    "raise silently": r"^Silent: its text cannot be read \(RuntimeError\)$",
+    "raise a surrogate": r"^ValueError: \\udc80$",
+    "exit": "^SystemExit: 3$",
+    "_exit": r"took its worker process down \(exit code 0\)",
+    "die": r"took its worker process down \(exit code -9\)",
+    "segfault": r"took its worker process down \(exit code -11\); it printed last: (.|\n)*Segmentation fault",
+    "hang": "^did not finish within 0.5 s and was killed$",
+    "stop": "^did not finish within 0.5 s and was killed$",
+    "unserialisable": "object is not JSON serializable",
+    "trap": "Trap is not JSON serializable",
+    "endless": "ValueError: Circular reference",
+    "large": "takes 17000013 bytes, expected at most 16777216",
+    "garbage": "wrote into the pipe of its worker process, which was killed",
+    "garbage in part": "did not finish within 0.5 s and was killed",
+    "zeros": "wrote into the pipe",
+    "forged id": "wrote into the pipe",
+    "forged nonsense": "wrote into the pipe",
+    "forged twice started": "wrote into the pipe",
+    "deep": "wrote into the pipe",
+    "close": "took its worker process down",
+}
+
+
+@pytest.mark.parametrize(("what", "message"), COSTS.items(), ids=COSTS)
+def test_what_goes_wrong_costs_its_own_call(one: Workers, what: str, message: str) -> None:
+    brief = what in ("hang", "stop", "garbage in part")
+    with pytest.raises(WorkerError, match=message):
+        asyncio.run(one.call(obey, what, 0.5 if brief else 30))
+    assert not Path("unpickled").exists()
+    assert [asyncio.run(one.call(double, n, 30)) for n in (4, 5)] == [8, 10]
+
+
+@pytest.mark.parametrize("what", ["garbage afterwards", "exit afterwards"])
+def test_what_a_call_leaves_does_not_cost_the_next(one: Workers, what: str) -> None:
+    assert asyncio.run(one.call(obey, what, 30)) == "done"
+    time.sleep(0.2)
+    assert asyncio.run(one.call(double, 4, 30)) == 8
+
+
+def test_a_forged_answer_is_at_most_that_of_its_own_call(one: Workers) -> None:
+    assert asyncio.run(one.call(obey, "forged answer", 30)) == -1  # it could have returned that
+    assert [asyncio.run(one.call(double, n, 30)) for n in (4, 5)] == [8, 10]
+
+
+def test_a_hundred_megabytes_of_prints_are_read_and_mostly_not_shown(
+    one: Workers, capfd: pytest.CaptureFixture
+) -> None:
+    one.close_idle()  # whose standard error is that of another test
+    assert asyncio.run(one.call(obey, "print", 60)) == "printed"
+    one.close_idle()
+    shown = capfd.readouterr().err
+    assert 60_000 < len(shown) < 70_000
+    assert shown.endswith("[this worker has printed 64 KiB; what follows is not shown]\n")
+
+
+def test_what_a_reward_prints_is_shown(one: Workers, capfd: pytest.CaptureFixture[str]) -> None:
+    one.close_idle()  # whose standard error is that of another test
+    assert asyncio.run(one.call(print, "to be seen", 30)) is None
+    one.close_idle()
+    assert capfd.readouterr().err == "to be seen\n"
+
+
+@pytest.mark.parametrize(
+    ("how", "count"),
+    [("fork", 2), ("subprocess", 2), ("daemon", 2), ("closing daemon", 2), ("stopped watcher", 2)],
+)
+def test_no_process_outlives_the_workers(tmp_path: Path, how: str, count: int) -> None:
+    pool = Workers(1)
+    assert asyncio.run(pool.call(start, (how, str(tmp_path)), 30)) == "started"
+    pids = started(tmp_path, count)
+    assert all(map(alive, pids))
+    pool.close()
+    assert not any(map(alive, pids))
+
+
+@pytest.mark.parametrize("how", ["fork", "subprocess", "closing daemon", "orphan of a killed watcher"])
+def test_no_process_outlives_the_deadline_of_its_call(tmp_path: Path, one: Workers, how: str) -> None:
+    with pytest.raises(WorkerError, match=r"did not finish within 0.5 s|took its worker process down \(exit code -9\)"):
+        asyncio.run(one.call(start_and_hang, (how, str(tmp_path)), 0.5))
+    assert not any(map(alive, started(tmp_path, 1)))
+    assert asyncio.run(one.call(double, 4, 30)) == 8
+
+
+TRAINER = """
+import asyncio, sys
+from rlkit.rollout.workers import Workers
+from tests.unit.hostile import start
+
+print("imported as", __name__, file=sys.stderr)
+def own(number):
+    return number + 1
+
+if __name__ == "__main__":
+    pool = Workers(1)
+    assert asyncio.run(pool.call(own, 1, 30)) == 2
+    asyncio.run(pool.call(start, (sys.argv[1], sys.argv[2]), 30))
+    print("ready", flush=True)
+    input()
+"""
+
+
+def test_no_process_outlives_a_trainer_that_is_killed(tmp_path: Path) -> None:
+    """And a function of the trainer's main module can be called."""
+    script, folder = tmp_path / "trainer.py", tmp_path / "pids"
+    script.write_text(TRAINER)
+    folder.mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = (sys.executable, str(script), "daemon", str(folder))
+    with subprocess.Popen(command, stdin=-1, stdout=-1, stderr=-1, env=environment, text=True) as trainer:
+        assert trainer.stdout is not None
+        assert trainer.stdout.readline() == "ready\n"
+        pids = started(folder, 2)
+        trainer.send_signal(signal.SIGKILL)
+        _, printed = trainer.communicate()
+    for _ in range(500):
+        if not any(map(alive, pids)):
+            break
+        time.sleep(0.01)
+    assert not any(map(alive, pids))
+    assert printed.splitlines() == ["imported as __main__", "imported as __mp_main__"]
+
+
+def test_the_deadline_starts_with_the_work_and_not_in_the_queue() -> None:
+    pool = Workers(1)
+
+    async def queue() -> list[object]:
+        return await asyncio.gather(*(pool.call(time.sleep, 0.4, 1.5) for _ in range(6)))  # 2.4 s in all
+
+    assert asyncio.run(queue()) == [None] * 6
+    pool.close()
+
+
+def test_what_cannot_be_sent_to_a_worker_says_so(one: Workers) -> None:
+    with pytest.raises(WorkerError, match="cannot be sent to a worker"):
+        asyncio.run(one.call(lambda x: x, 1, 5))
+    with pytest.raises(WorkerError, match=r"^ModuleNotFoundError: No module named 'nowhere'"):
+        asyncio.run(one.call(Named("nowhere", "f"), 1, 5))  # type: ignore[arg-type]
+
+
+def test_a_request_of_many_megabytes_arrives(one: Workers) -> None:
+    assert asyncio.run(one.call(len, b"x" * 30_000_000, 30)) == 30_000_000
+
+
+def test_a_worker_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pool = Workers(1)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    with pytest.raises(WorkerError, match=r"its process cannot be started: .*No such file or directory"):
+        asyncio.run(pool.call(double, 1, 5))
+    (tmp_path / "python").write_text("#!/bin/sh\necho no Python here >&2\nexit 3\n")
+    (tmp_path / "python").chmod(0o700)
+    with pytest.raises(WorkerError, match=r"\(exit code 3\); it printed last: no Python here"):
+        asyncio.run(pool.call(double, 1, 5))
+    pool.close()
+    with pytest.raises(RuntimeError):
+        asyncio.run(pool.call(double, 1, 5))
+
+
+def test_a_worker_that_does_not_get_ready_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers_module, "START_SECONDS", 0.01)
+    pool = Workers(1)
+    with pytest.raises(WorkerError, match="did not start within 0.01 s and was killed"):
+        asyncio.run(pool.call(double, 1, 5))
+    pool.close()
+
+
+def test_closing_ends_calls_in_progress() -> None:
+    pool = Workers(2)
+
+    async def close() -> list[object]:
+        calls = [asyncio.create_task(pool.call(time.sleep, 600, 600)) for _ in range(4)]
+        await asyncio.sleep(0.3)
+        await asyncio.to_thread(pool.close)
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    found = asyncio.run(close())
+    assert [str(error) for error in found[:2]] == ["was not finished: the run is over"] * 2
+    assert all(isinstance(error, asyncio.CancelledError | WorkerError) for error in found[2:])
+
+
+SCORES = {
+    "fine": None,
+    "raise": "Moody of tests: ValueError: of the reward",
+    "nan": "the reward gave nan, expected finite numbers",
+    "huge": "the reward gave 1000000",
+    "longer than Python shows": r"the reward gave a int that cannot be shown \(ValueError\), expected finite numbers",
+    "text": "the reward gave '0.5', expected finite numbers",
+    "none": "the reward gave None",
+    "unserialisable": r"the reward gave a Unserialisable that cannot be shown \(RuntimeError\)",
+    "numpy": None,
+    "array": None,
+    "vector": r"the reward gave array\(\[0.5, 1. \]\)",
+    "parts": "the reward gave Score",
+    "no parts": "the reward gave Score",
+    "die": r"exit code -9",
+    "hang": "did not finish within 1 s",
+}
+
+
+def test_a_score_is_finite_numbers_or_an_error_and_never_zero() -> None:
+    pool = Workers(2)
+    scores = asyncio.run(score(Moody(), [example_trajectory(text) for text in SCORES], pool))
+    pool.close()
+    for found, (text, error) in zip(scores, SCORES.items(), strict=True):
+        assert found.reward == (0.5 if error is None else None), text
+        if error is not None:
+            with pytest.raises(AssertionError, match=error):
+                raise AssertionError(found.error)
+    numpy = scores[list(SCORES).index("numpy")]
+    assert (numpy.parts, numpy.turn_rewards) == ({"n": 3.0, "right": 1.0}, [1.0])
