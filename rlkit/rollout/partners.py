@@ -147,7 +147,7 @@ class Meeting:
             return [], True
         reply = await _partner(user, lambda: user.reply(self.messages, self._user), Reply)
         self.conversation.reward(_number(reply.reward))
-        return list(reply.messages), reply.done
+        return _messages(user, reply.messages), reply.done
 
     async def settle(self) -> None:
         """Ask the tools for their rewards of the whole conversation."""
@@ -243,6 +243,18 @@ async def _partner(
     if problem is not None:
         raise PartnerError(f"{type(partner).__name__}: {problem}")
     return value  # type: ignore[return-value]
+
+
+def _messages(user: Interaction, given: Any) -> list[Message]:
+    """Return a user's messages.
+
+    Raises:
+        PartnerError: They are none.
+    """
+    known = isinstance(given, Sequence) and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in given)
+    if not known:
+        raise PartnerError(f"{type(user).__name__}: it replied {show(given)}, expected messages with role and content")
+    return list(given)
 
 
 def _number(value: Any) -> float:

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import rlkit
 from rlkit.roles.reward import OnError, RewardFunction
 from rlkit.types import Score, Trajectory
 
@@ -226,6 +227,27 @@ def obey(what: str) -> object:  # noqa: PLR0912, PLR0915
         case "close":
             os.closerange(0, 256)
     return "done"
+
+
+class Slow(RewardFunction):
+    """Takes its time."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def grade(self, trajectory: Trajectory) -> float:
+        time.sleep(self.seconds)
+        return 1.0
+
+
+@rlkit.tool
+def shout(text: str) -> str:
+    """Writes in capitals.
+
+    Args:
+        text: What.
+    """
+    return text.upper()
 
 
 class Moody(RewardFunction):
