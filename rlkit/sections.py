@@ -36,13 +36,18 @@ class Model:
     """The policy.
 
     Args:
-        path: A name on the Hugging Face hub, a folder, or `tiny` or `tiny-tools`, which rlkit ships.
-        lora: Train adapters instead of all weights.
+        path: A name on the Hugging Face hub; `tiny` or `tiny-tools`, which rlkit ships; or a folder: of a model, of an
+            adapter, of a run or of one of its checkpoints.
+        lora: Train adapters instead of all weights. Those of an adapter at `path` are trained further, and must be of
+            the same shape; without this section they are merged, and all weights are trained.
+        dtype: The type of weights that are not trained: the base under adapters, and the reference. Weights that are
+            trained are float32.
         trust_remote_code: Run code that comes with the model.
     """
 
     path: str
     lora: Lora | None = None
+    dtype: Literal["float32", "bfloat16"] = "float32"
     trust_remote_code: bool = False
 
 
@@ -251,6 +256,7 @@ class Critic:
 
     Args:
         path: The backbone's model, with the policy's tokenizer; null takes the policy's.
+        lora: Train adapters of the backbone, and the head, instead of all weights.
         lr: Its largest learning rate.
         weight_decay: AdamW's, for matrices only.
         schedule: How the learning rate goes on after the warm-up.
@@ -261,6 +267,7 @@ class Critic:
     """
 
     path: str | None = None
+    lora: Lora | None = None
     lr: float = 1e-5
     weight_decay: float = 0.0
     schedule: Schedule = "constant"
