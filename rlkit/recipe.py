@@ -164,6 +164,11 @@ def _check_reference(recipe: Recipe) -> Iterator[str]:
             "the recipe has a `reference:` section, but nothing measures KL; remove it, or add `kl_loss:` or "
             "`kl_reward:`"
         )
+    if recipe.reference is not None and recipe.model.dtype != "float32":
+        yield (
+            f"`reference:` follows the policy, but with model.dtype: {recipe.model.dtype} its small moves round away; "
+            "remove `reference:` or `model.dtype`"
+        )
     if recipe.reference is not None and recipe.model.lora is not None:
         yield (
             "`reference:` cannot follow the policy under LoRA, where it is the same model without adapters; remove "
@@ -181,10 +186,12 @@ def _check_sampling(recipe: Recipe) -> Iterator[str]:
     if sampling.temperature == 0:
         yield "rollout.sampling.temperature is 0, so all samples of a prompt would be equal; set it above 0 (usual: 1)"
     precision = str(recipe.fabric.get("precision") or "")
-    if precision.endswith("-true") and not precision.startswith(("32", "64")):
+    adapters_alone = recipe.model.lora is not None and (recipe.critic is None or recipe.critic.lora is not None)
+    frozen = precision == "bf16-true" and adapters_alone
+    if precision.endswith("-true") and not precision.startswith(("32", "64")) and not frozen:
         yield (
-            f"fabric.precision is {precision!r}, in which most of AdamW's small updates round away; "
-            f"set fabric.precision to '{precision[: -len('-true')]}-mixed'"
+            f"fabric.precision is {precision!r}, in which most of AdamW's small updates of trained weights round away; "
+            f"set fabric.precision to '{precision[: -len('-true')]}-mixed', and model.dtype: bfloat16 for frozen ones"
         )
 
 
@@ -242,4 +249,7 @@ def _check_model(recipe: Recipe) -> Iterator[str]:
     path = recipe.model.path
     looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
     if looks_local and not Path(path).expanduser().is_dir():
-        yield f"model.path is {path!r}, which is no folder; give a folder with a config.json, a hub name, or `tiny`"
+        yield (
+            f"model.path is {path!r}, which is no folder; give a folder of a model, an adapter or a run, a hub name, "
+            "or `tiny`"
+        )

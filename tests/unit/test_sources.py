@@ -86,7 +86,7 @@ def test_an_adapter_of_another_shape_is_refused_with_both_remedies(
 
 
 def test_other_targets_are_refused_by_name(adapter: tuple[Path, torch.Tensor]) -> None:
-    with pytest.raises(RecipeError, match=r"does not fit model.lora.*down_proj.lora_A.weight is \[4, 192\] there"):
+    with pytest.raises(RecipeError, match=r"does not fit model.lora.*down_proj.lora_A.weight is \[4, 256\] there"):
         load_policy(Model(str(adapter[0]), lora=Lora(4, 8, ["q_proj", "v_proj"])))
 
 
