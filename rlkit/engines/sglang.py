@@ -22,7 +22,8 @@ class SGLangServer(SGLangRollouts):
     prefix in the cache. A server that dies, hangs, fails or comes back with old weights is restarted (if it is
     rlkit's) or waited for, given the weights again, and what it had not finished is asked for again. Every token's
     version is checked. After every sync servers prove by their log-probs that they have the trainer's weights. What
-    is sampled cannot be repeated: SGLang's random numbers depend on what else is in the batch.
+    is sampled can be repeated where servers run deterministic inference, for which each request brings a seed that
+    its sample names; elsewhere SGLang's random numbers depend on what else is in the batch.
 
     Args:
         urls: Running servers; none starts `servers` here.

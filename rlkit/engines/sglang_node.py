@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,6 +77,8 @@ class Node:
         self.state = State.COLD
         self.tp = 1
         self.in_flight = 0
+        self.assigned = 0
+        """Requests that it is to answer, those that wait until it can among them."""
         self.restarts = 0
         self.mended = 0
         self.adapter: str | None = None
@@ -93,6 +95,20 @@ class Node:
     def url(self) -> str:
         """Where it is."""
         return self.client.url
+
+    @property
+    def lost(self) -> bool:
+        """Whether it is known to have no weights or to be gone: who asks it waits until it is back."""
+        return self.state in {State.COLD, State.BROKEN} or (self.process is not None and not self.process.alive)
+
+    @contextlib.contextmanager
+    def assign(self) -> Iterator[None]:
+        """Count a request as this server's, from before the first wait, so that others choose another one."""
+        self.assigned += 1
+        try:
+            yield
+        finally:
+            self.assigned -= 1
 
     def error(self, doing: str, fault: BaseException) -> EngineError:
         """Give an error with what was being done, the server's words and the end of its log."""
