@@ -13,6 +13,7 @@ from jsonargparse import (  # type: ignore[attr-defined]
     ActionConfigFile,
     ArgumentError,
     ArgumentParser,
+    DefaultHelpFormatter,
     Namespace,
     lazy_instance,
     set_parsing_settings,
@@ -22,6 +23,7 @@ from lightning.fabric import Fabric
 from rlkit.cli.suggest import explain
 from rlkit.engines import TorchEngine
 from rlkit.errors import RecipeError
+from rlkit.ranges import describe, resolve
 from rlkit.recipe import Recipe, check
 from rlkit.registry import Registry, load_plugins
 
@@ -72,10 +74,20 @@ def _check_yaml(path: Path) -> None:
         raise RecipeError(f"{path} holds {type(content).__name__}, expected sections such as `model: {{path: tiny}}`")
 
 
+class HelpFormatter(DefaultHelpFormatter):
+    """Help that says a number's range in words."""
+
+    def _get_type_str(self, action: Any) -> str | None:
+        return describe(getattr(action, "_typehint", None)) or super()._get_type_str(action)
+
+
 def make_parser(verb: str, registry: Registry) -> ArgumentParser:
     """Make a verb's parser: `--recipe`, and every option of the recipe; the verb adds its own."""
     set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=[*registry.packages, *ALLOWED_IMPORTS])
-    parser = ArgumentParser(prog=f"rlkit {verb}", exit_on_error=False, allow_abbrev=False)
+    for cls in (Recipe, *(part.cls for parts in registry.parts.values() for part in parts.values())):
+        resolve(cls)
+    shown: dict[str, Any] = {"prog": f"rlkit {verb}", "formatter_class": HelpFormatter}
+    parser = ArgumentParser(**shown, exit_on_error=False, allow_abbrev=False)
     parser.add_argument("--recipe", action=ActionConfigFile, help="A file, or a shipped recipe's name; several stack.")
     parser.add_class_arguments(Recipe, as_group=False, skip={"fabric"})
     parser.add_class_arguments(Fabric, "fabric", instantiate=False)

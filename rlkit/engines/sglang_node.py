@@ -22,7 +22,8 @@ from rlkit.engines.sglang_states import (
     walk,
 )
 from rlkit.engines.sglang_weights import Adapter, Transport
-from rlkit.errors import EngineError, RecipeError
+from rlkit.errors import EngineError
+from rlkit.ranges import Repeats, Seconds
 
 MEMORY = ("weights", "kv_cache")
 POLL_SECONDS = 0.2
@@ -41,19 +42,11 @@ class Patience:
         restarts: Of each server between two syncs, before the run ends.
     """
 
-    request_seconds: float = 1800.0
-    start_seconds: float = 600.0
-    hang_seconds: float = 60.0
-    retries: int = 5
-    restarts: int = 3
-
-    def __post_init__(self) -> None:
-        for name, least in (("retries", 0), ("restarts", 0)):
-            if getattr(self, name) < least:
-                raise RecipeError(f"patience.{name} is {getattr(self, name)}, expected {least} or more")
-        for name in ("request_seconds", "start_seconds", "hang_seconds"):
-            if getattr(self, name) <= 0:
-                raise RecipeError(f"patience.{name} is {getattr(self, name)}, expected more than 0")
+    request_seconds: Seconds = 1800.0
+    start_seconds: Seconds = 600.0
+    hang_seconds: Seconds = 60.0
+    retries: Repeats = 5
+    restarts: Repeats = 3
 
 
 class Hung(Fault):
