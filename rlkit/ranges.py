@@ -7,12 +7,13 @@ false and words the error. NaN, infinities and null are in no range; an option t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, is_dataclass
+from dataclasses import is_dataclass
 from functools import cache
 from itertools import chain
 from types import FunctionType
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt
 
@@ -65,24 +66,24 @@ Repeats = Annotated[int, Ge(0), Le(1000), NUMBER]
 Seconds = Annotated[float, Gt(0), Le(YEAR), NUMBER]
 
 
-def describe(hint: Any) -> str | None:
-    """Return a type's range in words, such as `number above 0 or null`; None if it is not one number."""
-    arms = [hint] if get_origin(hint) is Annotated else list(get_args(hint))
-    numbers = [arm for arm in arms if NUMBER in getattr(arm, "__metadata__", ())]
-    if len(numbers) != 1 or not set(arms) <= {numbers[0], type(None)}:
-        return None
-    kind, *metadata = get_args(numbers[0])
-    bounds = {name: value for m in metadata if m is not NUMBER for name, value in asdict(m).items()}
-    return _words(kind.__name__, bounds).removeprefix("a ") + (" or null" if len(arms) > 1 else "")
+def in_words(text: str) -> str:
+    """Return the text of a type with its ranges in words: `Annotated[float, Gt(gt=0), ...]` is `number above 0`."""
+
+    def words(found: re.Match[str]) -> str:
+        bounds = {name: float(bound) for name, bound in re.findall(r"(\w+)=([^,)]+)", found[2])}
+        return _words(found[1], bounds).removeprefix("a ")
+
+    text = re.sub(r"Annotated\[(int|float), ([^\]]*)\]", words, text)
+    return re.sub(r"Optional\[([^\[\]]*number[^\[\]]*)\]", r"\1 or null", text)
 
 
-def resolve(cls: type) -> None:
+def resolve(cls: Any) -> None:
     """Turn annotations that are text into types, in a class's constructor and in the sections that it takes.
 
     jsonargparse would do it, but its way drops `Annotated`, and the range with it.
     """
     hints = _hints(cls)
-    if hints and isinstance(cls.__init__, FunctionType):  # type: ignore[misc]
+    if hints and isinstance(cls.__init__, FunctionType):
         cls.__init__.__annotations__ = dict(hints)
     for section in chain.from_iterable((hint, *get_args(hint)) for hint in hints.values()):
         if isinstance(section, type) and is_dataclass(section):
@@ -95,15 +96,15 @@ def outside(owner: Any, key: str = "") -> Iterator[str]:
 
     The command line refuses such numbers before; this is for sections and parts that are made in Python.
     """
-    for name, hint in _hints(type(owner)).items():
+    for name, hint in _hints(owner.__class__).items():
         if name not in getattr(owner, "__dict__", ()):
             continue
         value, here = getattr(owner, name), f"{key}.{name}".lstrip(".")
         if _holds_number(hint):
             yield from _refusals(hint, value, here)
         named = value.items() if isinstance(value, Mapping) else [(None, value)]
-        for inner, part in named:
-            yield from outside(part, here if inner is None else f"{here}.{inner}")
+        for inner, held in named:
+            yield from outside(held, here if inner is None else f"{here}.{inner}")
 
 
 def _refusals(hint: Any, value: Any, key: str) -> Iterator[str]:
@@ -124,10 +125,10 @@ def _adapter(hint: Any) -> Any:
 
 
 @cache
-def _hints(cls: type) -> dict[str, Any]:
+def _hints(cls: Any) -> dict[str, Any]:
     """Return the types of a class's options."""
     try:
-        return get_type_hints(cls.__init__, include_extras=True)  # type: ignore[misc]
+        return get_type_hints(cls.__init__, include_extras=True)
     except NameError:  # a plugin's, imported for type checkers alone
         return {}
 

@@ -23,7 +23,7 @@ from lightning.fabric import Fabric
 from rlkit.cli.suggest import explain
 from rlkit.engines import TorchEngine
 from rlkit.errors import RecipeError
-from rlkit.ranges import describe, resolve
+from rlkit.ranges import in_words, resolve
 from rlkit.recipe import Recipe, check
 from rlkit.registry import Registry, load_plugins
 
@@ -74,11 +74,19 @@ def _check_yaml(path: Path) -> None:
         raise RecipeError(f"{path} holds {type(content).__name__}, expected sections such as `model: {{path: tiny}}`")
 
 
-class HelpFormatter(DefaultHelpFormatter):
-    """Help that says a number's range in words."""
+class _HelpFormatter(DefaultHelpFormatter):
+    """Help that says ranges in words."""
 
     def _get_type_str(self, action: Any) -> str | None:
-        return describe(getattr(action, "_typehint", None)) or super()._get_type_str(action)
+        text = super()._get_type_str(action)
+        return None if text is None else in_words(text)
+
+
+class Parser(ArgumentParser):
+    """The parser of recipes and of the parts in them."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**{"formatter_class": _HelpFormatter, **kwargs})
 
 
 def make_parser(verb: str, registry: Registry) -> ArgumentParser:
@@ -86,8 +94,7 @@ def make_parser(verb: str, registry: Registry) -> ArgumentParser:
     set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=[*registry.packages, *ALLOWED_IMPORTS])
     for cls in (Recipe, *(part.cls for parts in registry.parts.values() for part in parts.values())):
         resolve(cls)
-    shown: dict[str, Any] = {"prog": f"rlkit {verb}", "formatter_class": HelpFormatter}
-    parser = ArgumentParser(**shown, exit_on_error=False, allow_abbrev=False)
+    parser = Parser(prog=f"rlkit {verb}", exit_on_error=False, allow_abbrev=False)
     parser.add_argument("--recipe", action=ActionConfigFile, help="A file, or a shipped recipe's name; several stack.")
     parser.add_class_arguments(Recipe, as_group=False, skip={"fabric"})
     parser.add_class_arguments(Fabric, "fabric", instantiate=False)
