@@ -5,7 +5,9 @@ from __future__ import annotations
 import difflib
 import inspect
 import os
-from collections.abc import Iterable
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
@@ -13,7 +15,7 @@ from typing import Any
 import pluggy
 
 from rlkit import hooks
-from rlkit.errors import PluginError
+from rlkit.errors import PartError, PluginError, RlkitError, explain
 
 DISABLE_VARIABLE = "RLKIT_DISABLE_PLUGINS"
 DISTRIBUTION = "rlkit-fabric"
@@ -67,6 +69,49 @@ class Registry:
         for plugin in self.plugins:
             if plugin.error is not None:
                 raise PluginError(_complaint(plugin))
+
+
+def origin(part: object) -> str:
+    """Return a part's class for messages, with the plugin and the distribution that it comes from."""
+    cls = type(part)
+    package = cls.__module__.partition(".")[0]
+    if package == "rlkit":
+        return cls.__name__
+    for entry in metadata.entry_points(group="rlkit"):
+        if entry.value.partition(":")[0].partition(".")[0] == package and entry.dist is not None:
+            return f"{cls.__name__} of plugin {entry.name!r} ({entry.dist.name} {entry.dist.version})"
+    return f"{cls.__name__} of {package}"
+
+
+@contextmanager
+def calling(part: object, method: str) -> Iterator[None]:
+    """Name the part in whatever a plugin's code raises.
+
+    Raises:
+        PartError: It raised something that does not explain itself; rlkit's own parts keep their traceback.
+    """
+    try:
+        yield
+    except (RlkitError, MemoryError):
+        raise
+    except Exception as error:
+        if type(part).__module__.partition(".")[0] == "rlkit" or "OutOfMemory" in type(error).__name__:
+            raise
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise PartError(
+            f"{origin(part)}: `{method}` raised {explain(error)} ({last.filename}, line {last.lineno}); --debug shows "
+            "the traceback, `rlkit plugins test` checks the plugin by itself"
+        ) from error
+
+
+def require(part: object, method: str, problem: str | None) -> None:
+    """Refuse what a part returned, where something is wrong with it.
+
+    Raises:
+        PartError: Something is; the message names the part, its plugin and distribution.
+    """
+    if problem is not None:
+        raise PartError(f"{origin(part)}: `{method}` {problem}")
 
 
 def load_plugins(extra: Iterable[tuple[str, Any]] = (), entry_points: bool = True) -> Registry:

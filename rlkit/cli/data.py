@@ -8,6 +8,8 @@ from pathlib import Path
 
 from rlkit.cli.parser import parse
 from rlkit.errors import RecipeError
+from rlkit.loop.data import make_prompt
+from rlkit.registry import calling
 from rlkit.roles.task import Split, Task
 
 USAGE = """usage: rlkit data prepare --recipe NAME --out DIR [overrides]
@@ -38,10 +40,11 @@ def run(argv: Sequence[str]) -> int:
 
 def write(task: Task, split: Split, path: Path) -> int:
     """Write a split as the task `Jsonl` reads it; give the number of prompts."""
-    rows = task.rows(split)
+    with calling(task, "rows"):
+        rows = task.rows(split)
     with path.open("w", encoding="utf-8") as lines:
         for index in range(len(rows)):
-            prompt = task.prompt(rows[index], index)
+            prompt = make_prompt(task, rows, index)
             row = {**prompt.meta, "id": prompt.id, "prompt": prompt.messages, "answer": prompt.answer}
             lines.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
     return len(rows)

@@ -15,7 +15,9 @@ from rlkit.models.load import context_length, load_config, load_tokenizer, stop_
 from rlkit.ops.random import permutation
 from rlkit.parsers.detect import detect
 from rlkit.recipe import Recipe
-from rlkit.roles.task import Split
+from rlkit.registry import calling, require
+from rlkit.roles import outputs
+from rlkit.roles.task import Split, Task
 from rlkit.rollout.partners import Partners
 from rlkit.rollout.template import USER, ChatTemplate
 from rlkit.types import Prompt
@@ -23,7 +25,7 @@ from rlkit.types import Prompt
 
 @dataclass
 class Data:
-    """What a run reads: the tokenizer, how much of the context the engine can fill, and prompts known to fit."""
+    """What a run reads: the tokenizer, the context's length, and prompts that are known to fit."""
 
     tokenizer: Any
     context: int
@@ -80,7 +82,7 @@ class Data:
     def prompts(self, step: int) -> list[tuple[int, Prompt]]:
         """Give the prompts of a step with their place in it, those that do not fit left out."""
         task = self.recipe.task
-        chosen = [(slot, task.prompt(self.train[row], row)) for slot, row in enumerate(self.slots(step))]
+        chosen = [(slot, make_prompt(task, self.train, row)) for slot, row in enumerate(self.slots(step))]
         return [(slot, prompt) for slot, prompt in chosen if self.fits(prompt)]
 
     def spare(self, step: int, attempt: int, group: int) -> Prompt:
@@ -89,7 +91,7 @@ class Data:
             place = f"spare/{self.recipe.train.seed}/{step}/{attempt}/{group}/{extra}"
             digest = hashlib.blake2b(place.encode(), digest_size=8).digest()
             row = int.from_bytes(digest, "little") % len(self.train)
-            prompt = self.recipe.task.prompt(self.train[row], row)
+            prompt = make_prompt(self.recipe.task, self.train, row)
             if self.fits(prompt):
                 return prompt
         raise RecipeError("no spare prompt fits the context; set rollout.filter.tries to 0")
@@ -139,20 +141,35 @@ def load_data(recipe: Recipe) -> Data:
     Raises:
         RecipeError: There are no rows, a row cannot become a prompt, or a prompt does not fit the context.
     """
-    context = context_length(load_config(recipe.model)) - recipe.rollout.engine.reserved
+    context = context_length(load_config(recipe.model))
     tokenizer = load_tokenizer(recipe.model)
     train = _rows(recipe, "train")
     validation = []
     if recipe.validation is not None and recipe.validates:
         held_out = _rows(recipe, "validation")
-        validation = [recipe.task.prompt(held_out[i], i) for i in range(min(recipe.validation.limit, len(held_out)))]
+        count = min(recipe.validation.limit, len(held_out))
+        validation = [make_prompt(recipe.task, held_out, i) for i in range(count)]
     data = Data(tokenizer, context, recipe, train, validation, stop_ids(recipe.model, tokenizer))
     data.check_lengths()
     return data
 
 
+def make_prompt(task: Task, rows: Sequence[Mapping[str, Any]], index: int) -> Prompt:
+    """Return the prompt of a row.
+
+    Raises:
+        RecipeError: The row is malformed.
+        PartError: The task raised something else, or what it returned is no prompt.
+    """
+    with calling(task, "prompt"):
+        prompt = task.prompt(rows[index], index)
+    require(task, "prompt", outputs.of_task(prompt))
+    return prompt
+
+
 def _rows(recipe: Recipe, split: Split) -> Sequence[Mapping[str, Any]]:
-    rows = recipe.task.rows(split)
+    with calling(recipe.task, "rows"):
+        rows = recipe.task.rows(split)
     if len(rows) == 0:
         raise RecipeError(f"task {type(recipe.task).__name__} gives no {split} rows, expected at least one")
     return rows

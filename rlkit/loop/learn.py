@@ -15,6 +15,8 @@ from rlkit.models.parallel import clip
 from rlkit.ops import aggregate, kl
 from rlkit.ops.masked import masked_mean, masked_sum
 from rlkit.ops.random import permutation
+from rlkit.registry import calling, require
+from rlkit.roles import outputs
 from rlkit.types import Batch, LossOutput, PolicyOutput
 
 
@@ -122,7 +124,9 @@ def select_tokens(run: Run, batch: Batch, rows: Sequence[int], record: bool) -> 
         assert batch.trainer_logps is not None
         batch.trainer_logps[index, : logps.shape[1]] = logps  # `old_logps` too, unless it is the engine's
         chosen = batch.rows(index)
-    selected = run.recipe.loss.select(logps, chosen)
+    with calling(run.recipe.loss, "select"):
+        selected = run.recipe.loss.select(logps, chosen)
+    require(run.recipe.loss, "select", outputs.of_selection(selected, chosen.mask))
     batch.selected = torch.zeros_like(batch.mask)
     batch.selected[index, : selected.shape[1]] = selected
 
@@ -137,7 +141,7 @@ def loss_masks(run: Run, batch: Batch) -> tuple[Tensor, Tensor]:
 def policy_loss(run: Run, batch: Batch, out: PolicyOutput, counts: Counts, meter: Meter) -> Tensor:
     """Give a micro-batch's share of the mini-batch's loss."""
     recipe = run.recipe
-    result = recipe.loss(out, batch)
+    result = call_loss(run, out, batch)
     per_token, figures = add_terms(run, result, out, batch)
     kept, in_denominator = loss_masks(run, batch)
     weights = aggregate.weights(
@@ -152,6 +156,23 @@ def policy_loss(run: Run, batch: Batch, out: PolicyOutput, counts: Counts, meter
     for name, value in figures.items():
         meter.mean(f"policy/{name}", value.detach(), weight=float(batch.mask.sum()))
     return loss
+
+
+def call_loss(run: Run, out: PolicyOutput, batch: Batch) -> LossOutput:
+    """Return the policy loss, and name it if it is not what it must be.
+
+    Raises:
+        PartError: It raised, has another shape or type, or is not finite in the first step though all that it read was.
+    """
+    loss = run.recipe.loss
+    with calling(loss, "__call__"):
+        result = loss(out, batch)
+    require(loss, "__call__", outputs.of_loss(result, batch.mask))
+    if run.version == 0:
+        read = [x for x in (out.logps, batch.old_logps, batch.advantages, result.per_token) if x is not None]
+        *sound, finite = (bool(x[batch.mask].isfinite().all()) for x in read)
+        require(loss, "__call__", "gave a loss that is not finite" if all(sound) and not finite else None)
+    return result
 
 
 def add_terms(run: Run, result: LossOutput, out: PolicyOutput, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:

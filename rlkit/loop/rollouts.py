@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from rlkit.loop.balance import plan
 from rlkit.loop.metrics import Meter
 from rlkit.loop.run import Run
+from rlkit.registry import calling, require
+from rlkit.roles import outputs
 from rlkit.roles.advantage import Needs
 from rlkit.roles.filter import GroupFilter
 from rlkit.rollout.collect import Gauge, Sampler, collect
@@ -171,7 +173,14 @@ def _filter(chosen: GroupFilter, found: Sequence[Trajectory], rollouts: Rollouts
         if trajectory.error is None:
             groups[trajectory.group].append(trajectory)
     scored = {g: members for g, members in groups.items() if not any(map(unscored, members))}
-    dropped = [g for g, members in scored.items() if not chosen.keep(members)]
+    dropped = [g for g, members in scored.items() if not _keeps(chosen, members)]
     meter.means("filter/dropped", [float(g in dropped) for g in scored])
     rollouts.played += [t for g, members in scored.items() if g not in dropped for t in members]
     return dropped
+
+
+def _keeps(chosen: GroupFilter, members: Sequence[Trajectory]) -> bool:
+    with calling(chosen, "keep"):
+        kept = chosen.keep(members)
+    require(chosen, "keep", outputs.of_filter(kept))
+    return kept

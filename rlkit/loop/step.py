@@ -18,6 +18,8 @@ from rlkit.loop.rollouts import Rollouts, sample, settle
 from rlkit.loop.run import Run
 from rlkit.ops.groups import group_stats
 from rlkit.ops.masked import masked_mean
+from rlkit.registry import calling, require
+from rlkit.roles import outputs
 from rlkit.rollout.collate import add_rewards, collate
 from rlkit.types import Batch, Trajectory
 
@@ -46,7 +48,7 @@ def step(run: Run, number: int) -> Made:
     if rollouts.greedy is not None:
         batch.greedy_rewards = torch.tensor([rollouts.greedy[t.group] for t in kept], device=run.device)
     shape(run, batch, meter)
-    run.recipe.advantage.estimate(batch)
+    estimate(run, batch)
     note_credit(kept, batch)
     schedule(run, number, meter)
     with _timed(meter, "learn"):
@@ -72,6 +74,19 @@ def shape(run: Run, batch: Batch, meter: Meter) -> None:
     if run.kl_penalty is not None:
         for name, value in run.kl_penalty.apply(batch, run.reduce).items():
             meter.max(f"reward/{name}", value)
+
+
+def estimate(run: Run, batch: Batch) -> None:
+    """Fill the advantages, and name the estimator if they are not what they must be.
+
+    Raises:
+        PartError: It raised, or they have another shape or type, or are not finite though all that it read was.
+    """
+    estimator = run.recipe.advantage
+    sound = all(bool(x.isfinite().all()) for x in batch.tensors().values() if x.is_floating_point())
+    with calling(estimator, "estimate"):
+        estimator.estimate(batch)
+    require(estimator, "estimate", outputs.of_estimator(batch) if sound else None)
 
 
 def note_credit(trajectories: Sequence[Trajectory], batch: Batch) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from rlkit.ops.masked import masked_mean
-from rlkit.ranges import NonNegativeFloat, Share
-from rlkit.roles.loss import PolicyLoss
+from rlkit.roles.loss import PolicyLoss, check_clip
 from rlkit.types import Batch, LossOutput, PolicyOutput
 
 
@@ -22,7 +21,8 @@ class CISPO(PolicyLoss):
 
     formula: ClassVar[str] = "-sg(clip(r, 1 - {clip_low}, 1 + {clip_high})) A logp, r = exp(logp - old_logp)"
 
-    def __init__(self, clip_low: Share = 1.0, clip_high: NonNegativeFloat = 4.0) -> None:
+    def __init__(self, clip_low: float = 1.0, clip_high: float = 4.0) -> None:
+        check_clip(self, clip_low, clip_high)
         self.clip_low = clip_low
         self.clip_high = clip_high
 

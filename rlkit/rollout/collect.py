@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from rlkit.errors import RolloutError
+from rlkit.registry import calling, require
 from rlkit.roles.engine import RolloutEngine
 from rlkit.rollout.conversation import Conversation, Limits
 from rlkit.rollout.partners import Meeting, Partners
@@ -131,7 +132,8 @@ async def _turn(
     meeting.messages.append({"role": "assistant", "content": raw if sampler.partners.tools else said[-1]})
     if talk.over:
         return
-    turn = meeting.read(raw)
+    with calling(sampler.partners.parser, "parse"):
+        turn = meeting.read(raw)
     if turn.calls:
         talk.call_tools(len(turn.calls))
         if talk.over:
@@ -167,6 +169,9 @@ async def _ask(sampler: Sampler, talk: Conversation, key: SampleKey) -> Completi
         answer = await sampler.engine.generate(request)
     finally:
         sampler.gauge.leave()
+    if not len(answer.tokens) == len(answer.logps) == len(answer.versions):
+        counts = f"{len(answer.tokens)} tokens, {len(answer.logps)} log-probs and {len(answer.versions)} versions"
+        require(sampler.engine, "generate", f"gave {counts}, expected as many of each")
     cut_by_context = answer.stop is StopReason.LENGTH and len(talk.tokens) + len(answer.tokens) >= talk.limits.context
     return Completion(answer.tokens, answer.logps, answer.versions, StopReason.CONTEXT) if cut_by_context else answer
 

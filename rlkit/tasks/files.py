@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlkit.errors import RecipeError
+from rlkit.errors import RecipeError, show
 from rlkit.ranges import NonNegativeInt, PositiveShare
 from rlkit.roles.task import Split, Task
 from rlkit.tasks import sources
@@ -186,8 +186,7 @@ def _messages(content: object, place: str) -> list[Message]:
     if isinstance(content, list) and content and all(_is_message(message) for message in content):
         return [{k: v for k, v in message.items() if v is not None or k == "content"} for message in content]
     raise RecipeError(
-        f"{place} is {sources.shorten(content)}, expected text, or chat messages such as "
-        '[{"role": "user", "content": "2 + 2?"}]'
+        f'{place} is {show(content)}, expected text, or chat messages such as [{{"role": "user", "content": "2 + 2?"}}]'
     )
 
 

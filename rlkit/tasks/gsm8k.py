@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlkit.errors import RecipeError
+from rlkit.errors import RecipeError, show
 from rlkit.roles.task import Split, Task
 from rlkit.tasks import sources
 from rlkit.types import Prompt
@@ -60,5 +60,5 @@ def _texts(row: Mapping[str, Any], place: str) -> list[str]:
     texts = [sources.column(row, name, place, "of GSM8K") for name in ("question", "answer")]
     for name, text in zip(("question", "answer"), texts, strict=True):
         if not isinstance(text, str):
-            raise RecipeError(f"{place}: {name!r} is {sources.shorten(text)}, expected text")
+            raise RecipeError(f"{place}: {name!r} is {show(text)}, expected text")
     return texts

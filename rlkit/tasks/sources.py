@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from rlkit.errors import RecipeError
+from rlkit.errors import RecipeError, show
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
@@ -33,7 +33,7 @@ def existing(path: Path, option: str) -> Path:
     except (FileNotFoundError, NotADirectoryError) as error:
         raise RecipeError(f"{option} is {str(path)!r}, which does not exist; {_nearby(path)}") from error
     except (OSError, ValueError, RuntimeError) as error:  # no permission, too long, a NUL, an unknown ~user
-        raise RecipeError(f"{option} is {shorten(str(path))}, which cannot be read: {error}") from error
+        raise RecipeError(f"{option} is {show(str(path))}, which cannot be read: {error}") from error
     return path
 
 
@@ -156,12 +156,6 @@ def column(row: Row, name: str, place: str, option: str) -> Any:
     return value
 
 
-def shorten(value: object, limit: int = 60) -> str:
-    """Return a value's form for a message, cut to so many characters."""
-    text = repr(value)
-    return text if len(text) <= limit else f"{text[:limit]}…"
-
-
 def _nearby(path: Path) -> str:
     parent = path.absolute().parent
     while not parent.is_dir():
@@ -222,7 +216,7 @@ def _parse(line: str, place: str) -> Row:
     except (ValueError, RecursionError) as error:  # a number of thousands of digits is a ValueError
         raise RecipeError(f"{place}: not JSON ({_first_line(error)}); expected one object a line") from error
     if not isinstance(row, dict):
-        raise RecipeError(f'{place}: {shorten(row)}, expected one JSON object a line, such as {{"prompt": "2 + 2?"}}')
+        raise RecipeError(f'{place}: {show(row)}, expected one JSON object a line, such as {{"prompt": "2 + 2?"}}')
     return row
 
 

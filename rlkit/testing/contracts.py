@@ -9,13 +9,14 @@ from typing import get_args
 
 import torch
 
+from rlkit.roles import outputs
 from rlkit.roles.advantage import AdvantageEstimator, Needs
 from rlkit.roles.filter import GroupFilter
 from rlkit.roles.loss import PolicyLoss
 from rlkit.roles.parser import ParsedTurn, ToolParser
 from rlkit.roles.reward import RewardFunction, RewardManager, as_score
 from rlkit.roles.task import Split, Task
-from rlkit.types import Batch, LossOutput, PolicyOutput, Prompt, Score, StopReason, Trajectory, Turn
+from rlkit.types import Batch, PolicyOutput, Prompt, Score, StopReason, Trajectory, Turn
 
 ODD_TEXTS = ("", " \n", "\x00\ufffd", "{[(<", r"\boxed{", "#### ", "१२", "1" * 5000)
 """What a policy may write that nobody expects."""
@@ -83,18 +84,12 @@ def check_advantage(estimator: AdvantageEstimator) -> Batch:
 
 
 def _estimate(estimator: AdvantageEstimator, batch: Batch) -> Batch:
-    name, rewards = type(estimator).__name__, batch.rewards.tolist()
+    name = type(estimator).__name__
     _provide(batch, estimator.needs)
     estimator.estimate(batch)
-    if batch.advantages is None:
-        raise AssertionError(f"{name}.estimate left batch.advantages unset")
+    if problem := outputs.of_estimator(batch):
+        raise AssertionError(f"{name} {problem}")
     batch.check()
-    if batch.advantages.dtype != torch.float32 or not bool(batch.advantages.isfinite().all()):
-        raise AssertionError(
-            f"{name} gave advantages of {batch.advantages.dtype} for rewards {rewards}, expected finite float32"
-        )
-    if bool((batch.advantages[~batch.mask] != 0).any()):
-        raise AssertionError(f"{name} gave advantages outside the mask")
     return batch
 
 
@@ -136,10 +131,11 @@ def _lose(loss: PolicyLoss, batch: Batch, log_ratio: float) -> tuple[torch.Tenso
     batch.advantages = torch.where(batch.group[:, None] == 0, 1.0, -1.0) * batch.mask
     logps = ((batch.old_logps + log_ratio) * batch.mask).requires_grad_()
     batch.selected = loss.select(logps.detach(), batch) if loss.selects else None
+    if loss.selects and (problem := outputs.of_selection(batch.selected, batch.mask)):
+        raise AssertionError(f"{name} {problem}")
     out = loss(PolicyOutput(logps, torch.zeros_like(logps)), batch)
-    if not isinstance(out, LossOutput) or out.per_token.shape != batch.mask.shape:
-        given = f"a loss of shape {tuple(out.per_token.shape)}" if isinstance(out, LossOutput) else repr(out)
-        raise AssertionError(f"{name} gave {given}, expected a LossOutput of shape {tuple(batch.mask.shape)}")
+    if problem := outputs.of_loss(out, batch.mask):
+        raise AssertionError(f"{name} {problem}")
     if not bool(out.per_token.isfinite().all()):
         raise AssertionError(f"{name} is not finite where the log-ratio is {log_ratio:g}, outside the mask included")
     return out.per_token, logps
@@ -173,8 +169,8 @@ def check_task(task: Task) -> list[Prompt]:
         if len(rows) == 0:
             raise AssertionError(f"{type(task).__name__} gives no {split} rows")
         prompt = task.prompt(rows[0], 0)
-        if not prompt.messages or any("role" not in m or "content" not in m for m in prompt.messages):
-            raise AssertionError(f"{type(task).__name__} gave {prompt!r}, expected messages with role and content")
+        if problem := outputs.of_task(prompt):
+            raise AssertionError(f"{type(task).__name__} {problem}")
         if task.prompt(task.rows(split)[0], 0) != prompt:
             raise AssertionError(f"{type(task).__name__} gave another prompt for the same row of {split}")
         prompts.append(prompt)
@@ -190,8 +186,8 @@ def check_filter(group_filter: GroupFilter) -> None:
         group = [example_trajectory("#### 4") for _ in rewards]
         for trajectory, reward in zip(group, rewards, strict=True):
             trajectory.score = Score(reward, {"accuracy": reward})
-        if not isinstance(kept := group_filter.keep(group), bool):
-            raise AssertionError(f"{name}.keep gave {kept!r} for rewards {rewards}, expected True or False")
+        if problem := outputs.of_filter(group_filter.keep(group)):
+            raise AssertionError(f"{name}.keep {problem} with rewards {rewards}")
 
 
 def check_parser(parser: ToolParser, texts: Sequence[str] = ()) -> list[ParsedTurn]:

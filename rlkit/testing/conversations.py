@@ -15,13 +15,14 @@ from typing import Any, TypeVar
 
 from rlkit.errors import EngineError, RecipeError
 from rlkit.models.weights import PolicyWeights
+from rlkit.roles import outputs
 from rlkit.roles.engine import RolloutEngine
 from rlkit.roles.environment import Environment, Observation
 from rlkit.roles.interaction import Interaction, Reply
 from rlkit.roles.runtime import Runtime
 from rlkit.roles.tool import State, Tool, ToolReply
 from rlkit.testing.runtime import ExampleRuntime
-from rlkit.types import Completion, Message, Prompt, Request, SampleKey, Sampling, StopReason
+from rlkit.types import Completion, Message, Prompt, Request, SampleKey, Sampling
 
 PROMPT = Prompt("example", [{"role": "user", "content": "2 + 2 = ?"}], "4")
 ACTIONS = ("1", "yes", "", "\x00{[(<", "four", "4")
@@ -154,28 +155,12 @@ def check_engine(make: Callable[[], RolloutEngine], runtime: Runtime | None = No
 
     answers = asyncio.run(ask())
     for request, answer in zip(requests, answers, strict=True):
-        if problem := _completion_problem(request, answer, runtime.stop_ids):
-            raise AssertionError(f"{_name(engine)}.generate gave {answer!r}, expected {problem}")
+        if problem := outputs.of_engine(answer, request, 3, runtime.stop_ids):
+            raise AssertionError(f"{_name(engine)}.generate {problem}")
     if not all(_finite(gauge) for gauge in engine.health().values()):
         raise AssertionError(f"{_name(engine)}.health gave {engine.health()!r}, expected finite numbers by name")
     _close_twice(engine)
     return answers
-
-
-def _completion_problem(request: Request, answer: Completion, stop_ids: frozenset[int]) -> str | None:
-    """Say what a completion after a sync to version 3 should have been."""
-    count = len(answer.tokens)
-    if not 1 <= count <= request.sampling.max_tokens:
-        return f"1 to max_tokens = {request.sampling.max_tokens} tokens"
-    if not count == len(answer.logps) == len(answer.versions):
-        return "a log-prob and a version for each token"
-    if not all(_finite(logp) and logp <= 0 for logp in answer.logps):
-        return "finite log-probs of at most 0"
-    if set(answer.versions) != {3}:
-        return "the version of the last sync, 3"
-    if answer.stop == StopReason.STOP and answer.tokens[-1] not in stop_ids:
-        return "the stop id among the tokens, as the last"
-    return None
 
 
 def check_schema(schema: Any, where: str) -> None:

@@ -1,0 +1,104 @@
+"""What each role's parts must return: shared by the contracts for plugins' tests and by a run.
+
+Each function returns what is wrong, to follow the part's name in a message, or None.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+
+import torch
+
+from rlkit.errors import show
+from rlkit.types import Batch, Completion, LossOutput, Prompt, Request, StopReason
+
+
+def of_estimator(batch: Batch) -> str | None:
+    """Check `batch.advantages` (and `returns`): set, [B,T] f32, finite, and 0 outside the mask."""
+    if batch.advantages is None:
+        return "left batch.advantages unset, expected [B,T] f32"
+    for name in ("advantages", "returns"):
+        value = getattr(batch, name)
+        if value is None:
+            continue
+        expected = tuple(batch.mask.shape)
+        if not isinstance(value, torch.Tensor) or tuple(value.shape) != expected:
+            given = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"type {type(value).__name__}"
+            return f"gave batch.{name} of {given}, expected a tensor of shape {expected}"
+        if value.dtype != torch.float32 or not bool(value[batch.mask].isfinite().all()):
+            rewards = [round(reward, 4) for reward in batch.rewards[:8].tolist()]
+            broken = "" if value.dtype != torch.float32 else f" that are not finite ({_first_odd(value[batch.mask])})"
+            return f"gave {name} of {value.dtype}{broken} for rewards {rewards}, expected finite float32"
+    if not bool((batch.advantages[~batch.mask] == 0).all()):
+        return "gave advantages outside the mask, expected 0 there"
+    return None
+
+
+def of_loss(out: object, mask: torch.Tensor) -> str | None:
+    """Check a loss's output: a `LossOutput` with a floating-point loss [B,T] and metrics of one number each."""
+    if not isinstance(out, LossOutput) or not isinstance(out.per_token, torch.Tensor):
+        return f"gave {show(out)}, expected a LossOutput of shape {tuple(mask.shape)}"
+    if out.per_token.shape != mask.shape:
+        return (
+            f"gave a loss of shape {tuple(out.per_token.shape)}, expected a LossOutput of shape {tuple(mask.shape)}, "
+            "one for every token"
+        )
+    if not out.per_token.is_floating_point():
+        return f"gave a loss of {out.per_token.dtype}, expected float32"
+    if not isinstance(out.metrics, Mapping):
+        return f"gave metrics {show(out.metrics)}, expected tensors by name"
+    for name, value in out.metrics.items():
+        if not isinstance(value, torch.Tensor) or value.numel() != 1:
+            given = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else show(value)
+            return f"gave the metric {name!r} as {given}, expected a tensor of one number"
+    return None
+
+
+def of_selection(selected: object, mask: torch.Tensor) -> str | None:
+    """Check the tokens that a loss selects: [B,T] bool."""
+    if not isinstance(selected, torch.Tensor) or selected.shape != mask.shape or selected.dtype != torch.bool:
+        given = f"{selected.dtype} {tuple(selected.shape)}" if isinstance(selected, torch.Tensor) else show(selected)
+        return f"selected {given}, expected bool {tuple(mask.shape)}"
+    return None
+
+
+def of_filter(kept: object) -> str | None:
+    """Check a filter's answer: True or False."""
+    return None if isinstance(kept, bool) else f"gave {show(kept)} for a group, expected True or False"
+
+
+def of_task(prompt: object) -> str | None:
+    """Check a prompt: an id, and messages with role and content."""
+    if not isinstance(prompt, Prompt) or not isinstance(prompt.id, str):
+        return f"gave {show(prompt)}, expected a Prompt with an id"
+    fine = isinstance(prompt.messages, list) and prompt.messages
+    if not fine or any(not isinstance(m, Mapping) or not {"role", "content"} <= set(m) for m in prompt.messages):
+        return f"gave the messages {show(prompt.messages)}, expected messages with role and content"
+    if not isinstance(prompt.meta, Mapping):
+        return f"gave the meta {show(prompt.meta)}, expected values by name"
+    return None
+
+
+def of_engine(answer: object, request: Request, version: int, stop_ids: Collection[int]) -> str | None:
+    """Check a completion: tokens within the budget, each with a log-prob and the version of the last sync."""
+    if not isinstance(answer, Completion):
+        return f"gave {show(answer)}, expected a Completion"
+    count = len(answer.tokens)
+    if not 1 <= count <= request.sampling.max_tokens:
+        expected = f"1 to max_tokens = {request.sampling.max_tokens} tokens"
+    elif not count == len(answer.logps) == len(answer.versions):
+        expected = "a log-prob and a version for each token"
+    elif not all(isinstance(x, int | float) and math.isfinite(x) and x <= 0 for x in answer.logps):
+        expected = "finite log-probs of at most 0"
+    elif set(answer.versions) != {version}:
+        expected = f"the version of the last sync, {version}"
+    elif answer.stop == StopReason.STOP and answer.tokens[-1] not in stop_ids:
+        expected = "the stop id among the tokens, as the last"
+    else:
+        return None
+    return f"gave {show(answer)}, expected {expected}"
+
+
+def _first_odd(values: torch.Tensor) -> float:
+    return float(values[~values.isfinite()][0])
