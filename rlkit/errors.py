@@ -43,6 +43,20 @@ class RecipeError(RlkitError):
     exit_code = 2
 
 
+class UnavailableError(RecipeError):
+    """A model or data set is not on this machine, and the hub that may have it cannot be reached."""
+
+
+def unreachable(error: BaseException) -> bool:
+    """Whether a network that cannot be reached, or must not be asked, is behind an error."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ConnectionError) or type(cause).__name__ in ("LocalEntryNotFoundError", "ConnectError"):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
+
+
 class PluginError(RlkitError):
     """A plugin cannot be loaded, or what it offers is not what its role asks for."""
 

@@ -1,23 +1,152 @@
 """The ranges of numbers, stated once in their types: the command line shows them and refuses what is outside.
 
-NaN, infinities and null are in none of them; an option that may be null says `PositiveFloat | None`.
+Another range is `Annotated[int, Ge(4), Le(999), NUMBER]`: bounds on both sides, then `NUMBER`, which refuses true and
+false and words the error. NaN, infinities and null are in no range; an option that may be null says
+`PositiveFloat | None`.
 """
 
 from __future__ import annotations
 
-from math import inf
-from typing import Annotated
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
+from functools import cache
+from itertools import chain
+from types import FunctionType
+from typing import Annotated, Any, get_args, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt
 
 LARGEST = 2**31 - 1
-"""The largest whole number that an option takes."""
+LARGEST_FLOAT = 1e30
+"""Larger numbers would soon overflow float32."""
+YEAR = 365 * 24 * 3600.0
 
-PositiveInt = Annotated[int, Ge(1), Le(LARGEST)]
-NonNegativeInt = Annotated[int, Ge(0), Le(LARGEST)]
-PositiveFloat = Annotated[float, Gt(0), Lt(inf)]
-NonNegativeFloat = Annotated[float, Ge(0), Lt(inf)]
-FiniteFloat = Annotated[float, Gt(-inf), Lt(inf)]
-Share = Annotated[float, Ge(0), Le(1)]
+
+class _Number:
+    """Makes pydantic refuse what is outside of the range, and what is no number, with one message: the range."""
+
+    def __repr__(self) -> str:
+        return "NUMBER"
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from pydantic_core import PydanticCustomError, ValidationError, core_schema
+
+        schema = handler(source)
+
+        def validate(value: Any, number: Any) -> Any:
+            too_large = False
+            try:
+                if not isinstance(value, bool):
+                    return number(value)
+            except ValidationError as error:
+                too_large = error.errors()[0]["type"].startswith("less_than")
+            expected = _words(schema["type"], schema, complete=too_large)
+            raise PydanticCustomError("range", "expected {words}", {"words": expected})
+
+        return core_schema.no_info_wrap_validator_function(validate, schema)
+
+
+NUMBER = _Number()
+
+PositiveInt = Annotated[int, Ge(1), Le(LARGEST), NUMBER]
+NonNegativeInt = Annotated[int, Ge(0), Le(LARGEST), NUMBER]
+FiniteInt = Annotated[int, Ge(-LARGEST), Le(LARGEST), NUMBER]
+PositiveFloat = Annotated[float, Gt(0), Le(LARGEST_FLOAT), NUMBER]
+NonNegativeFloat = Annotated[float, Ge(0), Le(LARGEST_FLOAT), NUMBER]
+FiniteFloat = Annotated[float, Ge(-LARGEST_FLOAT), Le(LARGEST_FLOAT), NUMBER]
+Share = Annotated[float, Ge(0), Le(1), NUMBER]
 """A part of a whole."""
-PositiveShare = Annotated[float, Gt(0), Le(1)]
+PositiveShare = Annotated[float, Gt(0), Le(1), NUMBER]
+ShareBelowOne = Annotated[float, Gt(0), Lt(1), NUMBER]
+Count = Annotated[int, Ge(1), Le(2**16), NUMBER]
+"""How many are made, held or run at once."""
+Repeats = Annotated[int, Ge(0), Le(1000), NUMBER]
+"""How often something is done again."""
+Seconds = Annotated[float, Gt(0), Le(YEAR), NUMBER]
+
+
+def in_words(text: str) -> str:
+    """Return the text of a type with its ranges in words: `Annotated[float, Gt(gt=0), ...]` is `number above 0`."""
+
+    def words(found: re.Match[str]) -> str:
+        bounds = {name: float(bound) for name, bound in re.findall(r"(\w+)=([^,)]+)", found[2])}
+        return _words(found[1], bounds).removeprefix("a ")
+
+    text = re.sub(r"Annotated\[(int|float), ([^\]]*)\]", words, text)
+    return re.sub(r"Optional\[([^\[\]]*number[^\[\]]*)\]", r"\1 or null", text)
+
+
+def resolve(cls: Any) -> None:
+    """Turn annotations that are text into types, in a class's constructor and in the sections that it takes.
+
+    jsonargparse would do it, but its way drops `Annotated`, and the range with it.
+    """
+    hints = _hints(cls)
+    if hints and isinstance(cls.__init__, FunctionType):
+        cls.__init__.__annotations__ = dict(hints)
+    for section in chain.from_iterable((hint, *get_args(hint)) for hint in hints.values()):
+        if isinstance(section, type) and is_dataclass(section):
+            resolve(section)
+
+
+def outside(owner: Any, key: str = "") -> Iterator[str]:
+    """Yield a message for each number outside of its range: in a section's fields, in what a part keeps under the
+    name of its constructor's argument, and in the sections and parts that these hold.
+
+    The command line refuses such numbers before; this is for sections and parts that are made in Python.
+    """
+    for name, hint in _hints(owner.__class__).items():
+        if name not in getattr(owner, "__dict__", ()):
+            continue
+        value, here = getattr(owner, name), f"{key}.{name}".lstrip(".")
+        if _holds_number(hint):
+            yield from _refusals(hint, value, here)
+        named = value.items() if isinstance(value, Mapping) else [(None, value)]
+        for inner, held in named:
+            yield from outside(held, here if inner is None else f"{here}.{inner}")
+
+
+def _refusals(hint: Any, value: Any, key: str) -> Iterator[str]:
+    from pydantic import ValidationError
+
+    try:
+        _adapter(hint).validate_python(value)
+    except ValidationError as error:
+        wrong = next((e for e in error.errors() if e["type"] == "range"), error.errors()[0])
+        yield f"{key} is {value!r}, {wrong['msg']}"
+
+
+@cache
+def _adapter(hint: Any) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(hint)
+
+
+@cache
+def _hints(cls: Any) -> dict[str, Any]:
+    """Return the types of a class's options."""
+    try:
+        return get_type_hints(cls.__init__, include_extras=True)
+    except NameError:  # a plugin's, imported for type checkers alone
+        return {}
+
+
+def _holds_number(hint: Any) -> bool:
+    return NUMBER in getattr(hint, "__metadata__", ()) or any(map(_holds_number, get_args(hint)))
+
+
+def _words(kind: str, bounds: Mapping[str, Any], complete: bool = False) -> str:
+    """Return `a number above 0`; bounds that all numbers have are left out, unless the text is to be complete."""
+    said = {
+        name: f"{bounds[name]:.10g}"
+        for name in ("ge", "gt", "le", "lt")
+        if name in bounds and (complete or abs(bounds[name]) not in (LARGEST, LARGEST_FLOAT))
+    }
+    noun = "a whole number" if kind == "int" else "a number"
+    if {"ge", "le"} <= set(said):
+        return f"{noun} from {said['ge']} to {said['le']}"
+    forms = {"ge": "of {} or more", "gt": "above {}", "le": "at most {}", "lt": "below {}"}
+    limits = " and ".join(forms[name].format(bound) for name, bound in said.items())
+    return f"{noun} {limits}".rstrip()

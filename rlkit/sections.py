@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le
 
 from rlkit.ops.aggregate import Aggregation
 from rlkit.ops.correction import RejectLevel, Statistic, WeightLevel
 from rlkit.ops.kl import KLKind
+from rlkit.ranges import (
+    NUMBER,
+    Count,
+    FiniteFloat,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    PositiveShare,
+    Seconds,
+)
 from rlkit.roles.engine import RolloutEngine
 from rlkit.roles.filter import GroupFilter
 from rlkit.types import Sampling
@@ -26,8 +39,8 @@ class Lora:
         targets: `all-linear`, or the names of the modules that get one.
     """
 
-    rank: int = 16
-    alpha: float = 32.0
+    rank: Annotated[int, Ge(1), Le(4096), NUMBER] = 16
+    alpha: PositiveFloat = 32.0
     targets: str | list[str] = "all-linear"
 
 
@@ -36,13 +49,18 @@ class Model:
     """The policy.
 
     Args:
-        path: A name on the Hugging Face hub, a folder, or `tiny` or `tiny-tools`, which rlkit ships.
-        lora: Train adapters instead of all weights.
+        path: A name on the Hugging Face hub; `tiny` or `tiny-tools`, which rlkit ships; or a folder: of a model, of an
+            adapter, of a run or of one of its checkpoints.
+        lora: Train adapters instead of all weights. Those of an adapter at `path` are trained further, and must be of
+            the same shape; without this section they are merged, and all weights are trained.
+        dtype: The type of weights that are not trained: the base under adapters, and the reference. Weights that are
+            trained are float32.
         trust_remote_code: Run code that comes with the model.
     """
 
     path: str
     lora: Lora | None = None
+    dtype: Literal["float32", "bfloat16"] = "float32"
     trust_remote_code: bool = False
 
 
@@ -61,10 +79,10 @@ class Rollout:
     """
 
     engine: RolloutEngine
-    group: int = 8
+    group: Count = 8
     sampling: Sampling = field(default_factory=Sampling)
     filter: GroupFilter | None = None
-    max_gap: float | None = None
+    max_gap: PositiveFloat | None = None
     skip_long_prompts: bool = False
 
 
@@ -95,24 +113,24 @@ class Train:
         seed: Of the data's order and of every sampled token.
     """
 
-    steps: int
-    prompts_per_step: int = 32
-    minibatches: int = 1
-    epochs: int = 1
-    micro_tokens: int = 16384
-    lr: float = 1e-6
-    weight_decay: float = 0.0
+    steps: PositiveInt
+    prompts_per_step: Count = 32
+    minibatches: Count = 1
+    epochs: Count = 1
+    micro_tokens: PositiveInt = 16384
+    lr: PositiveFloat = 1e-6
+    weight_decay: NonNegativeFloat = 0.0
     schedule: Schedule = "constant"
-    warmup_steps: int = 0
-    max_norm: float = 1.0
-    entropy_coef: float = 0.0
+    warmup_steps: NonNegativeInt = 0
+    max_norm: PositiveFloat = 1.0
+    entropy_coef: FiniteFloat = 0.0
     checkpoint_activations: bool = False
     offload_during_rollout: bool = False
-    deadline: float = 1800.0
+    deadline: Seconds = 1800.0
     aggregation: Aggregation | None = None
     old_logps: Literal["recompute", "rollout"] = "recompute"
-    ema: float | None = None
-    seed: int = 0
+    ema: PositiveShare | None = None
+    seed: NonNegativeInt = 0
 
     @property
     def on_policy(self) -> bool:
@@ -132,8 +150,8 @@ class Save:
         folder: Where to: a folder or any fsspec URL; null for `checkpoints/` in the run folder.
     """
 
-    every: int = 100
-    keep_last: int = 2
+    every: NonNegativeInt = 100
+    keep_last: PositiveInt = 2
     keep_best: str | None = None
     folder: str | None = None
 
@@ -149,9 +167,9 @@ class Validation:
         sampling: How they are sampled; null takes the training's.
     """
 
-    every: int = 0
-    limit: int = 200
-    samples: int = 1
+    every: NonNegativeInt = 0
+    limit: NonNegativeInt = 200
+    samples: Annotated[int, Ge(0), Le(65536), NUMBER] = 1
     sampling: Sampling | None = None
 
 
@@ -167,10 +185,10 @@ class Conversation:
         check: Compare each conversation with the template's own rendering: count what differs, or fail it (`strict`).
     """
 
-    turns: int = 8
-    tokens: int | None = None
-    tool_calls: int | None = 16
-    seconds: float | None = 600.0
+    turns: Count = 8
+    tokens: PositiveInt | None = None
+    tool_calls: Count | None = 16
+    seconds: Seconds | None = 600.0
     check: Literal["off", "warn", "strict"] = "warn"
 
 
@@ -183,7 +201,7 @@ class KLLoss:
         kind: The estimate; see `rlkit.ops.kl`.
     """
 
-    coef: float = 0.001
+    coef: PositiveFloat = 0.001
     kind: KLKind = "k3"
 
 
@@ -226,10 +244,10 @@ class KLReward:
         horizon: Trajectories in which an adapting coefficient reacts.
     """
 
-    coef: float = 0.001
+    coef: PositiveFloat = 0.001
     kind: KLKind = "k1"
-    target: float | None = None
-    horizon: int = 10000
+    target: PositiveFloat | None = None
+    horizon: PositiveInt = 10000
 
 
 @dataclass
@@ -241,8 +259,8 @@ class Reference:
         mix: How far: reference = mix * policy + (1 - mix) * reference.
     """
 
-    refresh_every: int
-    mix: float = 1.0
+    refresh_every: PositiveInt
+    mix: PositiveShare = 1.0
 
 
 @dataclass
@@ -251,6 +269,7 @@ class Critic:
 
     Args:
         path: The backbone's model, with the policy's tokenizer; null takes the policy's.
+        lora: Train adapters of the backbone, and the head, instead of all weights.
         lr: Its largest learning rate.
         weight_decay: AdamW's, for matrices only.
         schedule: How the learning rate goes on after the warm-up.
@@ -261,13 +280,14 @@ class Critic:
     """
 
     path: str | None = None
-    lr: float = 1e-5
-    weight_decay: float = 0.0
+    lora: Lora | None = None
+    lr: PositiveFloat = 1e-5
+    weight_decay: NonNegativeFloat = 0.0
     schedule: Schedule = "constant"
-    warmup_steps: int = 0
-    max_norm: float = 1.0
-    clip: float | None = 0.5
-    alone: int = 0
+    warmup_steps: NonNegativeInt = 0
+    max_norm: PositiveFloat = 1.0
+    clip: PositiveFloat | None = 0.5
+    alone: NonNegativeInt = 0
 
 
 @dataclass
@@ -279,7 +299,7 @@ class Shaping:
         normalize: Divide by the running standard deviation of all rewards so far.
     """
 
-    clip: float | None = None
+    clip: PositiveFloat | None = None
     normalize: bool = False
 
 
@@ -294,8 +314,8 @@ class Correction:
     """
 
     level: WeightLevel = "token"
-    low: float | None = None
-    high: float = 2.0
+    low: PositiveFloat | None = None
+    high: PositiveFloat = 2.0
 
 
 @dataclass
@@ -312,6 +332,6 @@ class Rejection:
 
     statistic: Statistic = "k1"
     level: RejectLevel = "token"
-    low: float | None = None
-    high: float = 2.0
+    low: PositiveFloat | None = None
+    high: PositiveFloat = 2.0
     keep_in_denominator: bool = False

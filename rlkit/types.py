@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rlkit.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, PositiveShare
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -53,23 +55,11 @@ class Sampling:
         stop_ids: Token ids that end a turn, besides the model's own end tokens.
     """
 
-    temperature: float = 1.0
-    max_tokens: int = 256
-    top_p: float = 1.0
-    top_k: int = 0
-    stop_ids: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        from rlkit.errors import RecipeError
-
-        for name, ok, expected in (
-            ("temperature", self.temperature >= 0, "0 (greedy) or more"),
-            ("max_tokens", self.max_tokens >= 1, "1 or more"),
-            ("top_p", 0 < self.top_p <= 1, "more than 0 and at most 1"),
-            ("top_k", self.top_k >= 0, "0 (all) or more"),
-        ):
-            if not ok:
-                raise RecipeError(f"sampling.{name} is {getattr(self, name)}, expected {expected}")
+    temperature: NonNegativeFloat = 1.0
+    max_tokens: PositiveInt = 256
+    top_p: PositiveShare = 1.0
+    top_k: NonNegativeInt = 0
+    stop_ids: tuple[NonNegativeInt, ...] = ()
 
     def within(self, tokens: int) -> Sampling:
         """Give the same with another budget."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from rlkit.errors import RecipeError
 from rlkit.ops.masked import whiten
 from rlkit.ops.returns import gae
+from rlkit.ranges import Share
 from rlkit.roles.advantage import AdvantageEstimator, Needs
 from rlkit.types import Batch
 
@@ -25,9 +25,7 @@ class GAE(AdvantageEstimator):
     needs: ClassVar[Needs] = Needs.VALUES
     formula: ClassVar[str] = "A = whiten(sum_l ({gamma} * {lam})^l delta_(t+l)), delta_t = r_t + {gamma} V_(t+1) - V_t"
 
-    def __init__(self, gamma: float = 1.0, lam: float = 1.0) -> None:
-        if not (0 <= gamma <= 1 and 0 <= lam <= 1):
-            raise RecipeError(f"GAE has gamma={gamma} and lam={lam}, expected both from 0 to 1")
+    def __init__(self, gamma: Share = 1.0, lam: Share = 1.0) -> None:
         self.gamma = gamma
         self.lam = lam
 

@@ -9,6 +9,7 @@ import torch
 from rlkit.errors import RecipeError
 from rlkit.ops.groups import normalized
 from rlkit.ops.masked import whiten
+from rlkit.ranges import FiniteFloat
 from rlkit.roles.advantage import AdvantageEstimator, Needs
 from rlkit.types import Batch
 
@@ -25,7 +26,7 @@ class GDPO(AdvantageEstimator):
     needs: ClassVar[Needs] = Needs.GROUPS | Needs.PARTS
     formula: ClassVar[str] = "A = whiten(sum_k w_k (R_k - mean_group) / (std_group + 1e-6)), w = {weights}"
 
-    def __init__(self, weights: dict[str, float]) -> None:
+    def __init__(self, weights: dict[str, FiniteFloat]) -> None:
         if not weights:
             raise RecipeError("GDPO has no weights, expected one for each part of the reward that counts")
         self.weights = weights

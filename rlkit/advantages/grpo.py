@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from rlkit.ops.groups import normalized
+from rlkit.ranges import PositiveFloat
 from rlkit.roles.advantage import AdvantageEstimator, Needs
 from rlkit.types import Batch
 
@@ -22,7 +23,7 @@ class GRPO(AdvantageEstimator):
 
     needs: ClassVar[Needs] = Needs.GROUPS
 
-    def __init__(self, scale_by_std: bool = True, eps: float = 1e-6) -> None:
+    def __init__(self, scale_by_std: bool = True, eps: PositiveFloat = 1e-6) -> None:
         self.scale_by_std = scale_by_std
         self.eps = eps
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 from rlkit.ops.groups import normalized
 from rlkit.ops.masked import whiten
 from rlkit.ops.returns import discounted
+from rlkit.ranges import Share
 from rlkit.roles.advantage import AdvantageEstimator, Needs
 from rlkit.types import Batch
 
@@ -22,7 +23,7 @@ class ReinforcePP(AdvantageEstimator):
 
     formula: ClassVar[str] = "A_t = whiten(sum_(s>=t) {gamma}^(s-t) r_s)"
 
-    def __init__(self, gamma: float = 1.0) -> None:
+    def __init__(self, gamma: Share = 1.0) -> None:
         self.gamma = gamma
 
     def estimate(self, batch: Batch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from rlkit.ops.returns import discounted
+from rlkit.ranges import Share
 from rlkit.roles.advantage import AdvantageEstimator, Needs
 from rlkit.types import Batch
 
@@ -21,7 +22,7 @@ class ReMax(AdvantageEstimator):
     needs: ClassVar[Needs] = Needs.GREEDY
     formula: ClassVar[str] = "A_t = sum_(s>=t) {gamma}^(s-t) r_s - R_greedy"
 
-    def __init__(self, gamma: float = 1.0) -> None:
+    def __init__(self, gamma: Share = 1.0) -> None:
         self.gamma = gamma
 
     def estimate(self, batch: Batch) -> None:

@@ -13,6 +13,7 @@ from jsonargparse import (  # type: ignore[attr-defined]
     ActionConfigFile,
     ArgumentError,
     ArgumentParser,
+    DefaultHelpFormatter,
     Namespace,
     lazy_instance,
     set_parsing_settings,
@@ -22,6 +23,7 @@ from lightning.fabric import Fabric
 from rlkit.cli.suggest import explain
 from rlkit.engines import TorchEngine
 from rlkit.errors import RecipeError
+from rlkit.ranges import in_words, resolve
 from rlkit.recipe import Recipe, check
 from rlkit.registry import Registry, load_plugins
 
@@ -72,10 +74,27 @@ def _check_yaml(path: Path) -> None:
         raise RecipeError(f"{path} holds {type(content).__name__}, expected sections such as `model: {{path: tiny}}`")
 
 
+class _HelpFormatter(DefaultHelpFormatter):
+    """Help that says ranges in words."""
+
+    def _get_type_str(self, action: Any) -> str | None:
+        text = super()._get_type_str(action)
+        return None if text is None else in_words(text)
+
+
+class Parser(ArgumentParser):
+    """The parser of recipes and of the parts in them."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**{"formatter_class": _HelpFormatter, **kwargs})
+
+
 def make_parser(verb: str, registry: Registry) -> ArgumentParser:
     """Make a verb's parser: `--recipe`, and every option of the recipe; the verb adds its own."""
     set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=[*registry.packages, *ALLOWED_IMPORTS])
-    parser = ArgumentParser(prog=f"rlkit {verb}", exit_on_error=False, allow_abbrev=False)
+    for cls in (Recipe, *(part.cls for parts in registry.parts.values() for part in parts.values())):
+        resolve(cls)
+    parser = Parser(prog=f"rlkit {verb}", exit_on_error=False, allow_abbrev=False)
     parser.add_argument("--recipe", action=ActionConfigFile, help="A file, or a shipped recipe's name; several stack.")
     parser.add_class_arguments(Recipe, as_group=False, skip={"fabric"})
     parser.add_class_arguments(Fabric, "fabric", instantiate=False)

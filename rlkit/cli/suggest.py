@@ -7,6 +7,7 @@ import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import is_dataclass
+from functools import reduce
 from typing import Any, get_args, get_type_hints
 
 from rlkit.recipe import ROLE_OF_KEY, Recipe
@@ -16,6 +17,10 @@ from rlkit.registry import Registry
 def explain(complaint: str, parser: Any, registry: Registry) -> str:
     """Rewrite a complaint of jsonargparse; one that is not known here is passed on, its lines joined."""
     text = " ".join(complaint.split())
+    return _out_of_range(text) or _explain(text, parser, registry)
+
+
+def _explain(text: str, parser: Any, registry: Registry) -> str:
     key = _find(r'Parser key "([^"]+)"', text)
     nested = re.search(r"Given value: NestedArg\(key='(\w+)'", text)
     if key and nested and "is not accepted" not in text:  # a value of an optional section
@@ -50,6 +55,31 @@ def explain(complaint: str, parser: Any, registry: Registry) -> str:
         null = " or null" if "NoneType" in text else ""
         return f"{key} is {choice[2]!r}, expected {_plain_type(choice[1])}{null}"
     return text
+
+
+def _out_of_range(text: str) -> str | None:
+    """Explain a number outside of the range that its type states (see `rlkit.ranges`)."""
+    found = re.search(r"(expected a [^\[]+?) \[type=range, input_value=(.*?), input_type=\w+\]", text)
+    if found is None:
+        return None
+    before, after = text[: found.start()], text[found.end() :]
+    keys = re.findall(r'Parser key "([^"]+)"', before)
+    if (nested := re.search(r"Given value: NestedArg\(key='([^']+)'", after)) and len(keys) == 1:
+        keys.append(nested[1])
+    key = reduce(lambda outer, inner: inner if inner.startswith(f"{outer}.") else f"{outer}.{inner}", keys)
+    value = _find(r"^\. Got value: (.*?)(?: - Expected| Given value|$)", after) or found[2].strip("'")
+    null = ", or null" if after.startswith(" - Expected a <class 'NoneType'>") else ""
+    return f"{key} is {_shown(value)}, {found[1]}{null}"
+
+
+YAML = {"None": "null", "True": "true", "False": "false"}
+
+
+def _shown(value: str) -> str:
+    """Return a value as a message shows it: numbers bare, other texts in quotes, and not all of a long one."""
+    bare = re.fullmatch(r"[-+]?(\.?\d[\d.e+-]*|\.?inf|\.?nan)|[\[{(].*", value, re.IGNORECASE)
+    text = YAML.get(value, value if bare else repr(value))
+    return text if len(text) <= 80 else f"{text[:60]}... ({len(value)} characters)"
 
 
 def known_keys(parser: Any, registry: Registry) -> list[str]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le
 
 from rlkit.engines.sglang_base import SGLangRollouts
 from rlkit.engines.sglang_node import Node, Patience
 from rlkit.engines.sglang_process import Launch, require_sglang
 from rlkit.engines.sglang_weights import DiskTransport, GroupTransport, TensorTransport, Transport
 from rlkit.errors import EngineError, RecipeError
+from rlkit.ranges import NUMBER, Count
 
 LAUNCH = Launch()
 PATIENCE = Patience()
@@ -22,7 +25,8 @@ class SGLangServer(SGLangRollouts):
     prefix in the cache. A server that dies, hangs, fails or comes back with old weights is restarted (if it is
     rlkit's) or waited for, given the weights again, and what it had not finished is asked for again. Every token's
     version is checked. After every sync servers prove by their log-probs that they have the trainer's weights. What
-    is sampled cannot be repeated: SGLang's random numbers depend on what else is in the batch.
+    is sampled can be repeated where servers run deterministic inference, for which each request brings a seed that
+    its sample names; elsewhere SGLang's random numbers depend on what else is in the batch.
 
     Args:
         urls: Running servers; none starts `servers` here.
@@ -42,8 +46,8 @@ class SGLangServer(SGLangRollouts):
         urls: Sequence[str] = (),
         *,
         router: str | None = None,
-        servers: int = 1,
-        first_gpu: int = 0,
+        servers: Count = 1,
+        first_gpu: Annotated[int, Ge(0), Le(1023), NUMBER] = 0,
         transport: Literal["auto", "tensor", "group", "disk"] = "auto",
         folder: str | None = None,
         launch: Launch = LAUNCH,
@@ -51,10 +55,6 @@ class SGLangServer(SGLangRollouts):
         proof: bool = True,
     ) -> None:
         super().__init__(launch, patience, proof)
-        if servers < 1 or first_gpu < 0:
-            raise RecipeError(
-                f"SGLangServer has servers={servers} and first_gpu={first_gpu}, expected 1 or more and 0 or more"
-            )
         if router is not None and not urls:
             raise RecipeError(f"SGLangServer has router={router!r} and no urls; give those of the servers behind it")
         if launch.adapter_only and transport == "disk" and not urls:

@@ -9,7 +9,6 @@ import random
 import time
 import uuid
 from abc import abstractmethod
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rlkit.engines.sglang_balance import Balance
 from rlkit.engines.sglang_http import Fault
 from rlkit.engines.sglang_node import Hung, Node, Patience
 from rlkit.engines.sglang_process import Launch, ServerProcess
@@ -31,12 +31,6 @@ from rlkit.types import Completion, Request, StopReason
 if TYPE_CHECKING:
     from rlkit.roles.runtime import Runtime, WeightStream
 
-SESSIONS = 65536
-"""Conversations whose server is remembered."""
-
-RESERVED = 2
-"""Tokens of the context that SGLang never fills."""
-
 OWNER_SECONDS = 0.5
 """Pauses in which a rank looks whether a server is back that it cannot bring back alone."""
 
@@ -50,15 +44,16 @@ class SGLangRollouts(RolloutEngine):
         proof: Compare log-probs with the trainer's after every sync.
     """
 
+    reserved = 2  # SGLang never fills the last two tokens of the context
+
     def __init__(self, launch: Launch, patience: Patience, proof: bool) -> None:
         self.launch = launch
         self.patience = patience
         self.proof = proof
         self.version = -1
-        self._sessions: OrderedDict[str, Node] = OrderedDict()
         self._own: list[Node] = []
         self._nodes: list[Node] = []
-        self._behind: dict[Node, list[Node]] = {}
+        self._balance = Balance({})
         self._expected: Expected | None = None
         self._stream: WeightStream | None = None
         self._counts = {"retried": 0, "stale": 0, "restarts": 0}
@@ -114,9 +109,9 @@ class SGLangRollouts(RolloutEngine):
         mine = self._mine([other["urls"] for other in ranks], rank)
         own = {node.url: node for node in self._own}
         self._nodes = [own.get(url) or Node(url, self.patience, owned=False) for url in mine]
-        self._behind = self._fronts()
+        self._balance = Balance(self._fronts())
         if self.launch.adapter_only:
-            for node in {*self._own, *self._nodes, *self._behind}:
+            for node in {*self._own, *self._nodes, *self._balance.fronts}:
                 node.adapter = f"rlkit-{self._run}"
         shared = any(not node.owned for node in self._nodes)
         if world > 1 and self.launch.release_memory and (shared or len(own) != len(mine)):
@@ -142,7 +137,7 @@ class SGLangRollouts(RolloutEngine):
     # requests
 
     async def generate(self, request: Request) -> Completion:
-        room = self._runtime.context - RESERVED - len(request.tokens)
+        room = self._runtime.context - len(request.tokens)
         if room <= 0:
             return Completion([], [], [], StopReason.CONTEXT)
         if not request.tokens or not all(0 <= token < self._vocabulary for token in request.tokens):
@@ -158,27 +153,24 @@ class SGLangRollouts(RolloutEngine):
                 if attempt:
                     self._counts["retried"] += 1
                     await asyncio.sleep(0.1 * 2**attempt * (0.5 + random.random()))
-                node = self._choose(request.session)
-                behind = self._behind[node]
-                await asyncio.gather(*map(self._ready, behind))
-                mended, begun = [server.mended for server in behind], self.version
-                try:
-                    answer = await node.ask(self._body(request, budget), seconds)
-                    return self._completion(request, answer, begun)
-                except Fault as fault:
-                    faults.append(str(fault))
-                    if fault.status is not None and 400 <= fault.status < 500:
-                        break
-                    await asyncio.gather(*(self._mend(*one, fault) for one in zip(behind, mended, strict=True)))
+                node = self._balance.choose(request.session)
+                with node.assign():
+                    behind = self._balance.fronts[node]
+                    await asyncio.gather(*map(self._ready, behind))
+                    mended, begun = [server.mended for server in behind], self.version
+                    try:
+                        answer = await node.ask(self._body(request, budget), seconds)
+                        return self._completion(request, answer, begun)
+                    except Fault as fault:
+                        faults.append(str(fault))
+                        if fault.status is not None and 400 <= fault.status < 500:
+                            break
+                        firsts = await asyncio.gather(
+                            *(self._mend(*one, fault) for one in zip(behind, mended, strict=True))
+                        )
+                        if not any(firsts):  # the first brings it back, others go elsewhere
+                            self._balance.leave_lost(request.session)
         raise RolloutError(f"SGLang gave no completion in {len(faults)} attempts: {faults[-1]}")
-
-    def _choose(self, session: str) -> Node:
-        """Give the server that has this conversation's prefix in its cache, or the one with the least to do."""
-        node = self._sessions.pop(session, None) or min(self._behind, key=lambda n: n.in_flight)
-        self._sessions[session] = node
-        if len(self._sessions) > SESSIONS:
-            self._sessions.popitem(last=False)
-        return node
 
     def _body(self, request: Request, budget: int) -> dict[str, Any]:
         sampling = request.sampling
@@ -191,6 +183,7 @@ class SGLangRollouts(RolloutEngine):
                 "top_p": sampling.top_p,
                 "top_k": sampling.top_k or -1,
                 "stop_token_ids": sorted(self._stop_ids.union(sampling.stop_ids)),
+                "sampling_seed": request.key.hash(),  # read by servers that run deterministic inference
             },
         }
 
@@ -250,17 +243,22 @@ class SGLangRollouts(RolloutEngine):
                 self._starved = True
                 await asyncio.sleep(OWNER_SECONDS)
 
-    async def _mend(self, node: Node, mended: int, fault: Fault) -> None:
-        """After a fault, see what is left of a server; the first of many that failed does it for all."""
+    async def _mend(self, node: Node, mended: int, fault: Fault) -> bool:
+        """After a fault, see what is left of a server; the first of many that failed does it for all.
+
+        Returns:
+            Whether this was the first.
+        """
         async with node.lock:
             if node.mended != mended:
-                return
+                return False
             well = not isinstance(fault, Hung) and await node.healthy(self.patience.hang_seconds)
             if not well and node.owned:
                 node.broken("answer", fault)
             elif not well or await node.label() != self._label(self.version):
                 node.state = State.COLD
             node.mended += 1
+            return True
 
     async def _restore(self, node: Node) -> None:
         """Give a server the current weights again; they are those that the trainer holds as long as a rollout lasts."""
@@ -382,7 +380,7 @@ class SGLangRollouts(RolloutEngine):
         }
 
     def close(self) -> None:
-        for node in {*self._own, *self._nodes, *self._behind}:
+        for node in {*self._own, *self._nodes, *self._balance.fronts}:
             node.close()
         if hasattr(self, "_push"):
             self._push.transport.close()

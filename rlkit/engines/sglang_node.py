@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,8 @@ from rlkit.engines.sglang_states import (
     walk,
 )
 from rlkit.engines.sglang_weights import Adapter, Transport
-from rlkit.errors import EngineError, RecipeError
+from rlkit.errors import EngineError
+from rlkit.ranges import Repeats, Seconds
 
 MEMORY = ("weights", "kv_cache")
 POLL_SECONDS = 0.2
@@ -41,19 +42,11 @@ class Patience:
         restarts: Of each server between two syncs, before the run ends.
     """
 
-    request_seconds: float = 1800.0
-    start_seconds: float = 600.0
-    hang_seconds: float = 60.0
-    retries: int = 5
-    restarts: int = 3
-
-    def __post_init__(self) -> None:
-        for name, least in (("retries", 0), ("restarts", 0)):
-            if getattr(self, name) < least:
-                raise RecipeError(f"patience.{name} is {getattr(self, name)}, expected {least} or more")
-        for name in ("request_seconds", "start_seconds", "hang_seconds"):
-            if getattr(self, name) <= 0:
-                raise RecipeError(f"patience.{name} is {getattr(self, name)}, expected more than 0")
+    request_seconds: Seconds = 1800.0
+    start_seconds: Seconds = 600.0
+    hang_seconds: Seconds = 60.0
+    retries: Repeats = 5
+    restarts: Repeats = 3
 
 
 class Hung(Fault):
@@ -77,6 +70,8 @@ class Node:
         self.state = State.COLD
         self.tp = 1
         self.in_flight = 0
+        self.assigned = 0
+        """Requests that it is to answer, those that wait until it can among them."""
         self.restarts = 0
         self.mended = 0
         self.adapter: str | None = None
@@ -93,6 +88,20 @@ class Node:
     def url(self) -> str:
         """Where it is."""
         return self.client.url
+
+    @property
+    def lost(self) -> bool:
+        """Whether it is known to have no weights or to be gone: who asks it waits until it is back."""
+        return self.state in {State.COLD, State.BROKEN} or (self.process is not None and not self.process.alive)
+
+    @contextlib.contextmanager
+    def assign(self) -> Iterator[None]:
+        """Count a request as this server's, from before the first wait, so that others choose another one."""
+        self.assigned += 1
+        try:
+            yield
+        finally:
+            self.assigned -= 1
 
     def error(self, doing: str, fault: BaseException) -> EngineError:
         """Give an error with what was being done, the server's words and the end of its log."""

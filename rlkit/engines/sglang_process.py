@@ -19,7 +19,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from rlkit.errors import EngineError, RecipeError
+from rlkit.errors import EngineError
+from rlkit.ranges import Count, ShareBelowOne
 
 FIRST, LAST = (0, 5, 17), (0, 5, 23)
 """The releases that rlkit's tests drive lie between these."""
@@ -54,18 +55,12 @@ class Launch:
         args: Further arguments of `python -m sglang.launch_server`.
     """
 
-    infer_tp: int = 1
+    infer_tp: Count = 1
     dtype: Kind = "auto"
-    memory_fraction: float | None = None
+    memory_fraction: ShareBelowOne | None = None
     release_memory: bool = False
     adapter_only: bool = False
     args: Sequence[str] = ()
-
-    def __post_init__(self) -> None:
-        if self.infer_tp < 1:
-            raise RecipeError(f"launch.infer_tp is {self.infer_tp}, expected 1 or more")
-        if self.memory_fraction is not None and not 0 < self.memory_fraction < 1:
-            raise RecipeError(f"launch.memory_fraction is {self.memory_fraction}, expected more than 0 and less than 1")
 
 
 def release(version: str) -> tuple[int, ...]:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rlkit.errors import EngineError, RecipeError
+from rlkit.errors import EngineError
 from rlkit.ops.batching import micro_batches
 from rlkit.ops.random import uniform
 from rlkit.ops.sampling import choose
+from rlkit.ranges import Count, PositiveInt
 from rlkit.roles.engine import RolloutEngine
 from rlkit.types import Completion, Request, StopReason
 
@@ -70,11 +71,7 @@ class TorchEngine(RolloutEngine):
 
     reads_policy = True
 
-    def __init__(self, max_rows: int = 256, max_kv_tokens: int = 262144) -> None:
-        if max_rows < 1 or max_kv_tokens < 1:
-            raise RecipeError(
-                f"TorchEngine has max_rows={max_rows} and max_kv_tokens={max_kv_tokens}, expected 1 or more of each"
-            )
+    def __init__(self, max_rows: Count = 256, max_kv_tokens: PositiveInt = 262144) -> None:
         self.max_rows = max_rows
         self.max_kv_tokens = max_kv_tokens
         self.version = 0

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rlkit.ops.answers import equal, final_answer
+from rlkit.ranges import NonNegativeFloat, Repeats
 from rlkit.roles.interaction import Interaction, Reply
 from rlkit.roles.tool import State
 from rlkit.types import Message, Prompt
@@ -24,7 +25,10 @@ class Retry(Interaction):
     """
 
     def __init__(
-        self, tries: int = 1, text: str = "That is not right. Check your work and answer again.", penalty: float = 0.0
+        self,
+        tries: Repeats = 1,
+        text: str = "That is not right. Check your work and answer again.",
+        penalty: NonNegativeFloat = 0.0,
     ) -> None:
         self.tries = tries
         self.text = text

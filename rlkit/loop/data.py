@@ -25,7 +25,7 @@ from rlkit.types import Prompt
 
 @dataclass
 class Data:
-    """What a run reads: the tokenizer, the context's length, and prompts that are known to fit."""
+    """What a run reads: the tokenizer, how much of the context the engine can fill, and prompts known to fit."""
 
     tokenizer: Any
     context: int
@@ -141,7 +141,7 @@ def load_data(recipe: Recipe) -> Data:
     Raises:
         RecipeError: There are no rows, a row cannot become a prompt, or a prompt does not fit the context.
     """
-    context = context_length(load_config(recipe.model))
+    context = context_length(load_config(recipe.model)) - recipe.rollout.engine.reserved
     tokenizer = load_tokenizer(recipe.model)
     train = _rows(recipe, "train")
     validation = []

@@ -26,6 +26,7 @@ def prove(run: Run) -> float:
     """
     prompts = run.data.examples(PROMPTS)
     whole = str(run.fabric.strategy.precision.precision).startswith("32")
+    whole &= all(weight.dtype is torch.float32 for weight in run.actor.parameters())
     limit = run.recipe.rollout.max_gap or (1e-3 if whole else 0.2)
     sampling = Sampling(temperature=1.0, max_tokens=1)
     asked = [tuple(run.template.start(prompt.messages)) for prompt in prompts if run.ranks.lead]

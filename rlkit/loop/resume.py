@@ -13,7 +13,7 @@ from rlkit.loop.run import Run
 from rlkit.loop.state import restore, tensors
 from rlkit.models.ranks import Ranks
 
-FIXED = ("model.path", "model.lora", "critic.path")
+FIXED = ("model.path", "model.lora", "critic.path", "critic.lora")
 """Options that decide what a checkpoint's tensors are: none can change on resume."""
 
 PRESENT = ("critic", "reference", "shaping", "kl_reward", "train.ema")

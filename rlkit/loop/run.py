@@ -73,7 +73,7 @@ class Run:
         processors = max(1, (os.cpu_count() or 1) // fabric.world_size)
         self._workers = Workers(recipe.reward.concurrency or min(4, processors))
         self._empty = isinstance(fabric.strategy, FSDP2) and fabric.global_rank > 0
-        self.actor = Actor(load_policy(recipe.model, recipe.train.seed, self._empty))
+        self.actor = Actor(load_policy(recipe.model, recipe.train.seed, self._empty, frozen=not training))
         if training:
             self._prepare_training()
         else:
@@ -90,8 +90,8 @@ class Run:
         self.trained = self._set_up(self.actor, train)
         self.critic: Trained | None = None
         if recipe.critic is not None:
-            path = recipe.critic.path or recipe.model.path
-            self.value_model = ValueModel(load_backbone(replace(recipe.model, path=path, lora=None), self._empty))
+            model = replace(recipe.model, path=recipe.critic.path or recipe.model.path, lora=recipe.critic.lora)
+            self.value_model = ValueModel(load_backbone(model, train.seed, self._empty))
             self.critic = self._set_up(self.value_model, recipe.critic)
         self.reference = (
             Reference(self.actor, recipe.model, self._place, self._empty) if recipe.needs_reference else None

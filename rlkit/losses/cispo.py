@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from rlkit.ops.masked import masked_mean
-from rlkit.roles.loss import PolicyLoss, check_clip
+from rlkit.ranges import NonNegativeFloat, Share
+from rlkit.roles.loss import PolicyLoss
 from rlkit.types import Batch, LossOutput, PolicyOutput
 
 
@@ -21,8 +22,7 @@ class CISPO(PolicyLoss):
 
     formula: ClassVar[str] = "-sg(clip(r, 1 - {clip_low}, 1 + {clip_high})) A logp, r = exp(logp - old_logp)"
 
-    def __init__(self, clip_low: float = 1.0, clip_high: float = 4.0) -> None:
-        check_clip(self, clip_low, clip_high)
+    def __init__(self, clip_low: Share = 1.0, clip_high: NonNegativeFloat = 4.0) -> None:
         self.clip_low = clip_low
         self.clip_high = clip_high
 

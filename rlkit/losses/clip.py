@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import torch
+from typing import Annotated
 
-from rlkit.errors import RecipeError
+import torch
+from annotated_types import Gt, Le
+
 from rlkit.ops.masked import masked_mean
-from rlkit.roles.loss import PolicyLoss, check_clip
+from rlkit.ranges import LARGEST_FLOAT, NUMBER, NonNegativeFloat, Share
+from rlkit.roles.loss import PolicyLoss
 from rlkit.types import Batch, LossOutput, PolicyOutput
 
 
@@ -23,10 +26,12 @@ class ClipLoss(PolicyLoss):
         clip_dual: Bound of the ratio where the advantage is negative, more than 1; None leaves it unbounded.
     """
 
-    def __init__(self, clip_low: float = 0.2, clip_high: float = 0.2, clip_dual: float | None = None) -> None:
-        check_clip(self, clip_low, clip_high)
-        if clip_dual is not None and clip_dual <= 1:
-            raise RecipeError(f"ClipLoss has clip_dual={clip_dual}, expected more than 1 (usual: 3) or null")
+    def __init__(
+        self,
+        clip_low: Share = 0.2,
+        clip_high: NonNegativeFloat = 0.2,
+        clip_dual: Annotated[float, Gt(1), Le(LARGEST_FLOAT), NUMBER] | None = None,
+    ) -> None:
         self.clip_low = clip_low
         self.clip_high = clip_high
         self.clip_dual = clip_dual

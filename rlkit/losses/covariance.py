@@ -7,10 +7,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rlkit.errors import RecipeError
 from rlkit.ops.masked import masked_mean, masked_sum
 from rlkit.ops.random import uniform
-from rlkit.roles.loss import PolicyLoss, check_clip
+from rlkit.ranges import FiniteFloat, NonNegativeFloat, PositiveShare, Share
+from rlkit.roles.loss import PolicyLoss
 from rlkit.types import Batch, LossOutput, PolicyOutput
 
 
@@ -57,15 +57,13 @@ class ClipCov(_Covariance):
 
     def __init__(
         self,
-        clip_low: float = 0.2,
-        clip_high: float = 0.2,
+        clip_low: Share = 0.2,
+        clip_high: NonNegativeFloat = 0.2,
         *,
-        fraction: float = 2e-4,
-        cov_low: float = 1.0,
-        cov_high: float = 5.0,
+        fraction: PositiveShare = 2e-4,
+        cov_low: FiniteFloat = 1.0,
+        cov_high: FiniteFloat = 5.0,
     ) -> None:
-        check_clip(self, clip_low, clip_high)
-        _check_fraction(self, fraction)
         self.clip_low = clip_low
         self.clip_high = clip_high
         self.fraction = fraction
@@ -112,8 +110,7 @@ class KLCov(_Covariance):
 
     formula: ClassVar[str] = "-A r + {coef} |logp - old_logp| for the {fraction} of all tokens with the largest cov"
 
-    def __init__(self, fraction: float = 2e-4, coef: float = 1.0) -> None:
-        _check_fraction(self, fraction)
+    def __init__(self, fraction: PositiveShare = 2e-4, coef: NonNegativeFloat = 1.0) -> None:
         self.fraction = fraction
         self.coef = coef
 
@@ -132,8 +129,3 @@ class KLCov(_Covariance):
             "kl_old": masked_mean(-log_ratio.detach(), batch.mask),
         }
         return LossOutput(loss, metrics)
-
-
-def _check_fraction(loss: PolicyLoss, fraction: float) -> None:
-    if not 0 < fraction <= 1:
-        raise RecipeError(f"{type(loss).__name__} has fraction={fraction}, expected more than 0 and at most 1")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor
 
-from rlkit.errors import RecipeError
 from rlkit.ops.masked import masked_mean
+from rlkit.ranges import LARGEST_FLOAT, NUMBER, NonNegativeFloat
 from rlkit.roles.loss import PolicyLoss
 from rlkit.types import Batch, LossOutput, PolicyOutput
 
@@ -31,13 +32,12 @@ class DPPO(PolicyLoss):
     formula: ClassVar[str] = "-A sg(min(r, {cap})) logp if divergence_{kind} <= ({clip_high} if A > 0 else {clip_low})"
 
     def __init__(
-        self, kind: Literal["tv", "kl"] = "tv", clip_low: float = 0.2, clip_high: float = 0.2, cap: float = 20.0
+        self,
+        kind: Literal["tv", "kl"] = "tv",
+        clip_low: NonNegativeFloat = 0.2,
+        clip_high: NonNegativeFloat = 0.2,
+        cap: Annotated[float, Ge(1), Le(LARGEST_FLOAT), NUMBER] = 20.0,
     ) -> None:
-        if clip_low < 0 or clip_high < 0 or cap < 1:
-            raise RecipeError(
-                f"DPPO has clip_low={clip_low}, clip_high={clip_high} and cap={cap}, expected bounds of 0 or more and "
-                "a cap of 1 or more"
-            )
         self.kind = kind
         self.clip_low = clip_low
         self.clip_high = clip_high

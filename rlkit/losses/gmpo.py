@@ -8,7 +8,8 @@ import torch
 
 from rlkit.ops.aggregate import Aggregation
 from rlkit.ops.masked import masked_mean, masked_sum
-from rlkit.roles.loss import PolicyLoss, check_clip
+from rlkit.ranges import NonNegativeFloat, Share
+from rlkit.roles.loss import PolicyLoss
 from rlkit.types import Batch, LossOutput, PolicyOutput
 
 
@@ -27,8 +28,7 @@ class GMPO(PolicyLoss):
     applies_correction: ClassVar[bool] = True
     formula: ClassVar[str] = "-A exp(mean_t clip(logp - old_logp, -{clip_low}, {clip_high})), clipped only against A"
 
-    def __init__(self, clip_low: float = 0.4, clip_high: float = 0.4) -> None:
-        check_clip(self, clip_low, clip_high)
+    def __init__(self, clip_low: Share = 0.4, clip_high: NonNegativeFloat = 0.4) -> None:
         self.clip_low = clip_low
         self.clip_high = clip_high
 

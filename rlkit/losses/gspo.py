@@ -8,7 +8,8 @@ import torch
 
 from rlkit.ops.aggregate import Aggregation
 from rlkit.ops.masked import masked_mean, masked_sum
-from rlkit.roles.loss import PolicyLoss, check_clip
+from rlkit.ranges import NonNegativeFloat, Share
+from rlkit.roles.loss import PolicyLoss
 from rlkit.types import Batch, LossOutput, PolicyOutput
 
 
@@ -25,8 +26,7 @@ class GSPO(PolicyLoss):
     aggregation: ClassVar[Aggregation] = "seq_mean_token_mean"
     formula: ClassVar[str] = "max(-A s, -A clip(s, 1 - {clip_low}, 1 + {clip_high})), s = exp(mean_t(logp - old_logp))"
 
-    def __init__(self, clip_low: float = 3e-4, clip_high: float = 4e-4) -> None:
-        check_clip(self, clip_low, clip_high)
+    def __init__(self, clip_low: Share = 3e-4, clip_high: NonNegativeFloat = 4e-4) -> None:
         self.clip_low = clip_low
         self.clip_high = clip_high
 

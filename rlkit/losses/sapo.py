@@ -6,9 +6,9 @@ from typing import ClassVar
 
 import torch
 
-from rlkit.errors import RecipeError
 from rlkit.ops.aggregate import Aggregation
 from rlkit.ops.masked import masked_mean
+from rlkit.ranges import PositiveFloat
 from rlkit.roles.loss import PolicyLoss
 from rlkit.types import Batch, LossOutput, PolicyOutput
 
@@ -27,9 +27,7 @@ class SAPO(PolicyLoss):
     aggregation: ClassVar[Aggregation] = "seq_mean_token_mean"
     formula: ClassVar[str] = "-A sigmoid(tau (r - 1)) 4 / tau, tau = {tau_pos} if A > 0 else {tau_neg}"
 
-    def __init__(self, tau_pos: float = 1.0, tau_neg: float = 1.05) -> None:
-        if tau_pos <= 0 or tau_neg <= 0:
-            raise RecipeError(f"SAPO has tau_pos={tau_pos} and tau_neg={tau_neg}, expected both more than 0")
+    def __init__(self, tau_pos: PositiveFloat = 1.0, tau_neg: PositiveFloat = 1.05) -> None:
         self.tau_pos = tau_pos
         self.tau_neg = tau_neg
 

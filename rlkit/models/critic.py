@@ -30,6 +30,6 @@ class ValueModel(nn.Module):
         """
         chosen = mask[:, 1:]
         hidden = self.backbone(input_ids=tokens, use_cache=False).last_hidden_state[:, :-1][chosen]
-        values = self.head(hidden).squeeze(-1).float()
+        values = self.head(hidden.to(self.head.weight.dtype)).squeeze(-1).float()
         empty = torch.zeros(tokens.shape, device=tokens.device)
         return empty.masked_scatter(nn.functional.pad(chosen, (1, 0)), values)

@@ -5,25 +5,19 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 
-from rlkit.errors import CheckpointError, RecipeError
-from rlkit.models.lora import add_lora
+from rlkit.errors import CheckpointError, RecipeError, UnavailableError, unreachable
+from rlkit.models.lora import add_lora, has_lora, load_adapter, merged
+from rlkit.models.source import ADAPTER_WEIGHTS, SHIPPED, Source, base_name, locate, resolve, source_of
 from rlkit.sections import Model
 
-SHIPPED = {"tiny": Path(__file__).parent / "tiny", "tiny-tools": Path(__file__).parent / "tiny_tools"}
-"""Models that come with rlkit: for additions, and for conversations with tools and games."""
-
-
-def resolve(path: str) -> str:
-    """Give the folder of a shipped model for its name, and any other path as it is."""
-    if path in SHIPPED and not Path(path, "config.json").exists():
-        return str(SHIPPED[path])
-    return str(Path(path).expanduser()) if path.startswith("~") else path
+__all__ = ["SHIPPED", "resolve"]
 
 
 def load_config(model: Model) -> Any:
@@ -34,8 +28,9 @@ def load_config(model: Model) -> Any:
     """
     from transformers import AutoConfig
 
-    with _explained(model.path):
-        return AutoConfig.from_pretrained(resolve(model.path), trust_remote_code=model.trust_remote_code)
+    source = source_of(model)
+    with _explained(model, source):
+        return AutoConfig.from_pretrained(source.model, trust_remote_code=model.trust_remote_code)
 
 
 def load_tokenizer(model: Model) -> Any:
@@ -46,8 +41,9 @@ def load_tokenizer(model: Model) -> Any:
     """
     from transformers import AutoTokenizer
 
-    with _explained(model.path):
-        tokenizer = AutoTokenizer.from_pretrained(resolve(model.path), trust_remote_code=model.trust_remote_code)
+    source = source_of(model)
+    with _explained(model, source):
+        tokenizer = AutoTokenizer.from_pretrained(source.tokenizer, trust_remote_code=model.trust_remote_code)
     if tokenizer.chat_template is None:
         raise RecipeError(
             f"model.path {model.path!r} has a tokenizer without a chat template, so messages cannot be rendered; "
@@ -58,45 +54,106 @@ def load_tokenizer(model: Model) -> Any:
     return tokenizer
 
 
-def load_policy(model: Model, seed: int = 0, empty: bool = False) -> Any:
-    """Load a causal language model in float32, with fresh adapters, by the seed, if the recipe asks for LoRA.
+def load_policy(model: Model, seed: int = 0, empty: bool = False, frozen: bool = False) -> Any:
+    """Load a causal language model, with adapters if the recipe asks for LoRA.
+
+    Weights that are trained are float32, frozen ones of `model.dtype`. An adapter goes on as it is where the recipe
+    asks for LoRA, and is merged where it does not; on anything else adapters start anew.
 
     Args:
         model: Which one.
-        seed: Of the adapters.
+        seed: Of new adapters.
         empty: Leave the weights out, since another rank will send them.
+        frozen: Nothing of it will be trained.
 
     Raises:
         RecipeError: The model cannot be loaded, or an adapter's target names no module.
     """
     from transformers import AutoModelForCausalLM
 
-    policy = _load(AutoModelForCausalLM, model, empty)
+    source = source_of(model)
+    loader = _Loader(AutoModelForCausalLM, model, empty)
+    dtype = getattr(torch, model.dtype) if frozen or model.lora is not None else torch.float32
+    if model.lora is None:
+        policy = loader.whole(source, dtype)
+    elif source.lora is not None:
+        policy = loader.load(replace(source, lora=model.lora), dtype)
+    else:
+        policy = add_lora(loader.whole(source, dtype), model.lora, seed, base_name(model.path))
     policy.config.use_cache = False
-    return policy if model.lora is None else add_lora(policy, model.lora, seed)
+    return policy
 
 
-def load_backbone(model: Model, empty: bool = False) -> Any:
-    """Load a model without its output layer, in float32; or `empty`, since another rank will send the weights.
+def load_backbone(model: Model, seed: int = 0, empty: bool = False) -> Any:
+    """Load a model without its output layer, adapters of `model.path` merged and those of `model.lora` new.
+
+    Args:
+        model: Which one.
+        seed: Of new adapters.
+        empty: Leave the weights out, since another rank will send them.
 
     Raises:
-        RecipeError: It cannot be loaded.
+        RecipeError: It cannot be loaded, or an adapter's target names no module.
     """
-    from transformers import AutoModel
+    from transformers import AutoModel, AutoModelForCausalLM
 
-    return _load(AutoModel, model, empty)
+    dtype = torch.float32 if model.lora is None else getattr(torch, model.dtype)
+    source = locate(model.path)
+    if source.base is None:
+        backbone = _Loader(AutoModel, model, empty).whole(source, dtype)
+    else:
+        backbone = _Loader(AutoModelForCausalLM, model, empty).whole(source, dtype).get_decoder()
+    return backbone if model.lora is None else add_lora(backbone, model.lora, seed, task="FEATURE_EXTRACTION")
 
 
-def _load(kind: Any, model: Model, empty: bool) -> Any:
-    from transformers.utils import logging
+@dataclass
+class _Loader:
+    """Loads what a source names, and what that rests on."""
 
-    logging.disable_progress_bar()
-    options = {"dtype": torch.float32, "trust_remote_code": model.trust_remote_code}
-    with _explained(model.path):
-        if not empty:
-            return kind.from_pretrained(resolve(model.path), **options).eval()
-        with torch.device("meta"):
-            return kind.from_config(load_config(model), **options).eval()
+    kind: Any
+    model: Model
+    empty: bool
+
+    def load(self, source: Source, dtype: torch.dtype) -> Any:
+        """Load a model, or what an adapter or a checkpoint rests on with its adapters or weights."""
+        if source.base is None:
+            return self._pretrained(source, dtype)
+        policy = self.whole(source.base, dtype)
+        if source.lora is not None:
+            policy = add_lora(policy, source.lora, base=base_name(source.base.place))
+        if source.checkpoint and not self.empty:
+            raise RecipeError(f"{source.place} is a checkpoint; export it first: rlkit export --checkpoint")
+        if not self.empty:
+            load_adapter(policy, Path(source.place, ADAPTER_WEIGHTS))
+        return policy
+
+    def whole(self, source: Source, dtype: torch.dtype) -> Any:
+        """Load a source without adapters: merged in float32, then rounded."""
+        if source.base is None:
+            return self._pretrained(source, dtype)
+        if self.empty:
+            return self.whole(source.base, dtype)
+        policy = self.load(source, torch.float32)
+        policy = merged(policy) if has_lora(policy) else policy
+        _cast(policy, dtype)
+        return policy
+
+    def _pretrained(self, source: Source, dtype: torch.dtype) -> Any:
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+        options = {"dtype": dtype, "trust_remote_code": self.model.trust_remote_code}
+        with _explained(self.model, source):
+            if not self.empty:  # safetensors alone: a pickle could run code
+                return self.kind.from_pretrained(source.place, use_safetensors=True, **options).eval()
+            with torch.device("meta"):
+                return self.kind.from_config(load_config(self.model), **options).eval()
+
+
+def _cast(module: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Round the weights, but not the buffers: the positions' frequencies stay float32."""
+    for parameter in module.parameters():
+        parameter.data = parameter.data.to(dtype)
 
 
 def context_length(config: Any) -> int:
@@ -110,7 +167,7 @@ def stop_ids(model: Model, tokenizer: Any) -> frozenset[int]:
     from transformers import GenerationConfig
 
     try:
-        ids = GenerationConfig.from_pretrained(resolve(model.path)).eos_token_id
+        ids = GenerationConfig.from_pretrained(source_of(model).model).eos_token_id
     except OSError:  # a model without one
         ids = load_config(model).get_text_config().eos_token_id
     listed = ids if isinstance(ids, list) else [ids]
@@ -118,14 +175,16 @@ def stop_ids(model: Model, tokenizer: Any) -> frozenset[int]:
 
 
 @contextmanager
-def _explained(path: str) -> Iterator[None]:
+def _explained(model: Model, source: Source) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, ImportError) as error:
         first_line = str(error).strip().split("\n")[0]
-        raise RecipeError(
-            f"model.path is {path!r}, which cannot be loaded: {first_line} Give a folder with a Hugging Face model, "
-            "a name on the hub, or `tiny`"
+        named = "which" if source.base is None else f"{source}, which"
+        kind = UnavailableError if unreachable(error) else RecipeError
+        raise kind(
+            f"model.path is {model.path!r}, {named} cannot be loaded: {first_line} Give a folder with a model (as "
+            "safetensors), an adapter or a run, a name on the hub, or `tiny`"
         ) from error
 
 
@@ -146,7 +205,8 @@ def save_policy(policy: Any, tokenizer: Any, folder: Path, weights: dict[str, to
     beside = folder.with_name(folder.name + ".partial")
     try:
         shutil.rmtree(beside, ignore_errors=True)
-        policy.save_pretrained(beside, state_dict=weights)
+        options = {"save_embedding_layers": False} if has_lora(policy) else {}  # they are frozen; spares the hub a look
+        policy.save_pretrained(beside, state_dict=weights, **options)
         tokenizer.save_pretrained(beside)
         shutil.rmtree(folder, ignore_errors=True)
         beside.rename(folder)

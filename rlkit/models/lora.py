@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -14,15 +16,22 @@ from rlkit.models.parallel import full
 from rlkit.sections import Lora
 
 
-def add_lora(policy: Any, lora: Lora, seed: int = 0) -> Any:
-    """Freeze the policy and give it adapters to train, the same on every rank.
+def add_lora(policy: Any, lora: Lora, seed: int = 0, base: str | None = None, task: str = "CAUSAL_LM") -> Any:
+    """Freeze a model and add adapters in float32 to train, the same on every rank.
+
+    Args:
+        policy: The model.
+        lora: Their shape.
+        seed: Of their first values.
+        base: The model's name or folder, which saved adapters record; None for what the model says of itself.
+        task: What the model does, in peft's words.
 
     Raises:
         RecipeError: A target names no module.
     """
     from peft import LoraConfig, get_peft_model
 
-    config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=lora.targets, task_type="CAUSAL_LM")
+    config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=lora.targets, task_type=task)
     try:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
@@ -32,8 +41,35 @@ def add_lora(policy: Any, lora: Lora, seed: int = 0) -> Any:
             {name.rpartition(".")[2] for name, module in policy.named_modules() if hasattr(module, "weight")}
         )
         raise RecipeError(f"model.lora.targets is {lora.targets!r}: {error}. Modules: {', '.join(names)}") from error
+    if base is not None:
+        adapted.peft_config[adapted.active_adapter].base_model_name_or_path = base
     adapted.eval()
     return adapted
+
+
+def load_adapter(policy: Any, file: Path) -> None:
+    """Load the adapters' values from safetensors, in place.
+
+    Raises:
+        RecipeError: The file cannot be read, or holds other tensors than these adapters.
+    """
+    from safetensors.torch import load_file
+
+    try:
+        saved = load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise RecipeError(f"{file} cannot be read: {error}") from error
+    own = dict(adapter_tensors(policy))
+    for name in sorted(own.keys() | saved.keys()):
+        have, want = (list(x[name].shape) if name in x else "none" for x in (saved, own))
+        if have != want:
+            raise RecipeError(
+                f"{file} does not fit model.lora and its base: {name} is {have} there, expected {want}; set "
+                "model.lora.targets as when it was trained, and see base_model_name_or_path in adapter_config.json"
+            )
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(saved[name])
 
 
 def has_lora(policy: Any) -> bool:
@@ -87,6 +123,11 @@ def delta(layer: Any) -> Tensor:
     return torch.stack(parts).sum(0)
 
 
+@torch.no_grad()
 def merged(policy: Any) -> Any:
-    """Give the model with its adapters merged into its weights, and none left."""
-    return policy.merge_and_unload()
+    """Return the model with its adapters merged into its weights, in float32 and then rounded to the weights' type."""
+    for layer in policy.modules():
+        if hasattr(layer, "get_delta_weight"):
+            weight = layer.get_base_layer().weight
+            weight.copy_(weight.float() + delta(layer))
+    return policy.unload().requires_grad_(True)  # peft leaves them frozen

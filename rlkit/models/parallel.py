@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from lightning.fabric import Fabric
+from lightning.fabric.plugins import Precision
 from lightning.fabric.strategies import (  # type: ignore[attr-defined]
     STRATEGY_REGISTRY,
     DDPStrategy,
@@ -68,6 +69,19 @@ class FSDP2(ModelParallelStrategy):
         parallelize(module, mesh, options)
         module.to_empty(device=torch.device("cpu") if self.offload else self.root_device)
         _fill(module, weights, self.root_device)
+        return module
+
+
+class FrozenHalf(Precision):
+    """Keeps frozen weights in bfloat16; trained ones stay float32, and nothing is cast on the way."""
+
+    precision = "bf16-true"  # type: ignore[assignment]
+
+    def convert_module(self, module: nn.Module) -> nn.Module:
+        """Round the frozen weights, but not the buffers: the positions' frequencies stay float32."""
+        for parameter in module.parameters():
+            if not parameter.requires_grad:
+                parameter.data = parameter.data.to(torch.bfloat16)
         return module
 
 
@@ -180,6 +194,8 @@ def make_fabric(section: dict[str, Any], deadline: float = DEADLINE.total_second
     STRATEGY_REGISTRY.register(
         "ddp", DDPStrategy, override=True, process_group_backend=backend(), timeout=timeout, start_method="popen"
     )
+    if section.get("precision") == "bf16-true":  # Fabric's own would round what is trained, too
+        section = {**section, "precision": None, "plugins": [*(section.get("plugins") or ()), FrozenHalf()]}
     try:
         fabric = Fabric(**section)
     except (ValueError, TypeError, RuntimeError) as error:

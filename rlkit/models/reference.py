@@ -28,7 +28,7 @@ class Reference:
         if self.shared:
             self.actor = actor
         else:
-            self.actor = Actor(load_policy(model, empty=empty)).requires_grad_(False)
+            self.actor = Actor(load_policy(model, empty=empty, frozen=True)).requires_grad_(False)
             place(self.actor)
 
     @torch.no_grad()

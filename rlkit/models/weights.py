@@ -45,7 +45,7 @@ class PolicyWeights:
         for name, (adapter, parameter) in self._sources.items():
             tensor = full(parameter.detach())
             if adapter is not None and merged:
-                tensor = tensor + delta(adapter)
+                tensor = (tensor.float() + delta(adapter)).to(tensor.dtype)
             bucket.append((name, tensor))
             size += tensor.numel() * tensor.element_size()
             if size >= self.bucket_bytes:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rlkit.errors import RecipeError
+from rlkit.ranges import FiniteFloat, Seconds
 from rlkit.roles.reward import OnError, RewardManager
 from rlkit.types import Score, Trajectory
 
@@ -27,9 +28,9 @@ class Composite(RewardManager):
     def __init__(
         self,
         rewards: dict[str, RewardManager],
-        weights: dict[str, float] | None = None,
+        weights: dict[str, FiniteFloat] | None = None,
         *,
-        timeout: float = 60.0,
+        timeout: Seconds = 60.0,
         on_error: OnError = "drop",
     ) -> None:
         unknown = sorted(set(weights or {}) - set(rewards))

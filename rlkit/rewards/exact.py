@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rlkit.ranges import Seconds
 from rlkit.roles.reward import OnError, RewardFunction
 from rlkit.types import Score, Trajectory
 
@@ -17,7 +18,7 @@ class ExactReward(RewardFunction):
 
     parts = ("accuracy",)
 
-    def __init__(self, ignore_case: bool = False, timeout: float = 10.0, on_error: OnError = "drop") -> None:
+    def __init__(self, ignore_case: bool = False, timeout: Seconds = 10.0, on_error: OnError = "drop") -> None:
         self.ignore_case = ignore_case
         self.timeout = timeout
         self.on_error = on_error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlkit.ops.answers import equal, final_answer
+from rlkit.ranges import FiniteFloat, Seconds
 from rlkit.roles.reward import OnError, RewardFunction
 from rlkit.types import Score, Trajectory
 
@@ -21,7 +22,7 @@ class MathReward(RewardFunction):
 
     parts = ("accuracy", "format")
 
-    def __init__(self, format_weight: float = 0.0, timeout: float = 10.0, on_error: OnError = "drop") -> None:
+    def __init__(self, format_weight: FiniteFloat = 0.0, timeout: Seconds = 10.0, on_error: OnError = "drop") -> None:
         self.format_weight = format_weight
         self.timeout = timeout
         self.on_error = on_error

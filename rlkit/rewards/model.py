@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlkit.errors import RecipeError
+from rlkit.ranges import Count, PositiveInt, Seconds
 from rlkit.roles.reward import OnError, RewardManager
 from rlkit.types import Score, Trajectory
 
@@ -32,16 +33,12 @@ class ModelReward(RewardManager):
     def __init__(
         self,
         path: str,
-        batch_size: int = 16,
-        max_length: int = 4096,
+        batch_size: Count = 16,
+        max_length: PositiveInt = 4096,
         *,
-        timeout: float = 600.0,
+        timeout: Seconds = 600.0,
         on_error: OnError = "drop",
     ) -> None:
-        if batch_size < 1 or max_length < 1:
-            raise RecipeError(
-                f"ModelReward has batch_size={batch_size} and max_length={max_length}, expected 1 or more"
-            )
         self.path = path
         self.batch_size = batch_size
         self.max_length = max_length

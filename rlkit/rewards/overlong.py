@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlkit.errors import RecipeError
+from rlkit.ranges import NonNegativeFloat, PositiveInt, Seconds
 from rlkit.roles.reward import OnError, RewardFunction
 from rlkit.types import Score, Trajectory
 
@@ -24,11 +25,11 @@ class Overlong(RewardFunction):
 
     def __init__(
         self,
-        max_tokens: int,
-        buffer: int,
-        factor: float = 1.0,
+        max_tokens: PositiveInt,
+        buffer: PositiveInt,
+        factor: NonNegativeFloat = 1.0,
         *,
-        timeout: float = 10.0,
+        timeout: Seconds = 10.0,
         on_error: OnError = "drop",
     ) -> None:
         if not 0 < buffer <= max_tokens:

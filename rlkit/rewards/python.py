@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlkit.errors import RecipeError
+from rlkit.ranges import Count, Seconds
 from rlkit.roles.reward import OnError, RewardFunction
 from rlkit.types import Score, Trajectory
 
@@ -35,8 +36,8 @@ class PythonReward(RewardFunction):
         function: str,
         allow_code: bool = False,
         *,
-        timeout: float = 10.0,
-        concurrency: int | None = None,
+        timeout: Seconds = 10.0,
+        concurrency: Count | None = None,
         on_error: OnError = "drop",
     ) -> None:
         place, _, name = function.rpartition(":")
@@ -49,8 +50,6 @@ class PythonReward(RewardFunction):
             )
         if place.endswith(".py") and not Path(place).is_file():
             raise RecipeError(f"PythonReward has function={function!r}, but there is no file {place!r}")
-        if concurrency is not None and concurrency < 1:
-            raise RecipeError(f"PythonReward has concurrency={concurrency}, expected 1 or more")
         self.function = function
         self.timeout = timeout
         self.concurrency = concurrency

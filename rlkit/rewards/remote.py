@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlkit.errors import RecipeError
+from rlkit.ranges import Count, Repeats, Seconds
 from rlkit.roles.reward import OnError, RewardManager
 from rlkit.types import Score, Trajectory
 
@@ -32,19 +33,15 @@ class RemoteReward(RewardManager):
     def __init__(
         self,
         url: str,
-        batch_size: int = 32,
-        retries: int = 3,
+        batch_size: Count = 32,
+        retries: Repeats = 3,
         *,
-        request_timeout: float = 30.0,
-        timeout: float = 180.0,
+        request_timeout: Seconds = 30.0,
+        timeout: Seconds = 180.0,
         on_error: OnError = "drop",
     ) -> None:
         if not url.startswith(("http://", "https://")):
             raise RecipeError(f"RemoteReward has url={url!r}, expected http://… or https://…")
-        if batch_size < 1 or retries < 0:
-            raise RecipeError(
-                f"RemoteReward has batch_size={batch_size} and retries={retries}, expected 1 or more and 0 or more"
-            )
         self.url = url
         self.batch_size = batch_size
         self.retries = retries

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rlkit.errors import RecipeError
+from rlkit.ranges import Seconds
 from rlkit.roles.reward import OnError, RewardManager
 from rlkit.types import Score, Trajectory
 
@@ -30,7 +31,7 @@ class Router(RewardManager):
         key: str = "data_source",
         default: str | None = None,
         *,
-        timeout: float = 60.0,
+        timeout: Seconds = 60.0,
         on_error: OnError = "drop",
     ) -> None:
         if not rewards or (default is not None and default not in rewards):

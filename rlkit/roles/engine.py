@@ -21,6 +21,9 @@ class RolloutEngine(ABC):
     reads_policy: bool = False
     """Whether it samples from the trainer's own weights, which then have to stay on the device."""
 
+    reserved: int = 0
+    """Tokens of the model's context that it cannot fill; the run's context, and every limit, is that much less."""
+
     @abstractmethod
     def bind(self, runtime: Runtime) -> None:
         """Receive the tokenizer, the policy and the device.

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
-from rlkit.errors import RecipeError
 from rlkit.ops.aggregate import Aggregation
 from rlkit.types import Batch, LossOutput, PolicyOutput
 
@@ -53,16 +52,3 @@ class PolicyLoss(ABC):
         Called once a mini-batch, on every rank, with the current log-probs [B,T] and no gradient, if `selects`.
         """
         raise NotImplementedError(f"{type(self).__name__} says that it selects tokens, but has no `select`")
-
-
-def check_clip(loss: PolicyLoss, low: float, high: float) -> None:
-    """Check the bounds of a ratio around 1.
-
-    Raises:
-        RecipeError: They are out of range.
-    """
-    if not 0 <= low <= 1 or high < 0:
-        raise RecipeError(
-            f"{type(loss).__name__} has clip_low={low} and clip_high={high}, expected 0 <= clip_low <= 1 and "
-            "clip_high >= 0"
-        )

@@ -90,6 +90,9 @@ class Conversation:
             raise ValueError(
                 "the conversation is running and the policy has spoken last, expected somebody else's turn"
             )
+        if not answer.tokens and answer.stop is StopReason.CONTEXT and self.rewards:
+            self.complete(StopReason.CONTEXT)
+            return
         if not answer.tokens:
             self.fail("the engine gave no tokens")
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlkit.errors import RecipeError
+from rlkit.ranges import Repeats
 from rlkit.roles.filter import GroupFilter
 from rlkit.types import Trajectory
 
@@ -19,9 +19,7 @@ class ZeroSignal(GroupFilter):
         part: Compare this part of the reward instead of the whole, such as `accuracy`.
     """
 
-    def __init__(self, tries: int = 0, part: str | None = None) -> None:
-        if tries < 0:
-            raise RecipeError(f"ZeroSignal has tries={tries}, expected 0 or more")
+    def __init__(self, tries: Repeats = 0, part: str | None = None) -> None:
         self.tries = tries
         self.part = part
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from rlkit.errors import RecipeError
+from annotated_types import Ge, Le
+
+from rlkit.ranges import NUMBER, PositiveInt
 from rlkit.roles.task import Split, Task
 from rlkit.types import Prompt
 
@@ -24,11 +26,9 @@ class Arithmetic(Task):
 
     HELD_OUT = 0.1
 
-    def __init__(self, max_operand: int = 99, validation_size: int = 200) -> None:
-        if max_operand < 4:
-            raise RecipeError(
-                f"task.max_operand is {max_operand}, expected at least 4: fewer leave no problems to hold out"
-            )
+    def __init__(
+        self, max_operand: Annotated[int, Ge(4), Le(999), NUMBER] = 99, validation_size: PositiveInt = 200
+    ) -> None:
         self.max_operand = max_operand
         self.validation_size = validation_size
 

@@ -7,6 +7,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+from rlkit.ranges import FiniteFloat
 from rlkit.roles.tool import State, Tool, ToolReply
 
 BINARY: dict[type, Callable[[Any, Any], Any]] = {
@@ -32,7 +33,7 @@ class Calculator(Tool):
     name = "calculator"
     description = "Evaluates an arithmetic expression."
 
-    def __init__(self, bonus: float = 0.0, argument: str = "expression") -> None:
+    def __init__(self, bonus: FiniteFloat = 0.0, argument: str = "expression") -> None:
         self.bonus = bonus
         self.argument = argument
         self.parameters = {

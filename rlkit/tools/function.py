@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlkit.errors import PluginError
+from rlkit.ranges import Count, Seconds
 from rlkit.roles.reward import as_number
 from rlkit.roles.tool import State, Tool, ToolReply
 
@@ -26,7 +27,7 @@ class FunctionTool(Tool):
 
     function: ClassVar[Callable[..., Any]]
 
-    def __init__(self, timeout: float = 30.0, concurrency: int | None = None) -> None:
+    def __init__(self, timeout: Seconds = 30.0, concurrency: Count | None = None) -> None:
         from transformers.utils import get_json_schema
 
         try:

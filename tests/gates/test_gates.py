@@ -9,11 +9,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import get_args, get_type_hints
+from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 
 import pytest
+from annotated_types import Ge, Gt, Le, Lt
 
+from rlkit.ranges import NUMBER
 from rlkit.recipe import Recipe
 from rlkit.registry import load_plugins
 from tests.conftest import ROOT
@@ -146,6 +149,38 @@ def test_every_option_is_read_by_some_code() -> None:
                 if not re.search(rf"\.{name}\b(?! = )", source):
                     unread.append(f"{part.name}.{name}")
     assert not unread
+
+
+def bare_numbers(hint: object) -> bool:
+    """Whether a type holds numbers without bounds on both sides and `NUMBER` after them."""
+    if get_origin(hint) is Literal:
+        return False
+    if get_origin(hint) is Annotated and get_args(hint)[0] in (int, float):
+        *bounds, last = get_args(hint)[1:]
+        below = any(isinstance(bound, Ge | Gt) for bound in bounds)
+        return not (below and any(isinstance(bound, Le | Lt) for bound in bounds) and last is NUMBER)
+    return hint in (int, float) or any(map(bare_numbers, get_args(hint)))
+
+
+def sections_of(cls: type) -> Iterator[type]:
+    for hint in get_type_hints(cls.__init__).values():
+        yield from (inner for inner in (hint, *get_args(hint)) if isinstance(inner, type) and is_dataclass(inner))
+
+
+def test_every_number_states_its_range() -> None:
+    plugins = [path.name for path in (ROOT / "plugins").glob("*/src/rlkit_*")]
+    registry = load_plugins([(name, import_module(name)) for name in plugins], entry_points=False)
+    registry.require_healthy()
+    parts = [part.cls for parts in registry.parts.values() for part in parts.values()]
+    bare = [
+        f"{cls.__name__}.{name}"
+        for cls in {*parts, *(s for part in parts for s in sections_of(part)), *sections()}
+        for name, hint in get_type_hints(cls.__init__, include_extras=True).items()
+        if bare_numbers(hint)
+    ]
+    assert not bare
+    assert bare_numbers(dict[str, int] | None)
+    assert bare_numbers(Annotated[int, Ge(0), NUMBER])
 
 
 def test_every_option_is_documented() -> None:

@@ -32,7 +32,7 @@ def bound() -> Iterator[tuple[SGLangEngine, Any, asyncio.Runner]]:
         policy=policy,
         tokenizer=tokenizer,
         device=torch.device("cuda", 0),
-        context=512,
+        context=510,
         stop_ids=frozenset({tokenizer.eos_token_id}),
         unsharded=nullcontext,
         tensor_parallel=1,

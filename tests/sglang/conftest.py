@@ -33,7 +33,7 @@ PROMPTS = [(5, 9, 200, 31), (7, 7, 7, 12, 99, 104, 32, 8, 45, 61, 3), (5, 9, 200
 class Trainer:
     """A policy, the runtime around it, and an event loop for the engine that serves it."""
 
-    def __init__(self, policy: Any, context: int = 512) -> None:
+    def __init__(self, policy: Any, context: int = 512 - SGLangServer.reserved) -> None:
         self.policy = policy
         self.version = 0
         self.runner = asyncio.Runner()

@@ -107,17 +107,6 @@ def test_turns_of_a_conversation_find_their_prefix_in_the_cache(trainer: Trainer
     assert cached[1] >= len(first) + len(answer.tokens) - 1  # the last token's own key was never computed
 
 
-def test_a_conversation_stays_with_its_server_and_others_go_where_there_is_least_to_do() -> None:
-    engine = SGLangServer(urls=["http://a", "http://b"])
-    engine._nodes = a, b = [Node(url, PATIENCE) for url in engine.urls]
-    engine._behind = engine._fronts()
-    assert engine._choose("one") is a
-    a.in_flight = 5
-    assert engine._choose("two") is b
-    b.in_flight = 9
-    assert (engine._choose("one"), engine._choose("two"), engine._choose("three")) == (a, b, a)
-
-
 def test_requests_go_through_a_router_and_weights_past_it(trainer: Trainer, engine: SGLangServer) -> None:
     from aiohttp import ClientSession, web
 

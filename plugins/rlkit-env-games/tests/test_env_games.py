@@ -257,13 +257,10 @@ def test_tasks_give_their_rows_and_start_the_game(task: GuessTask | MazeTask) ->
     ("make", "message"),
     [
         (lambda: GuessTask(5, 4), "low=5 and high=4"),
-        (lambda: GuessTask(rows=0), "rows=0"),
-        (lambda: GuessNumber(max_turns=0), "max_turns=0"),
         (lambda: MazeTask(["+3", "/2"]), "has the moves /2"),
         (lambda: MazeTask(["+0", "*1"]), "lead nowhere from 0 to 99"),
         (lambda: MazeTask([]), r"\(none\) lead nowhere"),
         (lambda: MazeTask(high=5000), "a range of 1 to 1000"),
-        (lambda: CalculatorMaze(spare_turns=-1), "spare_turns=-1"),
     ],
 )
 def test_options_are_checked(make: Callable[[], object], message: str) -> None:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Ge, Le
 
 from rlkit.errors import RecipeError
+from rlkit.ranges import NUMBER
 from rlkit.roles.task import Split, Task
 from rlkit.types import Prompt
+
+Rows = Annotated[int, Ge(1), Le(1_000_000), NUMBER]
 
 
 def draw(count: int, seed: int, purpose: str) -> int:
@@ -24,10 +29,6 @@ class GameTask(Task):
     """
 
     def __init__(self, game: str, meta: Mapping[str, Any], rows: int, validation_rows: int) -> None:
-        if min(rows, validation_rows) < 1:
-            raise RecipeError(
-                f"{type(self).__name__} has rows={rows} and validation_rows={validation_rows}, expected 1 or more"
-            )
         self.game = game
         self.meta = meta
         self.sizes = {"train": rows, "validation": validation_rows}

@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterable
 
 from rlkit.errors import RecipeError
+from rlkit.ranges import Count, FiniteInt, NonNegativeFloat
 from rlkit.roles.environment import Environment, Observation
 from rlkit.roles.tool import State
 from rlkit.types import Prompt
-from rlkit_env_games.game import GameTask, draw, read_meta
+from rlkit_env_games.game import GameTask, Rows, draw, read_meta
 
 HIGHER, LOWER, CORRECT = "higher", "lower", "correct"
 
@@ -24,7 +25,7 @@ class GuessTask(GameTask):
         validation_rows: Validation prompts, with other seeds.
     """
 
-    def __init__(self, low: int = 1, high: int = 8, rows: int = 1000, validation_rows: int = 100) -> None:
+    def __init__(self, low: FiniteInt = 1, high: FiniteInt = 8, rows: Rows = 1000, validation_rows: Rows = 100) -> None:
         if low > high:
             raise RecipeError(f"GuessTask has low={low} and high={high}, expected low <= high")
         super().__init__("guess", {"low": low, "high": high}, rows, validation_rows)
@@ -41,12 +42,7 @@ class GuessNumber(Environment):
         guess_cost: What each turn after the first takes off the reward.
     """
 
-    def __init__(self, max_turns: int | None = None, guess_cost: float = 0.0) -> None:
-        if guess_cost < 0 or (max_turns is not None and max_turns < 1):
-            raise RecipeError(
-                f"GuessNumber has max_turns={max_turns} and guess_cost={guess_cost}, "
-                "expected 1 turn or more (or null) and a cost of 0 or more"
-            )
+    def __init__(self, max_turns: Count | None = None, guess_cost: NonNegativeFloat = 0.0) -> None:
         self.max_turns = max_turns
         self.guess_cost = guess_cost
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from rlkit.errors import RecipeError
+from rlkit.ranges import Count, FiniteInt, NonNegativeFloat, Repeats
 from rlkit.roles.environment import Environment, Observation
 from rlkit.roles.tool import State
 from rlkit.types import Prompt
-from rlkit_env_games.game import GameTask, draw, read_meta
+from rlkit_env_games.game import GameTask, Rows, draw, read_meta
 
 LARGEST_RANGE = 1000
 """Numbers in a range at most: searching them all takes some milliseconds of the event loop."""
@@ -50,19 +51,18 @@ class MazeTask(GameTask):
     def __init__(
         self,
         moves: Sequence[str] = ("+3", "*2", "-1"),
-        low: int = 0,
-        high: int = 99,
+        low: FiniteInt = 0,
+        high: FiniteInt = 99,
         *,
-        distance: int = 3,
-        rows: int = 1000,
-        validation_rows: int = 100,
+        distance: Count = 3,
+        rows: Rows = 1000,
+        validation_rows: Rows = 100,
     ) -> None:
         if wrong := [move for move in moves if not re.fullmatch(r"[-+*][0-9]{1,4}", move)]:
             raise RecipeError(f"MazeTask has the moves {', '.join(wrong)}, expected such as +3, -1 or *2")
-        if not 0 <= high - low < LARGEST_RANGE or distance < 1:
+        if not 0 <= high - low < LARGEST_RANGE:
             raise RecipeError(
-                f"MazeTask has low={low}, high={high} and distance={distance}, expected a range of 1 to "
-                f"{LARGEST_RANGE} numbers and a distance of 1 or more"
+                f"MazeTask has low={low} and high={high}, expected a range of 1 to {LARGEST_RANGE} numbers"
             )
         draw_maze(moves, low, high, distance, seed=0)
         meta = {"moves": list(moves), "low": low, "high": high, "distance": distance}
@@ -81,11 +81,7 @@ class CalculatorMaze(Environment):
         detour_cost: What each of them takes off the reward.
     """
 
-    def __init__(self, spare_turns: int = 2, detour_cost: float = 0.0) -> None:
-        if spare_turns < 0 or detour_cost < 0:
-            raise RecipeError(
-                f"CalculatorMaze has spare_turns={spare_turns} and detour_cost={detour_cost}, expected 0 or more"
-            )
+    def __init__(self, spare_turns: Repeats = 2, detour_cost: NonNegativeFloat = 0.0) -> None:
         self.spare_turns = spare_turns
         self.detour_cost = detour_cost
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Annotated
+
+from annotated_types import Ge, Le
 
 from rlkit import hookimpl
-from rlkit.errors import RecipeError
+from rlkit.ranges import LARGEST_FLOAT, NUMBER, NonNegativeFloat, NonNegativeInt, Seconds
 from rlkit.roles.reward import OnError, RewardManager
 from rlkit.roles.runtime import Runtime
 from rlkit.types import Score, Trajectory
@@ -28,14 +31,12 @@ class LengthReward(RewardManager):
         self,
         reward: RewardManager,
         *,
-        free_tokens: int = 256,
-        penalty: float = 0.001,
-        floor: float = -0.5,
-        timeout: float = 60.0,
+        free_tokens: NonNegativeInt = 256,
+        penalty: NonNegativeFloat = 0.001,
+        floor: Annotated[float, Ge(-LARGEST_FLOAT), Le(0), NUMBER] = -0.5,
+        timeout: Seconds = 60.0,
         on_error: OnError = "drop",
     ) -> None:
-        if penalty < 0 or floor > 0:
-            raise RecipeError(f"LengthReward has penalty={penalty} and floor={floor}, expected penalty >= 0 >= floor")
         self.reward = reward
         self.free_tokens = free_tokens
         self.penalty = penalty

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlkit.errors import RecipeError
+from rlkit.ranges import Count, Repeats, Seconds
 from rlkit.roles.runtime import Runtime
 from rlkit.roles.tool import State, Tool, ToolReply
 from rlkit_tool_mcp.session import Server, Session, acquire, release
@@ -43,10 +44,10 @@ class McpTool(Tool):
         env: dict[str, str] | None = None,
         *,
         url: str | None = None,
-        retries: int = 3,
-        start_timeout: float = 60.0,
-        timeout: float = 30.0,
-        concurrency: int | None = None,
+        retries: Repeats = 3,
+        start_timeout: Seconds = 60.0,
+        timeout: Seconds = 30.0,
+        concurrency: Count | None = None,
     ) -> None:
         if bool(command) == bool(url) or (url and env):
             raise RecipeError(
@@ -55,11 +56,6 @@ class McpTool(Tool):
             )
         if url and not url.startswith(("http://", "https://")):
             raise RecipeError(f"McpTool {tool!r} has url={url!r}, expected http://… or https://…")
-        if retries < 0 or min(start_timeout, timeout) <= 0 or (concurrency is not None and concurrency < 1):
-            raise RecipeError(
-                f"McpTool {tool!r} has retries={retries}, start_timeout={start_timeout}, timeout={timeout} and "
-                f"concurrency={concurrency}, expected 0 or more, more than 0 seconds, and 1 or more (or null)"
-            )
         self.name = tool
         self.server = Server(tuple(command or ()), tuple(sorted((env or {}).items())), url)
         self.retries = retries

@@ -21,6 +21,7 @@ from typing import Any
 
 from rlkit import hookimpl
 from rlkit.errors import RecipeError, RolloutError
+from rlkit.ranges import Count, PositiveInt, Seconds
 from rlkit.roles.runtime import Runtime
 from rlkit.roles.tool import State, Tool
 
@@ -62,12 +63,12 @@ class PythonTool(Tool):
     def __init__(
         self,
         *,
-        timeout: float = 10.0,
-        memory_mb: int = 1024,
-        processes: int = 16,
-        file_mb: int = 64,
-        output_chars: int = 4000,
-        concurrency: int | None = None,
+        timeout: Seconds = 10.0,
+        memory_mb: PositiveInt = 1024,
+        processes: Count = 16,
+        file_mb: PositiveInt = 64,
+        output_chars: PositiveInt = 4000,
+        concurrency: Count | None = None,
         strict: bool = True,
     ) -> None:
         self.parameters = {
@@ -78,9 +79,6 @@ class PythonTool(Tool):
         }
         self.limits = {"memory_mb": memory_mb, "processes": processes, "file_mb": file_mb, "output_chars": output_chars}
         self.concurrency = (os.cpu_count() or 1) if concurrency is None else concurrency
-        for option, value in {"timeout": timeout, "concurrency": self.concurrency, **self.limits}.items():
-            if value <= 0:
-                raise RecipeError(f"PythonTool.{option} is {value}, expected more than 0")
         self.seconds = timeout
         self.timeout = timeout + GRACE
         self.strict = strict

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Ge, Le
 
 from rlkit.errors import RecipeError
+from rlkit.ranges import NUMBER, PositiveInt, Repeats, Seconds
 from rlkit.roles.runtime import Runtime
 from rlkit.roles.tool import State, Tool, ToolReply
 from rlkit_tool_search.client import Client
@@ -35,21 +38,16 @@ class SearchTool(Tool):
         corpus: str | None = None,
         url: str | None = None,
         *,
-        top_k: int = 3,
-        max_chars: int = 1000,
+        top_k: Annotated[int, Ge(1), Le(LARGEST_TOP_K), NUMBER] = 3,
+        max_chars: PositiveInt = 1000,
         description: str = "Searches a collection of documents and gives the passages that fit the query best.",
-        retries: int = 5,
-        timeout: float = 30.0,
+        retries: Repeats = 5,
+        timeout: Seconds = 30.0,
     ) -> None:
         if (corpus is None) == (url is None):
             raise RecipeError(f"SearchTool has corpus={corpus!r} and url={url!r}, expected exactly one of the two")
         if url is not None and not url.startswith(("http://", "https://")):
             raise RecipeError(f"SearchTool has url={url!r}, expected http://… or https://…")
-        if not 1 <= top_k <= LARGEST_TOP_K or max_chars < 1 or retries < 0 or timeout <= 0:
-            raise RecipeError(
-                f"SearchTool has top_k={top_k}, max_chars={max_chars}, retries={retries} and timeout={timeout}, "
-                f"expected 1 to {LARGEST_TOP_K}, 1 or more, 0 or more, and more than 0"
-            )
         self.corpus = corpus
         self.top_k = top_k
         self.max_chars = max_chars

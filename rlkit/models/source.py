@@ -1,0 +1,224 @@
+"""What `model.path` names: a model, an adapter, a checkpoint or a run; read as data only."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from safetensors import SafetensorError, safe_open
+
+from rlkit.errors import RecipeError
+from rlkit.sections import Lora, Model
+
+SHIPPED = {"tiny": Path(__file__).parent / "tiny", "tiny-tools": Path(__file__).parent / "tiny_tools"}
+"""Models that come with rlkit: for additions, and for conversations with tools and games."""
+
+ADAPTER = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+
+DEEPEST = 8
+"""Adapters and checkpoints that may rest on one another."""
+
+UNREAD = ("alpha_pattern", "alora_invocation_tokens", "layer_replication", "use_dora", "use_qalora")
+"""Features of peft that change what an adapter computes, and that its tensors do not show."""
+
+PLAIN_INITS = (None, True, False, "gaussian", "orthogonal", "eva")
+"""Initialisations of an adapter that leave the base's weights as they were."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a policy's weights are.
+
+    Args:
+        place: The folder of a model, an adapter or a checkpoint, or a model's name on the hub.
+        base: What an adapter or a checkpoint was trained from; None for a model.
+        lora: The adapters that `place` holds; None where it holds all weights.
+        checkpoint: Whether `place` is a checkpoint of rlkit.
+    """
+
+    place: str
+    base: Source | None = None
+    lora: Lora | None = None
+    checkpoint: bool = False
+
+    @property
+    def model(self) -> str:
+        """The folder or hub name of the model at the bottom, whose configuration holds for all above it."""
+        return self.place if self.base is None else self.base.model
+
+    @property
+    def tokenizer(self) -> str:
+        """Where the tokenizer is."""
+        if self.base is None or Path(self.place, "tokenizer_config.json").is_file():
+            return self.place
+        return self.base.tokenizer
+
+    def __str__(self) -> str:
+        if self.base is None:
+            return self.place
+        kind = "checkpoint" if self.checkpoint else "adapter"
+        rank = "" if self.lora is None else f" of rank {self.lora.rank}"
+        return f"the {kind} {self.place}{rank} on {_public(self.base)}"
+
+
+def resolve(path: str) -> str:
+    """Return the folder of a shipped model for its name, and any other path as it is."""
+    if path in SHIPPED and not Path(path, "config.json").exists():
+        return str(SHIPPED[path])
+    return str(Path(path).expanduser()) if path.startswith("~") else path
+
+
+def locate(path: str, depth: int = 0) -> Source:
+    """Find what a path names, and what that was trained from.
+
+    Args:
+        path: A name on the hub, or a folder: of a model, an adapter, a checkpoint, or a run, of which `final/` is
+            taken, or its newest checkpoint where that is of a later step.
+        depth: How many adapters and checkpoints lead here.
+
+    Raises:
+        RecipeError: It is an adapter or a checkpoint that cannot be read, or whose base cannot be found.
+    """
+    if depth > DEEPEST:
+        raise RecipeError(f"{path!r} rests on more than {DEEPEST} other adapters or checkpoints; merge some of them")
+    folder = Path(resolve(path))
+    if (folder / ADAPTER).is_file():
+        return _adapter(folder, depth)
+    if (folder / "manifest.json").is_file() and (folder / "state.json").is_file():
+        return _checkpoint(folder, depth)
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        inner = _within(folder)
+        if inner is not None:
+            return locate(str(inner), depth)
+    return Source(str(folder) if folder.is_dir() else path)
+
+
+def source_of(model: Model) -> Source:
+    """Find what a recipe's `model:` starts from.
+
+    Raises:
+        RecipeError: It cannot be read, or it is an adapter and `model.lora` describes another one.
+    """
+    source = locate(model.path)
+    mine, theirs = model.lora, source.lora
+    if mine is not None and theirs is not None and (mine.rank, mine.alpha) != (theirs.rank, theirs.alpha):
+        raise RecipeError(
+            f"model.path is {source}, of alpha {theirs.alpha:g}, but model.lora has rank {mine.rank} and alpha "
+            f"{mine.alpha:g}; to train that adapter further, set model.lora.rank: {theirs.rank} and model.lora.alpha: "
+            f"{theirs.alpha:g}; for new adapters, merge it first: rlkit export --merge-lora --checkpoint "
+            f"{model.path} --out DIR, and set model.path: DIR"
+        )
+    return source
+
+
+def base_name(path: str) -> str:
+    """Return the name under which adapters of a model record it: of a shipped one its own, else a whole path."""
+    return _public(locate(path))
+
+
+def _public(source: Source) -> str:
+    for name, folder in SHIPPED.items():
+        if source.place == str(folder):
+            return name
+    return str(Path(source.place).resolve()) if Path(source.place).is_dir() else source.place
+
+
+def _within(folder: Path) -> Path | None:
+    """Find the policy of a run's folder, or of a folder of checkpoints; None where there is neither."""
+    checkpoints = _newest(folder / "checkpoints") or _newest(folder) or _newest(_save_folder(folder))
+    final = folder / "final"
+    if not any((final / name).is_file() for name in (ADAPTER, "config.json")):
+        return checkpoints
+    if checkpoints is None or _number(checkpoints) <= int(_json(folder / "result.json").get("steps") or 0):
+        return final
+    return checkpoints
+
+
+def _newest(folder: Path | None) -> Path | None:
+    if folder is None or not folder.is_dir():
+        return None
+    whole = [p.parent for p in folder.glob("step-*/manifest.json") if p.parent.name[len("step-") :].isdigit()]
+    return max(whole, key=_number, default=None)
+
+
+def _number(checkpoint: Path) -> int:
+    return int(checkpoint.name[len("step-") :])
+
+
+def _save_folder(run: Path) -> Path | None:
+    """Return the folder to which a run's recipe sends its checkpoints, if it names one on this machine."""
+    try:
+        recipe = yaml.safe_load((run / "recipe.yaml").read_text(encoding="utf-8"))
+        named = recipe["save"]["folder"]
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+        return None
+    return Path(named) if isinstance(named, str) else None
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """Read a JSON object; an empty one where there is none."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _adapter(folder: Path, depth: int) -> Source:
+    config = _json(folder / ADAPTER)
+    if not (folder / ADAPTER_WEIGHTS).is_file():
+        raise RecipeError(
+            f"{folder} is an adapter without {ADAPTER_WEIGHTS}; save it as safetensors: what is pickled could run code"
+        )
+    unread = [name for name in UNREAD if config.get(name)]
+    unread += [] if config.get("init_lora_weights") in PLAIN_INITS else ["init_lora_weights"]
+    if config.get("peft_type") != "LORA" or unread:
+        what = f"has {unread[0]} = {config[unread[0]]!r}" if unread else f"is of type {config.get('peft_type')!r}"
+        raise RecipeError(f"{folder} {what}, expected plain LoRA; merge it into its model with peft, and give that")
+    shapes = _shapes(folder / ADAPTER_WEIGHTS)
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if type(rank) is not int or not all(rank in shape for name, shape in shapes.items() if ".lora_" in name):
+        raise RecipeError(f"{folder / ADAPTER} has r = {rank!r}, which is not the rank of the adapter's tensors")
+    if not isinstance(alpha, int | float) or not 0 < alpha < math.inf:
+        raise RecipeError(f"{folder / ADAPTER} has lora_alpha = {alpha!r}, expected a number above 0")
+    listed = config.get("target_modules")
+    if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):  # a pattern
+        listed = {name.removeprefix("base_model.model.").partition(".lora_")[0] for name in shapes}
+    scale = math.sqrt(rank) if config.get("use_rslora") else 1.0
+    lora = Lora(rank, float(alpha) * scale, sorted(listed))
+    return Source(str(folder), _base(folder, config.get("base_model_name_or_path"), depth), lora)
+
+
+def _shapes(file: Path) -> dict[str, list[int]]:
+    """Read which tensors a safetensors file has."""
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            return {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118 (no mapping)
+    except (OSError, SafetensorError) as error:
+        raise RecipeError(f"{file} cannot be read: {error}") from error
+
+
+def _base(folder: Path, named: object, depth: int) -> Source:
+    remedy = f"set base_model_name_or_path in {folder / ADAPTER} to the model's folder or its name on the hub"
+    if not isinstance(named, str) or not named:
+        raise RecipeError(f"the adapter {folder} does not say which model it belongs to; {remedy}")
+    on_the_hub = named.count("/") <= 1 and not named.startswith((".", "/", "~"))
+    if not on_the_hub and not Path(resolve(named)).is_dir():
+        raise RecipeError(f"the adapter {folder} belongs to {named!r}, which is not on this machine; {remedy}")
+    return locate(named, depth + 1)
+
+
+def _checkpoint(folder: Path, depth: int) -> Source:
+    """Read which model a checkpoint's recipe names, and its adapters; the tensors are left where they are."""
+    try:
+        section = yaml.safe_load(_json(folder / "state.json")["recipe"])["model"]
+        path, lora = str(section["path"]), section.get("lora")
+        adapters = None if lora is None else Lora(int(lora["rank"]), float(lora["alpha"]), lora["targets"])
+    except (KeyError, TypeError, ValueError, AttributeError, yaml.YAMLError) as error:
+        raise RecipeError(f"{folder / 'state.json'} does not hold the recipe of a run: {error!r}") from error
+    return Source(str(folder), locate(path, depth + 1), adapters, checkpoint=True)

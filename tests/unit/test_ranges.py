@@ -1,0 +1,124 @@
+"""Numbers outside of the ranges that their types state: refused by name, on the command line and in Python."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import pytest
+from annotated_types import Ge, Le
+from jsonargparse._typehints import type_to_str
+
+from rlkit.cli.main import main
+from rlkit.cli.parser import parse
+from rlkit.errors import RecipeError
+from rlkit.ranges import (
+    LARGEST_FLOAT,
+    NUMBER,
+    Count,
+    FiniteFloat,
+    PositiveFloat,
+    PositiveInt,
+    Seconds,
+    Share,
+    ShareBelowOne,
+    in_words,
+    outside,
+)
+from rlkit.recipe import check
+
+
+@pytest.mark.parametrize(
+    ("hint", "words"),
+    [
+        (PositiveInt, "whole number of 1 or more"),
+        (Count, "whole number from 1 to 65536"),
+        (PositiveFloat | None, "number above 0 or null"),
+        (FiniteFloat, "number"),
+        (Share, "number from 0 to 1"),
+        (ShareBelowOne, "number above 0 and below 1"),
+        (Annotated[float, Ge(-LARGEST_FLOAT), Le(0), NUMBER], "number at most 0"),
+        (Seconds, "number above 0 and at most 31536000"),
+        (tuple[PositiveInt, ...], "tuple[whole number of 1 or more, ...]"),
+        (dict[str, Share] | None, "dict[str, number from 0 to 1] | null"),
+    ],
+)
+def test_a_range_in_words(hint: object, words: str) -> None:
+    assert in_words(type_to_str(hint)) == words
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--train.lr=.inf", "train.lr is .inf, expected a number above 0"),
+        ("--train.lr=1e40", "train.lr is 1e40, expected a number above 0 and at most 1e+30"),
+        ("--train.lr=null", "train.lr is null, expected a number above 0"),
+        ("--train.entropy_coef=.nan", "train.entropy_coef is .nan, expected a number"),
+        (
+            "--rollout.sampling.temperature=inf",
+            "temperature is inf, expected a number from 0 to 1e+30",
+        ),
+        ("--rollout.sampling.stop_ids=[-1]", "rollout.sampling.stop_ids is -1, expected a whole number of 0 or more"),
+        ("--advantage.eps=-5", "advantage.eps is -5, expected a number above 0"),
+        ("--loss.clip_high=nan", "loss.clip_high is nan, expected a number from 0 to 1e+30"),
+        ("--reward.timeout=-1", "reward.timeout is -1, expected a number above 0 and at most 31536000"),
+        ("--task.validation_size=-7", "task.validation_size is -7, expected a whole number of 1 or more"),
+        ("--task.max_operand=1e40", "task.max_operand is 1e40, expected a whole number from 4 to 999"),
+        (
+            "--train.prompts_per_step=999999999999",
+            "is 999999999999, expected a whole number from 1 to 65536",
+        ),
+        ("--model.lora.rank=100000", "model.lora.rank is 100000, expected a whole number from 1 to 4096"),
+        ("--train.steps=true", "train.steps is 'true', expected a whole number of 1 or more"),
+        ("--train.steps=1.5", "train.steps is 1.5, expected a whole number of 1 or more"),
+        ('--train={"steps":true}', "train.steps is true, expected a whole number of 1 or more"),
+        ('--train.lr={"a":[1]}', "train.lr is {'a': [1]}, expected a number above 0"),
+        ('--tools={"calc":{"class_path":"Calculator","init_args":{"bonus":"x"}}}', "bonus is 'x', expected a number"),
+        ("--rollout.engine=SGLangServer --rollout.engine.patience.retries=-1", "rollout.engine.patience.retries is -1"),
+        ('--advantage=GDPO --advantage.weights={"a":.inf}', "advantage.weights is inf, expected a number from -1e+30"),
+    ],
+)
+def test_a_number_out_of_range_is_named_with_its_range(
+    option: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fit", "--recipe", "quickstart", *option.split()]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_recipe_made_in_python_is_checked_too() -> None:
+    recipe = parse("fit", ["--recipe", "quickstart"]).recipe
+    recipe.train.lr, recipe.reward.timeout, recipe.train.steps = float("nan"), -1.0, True
+    with pytest.raises(RecipeError) as refused:
+        check(recipe)
+    assert str(refused.value).splitlines() == [
+        "reward.timeout is -1.0, expected a number above 0 and at most 31536000",
+        "train.steps is True, expected a whole number of 1 or more",
+        "train.lr is nan, expected a number above 0 and at most 1e+30",
+    ]
+
+
+@dataclass
+class Inner:
+    share: Share
+
+
+class Outer:
+    def __init__(self, parts: dict[str, Inner], one: Inner | None = None) -> None:
+        self.parts, self.one = parts, one
+
+
+def test_parts_inside_of_parts_are_found() -> None:
+    found = outside(Outer({"a": Inner(2.0), "b": Inner(1.0)}, Inner(-1.0)), "outer")
+    assert [text.partition(" ")[0] for text in found] == ["outer.parts.a.share", "outer.one.share"]
+
+
+def test_help_says_ranges_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    for option in ("--help", "--advantage.help=GRPO"):
+        with pytest.raises(SystemExit):
+            main(["fit", "--recipe", "quickstart", option])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "AdamW's largest learning rate. (type: number above 0, default: 1e-06)" in text
+    assert "Added to the standard deviation. (type: number above 0, default: 1e-06)" in text
+    assert "Annotated" not in text

@@ -1,0 +1,162 @@
+"""Which server a request goes to, what it says, and what happens where the context ends; no SGLang is needed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rlkit.cli.parser import parse
+from rlkit.engines import SGLangServer
+from rlkit.engines.sglang_balance import Balance
+from rlkit.engines.sglang_http import Fault
+from rlkit.engines.sglang_node import Node
+from rlkit.engines.sglang_states import State
+from rlkit.loop.data import load_data
+from rlkit.rollout.conversation import Conversation, Limits
+from rlkit.types import Completion, Prompt, Request, SampleKey, Sampling, StopReason
+
+
+class StubNode(Node):
+    """A server that takes a moment, answers with one token, and remembers what it was asked."""
+
+    def __init__(self, number: int, patience: Any) -> None:
+        super().__init__(f"http://127.0.0.1:{number}", patience)
+        self.state = State.READY
+        self.bodies: list[dict[str, Any]] = []
+        self.failures: list[Fault] = []
+        self.revived = 0
+
+    async def ask(self, body: dict[str, Any], deadline: float) -> dict[str, Any]:
+        self.bodies.append(body)
+        await asyncio.sleep(0.001)
+        if self.failures:
+            raise self.failures.pop()
+        meta = {
+            "finish_reason": {"type": "stop"},
+            "weight_version": "run-0",
+            "output_token_logprobs": [[-0.5, 7, None]],
+        }
+        return {"output_ids": [7], "meta_info": meta}
+
+    async def healthy(self, deadline: float) -> bool:
+        return False
+
+    async def revive(self) -> None:
+        self.revived += 1
+        await asyncio.sleep(0.4)  # longer than the pause of the others
+        self.state = State.COLD
+
+
+class Pushed:
+    """Stands for the way in which weights travel."""
+
+    async def push(self, stream: Any, nodes: Sequence[Node], *_: Any) -> dict[Node, Any]:
+        for node in nodes:
+            node.state = State.READY
+        return {}
+
+
+@pytest.fixture
+def engine() -> SGLangServer:
+    engine = SGLangServer(urls=["http://127.0.0.1:1"])
+    engine._runtime = SimpleNamespace(context=62)  # type: ignore[assignment]
+    engine._vocabulary, engine._stop_ids, engine._run, engine.version = 100, frozenset({2}), "run", 0
+    engine._stream, engine._sharded, engine._push = object(), False, Pushed()  # type: ignore[assignment]
+    engine._nodes = [StubNode(number, engine.patience) for number in range(1, 5)]
+    engine._own = engine._nodes
+    engine._balance = Balance(engine._fronts())
+    return engine
+
+
+def request(session: str, tokens: tuple[int, ...] = (5, 6), **sampling: Any) -> Request:
+    return Request(tokens, Sampling(**sampling), SampleKey(0, 1, session, 0), session)
+
+
+def ask(engine: SGLangServer, sessions: Sequence[str]) -> list[int]:
+    """Ask for a turn of each conversation at once; return how often each server was asked."""
+    before = [len(node.bodies) for node in stubs(engine)]
+
+    async def together() -> list[Completion]:
+        return list(await asyncio.gather(*(engine.generate(request(session)) for session in sessions)))
+
+    assert [answer.tokens for answer in asyncio.run(together())] == [[7]] * len(sessions)
+    assert [node.assigned for node in engine._nodes] == [0] * len(engine._nodes)
+    return [len(node.bodies) - count for node, count in zip(stubs(engine), before, strict=True)]
+
+
+def stubs(engine: SGLangServer) -> list[StubNode]:
+    return [node for node in engine._nodes if isinstance(node, StubNode)]
+
+
+SESSIONS = [f"conversation {i}" for i in range(64)]
+
+
+def test_conversations_are_shared_out_evenly_and_stay_where_they_are(engine: SGLangServer) -> None:
+    assert ask(engine, SESSIONS) == [16, 16, 16, 16]
+    homes = dict(engine._balance._homes)
+    assert ask(engine, SESSIONS) == [16, 16, 16, 16]
+    assert engine._balance._homes == homes
+    assert ask(engine, SESSIONS[:1] * 5) == [5, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "lose",
+    [
+        lambda node: setattr(node, "state", State.BROKEN),
+        lambda node: setattr(node, "state", State.COLD),
+        lambda node: setattr(node, "process", SimpleNamespace(alive=False)),
+    ],
+)
+def test_a_server_that_is_lost_gets_no_new_conversations(engine: SGLangServer, lose: Callable[[Node], None]) -> None:
+    lose(engine._nodes[1])
+    assert ask(engine, SESSIONS[:63]) == [21, 0, 21, 21]
+
+
+def test_where_a_server_fails_one_request_brings_it_back_and_the_others_go_elsewhere(engine: SGLangServer) -> None:
+    dying = stubs(engine)[0]
+    dying.failures = [Fault("refused")] * 16
+    asked = ask(engine, SESSIONS)
+    assert sum(asked) == 64 + 16
+    assert asked[0] == 16 + 1  # the first waits for it and asks again
+    assert dying.revived == 1
+    assert dying.state is State.READY
+    assert engine._counts["restarts"] == 1
+
+
+def test_the_context_that_sglang_leaves_is_the_runs(engine: SGLangServer) -> None:
+    """Of 4,096 tokens SGLang fills 4,094; what is longer is refused or skipped before a run, not failed in it."""
+    words = ["--recipe=quickstart", "--validation.limit=2"]
+    torch = load_data(parse("fit", words).recipe)
+    assert load_data(parse("fit", [*words, "--rollout.engine=SGLangServer"]).recipe).context == torch.context - 2
+    full = asyncio.run(engine.generate(request("full", tuple(range(3, 65)))))
+    assert (full.tokens, full.stop) == ([], StopReason.CONTEXT)
+    asyncio.run(engine.generate(request("nearly", tuple(range(3, 64)), max_tokens=9)))
+    assert stubs(engine)[0].bodies[-1]["sampling_params"]["max_new_tokens"] == 1
+
+
+def test_a_sample_brings_its_own_seed(engine: SGLangServer) -> None:
+    """The same in every run and on every server, another one for every sample, within SGLang's signed 64 bits."""
+    keys = [SampleKey(0, 1, "p", 0), SampleKey(0, 1, "p", 0), SampleKey(0, 1, "p", 1), SampleKey(0, 2, "p", 0)]
+    asked = [engine._body(Request((5,), Sampling(), key, "s"), 8)["sampling_params"]["sampling_seed"] for key in keys]
+    assert asked[0] == asked[1] == keys[0].hash()
+    assert len(set(asked)) == 3
+    assert all(-(2**63) <= seed < 2**63 for seed in asked)
+
+
+def test_an_engine_that_has_no_room_left_ends_a_conversation_by_its_context() -> None:
+    talk = Conversation(Prompt("p", []), 0, Limits(turns=8))
+    talk.begin([1, 2])
+    nothing = Completion([], [], [], StopReason.CONTEXT)
+    talk.sampled(Completion([3], [-0.5], [0], StopReason.STOP))
+    talk.interact()
+    talk.told("user", [4])
+    talk.sampled(nothing)
+    assert (talk.stop, talk.error, talk.mask) == (StopReason.CONTEXT, None, [False, False, True, False])
+    unanswered = Conversation(Prompt("p", []), 0, Limits(turns=8))
+    unanswered.begin([1, 2])
+    unanswered.sampled(nothing)
+    assert unanswered.error == "the engine gave no tokens"
