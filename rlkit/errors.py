@@ -75,6 +75,10 @@ class RolloutError(RlkitError):
     """Rollouts or rewards failed in a way that the run's policy does not tolerate."""
 
 
+class TrainingError(RlkitError):
+    """The run's steps teach the policy nothing; all ranks raise it after the same step."""
+
+
 class CheckpointError(RlkitError):
     """A model or checkpoint cannot be read or written."""
 

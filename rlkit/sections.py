@@ -111,6 +111,10 @@ class Train:
         old_logps: The policy that ratios compare with: the trainer's before the update, recomputed, or the engine's.
         ema: Decay a step of an average of the weights, saved as `ema/` beside `final/`; null for none.
         seed: Of the data's order and of every sampled token.
+        require_reward: Refuse the run if the reward fails when it is called once before the first step; false only
+            warns, for a service that starts later.
+        max_steps_without_signal: End the run after so many steps in a row in which all samples of each prompt had equal
+            rewards; null never does.
     """
 
     steps: PositiveInt
@@ -131,6 +135,8 @@ class Train:
     old_logps: Literal["recompute", "rollout"] = "recompute"
     ema: PositiveShare | None = None
     seed: NonNegativeInt = 0
+    require_reward: bool = True
+    max_steps_without_signal: PositiveInt | None = None
 
     @property
     def on_policy(self) -> bool:

@@ -1,13 +1,18 @@
-"""What a run shows: a progress bar on a terminal, lines elsewhere, and a table at the end."""
+"""What rlkit shows: texts made safe for a terminal; of a run, a progress bar or lines, and a table at the end."""
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
+
+from rlkit.errors import shorten
+from rlkit.text import safe
 
 SHOWN = (
     ("reward/mean", "reward", ".3f"),
@@ -18,6 +23,25 @@ SHOWN = (
     ("mismatch/max", "mismatch", ".0e"),
     ("time/tokens_per_second", "tok/s", ".0f"),
 )
+
+
+LONGEST = 20_000
+"""Characters of a text that are shown."""
+
+
+def say(text: str, *, error: bool = False) -> None:
+    """Print a text as it is, whoever wrote it: no markup, no control codes, no credentials."""
+    print(shown(text), file=sys.stderr if error else sys.stdout)
+
+
+def shown(text: str) -> str:
+    """Return what a terminal may be given of a text."""
+    return safe(shorten(text, LONGEST))
+
+
+def cell(text: str) -> Text:
+    """Return a text as a table's cell: no markup, no control codes, no credentials."""
+    return Text(shown(text))
 
 
 class Display:
@@ -31,32 +55,41 @@ class Display:
     def __init__(self, steps: int, quiet: bool = False) -> None:
         self.console = Console(quiet=quiet, highlight=False, soft_wrap=True)
         self.steps = steps
-        self._start = time.monotonic()
+        self._clock: tuple[int, float] | None = None
         self._bar: Progress | None = None
 
     def note(self, text: str) -> None:
-        self.console.print(text)
+        self.console.print(cell(text))
 
     def step(self, number: int, figures: dict[str, float]) -> None:
-        shown = _summary(figures)
+        summary = _summary(figures)
         if not self.console.is_terminal:
-            left = (time.monotonic() - self._start) / number * (self.steps - number)
-            self.console.print(f"step {number}/{self.steps}  {shown}  left {_clock(left)}")
+            self.console.print(f"step {number}/{self.steps}  {summary}{self._left(number)}")
             return
         if self._bar is None:
             columns = (BarColumn(24), MofNCompleteColumn(), TextColumn("{task.fields[shown]}"), TextColumn("left"))
             self._bar = Progress(*columns, TimeRemainingColumn(), console=self.console)
-            self._bar.add_task("steps", total=self.steps, shown=shown)
+            self._bar.add_task("steps", total=self.steps, completed=number - 1, shown=summary)
             self._bar.start()
-        self._bar.update(self._bar.task_ids[0], completed=number, shown=shown)
+        self._bar.update(self._bar.task_ids[0], completed=number, shown=summary)
 
-    def finish(self, result: dict[str, Any]) -> None:
+    def finish(self, result: dict[str, Any], advice: str) -> None:
         if self._bar is not None:
             self._bar.stop()
         before, after = (result["validation"][when] or {} for when in ("before", "after"))
         if before:
             self.console.print(comparison(before, after))
-        self.console.print(f"{result['status']}: {result['steps']} steps in {_clock(result['seconds'])}")
+        steps = f"{result['steps']} step{'s' * (result['steps'] != 1)}"
+        self.note(f"{result['status']}: {steps} in {_clock(result['seconds'])}; {advice}")
+
+    def _left(self, number: int) -> str:
+        """Say how long the rest takes, by the pace of the steps since the first one that this process made."""
+        now = time.monotonic()
+        if self._clock is None:
+            self._clock = (number, now)
+            return ""
+        first, since = self._clock
+        return f"  left {_clock((now - since) / (number - first) * (self.steps - number))}"
 
 
 def comparison(before: dict[str, float], after: dict[str, float]) -> Table:
@@ -64,7 +97,7 @@ def comparison(before: dict[str, float], after: dict[str, float]) -> Table:
     table = Table("validation", "before", "after")
     for name, value in before.items():
         if not name.endswith(("failed", "unscored")) or value or after.get(name):
-            table.add_row(name, f"{value:.3f}", f"{after[name]:.3f}" if name in after else "-")
+            table.add_row(cell(name), f"{value:.3f}", f"{after[name]:.3f}" if name in after else "-")
     return table
 
 

@@ -13,7 +13,7 @@ from rlkit.cli.parser import Parsed, parse
 from rlkit.errors import CheckpointError, RecipeError
 from rlkit.loop.checkpoint import Store
 from rlkit.loop.data import load_data
-from rlkit.loop.fit import fit
+from rlkit.loop.fit import INTERRUPTED, fit
 from rlkit.loop.folder import RunFolder, default_folder
 from rlkit.loop.resume import Found, compare, newest_whole, open_checkpoint
 from rlkit.models.parallel import make_fabric
@@ -49,7 +49,7 @@ def run(argv: Sequence[str]) -> int:
     fabric.barrier()
     display.note(f"run folder: {folder.path}")
     outcome = fit(parsed.recipe, data, fabric, folder, display, resumed=resumed)
-    return 130 if outcome.status == "interrupted" else 0
+    return INTERRUPTED if outcome.status == "interrupted" else 0
 
 
 def _with_recipe(argv: Sequence[str]) -> list[str]:

@@ -8,7 +8,12 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from rlkit import __version__
-from rlkit.errors import RecipeError, RlkitError
+from rlkit.cli.streams import unfailing
+from rlkit.errors import RecipeError, RlkitError, shorten
+from rlkit.text import safe
+
+LONGEST = 20_000
+"""Characters of an error that are shown."""
 
 VERBS = {
     "fit": "train a policy from a recipe",
@@ -39,6 +44,11 @@ def usage() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a verb; give the exit status: 0 ok, 1 the run failed, 2 usage or recipe, 130 interrupted."""
     args = list(sys.argv[1:] if argv is None else argv)
+    with unfailing():
+        return _run(args)
+
+
+def _run(args: list[str]) -> int:
     if not args or args[0] in ("-h", "--help"):
         print(usage(), end="")
         return 0 if args else 2
@@ -56,16 +66,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             raise
         rank = os.environ.get("LOCAL_RANK", "0")
-        print(f"{'' if rank == '0' else f'[rank {rank}] '}error: {error}", file=sys.stderr)
+        text = safe(shorten(str(error), LONGEST))
+        print(f"{'' if rank == '0' else f'[rank {rank}] '}error: {text}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         if debug:
             raise
         print("interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # whoever read us has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
 
 
 def _unknown_verb(given: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from lightning.fabric import Fabric
 
+from rlkit.cli.display import say
 from rlkit.cli.parser import Parsed, find, folder, parse
 from rlkit.errors import RecipeError
 from rlkit.loop import plan
@@ -33,7 +34,7 @@ def run(argv: Sequence[str]) -> int:
         return 0 if verb else 2
     if verb == "list":
         for path in sorted(folder().glob("*.yaml")):
-            print(f"{path.stem:<20} {path.read_text(encoding='utf-8').splitlines()[0].lstrip('# ')}")
+            say(f"{path.stem:<20} {path.read_text(encoding='utf-8').splitlines()[0].lstrip('# ')}")
         return 0
     if verb not in ("show", "check"):
         raise RecipeError(f"rlkit recipe was given {verb!r}, expected list, show or check")
@@ -51,11 +52,11 @@ def _check(parsed: Parsed, data: Data) -> int:
     fabric = make_fabric(recipe.fabric, recipe.train.deadline)
     ranks, tensor = fabric.world_size, getattr(fabric.strategy, "tensor_parallel", 1)
     for line in plan.lines(data, ranks // tensor):
-        print(line)
+        say(line)
     for fact in (proof := data.template.prove()).facts:
-        print(f"template: {fact}")
+        say(f"template: {fact}")
     for warning in proof.warnings:
-        print(f"warning: {warning}")
+        say(f"warning: {warning}")
     shards = ranks if isinstance(fabric.strategy, FSDP2) else 1
     for phase, size in plan.memory(data, ranks // tensor, shards).items():
         print(f"memory, estimated: {size:,.0f} MiB for {phase}")
@@ -64,7 +65,7 @@ def _check(parsed: Parsed, data: Data) -> int:
     else:
         workers = Workers(1)
         try:
-            print(asyncio.run(plan.try_reward(lambda t: score(recipe.reward, t, workers), *data.examples(1))))
+            _show(asyncio.run(plan.try_reward(lambda t: score(recipe.reward, t, workers), *data.examples(1))))
         finally:
             workers.close()
     print(f"ok: {len(data.train)} training rows, {len(data.validation)} validation prompts, context {data.context}")
@@ -81,6 +82,10 @@ def _measure(parsed: Parsed, data: Data, fabric: Fabric) -> None:
     finally:
         live.close()
     if fabric.is_global_zero:
-        print(said)
+        _show(said)
         for phase, size in measured.items():
             print(f"memory, measured: {size:,.0f} MiB at most, after {phase}")
+
+
+def _show(trial: plan.Trial) -> None:
+    say(f"warning: {trial.text}" if trial.failed else trial.text)

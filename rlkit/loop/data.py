@@ -118,10 +118,14 @@ class Data:
         used = min(train.steps * train.prompts_per_step, len(self.train))
         steps = range(1, -(-used // train.prompts_per_step) + 1)
         self.validation = [prompt for prompt in self.validation if self.fits(prompt)]
-        prompts = [prompt for step in steps for _, prompt in self.prompts(step)] + self.validation
+        prompts = [prompt for step in steps for _, prompt in self.prompts(step)]
         if not prompts:
-            raise RecipeError(f"no prompt is shorter than the model's context of {self.context} tokens")
-        longest, self.longest = max(((p, self.length(p)) for p in prompts), key=lambda pair: pair[1])
+            raise RecipeError(
+                f"no training prompt is shorter than the model's context of {self.context} tokens; choose shorter "
+                "prompts or a model with a longer context"
+            )
+        measured = ((p, self.length(p)) for p in prompts + self.validation)
+        longest, self.longest = max(measured, key=lambda pair: pair[1])
         if self.longest >= self.context:
             raise RecipeError(
                 f"prompt {longest.id!r} has {self.longest} tokens, but the context of model.path "

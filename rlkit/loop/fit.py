@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
 
 from lightning.fabric import Fabric
 
+from rlkit.errors import RlkitError
 from rlkit.loop.data import Data
 from rlkit.loop.folder import RunFolder
-from rlkit.loop.metrics import MetricsLog, loggers
 from rlkit.loop.peers import Peers
 from rlkit.loop.resume import Found
 from rlkit.loop.run import Run
-from rlkit.loop.session import Interrupt, Outcome, Reporter, Session
+from rlkit.loop.session import Outcome, Reporter, Session, agreed
+from rlkit.loop.signals import Signals
 from rlkit.recipe import Recipe
+
+INTERRUPTED = 130
+"""The exit status of a run that a signal ended, whichever it was."""
 
 
 def fit(
@@ -33,8 +31,9 @@ def fit(
 ) -> Outcome:
     """Train to the recipe's last step.
 
-    The first Ctrl-C ends the run after the step in progress, a second one at once; either way what was learned is
-    saved and the outcome is `interrupted`. An error is re-raised after the outcome `failed` was written.
+    The first Ctrl-C, SIGTERM or SIGHUP ends the run after the step in progress, a second one at once; either way what
+    was learned is saved and the outcome is `interrupted`. An error is re-raised after the outcome `failed` was written.
+    Where there are several ranks, a process that is ended at once does not return from here.
 
     Args:
         recipe: Checked.
@@ -47,52 +46,59 @@ def fit(
     Raises:
         RlkitError: The run failed; RankError where another rank did.
     """
-    log = None
-    if fabric.is_global_zero:
-        done = 0 if resumed is None else int(resumed.state["step"])
-        log = MetricsLog(folder.path / "metrics.jsonl", loggers(recipe.log, folder), done)
-    session, run = Session(folder, reporter, log), None
+    session = Session(folder, reporter, fabric.is_global_zero)
     peers = Peers(fabric, folder.path, session.lost)
-    failure: Exception | None = None
-    try:
-        with _interruptible(session.interrupt, reporter):
-            run = Run(recipe, data, fabric)
-            session.train(run, resumed)
-            session.outcome.status = "interrupted" if session.interrupt.asked else "ok"
-    except KeyboardInterrupt:
-        session.outcome.status = "interrupted"
-    except Exception as error:
-        failure = peers.explain(error)
-    failure = session.end(run, failure)
-    if run is not None:
-        run.close()
-    peers.done(failure)
+    runs: list[Run] = []
+
+    def work() -> None:
+        session.open_log(recipe, 0 if resumed is None else int(resumed.state["step"]))
+        runs.append(Run(recipe, data, fabric))
+        session.train(runs[0], resumed)
+
+    def cut_short(name: str) -> None:
+        session.cut_short()
+        peers.done(interrupted=name)
+        peers.leave(INTERRUPTED)
+
+    with Signals(reporter.note, cut_short) as signals:
+        session.signals = signals
+        error = _outcome_of(work)
+        at_once = signals.at_once and error is not None
+        failure = None
+        if at_once:
+            signals.leaving = True
+            peers.done(interrupted=signals.asked)
+        elif error is not None:
+            failure = peers.explain(_as_exception(error))
+        if at_once or not agreed(failure):
+            peers.release()
+        failure = session.end(runs[0] if runs else None, failure, at_once)
+    if at_once and fabric.world_size > 1:
+        peers.leave(INTERRUPTED)
+    if not at_once:
+        peers.done(failure)
     if failure is not None:
         peers.end_children()
         raise failure
     return session.outcome
 
 
-@contextmanager
-def _interruptible(interrupt: Interrupt, reporter: Reporter) -> Iterator[None]:
-    def handle(*_: object) -> None:
-        if interrupt.asked:
-            raise KeyboardInterrupt
-        interrupt.asked = True
-        reporter.note("finishing this step, then saving; press Ctrl-C again to stop at once")
-
-    def swallowed(unraisable: Any) -> None:
-        """Say it again: Python drops a Ctrl-C that comes while an object is being deleted."""
-        if isinstance(unraisable.exc_value, KeyboardInterrupt):
-            threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
-        else:
-            hook(unraisable)
-
-    previous = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
-    hook, sys.unraisablehook = sys.unraisablehook, swallowed
+def _outcome_of(work: Callable[[], None]) -> BaseException | None:
+    """Do the work; return what ended it early, be it a Ctrl-C that comes while an error is on its way."""
     try:
-        yield
-    finally:
-        sys.unraisablehook = hook
-        for signum, handler in previous.items():
-            signal.signal(signum, handler)
+        try:
+            work()
+        except BaseException as error:
+            return error
+    except KeyboardInterrupt as interrupt:
+        return interrupt
+    return None
+
+
+def _as_exception(error: BaseException) -> Exception:
+    """Return the error itself, or one that says what would otherwise end the process without a word."""
+    if isinstance(error, Exception):
+        return error
+    failure = RlkitError(f"the run was ended by {type(error).__name__}({error}), which some part raised")
+    failure.__cause__ = error
+    return failure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import platform
 import subprocess
@@ -13,8 +14,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from rlkit.errors import RecipeError
+from rlkit.errors import RecipeError, shorten
 from rlkit.registry import DISTRIBUTION, Registry
+from rlkit.text import redact, redact_arguments
 from rlkit.types import Trajectory
 
 PACKAGES = (DISTRIBUTION, "torch", "lightning", "transformers", "peft", "datasets", "jsonargparse", "pluggy")
@@ -55,7 +57,9 @@ class RunFolder:
                 "--resume auto"
             )
         try:
-            (self.path / "rollouts").mkdir(parents=True, exist_ok=True)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(mode=0o700, exist_ok=True)  # prompts and answers may be confidential
+            (self.path / "rollouts").mkdir(exist_ok=True)
             (self.path / "recipe.yaml").write_text(self.recipe_yaml, encoding="utf-8")
         except OSError as error:
             raise RecipeError(f"--out is {str(self.path)!r}, which cannot be written: {error}") from error
@@ -71,11 +75,15 @@ class RunFolder:
         return str(known["run_id"]) if "run_id" in known else None
 
     def dump(self, name: str, trajectories: Sequence[Trajectory]) -> None:
-        """Write trajectories to `rollouts/<name>.jsonl`, or `<name>.rank<r>.jsonl` on a rank other than 0."""
+        """Write trajectories to `rollouts/<name>.jsonl.gz`, or `<name>.rank<r>.jsonl.gz` on a rank other than 0."""
         suffix = f".rank{self.rank}" if self.rank else ""
-        with (self.path / "rollouts" / f"{name}{suffix}.jsonl").open("w", encoding="utf-8") as lines:
+        path = self.path / "rollouts" / f"{name}{suffix}.jsonl.gz"
+        beside = path.with_suffix(".partial")
+        # what UTF-8 cannot say, half of a surrogate pair, becomes JSON's own escape for it
+        with gzip.open(beside, "wt", compresslevel=5, encoding="utf-8", errors="backslashreplace") as lines:
             for trajectory in trajectories:
                 lines.write(json.dumps(_as_row(trajectory), ensure_ascii=False) + "\n")
+        beside.rename(path)
 
     def result(self, result: dict[str, Any]) -> None:
         """Write how the run ended."""
@@ -94,7 +102,7 @@ def environment(registry: Registry) -> dict[str, Any]:
         "platform": platform.platform(),
         "packages": {name: metadata.version(name) for name in PACKAGES},
         "plugins": [{"name": p.name, "distribution": p.distribution, "version": p.version} for p in registry.plugins],
-        "command": sys.argv,
+        "command": redact_arguments(sys.argv),
         "git_sha": _git_sha(),
     }
 
@@ -117,7 +125,7 @@ def _as_row(trajectory: Trajectory) -> dict[str, Any]:
         "text": trajectory.text,
         "reward": trajectory.reward,
         "parts": {} if score is None else score.parts,
-        "error": trajectory.error or (None if score is None else score.error),
+        "error": redact(shorten(trajectory.error or (score and score.error) or "")) or None,
         "stop": trajectory.stop.value,
         "tokens": trajectory.tokens,
         "mask": [int(m) for m in trajectory.mask],

@@ -27,6 +27,13 @@ class Counts(NamedTuple):
     sequences: Tensor
 
 
+class Update(NamedTuple):
+    """An optimizer step: the gradient's norm before clipping, and the mini-batch's loss over all ranks' rows."""
+
+    norm: Tensor
+    loss: float
+
+
 def learn(run: Run, batch: Batch, number: int, meter: Meter) -> None:
     """Take `epochs * minibatches` optimizer steps with the policy, and as many with the critic if there is one.
 
@@ -64,21 +71,33 @@ def count(run: Run, mask: Tensor) -> Counts:
 
 def descend(
     run: Run, trained: Trained, batch: Batch, rows: Sequence[int], loss_of: Callable[[Sequence[int]], Tensor]
-) -> Tensor:
-    """Make one optimizer step over micro-batches; give the gradient's norm before clipping.
+) -> Update:
+    """Make one optimizer step over micro-batches; the loss that is returned is this rank's share times the ranks.
 
     Ranks make the same number of passes, some of them without rows. A gradient that is not finite changes nothing, on
     every rank alike.
     """
     micros = rounds(run, batch, rows)
+    total = 0.0
     for i, micro in enumerate(micros):
         with run.fabric.no_backward_sync(trained.module, enabled=i < len(micros) - 1):
-            run.fabric.backward(loss_of(micro) * run.ranks.count)
+            loss = loss_of(micro) * run.ranks.count
+            total += float(loss.detach()) if micro else 0.0
+            run.fabric.backward(loss)
     norm = clip(run.fabric, trained.module, trained.optimizer, trained.max_norm)
     if bool(torch.isfinite(norm)):
         trained.optimizer.step()
     trained.optimizer.zero_grad()
-    return norm
+    return Update(norm, total)
+
+
+def note_update(run: Run, made: Update, meter: Meter, prefix: str) -> None:
+    """Log an optimizer step of the policy or the critic: losses are means over the steps of a rollout."""
+    finite = float(torch.isfinite(made.norm))
+    meter.mean(f"{prefix}/loss", made.loss)
+    meter.mean("grad_norm" if prefix == "policy" else f"{prefix}/grad_norm", made.norm)
+    meter.count("update/not_finite", (1 - finite) / run.ranks.count)
+    meter.count("update/steps" if prefix == "policy" else f"{prefix}/steps", finite / run.ranks.count)
 
 
 def update(run: Run, batch: Batch, rows: Sequence[int], meter: Meter, record: bool = False) -> None:
@@ -107,9 +126,7 @@ def update(run: Run, batch: Batch, rows: Sequence[int], meter: Meter, record: bo
                 part.old_logps = out.logps.detach()
         return policy_loss(run, part, out, counts, meter)
 
-    norm = descend(run, run.trained, batch, rows, loss_of)
-    meter.mean("grad_norm", norm)
-    meter.count("update/not_finite", float(not torch.isfinite(norm)) / run.ranks.count)
+    note_update(run, descend(run, run.trained, batch, rows, loss_of), meter, "policy")
 
 
 def select_tokens(run: Run, batch: Batch, rows: Sequence[int], record: bool) -> None:
@@ -152,7 +169,6 @@ def policy_loss(run: Run, batch: Batch, out: PolicyOutput, counts: Counts, meter
         budget=recipe.rollout.sampling.max_tokens,
     )
     loss = masked_sum(per_token * weights, kept)
-    meter.count("policy/loss", float(loss.detach()))
     for name, value in figures.items():
         meter.mean(f"policy/{name}", value.detach(), weight=float(batch.mask.sum()))
     return loss
@@ -205,9 +221,7 @@ def update_critic(run: Run, batch: Batch, rows: Sequence[int], meter: Meter) -> 
         values: Tensor = critic.module(tokens, mask)
         return value_loss(run, part, values, counts, meter) if micro else values.sum()
 
-    norm = descend(run, critic, batch, rows, loss_of)
-    meter.mean("critic/grad_norm", norm)
-    meter.count("update/not_finite", float(not torch.isfinite(norm)) / run.ranks.count)
+    note_update(run, descend(run, critic, batch, rows, loss_of), meter, "critic")
 
 
 def value_loss(run: Run, batch: Batch, values: Tensor, counts: Counts, meter: Meter) -> Tensor:
@@ -221,6 +235,5 @@ def value_loss(run: Run, batch: Batch, values: Tensor, counts: Counts, meter: Me
         clipped = (torch.clamp(values, batch.values - bound, batch.values + bound) - batch.returns) ** 2
     worst = torch.maximum(error, clipped)
     loss = 0.5 * masked_sum(worst, batch.mask) / counts.tokens
-    meter.count("critic/loss", float(loss.detach()))
     meter.mean("critic/clip_fraction", masked_mean(clipped > error, batch.mask), weight=float(batch.mask.sum()))
     return loss

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -93,18 +94,37 @@ class MetricsLog:
         beside = path.with_suffix(".partial")
         beside.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         beside.rename(path)
-        self._file = path.open("a", encoding="utf-8")
+        self._path = path
+        self._size = path.stat().st_size
+        self._unwritten: list[str] = []
         self._loggers = loggers
 
     def write(self, step: int, figures: dict[str, float]) -> None:
-        """Write a step's figures."""
-        self._file.write(json.dumps({"step": step, **figures}) + "\n")
-        self._file.flush()
+        """Write a step's figures.
+
+        Raises:
+            OSError: The file cannot be written, as where the disk is full; its lines are kept for the next time.
+        """
         for logger in self._loggers:
             logger.log_metrics(figures, step)
+        self._unwritten.append(json.dumps({"step": step, **figures}) + "\n")
+        self._flush()
 
     def close(self, status: str) -> None:
-        """End the file and the loggers."""
-        self._file.close()
+        """End the file and the loggers, which know `success` and `failed` only."""
         for logger in self._loggers:
-            logger.finalize("success" if status == "ok" else status)
+            logger.finalize("success" if status == "ok" else "failed")
+        self._flush()
+
+    def _flush(self) -> None:
+        text = "".join(self._unwritten).encode()
+        if not text:
+            return
+        try:
+            with self._path.open("ab") as file:
+                file.write(text)
+        except OSError:
+            os.truncate(self._path, self._size)  # no half line may stay
+            raise
+        self._size += len(text)
+        self._unwritten.clear()

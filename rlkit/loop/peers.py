@@ -15,7 +15,8 @@ from typing import Any
 
 from lightning.fabric import Fabric
 
-from rlkit.errors import RankError
+from rlkit.errors import RankError, explain
+from rlkit.text import redact, safe
 
 COLLECTIVE = re.compile(r"gloo|nccl|processgroup|tcpstore|connection (closed|reset)|\bc10d\b", re.IGNORECASE)
 """What errors of collectives say, which are raised where another rank is missing."""
@@ -38,6 +39,7 @@ class Peers:
         self.fabric = fabric
         self.folder = folder / "ranks"
         self.on_loss = on_loss
+        self._released = False
         self._mine = {"pid": os.getpid(), "host": socket.gethostname()}
         if fabric.world_size == 1:
             return
@@ -50,10 +52,19 @@ class Peers:
         self._known = {rank: self._read(rank) for rank in range(fabric.world_size)}
         threading.Thread(target=self._watch, daemon=True, name="rlkit-peers").start()
 
-    def done(self, error: Exception | None = None) -> None:
-        """Leave a note of how this rank ended."""
-        if self.fabric.world_size > 1:
-            self._note({"done": True} if error is None else {"error": f"{type(error).__name__}: {error}"})
+    def done(self, error: Exception | None = None, interrupted: str | None = None) -> None:
+        """Leave a note of how this rank ended: well, by an error, or at once by a signal of that name."""
+        if self.fabric.world_size == 1:
+            return
+        note: dict[str, Any] = {"done": True} if error is None else {"error": redact(explain(error))}
+        try:
+            self._note(note if interrupted is None else {"interrupted": interrupted})
+        except OSError as problem:  # a full disk: the others will see that this process is gone
+            print(f"warning: {safe(explain(problem))}", file=sys.stderr)
+
+    def release(self) -> None:
+        """Stop watching the others: this rank ends by itself, and waits for none of them."""
+        self._released = True
 
     def explain(self, error: Exception) -> Exception:
         """Give the error itself or, where it only says that another rank is missing, one that says why it is."""
@@ -64,7 +75,15 @@ class Peers:
             if lost := self._lost():
                 return RankError(lost)
             time.sleep(0.2)
-        return RankError(f"a rank did not reach the others within train.deadline, or cannot be reached: {error}")
+        said = redact(explain(error))
+        return RankError(f"a rank did not reach the others within train.deadline, or cannot be reached: {said}")
+
+    def leave(self, code: int) -> None:
+        """End the process now, and those that it started; what waits for other ranks at the exit is not waited for."""
+        self.end_children()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(code)
 
     def end_children(self) -> None:
         """After a failure, end the ranks that this process started and that have not ended by themselves."""
@@ -98,6 +117,8 @@ class Peers:
             return "; ".join(own)
         for rank in others:
             pid, host = self._known[rank]["pid"], self._known[rank]["host"]
+            if "interrupted" in notes[rank]:
+                return f"rank {rank} (process {pid} on {host}) was ended at once by {notes[rank]['interrupted']}"
             if not notes[rank].keys() & {"done", "error"} and host == self._mine["host"] and not _alive(pid):
                 return (
                     f"rank {rank} (process {pid} on {host}) died without an error: it was killed, by somebody or "
@@ -109,10 +130,10 @@ class Peers:
         while (lost := self._lost()) is None:
             time.sleep(1.0)
         time.sleep(PATIENCE)  # whoever can end in order does so meanwhile
-        self.on_loss(lost)
-        print(f"error: {lost}", file=sys.stderr, flush=True)
-        self.end_children()
-        os._exit(1)
+        if not self._released:
+            self.on_loss(lost)
+            print(f"error: {safe(lost)}", file=sys.stderr, flush=True)
+            self.leave(1)
 
 
 def _alive(pid: int) -> bool:

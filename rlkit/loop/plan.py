@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import NamedTuple
 
+from rlkit.errors import RolloutError
 from rlkit.loop.data import Data
 from rlkit.models.load import load_config
 from rlkit.models.size import kv_bytes, parameters
@@ -88,13 +90,23 @@ def memory(data: Data, ranks: int = 1, shards: int = 1) -> dict[str, float]:
     return {phase: size / 2**20 for phase, size in found.items()}
 
 
-async def try_reward(score: Scorer, prompt: Prompt) -> str:
-    """Score the row's own answer and a wrong one; say what came of it."""
-    right, other = await score([_answered(prompt, prompt.answer or ""), _answered(prompt, "I do not know.")])
+class Trial(NamedTuple):
+    """What came of calling the reward before the run: a line to show, and whether it failed."""
+
+    text: str
+    failed: bool = False
+
+
+async def try_reward(score: Scorer, prompt: Prompt) -> Trial:
+    """Score the row's own answer and a wrong one."""
+    try:
+        right, other = await score([_answered(prompt, prompt.answer or ""), _answered(prompt, "I do not know.")])
+    except RolloutError as error:  # a reward whose on_error is raise
+        return Trial(str(error), failed=True)
     if right.reward is None or other.reward is None:
-        return f"warning: the reward fails on {prompt.id!r}: {right.error or other.error}"
+        return Trial(f"the reward fails on {prompt.id!r}: {right.error or other.error}", failed=True)
     told = f"reward: {right.reward:g} for the answer of {prompt.id!r}, {other.reward:g} for 'I do not know.'"
-    return told if right.reward > other.reward else f"warning: {told}: it does not tell them apart"
+    return Trial(told if right.reward > other.reward else f"warning: {told}: it does not tell them apart")
 
 
 def _answered(prompt: Prompt, text: str) -> Trajectory:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -24,7 +24,8 @@ class Rollouts:
     """A step's trajectories: all of them, those that may be learnt from, and what is still being scored.
 
     `played` were sampled on this rank, `learnt` are what this rank learns from: the same, unless ranks share the work.
-    `greedy` holds the reward of a greedy answer by group, where the estimator asks for it.
+    `greedy` holds the reward of a greedy answer by group, where the estimator asks for it; `errors` counts the texts of
+    what failed on this rank.
     """
 
     all: list[Trajectory] = field(default_factory=list)
@@ -33,6 +34,7 @@ class Rollouts:
     routes: list[list[int]] = field(default_factory=list)
     greedy: dict[int, float] | None = None
     scoring: list[asyncio.Task[None]] = field(default_factory=list)
+    errors: Counter[str] = field(default_factory=Counter)
 
 
 def sample(run: Run, number: int, meter: Meter) -> Rollouts:
@@ -75,6 +77,7 @@ def settle(run: Run, rollouts: Rollouts, meter: Meter) -> list[int]:
     """
     run.wait(_all(rollouts.scoring))
     describe(rollouts.all, meter)
+    rollouts.errors = Counter(error for t in rollouts.all if (error := t.error or (t.score and t.score.error)))
     failed = {t.group for t in rollouts.all if t.error is None and unscored(t)}
     usable = set(rollouts.greedy) if rollouts.greedy is not None else {t.group for t in rollouts.played}
     usable -= failed
@@ -149,6 +152,7 @@ def unscored(trajectory: Trajectory) -> bool:
 def describe(trajectories: Sequence[Trajectory], meter: Meter) -> None:
     """Count failures, and take the means of what is whole."""
     missing = [t for t in trajectories if t.error is None and unscored(t)]
+    meter.count("rollout/samples", len(trajectories))
     meter.count("rollout/failed", sum(t.error is not None for t in trajectories))
     meter.count("reward/failed", len(missing))
     meter.count("reward/groups_dropped", len({t.group for t in missing}))

@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
+import shlex
 import time
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 import torch
 
-from rlkit.errors import CheckpointError, RankError, RlkitError
+from rlkit.errors import CheckpointError, RankError, RecipeError, TrainingError, explain, shorten
 from rlkit.loop import memory
 from rlkit.loop.checkpoint import Store, Writer
 from rlkit.loop.evaluate import evaluate
 from rlkit.loop.folder import RunFolder
-from rlkit.loop.metrics import MetricsLog
-from rlkit.loop.plan import lines, try_reward
+from rlkit.loop.metrics import MetricsLog, loggers
+from rlkit.loop.plan import Trial, lines, try_reward
+from rlkit.loop.progress import Progress
 from rlkit.loop.proof import prove
 from rlkit.loop.resume import Found, load
 from rlkit.loop.run import Run
+from rlkit.loop.signals import Signals
 from rlkit.loop.state import numbers, tensors
 from rlkit.loop.step import Made, step
 from rlkit.models.load import save_policy
 from rlkit.models.parallel import FSDP2
 from rlkit.models.weights import whole
+from rlkit.recipe import Recipe
+from rlkit.text import redact
+from rlkit.types import Trajectory
 
 Figures = dict[str, float]
 
 IN_A_ROW = 3
-"""So many steps without a finite gradient, or checkpoints that cannot be written, one after another, end the run."""
+"""So many checkpoints that cannot be written, one after another, end the run."""
 
 
 class Reporter(Protocol):
@@ -39,8 +47,8 @@ class Reporter(Protocol):
     def step(self, number: int, figures: Figures) -> None:
         """Show a step's figures."""
 
-    def finish(self, result: dict[str, Any]) -> None:
-        """Show how the run ended."""
+    def finish(self, result: dict[str, Any], advice: str) -> None:
+        """Show how the run ended, and what the user may do next."""
 
 
 @dataclass
@@ -55,66 +63,83 @@ class Outcome:
 
 
 @dataclass
-class Interrupt:
-    """Whether somebody asked the run to end."""
-
-    asked: bool = False
-
-
-@dataclass
 class Session:
     """A run in progress and those who follow it; `log` exists on rank 0 only."""
 
     folder: RunFolder
     reporter: Reporter
-    log: MetricsLog | None
+    first: bool
+    """Whether this is rank 0, which writes what all ranks have in common."""
+    signals: Signals | None = None
+    log: MetricsLog | None = None
     outcome: Outcome = field(default_factory=Outcome)
-    interrupt: Interrupt = field(default_factory=Interrupt)
     writer: Writer | None = None
-    not_finite: int = 0
+    progress: Progress | None = None
+    stopping: bool = False
+    """Whether some rank was asked to end; all ranks agree on it after each step."""
     unsaved: int = 0
     warned: bool = False
     start: float = field(default_factory=time.time)
     troubles: Figures = field(default_factory=dict)
     """What became of the last step's checkpoint, for the next line of metrics."""
 
+    def open_log(self, recipe: Recipe, done: int) -> None:
+        """Open `metrics.jsonl`, of which so many steps stay, and the loggers.
+
+        Raises:
+            RecipeError: A logger's package is not installed.
+        """
+        if self.first:
+            self.log = MetricsLog(self.folder.path / "metrics.jsonl", loggers(recipe.log, self.folder), done)
+
     def train(self, run: Run, resumed: Found | None) -> None:
-        """Validate, make all steps, validate again."""
+        """Validate, make all steps, validate again.
+
+        Raises:
+            TrainingError: The steps taught the policy nothing.
+        """
         train, validation = run.recipe.train, run.recipe.validation
         every = validation.every if validation is not None and run.recipe.validates else 0
+        self.progress = Progress(run.recipe)
         self._begin(run, resumed)
-        for number in range(self.outcome.steps + 1, train.steps + 1):
-            if run.ranks.largest(self.interrupt.asked):
-                self.interrupt.asked = True
-                break
+        self._agree(run)
+        while not self.stopping and self.outcome.steps < train.steps:
+            number = self.outcome.steps + 1
             made = step(run, number)
             figures = made.figures | {k: run.ranks.largest(v) for k, v in memory.figures(run.device).items()}
             self.outcome.steps = number
-            self.folder.dump(f"step-{number:05d}", made.rollouts.all)
-            self._watch(made, number, figures["memory/share"])
+            self._dump(f"step-{number:05d}", made.rollouts.all)
             if every and number % every == 0 and number < train.steps:
                 figures |= {f"validation/{name}": x for name, x in self.validate(run, f"{number:05d}").items()}
-            if self.log is not None:
-                self.log.write(number, figures | self.troubles)
+            self._log(number, figures | self.troubles)
             self.reporter.step(number, figures)
+            self._watch(run, made, figures)
+            self._agree(run)
             self.troubles = self._checkpoint(run, number, figures)
         if self.writer is not None:
             self.writer.finish()
-        if not self.interrupt.asked and run.recipe.validates:
+        if self.progress.stalled and self.progress.stalled == self.outcome.steps and not self.stopping:
+            raise self.progress.failure(self.outcome.steps)
+        if not self.stopping and run.recipe.validates:
             self.outcome.validation["after"] = self.validate(run, "after")
+        self.outcome.status = "interrupted" if self.stopping else "ok"
+
+    def _agree(self, run: Run) -> None:
+        """Let all ranks know whether one of them was asked to end; every rank must call this."""
+        asked = self.signals is not None and self.signals.asked is not None
+        self.stopping = bool(run.ranks.largest(asked))
 
     def validate(self, run: Run, when: str) -> Figures:
         """Give the figures on held-out prompts, and leave the answers in the run folder."""
         self.reporter.note(f"validating on {len(run.data.validation)} prompts")
         trajectories, figures = evaluate(run)
-        self.folder.dump(f"validation-{when}", trajectories)
+        self._dump(f"validation-{when}", trajectories)
         return figures
 
     def save(self, run: Run, name: str) -> None:
         """Write the policy as a Hugging Face folder; all ranks take part."""
-        first = self.log is not None
-        weights = whole(run.actor.policy, keep=first)
-        if first:
+        weights = whole(run.actor.policy, keep=self.first)
+        if self.first:
             save_policy(run.actor.policy, run.tokenizer, self.folder.path / name, weights)
 
     def _begin(self, run: Run, resumed: Found | None) -> None:
@@ -122,55 +147,74 @@ class Session:
         if resumed is not None:
             load(run, resumed)
             self.outcome = Outcome(**resumed.state["outcome"])
-            self.not_finite = resumed.state["not_finite"]
+            if self.progress is not None:
+                self.progress.stalled = resumed.state["stalled"]
         if save.every or save.keep_best:
             store = Store(save.folder or str(self.folder.path / "checkpoints"))
             self.writer = Writer(store, save, run.ranks)
             self.writer.best = None if resumed is None else resumed.state["best"]
+        self._preflight(run)
         run.publish()
         prove(run)
-        self._preflight(run)
         if resumed is not None:
             self.reporter.note(f"resumed from {resumed.place}: step {self.outcome.steps} is done")
         elif run.recipe.validates:
             self.outcome.validation["before"] = self.validate(run, "before")
 
     def _preflight(self, run: Run) -> None:
-        """Show how the numbers work out, and what looks wrong before anything is spent."""
+        """Show how the numbers work out, and what looks wrong before anything is spent.
+
+        Raises:
+            RecipeError: The reward fails, and the recipe requires that it does not; all ranks raise it.
+        """
         for line in lines(run.data, run.ranks.count):
             self.reporter.note(line)
         for warning in run.template.prove().warnings:
             self.reporter.note(f"warning: {warning}")
-        if self.log is not None:
-            reward = run.recipe.reward
-            self.reporter.note(run.wait(try_reward(lambda t: run.score(reward, t), *run.data.examples(1))))
+        reward, trial = run.recipe.reward, Trial("")
+        if self.first:
+            trial = run.wait(try_reward(lambda t: run.score(reward, t), *run.data.examples(1)))
+        trial = run.ranks.everyone(trial)[0]
+        if trial.failed and run.recipe.train.require_reward:
+            raise RecipeError(
+                f"{trial.text}; mend it, or set train.require_reward: false if it only works later, as a service may"
+            )
+        self.reporter.note(f"warning: {trial.text}" if trial.failed else trial.text)
 
-    def _watch(self, made: Made, number: int, share: float) -> None:
-        """Keep the batch of a step whose gradient was not finite; warn of memory."""
+    def _dump(self, name: str, trajectories: list[Trajectory]) -> None:
+        self._attempt(f"rollouts/{name}", lambda: self.folder.dump(name, trajectories))
+
+    def _log(self, number: int, figures: Figures) -> None:
+        if (log := self.log) is not None:
+            self._attempt("metrics.jsonl", lambda: log.write(number, figures))
+
+    def _watch(self, run: Run, made: Made, figures: Figures) -> None:
+        """Keep the batch of a step whose gradient was not finite; warn of memory, and of steps that teach nothing."""
+        number, share = self.outcome.steps, figures["memory/share"]
         if share > memory.CLOSE and not self.warned:
             self.warned = True
             self.reporter.note(
                 f"warning: {share:.0%} of the memory is in use; lower train.micro_tokens, rollout.group or "
                 "the engine's cache before it runs out"
             )
-        if not made.figures.get("update/not_finite"):
-            self.not_finite = 0
+        if figures.get("update/not_finite"):
+            name = f"not-finite-{number:05d}.rank{self.folder.rank}.pt"
+            self._attempt(name, lambda: torch.save(made.batch.tensors(), self.folder.path / name))
+            self.reporter.note(f"warning: step {number} had a gradient that is not finite; its batch is kept: {name}")
+        if self.progress is None:
             return
-        self.not_finite += 1
-        torch.save(made.batch.tensors(), self.folder.path / f"not-finite-{number:05d}.rank{self.folder.rank}.pt")
-        self.reporter.note(f"warning: step {number} gave no finite gradient and was skipped; its batch is kept")
-        if self.not_finite >= IN_A_ROW:
-            raise RlkitError(
-                f"{IN_A_ROW} steps in a row gave no finite gradient, up to step {number}; their batches are in "
-                f"{self.folder.path}/not-finite-*.pt. Lower train.lr or train.max_norm and resume from {self._last()}"
-            )
+        errors = made.rollouts.errors
+        if self.progress.stalls(number, figures):
+            errors = sum(run.ranks.objects(errors), Counter())
+        for warning in self.progress.see(number, figures, errors):
+            self.reporter.note(warning)
 
     def _checkpoint(self, run: Run, number: int, figures: Figures) -> Figures:
         """Start a checkpoint where one is due, unless the one before is still being written; count what goes wrong."""
         if self.writer is None:
             return {}
         save, better = run.recipe.save, False
-        last = bool(run.ranks.largest(self.interrupt.asked or number == run.recipe.train.steps))
+        last = self.stopping or number == run.recipe.train.steps
         if save.keep_best is not None and save.keep_best in figures:
             value = figures[save.keep_best]
             better = self.writer.best is None or value > self.writer.best[0]
@@ -187,7 +231,7 @@ class Session:
             "numbers": numbers(run),
             "outcome": asdict(self.outcome),
             "best": self.writer.best,
-            "not_finite": self.not_finite,
+            "stalled": 0 if self.progress is None else self.progress.stalled,
         }
         try:
             self.writer.save(number, tensors(run), state)
@@ -207,38 +251,86 @@ class Session:
     def lost(self, rank: str) -> None:
         """Write that another rank is gone, while this one hangs."""
         self._note_failure(RankError(rank))
-        if self.log is not None:
-            self.folder.result(vars(self.outcome))
+        self._write_result()
 
-    def end(self, run: Run | None, failure: Exception | None) -> Exception | None:
-        """Save what was learned and write how it ended; give the first failure, be it of the run or of saving."""
+    def cut_short(self) -> None:
+        """Write that the run was interrupted, while it hangs."""
+        self.outcome.status = "interrupted"
+        self._write_result()
+
+    def end(self, run: Run | None, failure: Exception | None, at_once: bool = False) -> Exception | None:
+        """Save what was learned and write how it ended; return the first failure, be it of the run or of saving.
+
+        Args:
+            run: As far as it got.
+            failure: What ended it.
+            at_once: It was interrupted in the middle of something: the other ranks may be anywhere.
+        """
+        if at_once:
+            self.outcome.status = "interrupted"
         if failure is not None:
             self._note_failure(failure)
         try:
-            self._keep(run, failure)
+            self._keep(run, failure, at_once)
         except Exception as error:  # it must not hide what came before
             failure = failure or error
             self._note_failure(failure)
-        self.outcome.seconds = round(time.time() - self.start, 3)
+        self._write_result()
+        closing: list[tuple[str, Callable[[], None]]] = []
         if self.writer is not None:
-            self.writer.close()
-        if self.log is not None:
-            self.folder.result(vars(self.outcome))
-            self.log.close(self.outcome.status)
-            self.reporter.finish(vars(self.outcome))
+            closing.append(("the checkpoints' writer", self.writer.close))
+        if (log := self.log) is not None:
+            closing.append(("the loggers", lambda: log.close(self.outcome.status)))
+        if run is not None:
+            closing.append(("the run", run.close))
+        for what, close in closing:
+            self._attempt(what, close)
+        self.reporter.finish(vars(self.outcome), self._advice())
         return failure
 
-    def _keep(self, run: Run | None, failure: Exception | None) -> None:
+    def _keep(self, run: Run | None, failure: Exception | None, at_once: bool) -> None:
         """Save the policy; of one whose shards other ranks hold, who may be gone, the checkpoints must do."""
         if run is None or not self.outcome.steps:
             return
-        sharded = isinstance(run.fabric.strategy, FSDP2)
-        if not sharded or failure is None or isinstance(failure, CheckpointError):  # which all ranks raise alike
-            self.save(run, "final")
-            if run.average is not None:
-                with run.average.applied():
-                    self.save(run, "ema")
+        if isinstance(run.fabric.strategy, FSDP2) and (at_once or not agreed(failure)):
+            return
+        self.save(run, "final")
+        if run.average is not None:
+            with run.average.applied():
+                self.save(run, "ema")
+
+    def _attempt(self, what: str, work: Callable[[], object]) -> None:
+        """Do what the run can do without, as where the disk is full: a failure is a warning."""
+        try:
+            work()
+        except Exception as error:
+            self.reporter.note(f"warning: {what}: {explain(error)}")
+
+    def _write_result(self) -> None:
+        self.outcome.seconds = round(time.time() - self.start, 3)
+        if self.first:
+            self._attempt("result.json", lambda: self.folder.result(vars(self.outcome)))
 
     def _note_failure(self, failure: Exception) -> None:
         self.outcome.status = "failed"
-        self.outcome.error = {"type": type(failure).__name__, "message": str(failure)}
+        self.outcome.error = {"type": type(failure).__name__, "message": redact(shorten(str(failure)))}
+
+    def _advice(self) -> str:
+        """Say in which folder everything is, and the command that goes on from there."""
+        path = shlex.quote(str(self.folder.path))
+        try:
+            saved = self.writer is not None and bool(self.writer.store.names())
+        except Exception:  # a store far away that cannot be reached
+            saved = False
+        if not saved or self.writer is None:
+            return f"the run is in {path}"
+        if self.outcome.status == "ok":
+            return f"the run is in {path}; to use the model: rlkit export --checkpoint {path} --out MODEL"
+        if self.writer.section.folder is None:
+            return f"the run is in {path}; to go on: rlkit fit --resume {path}"
+        return f"the run is in {path}; to go on: rlkit fit --recipe {path}/recipe.yaml --out {path} --resume auto"
+
+
+def agreed(failure: Exception | None) -> bool:
+    """Whether all ranks have ended a run alike, so that they may still do something together."""
+    return failure is None or isinstance(failure, CheckpointError | TrainingError)

@@ -48,7 +48,7 @@ def step(run: Run, number: int) -> Made:
     if rollouts.greedy is not None:
         batch.greedy_rewards = torch.tensor([rollouts.greedy[t.group] for t in kept], device=run.device)
     shape(run, batch, meter)
-    estimate(run, batch)
+    estimate(run, batch, meter)
     note_credit(kept, batch)
     schedule(run, number, meter)
     with _timed(meter, "learn"):
@@ -61,7 +61,7 @@ def step(run: Run, number: int) -> Made:
     meter.max("version", run.version)
     for name, gauge in run.recipe.rollout.engine.health().items():
         meter.max(f"engine/{name}", gauge)
-    figures = meter.result(run.ranks)
+    figures = run.ranks.share(meter.result(run.ranks))  # ranks of a tensor-parallel group decide alike by them
     figures["time/tokens_per_second"] = figures.get("rollout/tokens", 0.0) / max(figures["time/sample"], 1e-9)
     return Made(rollouts, batch, figures)
 
@@ -76,8 +76,8 @@ def shape(run: Run, batch: Batch, meter: Meter) -> None:
             meter.max(f"reward/{name}", value)
 
 
-def estimate(run: Run, batch: Batch) -> None:
-    """Fill the advantages, and name the estimator if they are not what they must be.
+def estimate(run: Run, batch: Batch, meter: Meter) -> None:
+    """Fill the advantages, count those that are not finite, and name the estimator if they are not what they must be.
 
     Raises:
         PartError: It raised, or they have another shape or type, or are not finite though all that it read was.
@@ -86,7 +86,9 @@ def estimate(run: Run, batch: Batch) -> None:
     sound = all(bool(x.isfinite().all()) for x in batch.tensors().values() if x.is_floating_point())
     with calling(estimator, "estimate"):
         estimator.estimate(batch)
-    require(estimator, "estimate", outputs.of_estimator(batch) if sound else None)
+    require(estimator, "estimate", outputs.of_estimator(batch) if sound or batch.advantages is None else None)
+    if batch.advantages is not None:
+        meter.count("advantage/not_finite", float((~batch.advantages.isfinite() & batch.mask).sum()))
 
 
 def note_credit(trajectories: Sequence[Trajectory], batch: Batch) -> None:

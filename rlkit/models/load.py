@@ -211,4 +211,5 @@ def save_policy(policy: Any, tokenizer: Any, folder: Path, weights: dict[str, to
         shutil.rmtree(folder, ignore_errors=True)
         beside.rename(folder)
     except (OSError, SafetensorError) as error:
+        shutil.rmtree(beside, ignore_errors=True)  # where the disk is full, it makes room for how the run ended
         raise CheckpointError(f"{folder} cannot be written: {error}") from error

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from rlkit.errors import RolloutError
+from rlkit.errors import RolloutError, explain
 from rlkit.registry import calling, require
 from rlkit.roles.engine import RolloutEngine
 from rlkit.rollout.conversation import Conversation, Limits
@@ -107,7 +107,7 @@ async def converse(sampler: Sampler, prompt: Prompt, group: int, sample: int) ->
                     await _turn(sampler, talk, meeting, said, key, clock=clock)
                 await meeting.settle()
         except (RolloutError, TimeoutError) as error:
-            what = f"{type(error).__name__}: {error}"
+            what = explain(error)
             if isinstance(error, TimeoutError) and sampler.seconds is not None:
                 what = f"the conversation took longer than {sampler.seconds:g} s"
             if talk.over:

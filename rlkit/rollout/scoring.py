@@ -9,6 +9,7 @@ from rlkit.errors import RolloutError, show
 from rlkit.roles.reward import RewardFunction, RewardManager, as_score, grade_as_data
 from rlkit.rollout.guard import GuardError, guard, paused
 from rlkit.rollout.workers import WorkerError, Workers
+from rlkit.text import part_name
 from rlkit.types import Score, Trajectory
 
 
@@ -33,8 +34,8 @@ async def _score(reward: RewardManager, trajectories: Sequence[Trajectory], work
     if failed and reward.on_error == "raise":
         first = failed[0]
         raise RolloutError(
-            f"reward {_name(reward)} failed on prompt {trajectories[first].prompt.id!r}: {scores[first].error}; its "
-            "on_error is 'raise' (choose 'drop' to leave such groups out and count them)"
+            f"reward {part_name(reward)} failed on prompt {trajectories[first].prompt.id!r}: {scores[first].error}; "
+            "its on_error is 'raise' (choose 'drop' to leave such groups out and count them)"
         )
     return scores
 
@@ -81,10 +82,4 @@ async def _grade(reward: RewardFunction, trajectory: Trajectory, workers: Worker
 
 
 def _failure(reward: RewardManager, what: str) -> Score:
-    return Score(None, error=f"{_name(reward)}: {what}")
-
-
-def _name(reward: RewardManager) -> str:
-    cls = type(reward)
-    package = cls.__module__.partition(".")[0]
-    return cls.__name__ if package == "rlkit" else f"{cls.__name__} of {package}"
+    return Score(None, error=f"{part_name(reward)}: {what}")

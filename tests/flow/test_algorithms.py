@@ -27,7 +27,7 @@ def fit(out: Path, *options: str) -> tuple[list[dict[str, float]], list[Rows]]:
     """Train for three steps; give each step's figures, and the rollouts that it learnt from."""
     assert main(["fit", "--recipe=quickstart", *FAST, f"--train.steps={STEPS}", *options, f"--out={out}"]) == 0
     figures = read_jsonl(out / "metrics.jsonl")
-    rollouts = [read_jsonl(out / "rollouts" / f"step-{n:05d}.jsonl") for n in range(1, STEPS + 1)]
+    rollouts = [read_jsonl(out / "rollouts" / f"step-{n:05d}.jsonl.gz") for n in range(1, STEPS + 1)]
     return figures, [[r for r in rows if "advantages" in r] for rows in rollouts]
 
 

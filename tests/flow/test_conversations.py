@@ -37,7 +37,7 @@ def test_the_model_learns_to_call_the_calculator(tmp_path: Path) -> None:
     assert validation["after"]["sampled_accuracy"] > validation["before"]["sampled_accuracy"] + 0.1
     assert validation["after"]["accuracy"] > validation["before"]["accuracy"] + 0.1
     assert max(row["mismatch/max"] for row in rows) < 1e-3
-    last = read_jsonl(tmp_path / "run" / "rollouts" / "step-00020.jsonl")
+    last = read_jsonl(tmp_path / "run" / "rollouts" / "step-00020.jsonl.gz")
     [one, *_] = [row for row in last if row["reward"] == 1 and len(row["turns"]) == 4]
     spans = {role: one["mask"][start:end] for role, start, end in one["turns"]}
     assert set(spans["tool"]) == set(spans["user"]) == {0}
@@ -54,7 +54,7 @@ def test_a_user_lets_the_policy_try_again(tmp_path: Path) -> None:
         "--train.steps=3", "--train.prompts_per_step=8", "--validation.limit=8", cwd=tmp_path,
     )  # fmt: skip
     assert all(1 < row["talk/turns"] <= 2 for row in rows)
-    trajectories = read_jsonl(tmp_path / "run" / "rollouts" / "step-00001.jsonl")
+    trajectories = read_jsonl(tmp_path / "run" / "rollouts" / "step-00001.jsonl.gz")
     assert {round(row["reward"] - row["parts"]["accuracy"], 3) for row in trajectories} <= {0.0, -0.5, -1.0}
     assert all(
         row["reward"] == pytest.approx(row["parts"]["accuracy"] + sum(row["turn_rewards"])) for row in trajectories

@@ -32,7 +32,7 @@ class Moody(RewardFunction):
         self.how, self.on_error, self.timeout = how, on_error, 1.0
 
     def grade(self, trajectory):
-        if sum(trajectory.tokens) % 7 == 0:
+        if sum(trajectory.tokens) % 7 == 3:
             if self.how == "raise":
                 raise ValueError("bad mood")
             if self.how == "die":
@@ -64,8 +64,8 @@ def test_a_reward_that_misbehaves_costs_a_count_and_never_the_run(tmp_path: Path
     done = rlkit("fit", "--recipe=quickstart", *FAST, *reward, "--out=out", cwd=tmp_path, PYTHONPATH=site)
     assert done.returncode == 0, done.stderr
     [row] = read_jsonl(tmp_path / "out" / "metrics.jsonl")
-    rows = read_jsonl(tmp_path / "out" / "rollouts" / "step-00001.jsonl")
-    failed = [r for r in rows if sum(r["tokens"]) % 7 == 0]
+    rows = read_jsonl(tmp_path / "out" / "rollouts" / "step-00001.jsonl.gz")
+    failed = [r for r in rows if sum(r["tokens"]) % 7 == 3]
     assert failed
     assert row["reward/failed"] == len(failed)
     assert row["reward/groups_dropped"] == len({r["group"] for r in failed})
@@ -74,7 +74,7 @@ def test_a_reward_that_misbehaves_costs_a_count_and_never_the_run(tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("advantage", ["GRPO", "GAE", "ReMax", "GPG"])
-def test_a_run_goes_on_where_every_reward_fails(tmp_path: Path, advantage: str) -> None:
+def test_steps_go_on_where_every_reward_fails(tmp_path: Path, advantage: str) -> None:
     from rlkit.cli.main import main
 
     (tmp_path / "bad.py").write_text("def bad(text):\n    raise ValueError('always')\n")
@@ -82,8 +82,9 @@ def test_a_run_goes_on_where_every_reward_fails(tmp_path: Path, advantage: str) 
         "--reward=PythonReward", f"--reward.function={tmp_path}/bad.py:bad", "--reward.allow_code=true",
         f"--advantage={advantage}", "--kl_reward.coef=0.1", "--shaping.normalize=true", "--rejection.level=seq_max",
         "--correction.level=sequence", *(("--critic.lr=0.01",) if advantage == "GAE" else ()),
+        "--train.require_reward=false",
     ]  # fmt: skip
-    assert main(["fit", "--recipe=quickstart", *FAST, *options, f"--out={tmp_path / 'out'}"]) == 0
+    assert main(["fit", "--recipe=quickstart", *FAST, *options, f"--out={tmp_path / 'out'}"]) == 1  # nothing was learnt
     for row in read_jsonl(tmp_path / "out" / "metrics.jsonl"):
         assert row["reward/failed"] == 16
         assert row["update/empty"] == 1
@@ -166,7 +167,7 @@ def test_ctrl_c_keeps_what_was_learned(tmp_path: Path, options: tuple[str, ...])
     assert outcome["steps"] == len(rows) == rows[-1]["step"] >= 2
     assert outcome["validation"]["before"]
     assert outcome["validation"]["after"] is None
-    assert (tmp_path / "out" / "rollouts" / f"step-{len(rows):05d}.jsonl").exists()
+    assert (tmp_path / "out" / "rollouts" / f"step-{len(rows):05d}.jsonl.gz").exists()
     AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "final")
     assert "finishing this step" in printed
     assert "Traceback" not in printed
@@ -180,7 +181,7 @@ def test_ctrl_c_keeps_what_was_learned(tmp_path: Path, options: tuple[str, ...])
 @pytest.mark.parametrize("pause", [0.1, 0.5])
 def test_a_second_ctrl_c_ends_the_run_at_once(tmp_path: Path, pause: float) -> None:
     process = start(tmp_path, "--train.prompts_per_step=512")
-    wait_for((tmp_path / "out" / "rollouts" / "validation-before.jsonl").exists, process)
+    wait_for((tmp_path / "out" / "rollouts" / "validation-before.jsonl.gz").exists, process)
     os.killpg(process.pid, signal.SIGINT)
     time.sleep(pause)
     os.killpg(process.pid, signal.SIGINT)

@@ -52,14 +52,14 @@ def test_a_run_folder_is_complete_and_can_be_run_again(tmp_path: Path) -> None:
     assert yaml.safe_load((out / "recipe.yaml").read_text())["advantage"]["class_path"] == "rlkit.advantages.GRPO"
     environment = json.loads((out / "environment.json").read_text())
     assert {"python", "packages", "plugins", "command", "git_sha"} <= set(environment)
-    rows = read_jsonl(out / "rollouts" / "step-00001.jsonl")
+    rows = read_jsonl(out / "rollouts" / "step-00001.jsonl.gz")
     assert len(rows) == 16
     row = rows[0]
     assert len(row["tokens"]) == len(row["mask"]) == len(row["logps"]) == len(row["versions"])
     assert {"text", "reward", "parts", "messages", "answer", "stop"} <= set(row)
     assert {v for v, m in zip(row["versions"], row["mask"], strict=True) if m} == {0}
     assert {p.name for p in (out / "rollouts").iterdir()} == {
-        "step-00001.jsonl", "step-00002.jsonl", "validation-before.jsonl", "validation-after.jsonl",
+        "step-00001.jsonl.gz", "step-00002.jsonl.gz", "validation-before.jsonl.gz", "validation-after.jsonl.gz",
     }  # fmt: skip
     again = tmp_path / "again"
     assert main(["fit", "--recipe", str(out / "recipe.yaml"), "--out", str(again)]) == 0
@@ -182,5 +182,5 @@ def test_long_prompts_can_be_skipped(tmp_path: Path) -> None:
     (tmp_path / "mixed.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     task = ("--task=Jsonl", f"--task.path={tmp_path}/mixed.jsonl", f"--task.validation_path={tmp_path}/mixed.jsonl")
     assert fit(tmp_path / "out", *task, "--train.prompts_per_step=6", "--rollout.skip_long_prompts=true") == 0
-    rows = read_jsonl(tmp_path / "out" / "rollouts" / "step-00001.jsonl")
+    rows = read_jsonl(tmp_path / "out" / "rollouts" / "step-00001.jsonl.gz")
     assert len({row["prompt"] for row in rows}) == 5

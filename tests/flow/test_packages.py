@@ -51,7 +51,7 @@ def test_an_installed_plugin_works_from_fit(site: Path, tmp_path: Path) -> None:
     done = rlkit("fit", "--recipe=quickstart", *FAST, *reward, "--out=out", cwd=tmp_path, PYTHONPATH=str(site))
     assert done.returncode == 0, done.stderr
     for step, row in enumerate(read_jsonl(tmp_path / "out" / "metrics.jsonl"), 1):
-        rollouts = read_jsonl(tmp_path / "out" / "rollouts" / f"step-{step:05d}.jsonl")
+        rollouts = read_jsonl(tmp_path / "out" / "rollouts" / f"step-{step:05d}.jsonl.gz")
         for r in rollouts:
             expected = r["parts"]["accuracy"] - 0.01 * max(0, sum(r["mask"]) - 4)
             assert r["reward"] == pytest.approx(expected)

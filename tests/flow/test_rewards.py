@@ -19,6 +19,7 @@ from tests.unit.test_rewards import Service, classifier
 @pytest.fixture
 def url() -> Iterator[str]:
     server = HTTPServer(("127.0.0.1", 0), Service)
+    Service.failures = 0
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}/"
@@ -32,7 +33,7 @@ def fit(tmp_path: Path, reward: dict[str, Any]) -> list[dict[str, Any]]:
     (tmp_path / "reward.yaml").write_text(yaml.safe_dump({"reward": reward}))
     recipes = ("--recipe=quickstart", f"--recipe={tmp_path / 'reward.yaml'}")
     assert main(["fit", *recipes, *FAST, "--train.steps=1", f"--out={tmp_path / 'out'}"]) == 0
-    return read_jsonl(tmp_path / "out" / "rollouts" / "step-00001.jsonl")
+    return read_jsonl(tmp_path / "out" / "rollouts" / "step-00001.jsonl.gz")
 
 
 def test_a_model_a_service_and_a_router_in_one_reward(tmp_path: Path, url: str) -> None:

@@ -41,7 +41,7 @@ def run(folder: Path, name: str, *args: str) -> Path:
 
 def rollouts(out: Path, step: int = 1) -> dict[tuple[str, tuple[int, ...]], float | None]:
     """All that was sampled in a step, whichever rank learnt from it."""
-    rows = [row for path in out.glob(f"rollouts/step-{step:05d}*.jsonl") for row in read_jsonl(path)]
+    rows = [row for path in out.glob(f"rollouts/step-{step:05d}*.jsonl.gz") for row in read_jsonl(path)]
     return {(row["prompt"], tuple(row["tokens"])): row["reward"] for row in rows}
 
 
@@ -140,7 +140,7 @@ def start(folder: Path, name: str, *args: str) -> subprocess.Popen[str]:
 def test_a_rank_that_dies_ends_the_run_and_is_named(name: str, folder: Path) -> None:
     out = folder / f"dies-{name}"
     process = start(folder, out.name, *TWO[name], "--train.steps=1000", "--train.schedule=constant", "--save.every=0")
-    while not (out / "rollouts" / "step-00002.jsonl").exists():
+    while not (out / "rollouts" / "step-00002.jsonl.gz").exists():
         assert process.poll() is None
         time.sleep(0.05)
     pid = json.loads((out / "ranks" / "1.json").read_text())["pid"]

@@ -24,7 +24,7 @@ from tests.conftest import ROOT
 SOURCES = list((ROOT / "rlkit").rglob("*.py")) + list((ROOT / "plugins").glob("*/src/**/*.py"))
 
 FLOORS = [
-    {"types", "errors", "ranges"},
+    {"types", "errors", "ranges", "text"},
     {"roles", "ops"},
     {"hooks", "registry", "recipe", "sections"},
     {"models"},

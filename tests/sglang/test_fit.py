@@ -20,7 +20,7 @@ from tests.sglang.conftest import children
 def check_versions(out: Path, steps: int) -> None:
     """Nothing was learned from weights other than the step's own."""
     for number in range(1, steps + 1):
-        for row in read_jsonl(out / "rollouts" / f"step-{number:05d}.jsonl"):
+        for row in read_jsonl(out / "rollouts" / f"step-{number:05d}.jsonl.gz"):
             assert {v for v, chosen in zip(row["versions"], row["mask"], strict=True) if chosen} == {number - 1}
 
 

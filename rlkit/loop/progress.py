@@ -1,0 +1,116 @@
+"""Whether steps teach the policy anything; what is wrong where they do not, and when that ends the run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from rlkit.errors import TrainingError, shorten
+from rlkit.recipe import Recipe
+from rlkit.text import part_name
+
+STALLED = 3
+"""So many steps in a row without a usable gradient end the run."""
+
+WITHOUT_SIGNAL = 5
+"""After so many steps in a row whose groups all have equal rewards, the run warns."""
+
+
+@dataclass
+class Progress:
+    """Counts steps in a row that teach nothing.
+
+    A step is *stalled* if it makes no optimizer step, since rewards or conversations failed or numbers are not finite.
+    It is *without signal* if all advantages are 0 or the filter dropped every group, as where all samples of a prompt
+    are right: that is no failure, and a run may go on for long like that.
+
+    Args:
+        recipe: Names the parts, and says how many steps without signal are too many.
+        stalled: Steps in a row until now.
+        without_signal: Likewise.
+    """
+
+    recipe: Recipe
+    stalled: int = 0
+    without_signal: int = 0
+    causes: list[str] = field(default_factory=list)
+
+    def see(self, number: int, figures: Mapping[str, float], errors: Counter[str]) -> Iterator[str]:
+        """Count a step; yield warnings.
+
+        Args:
+            number: Of the step.
+            figures: Over all ranks.
+            errors: Texts of failed rewards and conversations on all ranks; needed only if `stalls(figures)`.
+
+        Raises:
+            TrainingError: Too many steps in a row have taught nothing.
+        """
+        if self.quiet(number, figures):
+            self.without_signal += 1
+            yield from self._warn(number)
+        elif not self.stalls(number, figures):
+            self.without_signal = 0
+        if not self.stalls(number, figures):
+            self.stalled, self.causes = 0, []
+            return
+        self.stalled += 1
+        self.causes.append(self._cause(figures, errors))
+        yield f"warning: step {number} taught nothing: {self.causes[-1]}"
+        if self.stalled >= STALLED:
+            raise self.failure(number)
+
+    def stalls(self, number: int, figures: Mapping[str, float]) -> bool:
+        """Whether a step made no optimizer step of what should learn in it, for another reason than equal rewards."""
+        critic = self.recipe.critic
+        name = "critic/steps" if critic is not None and number <= critic.alone else "update/steps"
+        return not figures.get(name) and not self.quiet(number, figures)
+
+    def quiet(self, number: int, figures: Mapping[str, float]) -> bool:
+        """Whether nothing tells the samples of a step's groups from one another."""
+        if figures.get("update/steps"):
+            return figures.get("advantage/abs_mean") == 0
+        return figures.get("filter/dropped", 0.0) > 0 and not figures.get("update/not_finite")
+
+    def failure(self, number: int) -> TrainingError:
+        """Return the error that ends the run."""
+        [(cause, times)] = Counter(self.causes).most_common(1)
+        often = "" if times == 1 else f" ({times} times)"
+        return TrainingError(f"{self.stalled} steps in a row, up to step {number}, taught nothing: {cause}{often}")
+
+    def _warn(self, number: int) -> Iterator[str]:
+        said = (
+            f"{self.without_signal} steps in a row, up to step {number}, had no group with unequal rewards, so there "
+            "was nothing to learn: choose easier or harder prompts, or raise rollout.group or the sampling temperature"
+        )
+        if self.without_signal == WITHOUT_SIGNAL:
+            yield f"warning: {said}"
+        limit = self.recipe.train.max_steps_without_signal
+        if limit is not None and self.without_signal >= limit:
+            raise TrainingError(f"{said} (train.max_steps_without_signal is {limit})")
+
+    def _cause(self, figures: Mapping[str, float], errors: Counter[str]) -> str:
+        """Say what kept a step from teaching anything, with the remedy."""
+        samples = f"{figures.get('rollout/samples', 0):.0f}"
+        most = "".join(f"; {times} times: {shorten(text, 500)}" for text, times in errors.most_common(1))
+        if unusable := figures.get("advantage/not_finite"):
+            return (
+                f"advantage {part_name(self.recipe.advantage)} gave {unusable:.0f} values that are NaN or infinite; "
+                "mend it, or choose another one"
+            )
+        if figures.get("update/not_finite"):
+            return (
+                "no gradient was finite; the batches are in not-finite-*.pt of the run folder: lower train.lr or "
+                "train.max_norm"
+            )
+        if failed := figures.get("reward/failed"):
+            return (
+                f"reward {part_name(self.recipe.reward)} failed on {failed:.0f} of {samples} samples{most}; mend it, "
+                "or what it calls"
+            )
+        if failed := figures.get("rollout/failed"):
+            return f"{failed:.0f} of {samples} conversations failed{most}"
+        if samples == "0":
+            return "none of its prompts fits the model's context; choose shorter prompts or a longer context"
+        return "no sample was left to learn from"

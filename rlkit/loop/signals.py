@@ -1,0 +1,113 @@
+"""Signals that end a run: the first one after the step in progress, a second one at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+PATIENCE = 15.0
+"""Seconds that a run has to end at once; one that hangs, in a collective say, is cut short after them."""
+
+
+class Signals:
+    """Listens for Ctrl-C, SIGTERM and SIGHUP while a run goes on.
+
+    The first signal only sets `asked`, which the ranks compare after each step. A second Ctrl-C or SIGTERM sets
+    `at_once` and raises KeyboardInterrupt in the main thread; where that does not get out within `PATIENCE` seconds,
+    and at a third signal, `cut_short` is called and must not return. A SIGHUP never counts as a second signal, since a
+    terminal that closes may send several; one that is ignored (nohup) stays ignored.
+
+    A thread of its own reads which signals came: Python's handlers wait while the main thread is in a collective.
+
+    Args:
+        note: Shows a line to the user.
+        cut_short: Writes how the run ended and leaves the process; it is given the signal's name.
+    """
+
+    def __init__(self, note: Callable[[str], None], cut_short: Callable[[str], None]) -> None:
+        self.asked: str | None = None
+        self.at_once = False
+        self.leaving = False
+        """The main thread has left the training, and waits for nothing that other ranks do."""
+        self._note = note
+        self._cut_short = cut_short
+        self._raised = False
+        self._own = 0
+        self._numbers = [s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if _heard(s)]
+
+    def __enter__(self) -> Signals:
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._write, False)
+        self._wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        self._hook, sys.unraisablehook = sys.unraisablehook, self._unraisable
+        self._main = threading.get_ident()
+        self._listener = threading.Thread(target=self._listen, daemon=True, name="rlkit-signals")
+        self._listener.start()
+        self._handlers = {number: signal.signal(number, self._handle) for number in self._numbers}
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.leaving = True
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wakeup)
+        sys.unraisablehook = self._hook
+        os.write(self._write, b"\0")
+        self._listener.join()
+        os.close(self._read)
+        os.close(self._write)
+
+    def _handle(self, *_: object) -> None:
+        if self.at_once and not (self.leaving or self._raised):
+            self._raised = True
+            raise KeyboardInterrupt
+
+    def _listen(self) -> None:
+        while number := os.read(self._read, 1)[0]:
+            if number == signal.SIGINT and self._own:
+                self._own -= 1
+            elif number in self._numbers:
+                self._hear(signal.Signals(number).name)
+
+    def _hear(self, name: str) -> None:
+        if self.asked is None:
+            self.asked = name
+            said = f"{name}: finishing this step, then saving; press Ctrl-C again to stop at once"
+            # in a thread, since a terminal that takes no more must not keep the next signal from being heard
+            threading.Thread(target=self._note, args=(said,), daemon=True).start()
+        elif name == "SIGHUP":
+            return
+        elif not self.at_once:
+            self.at_once = True
+            overdue = threading.Timer(PATIENCE, self._overdue, (name,))
+            overdue.daemon = True
+            overdue.start()
+            self._poke()
+        else:
+            self._cut_short(name)
+
+    def _overdue(self, name: str) -> None:
+        if not self.leaving:
+            self._cut_short(name)
+
+    def _poke(self) -> None:
+        """Let the main thread run `_handle`, whatever system call it waits in."""
+        self._own += 1
+        signal.pthread_kill(self._main, signal.SIGINT)
+
+    def _unraisable(self, unraisable: Any) -> None:
+        """Raise it again: Python drops a KeyboardInterrupt that comes while an object is being deleted."""
+        if isinstance(unraisable.exc_value, KeyboardInterrupt):
+            self._raised = False
+            threading.Timer(0.01, self._poke).start()
+        else:
+            self._hook(unraisable)
+
+
+def _heard(number: signal.Signals) -> bool:
+    return number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN

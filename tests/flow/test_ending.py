@@ -1,0 +1,301 @@
+"""How a run ends: by signals, without a reader, on a full disk, and where nothing can be learnt."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlkit.advantages import GRPO
+from rlkit.cli.main import main
+from rlkit.types import Batch
+from tests.conftest import FAST, read_jsonl
+
+FIT = ("fit", "--recipe=quickstart", *FAST, "--validation.limit=2", "--validation.samples=0")
+
+
+def result(out: Path) -> dict[str, Any]:
+    return json.loads((out / "result.json").read_text())  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def bad(tmp_path: Path) -> tuple[str, ...]:
+    """Options for a reward that always raises, with a text that would be markup."""
+    (tmp_path / "bad.py").write_text("def bad(text):\n    raise ValueError('bad [/bold] \\x1b[31m' + 'x' * 10**7)\n")
+    return ("--reward=PythonReward", f"--reward.function={tmp_path}/bad.py:bad", "--reward.allow_code=true")
+
+
+def test_a_reward_that_fails_beforehand_refuses_the_run(
+    tmp_path: Path, bad: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*FIT, *bad, f"--out={tmp_path}/out"]) == 2
+    printed = capsys.readouterr()
+    assert "PythonReward: ValueError: bad [/bold] \\x1b[31m" in printed.err
+    assert "train.require_reward: false" in printed.err
+    assert len(printed.err) < 4000
+    assert result(tmp_path / "out")["status"] == "failed"
+    assert not list((tmp_path / "out" / "rollouts").iterdir())
+
+
+@pytest.mark.parametrize(("steps", "made"), [(9, 3), (2, 2)])
+def test_a_run_that_can_learn_nothing_fails(
+    steps: int, made: int, tmp_path: Path, bad: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After three steps in a row, or at the end of a shorter run; the checkpoints stay."""
+    more = ("--train.require_reward=false", f"--train.steps={steps}", "--save.every=1")
+    assert main([*FIT, *bad, *more, f"--out={tmp_path}/out"]) == 1
+    printed = capsys.readouterr()
+    assert f"{made} steps in a row, up to step {made}, taught nothing: reward PythonReward failed" in printed.err
+    assert "16 times: PythonReward: ValueError: bad [/bold]" in printed.err
+    outcome = result(tmp_path / "out")
+    assert (outcome["status"], outcome["error"]["type"]) == ("failed", "TrainingError")
+    assert len(read_jsonl(tmp_path / "out" / "metrics.jsonl")) == made
+    assert (tmp_path / "out" / "checkpoints" / "step-000001").is_dir()
+    assert (tmp_path / "out").stat().st_mode & 0o777 == 0o700
+
+
+def test_advantages_that_are_nan_are_blamed_on_their_part(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("nan", float("nan")), ("unset", None)):
+
+        def estimate(self: GRPO, batch: Batch, value: float | None = value) -> None:
+            batch.advantages = None if value is None else batch.mask * value
+
+        monkeypatch.setattr(GRPO, "estimate", estimate)
+        assert main([*FIT, "--train.steps=1", f"--out={tmp_path / name}"]) == 1
+        error = capsys.readouterr().err
+        assert "GRPO" in error
+        assert "not finite" in error or "unset" in error
+        assert "lr" not in error
+
+
+def test_prompts_that_are_all_too_long_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, count in (("train", 5000), ("held_out", 5)):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"prompt": "x" * count, "answer": "1"}) + "\n")
+    task = ("--task=Jsonl", f"--task.path={tmp_path}/train.jsonl", f"--task.validation_path={tmp_path}/held_out.jsonl")
+    assert main([*FIT, *task, "--rollout.skip_long_prompts=true", f"--out={tmp_path}/out"]) == 2
+    assert "no training prompt is shorter than the model's context of 4096 tokens" in capsys.readouterr().err
+
+
+def test_the_loss_is_a_mean_over_the_updates_of_a_rollout(tmp_path: Path) -> None:
+    """With a learning rate of nearly 0, four epochs have the loss of one, and so has the critic."""
+    options = (
+        "--recipe=quick_ppo", "--train.steps=1", "--train.lr=1e-12", "--critic.lr=1e-12", "--train.minibatches=1",
+        "--critic.alone=0", "--train.entropy_coef=0.1",
+    )  # fmt: skip
+    losses = []
+    for epochs in (1, 4):
+        out = tmp_path / str(epochs)
+        assert main([*FIT, *options, f"--train.epochs={epochs}", f"--out={out}"]) == 0
+        [row] = read_jsonl(out / "metrics.jsonl")
+        losses.append((row["policy/loss"], row["critic/loss"]))
+        assert row["update/steps"] == row["critic/steps"] == epochs
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+    assert min(map(abs, losses[0])) > 1e-6
+
+
+@pytest.mark.parametrize("reader", ["gone", "full", "ascii"])
+def test_a_run_whose_output_nobody_takes_is_finished(
+    reader: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "öut [red]"
+    if reader == "ascii":
+        raw = io.BytesIO()
+        stream: Any = io.TextIOWrapper(raw, encoding="ascii", write_through=True)
+    elif reader == "full":
+        stream = open("/dev/full", "w", buffering=1)  # noqa: SIM115
+    else:
+        reading, writing = os.pipe()
+        os.close(reading)
+        stream = os.fdopen(writing, "w", buffering=1)
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setattr(sys, "stderr", stream)
+    status = main([*FIT, f"--out={out}"])
+    monkeypatch.undo()
+    assert status == 0
+    assert result(out)["status"] == "ok"
+    assert (out / "final" / "model.safetensors").exists()
+    if reader == "ascii":
+        assert f"run folder: {tmp_path}/?ut [red]\n" in raw.getvalue().decode()
+
+
+def signalled(number: int, out: Path, times: int = 1) -> int:
+    """Run for ever, and send this process a signal after the second step; return the exit status."""
+
+    def send() -> None:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            if (out / "metrics.jsonl").exists() and len((out / "metrics.jsonl").read_text().splitlines()) >= 2:
+                break
+            time.sleep(0.01)
+        for _ in range(times):
+            os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    status = main([*FIT, "--train.steps=100000", "--train.schedule=constant", f"--out={out}"])
+    thread.join()
+    return status
+
+
+@pytest.mark.parametrize(("number", "times"), [(signal.SIGHUP, 2), (signal.SIGTERM, 1)])
+def test_a_signal_leaves_a_run_that_can_be_resumed(
+    number: int, times: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    handlers = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    out = tmp_path / "out"
+    assert signalled(number, out, times) == 130
+    outcome = result(out)
+    assert (outcome["status"], outcome["error"]) == ("interrupted", None)
+    assert (out / "checkpoints" / f"step-{outcome['steps']:06d}").is_dir()
+    printed = capsys.readouterr().out
+    assert f"{signal.Signals(number).name}: finishing this step" in printed
+    assert f"the run is in {out}; to go on: rlkit fit --resume {out}\n" in printed
+    assert main(["fit", f"--resume={out}", f"--train.steps={outcome['steps'] + 1}"]) == 0
+    assert result(out)["steps"] == outcome["steps"] + 1
+    assert f"to use the model: rlkit export --checkpoint {out} --out MODEL" in capsys.readouterr().out
+    assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == handlers
+
+
+def test_a_signal_that_is_ignored_stays_ignored(tmp_path: Path) -> None:
+    """As under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGHUP)).start()
+        assert main([*FIT, "--train.steps=6", f"--out={tmp_path}/out"]) == 0
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_second_signal_ends_the_run_at_once(tmp_path: Path) -> None:
+    assert signalled(signal.SIGINT, tmp_path / "out", times=2) == 130
+    assert result(tmp_path / "out")["status"] == "interrupted"
+    assert (tmp_path / "out" / "final" / "model.safetensors").exists()
+
+
+TRIALS = int(os.environ.get("RLKIT_TRIALS", "2"))
+"""Trials of each kind of the following tests, whose moments are random."""
+
+TWO = {
+    "ddp": ("--fabric.devices=2", "--fabric.strategy=ddp"),
+    "fsdp2": ("--fabric.devices=2", "--fabric.strategy=fsdp2"),
+}
+
+
+def start(folder: Path, *options: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        (sys.executable, "-m", "rlkit", *FIT, "--out=out", *options),
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 180
+    while not condition():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def pids(folder: Path) -> list[int]:
+    return [json.loads((folder / "out" / "ranks" / f"{rank}.json").read_text())["pid"] for rank in (0, 1)]
+
+
+def gone(process_id: int) -> bool:
+    try:
+        state = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return True
+    return state == "Z"
+
+
+def ended(process: subprocess.Popen[str], ranks: list[int], seconds: float = 90) -> str:
+    """Wait until all ranks have ended; whatever is left is killed."""
+    try:
+        printed = process.communicate(timeout=seconds)[0]
+        deadline = time.monotonic() + 30
+        while not all(map(gone, ranks)):
+            assert time.monotonic() < deadline, f"a rank is left\n{printed}"
+            time.sleep(0.1)
+        return printed
+    finally:
+        if not all(map(gone, [process.pid, *ranks])):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trial", range(TRIALS))
+@pytest.mark.parametrize("strategy", TWO)
+def test_a_signal_to_one_rank_ends_all_alike(strategy: str, trial: int, tmp_path: Path) -> None:
+    """At any moment between the first validation and the end, the last step and the last validation included."""
+    process = start(tmp_path, *TWO[strategy], "--train.steps=6", "--validation.limit=32")
+    wait_for((tmp_path / "out" / "ranks" / "1.json").exists, process)
+    wait_for(lambda: len(pids(tmp_path)) == 2, process)
+    ranks = pids(tmp_path)
+    wait_for((tmp_path / "out" / "rollouts" / "validation-before.jsonl.gz").exists, process)
+    time.sleep(random.uniform(0, 2.5))
+    with suppress(ProcessLookupError):  # it had ended
+        os.kill(random.choice(ranks), signal.SIGTERM)
+    printed = ended(process, ranks)
+    outcome = result(tmp_path / "out")
+    assert (outcome["status"], process.returncode) in (("interrupted", 130), ("ok", 0)), printed
+    assert outcome["error"] is None
+    assert outcome["steps"] == len(read_jsonl(tmp_path / "out" / "metrics.jsonl"))
+    if outcome["steps"]:
+        assert (tmp_path / "out" / "final" / "model.safetensors").exists()
+    assert "Traceback" not in printed, printed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trial", range(TRIALS))
+@pytest.mark.parametrize("strategy", TWO)
+def test_a_second_ctrl_c_ends_all_ranks_at_once(strategy: str, trial: int, tmp_path: Path) -> None:
+    options = ("--train.steps=100000", "--train.prompts_per_step=64", "--save.every=1", "--train.schedule=constant")
+    process = start(tmp_path, *TWO[strategy], *options)
+    wait_for((tmp_path / "out" / "rollouts" / "validation-before.jsonl.gz").exists, process)
+    ranks = pids(tmp_path)
+    time.sleep(random.uniform(0, 2.5))
+    os.killpg(process.pid, signal.SIGINT)
+    time.sleep(random.uniform(0, 0.3))
+    os.killpg(process.pid, signal.SIGINT)
+    printed = ended(process, ranks)
+    assert process.returncode == 130, printed
+    assert result(tmp_path / "out")["status"] == "interrupted", printed
+    assert "Traceback" not in printed, printed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_two_signals_to_one_rank_end_the_other_and_name_the_cause(rank: int, tmp_path: Path) -> None:
+    process = start(tmp_path, *TWO["fsdp2"], "--train.steps=100000", "--train.prompts_per_step=64")
+    wait_for((tmp_path / "out" / "rollouts" / "validation-before.jsonl.gz").exists, process)
+    ranks = pids(tmp_path)
+    for _ in range(2):
+        os.kill(ranks[rank], signal.SIGTERM)
+        time.sleep(0.05)
+    printed = ended(process, ranks)
+    outcome = result(tmp_path / "out")
+    if rank == 0:
+        assert (outcome["status"], process.returncode) == ("interrupted", 130), printed
+    else:
+        assert (outcome["status"], process.returncode) == ("failed", 1), printed
+        assert f"rank 1 (process {ranks[1]} on " in outcome["error"]["message"]
+        assert "was ended at once by SIGTERM" in printed

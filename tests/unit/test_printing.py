@@ -1,0 +1,120 @@
+"""What is printed: to readers that are gone, in poor encodings, with texts of others in it."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rlkit.cli.display import Display, say
+from rlkit.cli.main import main
+from rlkit.cli.streams import Stream, unfailing
+from rlkit.loop.metrics import MetricsLog
+from tests.conftest import read_jsonl
+
+
+def test_a_reader_that_is_gone_silences_the_descriptor() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as pipe:
+        stream = Stream(pipe)
+        for _ in range(3):
+            stream.write("x" * 100_000)
+            stream.flush()
+        os.write(writing, b"a child's")  # to the null device by now
+
+
+def test_what_an_encoding_does_not_know_is_replaced() -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii", write_through=True)
+    Stream(stream).write("Grüße ✓ \ud800\n")
+    assert raw.getvalue() == b"Gr??e ? ?\n"
+
+
+def test_closed_streams_are_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    with unfailing():
+        print("nobody hears this")
+        sys.stdout.write("nor this")
+    assert sys.stdout is None
+
+
+def test_texts_of_others_are_no_markup_and_carry_no_escape_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    Display(3).note("bad [/bold] [red]x[/red] \x1b[2J http://me:pw@host")
+    say("[/bold]\x1b", error=True)
+    printed = capsys.readouterr()
+    assert printed.out == "bad [/bold] [red]x[/red] \\x1b[2J http://***@host\n"
+    assert printed.err == "[/bold]\\x1b\n"
+
+
+def test_an_error_is_safe_and_short(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["\x1b[31m" + "x" * 100_000]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert "\x1b" not in error
+    assert len(error) < 30_000
+
+
+def test_the_time_left_counts_the_steps_of_this_process(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Resumed after step 90 of 100: two steps at 10 s each, so 8 more take 80 s."""
+    clock = iter([1000.0, 1010.0])
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    display = Display(100)
+    display.step(91, {})
+    display.step(92, {})
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == "step 91/100  "
+    assert second.endswith("left 1:20")
+
+
+def test_the_last_line_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    result = {"status": "interrupted", "steps": 3, "seconds": 61.0, "validation": {"before": None, "after": None}}
+    Display(9).finish(result, "the run is in 'a [red] b'")
+    assert capsys.readouterr().out == "interrupted: 3 steps in 1:01; the run is in 'a [red] b'\n"
+
+
+class Logger:
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[object] = []
+
+    def log_metrics(self, figures: dict[str, float], step: int) -> None:
+        self.told.append((step, figures))
+
+    def finalize(self, status: str) -> None:
+        self.told.append(status)
+
+
+@pytest.mark.parametrize(("status", "told"), [("ok", "success"), ("failed", "failed"), ("interrupted", "failed")])
+def test_loggers_are_told_how_the_run_ended(status: str, told: str, tmp_path: Path) -> None:
+    """In the words of Lightning's loggers, of which some know no others."""
+    logger = Logger()
+    log = MetricsLog(tmp_path / "metrics.jsonl", [logger])
+    log.write(1, {"a": 0.5})
+    log.close(status)
+    assert logger.told == [(1, {"a": 0.5}), told]
+
+
+def test_lines_that_find_no_room_are_written_later_and_whole(tmp_path: Path) -> None:
+    import resource
+
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsLog(path, [])
+    log.write(1, {"a": 0.5})
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 5, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            log.write(2, {"a": 0.25})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [row["step"] for row in read_jsonl(path)] == [1]
+    log.write(3, {"a": 0.125})
+    assert read_jsonl(path) == [{"step": 1, "a": 0.5}, {"step": 2, "a": 0.25}, {"step": 3, "a": 0.125}]

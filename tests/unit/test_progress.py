@@ -1,0 +1,95 @@
+"""Steps that teach nothing: counted, explained, and ended after three in a row."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rlkit.cli.parser import parse
+from rlkit.errors import TrainingError
+from rlkit.loop.progress import Progress
+from rlkit.recipe import Recipe
+
+GOOD = {"update/steps": 1.0, "advantage/abs_mean": 0.5, "rollout/samples": 16.0}
+EQUAL = GOOD | {"advantage/abs_mean": 0.0}
+NO_REWARD = {"update/empty": 1.0, "reward/failed": 16.0, "rollout/samples": 16.0}
+NOT_FINITE = {"update/steps": 0.0, "update/not_finite": 1.0, "rollout/samples": 16.0}
+ALL_DROPPED = {"update/empty": 1.0, "filter/dropped": 1.0, "rollout/samples": 16.0}
+
+
+@pytest.fixture(scope="module")
+def recipe() -> Recipe:
+    return parse("fit", ["--recipe=quickstart"]).recipe
+
+
+def see(progress: Progress, *steps: dict[str, float], errors: tuple[str, ...] = ()) -> list[str]:
+    return [said for n, figures in enumerate(steps, 1) for said in progress.see(n, figures, Counter(errors))]
+
+
+@pytest.mark.parametrize(
+    ("figures", "errors", "said"),
+    [
+        (
+            NO_REWARD,
+            ("KeyError: 'x'",) * 2 + ("other",),
+            "reward MathReward failed on 16 of 16 samples; 2 times: KeyErr",
+        ),
+        (NOT_FINITE, (), "no gradient was finite; .* lower train.lr"),
+        (NOT_FINITE | {"advantage/not_finite": 30.0}, (), "advantage GRPO gave 30 values that are NaN or infinite"),
+        (
+            {"rollout/failed": 16.0, "rollout/samples": 16.0},
+            ("no engine",),
+            "16 of 16 conversations failed; 1 times: no e",
+        ),
+        ({"rollout/samples": 0.0}, (), "none of its prompts fits the model's context"),
+    ],
+)
+def test_three_in_a_row_end_the_run_with_the_cause(
+    figures: dict[str, float], errors: tuple[str, ...], said: str, recipe: Recipe
+) -> None:
+    progress = Progress(recipe)
+    assert len(see(progress, figures, figures, errors=errors)) == 2
+    with pytest.raises(TrainingError, match=f"3 steps in a row, up to step 7, taught nothing: {said}.*3 times"):
+        list(progress.see(7, figures, Counter(errors)))
+
+
+def test_a_success_between_starts_the_count_anew(recipe: Recipe) -> None:
+    progress = Progress(recipe)
+    see(progress, NOT_FINITE, NOT_FINITE, GOOD, NO_REWARD, NOT_FINITE)
+    assert progress.stalled == 2
+    with pytest.raises(TrainingError):
+        see(progress, NO_REWARD)
+
+
+@pytest.mark.parametrize("quiet", [EQUAL, ALL_DROPPED])
+def test_equal_rewards_are_no_error_and_are_warned_of_once_after_five_steps(
+    quiet: dict[str, float], recipe: Recipe
+) -> None:
+    progress = Progress(recipe)
+    assert see(progress, *[quiet] * 4) == []
+    [said] = see(progress, quiet)
+    assert "5 steps in a row" in said
+    assert "raise rollout.group" in said
+    assert see(progress, *[quiet] * 20) == []
+    assert progress.stalled == 0
+    see(progress, GOOD, *[quiet] * 4)
+    assert progress.without_signal == 4
+
+
+def test_steps_without_signal_may_be_limited(recipe: Recipe) -> None:
+    limited = replace(recipe, train=replace(recipe.train, max_steps_without_signal=2))
+    progress = Progress(limited)
+    see(progress, EQUAL, GOOD, EQUAL)
+    with pytest.raises(TrainingError, match="2 steps in a row.*train.max_steps_without_signal is 2"):
+        see(progress, EQUAL)
+
+
+def test_while_the_critic_learns_alone_its_steps_count(recipe: Recipe) -> None:
+    options = ["--recipe=quick_ppo", "--critic.alone=2"]
+    progress = Progress(parse("fit", options).recipe)
+    alone: dict[str, Any] = {"critic/steps": 1.0, "advantage/abs_mean": 0.5}
+    assert not progress.stalls(2, alone)
+    assert progress.stalls(3, alone)
