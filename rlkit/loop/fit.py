@@ -64,12 +64,10 @@ def fit(
         session.signals = signals
         error = _outcome_of(work)
         at_once = signals.at_once and error is not None
-        failure = None
+        failure = None if error is None or at_once else peers.explain(_as_exception(error))
         if at_once:
             signals.leaving = True
             peers.done(interrupted=signals.asked)
-        elif error is not None:
-            failure = peers.explain(_as_exception(error))
         if at_once or not agreed(failure):
             peers.release()
         failure = session.end(runs[0] if runs else None, failure, at_once)
