@@ -149,10 +149,10 @@ class Save:
     """Checkpoints: all that a run needs to go on as if it had never stopped.
 
     Args:
-        every: Steps between two; 0 for none. A Ctrl-C makes one too.
+        every: Steps between two; 0 for none on the way. The last step has one in any case, and so has a Ctrl-C's.
         keep_last: How many stay; older ones are removed.
-        keep_best: A figure of `metrics.jsonl`, the higher the better, say `validation/accuracy`: the checkpoint of its
-            best step stays as well.
+        keep_best: A figure of `metrics.jsonl`, the higher the better, say `validation/accuracy`: its best step has a
+            checkpoint, which stays as well.
         folder: Where to: a folder or any fsspec URL; null for `checkpoints/` in the run folder.
     """
 

@@ -18,15 +18,18 @@ def run(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--out", required=True, help="The folder to write; it must not hold anything yet.")
     parser.add_argument("--merge-lora", action="store_true", help="Write the whole model, the adapter merged into it.")
+    parser.add_argument("--trust-remote-code", action="store_true", help="Run code that comes with the base model.")
     try:
         options, unknown = parser.parse_known_args(argv)
     except argparse.ArgumentError as error:
         raise RecipeError(f"rlkit export: {error}") from error
     if unknown:
-        raise RecipeError(f"rlkit export was given {unknown[0]!r}, expected --checkpoint, --out and --merge-lora")
+        raise RecipeError(
+            f"rlkit export was given {unknown[0]!r}, expected --checkpoint, --out, --merge-lora and --trust-remote-code"
+        )
     out = Path(options.out)
     if out.exists() and any(out.iterdir()):
         raise RecipeError(f"--out is {options.out!r}, which holds something; choose a new folder")
-    place = export(options.checkpoint, out, merge=options.merge_lora)
+    place = export(options.checkpoint, out, merge=options.merge_lora, trust_remote_code=options.trust_remote_code)
     print(f"{place} is exported to {out}")
     return 0

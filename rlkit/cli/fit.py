@@ -6,18 +6,17 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from lightning.fabric import Fabric
-
 from rlkit.cli.display import Display
 from rlkit.cli.parser import Parsed, parse
 from rlkit.errors import CheckpointError, RecipeError
-from rlkit.loop.checkpoint import Store
 from rlkit.loop.data import load_data
 from rlkit.loop.fit import INTERRUPTED, fit
 from rlkit.loop.folder import RunFolder, default_folder
-from rlkit.loop.resume import Found, compare, newest_whole, open_checkpoint
+from rlkit.loop.lock import Lock
+from rlkit.loop.resume import compare
 from rlkit.models.parallel import make_fabric
 from rlkit.models.ranks import Ranks
+from rlkit.models.store import MANIFEST, Found, Store, newest_whole, open_checkpoint
 
 OPTIONS = (
     ("--out", {"type": str, "help": "The run folder; default: runs/<recipe>-<time>, or the resumed run's."}),
@@ -38,17 +37,25 @@ def run(argv: Sequence[str]) -> int:
     options = parsed.options
     if options.resume == "auto" and options.out is None:
         raise RecipeError("--resume auto needs --out: the run folder whose newest checkpoint it takes")
+    _check_store(parsed)
     data = load_data(parsed.recipe)
     fabric = make_fabric(parsed.recipe.fabric, parsed.recipe.train.deadline)
     fabric.launch()
-    display = Display(parsed.recipe.train.steps, quiet=not fabric.is_global_zero)
-    resumed = None if options.resume is None else _find(parsed, fabric, display)
-    folder = RunFolder(Path(fabric.broadcast(_out(parsed, resumed))), parsed.yaml, fabric.global_rank)
-    if fabric.is_global_zero:
-        folder.create(parsed.registry, resumed is not None or options.resume == "auto")
-    fabric.barrier()
-    display.note(f"run folder: {folder.path}")
-    outcome = fit(parsed.recipe, data, fabric, folder, display, resumed=resumed)
+    ranks, display = Ranks(fabric), Display(parsed.recipe.train.steps, quiet=not fabric.is_global_zero)
+    path = Path(fabric.broadcast(_out(parsed)))
+    lock = ranks.on_first(lambda: Lock(path) if path.is_dir() else None)
+    try:
+        resumed = None if options.resume is None else _find(parsed, path, ranks, display)
+        lock = ranks.on_first(lambda: lock or Lock(path))
+        if lock is not None and lock.warning is not None:
+            display.note(f"warning: {lock.warning}")
+        folder = RunFolder(path, parsed.yaml, fabric.global_rank)
+        ranks.on_first(lambda: _create(folder, parsed, resumed))
+        display.note(f"run folder: {folder.path}")
+        outcome = fit(parsed.recipe, data, fabric, folder, display, resumed=resumed)
+    finally:
+        if lock is not None:
+            lock.release()
     return INTERRUPTED if outcome.status == "interrupted" else 0
 
 
@@ -58,39 +65,56 @@ def _with_recipe(argv: Sequence[str]) -> list[str]:
     places += [a.partition("=")[2] for a in argv if a.startswith("--resume=")]
     if not places or any(a.partition("=")[0] == "--recipe" for a in argv):
         return list(argv)
-    for folder in (Path(places[0]), *Path(places[0]).parents[:2]):
-        if (folder / "recipe.yaml").is_file():
-            return ["--recipe", str(folder / "recipe.yaml"), *argv]
-    return list(argv)
+    home = _home(places[0])
+    return list(argv) if home is None else ["--recipe", str(home / "recipe.yaml"), *argv]
 
 
-def _find(parsed: Parsed, fabric: Fabric, display: Display) -> Found | None:
+def _home(place: str) -> Path | None:
+    """Return the run folder that a place to resume from is, or lies in; what a checkpoint itself holds is no recipe."""
+    folders = (Path(place), *Path(place).parents[:2])
+    return next((f for f in folders if (f / "recipe.yaml").is_file() and not (f / MANIFEST).exists()), None)
+
+
+def _check_store(parsed: Parsed) -> None:
+    if parsed.recipe.save.folder is not None:
+        try:
+            Store(parsed.recipe.save.folder)
+        except CheckpointError as error:
+            raise RecipeError(f"save.folder: {error}") from error
+
+
+def _store(parsed: Parsed, folder: Path) -> Store:
+    return Store(parsed.recipe.save.folder or str(folder / "checkpoints"))
+
+
+def _create(folder: RunFolder, parsed: Parsed, resumed: Found | None) -> None:
+    """Create the run folder, unless checkpoints of another run would mix with this one's."""
+    auto, store = parsed.options.resume == "auto", _store(parsed, folder.path)
+    if not auto and (resumed is None or resumed.store.root != store.root) and store.names():
+        raise RecipeError(
+            f"{store.url} holds checkpoints of another run, up to {store.names()[0]}; choose a new --out or "
+            "save.folder, or go on with that run by --resume auto"
+        )
+    folder.create(parsed.registry, resumed is not None or auto)
+
+
+def _find(parsed: Parsed, folder: Path, ranks: Ranks, display: Display) -> Found | None:
     """Give the checkpoint to go on from, its files proved; say in what the recipe differs."""
-    ranks, options = Ranks(fabric), parsed.options
+    options = parsed.options
     if options.resume == "auto":
-        store = Store(parsed.recipe.save.folder or f"{options.out}/checkpoints")
-        found, damaged = newest_whole(store, ranks)
+        found, damaged = newest_whole(_store(parsed, folder), ranks)
         for problem in damaged:
             display.note(f"warning: {problem}; the one before is taken")
     else:
-        found = open_checkpoint(options.resume)
-        try:
-            found.store.verify(found.name, ranks)
-        except CheckpointError as error:
-            other, _ = newest_whole(found.store, ranks)
-            raise CheckpointError(f"{error}; {other.place if other else 'none'} is whole") from error
+        found = open_checkpoint(options.resume, ranks)
     if found is not None:
         for line in compare(found, parsed.yaml, options.force):
             display.note(f"changed: {line}")
     return found
 
 
-def _out(parsed: Parsed, resumed: Found | None) -> str:
+def _out(parsed: Parsed) -> str:
     """Give the run folder: as said, that of the checkpoint, or a new one."""
-    if parsed.options.out is not None:
-        return str(parsed.options.out)
-    if resumed is not None:
-        home = Path(resumed.store.root).parent
-        if (home / "recipe.yaml").is_file():
-            return str(home)
-    return str(default_folder(parsed.name))
+    resume = parsed.options.resume
+    home = None if resume in (None, "auto") else _home(resume)
+    return str(parsed.options.out or home or default_folder(parsed.name))

@@ -1,160 +1,54 @@
-"""Checkpoints: written beside the run by a thread, whole or not there, and proved by checksums when read."""
+"""Checkpoints: written beside the run by a thread, whole or not there."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import warnings
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from math import isfinite
 from typing import Any
 
-import fsspec  # type: ignore[import-untyped]
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
-from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
+from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
 from rlkit.errors import CheckpointError
 from rlkit.models.ranks import Ranks
+from rlkit.models.store import FORMAT, MANIFEST, STATE, Manifest, State, Store, name_of, step_of
+from rlkit.models.tensor_files import TensorWriter, file_of
 from rlkit.sections import Save
 
-# one process needs no process group, and nobody needs to be told
-warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+Best = tuple[float, int]
+"""A value of `save.keep_best` and the step whose checkpoint has it."""
 
-MANIFEST = "manifest.json"
-STATE = "state.json"
-FORMAT = 1
-
-
-class Store:
-    """A folder of checkpoints, here or anywhere that fsspec reaches; each is `step-<number>`.
-
-    A checkpoint is written under another name and then renamed; one that holds no manifest is not one.
-
-    Args:
-        url: A path or an fsspec URL.
-
-    Raises:
-        CheckpointError: The URL cannot be understood.
-    """
-
-    def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/")
-        try:
-            self.fs, self.root = fsspec.core.url_to_fs(self.url)
-        except (ValueError, ImportError) as error:
-            raise CheckpointError(f"{url!r} is no place for checkpoints: {error}") from error
-
-    def path(self, name: str, file: str | None = None) -> str:
-        return f"{self.root}/{name}" + ("" if file is None else f"/{file}")
-
-    def names(self) -> list[str]:
-        """Give the checkpoints, the newest first."""
-        self.fs.invalidate_cache()
-        if not self.fs.isdir(self.root):
-            return []
-        entries = [str(path).rstrip("/").rpartition("/")[2] for path in self.fs.ls(self.root, detail=False)]
-        named = [name for name in entries if name.startswith("step-") and name[5:].isdigit()]
-        whole = [name for name in named if self.fs.exists(self.path(name, MANIFEST))]
-        return sorted(whole, key=lambda name: -int(name[5:]))
-
-    def read(self, name: str, file: str) -> dict[str, Any]:
-        """Read a JSON file of a checkpoint.
-
-        Raises:
-            CheckpointError: It is missing or no JSON.
-        """
-        try:
-            with self.fs.open(self.path(name, file), "r", encoding="utf-8") as lines:
-                content: dict[str, Any] = json.load(lines)
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{self.url}/{name} is damaged: {file} cannot be read: {error}") from error
-        return content
-
-    def write(self, name: str, file: str, content: dict[str, Any]) -> None:
-        with self.fs.open(self.path(name, file), "w", encoding="utf-8") as lines:
-            json.dump(content, lines)
-
-    def digest(self, name: str, file: str) -> str:
-        """Give a file's checksum (BLAKE2b, 128 bits)."""
-        found = hashlib.blake2b(digest_size=16)
-        with self.fs.open(self.path(name, file), "rb") as data:
-            while block := data.read(1 << 22):
-                found.update(block)
-        return found.hexdigest()
-
-    def files(self, name: str) -> list[str]:
-        return sorted(str(path).rpartition("/")[2] for path in self.fs.ls(self.path(name), detail=False))
-
-    def remove(self, name: str) -> None:
-        if self.fs.exists(self.path(name)):
-            self.fs.rm(self.path(name), recursive=True)
-
-    def verify(self, name: str, ranks: Ranks | None = None) -> None:
-        """Compare every file with the manifest; where ranks are given, they share the work.
-
-        Raises:
-            CheckpointError: A file is missing, cut short or changed; the message names it.
-        """
-        listed = self.read(name, MANIFEST)["files"]
-        wrong = []
-        first, every = (0, 1) if ranks is None else (ranks.fabric.global_rank, ranks.fabric.world_size)
-        for file in sorted(listed)[first::every]:
-            try:
-                if self.digest(name, file) != listed[file]:
-                    wrong.append(f"{file} is not what was written")
-            except OSError as error:
-                wrong.append(f"{file} cannot be read: {error}")
-        everyone = [wrong] if ranks is None else ranks.everyone(wrong)
-        found = [problem for problems in everyone for problem in problems]
-        if found:
-            raise CheckpointError(f"checkpoint {self.url}/{name} is damaged: {'; '.join(found)}")
-
-    def load(self, name: str, into: dict[str, Tensor]) -> None:
-        """Load tensors in place, resharded where the ranks have changed.
-
-        Raises:
-            CheckpointError: The checkpoint is of another model.
-        """
-        reader = FsspecReader(f"{self.url}/{name}")
-        metadata = reader.read_metadata().state_dict_metadata
-        shapes = {n: tuple(m.size) for n, m in metadata.items() if isinstance(m, TensorStorageMetadata)}
-        for tensor in sorted(into):
-            if shapes.get(tensor) != tuple(into[tensor].shape):
-                raise CheckpointError(
-                    f"checkpoint {self.url}/{name} is of another model: {tensor} has the shape "
-                    f"{list(into[tensor].shape)} here, and there {list(shapes[tensor]) if tensor in shapes else 'none'}"
-                )
-        try:
-            load_tensors(into, storage_reader=reader, no_dist=not dist.is_initialized())
-        except CheckpointException as error:
-            cause = next(cause for cause, _ in error.failures.values())
-            raise CheckpointError(f"checkpoint {self.url}/{name} cannot be loaded: {cause}") from error
-
-    def tensor_names(self, name: str) -> list[str]:
-        """Give the names of a checkpoint's tensors."""
-        return list(FsspecReader(f"{self.url}/{name}").read_metadata().state_dict_metadata)
+IN_A_ROW = 3
+"""So many checkpoints that cannot be written, one after another, end the run."""
 
 
 class Writer:
     """Writes checkpoints into a store while the run goes on; a step waits for no more than a copy to host memory.
 
+    Checkpoints of later steps than `step` belong to a run that is not gone on with. They stay until the first one of
+    this run is written, and are withdrawn right before it gets its name, so that the newest is always this run's own.
+
     Args:
         store: Where to.
         section: The recipe's.
         ranks: All take part.
+        step: Where the run starts.
+        best: Of the checkpoints that are there.
     """
 
-    def __init__(self, store: Store, section: Save, ranks: Ranks) -> None:
+    def __init__(self, store: Store, section: Save, ranks: Ranks, step: int = 0, best: Best | None = None) -> None:
         self.store = store
         self.section = section
         self.ranks = ranks
-        self.best: tuple[float, str] | None = None
+        names = store.names()
+        self.best = best if best is not None and name_of(best[1]) in names else None
+        self._abandoned = [name for name in names if step_of(name) > step]
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rlkit-checkpoint")
-        self._writing: Future[None] | None = None
+        self._writing: Future[Best | None] | None = None
         self._group = dist.new_group(backend="gloo") if ranks.fabric.world_size > 1 else None
 
     @property
@@ -162,66 +56,70 @@ class Writer:
         """Whether some rank is still writing; all ranks must ask."""
         return bool(self.ranks.largest(self._writing is not None and not self._writing.done()))
 
-    def save(self, number: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Copy the tensors and start writing; `finish` or the next `save` raises what goes wrong.
+    def save(self, tensors: dict[str, Tensor], state: State) -> None:
+        """Copy the tensors and start writing; `finish` must have been called since the last time.
 
         Raises:
-            CheckpointError: The one before could not be written.
+            CheckpointError: Some rank could not start.
         """
-        self.finish()
-        name = f"step-{number:06d}"
+        name, copied, problem = name_of(state.step), {}, None
         try:
             if self.ranks.fabric.is_global_zero:
                 self.store.remove(f"{name}.partial")
                 self.store.fs.makedirs(self.store.path(f"{name}.partial"), exist_ok=True)
-        except OSError as error:
-            raise self._failure(name, error) from error
-        writer = FsspecWriter(f"{self.store.url}/{name}.partial", single_file_per_rank=True)
-        copied = async_save(tensors, storage_writer=writer, process_group=self._group, no_dist=self._group is None)
-        assert isinstance(copied, Future)
-        self._writing = self._thread.submit(self._complete, copied, name, state | {"format": FORMAT})
+            copied = BlockingAsyncStager().stage(tensors)
+        except (OSError, MemoryError, RuntimeError) as error:
+            problem = f"{type(error).__name__}: {error}"
+        self._agree(name, self.ranks.everyone(problem))
+        self._writing = self._thread.submit(self._write, copied, state)
 
-    def finish(self) -> None:
-        """Wait until all is written.
+    def finish(self) -> bool:
+        """Wait until all is written; return whether there was anything.
 
         Raises:
             CheckpointError: It could not be; the message names the newest whole checkpoint.
         """
-        if self._writing is not None:
-            writing, self._writing = self._writing, None
-            writing.result()
+        if self._writing is None:
+            return False
+        writing, self._writing = self._writing, None
+        self.best = writing.result()
+        return True
 
     def close(self) -> None:
         """End the thread."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _complete(self, copied: Future[Any], name: str, state: dict[str, Any]) -> None:
-        """Wait for the tensors, add the checksums, and give the checkpoint its name."""
-        partial, rank = f"{name}.partial", self.ranks.fabric.global_rank
-        problem: BaseException | None = None
-        digests: dict[str, str] = {}
+    def _write(self, tensors: dict[str, Any], state: State) -> Best | None:
+        """Write the tensors and the checksums, and give the checkpoint its name; return which one is the best then."""
+        name, rank = name_of(state.step), self.ranks.fabric.global_rank
+        partial, digests, problem = f"{name}.partial", {}, None
         try:
-            copied.result()
+            writer = TensorWriter(self.store.fs, self.store.path(partial))
+            save_tensors(tensors, storage_writer=writer, process_group=self._group, no_dist=self._group is None)
+            own = [file_of(rank)] if self.store.fs.exists(self.store.path(partial, file_of(rank))) else []
             if rank == 0:
                 self.store.write(partial, STATE, state)
-            own = [f for f in self.store.files(partial) if f.startswith(f"__{rank}_") or (rank == 0 and f[:2] != "__")]
+                own.append(STATE)
             digests = {file: self.store.digest(partial, file) for file in own}
         except CheckpointException as error:  # no Exception, as torch has it
-            problem = next(cause for cause, _ in error.failures.values())
-        except Exception as error:  # the other ranks must hear of whatever it was
-            problem = error
-        everyone = self._gather((problem is None, digests))
-        if rank == 0 and all(fine for fine, _ in everyone):
+            problem = str(next(cause for cause, _ in error.failures.values()))
+        except Exception as error:  # the other ranks must learn of whatever it was
+            problem = str(error)
+        everyone = self._gather((problem, digests))
+        self._agree(name, [found for found, _ in everyone])
+        if rank == 0:
             try:
-                self.store.write(partial, MANIFEST, {"files": {k: v for _, part in everyone for k, v in part.items()}})
-                self.store.remove(name)
-                self.store.fs.mv(self.store.path(partial), self.store.path(name), recursive=True)
-                self._prune()
-            except OSError as error:
-                problem = error
-        problems = [p for p in self._gather(None if problem is None else str(problem)) if p is not None]
-        if problems:
-            raise self._failure(name, problems[0])
+                files = {file: digest for _, part in everyone for file, digest in part.items()}
+                self.store.write(partial, MANIFEST, Manifest(format=FORMAT, files=files))
+                for abandoned in self._abandoned:
+                    self.store.withdraw(abandoned)
+                self.store.publish(partial, name)
+                self._abandoned = []
+                self._prune(state.best)
+            except Exception as error:  # the other ranks wait to learn of it
+                problem = str(error)
+        self._agree(name, self._gather(problem))
+        return state.best
 
     def _gather(self, value: Any) -> list[Any]:
         if self._group is None:
@@ -230,15 +128,101 @@ class Writer:
         dist.all_gather_object(everyone, value, group=self._group)
         return everyone
 
-    def _prune(self) -> None:
+    def _prune(self, best: Best | None) -> None:
+        """Remove what need not stay, and what processes that were killed have left behind."""
         keep = set(self.store.names()[: self.section.keep_last])
-        if self.best is not None:
-            keep.add(self.best[1])
-        for name in self.store.names():
+        if best is not None:
+            keep.add(name_of(best[1]))
+        for name in (*self.store.entries(), *self.store.entries(".partial")):
             if name not in keep:
                 self.store.remove(name)
 
-    def _failure(self, name: str, error: object) -> CheckpointError:
-        names = self.store.names()
-        last = f"the last whole one is {self.store.url}/{names[0]}" if names else "there is none before it"
-        return CheckpointError(f"checkpoint {self.store.url}/{name} cannot be written: {error}; {last}")
+    def _agree(self, name: str, problems: list[str | None]) -> None:
+        """Raise on every rank where one has a problem."""
+        found = [problem for problem in problems if problem is not None]
+        if found:
+            names = self.store.names()
+            last = f"the last whole one is {self.store.url}/{names[0]}" if names else "there is none before it"
+            raise CheckpointError(f"checkpoint {self.store.url}/{name} cannot be written: {found[0]}; {last}")
+
+
+class Saver:
+    """Decides after each step whether a checkpoint is due, and what becomes of one that cannot be written.
+
+    Args:
+        writer: Writes them.
+        note: Shows a warning.
+        step: The last step that has a checkpoint.
+    """
+
+    def __init__(self, writer: Writer, note: Callable[[str], None], step: int = 0) -> None:
+        self.writer = writer
+        self.note = note
+        self.saved = step
+        self.failed = 0
+        """Checkpoints that could not be written since the last one that could."""
+
+    def after(
+        self, step: int, figures: dict[str, float], content: Callable[[Best | None], tuple[dict[str, Tensor], State]]
+    ) -> dict[str, float]:
+        """Start a checkpoint where one is due or the step is the best so far; all ranks must call this.
+
+        One that is due is skipped while the one before is still being written; the best is waited for.
+
+        Args:
+            step: The step that is done.
+            figures: The step's.
+            content: Returns what to save; it gets which checkpoint will be the best.
+
+        Returns:
+            What became of it, as figures.
+
+        Raises:
+            CheckpointError: It is one failure too many.
+        """
+        every, key = self.writer.section.every, self.writer.section.keep_best
+        value = figures.get(key) if key is not None else None
+        due = every > 0 and step % every == 0
+        better = self._better(value)
+        if not due and not better:
+            return {}
+        if due and not better and self.writer.busy:
+            return {"checkpoint/skipped": 1.0}
+        failed = not self._attempt(self.writer.finish)
+        if due or self._better(value):  # what was being written may be better still
+            best = (value, step) if value is not None and self._better(value) else self.writer.best
+            if self._attempt(lambda: self.writer.save(*content(best))):
+                self.saved = step
+            else:
+                failed = True
+        return {"checkpoint/failed": 1.0} if failed else {}
+
+    def end(self, step: int, content: Callable[[Best | None], tuple[dict[str, Tensor], State]]) -> None:
+        """Wait until all is written, the run's last step included; all ranks must call this.
+
+        Raises:
+            CheckpointError: The last step has no checkpoint.
+        """
+        written = self._attempt(self.writer.finish)
+        if step > 0 and (not written or step != self.saved):
+            self.writer.save(*content(self.writer.best))
+            self.writer.finish()
+            self.saved = step
+
+    def _better(self, value: float | None) -> bool:
+        best = self.writer.best
+        mine = value is not None and isfinite(value) and (best is None or value > best[0])
+        return bool(self.writer.ranks.largest(mine))
+
+    def _attempt(self, work: Callable[[], object]) -> bool:
+        """Do something that may fail; return whether it did not."""
+        try:
+            if work():
+                self.failed = 0
+        except CheckpointError as error:
+            self.failed += 1
+            self.note(f"warning: {error}")
+            if self.failed >= IN_A_ROW:
+                raise
+            return False
+        return True

@@ -10,10 +10,10 @@ from rlkit.errors import RlkitError
 from rlkit.loop.data import Data
 from rlkit.loop.folder import RunFolder
 from rlkit.loop.peers import Peers
-from rlkit.loop.resume import Found
 from rlkit.loop.run import Run
 from rlkit.loop.session import Outcome, Reporter, Session, agreed
 from rlkit.loop.signals import Signals
+from rlkit.models.store import Found
 from rlkit.recipe import Recipe
 
 INTERRUPTED = 130
@@ -51,7 +51,7 @@ def fit(
     runs: list[Run] = []
 
     def work() -> None:
-        session.open_log(recipe, 0 if resumed is None else int(resumed.state["step"]))
+        session.open_log(recipe, 0 if resumed is None else resumed.state.step)
         runs.append(Run(recipe, data, fabric))
         session.train(runs[0], resumed)
 

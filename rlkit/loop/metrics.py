@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -86,11 +87,11 @@ class MetricsLog:
     Args:
         path: The file.
         loggers: From `loggers`.
-        done: Steps of it that stay; a resumed run makes the others again.
+        done: The last step whose line stays; a resumed run makes the later ones again.
     """
 
     def __init__(self, path: Path, loggers: list[Any], done: int = 0) -> None:
-        lines = path.read_text(encoding="utf-8").splitlines()[:done] if path.exists() else []
+        lines = [line for step, line in _steps(path) if step <= done]
         beside = path.with_suffix(".partial")
         beside.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         beside.rename(path)
@@ -128,3 +129,16 @@ class MetricsLog:
             raise
         self._size += len(text)
         self._unwritten.clear()
+
+
+def _steps(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a file of metrics with their steps, in order; what a killed process cut short is left out."""
+    last = 0
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else ():
+        try:
+            step = json.loads(line)["step"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            continue
+        if type(step) is int and step > last:
+            last = step
+            yield step, line

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
-from rlkit.errors import CheckpointError, RecipeError
-from rlkit.loop.checkpoint import FORMAT, STATE, Store
+from rlkit.errors import RecipeError
 from rlkit.loop.run import Run
-from rlkit.loop.state import restore, tensors
-from rlkit.models.ranks import Ranks
+from rlkit.loop.state import as_data, restore, tensors
+from rlkit.models.store import Found
 
 FIXED = ("model.path", "model.lora", "critic.path", "critic.lora")
 """Options that decide what a checkpoint's tensors are: none can change on resume."""
@@ -32,68 +28,13 @@ FREE = (
 """Options that may change: what is learnt stays the same. `train.steps` too, where no learning rate decays by it."""
 
 
-@dataclass
-class Found:
-    """A checkpoint to go on from."""
-
-    store: Store
-    name: str
-    state: dict[str, Any]
-
-    @property
-    def place(self) -> str:
-        return f"{self.store.url}/{self.name}"
-
-
-def open_checkpoint(place: str) -> Found:
-    """Find a checkpoint by its own path, or the newest one of a run folder or a folder of checkpoints.
-
-    Raises:
-        CheckpointError: There is none.
-    """
-    place = place.rstrip("/")
-    for url in (f"{place}/checkpoints", place):
-        store = Store(url)
-        if names := store.names():
-            return read(store, names[0])
-    parent, _, name = place.rpartition("/")
-    store = Store(parent or ".")
-    if name in store.names():
-        return read(store, name)
-    raise CheckpointError(f"there is no whole checkpoint at {place!r}; give a run folder, or one of its checkpoints")
-
-
-def read(store: Store, name: str) -> Found:
-    """Read what a checkpoint says of itself.
-
-    Raises:
-        CheckpointError: It says nothing, or is of another format.
-    """
-    state = store.read(name, STATE)
-    if state.get("format") != FORMAT:
-        raise CheckpointError(f"{store.url}/{name} has format {state.get('format')!r}, expected {FORMAT}")
-    return Found(store, name, state)
-
-
-def newest_whole(store: Store, ranks: Ranks) -> tuple[Found | None, list[str]]:
-    """Give the newest checkpoint whose files are as they were written, and what is wrong with newer ones."""
-    damaged: list[str] = []
-    for name in store.names():
-        try:
-            store.verify(name, ranks)
-            return read(store, name), damaged
-        except CheckpointError as error:
-            damaged.append(str(error))
-    return None, damaged
-
-
 def compare(found: Found, recipe_yaml: str, force: bool) -> list[str]:
     """Give a line for each difference that a resumed run may have.
 
     Raises:
         RecipeError: A difference breaks the state, or changes what is learnt and `force` is not given.
     """
-    old, new = (_flat(yaml.safe_load(text)) for text in (found.state["recipe"], recipe_yaml))
+    old, new = _flat(found.state.recipe), _flat(as_data(recipe_yaml))
     changed = [key for key in sorted(old | new) if old.get(key) != new.get(key)]
     lines = {key: f"{key}: {old.get(key)!r} in the checkpoint, {new.get(key)!r} now" for key in changed}
     moved = [part for part in PRESENT if any(_under(k, part) for k in old) != any(_under(k, part) for k in new)]
@@ -116,10 +57,10 @@ def load(run: Run, found: Found) -> None:
     """Bring a run to a checkpoint.
 
     Raises:
-        CheckpointError: It is of another model.
+        CheckpointError: It is of another model, or has not all that the run needs.
     """
-    found.store.load(found.name, tensors(run, found.store.tensor_names(found.name)))
-    restore(run, found.state["numbers"])
+    restore(run, found)
+    found.store.load(found.name, tensors(run, found.store.shapes(found.name)))
 
 
 def _under(key: str, section: str) -> bool:

@@ -6,36 +6,36 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any, Protocol
 
-import torch
+from safetensors.torch import save_file
+from torch import Tensor
 
 from rlkit.errors import CheckpointError, RankError, RecipeError, TrainingError, explain, shorten
 from rlkit.loop import memory
-from rlkit.loop.checkpoint import Store, Writer
+from rlkit.loop.checkpoint import Best, Saver, Writer
 from rlkit.loop.evaluate import evaluate
 from rlkit.loop.folder import RunFolder
 from rlkit.loop.metrics import MetricsLog, loggers
 from rlkit.loop.plan import Trial, lines, try_reward
 from rlkit.loop.progress import Progress
 from rlkit.loop.proof import prove
-from rlkit.loop.resume import Found, load
+from rlkit.loop.resume import load
 from rlkit.loop.run import Run
 from rlkit.loop.signals import Signals
-from rlkit.loop.state import numbers, tensors
+from rlkit.loop.state import as_data, numbers, tensors
 from rlkit.loop.step import Made, step
 from rlkit.models.load import save_policy
 from rlkit.models.parallel import FSDP2
+from rlkit.models.store import Found, State, Store
 from rlkit.models.weights import whole
 from rlkit.recipe import Recipe
 from rlkit.text import redact
 from rlkit.types import Trajectory
 
 Figures = dict[str, float]
-
-IN_A_ROW = 3
-"""So many checkpoints that cannot be written, one after another, end the run."""
 
 
 class Reporter(Protocol):
@@ -73,11 +73,10 @@ class Session:
     signals: Signals | None = None
     log: MetricsLog | None = None
     outcome: Outcome = field(default_factory=Outcome)
-    writer: Writer | None = None
+    saver: Saver | None = None
     progress: Progress | None = None
     stopping: bool = False
     """Whether some rank was asked to end; all ranks agree on it after each step."""
-    unsaved: int = 0
     warned: bool = False
     start: float = field(default_factory=time.time)
     troubles: Figures = field(default_factory=dict)
@@ -101,7 +100,11 @@ class Session:
         train, validation = run.recipe.train, run.recipe.validation
         every = validation.every if validation is not None and run.recipe.validates else 0
         self.progress = Progress(run.recipe)
-        self._begin(run, resumed)
+        saver = self._begin(run, resumed)
+
+        def content(best: Best | None) -> tuple[dict[str, Tensor], State]:
+            return tensors(run), self._state(run, best)
+
         self._agree(run)
         while not self.stopping and self.outcome.steps < train.steps:
             number = self.outcome.steps + 1
@@ -115,9 +118,8 @@ class Session:
             self.reporter.step(number, figures)
             self._watch(run, made, figures)
             self._agree(run)
-            self.troubles = self._checkpoint(run, number, figures)
-        if self.writer is not None:
-            self.writer.finish()
+            self.troubles = saver.after(number, figures, content)
+        saver.end(self.outcome.steps, content)
         if self.progress.stalled and self.progress.stalled == self.outcome.steps and not self.stopping:
             raise self.progress.failure(self.outcome.steps)
         if not self.stopping and run.recipe.validates:
@@ -142,17 +144,18 @@ class Session:
         if self.first:
             save_policy(run.actor.policy, run.tokenizer, self.folder.path / name, weights)
 
-    def _begin(self, run: Run, resumed: Found | None) -> None:
-        save = run.recipe.save
+    def _begin(self, run: Run, resumed: Found | None) -> Saver:
+        save, best, here = run.recipe.save, None, False
+        store = Store(save.folder or str(self.folder.path / "checkpoints"))
         if resumed is not None:
             load(run, resumed)
-            self.outcome = Outcome(**resumed.state["outcome"])
+            state, here = resumed.state, resumed.store.root == store.root
+            self.outcome = Outcome(steps=state.step, validation={"before": state.before, "after": None})
             if self.progress is not None:
-                self.progress.stalled = resumed.state["stalled"]
-        if save.every or save.keep_best:
-            store = Store(save.folder or str(self.folder.path / "checkpoints"))
-            self.writer = Writer(store, save, run.ranks)
-            self.writer.best = None if resumed is None else resumed.state["best"]
+                self.progress.stalled = state.stalled
+            best = state.best if state.figure == save.keep_best else None
+        writer = Writer(store, save, run.ranks, self.outcome.steps, best)
+        self.saver = Saver(writer, self.reporter.note, self.outcome.steps if here else 0)
         self._preflight(run)
         run.publish()
         prove(run)
@@ -160,6 +163,19 @@ class Session:
             self.reporter.note(f"resumed from {resumed.place}: step {self.outcome.steps} is done")
         elif run.recipe.validates:
             self.outcome.validation["before"] = self.validate(run, "before")
+        return self.saver
+
+    def _state(self, run: Run, best: Best | None) -> State:
+        before = self.outcome.validation["before"]
+        return State(
+            step=self.outcome.steps,
+            recipe=as_data(self.folder.recipe_yaml),
+            numbers=numbers(run),
+            before=None if before is None else {name: x for name, x in before.items() if isfinite(x)},
+            best=best,
+            figure=run.recipe.save.keep_best,
+            stalled=0 if self.progress is None else self.progress.stalled,
+        )
 
     def _preflight(self, run: Run) -> None:
         """Show how the numbers work out, and what looks wrong before anything is spent.
@@ -198,8 +214,9 @@ class Session:
                 "the engine's cache before it runs out"
             )
         if figures.get("update/not_finite"):
-            name = f"not-finite-{number:05d}.rank{self.folder.rank}.pt"
-            self._attempt(name, lambda: torch.save(made.batch.tensors(), self.folder.path / name))
+            name = f"not-finite-{number:05d}.rank{self.folder.rank}.safetensors"
+            batch = {key: tensor.contiguous().clone() for key, tensor in made.batch.tensors().items()}
+            self._attempt(name, lambda: save_file(batch, self.folder.path / name))
             self.reporter.note(f"warning: step {number} had a gradient that is not finite; its batch is kept: {name}")
         if self.progress is None:
             return
@@ -208,45 +225,6 @@ class Session:
             errors = sum(run.ranks.objects(errors), Counter())
         for warning in self.progress.see(number, figures, errors):
             self.reporter.note(warning)
-
-    def _checkpoint(self, run: Run, number: int, figures: Figures) -> Figures:
-        """Start a checkpoint where one is due, unless the one before is still being written; count what goes wrong."""
-        if self.writer is None:
-            return {}
-        save, better = run.recipe.save, False
-        last = self.stopping or number == run.recipe.train.steps
-        if save.keep_best is not None and save.keep_best in figures:
-            value = figures[save.keep_best]
-            better = self.writer.best is None or value > self.writer.best[0]
-            if better:
-                self.writer.best = (value, f"step-{number:06d}")
-        due = bool(save.every) and (number % save.every == 0 or (last and number < run.recipe.train.steps))
-        if not run.ranks.largest(due or better):
-            return {}
-        if self.writer.busy and not last:
-            return {"checkpoint/skipped": 1.0}
-        state = {
-            "step": number,
-            "recipe": self.folder.recipe_yaml,
-            "numbers": numbers(run),
-            "outcome": asdict(self.outcome),
-            "best": self.writer.best,
-            "stalled": 0 if self.progress is None else self.progress.stalled,
-        }
-        try:
-            self.writer.save(number, tensors(run), state)
-            self.unsaved = 0
-        except CheckpointError as error:
-            self.unsaved += 1
-            self.reporter.note(f"warning: {error}")
-            if self.unsaved >= IN_A_ROW:
-                raise
-            return {"checkpoint/failed": 1.0}
-        return {}
-
-    def _last(self) -> str:
-        names = [] if self.writer is None else self.writer.store.names()
-        return f"{self.writer.store.url}/{names[0]}" if self.writer is not None and names else "the start"
 
     def lost(self, rank: str) -> None:
         """Write that another rank is gone, while this one hangs."""
@@ -277,8 +255,8 @@ class Session:
             self._note_failure(failure)
         self._write_result()
         closing: list[tuple[str, Callable[[], None]]] = []
-        if self.writer is not None:
-            closing.append(("the checkpoints' writer", self.writer.close))
+        if self.saver is not None:
+            closing.append(("the checkpoints' writer", self.saver.writer.close))
         if (log := self.log) is not None:
             closing.append(("the loggers", lambda: log.close(self.outcome.status)))
         if run is not None:
@@ -319,14 +297,14 @@ class Session:
         """Say in which folder everything is, and the command that goes on from there."""
         path = shlex.quote(str(self.folder.path))
         try:
-            saved = self.writer is not None and bool(self.writer.store.names())
+            saved = self.saver is not None and bool(self.saver.writer.store.names())
         except Exception:  # a store far away that cannot be reached
             saved = False
-        if not saved or self.writer is None:
+        if not saved or self.saver is None:
             return f"the run is in {path}"
         if self.outcome.status == "ok":
             return f"the run is in {path}; to use the model: rlkit export --checkpoint {path} --out MODEL"
-        if self.writer.section.folder is None:
+        if self.saver.writer.section.folder is None:
             return f"the run is in {path}; to go on: rlkit fit --resume {path}"
         return f"the run is in {path}; to go on: rlkit fit --recipe {path}/recipe.yaml --out {path} --resume auto"
 

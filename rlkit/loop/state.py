@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
+import yaml
 from torch import Tensor, nn
 
+from rlkit.errors import CheckpointError
 from rlkit.loop.run import Run, Trained
+from rlkit.models.store import Found, Numbers
 
 
 def tensors(run: Run, known: Collection[str] | None = None) -> dict[str, Tensor]:
@@ -41,23 +45,36 @@ def trainable(prefix: str, module: nn.Module) -> dict[str, Tensor]:
     return {f"{prefix}.{name}": p.detach() for name, p in module.named_parameters() if p.requires_grad}
 
 
-def numbers(run: Run) -> dict[str, Any]:
-    """Give the run's numbers; data order, learning rates and sampled tokens follow from the seed and the step."""
-    kept: dict[str, Any] = {"version": run.version}
-    if run.kl_penalty is not None:
-        kept["kl_coef"] = run.kl_penalty.coef
-    if run.shaper is not None:
-        kept["shaper"] = [run.shaper.count, run.shaper.mean, run.shaper.squares]
-    return kept
+def numbers(run: Run) -> Numbers:
+    """Return the run's numbers; data order, learning rates and sampled tokens follow from the seed and the step."""
+    return Numbers(
+        version=run.version,
+        kl_coef=None if run.kl_penalty is None else run.kl_penalty.coef,
+        shaper=None if run.shaper is None else (run.shaper.count, run.shaper.mean, run.shaper.squares),
+    )
 
 
-def restore(run: Run, kept: dict[str, Any]) -> None:
-    """Set the run's numbers."""
-    run.version = kept["version"]
-    if run.kl_penalty is not None:
-        run.kl_penalty.coef = kept["kl_coef"]
-    if run.shaper is not None:
-        run.shaper.count, run.shaper.mean, run.shaper.squares = kept["shaper"]
+def restore(run: Run, found: Found) -> None:
+    """Set the run's numbers.
+
+    Raises:
+        CheckpointError: The checkpoint has not all of them.
+    """
+    kept = found.state.numbers
+    for name, part, value in (("kl_coef", run.kl_penalty, kept.kl_coef), ("shaper", run.shaper, kept.shaper)):
+        if part is not None and value is None:
+            raise CheckpointError(f"{found.place} is damaged: its state has no {name}, which its recipe needs")
+    run.version = kept.version
+    if run.kl_penalty is not None and kept.kl_coef is not None:
+        run.kl_penalty.coef = kept.kl_coef
+    if run.shaper is not None and kept.shaper is not None:
+        run.shaper.count, run.shaper.mean, run.shaper.squares = kept.shaper
+
+
+def as_data(recipe_yaml: str) -> dict[str, Any]:
+    """Return a recipe as JSON holds it: without the aliases of YAML, which can stand for more than fits in memory."""
+    content: dict[str, Any] = json.loads(json.dumps(yaml.safe_load(recipe_yaml), default=str), parse_constant=str)
+    return content
 
 
 def _inner(trained: Trained) -> nn.Module:

@@ -75,13 +75,10 @@ def load_policy(model: Model, seed: int = 0, empty: bool = False, frozen: bool =
     loader = _Loader(AutoModelForCausalLM, model, empty)
     dtype = getattr(torch, model.dtype) if frozen or model.lora is not None else torch.float32
     if model.lora is None:
-        policy = loader.whole(source, dtype)
-    elif source.lora is not None:
-        policy = loader.load(replace(source, lora=model.lora), dtype)
-    else:
-        policy = add_lora(loader.whole(source, dtype), model.lora, seed, base_name(model.path))
-    policy.config.use_cache = False
-    return policy
+        return loader.whole(source, dtype)
+    if source.lora is not None:
+        return loader.load(replace(source, lora=model.lora), dtype)
+    return add_lora(loader.whole(source, dtype), model.lora, seed, base_name(model.path))
 
 
 def load_backbone(model: Model, seed: int = 0, empty: bool = False) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -12,6 +12,7 @@ import torch.distributed as dist
 from lightning.fabric import Fabric
 from torch import Tensor
 
+from rlkit.errors import RlkitError
 from rlkit.models.parallel import FSDP2
 
 T = TypeVar("T")
@@ -66,6 +67,23 @@ class Ranks:
         found: list[Any] = [None] * self.fabric.world_size
         dist.all_gather_object(found, value)
         return found
+
+    def on_first(self, work: Callable[[], T]) -> T | None:
+        """Do something on the first rank and return its value there; what it raises is raised on every rank.
+
+        Raises:
+            RlkitError: What `work` raised.
+        """
+        value, problem = None, None
+        if self.fabric.is_global_zero:
+            try:
+                value = work()
+            except RlkitError as error:
+                problem = error
+        problem = self.everyone(problem)[0]
+        if problem is not None:
+            raise problem
+        return value
 
     def gather(self, x: Tensor) -> Tensor:
         """Concatenate a vector, whose length may differ, over the data-parallel ranks."""

@@ -12,6 +12,7 @@ import yaml
 from safetensors import SafetensorError, safe_open
 
 from rlkit.errors import RecipeError
+from rlkit.models.store import Found, Store
 from rlkit.sections import Lora, Model
 
 SHIPPED = {"tiny": Path(__file__).parent / "tiny", "tiny-tools": Path(__file__).parent / "tiny_tools"}
@@ -215,10 +216,6 @@ def _base(folder: Path, named: object, depth: int) -> Source:
 
 def _checkpoint(folder: Path, depth: int) -> Source:
     """Read which model a checkpoint's recipe names, and its adapters; the tensors are left where they are."""
-    try:
-        section = yaml.safe_load(_json(folder / "state.json")["recipe"])["model"]
-        path, lora = str(section["path"]), section.get("lora")
-        adapters = None if lora is None else Lora(int(lora["rank"]), float(lora["alpha"]), lora["targets"])
-    except (KeyError, TypeError, ValueError, AttributeError, yaml.YAMLError) as error:
-        raise RecipeError(f"{folder / 'state.json'} does not hold the recipe of a run: {error!r}") from error
-    return Source(str(folder), locate(path, depth + 1), adapters, checkpoint=True)
+    store = Store(str(folder.parent))
+    model = Found(store, folder.name, store.state(folder.name)).model()
+    return Source(str(folder), locate(model.path, depth + 1), model.lora, checkpoint=True)

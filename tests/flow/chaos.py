@@ -51,7 +51,7 @@ STAGES = {
     "policy": "learn.update",
     "critic": "learn.update_critic",
     "copy": "checkpoint.Writer.save",
-    "write": "checkpoint.Writer._complete",
+    "write": "checkpoint.Writer._write",
     "rename": "checkpoint.Writer._prune",
     "publish": "run.Run.publish",
     "validate": "session.Session.validate",
@@ -137,9 +137,9 @@ def damages(args: tuple[str, ...], whole: Path, folder: Path) -> int:
     """Truncate, corrupt and remove files of the newest checkpoint; the one before must serve. Give the trials."""
     newest = f"step-{STEPS:06d}"
     trials: dict[str, Callable[[Path], object]] = {
-        "truncated": lambda c: os.truncate(next(c.glob("*.distcp")), 1000),
-        "corrupted": lambda c: _flip(next(c.glob("*.distcp"))),
-        "without metadata": lambda c: (c / ".metadata").unlink(),
+        "truncated": lambda c: os.truncate(next(c.glob("*.safetensors")), 1000),
+        "corrupted": lambda c: _flip(next(c.glob("*.safetensors"))),
+        "without tensors": lambda c: next(c.glob("*.safetensors")).unlink(),
         "without manifest": lambda c: (c / "manifest.json").unlink(),
         "half renamed": lambda c: c.rename(c.with_name(f"{newest}.partial")),
     }

@@ -9,11 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlkit.loop.checkpoint import Store
+from rlkit.models.store import Store
 from tests.conftest import ROOT, read_jsonl, rlkit
 
 pytestmark = pytest.mark.slow
@@ -75,20 +74,19 @@ def test_lora_is_exported_as_an_adapter_or_merged(tmp_path: Path) -> None:
 
 
 def test_the_last_and_the_best_stay(tmp_path: Path) -> None:
-    """Two last ones, and the one with the longest answers, whichever that was."""
+    """Two last ones, and the best by a figure, whichever that was."""
     done = rlkit(
-        *BASE, "--out=run", "--train.steps=5", "--save.keep_last=2", "--save.keep_best=rollout/length", cwd=tmp_path
+        *BASE, "--out=run", "--train.steps=5", "--save.keep_last=2", "--save.keep_best=reward/mean", cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
-    lengths = {row["step"]: row["rollout/length"] for row in read_jsonl(tmp_path / "run" / "metrics.jsonl")}
-    best = max(lengths, key=lambda step: (lengths[step], -step))
-    skipped = {
-        row["step"] - 1 for row in read_jsonl(tmp_path / "run" / "metrics.jsonl") if row.get("checkpoint/skipped")
-    }
-    kept = {int(name[5:]) for name in Store(str(tmp_path / "run" / "checkpoints")).names()}
-    assert len(kept) <= 3
-    assert best in kept | skipped
-    assert max(kept) == 5 or 5 in skipped
+    rows = read_jsonl(tmp_path / "run" / "metrics.jsonl")
+    best = max(rows, key=lambda row: (row["reward/mean"], -row["step"]))
+    store = Store(str(tmp_path / "run" / "checkpoints"))
+    kept = [int(name[5:]) for name in store.names()]
+    skipped = {row["step"] - 1 for row in rows if row.get("checkpoint/skipped")}
+    last = sorted(set(range(1, 6)) - skipped)[-2:]
+    assert kept == sorted({5, *last, best["step"]}, reverse=True)
+    assert store.state(store.names()[0]).best == (best["reward/mean"], best["step"])
 
 
 def test_a_changed_recipe_is_shown_refused_or_forced(run: Path) -> None:
@@ -132,7 +130,7 @@ def test_a_checkpoint_of_another_model_or_a_damaged_one_is_refused(tmp_path: Pat
     assert other.returncode == 1
     assert "is of another model: policy.policy." in other.stderr
     newest = tmp_path / "run" / "checkpoints" / "step-000003"
-    data = next(newest.glob("*.distcp"))
+    data = next(newest.glob("*.safetensors"))
     data.write_bytes(data.read_bytes()[:-100])
     damaged = rlkit("export", "--checkpoint", str(newest), "--out=exported", cwd=tmp_path)
     assert damaged.returncode == 1
@@ -160,7 +158,7 @@ def test_checkpoints_may_be_elsewhere(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert f"resumed from {url}/step-000003" in done.stdout
     script = (
-        "from rlkit.cli.main import main; from rlkit.loop.checkpoint import Store\n"
+        "from rlkit.cli.main import main; from rlkit.models.store import Store\n"
         "if __name__ == '__main__':\n"
         f"    base = {[*BASE, '--out=memory', '--save.folder=memory://kept']!r}\n"
         "    assert main(base) == 0\n"
@@ -202,7 +200,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_counted_and_kept(tmp_path: Pat
     done = poisoned(tmp_path, {2}, "--out=run")
     assert done.returncode == 0, done.stderr
     assert [row["update/not_finite"] for row in read_jsonl(tmp_path / "run" / "metrics.jsonl")] == [0, 1, 0]
-    batch = torch.load(tmp_path / "run" / "not-finite-00002.rank0.pt")
+    batch = load_file(tmp_path / "run" / "not-finite-00002.rank0.safetensors")
     assert batch["tokens"].shape[0] == 16
     weights = load_file(tmp_path / "run" / "final" / "model.safetensors")
     assert all(tensor.isfinite().all() for tensor in weights.values())

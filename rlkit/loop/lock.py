@@ -1,0 +1,70 @@
+"""A lock on a folder: one run at a time writes into it, and who comes second learns which run that is."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import socket
+import time
+from pathlib import Path
+
+from rlkit.errors import RecipeError
+
+FILE = "lock"
+UNSUPPORTED = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
+"""What file systems without locks answer."""
+
+
+class Lock:
+    """Holds a folder until it is released or the process ends, however it ends: the operating system keeps the lock.
+
+    It belongs to the process and is not inherited by children, which may outlive a run that is killed.
+
+    Args:
+        folder: Made where it is missing.
+
+    Raises:
+        RecipeError: Another process holds the folder, which the message names, or it cannot be written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.warning: str | None = None
+        """Why the folder is not locked, where its file system has no locks."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(folder / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise RecipeError(f"--out is {str(folder)!r}, which cannot be written: {error}") from error
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(self._file, 4096, 0)
+            if error.errno not in UNSUPPORTED:
+                os.close(self._file)
+                raise RecipeError(
+                    f"{str(folder)!r} is in use by {_describe(holder)}; wait until that run has ended, or choose "
+                    "another folder"
+                ) from error
+            self.warning = (
+                f"the file system of {folder} has no locks ({error.strerror}): make sure that no other run uses the "
+                "folder meanwhile"
+            )
+            return
+        mine = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+        os.ftruncate(self._file, 0)
+        os.pwrite(self._file, json.dumps(mine).encode(), 0)
+
+    def release(self) -> None:
+        """Let other runs have the folder."""
+        os.close(self._file)
+
+
+def _describe(holder: bytes) -> str:
+    try:
+        about = json.loads(holder)
+        return f"process {about['pid']} on {about['host']} since {about['since']}"
+    except (ValueError, KeyError, TypeError):
+        return "another process, which has just begun"

@@ -1,0 +1,299 @@
+"""A checkpoint's tensors: a safetensors file per rank, written and read through torch's distributed checkpoints.
+
+torch's own storage pickles its metadata and its tensors. These files hold a JSON header and raw bytes, so that reading
+them cannot run code; they are laid out as torch's `HuggingFaceStorageReader` expects them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from io import UnsupportedOperation
+from math import prod
+from typing import Annotated, Any
+
+import torch
+from annotated_types import Ge, Le, Len, MaxLen
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic_core import from_json
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
+from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.futures import Future
+
+from rlkit.errors import CheckpointError
+
+HEADER_LIMIT = 100_000_000
+"""Bytes of a header at most, as in the safetensors library."""
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+Extent = Annotated[int, Ge(0), Le(1 << 48)]
+Extents = Annotated[list[Extent], MaxLen(16)]
+
+
+class Entry(BaseModel, strict=True):
+    """What a header says of one tensor."""
+
+    dtype: str
+    shape: Extents
+    data_offsets: Annotated[list[Extent], Len(2, 2)]
+
+
+class Place(BaseModel, strict=True):
+    """Where a rank's part lies in the whole tensor."""
+
+    saved_offsets: Extents
+
+
+ENTRIES = TypeAdapter(dict[str, Entry])
+PLACES = TypeAdapter(dict[str, Place])
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A part of a tensor: `shape` elements at `offsets` in it, `length` bytes from `start` of `file`."""
+
+    file: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+    start: int
+    length: int
+
+    @property
+    def end(self) -> tuple[int, ...]:
+        return tuple(offset + extent for offset, extent in zip(self.offsets, self.shape, strict=True))
+
+
+def file_of(rank: int) -> str:
+    """Return the name of a rank's file."""
+    return f"rank-{rank:05d}.safetensors"
+
+
+class TensorWriter(StorageWriter):
+    """Writes a rank's tensors into a folder that exists.
+
+    Args:
+        fs: The fsspec file system.
+        folder: The folder's path in it.
+    """
+
+    def __init__(self, fs: Any, folder: str) -> None:
+        self.fs = fs
+        self.folder = folder
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        pass
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        return [replace(plan, storage_data=rank) for rank, plan in enumerate(plans)]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write the header, whose sizes are known from the plan, and then one tensor after the other."""
+        header: dict[str, Any] = {}
+        places: dict[str, Any] = {}
+        at = 0
+        for item in plan.items:
+            name, data = item.index.fqn, item.tensor_data
+            if data is None or data.properties.dtype not in NAMES or name in header:
+                raise CheckpointError(f"{name} cannot be saved: expected a tensor of a known type, once on each rank")
+            dtype = data.properties.dtype
+            length = prod(data.chunk.sizes) * dtype.itemsize
+            header[name] = {"dtype": NAMES[dtype], "shape": [*data.chunk.sizes], "data_offsets": [at, at + length]}
+            places[name] = {"saved_offsets": [*data.chunk.offsets]}
+            at += length
+        header["__metadata__"] = {"format": "pt", "DCP_SHARDING_INFO": json.dumps(places)}
+        encoded = json.dumps(header).encode()
+        encoded += b" " * (-len(encoded) % 8)
+        if plan.items:
+            with self.fs.open(f"{self.folder}/{file_of(plan.storage_data)}", "wb") as stream:
+                stream.write(struct.pack("<Q", len(encoded)) + encoded)
+                for item in plan.items:
+                    stream.write(_bytes(planner.resolve_data(item)))
+                _sync(stream)
+        done: Future[list[WriteResult]] = Future()
+        done.set_result([WriteResult(item.index, 0, None) for item in plan.items])
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Write nothing: the headers have it all."""
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:  # noqa: ARG003 (torch's interface)
+        return True
+
+
+class TensorReader(StorageReader):
+    """Reads tensors from files that anybody may have written.
+
+    Args:
+        fs: The fsspec file system.
+        folder: The folder's path in it.
+        files: The names of all ranks' files.
+    """
+
+    def __init__(self, fs: Any, folder: str, files: Sequence[str]) -> None:
+        self.fs = fs
+        self.folder = folder
+        self.files = files
+        self._chunks: dict[MetadataIndex, Chunk] = {}
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        pass
+
+    def read_metadata(self) -> Metadata:  # type: ignore[override]
+        """Read which tensors there are.
+
+        Raises:
+            CheckpointError: A header is malformed or contradicts its file or the other headers.
+        """
+        parts: dict[str, list[Chunk]] = {}
+        for file in self.files:
+            for name, chunk in read_header(self.fs, self.folder, file).items():
+                parts.setdefault(name, []).append(chunk)
+        self._chunks = {}
+        tensors: dict[str, Any] = {}
+        for name, chunks in parts.items():
+            tensors[name] = self._join(name, chunks)
+        return Metadata(tensors)
+
+    def _join(self, name: str, chunks: list[Chunk]) -> TensorStorageMetadata:
+        first = chunks[0]
+        full = [chunk for chunk in chunks if chunk.length] or [first]  # ranks beyond the last row have empty parts
+        alike = {(len(chunk.shape), chunk.dtype) for chunk in chunks} == {(len(first.shape), first.dtype)}
+        size = [max(ends) for ends in zip(*(chunk.end for chunk in full), strict=True)] if alike else []
+        places = {chunk.offsets for chunk in full}
+        if not alike or len(places) < len(full) or prod(size) != sum(prod(chunk.shape) for chunk in full):
+            raise CheckpointError(f"{self.folder} is damaged: the parts of {name} in its files make no whole tensor")
+        for chunk in full:
+            self._chunks[MetadataIndex(name, chunk.offsets)] = chunk
+        return TensorStorageMetadata(
+            TensorProperties(dtype=first.dtype),
+            torch.Size(size),
+            [ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.shape)) for chunk in full],
+        )
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read what the plan asks for, file by file and from its start to its end."""
+        items = sorted(
+            ((self._chunks[item.storage_index], item) for item in plan.items),
+            key=lambda pair: (pair[0].file, pair[0].start),
+        )
+        for file in sorted({chunk.file for chunk, _ in items}):
+            with self.fs.open(f"{self.folder}/{file}", "rb") as stream:
+                for chunk, item in items:
+                    if chunk.file == file:
+                        part = _read(stream, chunk)
+                        for dim, (offset, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+                            part = part.narrow(dim, offset, length)
+                        target = planner.resolve_tensor(item).detach()
+                        target.copy_(part)
+                        planner.commit_tensor(item, target)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:  # noqa: ARG003 (torch's interface)
+        return True
+
+
+def read_header(fs: Any, folder: str, file: str) -> dict[str, Chunk]:
+    """Read which tensors a file has.
+
+    Raises:
+        CheckpointError: It has no header of the format, or one that contradicts the file's size.
+    """
+    path = f"{folder}/{file}"
+    try:
+        size = fs.size(path)
+        with fs.open(path, "rb") as stream:
+            (length,) = struct.unpack("<Q", stream.read(8))
+            if length > min(size - 8, HEADER_LIMIT):
+                raise ValueError(f"its header would have {length} bytes")
+            header = from_json(stream.read(length), allow_inf_nan=False)
+        notes = header.pop("__metadata__")
+        places = PLACES.validate_json(notes["DCP_SHARDING_INFO"])
+        entries = ENTRIES.validate_python(header)
+        return {name: _chunk(file, entry, places[name], 8 + length, size) for name, entry in entries.items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, struct.error) as error:
+        what = first_problem(error) if isinstance(error, ValidationError) else repr(error)
+        raise CheckpointError(f"{path} is damaged: it is no file of tensors: {what}") from error
+
+
+def first_problem(error: ValidationError) -> str:
+    """Say where content is not as it must be, and why."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}".removeprefix(": ")
+
+
+def _chunk(file: str, entry: Entry, place: Place, start: int, size: int) -> Chunk:
+    dtype = DTYPES[entry.dtype]
+    begin, end = entry.data_offsets
+    if end - begin != prod(entry.shape) * dtype.itemsize or start + end > size:
+        raise ValueError(f"bytes {begin} to {end} of {size} cannot hold {entry.dtype} of the shape {entry.shape}")
+    if len(place.saved_offsets) != len(entry.shape):
+        raise ValueError(f"a part of the shape {entry.shape} cannot be at {place.saved_offsets}")
+    return Chunk(file, dtype, tuple(entry.shape), tuple(place.saved_offsets), start + begin, end - begin)
+
+
+def _read(stream: Any, chunk: Chunk) -> Tensor:
+    if not chunk.length:
+        return torch.empty(chunk.shape, dtype=chunk.dtype)
+    data = bytearray(chunk.length)
+    stream.seek(chunk.start)
+    if stream.readinto(data) != chunk.length:
+        raise CheckpointError(f"{chunk.file} is damaged: it ends within a tensor")
+    return torch.frombuffer(data, dtype=chunk.dtype).reshape(chunk.shape)
+
+
+def _bytes(data: Any) -> memoryview:
+    """Return a tensor's bytes, without a copy where it is on the CPU."""
+    return memoryview(data.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+
+
+def _sync(stream: Any) -> None:
+    """Bring a file to the disk, where it is one."""
+    try:
+        stream.flush()
+        os.fsync(stream.fileno())
+    except (AttributeError, UnsupportedOperation):  # an object store's: closing it writes it
+        pass

@@ -1,0 +1,436 @@
+"""Checkpoints: what is written and read back, which ones stay, and what a process that is killed leaves behind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from lightning.fabric import Fabric
+from safetensors.torch import load_file
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
+
+from rlkit.cli.main import main
+from rlkit.errors import CheckpointError
+from rlkit.loop.checkpoint import Best, Saver, Writer
+from rlkit.loop.metrics import MetricsLog
+from rlkit.models.ranks import Ranks
+from rlkit.models.store import MANIFEST, Numbers, State, Store, name_of, newest_whole, open_checkpoint
+from rlkit.models.tensor_files import TensorReader, TensorWriter, file_of
+from rlkit.sections import Save
+from tests.conftest import read_jsonl
+
+SHORT = (
+    "--recipe=quickstart", "--train.steps=1", "--train.prompts_per_step=2", "--rollout.group=2",
+    "--validation.limit=1", "--validation.samples=0", "--fabric.accelerator=cpu", "--train.schedule=constant",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Ranks:
+    return Ranks(Fabric(accelerator="cpu", devices=1))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(str(tmp_path / "checkpoints"))
+
+
+def state(step: int, best: Best | None = None) -> State:
+    return State(step=step, recipe={}, numbers=Numbers(version=step), best=best)
+
+
+def content(step: int) -> Callable[[Best | None], tuple[dict[str, torch.Tensor], State]]:
+    return lambda best: ({"w": torch.full((3,), float(step))}, state(step, best))
+
+
+def written(store: Store, ranks: Ranks, *steps: int, **section: Any) -> Writer:
+    """Write checkpoints of these steps, all of which stay."""
+    writer = Writer(store, Save(**{"keep_last": 99, **section}), ranks)
+    for step in steps:
+        writer.save(*content(step)(None))
+        writer.finish()
+    writer.close()
+    return writer
+
+
+def steps(store: Store) -> list[int]:
+    return [int(name[5:]) for name in store.names()]
+
+
+def loaded(store: Store, name: str) -> float:
+    into = {"w": torch.zeros(3)}
+    store.load(name, into)
+    return float(into["w"][0])
+
+
+def test_tensors_of_every_type_come_back_bit_for_bit(store: Store, ranks: Ranks) -> None:
+    tensors = {
+        "a.f32": torch.randn(4, 3),
+        "b.bf16": torch.randn(5).bfloat16(),
+        "c.i64": torch.tensor([1 << 60, -7]),
+        "d.bool": torch.tensor([True, False, True]),
+        "e.scalar": torch.tensor(3.5),
+        "f.empty": torch.zeros(0, 4),
+        "g.transposed": torch.randn(3, 4).T,
+        "h.nan": torch.tensor([float("nan"), float("-inf"), -0.0]),
+    }
+    writer = Writer(store, Save(), ranks)
+    writer.save(tensors, state(7))
+    writer.finish()
+    into = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    store.load("step-000007", into)
+    for name, tensor in tensors.items():
+        assert torch.equal(*(t.reshape(-1).view(torch.uint8) for t in (into[name], tensor))), name
+    others = load_file(Path(store.root) / "step-000007" / file_of(0))
+    assert torch.equal(others["a.f32"], tensors["a.f32"])
+    assert sorted(p.name for p in (Path(store.root) / "step-000007").iterdir()) == [
+        "manifest.json", file_of(0), "state.json",
+    ]  # fmt: skip
+
+
+def write_part(store: Store, rank: int, whole: torch.Tensor, start: int, end: int) -> None:
+    """Write rows of a tensor as a rank of a sharded run does."""
+    part = whole[start:end]
+    data = TensorWriteData(
+        ChunkStorageMetadata(torch.Size([start, 0]), part.shape), TensorProperties(dtype=whole.dtype), whole.shape
+    )
+    item = WriteItem(MetadataIndex("w", [start, 0]), WriteItemType.SHARD, tensor_data=data)
+    folder = store.path("step-000001")
+    store.fs.makedirs(folder, exist_ok=True)
+    planner: Any = SimpleNamespace(resolve_data=lambda item: part)
+    TensorWriter(store.fs, folder).write_data(SavePlan([item], storage_data=rank), planner)
+
+
+def test_parts_of_several_ranks_make_the_whole(store: Store) -> None:
+    """Five rows over four ranks: two, two, one and none; then a rank's file is missing, and one overlaps another."""
+    whole = torch.arange(15.0).reshape(5, 3)
+    for rank, (start, end) in enumerate(((0, 2), (2, 4), (4, 5), (5, 5))):
+        write_part(store, rank, whole, start, end)
+    files = [file_of(rank) for rank in range(4)]
+    [metadata] = TensorReader(store.fs, store.path("step-000001"), files).read_metadata().state_dict_metadata.values()
+    assert metadata.size == whole.shape  # type: ignore[union-attr]
+    (Path(store.path("step-000001")) / MANIFEST).write_text(
+        json.dumps({"format": 2, "files": dict.fromkeys((*files, "state.json"), "0" * 32)})
+    )
+    into = {"w": torch.zeros(5, 3)}
+    store.load("step-000001", into)
+    assert torch.equal(into["w"], whole)
+    for wrong in (files[:1] + files[2:], files[:2]):
+        if wrong == files[:2]:
+            write_part(store, 1, whole, 1, 5)
+        with pytest.raises(CheckpointError, match="the parts of w in its files make no whole tensor"):
+            TensorReader(store.fs, store.path("step-000001"), wrong).read_metadata()
+
+
+def test_names_are_ordered_by_step_and_nothing_else_is_one(store: Store, ranks: Ranks) -> None:
+    written(store, ranks, 9, 99_999, 100_000, 1_000_000)
+    for other in ("step-²²²²²²", "step-12", "step-000011.partial", "step-abcdef"):
+        shutil.copytree(Path(store.root) / "step-000009", Path(store.root) / other)
+    (Path(store.root) / "step-000012").mkdir()
+    assert store.names() == ["step-1000000", "step-100000", "step-099999", "step-000009"]
+
+
+def test_no_rank_takes_a_checkpoint_without_a_list_of_files(store: Store, ranks: Ranks) -> None:
+    """Each of three ranks alone refuses what lists nothing, whatever its share of the files would be."""
+    written(store, ranks, 1)
+    manifest = Path(store.root) / "step-000001" / MANIFEST
+    for text in ('{"format": 2, "files": {}}', '{"format": 2}', "", "[]"):
+        manifest.write_text(text)
+        for rank in range(3):
+            fabric = SimpleNamespace(global_rank=rank, world_size=3)
+            alone: Any = SimpleNamespace(fabric=fabric, everyone=lambda value: [value])
+            with pytest.raises(CheckpointError, match="step-000001"):
+                store.verify("step-000001", alone)
+    manifest.unlink()
+    assert newest_whole(store) == (None, [])
+
+
+def test_files_that_are_not_as_they_were_written_are_named(store: Store, ranks: Ranks) -> None:
+    written(store, ranks, 1, 2)
+    tensors = Path(store.root) / "step-000002" / file_of(0)
+    data = bytearray(tensors.read_bytes())
+    data[-1] ^= 1
+    tensors.write_bytes(data)
+    found, damaged = newest_whole(store)
+    assert found is not None
+    assert found.name == "step-000001"
+    assert damaged == [f"{store.url}/step-000002 is damaged: {file_of(0)} is not what was written"]
+    with pytest.raises(CheckpointError, match="not what was written; .*step-000001 is whole"):
+        open_checkpoint(store.url)
+
+
+def test_what_another_run_left_at_later_steps_goes_once_this_run_has_a_checkpoint(store: Store, ranks: Ranks) -> None:
+    """Resumed from step 90 of 100: until step 95 is written 100 stays, and afterwards 95 is the newest."""
+    written(store, ranks, 80, 90, 100)
+    writer = Writer(store, Save(keep_last=2), ranks, step=90)
+    assert steps(store) == [100, 90, 80]
+    writer.save(*content(95)(None))
+    writer.finish()
+    assert steps(store) == [95, 90]
+    assert sorted(store.entries()) == ["step-000090", "step-000095"]
+
+
+def test_a_run_that_starts_anew_over_damaged_checkpoints_keeps_its_own(store: Store, ranks: Ranks) -> None:
+    written(store, ranks, 5, 6)
+    writer = Writer(store, Save(keep_last=1), ranks)
+    writer.save(*content(1)(None))
+    writer.finish()
+    assert steps(store) == [1]
+
+
+class Killed(BaseException):
+    """Stands for the end of the process, which nothing can catch."""
+
+
+CHANGES = ("write", "withdraw", "publish", "remove")
+
+
+@pytest.mark.parametrize("moment", range(40))
+def test_there_is_always_a_whole_checkpoint_whenever_the_run_is_killed(
+    tmp_path: Path, store: Store, ranks: Ranks, moment: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Resumed from 90 with 100 abandoned; killed before or after each change of the folder by 95 and another 100.
+
+    What is found then is the old run's 100 as long as there is no 95, then what this run resumed from or wrote.
+    """
+    written(store, ranks, 90, 100)
+    left = [moment]
+
+    def tick() -> None:
+        if left[0] == 0:
+            raise Killed
+        left[0] -= 1
+
+    def watched(original: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any) -> Any:
+            tick()
+            value = original(*args)
+            tick()
+            return value
+
+        return wrapped
+
+    with monkeypatch.context() as patch:
+        for change in CHANGES:
+            patch.setattr(Store, change, watched(getattr(Store, change)))
+        writer = Writer(store, Save(keep_last=1), ranks, step=90)
+        try:
+            for step in (95, 100):
+                writer.save({"w": torch.full((3,), step + 0.5)}, state(step))
+                writer.finish()
+        except Killed:
+            pass
+        finally:
+            writer.close()
+    found, damaged = newest_whole(Store(store.url))
+    assert found is not None
+    assert damaged == []
+    seen = (found.state.step, loaded(store, found.name))
+    assert seen in ((100, 100.0), (90, 90.0), (95, 95.5), (100, 100.5))
+    if left[0] > 0:  # it came to the end
+        assert seen == (100, 100.5)
+        assert steps(store) == [100]
+    again = Writer(Store(store.url), Save(keep_last=1), ranks, step=found.state.step)
+    again.save(*content(101)(None))
+    again.finish()
+    assert sorted(p.name for p in Path(store.root).iterdir()) == ["step-000101"]
+
+
+class Slow(Store):
+    """A store in which a checkpoint gets its name only once `gate` is open, or not at all while `full`."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.full = False
+
+    def publish(self, partial: str, name: str) -> None:
+        self.gate.wait()
+        if self.full:
+            raise OSError("No space left on device")
+        super().publish(partial, name)
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Slow:
+    return Slow(str(tmp_path / "slow"))
+
+
+@pytest.fixture
+def notes() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def saver(slow: Slow, ranks: Ranks, notes: list[str]) -> Iterator[Saver]:
+    saver = Saver(Writer(slow, Save(every=0, keep_last=1, keep_best="accuracy"), ranks), notes.append)
+    yield saver
+    slow.gate.set()
+    saver.writer.close()
+
+
+def after(saver: Saver, step: int, accuracy: float | None) -> dict[str, float]:
+    return saver.after(step, {} if accuracy is None else {"accuracy": accuracy}, content(step))
+
+
+def test_the_last_and_the_best_that_was_written_stay(slow: Slow, saver: Saver) -> None:
+    saver.writer.section.every = 1
+    for step, accuracy in enumerate((0.5, 0.9, None, 0.7, float("nan"), 0.9), 1):
+        assert after(saver, step, accuracy) == {}
+        saver.writer.finish()
+    assert steps(slow) == [6, 2]
+    assert slow.state("step-000006").best == (0.9, 2)
+
+
+def test_a_checkpoint_that_could_not_be_written_is_not_the_best(slow: Slow, saver: Saver, notes: list[str]) -> None:
+    """Steps of 0.5, 0.9 (the disk is full) and 0.7: the best that there is has 0.7."""
+    after(saver, 1, 0.5)
+    saver.writer.finish()
+    slow.full = True
+    assert after(saver, 2, 0.9) == {}
+    slow.gate.wait()
+    assert not saver._attempt(saver.writer.finish)
+    assert "No space left" in notes[0]
+    assert steps(slow) == [1]
+    slow.full = False
+    after(saver, 3, 0.7)
+    saver.end(4, content(4))
+    assert steps(slow) == [4, 3]
+    assert slow.state("step-000004").best == (0.7, 3)
+
+
+def test_the_best_waits_for_the_one_before_and_others_are_skipped(slow: Slow, saver: Saver) -> None:
+    """0.5 is being written when 0.4 comes, which is skipped, and then 0.9, which is not."""
+    saver.writer.section.every = 1
+    slow.gate.clear()
+    after(saver, 1, 0.5)
+    saver.writer.best = (0.45, 0)
+    assert after(saver, 2, 0.4) == {"checkpoint/skipped": 1.0}
+    threading.Timer(0.1, slow.gate.set).start()
+    assert after(saver, 3, 0.9) == {}
+    saver.end(3, content(3))
+    assert steps(slow) == [3]
+    assert saver.writer.best == (0.9, 3)
+
+
+def test_what_is_being_written_may_be_the_better_one(slow: Slow, saver: Saver) -> None:
+    slow.gate.clear()
+    after(saver, 1, 0.9)
+    threading.Timer(0.1, slow.gate.set).start()
+    assert after(saver, 2, 0.7) == {}
+    assert saver.writer.best == (0.9, 1)
+    assert steps(slow) == [1]
+
+
+@pytest.mark.parametrize("every", [0, 100])
+def test_the_last_step_always_has_a_checkpoint(slow: Slow, saver: Saver, every: int) -> None:
+    saver.writer.section.every = every
+    assert after(saver, 2, None) == {}
+    saver.end(2, content(2))
+    assert steps(slow) == [2]
+    saver.end(2, lambda best: pytest.fail("step 2 is saved already"))
+
+
+def test_the_last_step_is_tried_again(slow: Slow, saver: Saver, notes: list[str]) -> None:
+    """It is due, but its writing fails; then there is room."""
+    saver.writer.section.every = 1
+    slow.full = True
+    after(saver, 1, None)
+    assert not saver._attempt(saver.writer.finish)
+    slow.full = False
+    slow.gate.clear()
+    after(saver, 2, None)
+    threading.Timer(0.1, slow.gate.set).start()
+    saver.end(3, content(3))
+    assert steps(slow) == [3]
+    slow.full = True
+    with pytest.raises(CheckpointError, match=r"step-000004 cannot be written: No space .*the last whole one is .*3"):
+        saver.end(4, content(4))
+
+
+def test_three_failures_in_a_row_end_the_run_and_a_success_between_does_not(
+    slow: Slow, saver: Saver, notes: list[str]
+) -> None:
+    saver.writer.section.every = 1
+    figures = []
+    for step, full in enumerate((True, True, False, True, True, True), 1):
+        slow.full = full
+        figures.append(after(saver, step, None))
+        saver.writer._thread.submit(lambda: None).result()  # the write before it has ended
+    assert [bool(f) for f in figures] == [False, True, True, False, True, True]
+    assert len(notes) == 4
+    with pytest.raises(CheckpointError, match="No space left"):
+        after(saver, 7, None)
+
+
+def test_a_folder_that_one_rank_cannot_make_keeps_all_from_writing(store: Store) -> None:
+    """As the second of two ranks sees it, which has no trouble itself."""
+    told = ["PermissionError: denied", None]
+    second: Any = SimpleNamespace(
+        fabric=SimpleNamespace(world_size=1, is_global_zero=False, global_rank=1), everyone=lambda problem: told
+    )
+    writer = Writer(store, Save(), second)
+    with pytest.raises(CheckpointError, match="cannot be written: PermissionError: denied; there is none before it"):
+        writer.save(*content(1)(None))
+    assert not writer.finish()
+
+
+def test_metrics_are_cut_by_step_and_broken_lines_are_left_out(tmp_path: Path) -> None:
+    """Steps 3 to 5 are there (the run was resumed into this folder); it goes on from step 4."""
+    path = tmp_path / "metrics.jsonl"
+    rows = [json.dumps({"step": step, "x": step / 2}) for step in (3, 4, 4, 2, 5)]
+    path.write_text("\n".join([rows[0], '{"x": 1}', *rows[1:4], "[4]", rows[4], '{"step": 4, "x"']))
+    log = MetricsLog(path, [], done=4)
+    log.write(5, {"x": 9.0})
+    log.close("ok")
+    assert read_jsonl(path) == [{"step": 3, "x": 1.5}, {"step": 4, "x": 2.0}, {"step": 5, "x": 9.0}]
+
+
+def test_a_run_resumed_into_another_folder_has_each_step_once(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    assert main(["fit", *SHORT, f"--out={old}"]) == 0
+    assert main(["fit", *SHORT, f"--out={new}", f"--resume={old}", "--train.steps=2"]) == 0
+    assert main(["fit", *SHORT, f"--out={new}", "--resume=auto", "--train.steps=3"]) == 0
+    assert [row["step"] for row in read_jsonl(new / "metrics.jsonl")] == [2, 3]
+    assert steps(Store(str(new / "checkpoints"))) == [3, 2]
+    assert steps(Store(str(old / "checkpoints"))) == [1]
+
+
+def test_going_back_leaves_the_abandoned_steps_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Steps 1 to 3, then from step 1 with another learning rate to step 2: that is what goes on and is exported."""
+    out = tmp_path / "run"
+    fit = ["fit", *SHORT, f"--out={out}", "--save.every=1", "--save.keep_last=3"]
+    assert main([*fit, "--train.steps=3"]) == 0
+    back = [*fit, f"--resume={out}/checkpoints/step-000001", "--train.steps=2", "--train.lr=0.5"]
+    assert main(back) == 2
+    assert main([*back, "--force"]) == 0
+    capsys.readouterr()
+    assert steps(Store(str(out / "checkpoints"))) == [2, 1]
+    assert [row["step"] for row in read_jsonl(out / "metrics.jsonl")] == [1, 2]
+    assert main(["export", f"--checkpoint={out}", f"--out={tmp_path / 'exported'}"]) == 0
+    assert "step-000002 is exported" in capsys.readouterr().out
+    exported, final = (load_file(folder / "model.safetensors") for folder in (tmp_path / "exported", out / "final"))
+    assert all(torch.equal(exported[name], final[name]) for name in final)
+    config = json.loads((out / "final" / "config.json").read_text())
+    assert config["use_cache"] is True  # answers of the saved model are as fast as the base's
+
+
+def test_runs_do_not_mix_their_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = tmp_path / "kept"
+    assert main(["fit", *SHORT, f"--out={tmp_path / 'a'}", f"--save.folder={kept}"]) == 0
+    assert main(["fit", *SHORT, f"--out={tmp_path / 'b'}", f"--save.folder={kept}"]) == 2
+    assert f"{kept} holds checkpoints of another run, up to step-000001" in capsys.readouterr().err
+    assert main(["fit", *SHORT, f"--out={tmp_path / 'c'}", "--save.folder=hdfs://nowhere/kept"]) == 2
+    message = capsys.readouterr().err
+    assert "save.folder: 'hdfs://nowhere/kept' is no place for checkpoints: " in message
+    assert not (tmp_path / "c").exists()
+    assert name_of(1) == "step-000001"
