@@ -58,7 +58,8 @@ class State(BaseModel, strict=True, extra="forbid"):
         recipe: The run's, every option filled in.
         numbers: The run's.
         before: The figures of the validation before training.
-        best: The best value of `save.keep_best` that a checkpoint has, and the step of that checkpoint.
+        best: The best value of a figure that a checkpoint has, and the step of that checkpoint.
+        figure: Which figure that is: the run's `save.keep_best`.
         stalled: Steps in a row, up to this one, that taught the policy nothing.
     """
 
@@ -67,6 +68,7 @@ class State(BaseModel, strict=True, extra="forbid"):
     numbers: Numbers
     before: dict[str, FiniteFloat] | None = None
     best: tuple[FiniteFloat, NonNegativeInt] | None = None
+    figure: str | None = None
     stalled: NonNegativeInt = 0
 
 

@@ -212,7 +212,8 @@ def test_a_checkpoints_recipe_runs_no_code_of_a_model(checkpoint: Path, tmp_path
     [
         (None, "has no valid model"),
         ({"path": 5}, "has no valid model: path"),
-        ({"path": "tiny", "lora": {"rank": 10**9}}, "no tensors of model.lora.rank"),
+        ({"path": "tiny", "lora": {"rank": 10**9}}, "has no valid model: lora.rank"),
+        ({"path": "tiny", "lora": {"rank": 4095}}, "no tensors of model.lora.rank 4095"),
     ],
 )
 def test_a_checkpoints_model_is_checked_before_it_is_loaded(
