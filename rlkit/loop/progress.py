@@ -101,7 +101,7 @@ class Progress:
             )
         if figures.get("update/not_finite"):
             return (
-                "no gradient was finite; the batches are in not-finite-*.pt of the run folder: lower train.lr or "
+                "no gradient was finite; the batches are in not-finite-*.safetensors of the run folder: lower train.lr or "
                 "train.max_norm"
             )
         if failed := figures.get("reward/failed"):
