@@ -101,8 +101,8 @@ class Progress:
             )
         if figures.get("update/not_finite"):
             return (
-                "no gradient was finite; the batches are in not-finite-*.safetensors of the run folder: lower train.lr or "
-                "train.max_norm"
+                "no gradient was finite; the batches are in not-finite-*.safetensors of the run folder: lower "
+                "train.lr or train.max_norm"
             )
         if failed := figures.get("reward/failed"):
             return (
