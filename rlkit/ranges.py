@@ -107,14 +107,21 @@ def outside(owner: Any, key: str = "") -> Iterator[str]:
             yield from outside(held, here if inner is None else f"{here}.{inner}")
 
 
-def _refusals(hint: Any, value: Any, key: str) -> Iterator[str]:
+def expected(hint: Any, value: Any) -> str | None:
+    """Return what a type asks for, in words, where a value is not of it or out of its range; None where it is."""
     from pydantic import ValidationError
 
     try:
         _adapter(hint).validate_python(value)
     except ValidationError as error:
         wrong = next((e for e in error.errors() if e["type"] == "range"), error.errors()[0])
-        yield f"{key} is {value!r}, {wrong['msg']}"
+        return str(wrong["msg"]).removeprefix("expected ")
+    return None
+
+
+def _refusals(hint: Any, value: Any, key: str) -> Iterator[str]:
+    if (words := expected(hint, value)) is not None:
+        yield f"{key} is {value!r}, expected {words}"
 
 
 @cache

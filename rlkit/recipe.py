@@ -21,6 +21,7 @@ from rlkit.sections import (
     Conversation,
     Correction,
     Critic,
+    Fabric,
     KLLoss,
     KLReward,
     Log,
@@ -61,7 +62,7 @@ class Recipe:
     validation: Validation | None = field(default_factory=Validation)
     save: Save = field(default_factory=Save)
     log: Log = field(default_factory=Log)
-    fabric: dict[str, Any] = field(default_factory=dict)
+    fabric: Fabric = field(default_factory=Fabric)
 
     def parts(self) -> list[Any]:
         """Give the parts that are bound to the run."""
@@ -186,13 +187,11 @@ def _check_sampling(recipe: Recipe) -> Iterator[str]:
         )
     if sampling.temperature == 0:
         yield "rollout.sampling.temperature is 0, so all samples of a prompt would be equal; set it above 0 (usual: 1)"
-    precision = str(recipe.fabric.get("precision") or "")
     adapters_alone = recipe.model.lora is not None and (recipe.critic is None or recipe.critic.lora is not None)
-    frozen = precision == "bf16-true" and adapters_alone
-    if precision.endswith("-true") and not precision.startswith(("32", "64")) and not frozen:
+    if recipe.fabric.precision == "bf16-true" and not adapters_alone:
         yield (
-            f"fabric.precision is {precision!r}, in which most of AdamW's small updates of trained weights round away; "
-            f"set fabric.precision to '{precision[: -len('-true')]}-mixed', and model.dtype: bfloat16 for frozen ones"
+            "fabric.precision is 'bf16-true', in which most of AdamW's small updates of trained weights round away; "
+            "set fabric.precision to 'bf16-mixed', and model.dtype: bfloat16 for frozen ones"
         )
 
 

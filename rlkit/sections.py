@@ -145,6 +145,54 @@ class Train:
 
 
 @dataclass
+class FSDP2:
+    """The strategy that divides parameters, gradients and optimizer states among all ranks.
+
+    Args:
+        tensor_parallel: Ranks that share each matrix product; the others are data-parallel. Divides the ranks.
+        offload: Keep parameters and optimizer states in host memory between uses.
+    """
+
+    tensor_parallel: Count = 1
+    offload: bool = False
+
+
+Environment = Literal[
+    "LightningEnvironment", "LSFEnvironment", "MPIEnvironment", "SLURMEnvironment", "TorchElasticEnvironment"
+]
+"""Lightning Fabric's classes for what starts the processes of a run."""
+
+
+@dataclass
+class Fabric:
+    """Where a run takes place: the options of Lightning Fabric that rlkit trains with.
+
+    Args:
+        accelerator: The kind of device; `auto` takes a GPU where there is one.
+        devices: How many of a node, or which ones.
+        num_nodes: Machines.
+        strategy: How ranks share the work: `ddp` copies the model, `fsdp2` divides it, and so does `FSDP2`, which has
+            options; `auto` is `ddp` on several devices.
+        precision: Of the computations; trained weights are float32 in any case, and `bf16-true` is for frozen ones
+            under adapters.
+        plugins: What starts the processes, where Fabric does not find it out by itself.
+    """
+
+    accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps"] = "auto"
+    devices: Literal["auto"] | Count | list[NonNegativeInt] = "auto"
+    num_nodes: Count = 1
+    strategy: Literal["auto", "ddp", "fsdp2"] | FSDP2 = "auto"
+    precision: Literal["32-true", "64-true", "bf16-mixed", "bf16-true"] = field(
+        default="32-true",
+        metadata={
+            "remedy": "with 16 bits most of AdamW's small updates of trained weights round away, or gradients "
+            "overflow: use bf16-mixed"
+        },
+    )
+    plugins: list[Environment] | None = None
+
+
+@dataclass
 class Save:
     """Checkpoints: all that a run needs to go on as if it had never stopped.
 

@@ -1,34 +1,28 @@
-"""From recipe files and options to a `Recipe`: jsonargparse, with errors that name the nearest legal thing."""
+"""From recipe files and options to a `Recipe`: composed and checked as plain data, then built by jsonargparse."""
 
 from __future__ import annotations
 
+from argparse import SUPPRESS
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from difflib import get_close_matches
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-import yaml
-from jsonargparse import (  # type: ignore[attr-defined]
-    ActionConfigFile,
-    ArgumentError,
-    ArgumentParser,
-    DefaultHelpFormatter,
-    Namespace,
-    lazy_instance,
-    set_parsing_settings,
-)
-from lightning.fabric import Fabric
+from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, Namespace, set_parsing_settings
 
-from rlkit.cli.suggest import explain
-from rlkit.engines import TorchEngine
+from rlkit.cli import suggest
+from rlkit.cli.compose import Composer
+from rlkit.cli.reader import find, folder, read
+from rlkit.cli.schema import Choice, import_paths, reachable
 from rlkit.errors import RecipeError
 from rlkit.ranges import in_words, resolve
 from rlkit.recipe import Recipe, check
 from rlkit.registry import Registry, load_plugins
 
-ALLOWED_IMPORTS = ("lightning.fabric", "lightning.pytorch.loggers", "torch.distributed")
-"""What a recipe may name besides rlkit and the loaded plugins: what `fabric:` needs."""
+__all__ = ["Parsed", "find", "folder", "make_parser", "parse"]
+
+Own = Sequence[tuple[str, dict[str, Any]]]
+"""A verb's own options, as (flag, keywords of `add_argument`)."""
 
 
 @dataclass
@@ -42,36 +36,58 @@ class Parsed:
     registry: Registry
 
 
-def folder() -> Path:
-    """Give the folder of the shipped recipes: in the wheel, or beside the package in a checkout."""
-    package = Path(__file__).parents[1]
-    return package / "recipes" if (package / "recipes").is_dir() else package.parent / "recipes"
+@dataclass
+class Given:
+    """A command line, taken apart."""
+
+    recipes: list[str] = field(default_factory=list)
+    options: Namespace = field(default_factory=Namespace)
+    overrides: list[tuple[str, str]] = field(default_factory=list)
+    help: list[tuple[str, str | None]] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
 
 
-def find(recipe: str) -> str:
-    """Give the path of a recipe: a file, or the bare name of a shipped one.
+def parse(verb: str, argv: Sequence[str], own: Own = ()) -> Parsed:
+    """Parse and check a recipe with its overrides, and build its parts.
+
+    Args:
+        verb: For messages.
+        argv: What follows the verb.
+        own: The verb's own options.
 
     Raises:
-        RecipeError: There is neither.
+        RecipeError: Something is unknown, missing, of the wrong type, or does not fit the rest.
+        PluginError: A plugin is broken.
+        SystemExit: Help was asked for, and given.
     """
-    if Path(recipe).is_file():
-        _check_yaml(Path(recipe))
-        return recipe
-    shipped = {path.stem: path for path in sorted(folder().glob("*.yaml"))}
-    if recipe.removesuffix(".yaml") in shipped:
-        return str(shipped[recipe.removesuffix(".yaml")])
-    near = get_close_matches(recipe, shipped, 1)
-    hint = f"did you mean {near[0]!r}?" if near else f"shipped: {', '.join(shipped)}"
-    raise RecipeError(f"--recipe is {recipe!r}, neither a file nor a shipped recipe; {hint}")
-
-
-def _check_yaml(path: Path) -> None:
+    registry = load_plugins()
+    registry.require_healthy()
+    given = split(argv, own)
+    if given.help:
+        _print_help(verb, given, own, registry)
+    if not given.recipes:
+        given.problems.append(
+            f"rlkit {verb} needs a recipe: --recipe FILE or a shipped one's name (see rlkit recipe list)"
+        )
+        raise RecipeError("\n".join(given.problems))
+    composer = Composer(registry)
+    for recipe in given.recipes:
+        composer.add(read(find(recipe)))
+    for key, value in given.overrides:
+        composer.override(key, value)
+    tree = composer.finish()
+    if problems := [*given.problems, *composer.problems]:
+        raise RecipeError("\n".join(problems))
+    parser = make_parser(verb, registry)
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(content, dict):
-        raise RecipeError(f"{path} holds {type(content).__name__}, expected sections such as `model: {{path: tiny}}`")
+        namespace = parser.parse_object(tree, env=False)
+        resolved = parser.dump(namespace, skip_unset=False)  # a null whose default is something else must stay
+        built = parser.instantiate(namespace)
+    except (ArgumentError, ValueError, TypeError) as error:  # what a constructor raises, too
+        raise RecipeError(f"the recipe cannot be built: {' '.join(str(error).split())}") from error
+    made = Recipe(**{f.name: getattr(built, f.name) for f in fields(Recipe)})
+    check(made)
+    return Parsed(made, resolved, Path(given.recipes[0]).stem, given.options, registry)
 
 
 class _HelpFormatter(DefaultHelpFormatter):
@@ -90,71 +106,112 @@ class Parser(ArgumentParser):
 
 
 def make_parser(verb: str, registry: Registry) -> ArgumentParser:
-    """Make a verb's parser: `--recipe`, and every option of the recipe; the verb adds its own."""
-    set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=[*registry.packages, *ALLOWED_IMPORTS])
-    for cls in (Recipe, *(part.cls for parts in registry.parts.values() for part in parts.values())):
+    """Make the parser of all options of a recipe; values may name registered parts, and no other import path."""
+    classes = reachable(Recipe, registry)
+    paths = {path for cls in classes for path in (*import_paths(cls), _home(cls))}
+    for cls in classes:
         resolve(cls)
-    parser = Parser(prog=f"rlkit {verb}", exit_on_error=False, allow_abbrev=False)
-    parser.add_argument("--recipe", action=ActionConfigFile, help="A file, or a shipped recipe's name; several stack.")
-    parser.add_class_arguments(Recipe, as_group=False, skip={"fabric"})
-    parser.add_class_arguments(Fabric, "fabric", instantiate=False)
-    parser.set_defaults({"rollout.engine": lazy_instance(TorchEngine)})
+    set_parsing_settings(
+        import_path_denylist=["*"],
+        import_path_allowlist=sorted(paths),
+        instantiate_subclass_spec_in_any=False,
+    )
+    parser = Parser(prog=f"rlkit {verb}", exit_on_error=False, allow_abbrev=False, default_env=False)
+    parser.add_class_arguments(Recipe, as_group=False)
     return parser
 
 
-def parse(verb: str, argv: Sequence[str], own: Sequence[tuple[str, dict[str, Any]]] = ()) -> Parsed:
-    """Parse and check a recipe with its overrides, and build its parts.
+def _home(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
 
-    Args:
-        verb: For the usage text.
-        argv: What follows the verb.
-        own: The verb's own options, as (flag, keywords of `add_argument`).
+
+def split(argv: Sequence[str], own: Own = ()) -> Given:
+    """Take a command line apart: recipes, the verb's own options, and overrides, which win wherever they stand.
+
+    A first word without dashes is a recipe.
+    """
+    given, kinds = Given(), dict(own)
+    for flag, keywords in own:
+        default = False if keywords.get("action") == "store_true" else keywords.get("default")
+        setattr(given.options, _dest(flag), default)
+    words = list(argv)
+    if words and not words[0].startswith("-") and "=" not in words[0]:
+        given.recipes.append(words.pop(0))
+    while words:
+        word = words.pop(0)
+        flag, equals, text = word.partition("=")
+        if word in ("-h", "--help"):
+            given.help.append(("", None))
+        elif not word.startswith("--") or flag == "--":
+            given.problems.append(_stray(word))
+        elif kinds.get(flag, {}).get("action") == "store_true" and not equals:
+            setattr(given.options, _dest(flag), True)
+        else:
+            value = text if equals else words.pop(0) if words and not words[0].startswith("--") else None
+            _take(given, flag, value, kinds)
+    return given
+
+
+def _take(given: Given, flag: str, value: str | None, own: dict[str, dict[str, Any]]) -> None:
+    """Note a flag and its value."""
+    if flag.endswith(".help"):
+        given.help.append((flag.removeprefix("--").removesuffix(".help"), value))
+    elif value is None:
+        given.problems.append(f"{flag} was given nothing, expected a value: {flag}=VALUE")
+    elif flag == "--recipe":
+        given.recipes.append(value)
+    elif flag in own:
+        setattr(given.options, _dest(flag), value)
+    else:
+        given.overrides.append((flag.removeprefix("--"), value))
+
+
+def _dest(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")
+
+
+def _stray(word: str) -> str:
+    """Explain a word that belongs to no option."""
+    if "=" in word:
+        return f"{word!r} is no option: write --{word.lstrip('-')}"
+    return f"{word!r} is no option; a recipe is given by --recipe {word}, a value after its option"
+
+
+def _print_help(verb: str, given: Given, own: Own, registry: Registry) -> NoReturn:
+    """Print the help that was asked for: all options, or those of a class or section.
 
     Raises:
-        RecipeError: Something is unknown, missing, of the wrong type, or does not fit the rest.
-        PluginError: A plugin is broken.
+        SystemExit: It is printed.
+        RecipeError: The class is none that its key may name.
     """
-    registry = load_plugins()
-    registry.require_healthy()
+    key, name = given.help[0]
+    cls = _class_for_help(key, name, registry) if key else Recipe
     parser = make_parser(verb, registry)
-    for flag, keywords in own:
-        parser.add_argument(flag, **keywords)
-    recipes, ordered = hoist(argv)
-    if not recipes and not {"-h", "--help"} & set(argv) and not any(".help" in a for a in argv):
-        raise RecipeError(f"rlkit {verb} needs a recipe: --recipe FILE or a shipped one's name (see rlkit recipe list)")
-    try:
-        namespace = parser.parse_args(ordered)
-        plain = namespace.clone(with_meta=False)
-        for flag, _ in own:
-            plain.pop(flag.lstrip("-"), None)
-        resolved = parser.dump(plain, skip_unset=False)  # a null whose default is something else must stay
-        built = parser.instantiate(namespace)
-    except ArgumentError as error:
-        raise RecipeError(explain(str(error), parser, registry)) from error
-    sections = {f.name: getattr(built, f.name) for f in fields(Recipe) if f.name != "fabric"}
-    fabric = {key: value for key, value in vars(built.fabric).items() if value is not None}
-    recipe = Recipe(**sections, fabric=fabric)
-    check(recipe)
-    return Parsed(recipe, resolved, Path(recipes[0]).stem if recipes else verb, built, registry)
+    if key:
+        parser = Parser(prog=f"rlkit {verb}", description=f"{key}: {cls.__name__}", add_help=False)
+        parser.add_class_arguments(cls, key)
+    else:
+        parser.add_argument("--recipe", help="A file, or a shipped recipe's name; several stack, the last one wins.")
+        for flag, keywords in own:
+            parser.add_argument(flag, **keywords)
+    for action in parser._actions:
+        action.required = action.required and bool(key)  # a recipe gives what the run needs
+        if action.help == "Path to a configuration file.":  # which jsonargparse would read, and rlkit does not
+            action.help = SUPPRESS
+    parser.print_help()
+    raise SystemExit(0)
 
 
-def hoist(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Put all `--recipe` before everything else, so that overrides win wherever they stand.
-
-    Returns:
-        The recipes' paths, and the arguments in the new order.
-    """
-    recipes: list[str] = []
-    rest: list[str] = []
-    arguments = iter(argv)
-    for argument in arguments:
-        if argument == "--recipe":
-            value = next(arguments, None)
-            if value is None:
-                raise RecipeError("--recipe was given nothing, expected a file or a shipped recipe's name")
-            recipes.append(find(value))
-        elif argument.startswith("--recipe="):
-            recipes.append(find(argument.partition("=")[2]))
-        else:
-            rest.append(argument)
-    return recipes, [f"--recipe={path}" for path in recipes] + rest
+def _class_for_help(key: str, name: str | None, registry: Registry) -> type:
+    found = suggest.classes_at(key, registry)
+    if found is None:
+        raise RecipeError(f"--{key}.help: {key!r} names no class and is no section; see rlkit fit --help")
+    if not isinstance(found, Choice):
+        return found.cls
+    if name is None:
+        listed = ", ".join(found.parts) or "none is installed"
+        raise RecipeError(f"--{key}.help was given nothing, expected one of: {listed}")
+    part = found.find(name)
+    if part is None:
+        raise RecipeError(suggest.unknown_class(f"{key}.help", name, found, registry))
+    return part.cls

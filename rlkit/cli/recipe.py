@@ -8,13 +8,15 @@ from collections.abc import Sequence
 from lightning.fabric import Fabric
 
 from rlkit.cli.display import say
-from rlkit.cli.parser import Parsed, find, folder, parse
+from rlkit.cli.parser import Parsed, folder, parse
 from rlkit.errors import RecipeError
 from rlkit.loop import plan
 from rlkit.loop.data import Data, load_data
 from rlkit.loop.dryrun import dry_run
 from rlkit.loop.run import Run
 from rlkit.models.parallel import FSDP2, make_fabric
+from rlkit.rewards import PythonReward
+from rlkit.roles.reward import RewardManager
 from rlkit.rollout.scoring import score
 from rlkit.rollout.workers import Workers
 
@@ -38,12 +40,15 @@ def run(argv: Sequence[str]) -> int:
         return 0
     if verb not in ("show", "check"):
         raise RecipeError(f"rlkit recipe was given {verb!r}, expected list, show or check")
-    if rest and not rest[0].startswith("-"):
-        rest = ["--recipe", find(rest[0]), *rest[1:]]
     parsed = parse(f"recipe {verb}", rest, [DEEP] if verb == "check" else [])
     if verb == "show":
         print(parsed.yaml, end="")
         return 0
+    if parsed.recipe.model.trust_remote_code and not parsed.options.deep:
+        raise RecipeError(
+            f"model.trust_remote_code is true: to check the model would run the code that comes with "
+            f"{parsed.recipe.model.path!r}; read it, and add --deep to run it"
+        )
     return _check(parsed, load_data(parsed.recipe))
 
 
@@ -62,6 +67,8 @@ def _check(parsed: Parsed, data: Data) -> int:
         print(f"memory, estimated: {size:,.0f} MiB for {phase}")
     if parsed.options.deep:
         _measure(parsed, data, fabric)
+    elif code := _code(recipe.reward):
+        say(f"reward: {code} is not tried, since that runs it; add --deep to run it")
     else:
         workers = Workers(1)
         try:
@@ -70,6 +77,14 @@ def _check(parsed: Parsed, data: Data) -> int:
             workers.close()
     print(f"ok: {len(data.train)} training rows, {len(data.validation)} validation prompts, context {data.context}")
     return 0
+
+
+def _code(reward: RewardManager) -> str | None:
+    """Return the code of the user's that a reward, or one inside of it, runs; None if there is none."""
+    if isinstance(reward, PythonReward):
+        return reward.function
+    inner = [v for value in vars(reward).values() for v in (value.values() if isinstance(value, dict) else [value])]
+    return next((code for r in inner if isinstance(r, RewardManager) and (code := _code(r))), None)
 
 
 def _measure(parsed: Parsed, data: Data, fabric: Fabric) -> None:

@@ -79,7 +79,7 @@ def memory(data: Data, ranks: int = 1, shards: int = 1) -> dict[str, float]:
     row = min(data.longest + recipe.rollout.sampling.max_tokens, data.context)
     everything = -(-train.prompts_per_step // ranks) * recipe.rollout.group * row
     learnt = min(max(train.micro_tokens, row), everything)
-    layers, width = config.num_hidden_layers, 34 if "16" in str(recipe.fabric.get("precision")) else 68
+    layers, width = config.num_hidden_layers, 34 if "16" in recipe.fabric.precision else 68
     kept = layers * width if not train.checkpoint_activations else width + layers * 4
     cached = min(getattr(recipe.rollout.engine, "max_kv_tokens", 0), everything)
     found = {

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from lightning.fabric import Fabric
-from lightning.fabric.plugins import Precision
+from lightning.fabric.plugins import Precision, environments
 from lightning.fabric.strategies import (  # type: ignore[attr-defined]
     STRATEGY_REGISTRY,
     DDPStrategy,
@@ -25,6 +25,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from rlkit import sections
 from rlkit.errors import RecipeError
 
 DEADLINE = timedelta(seconds=1800)
@@ -179,30 +180,38 @@ def backend() -> str:
     return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
 
 
-def make_fabric(section: dict[str, Any], deadline: float = DEADLINE.total_seconds()) -> Fabric:
+def make_fabric(section: sections.Fabric, deadline: float = DEADLINE.total_seconds()) -> Fabric:
     """Make Fabric from the recipe's `fabric:`.
 
     Args:
-        section: Fabric's own arguments; `strategy` may be `fsdp2`, or an `FSDP2` with options.
+        section: Says where the run takes place.
         deadline: Seconds that a rank waits for the others.
 
     Raises:
-        RecipeError: The strategy is none that rlkit trains with.
+        RecipeError: This machine has no such devices, or cannot start the processes so.
     """
     timeout = timedelta(seconds=deadline)
     STRATEGY_REGISTRY.register("fsdp2", FSDP2, override=True, timeout=timeout)
     STRATEGY_REGISTRY.register(
         "ddp", DDPStrategy, override=True, process_group_backend=backend(), timeout=timeout, start_method="popen"
     )
-    if section.get("precision") == "bf16-true":  # Fabric's own would round what is trained, too
-        section = {**section, "precision": None, "plugins": [*(section.get("plugins") or ()), FrozenHalf()]}
+    chosen, frozen = section.strategy, section.precision == "bf16-true"
     try:
-        fabric = Fabric(**section)
-    except (ValueError, TypeError, RuntimeError) as error:
+        plugins: list[Any] = [getattr(environments, name)() for name in section.plugins or ()]
+        fabric = Fabric(
+            accelerator=section.accelerator,
+            devices=section.devices,
+            num_nodes=section.num_nodes,
+            strategy=chosen if isinstance(chosen, str) else FSDP2(chosen.tensor_parallel, chosen.offload, timeout),
+            precision=None if frozen else section.precision,  # Fabric's own would round what is trained, too
+            plugins=[*plugins, FrozenHalf()] if frozen else plugins,
+        )
+    except (ValueError, TypeError, RuntimeError, ModuleNotFoundError) as error:
         raise RecipeError(f"fabric: {error}") from error
     if not isinstance(fabric.strategy, SingleDeviceStrategy | DDPStrategy | FSDP2):
         raise RecipeError(
-            f"fabric.strategy is {section.get('strategy')!r}, expected auto, ddp, fsdp2, or FSDP2 with options"
+            f"fabric: this machine stands for {type(fabric.strategy).__name__}, with which rlkit does not train; set "
+            "fabric.accelerator and fabric.strategy"
         )
     return fabric
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import sys
 
 import torch
-from lightning.fabric import Fabric
 
 from rlkit.cli.parser import parse
 from rlkit.loop.data import load_data
 from rlkit.loop.learn import update
 from rlkit.loop.metrics import Meter
 from rlkit.loop.run import Run
+from rlkit.models.parallel import make_fabric
 from rlkit.types import Batch
 
 LENGTHS = (9, 17, 12, 30, 8, 21, 15, 11)
@@ -70,7 +70,7 @@ def make_run(devices: int, *options: str) -> Run:
             "--train.max_norm=1e9", "--train.minibatches=2", f"--fabric.devices={devices}", *strategy, *options,
         ],
     )  # fmt: skip
-    fabric = Fabric(**parsed.recipe.fabric)
+    fabric = make_fabric(parsed.recipe.fabric)
     fabric.launch()
     return Run(parsed.recipe, load_data(parsed.recipe), fabric)
 

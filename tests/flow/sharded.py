@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from lightning.fabric import Fabric
 
+from rlkit import sections
 from rlkit.models.actor import Actor
 from rlkit.models.decoder import why_not
 from rlkit.models.load import load_policy
 from rlkit.models.lora import base_model
-from rlkit.models.parallel import FSDP2, make_fabric, unsharded
+from rlkit.models.parallel import make_fabric, unsharded
 from rlkit.models.weights import PolicyWeights, whole
 from rlkit.sections import Lora, Model
 
@@ -74,9 +75,8 @@ def compute_in_half(fabric: Fabric, module: Any, expected: dict[str, torch.Tenso
 
 
 if __name__ == "__main__":
-    ranks, strategy = int(os.environ["WORLD_SIZE"]), FSDP2(tensor_parallel=int(sys.argv[1]))
-    options = {"accelerator": "cpu", "devices": ranks, "precision": sys.argv[2]}
-    fabric = make_fabric({**options, "strategy": strategy})
+    ranks, strategy = int(os.environ["WORLD_SIZE"]), sections.FSDP2(tensor_parallel=int(sys.argv[1]))
+    fabric = make_fabric(sections.Fabric("cpu", ranks, strategy=strategy, precision=sys.argv[2]))
     fabric.launch()
     for lora in (False, True):
         stream(fabric, lora)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlkit.cli.main import main
-from rlkit.cli.parser import folder, hoist, parse
+from rlkit.cli.parser import folder, parse, split
 from rlkit.errors import RecipeError
 
 
@@ -32,10 +32,14 @@ def test_overrides_win_wherever_they_stand_and_recipes_stack(tmp_path: Path) -> 
     assert parsed.name == "quickstart"
 
 
-def test_hoist_moves_recipes_to_the_front() -> None:
-    recipes, ordered = hoist(["--train.steps=9", "--recipe=quickstart", "--debug"])
-    assert [Path(r).stem for r in recipes] == ["quickstart"]
-    assert ordered == [f"--recipe={recipes[0]}", "--train.steps=9", "--debug"]
+def test_a_command_line_is_taken_apart() -> None:
+    own = [("--out", {"type": str}), ("--merge-it", {"action": "store_true"})]
+    given = split(["--train.steps=9", "--recipe=a", "--out", "o", "--train.lr", "-1", "--recipe", "b"], own)
+    assert (given.recipes, given.problems) == (["a", "b"], [])
+    assert given.overrides == [("train.steps", "9"), ("train.lr", "-1")]
+    assert (given.options.out, given.options.merge_it) == ("o", False)
+    assert split(["quickstart", "--merge-it"], own).recipes == ["quickstart"]
+    assert split(["--merge-it"], own).options.merge_it
 
 
 def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
@@ -51,19 +55,25 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
         ("--advantage GRP", "advantage is 'GRP', which no plugin offers; did you mean 'GRPO'?"),
         (
             "--rollout.engine SGLangServer --rollout.engine.launch.infer_tq 2",
-            "rollout.engine SGLangServer has no option 'launch.infer_tq'; did you mean 'launch.infer_tp'?",
+            "unknown option 'rollout.engine.launch.infer_tq'; did you mean 'rollout.engine.launch.infer_tp'?",
         ),
         (
             "--rollout.engine SGLangServer --rollout.engine.launch.infer_tp x",
             "rollout.engine.launch.infer_tp is 'x', expected a whole number from 1 to",
         ),
         ("--advantage.epz 1", "advantage GRPO has no option 'epz'; did you mean 'eps'?"),
-        ("--reward GRPO", "reward is 'GRPO', which is one of the advantages; known: Composite, EpisodeReward"),
-        ("--reward os.system", "reward names 'os.system', which a recipe may not import"),
-        ("--fabric.plugins os.system", "fabric.plugins names 'os.system', which a recipe may not import"),
+        ("--reward GRPO", "reward is 'GRPO', which is one of the advantages; known rewards: Composite, EpisodeReward"),
+        ("--reward os.system", "reward is 'os.system', but no plugin of a package 'os' is installed"),
+        (
+            "--fabric.plugins os.system",
+            "fabric.plugins is 'os.system', expected a list, each of it one of LightningEnv",
+        ),
         ("--rollout.group 1", "rollout.group is 1; set rollout.group to 2 or more"),
         ("--rollout.group x", "rollout.group is 'x', expected a whole number from 1 to 65536"),
-        ("--rollout.sampling.temp 1", "unknown option 'rollout.sampling.temp'"),
+        (
+            "--rollout.sampling.temp 1",
+            "unknown option 'rollout.sampling.temp'; did you mean 'rollout.sampling.temperature'?",
+        ),
         ("--rollout.sampling.top_p 0.9", "set top_p: 1 and top_k: 0"),
         ("--rollout.sampling.temperature 0", "temperature is 0"),
         ("--rollout.sampling.max_tokens 0", "rollout.sampling.max_tokens is 0, expected a whole number of 1 or more"),
@@ -71,8 +81,8 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
         ("--train.aggregation mean", "train.aggregation is 'mean', expected one of token_mean"),
         ("--train.minibatches 99", "train.minibatches is 99, but a step has only"),
         ("--train.lr 0", "train.lr is 0, expected a number above 0"),
-        ("--model.lora 3", "model.lora is '3', expected null or a section with: alpha, rank, targets"),
-        ("--model.lora.rnk 3", "unknown key 'model.lora.rnk'; did you mean 'model.lora.rank'?"),
+        ("--model.lora 3", "model.lora is 3, expected a section with: alpha, rank, targets, or null"),
+        ("--model.lora.rnk 3", "unknown option 'model.lora.rnk'; did you mean 'model.lora.rank'?"),
         ("--kl_los.coef 3", "unknown option 'kl_los.coef'; did you mean 'kl_loss.coef'?"),
         ("--fabric.precision bf16-true", "set fabric.precision to 'bf16-mixed'"),
         ("--model.path ./nope", "model.path is './nope', which is no folder"),
@@ -111,11 +121,11 @@ def test_a_mistake_is_one_message_and_exit_2(options: str, message: str, capsys:
     ("text", "message"),
     [
         ("rollout: {sampling: {temprature: 0.5}}", "did you mean 'rollout.sampling.temperature'?"),
-        ("modl: {path: tiny}", "unknown key 'modl.path'; did you mean 'model.path'?"),
+        ("modl: {path: tiny}", "unknown option 'modl'; did you mean 'model'?"),
         ("model: {path: tiny", "is not YAML: "),
         ("- a list", "holds list, expected sections"),
-        ("reward: {class_path: os.system, init_args: {command: ls}}", "may not import"),
-        ("reward: {class_path: subprocess.Popen, init_args: {args: [ls]}}", "may not import"),
+        ("reward: {class_path: os.system, init_args: {command: ls}}", "no plugin of a package 'os'"),
+        ("reward: {class_path: subprocess.Popen, init_args: {args: [ls]}}", "no plugin of a package 'subprocess'"),
         ("advantage: {class_path: GRPO, init_args: {epz: 1}}", "advantage GRPO has no option 'epz'"),
     ],
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ from rlkit.models.load import load_backbone, load_policy
 from rlkit.models.parallel import make_fabric
 from rlkit.models.reference import Reference
 from rlkit.models.weights import PolicyWeights
-from rlkit.sections import Critic, Lora, Model, Train
+from rlkit.sections import Critic, Fabric, Lora, Model, Train
 
 HALF, WHOLE = (Model("tiny", lora=Lora(rank=4, alpha=8), dtype=dtype) for dtype in ("bfloat16", "float32"))  # type: ignore[arg-type]
 TOKENS = torch.arange(3, 43).reshape(2, 20)
@@ -108,8 +108,8 @@ def test_the_cache_decodes_a_base_in_bfloat16() -> None:
 
 
 @pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed"])
-def test_fabric_leaves_adapters_in_float32(precision: str) -> None:
-    fabric = make_fabric({"accelerator": "cpu", "devices": 1, "precision": precision})
+def test_fabric_leaves_adapters_in_float32(precision: Literal["bf16-true", "bf16-mixed"]) -> None:
+    fabric = make_fabric(Fabric("cpu", 1, precision=precision))
     actor = Actor(load_policy(WHOLE if precision == "bf16-true" else HALF))
     frequencies = [b.clone() for n, b in actor.named_buffers() if n.endswith("inv_freq")]
     module: Any = fabric.setup_module(actor)

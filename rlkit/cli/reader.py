@@ -1,0 +1,121 @@
+"""Recipe files and values on the command line as plain data: YAML without surprises, refused where it has some."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonargparse import get_loader
+
+from rlkit.errors import RecipeError
+
+MAX_BYTES, MAX_DEPTH, MAX_NODES = 1 << 20, 40, 20_000
+"""How large a recipe may be: its file, its nesting, and its nodes once every alias is written out."""
+
+
+def folder() -> Path:
+    """Return the folder of the shipped recipes: in the wheel, or beside the package in a checkout."""
+    package = Path(__file__).parents[1]
+    return package / "recipes" if (package / "recipes").is_dir() else package.parent / "recipes"
+
+
+def find(recipe: str) -> Path:
+    """Return the path of a recipe: a file, or the bare name of a shipped one.
+
+    Raises:
+        RecipeError: There is neither.
+    """
+    if "\0" not in recipe and Path(recipe).is_file():
+        return Path(recipe)
+    shipped = {path.stem: path for path in sorted(folder().glob("*.yaml"))}
+    if recipe.removesuffix(".yaml") in shipped:
+        return shipped[recipe.removesuffix(".yaml")]
+    near = get_close_matches(recipe, shipped, 1)
+    hint = f"did you mean {near[0]!r}?" if near else f"shipped: {', '.join(shipped)}"
+    raise RecipeError(f"--recipe is {recipe!r}, neither a file nor a shipped recipe; {hint}")
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Read a recipe file.
+
+    Raises:
+        RecipeError: It cannot be read, or does not hold sections.
+    """
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise RecipeError(f"{path} has {path.stat().st_size:,} bytes, expected a recipe of at most {MAX_BYTES:,}")
+        content = load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RecipeError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise RecipeError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise RecipeError(f"{path} holds {type(content).__name__}, expected sections such as `model: {{path: tiny}}`")
+    return content
+
+
+def load(text: str) -> Any:
+    """Return what a YAML text says, as plain data.
+
+    Raises:
+        ValueError: It is not YAML, has a tag, a key twice, an alias of itself, or is larger than any recipe.
+    """
+    try:
+        _check(text)
+        return get_loader("yaml")(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
+
+
+@dataclass
+class _Open:
+    """A list or mapping whose end has not been read yet."""
+
+    anchor: str | None
+    mapping: bool
+    keys: set[str] = field(default_factory=set)
+    children: int = 0
+    size: int = 1
+
+
+def _check(text: str) -> None:
+    """Refuse what would surprise a reader or take forever, before anything is built."""
+    stack = [_Open(None, mapping=False)]
+    sizes: dict[str, int] = {}
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        anchor, line = getattr(event, "anchor", None), (event.start_mark.line if event.start_mark else 0) + 1
+        if (tag := getattr(event, "tag", None)) is not None and not re.fullmatch(r"!|tag:yaml\.org,2002:\w+", tag):
+            raise ValueError(f"line {line} has the tag {tag!r}, expected plain data")
+        if isinstance(event, yaml.CollectionStartEvent):
+            _note_child(stack[-1], None)
+            stack.append(_Open(anchor, isinstance(event, yaml.MappingStartEvent)))
+        elif isinstance(event, yaml.CollectionEndEvent):
+            done = stack.pop()
+            stack[-1].size += done.size
+            if done.anchor is not None:
+                sizes[done.anchor] = done.size
+        elif isinstance(event, yaml.AliasEvent):
+            if any(parent.anchor == anchor for parent in stack):
+                raise ValueError(f"line {line} has *{anchor} inside of &{anchor} itself")
+            _note_child(stack[-1], None)
+            stack[-1].size += sizes.get(str(anchor), 1)
+        elif isinstance(event, yaml.ScalarEvent):
+            if _note_child(stack[-1], event.value) and event.value != "<<":
+                raise ValueError(f"line {line} has the key {event.value!r} a second time")
+            stack[-1].size += 1
+        if len(stack) > MAX_DEPTH or stack[-1].size > MAX_NODES:
+            raise ValueError(f"it is nested more than {MAX_DEPTH} deep, or has more than {MAX_NODES:,} nodes")
+
+
+def _note_child(parent: _Open, scalar: str | None) -> bool:
+    """Count a child; return whether it is a key that the mapping has already."""
+    parent.children += 1
+    if not parent.mapping or parent.children % 2 == 0 or scalar is None:
+        return False
+    known = scalar in parent.keys
+    parent.keys.add(scalar)
+    return known
