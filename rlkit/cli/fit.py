@@ -14,7 +14,7 @@ from rlkit.loop.fit import INTERRUPTED, fit
 from rlkit.loop.folder import RunFolder, default_folder
 from rlkit.loop.lock import Lock
 from rlkit.loop.resume import compare
-from rlkit.models.parallel import make_fabric
+from rlkit.loop.run import fabric_for
 from rlkit.models.ranks import Ranks
 from rlkit.models.store import MANIFEST, Found, Store, newest_whole, open_checkpoint
 
@@ -39,7 +39,7 @@ def run(argv: Sequence[str]) -> int:
         raise RecipeError("--resume auto needs --out: the run folder whose newest checkpoint it takes")
     _check_store(parsed)
     data = load_data(parsed.recipe)
-    fabric = make_fabric(parsed.recipe.fabric, parsed.recipe.train.deadline)
+    fabric = fabric_for(parsed.recipe)
     fabric.launch()
     ranks, display = Ranks(fabric), Display(parsed.recipe.train.steps, quiet=not fabric.is_global_zero)
     path = Path(fabric.broadcast(_out(parsed)))

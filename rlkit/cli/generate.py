@@ -10,8 +10,7 @@ from rich.text import Text
 from rlkit.cli.parser import parse
 from rlkit.errors import RecipeError
 from rlkit.loop.data import load_data
-from rlkit.loop.run import Run
-from rlkit.models.parallel import make_fabric
+from rlkit.loop.run import Run, fabric_for
 from rlkit.rollout.collect import collect
 from rlkit.types import Prompt, Trajectory
 
@@ -30,7 +29,7 @@ def run(argv: Sequence[str]) -> int:
     length = data.length(prompt)
     if length >= data.context:
         raise RecipeError(f"--prompt has {length} tokens, expected fewer than the model's context of {data.context}")
-    live = Run(parsed.recipe, data, make_fabric(parsed.recipe.fabric, parsed.recipe.train.deadline), training=False)
+    live = Run(parsed.recipe, data, fabric_for(parsed.recipe), training=False)
     try:
         live.publish()
         sampler = live.sampler(parsed.recipe.rollout.sampling, 1, step=0)

@@ -13,8 +13,8 @@ from rlkit.errors import RecipeError
 from rlkit.loop import plan
 from rlkit.loop.data import Data, load_data
 from rlkit.loop.dryrun import dry_run
-from rlkit.loop.run import Run
-from rlkit.models.parallel import FSDP2, make_fabric
+from rlkit.loop.run import Run, fabric_for
+from rlkit.models.parallel import FSDP2
 from rlkit.rewards import PythonReward
 from rlkit.roles.reward import RewardManager
 from rlkit.rollout.scoring import score
@@ -54,7 +54,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _check(parsed: Parsed, data: Data) -> int:
     recipe = parsed.recipe
-    fabric = make_fabric(recipe.fabric, recipe.train.deadline)
+    fabric = fabric_for(recipe)
     ranks, tensor = fabric.world_size, getattr(fabric.strategy, "tensor_parallel", 1)
     for line in plan.lines(data, ranks // tensor):
         say(line)

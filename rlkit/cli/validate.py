@@ -12,8 +12,7 @@ from rlkit.cli.parser import parse
 from rlkit.errors import RecipeError
 from rlkit.loop.data import load_data
 from rlkit.loop.evaluate import evaluate
-from rlkit.loop.run import Run
-from rlkit.models.parallel import make_fabric
+from rlkit.loop.run import Run, fabric_for
 
 JSON = ("--json", {"action": "store_true", "help": "Print the figures as a JSON object."})
 
@@ -24,7 +23,7 @@ def run(argv: Sequence[str]) -> int:
     if not parsed.recipe.validates:
         raise RecipeError("validation is off, so there is nothing to validate: set validation.limit above 0")
     data = load_data(parsed.recipe)
-    fabric = make_fabric(parsed.recipe.fabric, parsed.recipe.train.deadline)
+    fabric = fabric_for(parsed.recipe)
     fabric.launch()
     live = Run(parsed.recipe, data, fabric, training=False)
     try:

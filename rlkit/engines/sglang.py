@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
@@ -10,7 +11,7 @@ from annotated_types import Ge, Le
 from rlkit.engines.sglang_base import SGLangRollouts
 from rlkit.engines.sglang_node import Node, Patience
 from rlkit.engines.sglang_process import Launch, require_sglang
-from rlkit.engines.sglang_weights import DiskTransport, GroupTransport, TensorTransport, Transport
+from rlkit.engines.sglang_weights import AS_SGLANG, DiskTransport, GroupTransport, TensorTransport, Transport, is_local
 from rlkit.errors import EngineError, RecipeError
 from rlkit.ranges import NUMBER, Count
 
@@ -72,6 +73,12 @@ class SGLangServer(SGLangRollouts):
         self.transport = transport
         self.folder = folder
 
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Return what SGLang sets for NCCL, where the trainer may be in one group with its servers."""
+        local = self.transport == "auto" and all(map(is_local, self.urls))
+        return {} if local or self.transport in ("tensor", "disk") else AS_SGLANG
+
     def _start(self, rank: int) -> list[Node]:
         if rank > 0:
             return []
@@ -80,6 +87,13 @@ class SGLangServer(SGLangRollouts):
         require_sglang()
         gpus = self._runtime.device.type == "cuda"
         firsts = [self.first_gpu + i * self.launch.infer_tp if gpus else None for i in range(self.servers)]
+        taken = sorted({gpu for first in firsts for gpu in self._shared(first)})
+        if taken:
+            warnings.warn(
+                f"SGLangServer starts its servers on GPUs {taken}, which the trainer uses too; set first_gpu to the "
+                "first one that is free, or choose SGLangEngine, which shares each rank's GPU",
+                stacklevel=2,
+            )
         return [self._launched(first) for first in firsts]
 
     def _mine(self, urls: Sequence[Sequence[str]], rank: int) -> list[str]:
@@ -93,9 +107,9 @@ class SGLangServer(SGLangRollouts):
     def _transport(self) -> Transport:
         if self.transport == "disk":
             return DiskTransport(self._runtime.policy, self.folder)
-        here = all("://127.0.0.1" in node.url or "://localhost" in node.url for node in self._nodes)
+        here = all(is_local(node.url) for node in self._nodes)
         if self.transport == "tensor" or (self.transport == "auto" and here):
-            return TensorTransport()
+            return TensorTransport(self._runtime.device)
         if self.launch.adapter_only:
             raise EngineError(
                 "launch.adapter_only is true, and adapters cannot travel over a process group; set transport: disk and "
@@ -134,4 +148,4 @@ class SGLangEngine(SGLangRollouts):
         return list(urls[rank - rank % self.launch.infer_tp])
 
     def _transport(self) -> Transport:
-        return TensorTransport()
+        return TensorTransport(self._runtime.device)

@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import json
 import random
+import socket
 import time
 import uuid
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +21,10 @@ import torch
 from rlkit.engines.sglang_balance import Balance
 from rlkit.engines.sglang_http import Fault
 from rlkit.engines.sglang_node import Hung, Node, Patience
-from rlkit.engines.sglang_process import Launch, ServerProcess
-from rlkit.engines.sglang_proof import TOLERANCES, Expected, ask_policy, canary_body, canary_gap, probe_rows
+from rlkit.engines.sglang_process import BESIDE_TRAINER, Launch, ServerProcess
+from rlkit.engines.sglang_proof import TOLERANCES, Expected, ask_policy, probe_rows
 from rlkit.engines.sglang_push import Failures, Mismatch, Push
-from rlkit.engines.sglang_states import DEADLINES, State, Step
+from rlkit.engines.sglang_states import State
 from rlkit.engines.sglang_weights import Transport
 from rlkit.errors import EngineError, RolloutError
 from rlkit.roles.engine import RolloutEngine
@@ -66,10 +68,17 @@ class SGLangRollouts(RolloutEngine):
 
     def _launched(self, gpu: int | None) -> Node:
         """Start a server, on a GPU and its successors or on the processor."""
-        dtype = str(self._dtype).removeprefix("torch.")
-        process = ServerProcess(self._runtime.policy, self._stop_ids, self.launch, dtype, gpu)
+        policy, dtype, launch = self._runtime.policy, str(self._dtype).removeprefix("torch."), self.launch
+        if self._shared(gpu) and launch.memory_fraction is None:
+            launch = replace(launch, memory_fraction=BESIDE_TRAINER)
+        hang = self.patience.hang_seconds
+        process = ServerProcess(policy, self._stop_ids, launch, dtype, gpu, hang_seconds=hang)
         process.start()
         return Node(process.url, self.patience, process)
+
+    def _shared(self, gpu: int | None) -> set[int]:
+        """Return those GPUs of a server, the first of which is given, that the trainer uses too."""
+        return set() if gpu is None else self._trainers.intersection(range(gpu, gpu + self.launch.infer_tp))
 
     @abstractmethod
     def _mine(self, urls: Sequence[Sequence[str]], rank: int) -> list[str]:
@@ -95,6 +104,7 @@ class SGLangRollouts(RolloutEngine):
         rank, world = _rank()
         if self.launch.adapter_only and not adapted(runtime.policy):
             raise EngineError("launch.adapter_only is true, but there are no adapters; set model.lora, or leave it out")
+        self._trainers = self._gpus_of_trainers()
         self._sharded = world > 1 and any(hasattr(p, "full_tensor") for p in runtime.policy.parameters())
         try:
             self._own, problem = self._start(rank), ""
@@ -113,12 +123,6 @@ class SGLangRollouts(RolloutEngine):
         if self.launch.adapter_only:
             for node in {*self._own, *self._nodes, *self._balance.fronts}:
                 node.adapter = f"rlkit-{self._run}"
-        shared = any(not node.owned for node in self._nodes)
-        if world > 1 and self.launch.release_memory and (shared or len(own) != len(mine)):
-            raise EngineError(
-                "launch.release_memory is true for a server that several ranks use, which never know when all of them "
-                "are done with it; set it to false, or give each rank a server of its own"
-            )
         self._push = Push(self._transport(), self._dtype, TOLERANCES[self._dtype], self.launch.adapter_only)
 
     def _engine_dtype(self, runtime: Runtime) -> torch.dtype:
@@ -128,6 +132,13 @@ class SGLangRollouts(RolloutEngine):
         device = runtime.device.type
         with runtime.autocast():
             return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
+
+    def _gpus_of_trainers(self) -> set[int]:
+        """Return the indices of the GPUs on this machine that some rank trains on."""
+        device, host = self._runtime.device, socket.gethostname()
+        mine = [host, device.index or 0 if device.type == "cuda" else None]
+        ranks = [json.loads(line) for line in self._exchange(json.dumps(mine))]
+        return {gpu for where, gpu in ranks if where == host and gpu is not None}
 
     def _exchange(self, text: str) -> list[str]:
         """Give every rank's text, in the order of ranks."""
@@ -290,7 +301,8 @@ class SGLangRollouts(RolloutEngine):
             label = self._label(version)
             wrong = await self._push_until_well(stream, label)
             if first and self.proof:
-                wrong |= await self._try_canary([node for node in self._own if node not in wrong])
+                right = [node for node in self._own if node not in wrong]
+                wrong |= await self._push.try_canary(right, self._rows[0], self._ask)
             if self._anywhere(bool(wrong)):
                 error = await self._push.diagnose(stream, wrong, label, self._expected)
                 raise error or EngineError("the weights of another rank's SGLang server are wrong; see its error")
@@ -325,30 +337,6 @@ class SGLangRollouts(RolloutEngine):
             if self._anywhere(fatal is not None):
                 raise fatal or EngineError("an SGLang server of another rank failed; see its error")
 
-    async def _try_canary(self, nodes: Sequence[Node]) -> Failures:
-        """Have servers write some tokens greedily, and compare them with what the trainer finds likeliest."""
-        wrong: Failures = {}
-        row = self._rows[0]
-        answers = []
-        for node in nodes:
-            try:
-                answers.append(await node.generate(canary_body(row), DEADLINES[Step.PROVE]))
-            except Fault as fault:
-                answers.append(None)
-                wrong[node] = node.error("answer after the first sync", fault)
-        written = [[*row, *a["output_ids"]] for a in answers if a is not None]
-        logps = iter(self._ask(written or [row]))  # every rank asks once
-        for node, answer in zip(nodes, answers, strict=True):
-            if answer is not None:
-                gap = canary_gap(next(logps)[len(row) - 1 : -1], answer)
-                if not gap.within(self._push.tolerance):
-                    node.state = State.UNPROVEN
-                    wrong[node] = Mismatch(
-                        f"SGLang server {node.url} writes other tokens than the trainer after the first sync: "
-                        f"{gap.mean:.3g} nats apart on average, {gap.most:.3g} at most."
-                    )
-        return wrong
-
     def _anywhere(self, here: bool) -> bool:
         """Whether something holds on any rank; every rank must call this."""
         return bool(self._runtime.reduce(torch.tensor(float(here))) > 0)
@@ -364,11 +352,16 @@ class SGLangRollouts(RolloutEngine):
 
     @contextmanager
     def _released_after(self) -> Iterator[None]:
+        """Release the memory; all ranks are done with sampling when one leaves, so a shared server's is free too."""
+        whole = False
         try:
             yield
+            whole = True
         finally:
             for node in self._own:
                 node.release()
+            if whole:  # the trainers of all ranks wait for it, whose GPUs a server of one may have shared
+                self._anywhere(False)
 
     def health(self) -> dict[str, float]:
         return {

@@ -14,6 +14,10 @@ SHOWN = 2000
 """Characters of a server's answer that an error repeats."""
 
 
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Passes by any proxy of the environment, as aiohttp does."""
+
+
 class Fault(Exception):
     """A call to a server failed: `status` is its HTTP status, or None where there was no answer."""
 
@@ -58,7 +62,7 @@ class Client:
         """
         data, kind = json.dumps(body).encode(), {"Content-Type": "application/json"}
         try:
-            with urllib.request.urlopen(urllib.request.Request(self.url + path, data, kind), timeout=deadline):
+            with _DIRECT.open(urllib.request.Request(self.url + path, data, kind), timeout=deadline):
                 pass
         except OSError as error:
             raise Fault(f"POST {self.url}{path} failed with {type(error).__name__}: {error}") from error

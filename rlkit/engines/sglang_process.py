@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 import os
 import random
 import re
@@ -35,8 +36,18 @@ PORTS = range(20000, 30000)
 CPU_TOKENS = "65536"
 """Tokens of KV cache on a processor, where SGLang would take most of the memory otherwise."""
 
-TRAINERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
-"""Environment variables of the trainer's process group, of which a server has one of its own."""
+OF_TRAINERS = re.compile(
+    "(LOCAL_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|NODE_RANK|(GROUP|ROLE)_.*|TORCHELASTIC_.*|TORCH_NCCL_.*|PYTORCH_.*ALLOC_CONF"
+)
+"""Environment variables of the trainer's process group, launcher, watchdog and allocator; a server has its own of each.
+
+Under torchrun's `TORCHELASTIC_USE_AGENT_STORE` its store would wait for one that nobody serves.
+"""
+
+HERE = "127.0.0.1,localhost"
+
+BESIDE_TRAINER = 0.4
+"""`memory_fraction` of a server on a GPU that the trainer uses too."""
 
 Kind = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -47,8 +58,10 @@ class Launch:
 
     Args:
         infer_tp: GPUs of one server, over which it shards the model.
-        dtype: The weights' type in the engine; `auto` is the type in which the trainer computes.
-        memory_fraction: Share of a GPU's memory for weights and KV cache; null leaves it to SGLang.
+        dtype: The weights' type in the engine; `auto` is the type in which the trainer computes. In float32 attention
+            is slow on GPUs, since SGLang's kernels take 16 bit.
+        memory_fraction: Share of the GPU memory that is free when a server starts, for weights and KV cache; null takes
+            0.4 on the trainer's GPUs, and leaves it to SGLang elsewhere.
         release_memory: Give the memory back while the trainer learns, for engines on the trainer's GPUs.
         adapter_only: With LoRA, give servers the base once and then the adapters alone, which they apply themselves;
             they arrive merged otherwise. Running servers need SGLang's `--enable-lora`; requests in flight begin anew.
@@ -132,6 +145,7 @@ def command(model: Path, port: int, launch: Launch, dtype: str, gpu: int | None)
         ]  # fmt: skip
     else:
         words += ["--base-gpu-id", str(gpu)]
+        words += ["--attention-backend", "torch_native"] if dtype == "float32" else []  # others take 16 bit only
         words += ["--enable-memory-saver"] if launch.release_memory else []
     if launch.memory_fraction is not None:
         words += ["--mem-fraction-static", str(launch.memory_fraction)]
@@ -139,14 +153,34 @@ def command(model: Path, port: int, launch: Launch, dtype: str, gpu: int | None)
 
 
 def adapter_words(policy: Any, gpu: int | None) -> list[str]:
-    """Give the arguments with which a server makes room for one set of adapters like the policy's."""
+    """Return the arguments with which a server makes room for a set of adapters like the policy's, and for none.
+
+    Its own health probes have none, and would displace a single set.
+    """
     from rlkit.models.lora import adapted
 
     layers = adapted(policy)
     rank = max(matrix.out_features for layer in layers.values() for matrix in layer.lora_A.values())
-    words = ["--enable-lora", "--max-loras-per-batch", "1", "--max-lora-rank", str(rank)]
+    words = ["--enable-lora", "--max-loras-per-batch", "2", "--max-lora-rank", str(rank)]
     words += ["--lora-backend", "torch_native"] if gpu is None else []
     return [*words, "--lora-target-modules", *sorted(layers)]
+
+
+def environment(gpu: int | None, hang_seconds: float) -> dict[str, str]:
+    """Return a server's environment: the trainer's, but for what is the trainer's own.
+
+    Args:
+        gpu: The index of its first GPU; None for a processor.
+        hang_seconds: How long the server may take for a health probe before it calls itself unhealthy.
+    """
+    found = {name: value for name, value in os.environ.items() if not OF_TRAINERS.fullmatch(name)}
+    for name in ("no_proxy", "NO_PROXY"):
+        found[name] = ",".join(filter(None, (found.get(name), HERE)))
+    found.setdefault("SGLANG_HEALTH_CHECK_TIMEOUT", str(math.ceil(hang_seconds)))
+    if gpu is None:
+        found["SGLANG_USE_CPU_ENGINE"] = "1"
+        found.setdefault("OMP_NUM_THREADS", "1")
+    return found
 
 
 class ServerProcess:
@@ -158,16 +192,26 @@ class ServerProcess:
         launch: How it is started.
         dtype: The weights' type in the engine.
         gpu: The index of its first GPU; None for a processor.
+        hang_seconds: Without a sign of life, after which it counts as dead.
     """
 
-    def __init__(self, policy: Any, stop_ids: frozenset[int], launch: Launch, dtype: str, gpu: int | None) -> None:
+    def __init__(
+        self,
+        policy: Any,
+        stop_ids: frozenset[int],
+        launch: Launch,
+        dtype: str,
+        gpu: int | None,
+        *,
+        hang_seconds: float = 60.0,
+    ) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="rlkit-sglang-"))
         self.log = self._folder / "server.log"
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._port = free_port()
         self.url = f"http://127.0.0.1:{self._port}"
         write_model(self._folder / "model", policy, stop_ids)
-        self._gpu = gpu
+        self._environment = environment(gpu, hang_seconds)
         self._words = command(self._folder / "model", self._port, launch, dtype, gpu)
         self._words += adapter_words(policy, gpu) if launch.adapter_only else []
         self._words += launch.args
@@ -175,14 +219,10 @@ class ServerProcess:
     def start(self) -> None:
         """Start it, or start it again; some time later it answers at `url`."""
         self.kill()
-        environment = {k: v for k, v in os.environ.items() if k not in TRAINERS}
-        if self._gpu is None:
-            environment["SGLANG_USE_CPU_ENGINE"] = "1"
-            environment.setdefault("OMP_NUM_THREADS", "1")
         self._supervisor = subprocess.Popen(
             (sys.executable, "-S", "-E", str(SUPERVISOR), str(self.log), *self._words),
             stdin=subprocess.PIPE,
-            env=environment,
+            env=self._environment,
             start_new_session=True,
         )
 

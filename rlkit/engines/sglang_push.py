@@ -11,7 +11,7 @@ import torch
 
 from rlkit.engines.sglang_http import Fault
 from rlkit.engines.sglang_node import Node
-from rlkit.engines.sglang_proof import Expected, Gap, Tolerance, probe_body, probe_gap
+from rlkit.engines.sglang_proof import Ask, Expected, Gap, Tolerance, canary_body, canary_gap, probe_body, probe_gap
 from rlkit.engines.sglang_states import DEADLINES, State, Step
 from rlkit.engines.sglang_weights import Adapter, Bucket, Transport
 from rlkit.errors import EngineError
@@ -65,6 +65,8 @@ class Push:
             for node in nodes:
                 node.broken("finish the update", error)
             raise
+        finally:
+            self.transport.end()
 
     async def _push(
         self, stream: WeightStream, nodes: Sequence[Node], label: str, expected: Expected | None, base: bool
@@ -133,6 +135,31 @@ class Push:
         if not self.gap.within(self.tolerance):
             node.state = State.UNPROVEN
             raise Mismatch(self._explain(node, self.gap))
+
+    async def try_canary(self, nodes: Sequence[Node], row: Sequence[int], ask: Ask) -> Failures:
+        """Have servers write some tokens greedily, and compare them with what the trainer finds likeliest.
+
+        Every rank asks the trainer once, also where it has no servers.
+        """
+        wrong: Failures = {}
+        answers = []
+        for node in nodes:
+            try:
+                answers.append(await node.generate(canary_body(row), DEADLINES[Step.PROVE]))
+            except Fault as fault:
+                answers.append(None)
+                wrong[node] = node.error("answer after the first sync", fault)
+        logps = iter(ask([[*row, *a["output_ids"]] for a in answers if a is not None] or [row]))
+        for node, answer in zip(nodes, answers, strict=True):
+            if answer is not None:
+                gap = canary_gap(next(logps)[len(row) - 1 : -1], answer)
+                if not gap.within(self.tolerance):
+                    node.state = State.UNPROVEN
+                    wrong[node] = Mismatch(
+                        f"SGLang server {node.url} writes other tokens than the trainer after the first sync: "
+                        f"{gap.mean:.3g} nats apart on average, {gap.most:.3g} at most."
+                    )
+        return wrong
 
     async def _probe(self, node: Node, expected: Expected) -> Gap:
         answers = await node.generate(probe_body(expected.rows), DEADLINES[Step.PROVE])

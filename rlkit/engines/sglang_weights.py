@@ -10,6 +10,7 @@ import asyncio
 import base64
 import io
 import json
+import os
 import shutil
 import socket
 import tempfile
@@ -28,6 +29,10 @@ from torch import Tensor
 from rlkit.engines.sglang_http import Client, Fault
 from rlkit.engines.sglang_process import free_port, write_model
 from rlkit.engines.sglang_states import DEADLINES, Step
+from rlkit.errors import EngineError
+
+AS_SGLANG = {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
+"""What SGLang sets for its side of a group; NCCL reads it once, when a process makes its first group."""
 
 Bucket = list[tuple[str, Tensor]]
 
@@ -61,6 +66,9 @@ class Transport(ABC):
         """Give a server adapters under a name, in place of those that had it."""
         raise NotImplementedError
 
+    def end(self) -> None:
+        """Free what only the update that is over needed."""
+
     def close_group(self) -> None:
         """Leave the servers' process group, where there is one: some of its members are no more."""
 
@@ -72,21 +80,45 @@ class TensorTransport(Transport):
     """Shared memory on a processor and CUDA IPC on a GPU: only handles travel over HTTP.
 
     The tensors of a bucket are copied into one flat buffer of each type, which lives until all servers have answered.
+    Each process of a server opens handles of its own: every opening counts one off what the sender has lent.
+
+    Args:
+        device: The trainer's.
+
+    Raises:
+        EngineError: The trainer's allocator makes memory that other processes cannot open by CUDA IPC.
     """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+            if device.type == "cuda" and "expandable_segments:true" in os.environ.get(name, "").lower():
+                raise EngineError(
+                    f"{name} is {os.environ[name]!r}, whose segments cannot be handed to SGLang by CUDA IPC; unset "
+                    "expandable_segments, or choose SGLangServer with transport: disk"
+                )
 
     def prepare(self, bucket: Bucket) -> Bucket:
         return flatten(bucket)
 
     async def load(self, client: Client, tp: int, parcel: Any) -> None:
-        body = {"serialized_named_tensors": [serialize(parcel)] * tp, "flush_cache": False}
+        body = {"serialized_named_tensors": [serialize(parcel) for _ in range(tp)], "flush_cache": False}
         await client.post("/update_weights_from_tensor", body, DEADLINES[Step.LOAD])
 
     async def adapt(self, client: Client, tp: int, name: str, adapter: Adapter) -> None:
         config, tensors = adapter
-        text = serialize(dict(flatten(tensors)))
+        flat = dict(flatten(tensors))
         await _unload(client, name)
-        body = {"lora_name": name, "config_dict": config, "serialized_named_tensors": [text] * tp}
+        body = {
+            "lora_name": name,
+            "config_dict": config,
+            "serialized_named_tensors": [serialize(flat) for _ in range(tp)],
+        }
         await client.post("/load_lora_adapter_from_tensors", body, DEADLINES[Step.ADAPT])
+
+    def end(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
 
 
 async def _unload(client: Client, name: str) -> None:
@@ -188,6 +220,7 @@ class GroupTransport(Transport):
     """
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._backend = "nccl" if device.type == "cuda" else "gloo"
         self._members: list[str] = []
         self._group: Any = None
@@ -219,22 +252,21 @@ class GroupTransport(Transport):
 
     def _join(self, host: str, port: int, world: int) -> Any:
         """Make the group beside the trainer's own, in the way in which SGLang joins it."""
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
         from torch.distributed import distributed_c10d as c10d
 
         limit = timedelta(seconds=DEADLINES[Step.BEGIN])
-        store, _, _ = next(
-            c10d.rendezvous(  # type: ignore[attr-defined]
-                f"tcp://{host}:{port}", 0, world, timeout=limit
-            )
-        )
+        # not by c10d.rendezvous, which under torchrun takes the store for one that torchrun serves
+        store = TCPStore(host, port, world, is_master=True, timeout=limit, multi_tenant=True)
         prefixed, backend = c10d.PrefixStore(self._name, store), c10d.Backend(self._backend)
         name: Any = self._name
-        group, _ = c10d._new_process_group_helper(world, 0, [], backend, prefixed, name, timeout=limit)
+        with _unbound():
+            group, _ = c10d._new_process_group_helper(world, 0, [], backend, prefixed, name, timeout=limit)
         c10d._world.pg_group_ranks[group] = {i: i for i in range(world)}
         return group
 
     def prepare(self, bucket: Bucket) -> Bucket:
-        return [(name, tensor.contiguous()) for name, tensor in bucket]
+        return [(name, tensor.to(self._device).contiguous()) for name, tensor in bucket]  # offloaded ones too
 
     async def send(self, parcel: Any) -> None:
         def broadcast() -> None:
@@ -262,6 +294,20 @@ class GroupTransport(Transport):
         self.close_group()
 
 
+@contextmanager
+def _unbound() -> Iterator[None]:
+    """Keep torch from splitting the new group off the trainer's, which would wait for all of the trainer's ranks."""
+    own: Any = torch.distributed.group.WORLD if torch.distributed.is_initialized() else None
+    if own is None or own.bound_device_id is None:
+        yield
+        return
+    bound, own.bound_device_id = own.bound_device_id, None
+    try:
+        yield
+    finally:
+        own.bound_device_id = bound
+
+
 async def _in_thread(function: Any, *args: Any) -> Any:
     """Run what blocks in a thread that, if it never returns, does not keep the process from ending."""
     loop = asyncio.get_running_loop()
@@ -283,8 +329,13 @@ async def _in_thread(function: Any, *args: Any) -> Any:
     return await done
 
 
+def is_local(url: str) -> bool:
+    """Whether a server is on this machine, by its address."""
+    return "://127.0.0.1" in url or "://localhost" in url
+
+
 def _reachable(urls: Sequence[str]) -> str:
     """Give the address of this machine by which the servers can reach it."""
-    if all("://127.0.0.1" in url or "://localhost" in url for url in urls):
+    if all(map(is_local, urls)):
         return "127.0.0.1"
     return socket.gethostbyname(socket.gethostname())

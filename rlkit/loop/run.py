@@ -22,7 +22,7 @@ from rlkit.models.critic import ValueModel
 from rlkit.models.load import load_backbone, load_policy
 from rlkit.models.lora import base_model
 from rlkit.models.offload import Resting, free_cached
-from rlkit.models.parallel import FSDP2, checkpoint_activations, unsharded
+from rlkit.models.parallel import FSDP2, checkpoint_activations, make_fabric, unsharded
 from rlkit.models.ranks import Ranks
 from rlkit.models.reference import Reference
 from rlkit.models.weights import PolicyWeights
@@ -41,6 +41,17 @@ T = TypeVar("T")
 
 WATCH_SECONDS = 0.5
 """Pauses in which a run looks whether its engine has lost its weights."""
+
+
+def fabric_for(recipe: Recipe) -> Fabric:
+    """Make the recipe's Fabric, in the environment that its engine asks for.
+
+    Raises:
+        RecipeError: The strategy is none that rlkit trains with.
+    """
+    for name, value in recipe.rollout.engine.environment.items():
+        os.environ.setdefault(name, value)
+    return make_fabric(recipe.fabric, recipe.train.deadline)
 
 
 class Trained(NamedTuple):

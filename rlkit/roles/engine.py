@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,11 @@ class RolloutEngine(ABC):
 
     reserved: int = 0
     """Tokens of the model's context that it cannot fill; the run's context, and every limit, is that much less."""
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Return variables that the trainer's processes need before their first collective; set ones are kept."""
+        return {}
 
     @abstractmethod
     def bind(self, runtime: Runtime) -> None:
@@ -57,7 +63,10 @@ class RolloutEngine(ABC):
         return False
 
     def awake(self) -> AbstractContextManager[None]:
-        """Hold the engine's memory while sampling; an engine that shares a device may give it back outside."""
+        """Hold the engine's memory while sampling; an engine that shares a device may give it back outside.
+
+        All ranks enter it together, and none samples any more when one leaves.
+        """
         return nullcontext()
 
     def health(self) -> dict[str, float]:

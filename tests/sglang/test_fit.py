@@ -78,6 +78,18 @@ def test_a_server_samples_for_sharded_lora(tmp_path: Path, alone: str) -> None:
     check_versions(tmp_path / "out", 2)
 
 
+def test_ranks_share_a_server_that_releases_its_memory(tmp_path: Path) -> None:
+    """The server is given the weights in each rollout, and once for greedy and sampled answers."""
+    words = ("--recipe=quickstart", "--rollout.engine=SGLangServer", *FAST, "--fabric.devices=2", "--out=out")
+    release = ("--rollout.engine.launch.release_memory=true", "--train.offload_during_rollout=true")
+    done = rlkit("fit", *words, *release, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for row in read_jsonl(tmp_path / "out" / "metrics.jsonl"):
+        assert row["mismatch/max"] < 1e-4
+        assert row["rollout/failed"] == row["engine/restarts"] == row["engine/retried"] == 0
+    check_versions(tmp_path / "out", 2)
+
+
 def test_without_sglang_the_error_names_the_extra(tmp_path: Path) -> None:
     hide = "import importlib.metadata as m, sys; found = m.version\n"
     hide += "def version(name):\n    if name == 'sglang': raise m.PackageNotFoundError(name)\n    return found(name)\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from rlkit.engines import SGLangServer
 from rlkit.engines.sglang_balance import Balance
 from rlkit.engines.sglang_http import Fault
 from rlkit.engines.sglang_node import Node
+from rlkit.engines.sglang_process import Launch
 from rlkit.engines.sglang_states import State
 from rlkit.loop.data import load_data
 from rlkit.rollout.conversation import Conversation, Limits
@@ -145,6 +147,23 @@ def test_a_sample_brings_its_own_seed(engine: SGLangServer) -> None:
     assert asked[0] == asked[1] == keys[0].hash()
     assert len(set(asked)) == 3
     assert all(-(2**63) <= seed < 2**63 for seed in asked)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_memory_that_ranks_share_is_released_before_any_goes_on(
+    fails: bool, engine: SGLangServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks meet after the release; where one has failed, nobody waits for the others."""
+    events: list[str] = []
+    monkeypatch.setattr(StubNode, "release", lambda node: events.append("release"))
+    monkeypatch.setattr(engine, "_anywhere", lambda here: events.append("meet"))
+    engine.launch = Launch(release_memory=True)
+    engine._own = engine._nodes[:1]
+    with suppress(RuntimeError), engine.awake():
+        if fails:
+            raise RuntimeError("a rollout failed")
+        events.append("sampled")
+    assert events == (["release"] if fails else ["sampled", "release", "meet"])
 
 
 def test_an_engine_that_has_no_room_left_ends_a_conversation_by_its_context() -> None:

@@ -1,0 +1,168 @@
+"""What a server is started with, beside whom, and how it is called; no SGLang is needed."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from rlkit.cli.parser import parse
+from rlkit.engines import SGLangEngine, SGLangServer, sglang_base
+from rlkit.engines.sglang_http import Client, Fault
+from rlkit.engines.sglang_node import Patience
+from rlkit.engines.sglang_process import Launch, adapter_words, command, environment
+from rlkit.loop.run import fabric_for
+from rlkit.models.load import load_policy
+from rlkit.sections import Lora, Model
+
+TORCHRUN = {
+    "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8", "MASTER_ADDR": "10.0.0.1",
+    "MASTER_PORT": "29500", "NODE_RANK": "0", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "2", "ROLE_RANK": "0",
+    "ROLE_NAME": "default", "ROLE_WORLD_SIZE": "8", "TORCHELASTIC_USE_AGENT_STORE": "True",
+    "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_ERROR_FILE": "/tmp/error.json", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+    "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+}  # fmt: skip
+
+
+def test_a_server_has_nothing_of_the_trainers_group_launcher_and_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    for name, value in {"CUDA_VISIBLE_DEVICES": "2,3", "NCCL_CUMEM_ENABLE": "0", "RANKING": "kept"}.items():
+        monkeypatch.setenv(name, value)
+    found = environment(0, 60.0)
+    assert not found.keys() & TORCHRUN.keys()
+    assert (found["CUDA_VISIBLE_DEVICES"], found["NCCL_CUMEM_ENABLE"], found["RANKING"]) == ("2,3", "0", "kept")
+    assert "SGLANG_USE_CPU_ENGINE" not in found
+    assert environment(None, 60.0)["SGLANG_USE_CPU_ENGINE"] == "1"
+
+
+def test_a_probe_may_take_as_long_as_a_server_may_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang's own limit is 20 s, after which it answers 503 in the middle of a long prefill."""
+    monkeypatch.delenv("SGLANG_HEALTH_CHECK_TIMEOUT", raising=False)
+    assert environment(0, 61.5)["SGLANG_HEALTH_CHECK_TIMEOUT"] == "62"
+    monkeypatch.setenv("SGLANG_HEALTH_CHECK_TIMEOUT", "5")
+    assert environment(0, 61.5)["SGLANG_HEALTH_CHECK_TIMEOUT"] == "5"
+
+
+def test_calls_within_the_machine_pass_by_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    class Server(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked.append(self.path)
+            self.send_response(200 if self.path == "/well" else 500)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None: ...
+
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # nobody listens there
+    monkeypatch.setenv("no_proxy", "internal.example")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    with HTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        client = Client(f"http://127.0.0.1:{server.server_port}")
+        client.post_now("/well", {}, 10.0)
+        with pytest.raises(Fault, match="500"):
+            client.post_now("/ill", {}, 10.0)
+        server.shutdown()
+    assert asked == ["/well", "/ill"]
+    assert environment(0, 60.0)["no_proxy"] == "internal.example,127.0.0.1,localhost"
+    assert environment(0, 60.0)["NO_PROXY"] == "127.0.0.1,localhost"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "gpu", "backend"),
+    [("float32", 0, "torch_native"), ("bfloat16", 0, None), ("float32", None, "torch_native")],
+)
+def test_float32_has_an_attention_that_takes_it(dtype: str, gpu: int | None, backend: str | None) -> None:
+    words = command(Path("model"), 20000, Launch(), dtype, gpu)
+    assert words.count("--attention-backend") == (backend is not None)
+    if backend is not None:
+        assert words[words.index("--attention-backend") + 1] == backend
+
+
+def test_there_is_room_for_a_probe_without_adapters() -> None:
+    words = adapter_words(load_policy(Model("tiny", lora=Lora(rank=4))), None)
+    assert words[words.index("--max-loras-per-batch") + 1] == "2"
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Launch, int | None]]]:
+    """How servers were started: with what, and on which GPU; none is."""
+    found: list[tuple[Launch, int | None]] = []
+
+    class Process:
+        url = "http://127.0.0.1:20000"
+
+        def __init__(self, policy: Any, stop_ids: Any, launch: Launch, dtype: str, gpu: int | None, **_: Any) -> None:
+            found.append((launch, gpu))
+
+        def start(self) -> None: ...
+
+    monkeypatch.setattr(sglang_base, "ServerProcess", Process)
+    monkeypatch.setattr("rlkit.engines.sglang.require_sglang", lambda: None)
+    return found
+
+
+def start(engine: SGLangServer | SGLangEngine, device: str) -> None:
+    runtime: Any = SimpleNamespace(policy=None, device=torch.device(device), gather=lambda x: x)
+    engine._runtime, engine._stop_ids, engine._dtype = runtime, frozenset(), torch.bfloat16
+    engine._trainers = engine._gpus_of_trainers()
+    engine._start(0)
+
+
+def test_an_engine_beside_the_trainer_leaves_it_room(started: list[tuple[Launch, int | None]]) -> None:
+    start(SGLangEngine(), "cuda:3")
+    start(SGLangEngine(Launch(memory_fraction=0.6)), "cuda:3")
+    start(SGLangServer(first_gpu=1), "cuda:0")
+    start(SGLangEngine(), "cpu")
+    assert [(launch.memory_fraction, gpu) for launch, gpu in started] == [(0.4, 3), (0.6, 3), (None, 1), (None, None)]
+
+
+def test_servers_on_the_trainers_gpus_are_warned_of(started: list[tuple[Launch, int | None]]) -> None:
+    with pytest.warns(UserWarning, match=r"servers on GPUs \[2\], which the trainer uses too; set first_gpu"):
+        start(SGLangServer(servers=2, launch=Launch(infer_tp=2)), "cuda:2")
+    assert [(launch.memory_fraction, gpu) for launch, gpu in started] == [(None, 0), (0.4, 2)]
+
+
+@pytest.mark.parametrize(
+    ("options", "zero"),
+    [
+        ([], False),
+        (["--rollout.engine.urls=[http://127.0.0.1:1]"], False),
+        (["--rollout.engine.urls=[http://10.0.0.7:1]"], True),
+        (["--rollout.engine.urls=[http://10.0.0.7:1]", "--rollout.engine.transport=disk"], False),
+        (["--rollout.engine.transport=group"], True),
+    ],
+)  # fmt: skip
+def test_nccl_is_set_alike_on_both_sides_of_a_group(
+    options: list[str], zero: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL reads its variables once, when the trainer makes its own group; what is set by hand stays."""
+    monkeypatch.setenv("NCCL_NVLS_ENABLE", "1")
+    monkeypatch.setenv("NCCL_CUMEM_ENABLE", "remembered by pytest, so that it is undone")
+    monkeypatch.delenv("NCCL_CUMEM_ENABLE")
+    words = ["--recipe=quickstart", "--rollout.engine=SGLangServer", "--fabric.accelerator=cpu", *options]
+    fabric_for(parse("fit", words).recipe)
+    assert os.environ.get("NCCL_CUMEM_ENABLE") == ("0" if zero else None)
+    assert environment(0, 60.0)["NCCL_NVLS_ENABLE"] == os.environ["NCCL_NVLS_ENABLE"] == "1"
+
+
+def test_a_process_is_told_how_long_it_may_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SGLANG_HEALTH_CHECK_TIMEOUT", raising=False)
+    engine = SGLangEngine(patience=Patience(hang_seconds=7.0))
+    policy = load_policy(Model("tiny"))
+    runtime: Any = SimpleNamespace(policy=policy, device=torch.device("cpu"), gather=lambda x: x)
+    engine._runtime, engine._stop_ids, engine._dtype, engine._trainers = runtime, frozenset(), torch.float32, set()
+    monkeypatch.setattr("rlkit.engines.sglang_process.ServerProcess.start", lambda _: None)
+    node = engine._launched(None)
+    assert node.process is not None
+    assert node.process._environment["SGLANG_HEALTH_CHECK_TIMEOUT"] == "7"
+    node.process.close()

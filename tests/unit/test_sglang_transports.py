@@ -1,0 +1,120 @@
+"""How weights travel to servers: what is serialised how often, in which group, from where; no SGLang is needed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from rlkit.engines.sglang_proof import Tolerance
+from rlkit.engines.sglang_push import Push
+from rlkit.engines.sglang_weights import GroupTransport, TensorTransport
+from rlkit.errors import EngineError
+
+BUCKET = [("a", torch.arange(6.0).view(2, 3)), ("b", torch.ones(2))]
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+class Recorder:
+    """Stands for a server; remembers what it was sent."""
+
+    url = "http://127.0.0.1:1"
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Any]] = []
+
+    async def post(self, path: str, body: Any, deadline: float) -> None:
+        self.calls.append((path, body))
+
+
+@pytest.mark.parametrize("tp", [1, 4])
+def test_each_process_of_a_server_has_handles_of_its_own(tp: int) -> None:
+    """One handle that several processes open is counted off several times, and its memory used again too early."""
+    transport, client = TensorTransport(CPU), Recorder()
+    parcel = transport.prepare(BUCKET)
+    asyncio.run(transport.load(client, tp, parcel))  # type: ignore[arg-type]
+    asyncio.run(transport.adapt(client, tp, "adapter", ({}, BUCKET)))  # type: ignore[arg-type]
+    texts = [body["serialized_named_tensors"] for _, body in client.calls if "serialized_named_tensors" in body]
+    assert [len(sent) for sent in texts] == [tp, tp]
+    assert [len(set(sent)) for sent in texts] == [1, 1]  # by name of the same memory, on a processor
+    assert len({id(text) for text in texts[0]}) == tp  # and yet serialised one by one
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
+def test_memory_that_ipc_cannot_hand_over_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "max_split_size_mb:512,expandable_segments:True")
+    TensorTransport(CPU)
+    with pytest.raises(EngineError, match=f"{name} is .* cannot be handed to SGLang by CUDA IPC; unset"):
+        TensorTransport(GPU)
+    monkeypatch.setenv(name, "expandable_segments:False")
+    TensorTransport(GPU)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_was_lent_is_collected_after_a_push(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    freed: list[str] = []
+    monkeypatch.setattr(torch.cuda, "ipc_collect", lambda: freed.append("ipc"))
+
+    def buckets() -> Iterator[Any]:
+        if fails:
+            raise RuntimeError("the stream broke")
+        return iter(())
+
+    stream: Any = SimpleNamespace(specs={}, buckets=buckets)
+    for device in (CPU, GPU):
+        push = Push(TensorTransport(device), torch.float32, Tolerance(1.0, 1.0))
+        work = push.push(stream, [], "run-1", None)
+        if fails:
+            with pytest.raises(RuntimeError, match="the stream broke"):
+                asyncio.run(work)
+        else:
+            assert asyncio.run(work) == {}
+    assert freed == ["ipc"]
+
+
+def test_weights_that_wait_in_host_memory_move_to_the_groups_device() -> None:
+    meta = torch.device("meta")  # stands for the GPU
+    sent = GroupTransport(meta).prepare([("a", torch.ones(2, 3).T)])
+    assert [(name, x.device, x.is_contiguous()) for name, x in sent] == [("a", meta, True)]
+
+
+@pytest.fixture
+def trainers() -> Iterator[Any]:
+    """A trainer's own group of one rank, bound to a GPU as Lightning binds it."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    own = c10d._get_default_group()
+    own.bound_device_id = GPU
+    yield own
+    own.bound_device_id = None
+    dist.destroy_process_group()
+
+
+def test_the_group_with_servers_is_none_of_the_trainers(trainers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bound to a device, torch splits new groups off the default one, for which all trainers would have to come.
+
+    Under torchrun the store is served here all the same.
+    """
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    make, bound = c10d._new_process_group_helper, []
+
+    def helper(*args: Any, **options: Any) -> Any:
+        bound.append(trainers.bound_device_id)
+        return make(*args, **options)
+
+    monkeypatch.setattr(c10d, "_new_process_group_helper", helper)
+    transport = GroupTransport(CPU)
+
+    async def use() -> None:
+        await transport.open([])
+        await transport.send(transport.prepare(BUCKET))
+
+    asyncio.run(use())
+    assert bound == [None]
+    assert trainers.bound_device_id == GPU
+    transport.close()
