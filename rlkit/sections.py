@@ -275,14 +275,29 @@ class Wandb:
 
 
 @dataclass
+class RolloutLog:
+    """Which trajectories the run folder keeps: about 10 bytes a token.
+
+    Args:
+        every: Steps between two files; 0 for none at all, those of validations included.
+        limit: Trajectories of a file at most, over all ranks, in whole groups and at least one; null for all.
+    """
+
+    every: NonNegativeInt = 1
+    limit: PositiveInt | None = 64
+
+
+@dataclass
 class Log:
-    """Where metrics go besides the run folder.
+    """What is kept of a run besides its figures, and where these go besides the run folder.
 
     Args:
         wandb: Weights & Biases.
+        rollouts: Which trajectories are kept.
     """
 
     wandb: Wandb | None = None
+    rollouts: RolloutLog = field(default_factory=RolloutLog)
 
 
 @dataclass

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
@@ -93,6 +94,21 @@ class RunFolder:
         beside = self.path / f"{name}.partial"
         beside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         beside.rename(self.path / name)
+
+
+def first_groups(trajectories: Sequence[Trajectory], limit: int | None) -> Sequence[Trajectory]:
+    """Return the groups with the smallest numbers, at least one, that have no more trajectories than the limit."""
+    if limit is None or len(trajectories) <= limit:
+        return trajectories
+    groups: dict[int, list[Trajectory]] = defaultdict(list)
+    for trajectory in trajectories:
+        groups[trajectory.group].append(trajectory)
+    kept: list[Trajectory] = []
+    for number in sorted(groups):
+        if kept and len(kept) + len(groups[number]) > limit:
+            break
+        kept += groups[number]
+    return kept
 
 
 def environment(registry: Registry) -> dict[str, Any]:

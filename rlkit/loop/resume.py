@@ -24,6 +24,8 @@ FREE = (
     "train.checkpoint_activations",
     "train.offload_during_rollout",
     "train.deadline",
+    "train.require_reward",
+    "train.max_steps_without_signal",
 )
 """Options that may change: what is learnt stays the same. `train.steps` too, where no learning rate decays by it."""
 

@@ -17,7 +17,7 @@ from rlkit.errors import CheckpointError, RankError, RecipeError, TrainingError,
 from rlkit.loop import memory
 from rlkit.loop.checkpoint import Best, Saver, Writer
 from rlkit.loop.evaluate import evaluate
-from rlkit.loop.folder import RunFolder
+from rlkit.loop.folder import RunFolder, first_groups
 from rlkit.loop.metrics import MetricsLog, loggers
 from rlkit.loop.plan import Trial, lines, try_reward
 from rlkit.loop.progress import Progress
@@ -111,7 +111,7 @@ class Session:
             made = step(run, number)
             figures = made.figures | {k: run.ranks.largest(v) for k, v in memory.figures(run.device).items()}
             self.outcome.steps = number
-            self._dump(f"step-{number:05d}", made.rollouts.all)
+            self._dump(run, f"step-{number:05d}", made.rollouts.all, number)
             if every and number % every == 0 and number < train.steps:
                 figures |= {f"validation/{name}": x for name, x in self.validate(run, f"{number:05d}").items()}
             self._log(number, figures | self.troubles)
@@ -135,7 +135,7 @@ class Session:
         """Give the figures on held-out prompts, and leave the answers in the run folder."""
         self.reporter.note(f"validating on {len(run.data.validation)} prompts")
         trajectories, figures = evaluate(run)
-        self._dump(f"validation-{when}", trajectories)
+        self._dump(run, f"validation-{when}", trajectories)
         return figures
 
     def save(self, run: Run, name: str) -> None:
@@ -197,8 +197,12 @@ class Session:
             )
         self.reporter.note(f"warning: {trial.text}" if trial.failed else trial.text)
 
-    def _dump(self, name: str, trajectories: list[Trajectory]) -> None:
-        self._attempt(f"rollouts/{name}", lambda: self.folder.dump(name, trajectories))
+    def _dump(self, run: Run, name: str, trajectories: list[Trajectory], number: int = 0) -> None:
+        """Keep what the recipe wants of the trajectories of a step, or of a validation (number 0)."""
+        log = run.recipe.log.rollouts
+        if log.every and number % log.every == 0:
+            share = None if log.limit is None else max(1, log.limit // run.ranks.count)
+            self._attempt(f"rollouts/{name}", lambda: self.folder.dump(name, first_groups(trajectories, share)))
 
     def _log(self, number: int, figures: Figures) -> None:
         if (log := self.log) is not None:
