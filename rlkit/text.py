@@ -19,7 +19,7 @@ SECRET_NAME = re.compile(r"(^|[_.-])(token|password|passwd|api[_-]?key|secret|au
 """Names of options and of fields whose value is a credential; `max_tokens` is none."""
 
 _WORD = r"(?:[\w.-]*[_.-])?(?:token|password|passwd|api[_-]?key|secret)"
-_SECRETS = (
+SECRETS = (
     re.compile(rf"(?<![\w.-])({_WORD}=)[^\s&#;,'\"]+", re.IGNORECASE),  # options and queries
     re.compile(rf"""(["']{_WORD}["']\s*:\s*["'])[^"']+""", re.IGNORECASE),  # JSON, and Python's own form
     re.compile(r"(authorization[\"']?\s*[:=]\s*[\"']?)[^\s\"',]+(?:\s+[^\s\"',]+)?", re.IGNORECASE),
@@ -35,7 +35,7 @@ def visible(text: str) -> str:
 def redact(text: str) -> str:
     """Return a text without the credentials in URLs, headers, queries and options."""
     text = USERINFO.sub(HIDDEN, text)
-    for pattern in _SECRETS:
+    for pattern in SECRETS:
         text = pattern.sub(rf"\1{HIDDEN}", text)
     return text
 

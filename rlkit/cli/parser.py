@@ -12,6 +12,7 @@ from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, Na
 
 from rlkit.cli import suggest
 from rlkit.cli.compose import Composer
+from rlkit.cli.credentials import expand, withhold
 from rlkit.cli.reader import find, folder, read
 from rlkit.cli.schema import Choice, import_paths, reachable
 from rlkit.errors import RecipeError
@@ -81,8 +82,10 @@ def parse(verb: str, argv: Sequence[str], own: Own = ()) -> Parsed:
     parser = make_parser(verb, registry)
     try:
         namespace = parser.parse_object(tree, env=False)
-        resolved = parser.dump(namespace, skip_unset=False)  # a null whose default is something else must stay
-        built = parser.instantiate(namespace)
+        resolved = withhold(
+            parser.dump(namespace, skip_unset=False)
+        )  # a null whose default is something else must stay
+        built = parser.instantiate(expand(namespace))
     except (ArgumentError, ValueError, TypeError) as error:  # what a constructor raises, too
         raise RecipeError(f"the recipe cannot be built: {' '.join(str(error).split())}") from error
     made = Recipe(**{f.name: getattr(built, f.name) for f in fields(Recipe)})

@@ -6,8 +6,10 @@ import asyncio
 import json
 import random
 import urllib.request
+from base64 import b64encode
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from rlkit.errors import RecipeError
 from rlkit.ranges import Count, Repeats, Seconds
@@ -22,7 +24,7 @@ class RemoteReward(RewardManager):
     or `{"reward": number, "parts": {…}}`, for each item.
 
     Args:
-        url: The service's address.
+        url: The service's address; `https://${LOGIN}@host` sends the user and password in the variable LOGIN.
         batch_size: Items of one request.
         retries: Further attempts after a failed request, with growing pauses.
         request_timeout: Seconds for one request.
@@ -71,7 +73,11 @@ class RemoteReward(RewardManager):
         raise AssertionError("unreachable")
 
     def _post(self, body: bytes) -> Any:
-        request = urllib.request.Request(self.url, body, {"Content-Type": "application/json"})
+        headers, parts = {"Content-Type": "application/json"}, urlsplit(self.url)
+        login, _, host = parts.netloc.rpartition("@")
+        if login:  # which urllib would take for a part of the host's name
+            headers["Authorization"] = f"Basic {b64encode(unquote(login).encode()).decode()}"
+        request = urllib.request.Request(urlunsplit(parts._replace(netloc=host)), body, headers)
         with urllib.request.urlopen(request, timeout=self.request_timeout) as answer:
             return json.load(answer)
 
