@@ -68,7 +68,8 @@ def test_a_password_in_a_url_is_used_and_never_written(
     assert f"reward.url refers to {reference}, which is not set" in capsys.readouterr().err
     monkeypatch.setenv("RLKIT_REWARD_URL_LOGIN", LOGIN)
     assert main(again) == 0
-    assert (tmp_path / "again" / "recipe.yaml").read_text() == (out / "recipe.yaml").read_text()
+    written = [yaml.safe_load((folder / "recipe.yaml").read_text()) for folder in (out, tmp_path / "again")]
+    assert written[0] == written[1]
     assert main(["fit", f"--resume={out}", "--train.steps=3", "--force"]) == 0
 
 
