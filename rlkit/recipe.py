@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlkit.errors import RecipeError
+from rlkit.log import Log
 from rlkit.ranges import outside
 from rlkit.roles.advantage import AdvantageEstimator, Needs
 from rlkit.roles.environment import Environment
@@ -24,7 +25,6 @@ from rlkit.sections import (
     Fabric,
     KLLoss,
     KLReward,
-    Log,
     Model,
     Reference,
     Rejection,

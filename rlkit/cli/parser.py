@@ -82,15 +82,13 @@ def parse(verb: str, argv: Sequence[str], own: Own = ()) -> Parsed:
     parser = make_parser(verb, registry)
     try:
         namespace = parser.parse_object(tree, env=False)
-        resolved = withhold(
-            parser.dump(namespace, skip_unset=False)
-        )  # a null whose default is something else must stay
+        whole = parser.dump(namespace, skip_unset=False)  # a null whose default is something else must stay
         built = parser.instantiate(expand(namespace))
     except (ArgumentError, ValueError, TypeError) as error:  # what a constructor raises, too
         raise RecipeError(f"the recipe cannot be built: {' '.join(str(error).split())}") from error
     made = Recipe(**{f.name: getattr(built, f.name) for f in fields(Recipe)})
     check(made)
-    return Parsed(made, resolved, Path(given.recipes[0]).stem, given.options, registry)
+    return Parsed(made, withhold(whole), Path(given.recipes[0]).stem, given.options, registry)
 
 
 class _HelpFormatter(DefaultHelpFormatter):

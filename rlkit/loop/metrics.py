@@ -12,9 +12,9 @@ from typing import Any
 from torch import Tensor
 
 from rlkit.errors import RecipeError
+from rlkit.log import Log
 from rlkit.loop.folder import RunFolder
 from rlkit.models.ranks import Ranks
-from rlkit.sections import Log
 
 
 class Meter:

@@ -26,7 +26,7 @@ SOURCES = list((ROOT / "rlkit").rglob("*.py")) + list((ROOT / "plugins").glob("*
 FLOORS = [
     {"types", "errors", "ranges", "text"},
     {"roles", "ops"},
-    {"hooks", "registry", "recipe", "sections"},
+    {"hooks", "registry", "recipe", "sections", "log"},
     {"models"},
     {"advantages", "losses", "rewards", "engines", "tools", "parsers", "interactions", "tasks"},
     {"builtin", "rollout", "testing"},
