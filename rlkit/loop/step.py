@@ -89,6 +89,8 @@ def estimate(run: Run, batch: Batch, meter: Meter) -> None:
     require(estimator, "estimate", outputs.of_estimator(batch) if sound or batch.advantages is None else None)
     if batch.advantages is not None:
         meter.count("advantage/not_finite", float((~batch.advantages.isfinite() & batch.mask).sum()))
+    if run.recipe.critic is not None and batch.returns is None:
+        require(estimator, "estimate", "left batch.returns unset, which the critic learns from")
 
 
 def note_credit(trajectories: Sequence[Trajectory], batch: Batch) -> None:

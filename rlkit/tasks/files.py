@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlkit.errors import RecipeError, show
-from rlkit.ranges import NonNegativeInt, PositiveShare
+from rlkit.ranges import NonNegativeInt, ShareBelowOne
 from rlkit.roles.task import Split, Task
 from rlkit.tasks import sources
 from rlkit.types import Message, Prompt
@@ -81,7 +81,7 @@ class Jsonl(_Columns):
         path: str | list[str],
         validation_path: str | list[str] | None = None,
         *,
-        validation_split: PositiveShare | None = None,
+        validation_split: ShareBelowOne | None = None,
         prompt_field: str = "prompt",
         answer_field: str | None = "answer",
         system: str | None = None,
@@ -134,7 +134,7 @@ class HFDataset(_Columns):
         *,
         name: str | None = None,
         train_split: str = "train",
-        validation_split: PositiveShare | str = "test",
+        validation_split: ShareBelowOne | str = "test",
         prompt_field: str = "prompt",
         answer_field: str | None = "answer",
         system: str | None = None,

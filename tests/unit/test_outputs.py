@@ -158,8 +158,9 @@ class Sets(AdvantageEstimator):
             setattr(batch, name, value)
 
 
-def estimated(batch: Any, **fields: Any) -> None:
-    estimate(SimpleNamespace(recipe=SimpleNamespace(advantage=Sets(**fields))), batch)  # type: ignore[arg-type]
+def estimated(batch: Any, critic: object = None, **fields: Any) -> None:
+    recipe = SimpleNamespace(advantage=Sets(**fields), critic=critic)
+    estimate(SimpleNamespace(recipe=recipe), batch)  # type: ignore[arg-type]
 
 
 def test_advantages_are_checked_and_the_estimator_is_not_blamed_for_what_it_read() -> None:
@@ -175,6 +176,8 @@ def test_advantages_are_checked_and_the_estimator_is_not_blamed_for_what_it_read
         with pytest.raises(PartError, match=message):
             estimated(example_batch(), **fields)
     estimated(example_batch(), advantages=zeros, returns=zeros)
+    with pytest.raises(PartError, match=r"left batch.returns unset, which the critic learns from"):
+        estimated(example_batch(), critic=True, advantages=zeros)
     diverged = example_batch()
     diverged.values = zeros / 0  # of the critic
     estimated(diverged, advantages=zeros / 0)
@@ -224,12 +227,13 @@ def test_selections_completions_and_prompts() -> None:
         assert expected in str(outputs.of_engine(wrong, request, 3, {9}))
     messages = [{"role": "user", "content": "?"}]
     assert outputs.of_task(Prompt("p", messages)) is None
+    odd: Any = 3
     for prompt in (
         Prompt("p", []),
         Prompt("p", [{"role": "user"}]),
-        Prompt(3, messages),
-        Prompt("p", messages, None, 3),
-    ):  # type: ignore[arg-type]
+        Prompt(odd, messages),
+        Prompt("p", messages, "", odd),
+    ):
         assert "expected" in str(outputs.of_task(prompt))
 
 
