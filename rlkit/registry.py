@@ -6,13 +6,15 @@ import difflib
 import inspect
 import os
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
 
 import pluggy
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
 
 from rlkit import hooks
 from rlkit.errors import PartError, PluginError, RlkitError, explain
@@ -53,6 +55,8 @@ class Registry:
 
     parts: dict[str, dict[str, Part]] = field(default_factory=lambda: {role: {} for role in hooks.ROLES})
     plugins: list[Plugin] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What a user should know although nothing is refused."""
 
     @property
     def packages(self) -> list[str]:
@@ -135,9 +139,11 @@ def load_plugins(extra: Iterable[tuple[str, Any]] = (), entry_points: bool = Tru
 
 
 def _load_entry_points(registry: Registry) -> None:
-    disabled = {name.strip() for name in os.environ.get(DISABLE_VARIABLE, "").split(",")}
+    entries = sorted(metadata.entry_points(group="rlkit"), key=lambda e: e.name)
+    disabled = {name.strip() for name in os.environ.get(DISABLE_VARIABLE, "").split(",")} - {""}
+    registry.notes += _unknown(disabled, [entry.name for entry in entries])
     seen: dict[str, Plugin] = {}
-    for entry in sorted(metadata.entry_points(group="rlkit"), key=lambda e: e.name):
+    for entry in entries:
         dist = entry.dist
         plugin = Plugin(entry.name, dist.name if dist else "?", dist.version if dist else "?", entry.value)
         if entry.name in disabled:
@@ -152,13 +158,40 @@ def _load_entry_points(registry: Registry) -> None:
                 f"{plugin.distribution}; uninstall one, or set {DISABLE_VARIABLE}={entry.name} to use neither"
             )
         seen[entry.name] = plugin
+        plugin.error = _unfit(plugin, (dist.requires if dist else None) or [])
         try:
-            module = entry.load()
-        except Exception as error:  # whatever a plugin's import raises is reported under its name
-            plugin.error = f"importing {entry.value} raised {type(error).__name__}: {error}"
+            module = None if plugin.error else entry.load()
+        except (Exception, SystemExit) as error:  # whatever a plugin's import raises is reported under its name
+            plugin.error = f"importing {entry.value} raised {explain(error)}"
+        if plugin.error is not None:
             registry.plugins.append(plugin)
             continue
         _add(registry, plugin, module)
+
+
+def _unknown(disabled: Iterable[str], installed: Sequence[str]) -> Iterator[str]:
+    """Yield a note for each name that disables nothing."""
+    for name in sorted(set(disabled) - set(installed)):
+        near = difflib.get_close_matches(name, installed, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"installed: {', '.join(installed) or 'none'}"
+        yield f"{DISABLE_VARIABLE} names {name!r}, which is no installed plugin; {hint}"
+
+
+def _unfit(plugin: Plugin, requires: Iterable[str]) -> str | None:
+    """Return why a plugin's distribution does not fit this rlkit, by the versions that its metadata asks for."""
+    version = metadata.version(DISTRIBUTION)
+    for text in requires:
+        try:
+            needed = Requirement(text)
+        except InvalidRequirement:  # of another package's making; pip has installed it all the same
+            continue
+        here = needed.marker is None or needed.marker.evaluate({"extra": ""})
+        if here and canonicalize_name(needed.name) == DISTRIBUTION and not needed.specifier.contains(version, True):
+            return (
+                f"it needs {DISTRIBUTION}{needed.specifier}, but {version} is installed; install versions that fit: "
+                f"pip install --upgrade {plugin.distribution} {DISTRIBUTION}"
+            )
+    return None
 
 
 def _add(registry: Registry, plugin: Plugin, module: Any) -> None:

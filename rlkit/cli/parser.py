@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import SUPPRESS
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -63,6 +64,8 @@ def parse(verb: str, argv: Sequence[str], own: Own = ()) -> Parsed:
     """
     registry = load_plugins()
     registry.require_healthy()
+    for note in registry.notes:
+        print(f"note: {note}", file=sys.stderr)
     given = split(argv, own)
     if given.help:
         _print_help(verb, given, own, registry)

@@ -17,7 +17,8 @@ USAGE = """usage: rlkit plugins list          installed plugins and the parts th
        rlkit plugins show NAME     a part's options, or a plugin's parts
        rlkit plugins new NAME --kind KIND [--out DIR]
                                    write a package with a working part, its tests and its README;
-                                   KIND is one of tool, reward, advantage, engine, loss, task, interaction, environment
+                                   KIND is one of tool, reward, advantage, engine, loss, task, interaction, environment,
+                                   filter, parser
        rlkit plugins test NAME     check an installed plugin's parts against what their roles ask for
 """
 
@@ -40,6 +41,8 @@ def run(argv: Sequence[str]) -> int:
     if verb == "test":
         return _test(rest[0], registry)
     Console(soft_wrap=True).print(plugin_table(registry))
+    for note in registry.notes:
+        print(f"note: {note}")
     return 2 if any(plugin.error for plugin in registry.plugins) else 0
 
 
@@ -81,10 +84,17 @@ def plugin_table(registry: Registry) -> Table:
     """Make the table of plugins, broken and disabled ones included."""
     table = Table("plugin", "distribution", "version", "offers")
     for plugin in registry.plugins:
-        offers = [part.name for role in registry.parts.values() for part in role.values() if part.plugin is plugin]
-        state = "disabled" if plugin.disabled else f"BROKEN: {plugin.error}" if plugin.error else ", ".join(offers)
-        table.add_row(plugin.name, plugin.distribution, plugin.version, state)
+        state = (
+            "disabled" if plugin.disabled else f"BROKEN: {plugin.error}" if plugin.error else _offers(plugin, registry)
+        )
+        table.add_row(*map(escape, (plugin.name, plugin.distribution, plugin.version, state)))
     return table
+
+
+def _offers(plugin: Plugin, registry: Registry) -> str:
+    """Return a line for each role in which a plugin offers parts."""
+    offers = {role: [p.name for p in parts.values() if p.plugin is plugin] for role, parts in registry.parts.items()}
+    return "\n".join(f"{role}: {', '.join(names)}" for role, names in offers.items() if names) or "nothing"
 
 
 def _show(name: str, registry: Registry) -> str:

@@ -14,6 +14,7 @@ import torch
 from rlkit.cli.main import main
 from rlkit.errors import PartError, RolloutError
 from rlkit.loop.learn import call_loss
+from rlkit.loop.metrics import Meter
 from rlkit.loop.step import estimate
 from rlkit.losses import ClipLoss
 from rlkit.registry import calling, require
@@ -160,7 +161,7 @@ class Sets(AdvantageEstimator):
 
 def estimated(batch: Any, critic: object = None, **fields: Any) -> None:
     recipe = SimpleNamespace(advantage=Sets(**fields), critic=critic)
-    estimate(SimpleNamespace(recipe=recipe), batch)  # type: ignore[arg-type]
+    estimate(SimpleNamespace(recipe=recipe), batch, Meter())  # type: ignore[arg-type]
 
 
 def test_advantages_are_checked_and_the_estimator_is_not_blamed_for_what_it_read() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from rlkit import hookimpl, hooks
 from rlkit.advantages import GRPO
+from rlkit.cli.main import main
 from rlkit.errors import PluginError
 from rlkit.registry import load_plugins
 from rlkit.rewards import ExactReward
@@ -75,8 +76,9 @@ def test_two_plugins_with_one_class_name_are_refused_naming_both() -> None:
         load_plugins(twins, entry_points=False)
 
 
-def entry(name: str, dist: str, load: Any) -> Any:
-    return SimpleNamespace(name=name, value=name, dist=SimpleNamespace(name=dist, version="1.2"), load=load)
+def entry(name: str, dist: str, load: Any, *requires: str) -> Any:
+    installed = SimpleNamespace(name=dist, version="1.2", requires=list(requires))
+    return SimpleNamespace(name=name, value=name, dist=installed, load=load)
 
 
 def fail() -> None:
@@ -103,3 +105,64 @@ def test_two_distributions_with_one_entry_point_name_are_refused(monkeypatch: py
     monkeypatch.setattr(metadata, "entry_points", lambda group: entries)
     with pytest.raises(PluginError, match="'same' is used by two distributions, rlkit-a and rlkit-b"):
         load_plugins()
+
+
+@pytest.mark.parametrize(
+    ("requirement", "fits"),
+    [
+        ("rlkit-fabric>=0.1,<0.2", True),
+        ("rlkit_fabric", True),
+        ("RLKit.Fabric>=0.2", False),
+        ("rlkit-fabric<0.1", False),
+        ("rlkit-fabric>=9; extra == 'new'", True),
+        ("rlkit-fabric>=9; python_version < '3'", True),
+        ("torch>=99", True),
+        ("rlkit-fabric ~ nonsense", True),
+    ],
+)
+def test_a_plugin_for_another_rlkit_is_not_imported_and_says_what_to_do(
+    requirement: str, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = plugin("picky", rlkit_register_rewards=[Other])[1]
+    imported: list[ModuleType] = []
+    entries = [entry("picky", "rlkit-picky", lambda: imported.append(module) or module, requirement)]  # type: ignore[func-returns-value]
+    monkeypatch.setattr(metadata, "entry_points", lambda group: entries)
+    registry = load_plugins()
+    assert bool(imported) == ("Other" in registry.parts["rewards"]) == fits
+    if fits:
+        registry.require_healthy()
+        return
+    message = (
+        r"'picky' of rlkit-picky 1.2 .*: it needs rlkit-fabric[<>=0-9.]+, but [0-9.]+ is installed; .*"
+        r"pip install --upgrade rlkit-picky rlkit-fabric.*RLKIT_DISABLE_PLUGINS=picky"
+    )
+    with pytest.raises(PluginError, match=message):
+        registry.require_healthy()
+
+
+def test_a_name_that_disables_nothing_is_noted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entries = [entry("length-reward", "rlkit-length-reward", lambda: plugin("good")[1])]
+    monkeypatch.setattr(metadata, "entry_points", lambda group: entries if group == "rlkit" else [])
+    monkeypatch.setenv("RLKIT_DISABLE_PLUGINS", "lenght-reward, xyz")
+    first, second = load_plugins().notes
+    assert first.endswith("names 'lenght-reward', which is no installed plugin; did you mean 'length-reward'?")
+    assert second.endswith("names 'xyz', which is no installed plugin; installed: length-reward")
+    assert main(["plugins", "list"]) == 0
+    assert f"note: {first}" in capsys.readouterr().out
+    assert main(["explain", "--recipe=quickstart"]) == 0
+    assert f"note: {first}" in capsys.readouterr().err
+    monkeypatch.setenv("RLKIT_DISABLE_PLUGINS", "length-reward,")
+    assert not load_plugins().notes
+
+
+def test_the_list_says_in_which_roles_a_plugin_offers_parts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    main(["plugins", "list"])
+    listed = capsys.readouterr().out
+    assert "advantages: GAE, GDPO" in listed
+    assert "filters: ZeroSignal" in listed
+    assert "environments:" not in listed.partition("builtin")[2].partition("parsers:")[0]

@@ -447,7 +447,10 @@ def test_plugins_test_prints_what_failed_and_exits_1(
     dists = {"good": "rlkit-fine", "mixed": "rlkit-mixed", "none": "rlkit-none", "sick": "rlkit-sick"}
     entries = [
         SimpleNamespace(
-            name=name, value=name, dist=SimpleNamespace(name=dist, version="1"), load=lambda name=name: modules[name]
+            name=name,
+            value=name,
+            dist=SimpleNamespace(name=dist, version="1", requires=[]),
+            load=lambda name=name: modules[name],
         )
         for name, dist in dists.items()
     ]

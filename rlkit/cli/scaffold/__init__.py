@@ -29,6 +29,8 @@ KINDS = {
     "task": "tasks",
     "interaction": "interactions",
     "environment": "environments",
+    "filter": "filters",
+    "parser": "parsers",
 }
 """What can be made, and its role."""
 PREFIX = "rlkit-"
