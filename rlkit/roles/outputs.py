@@ -13,6 +13,9 @@ import torch
 from rlkit.errors import show
 from rlkit.types import Batch, Completion, LossOutput, Prompt, Request, StopReason
 
+ROUNDING = 1e-3
+"""A log-prob of about 0 may come out above it by this much in half precision."""
+
 
 def of_estimator(batch: Batch) -> str | None:
     """Check `batch.advantages` (and `returns`): set, [B,T] f32, finite, and 0 outside the mask."""
@@ -89,7 +92,7 @@ def of_engine(answer: object, request: Request, version: int, stop_ids: Collecti
         expected = f"1 to max_tokens = {request.sampling.max_tokens} tokens"
     elif not count == len(answer.logps) == len(answer.versions):
         expected = "a log-prob and a version for each token"
-    elif not all(isinstance(x, int | float) and math.isfinite(x) and x <= 0 for x in answer.logps):
+    elif not all(isinstance(x, int | float) and math.isfinite(x) and x <= ROUNDING for x in answer.logps):
         expected = "finite log-probs of at most 0"
     elif set(answer.versions) != {version}:
         expected = f"the version of the last sync, {version}"

@@ -7,10 +7,11 @@ from dataclasses import replace
 from math import nan
 
 import pytest
+import torch
 
 from rlkit.cli.parser import parse
 from rlkit.engines import TorchEngine
-from rlkit.errors import EngineError
+from rlkit.errors import EngineError, PartError
 from rlkit.loop.data import load_data
 from rlkit.loop.proof import prove
 from rlkit.loop.run import Run
@@ -43,15 +44,23 @@ def prove_with(run: Run, gaps: list[float], monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_gap_is_a_mean(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """One token of four may be further away in bfloat16, as the least likely ones are: (0.4 + 0.2 + 0 + 0.1) / 4."""
-    assert prove_with(run, [0.4, -0.2, 0.0, 0.1], monkeypatch) == pytest.approx(0.175, abs=1e-4)
+    assert prove_with(run, [-0.4, -0.2, 0.0, -0.1], monkeypatch) == pytest.approx(0.175, abs=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("gaps", "said"),
-    [([0.3, -0.3, 0.3, -0.3], "log-probs of 4 tokens are 0.3 away"), ([0.0, nan, 0.0, 0.0], "inf away")],
-)
-def test_an_engine_with_other_weights_is_refused(
-    run: Run, gaps: list[float], said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(EngineError, match=f"{said} from the trainer's on average, expected at most 0.2"):
-        prove_with(run, gaps, monkeypatch)
+def test_an_engine_with_other_weights_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = r"log-probs of 4 tokens are 0\.3 away from the trainer's on average, expected at most 0\.2"
+    with pytest.raises(EngineError, match=said):
+        prove_with(run, [-0.3] * 4, monkeypatch)
+
+
+@pytest.mark.parametrize("gap", [nan, 9.0])
+def test_a_log_prob_that_is_none_is_refused(run: Run, gap: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(PartError, match="expected finite log-probs of at most 0"):
+        prove_with(run, [0.0, gap, 0.0, 0.0], monkeypatch)
+
+
+def test_weights_that_are_not_finite_are_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = run.actor.forward
+    monkeypatch.setattr(run.actor, "forward", lambda *args: forward(*args)._replace(logps=torch.full((1, 99), nan)))
+    with pytest.raises(EngineError, match="inf away"):
+        prove_with(run, [0.0] * 4, monkeypatch)
