@@ -19,6 +19,7 @@ from rlkit.roles.reward import RewardManager
 from rlkit.roles.task import Task
 from rlkit.roles.tool import Tool
 from rlkit.sections import (
+    VALIDATION_FIGURES,
     Conversation,
     Correction,
     Critic,
@@ -111,7 +112,8 @@ def check(recipe: Recipe) -> None:
     Raises:
         RecipeError: Something does not fit; the message has a line for each thing, with the remedy.
     """
-    problems = list(outside(recipe)) or [*_check_needs(recipe), *_check_numbers(recipe), *_check_model(recipe)]
+    checks = (_check_needs, _check_numbers, _check_best, _check_model)
+    problems = list(outside(recipe)) or [problem for one in checks for problem in one(recipe)]
     if problems:
         raise RecipeError("\n".join(problems))
 
@@ -193,6 +195,24 @@ def _check_sampling(recipe: Recipe) -> Iterator[str]:
             "fabric.precision is 'bf16-true', in which most of AdamW's small updates of trained weights round away; "
             "set fabric.precision to 'bf16-mixed', and model.dtype: bfloat16 for frozen ones"
         )
+
+
+def _check_best(recipe: Recipe) -> Iterator[str]:
+    """Check what a figure's name shows; one that no step has is refused when the first is done."""
+    key, validation = recipe.save.keep_best, recipe.validation
+    if key is None:
+        return
+    kind, _, name = key.rpartition("/")
+    if kind == "validation":
+        if name.removeprefix("sampled_") not in VALIDATION_FIGURES:
+            listed = ", ".join(f"validation/{known}" for known in VALIDATION_FIGURES)
+            yield f"save.keep_best is {key!r}, expected one of {listed} (or validation/sampled_...)"
+        elif validation is None or not (recipe.validates and validation.every):
+            yield f"save.keep_best is {key!r}, but no step validates; set validation.every to 1 or more"
+        elif name.startswith("sampled_") and not validation.samples:
+            yield f"save.keep_best is {key!r}, but validation.samples is 0; set it to 1 or more"
+    elif not key.isprintable() or not (kind or key == "accuracy"):
+        yield f"save.keep_best is {key!r}, expected a figure of metrics.jsonl, such as validation/accuracy"
 
 
 def _check_numbers(recipe: Recipe) -> Iterator[str]:

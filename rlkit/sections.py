@@ -210,6 +210,10 @@ class Save:
     folder: str | None = None
 
 
+VALIDATION_FIGURES = ("accuracy", "reward", "length", "stopped", "failed", "unscored")
+"""What validation measures; the figures of sampled answers have `sampled_` before the name."""
+
+
 @dataclass
 class Validation:
     """Held-out prompts, answered greedily and by sampling; null for none.

@@ -180,6 +180,8 @@ class Composer:
             [(place.path[0], place.path[1:], value)] if place.path else [(str(k), (), v) for k, v in value.items()]
         )
         for name, rest, given in entries:
+            if not name:
+                self._complain(place.key, f"{place.key} has a name that is empty, expected {self._describe(place)}")
             new = self._set(Place(f"{place.key}.{name}", inside.hint, rest), before.get(name, ABSENT), given)
             if new is not ABSENT:
                 node[name] = new

@@ -144,7 +144,9 @@ def split(argv: Sequence[str], own: Own = ()) -> Given:
     while words:
         word = words.pop(0)
         flag, equals, text = word.partition("=")
-        if word in ("-h", "--help"):
+        if any("\ud800" <= letter <= "\udfff" for letter in word):  # what Python makes of bytes that are not UTF-8
+            given.problems.append(f"{flag!a} holds bytes that are not UTF-8, expected text")
+        elif word in ("-h", "--help"):
             given.help.append(("", None))
         elif not word.startswith("--") or flag == "--":
             given.problems.append(_stray(word))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -11,10 +12,13 @@ from typing import Any
 import yaml
 from jsonargparse import get_loader
 
-from rlkit.errors import RecipeError
+from rlkit.errors import RecipeError, shorten
 
-MAX_BYTES, MAX_DEPTH, MAX_NODES = 1 << 20, 40, 20_000
-"""How large a recipe may be: its file, its nesting, and its nodes once every alias is written out."""
+MAX_BYTES, MAX_DEPTH, MAX_NODES = 1 << 20, 20, 20_000
+"""How large a recipe may be: its file, its nesting, and its nodes once every alias is written out.
+
+A part inside of a part is three levels deeper, and takes jsonargparse twice as long.
+"""
 
 
 def folder() -> Path:
@@ -29,14 +33,14 @@ def find(recipe: str) -> Path:
     Raises:
         RecipeError: There is neither.
     """
-    if "\0" not in recipe and Path(recipe).is_file():
+    if os.path.isfile(recipe):  # which is False for what can be no path, too
         return Path(recipe)
     shipped = {path.stem: path for path in sorted(folder().glob("*.yaml"))}
     if recipe.removesuffix(".yaml") in shipped:
         return shipped[recipe.removesuffix(".yaml")]
     near = get_close_matches(recipe, shipped, 1)
     hint = f"did you mean {near[0]!r}?" if near else f"shipped: {', '.join(shipped)}"
-    raise RecipeError(f"--recipe is {recipe!r}, neither a file nor a shipped recipe; {hint}")
+    raise RecipeError(f"--recipe is {shorten(recipe)!r}, neither a file nor a shipped recipe; {hint}")
 
 
 def read(path: Path) -> dict[str, Any]:

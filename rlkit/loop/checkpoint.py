@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from math import isfinite
 from typing import Any
@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
-from rlkit.errors import CheckpointError
+from rlkit.errors import CheckpointError, RecipeError
 from rlkit.models.ranks import Ranks
 from rlkit.models.store import FORMAT, MANIFEST, STATE, Manifest, State, Store, name_of, step_of
 from rlkit.models.tensor_files import TensorWriter, file_of
@@ -161,6 +161,8 @@ class Saver:
         self.saved = step
         self.failed = 0
         """Checkpoints that could not be written since the last one that could."""
+        self.found = False
+        """Whether some step had the figure that `save.keep_best` names."""
 
     def after(
         self, step: int, figures: dict[str, float], content: Callable[[Best | None], tuple[dict[str, Tensor], State]]
@@ -179,8 +181,10 @@ class Saver:
 
         Raises:
             CheckpointError: It is one failure too many.
+            RecipeError: No figure has the name of `save.keep_best`.
         """
         every, key = self.writer.section.every, self.writer.section.keep_best
+        self._require(key, figures)
         value = figures.get(key) if key is not None else None
         due = every > 0 and step % every == 0
         better = self._better(value)
@@ -208,6 +212,13 @@ class Saver:
             self.writer.save(*content(self.writer.best))
             self.writer.finish()
             self.saved = step
+
+    def _require(self, key: str | None, figures: Mapping[str, float]) -> None:
+        """Refuse a name that the first step with scores, or the first validation, does not have among its figures."""
+        self.found = self.found or key is None or key in figures
+        scored = "validation/reward" if str(key).startswith("validation/") else "reward/mean"
+        if not self.found and scored in figures:
+            raise RecipeError(f"save.keep_best is {key!r}, expected a figure of a step: {', '.join(sorted(figures))}")
 
     def _better(self, value: float | None) -> bool:
         best = self.writer.best

@@ -33,7 +33,8 @@ def existing(path: Path, option: str) -> Path:
     except (FileNotFoundError, NotADirectoryError) as error:
         raise RecipeError(f"{option} is {str(path)!r}, which does not exist; {_nearby(path)}") from error
     except (OSError, ValueError, RuntimeError) as error:  # no permission, too long, a NUL, an unknown ~user
-        raise RecipeError(f"{option} is {show(str(path))}, which cannot be read: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise RecipeError(f"{option} is {show(str(path))}, which cannot be read: {reason}") from error
     return path
 
 

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
 from rlkit.cli.main import main
-from rlkit.errors import CheckpointError
+from rlkit.errors import CheckpointError, RecipeError
 from rlkit.loop.checkpoint import Best, Saver, Writer
 from rlkit.loop.metrics import MetricsLog
 from rlkit.models.ranks import Ranks
@@ -289,6 +289,13 @@ def test_the_last_and_the_best_that_was_written_stay(slow: Slow, saver: Saver) -
         saver.writer.finish()
     assert steps(slow) == [6, 2]
     assert slow.state("step-000006").best == (0.9, 2)
+
+
+def test_a_figure_that_no_step_has_is_refused_after_the_first_with_scores(saver: Saver) -> None:
+    saver.writer.section.keep_best = "reward/men"
+    assert saver.after(1, {"reward/failed": 4.0}, content(1)) == {}
+    with pytest.raises(RecipeError, match="'reward/men', expected a figure of a step: reward/mean, rollout/length"):
+        saver.after(2, {"reward/mean": 0.5, "rollout/length": 3.0}, content(2))
 
 
 def test_a_checkpoint_that_could_not_be_written_is_not_the_best(slow: Slow, saver: Saver, notes: list[str]) -> None:
