@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import socket
 import sys
 import threading
@@ -120,11 +121,21 @@ class Peers:
             if "interrupted" in notes[rank]:
                 return f"rank {rank} (process {pid} on {host}) was ended at once by {notes[rank]['interrupted']}"
             if not notes[rank].keys() & {"done", "error"} and host == self._mine["host"] and not _alive(pid):
-                return (
-                    f"rank {rank} (process {pid} on {host}) died without an error: it was killed, by somebody or "
-                    "because the machine ran out of memory"
-                )
+                return f"rank {rank} (process {pid} on {host}) died without an error: {self._cause(pid)}"
         return None
+
+    def _cause(self, pid: int) -> str:
+        """Say what ended a process, as exactly as its signal tells; only the one that started it knows that."""
+        launcher = self.fabric.strategy.launcher
+        ends = {process.pid: process.poll() for process in getattr(launcher, "procs", ())}
+        watchdog = "NCCL's watchdog ended it, since a collective took longer than train.deadline (its output names it)"
+        killed = "it was killed, by somebody or because the machine ran out of memory"
+        gpus, code = self.fabric.device.type == "cuda", ends.get(pid)
+        if code == -signal.SIGABRT and gpus:
+            return watchdog
+        if code is not None and code < 0 and code != -signal.SIGKILL:
+            return f"it was ended by {signal.Signals(-code).name}; its output may say why"
+        return f"{killed}, or {watchdog}" if gpus and code is None else killed
 
     def _watch(self) -> None:
         while (lost := self._lost()) is None:
