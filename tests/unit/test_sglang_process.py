@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
+import tomllib
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -12,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from packaging.requirements import Requirement
 
 from rlkit.cli.parser import parse
 from rlkit.engines import SGLangEngine, SGLangServer, sglang_base
@@ -21,6 +25,7 @@ from rlkit.engines.sglang_process import Launch, adapter_words, command, environ
 from rlkit.loop.run import fabric_for
 from rlkit.models.load import load_policy
 from rlkit.sections import Lora, Model
+from tests.conftest import ROOT
 
 TORCHRUN = {
     "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8", "MASTER_ADDR": "10.0.0.1",
@@ -166,3 +171,21 @@ def test_a_process_is_told_how_long_it_may_hang(monkeypatch: pytest.MonkeyPatch)
     assert node.process is not None
     assert node.process._environment["SGLANG_HEALTH_CHECK_TIMEOUT"] == "7"
     node.process.close()
+
+
+@pytest.mark.parametrize(("name", "version"), [("torch", "2.13.0"), ("transformers", "5.12.1")])
+def test_rlkit_takes_what_the_release_of_its_extra_pins(name: str, version: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    [release] = [Requirement(line) for line in project["optional-dependencies"]["sglang"] if "sglang" in line]
+    assert str(release.specifier) == "==0.5.21"  # with another one, the versions above change
+    [ours] = [found for line in project["dependencies"] if (found := Requirement(line)).name == name]
+    assert ours.specifier.contains(version)
+
+
+def test_without_a_gpu_the_command_for_one_says_so() -> None:
+    words = ("bash", str(ROOT / "tests" / "gpu" / "all.sh"))
+    hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHON": sys.executable}
+    done = subprocess.run(words, env=hidden, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout) == (2, "no GPU: nothing was run\n")
+    lost = subprocess.run(words, env={**hidden, "PYTHON": "false"}, capture_output=True, text=True, check=False)
+    assert (lost.returncode, lost.stdout[:18]) == (2, "false has no rlkit")

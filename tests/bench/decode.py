@@ -1,0 +1,61 @@
+"""What a decode step takes: `python -m tests.bench.decode`, on a GPU if there is one.
+
+256 rows of a random model of Qwen2.5-0.5B's shape (4 of a tiny one on a processor), with cuDNN's attention allowed and
+not, weights cast by autocast or held in bfloat16. The last line has the milliseconds a step of all four.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from rlkit.models.decoder import Decoder
+from rlkit.ops.sampling import choose
+from rlkit.testing import random_model
+from tests.gpu.trial import SHAPE
+
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+ROWS, STEPS, WARM = (256, 60, 20) if GPU else (4, 6, 2)
+
+
+def half() -> Any:
+    return torch.autocast(DEVICE, torch.bfloat16)
+
+
+def milliseconds(decoder: Decoder) -> float:
+    """Return what a step takes once the first ones are made, from tokens to tokens."""
+    logits = decoder.admit([list(range(3, 123))], [ROWS])
+    one, zero = torch.ones(ROWS, device=DEVICE), torch.zeros(ROWS, dtype=torch.long, device=DEVICE)
+    start = 0.0
+    for step in range(STEPS):
+        if step == WARM:
+            start = time.perf_counter()  # reading the tokens has waited for the device
+        tokens, _ = choose(logits, torch.rand(ROWS, device=DEVICE, dtype=torch.float64), one, one, zero)
+        tokens.tolist()
+        logits = decoder.step(tokens)
+    logits.sum().item()
+    return (time.perf_counter() - start) / (STEPS - WARM) * 1e3
+
+
+def main() -> None:
+    model = random_model("qwen2", **(SHAPE if GPU else {})).to(DEVICE)
+    found = []
+    for name, cast in (("autocast", half), ("bf16 weights", nullcontext)):
+        policy = model if cast is half else model.to(torch.bfloat16)
+        for cudnn in (True, False):
+            torch.backends.cuda.enable_cudnn_sdp(cudnn)
+            decoder = Decoder(policy, cast)
+            spent = milliseconds(decoder)
+            layer = decoder.layers[0]
+            print(f"{name}, cuDNN {'on' if cudnn else 'off'}: {spent:.1f} ms a step, keys {layer.keys.dtype}")
+            found.append(f"{name} {spent:.1f} {'with' if cudnn else 'without'} cuDNN")
+            decoder.release()
+    print("ms a step: " + ", ".join(found))
+
+
+if __name__ == "__main__":
+    main()

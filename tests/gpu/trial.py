@@ -1,0 +1,80 @@
+"""A short run of `fit` on a random model of Qwen2.5-0.5B's shape, and what its figures must be.
+
+`python -m tests.gpu.trial --make MODEL` writes the model, `python -m tests.gpu.trial MODEL OUT [--torchrun] OPTIONS…`
+trains it; the last line sums up the run, or says what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+from rlkit.testing import save_random_model
+
+SHAPE = {
+    "vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
+    "num_attention_heads": 14, "num_key_value_heads": 2, "max_position_embeddings": 4096, "initializer_range": 0.02,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+STEPS = 4
+FIT = (
+    "fit", "--recipe=quickstart", f"--train.steps={STEPS}", "--train.prompts_per_step=16", "--rollout.group=8",
+    "--rollout.sampling.max_tokens=256", "--train.lr=1e-6", "--train.warmup_steps=0", "--validation.limit=16",
+    "--validation.samples=1", "--save.every=0", "--fabric.accelerator=gpu", "--fabric.precision=bf16-mixed",
+)  # fmt: skip
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1")
+
+
+def wrong(rows: list[dict[str, float]], half: bool) -> list[str]:
+    """Return what is wrong with a run's figures, by name and value."""
+    limits = {
+        "mismatch/mean": 0.05 if half else 1e-3,
+        "rollout/failed": 0.0,
+        "engine/slow_path": 0.0,
+        "engine/restarts": 0.0,
+        "engine/retried": 0.0,
+        "memory/share": 0.95,
+    }
+    found = [] if len(rows) == STEPS else [f"{len(rows)} steps, expected {STEPS}"]
+    for number, row in enumerate(rows, start=1):
+        found += [f"step {number}: {name} is {row[name]:g}" for name, most in limits.items() if row.get(name, 0) > most]
+        found += [f"step {number}: {name} is {value}" for name, value in row.items() if not math.isfinite(value)]
+    return found
+
+
+def summary(rows: list[dict[str, float]]) -> str:
+    """Return a run's figures in a line; the first step warms up."""
+    last = rows[-1]
+    seconds = {name: sum(row[f"time/{name}"] for row in rows[1:]) / (len(rows) - 1) for name in ("sample", "learn")}
+    return (
+        f"sample {seconds['sample']:.1f} s, learn {seconds['learn']:.1f} s a step, "
+        f"peak {max(row.get('memory/peak_device_mb', 0.0) for row in rows) / 1024:.1f} GiB, "
+        f"mismatch {last['mismatch/mean']:.1e}, rows {last.get('engine/rows_peak', 0):g}"
+    )
+
+
+def main(argv: list[str]) -> int:
+    """Make the model, or train it and judge the run; give the exit status."""
+    if argv[0] == "--make":
+        print(f"made {save_random_model(Path(argv[1]), **SHAPE)}")
+        return 0
+    model, out, *options = argv
+    launcher = TORCHRUN if "--torchrun" in options else ()
+    options = [option for option in options if option != "--torchrun"]
+    words = (sys.executable, *launcher, "-m", "rlkit", *FIT, f"--model.path={model}", f"--out={out}", *options)
+    done = subprocess.run(words, stderr=subprocess.STDOUT, check=False)
+    sys.stdout.flush()
+    if done.returncode:
+        print(f"fit ended with exit status {done.returncode}; its error stands above")
+        return 1
+    rows = [json.loads(line) for line in (Path(out) / "metrics.jsonl").read_text().splitlines()]
+    found = wrong(rows, half="--fabric.precision=32-true" not in options)
+    print("; ".join(found) or summary(rows))
+    return int(bool(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
