@@ -9,8 +9,8 @@ from lightning.fabric import Fabric
 
 from rlkit.cli.display import say
 from rlkit.cli.parser import Parsed, folder, parse
-from rlkit.errors import RecipeError
-from rlkit.loop import plan
+from rlkit.errors import RecipeError, UnavailableError
+from rlkit.loop import estimate, plan
 from rlkit.loop.data import Data, load_data
 from rlkit.loop.dryrun import dry_run
 from rlkit.loop.run import Run, fabric_for
@@ -25,6 +25,12 @@ USAGE = """usage: rlkit recipe list                       the shipped recipes
        rlkit recipe check NAME [overrides]     check it, its data, its model's context and template, its reward
        rlkit recipe check NAME --deep          load the models too, and measure a step that changes nothing
 """
+EXAMPLES = 64
+"""Prompts that are measured for the mean length of all."""
+
+PROMPT = 128
+"""Tokens of a prompt, as assumed where there is neither tokenizer nor data."""
+
 DEEP = ("--deep", {"action": "store_true", "help": "Measure memory in a step on the longest rows."})
 
 
@@ -49,22 +55,25 @@ def run(argv: Sequence[str]) -> int:
             f"model.trust_remote_code is true: to check the model would run the code that comes with "
             f"{parsed.recipe.model.path!r}; read it, and add --deep to run it"
         )
-    return _check(parsed, load_data(parsed.recipe))
+    try:
+        data = load_data(parsed.recipe)
+    except UnavailableError as error:
+        return _check_without_data(parsed, error)
+    return _check(parsed, data)
 
 
 def _check(parsed: Parsed, data: Data) -> int:
     recipe = parsed.recipe
     fabric = fabric_for(recipe)
-    ranks, tensor = fabric.world_size, getattr(fabric.strategy, "tensor_parallel", 1)
-    for line in plan.lines(data, ranks // tensor):
+    ranks, shards = _ranks(fabric)
+    for line in plan.lines(data, ranks):
         say(line)
     for fact in (proof := data.template.prove()).facts:
         say(f"template: {fact}")
     for warning in proof.warnings:
         say(f"warning: {warning}")
-    shards = ranks if isinstance(fabric.strategy, FSDP2) else 1
-    for phase, size in plan.memory(data, ranks // tensor, shards).items():
-        print(f"memory, estimated: {size:,.0f} MiB for {phase}")
+    measured = [data.length(prompt) for prompt in data.examples(EXAMPLES)]
+    _estimate(estimate.setting(recipe, sum(measured) / len(measured), data.longest, ranks, shards))
     if parsed.options.deep:
         _measure(parsed, data, fabric)
     elif code := _code(recipe.reward):
@@ -85,6 +94,45 @@ def _code(reward: RewardManager) -> str | None:
         return reward.function
     inner = [v for value in vars(reward).values() for v in (value.values() if isinstance(value, dict) else [value])]
     return next((code for r in inner if isinstance(r, RewardManager) and (code := _code(r))), None)
+
+
+def _check_without_data(parsed: Parsed, missing: UnavailableError) -> int:
+    """Check and estimate what can be without a model or data that this machine does not have."""
+    recipe = parsed.recipe
+    if parsed.options.deep:
+        raise missing
+    ranks, shards = _ranks(fabric_for(recipe))
+    unknown = {str(missing)}
+    rows = None
+    try:
+        rows = len(recipe.task.rows("train"))
+    except UnavailableError as error:
+        unknown.add(str(error))
+    for line in plan.batches(recipe, rows, ranks):
+        say(line)
+    try:
+        _estimate(estimate.setting(recipe, PROMPT, PROMPT, ranks, shards))
+        say(f"prompts were taken to have {PROMPT} tokens")
+    except UnavailableError as error:
+        unknown.add(str(error))
+    for what in sorted(unknown):
+        say(f"not checked: {what}")
+    say("not checked: prompt lengths, the chat template and the reward, which need both the model and the data")
+    say("ok, as far as it could be checked")
+    return 0
+
+
+def _ranks(fabric: Fabric) -> tuple[int, int]:
+    """Return the number of data-parallel ranks, and of those that weights are divided among."""
+    ranks = fabric.world_size
+    return ranks // getattr(fabric.strategy, "tensor_parallel", 1), ranks if isinstance(fabric.strategy, FSDP2) else 1
+
+
+def _estimate(known: estimate.Setting) -> None:
+    for line in estimate.lines(known):
+        say(line)
+    for phase, size in estimate.memory(known).items():
+        say(f"memory, estimated: {size:,.0f} MiB for {phase}")
 
 
 def _measure(parsed: Parsed, data: Data, fabric: Fabric) -> None:

@@ -1,4 +1,4 @@
-"""Pre-flight: how a run's numbers work out, what memory it will take, and whether reward and template do their part."""
+"""Pre-flight: how a run's numbers work out, and whether the reward does its part."""
 
 from __future__ import annotations
 
@@ -7,25 +7,38 @@ from typing import NamedTuple
 
 from rlkit.errors import RolloutError
 from rlkit.loop.data import Data
-from rlkit.models.load import load_config
-from rlkit.models.size import kv_bytes, parameters
+from rlkit.models.source import source_of
+from rlkit.recipe import Recipe
+from rlkit.sections import Lora
 from rlkit.types import Prompt, Score, StopReason, Trajectory, Turn
 
-ADAM = 2
-"""Moments that AdamW keeps of each trained parameter."""
+LEAST_LORA_RATE = 5e-6
+"""With a learning rate below this adapters hardly learn: they want ten times what whole weights do, or more."""
 
 Scorer = Callable[[Sequence[Trajectory]], Awaitable[list[Score]]]
 
 
 def lines(data: Data, ranks: int = 1) -> Iterator[str]:
-    """Say how batch sizes work out on so many data-parallel ranks, with the nearest even value where one is off."""
-    recipe = data.recipe
-    train, group, answer = recipe.train, recipe.rollout.group, recipe.rollout.sampling.max_tokens
+    """Say how batch sizes and lengths work out on so many data-parallel ranks, and what in the recipe looks wrong."""
+    yield from batches(data.recipe, len(data.train), ranks)
+    yield from lengths(data)
+
+
+def batches(recipe: Recipe, rows: int | None, ranks: int = 1) -> Iterator[str]:
+    """Say what is trained and how batch sizes work out, with the nearest even value where one is off.
+
+    Args:
+        recipe: Checked.
+        rows: Training rows, where they are known.
+        ranks: Data-parallel ranks.
+    """
+    train, group = recipe.train, recipe.rollout.group
     prompts, updates = train.prompts_per_step, train.minibatches * train.epochs
-    passes = train.steps * prompts / len(data.train)
+    passes = "" if rows is None else f"; {train.steps * prompts / rows:.2f} passes over {rows} rows"
+    yield from adapters(recipe)
     yield (
         f"{train.steps} steps of {prompts} prompts x {group} samples = {prompts * group} trajectories, "
-        f"{updates} optimizer step{'s' * (updates > 1)} each; {passes:.2f} passes over {len(data.train)} rows"
+        f"{updates} optimizer step{'s' * (updates > 1)} each{passes}"
     )
     if prompts % train.minibatches:
         low = prompts // train.minibatches * train.minibatches
@@ -41,6 +54,28 @@ def lines(data: Data, ranks: int = 1) -> Iterator[str]:
         if prompts % ranks:
             low = prompts // ranks * ranks
             yield f"{low or ranks} or {low + ranks} prompts a step would be even"
+
+
+def adapters(recipe: Recipe) -> Iterator[str]:
+    """Say what training goes on from, where that is no plain model; warn of rates with which adapters hardly learn."""
+    source = source_of(recipe.model)
+    if source.base is not None:
+        goes_on = "trained further" if recipe.model.lora is not None else "all weights are trained, adapters merged"
+        yield f"policy: {source}; {goes_on}"
+    rates: list[tuple[str, Lora | None, float]] = [("train.lr", recipe.model.lora, recipe.train.lr)]
+    if recipe.critic is not None:
+        rates.append(("critic.lr", recipe.critic.lora, recipe.critic.lr))
+    for name, lora, rate in rates:
+        if lora is not None and rate < LEAST_LORA_RATE:
+            yield (
+                f"warning: {name} is {rate:g}, with which adapters hardly learn; set it to 1e-5 to 3e-5, as the recipe "
+                "grpo_gsm8k_lora does"
+            )
+
+
+def lengths(data: Data) -> Iterator[str]:
+    """Say how prompts, answers, the context and micro-batches fit together."""
+    train, answer = data.recipe.train, data.recipe.rollout.sampling.max_tokens
     longest = data.longest
     room = min(answer, data.context - longest)
     rows = max(1, train.micro_tokens // (longest + room))
@@ -55,39 +90,6 @@ def lines(data: Data, ranks: int = 1) -> Iterator[str]:
         )
     else:
         yield f"micro-batches of at most {train.micro_tokens} tokens: {rows} of the longest rows, more of shorter ones"
-
-
-def memory(data: Data, ranks: int = 1, shards: int = 1) -> dict[str, float]:
-    """Estimate a rank's memory in MiB by phase, in float32; what an engine's own server takes is not in it.
-
-    Activations are those of Korthikanti et al. 2022 (arXiv:2205.05198, equation 2 without the attention matrix):
-    34 bytes a token, layer and hidden unit in 16 bits, and twice that in float32; recomputed ones need a layer's alone.
-
-    Args:
-        data: With its recipe.
-        ranks: Data-parallel ranks.
-        shards: Ranks that a model's weights are divided among.
-    """
-    recipe = data.recipe
-    config, train = load_config(recipe.model).get_text_config(), recipe.train
-    base = parameters(recipe.model)
-    lora = parameters(recipe.model, adapters=True) - base if recipe.model.lora is not None else 0
-    critic = 0 if recipe.critic is None else base
-    trained = (lora or base) + critic
-    reference = base if recipe.needs_reference and not lora else 0
-    states = base + lora + critic + reference + ADAM * trained + (trained - critic) * (train.ema is not None)
-    row = min(data.longest + recipe.rollout.sampling.max_tokens, data.context)
-    everything = -(-train.prompts_per_step // ranks) * recipe.rollout.group * row
-    learnt = min(max(train.micro_tokens, row), everything)
-    layers, width = config.num_hidden_layers, 34 if "16" in recipe.fabric.precision else 68
-    kept = layers * width if not train.checkpoint_activations else width + layers * 4
-    cached = min(getattr(recipe.rollout.engine, "max_kv_tokens", 0), everything)
-    found = {
-        "weights and optimizer": states * 4 / shards,
-        "sampling, besides": kv_bytes(config, cached) + base * 4 * (shards > 1),
-        "learning, besides": learnt * config.hidden_size * kept + trained * 4 / shards,
-    }
-    return {phase: size / 2**20 for phase, size in found.items()}
 
 
 class Trial(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,8 @@ def add_lora(policy: Any, lora: Lora, seed: int = 0, base: str | None = None, ta
 
     config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=lora.targets, task_type=task)
     try:
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")
             torch.manual_seed(seed)
             adapted = get_peft_model(policy, config)
     except ValueError as error:

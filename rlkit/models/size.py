@@ -2,28 +2,87 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from rlkit.models.load import load_config
 from rlkit.models.lora import add_lora
-from rlkit.sections import Model
+from rlkit.models.source import source_of
+from rlkit.sections import Lora, Model
+
+SHAPES: dict[str, dict[str, Any]] = {
+    f"Qwen/Qwen2.5-{size}{kind}": {
+        "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers, "num_attention_heads": heads,
+        "num_key_value_heads": shared, "vocab_size": words, "tie_word_embeddings": hidden < 3000,
+        "max_position_embeddings": 32768,
+    }
+    for kind in ("", "-Instruct")
+    for size, hidden, inner, layers, heads, shared, words in (
+        ("0.5B", 896, 4864, 24, 14, 2, 151936),
+        ("1.5B", 1536, 8960, 28, 12, 2, 151936),
+        ("3B", 2048, 11008, 36, 16, 2, 151936),
+        ("7B", 3584, 18944, 28, 28, 4, 152064),
+    )
+}  # fmt: skip
+"""The shapes of models that recipes name, so that a run can be estimated where the hub cannot be reached."""
 
 
-def parameters(model: Model, adapters: bool = False) -> int:
-    """Count a model's parameters, tied ones once; with `adapters`, those of its LoRA too."""
+@dataclass(frozen=True)
+class Size:
+    """A model's shape.
+
+    Args:
+        config: Its configuration, of the text model.
+        base: Its parameters, tied ones once.
+        lora: Those of its adapters.
+    """
+
+    config: Any
+    base: int
+    lora: int = 0
+
+    @property
+    def trained(self) -> int:
+        """The parameters that are trained: the adapters', or all."""
+        return self.lora or self.base
+
+
+def find_config(model: Model) -> Any:
+    """Return a model's configuration, without asking the hub where the shape is known.
+
+    Raises:
+        RecipeError: `model.path` names nothing that can be read; UnavailableError where the hub cannot be reached.
+    """
+    from transformers import AutoConfig
+
+    shape = SHAPES.get(source_of(model).model)
+    return load_config(model) if shape is None else AutoConfig.for_model("qwen2", **shape)
+
+
+def size_of(config: Any, lora: Lora | None = None, trust_remote_code: bool = False) -> Size:
+    """Count a model's parameters, and those of its adapters, on the meta device."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        policy = AutoModelForCausalLM.from_config(load_config(model), trust_remote_code=model.trust_remote_code)
-        if adapters and model.lora is not None:
-            policy = add_lora(policy, model.lora)
+        policy = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+        base = _count(policy)
+        adapters = 0 if lora is None else _count(add_lora(policy, lora)) - base
+    return Size(config.get_text_config(), base, adapters)
+
+
+def parameters(model: Model) -> int:
+    """Count a model's parameters, tied ones once."""
+    return size_of(load_config(model), trust_remote_code=model.trust_remote_code).base
+
+
+def _count(policy: Any) -> int:
     return sum(int(p.numel()) for p in policy.parameters())
 
 
-def kv_bytes(config: Any, tokens: int) -> int:
-    """Give the bytes of a key-value cache of so many tokens in float32."""
+def kv_bytes(config: Any, tokens: int, width: int = 4) -> int:
+    """Return the bytes of a key-value cache of so many tokens, of `width` bytes a number."""
     heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
     size = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-    return tokens * int(config.num_hidden_layers) * 2 * heads * size * 4
+    return tokens * int(config.num_hidden_layers) * 2 * heads * size * width

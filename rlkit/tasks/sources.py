@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from rlkit.errors import RecipeError, show
+from rlkit.errors import RecipeError, UnavailableError, show, unreachable
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
@@ -115,7 +115,8 @@ def hub(path: str, name: str | None, split: str, option: str) -> Rows:
     try:
         return cast(Rows, datasets.load_dataset(path, name, split=split))
     except Exception as error:
-        raise RecipeError(
+        kind = UnavailableError if unreachable(error) else RecipeError
+        raise kind(
             f"data set {path!r}, split {split!r} cannot be loaded: {_first_line(error)}. Without a network, give "
             f"{option} a local folder or file"
         ) from error

@@ -1,0 +1,193 @@
+"""What a run will take, estimated from the models' shapes: tokens, work, time and memory; nothing is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from rlkit.models.size import Size, find_config, kv_bytes, size_of
+from rlkit.ops.logps import CHUNK_ELEMENTS
+from rlkit.recipe import Recipe
+
+ADAM = 2
+"""Moments that AdamW keeps of each trained parameter."""
+
+FLOPS = {"float32": 67e12, "half": 989e12, "mixed": 989e12}
+"""What an H100 computes in a second, by how the trainer computes."""
+
+USED = 0.3
+"""The share of it that learning is assumed to reach."""
+
+BANDWIDTH = 2e12
+"""Bytes a second that a decode step moves of the weights: about 60% of an H100's."""
+
+STEP_SERVER, STEP_LAYER = 3e-3, 0.6e-3
+"""Seconds of a decode step besides: of a server with CUDA graphs in all, and of a layer called from Python."""
+
+WHOLE = {"float32": (33, 16), "mixed": (31, 8)}
+ADAPTED = {"float32": (26, 16), "mixed": (25, 8), "half": (27, 12)}
+"""Bytes that a token leaves for the backward pass in each layer: (a, b) for a * hidden + b * intermediate units.
+
+Measured by the tensors that autograd saves for Qwen2's layers of 0.5B and 7B, with all weights trained and with
+adapters alone; `half` are adapters on a base in bfloat16 without autocast. They are within 2% of what a GPU showed.
+"""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What an estimate needs to know.
+
+    Args:
+        recipe: The run's.
+        policy: The policy's shape.
+        critic: The critic's shape, if there is one.
+        prompt: Tokens of a prompt, on average.
+        longest: Tokens of the longest prompt.
+        ranks: Data-parallel ranks.
+        shards: Ranks that a model's weights are divided among.
+    """
+
+    recipe: Recipe
+    policy: Size
+    critic: Size | None
+    prompt: float
+    longest: int
+    ranks: int = 1
+    shards: int = 1
+
+    @property
+    def context(self) -> int:
+        return int(getattr(self.policy.config, "max_position_embeddings", None) or 1 << 20)
+
+    @property
+    def answer(self) -> float:
+        """Tokens of an answer, as assumed: half the limit."""
+        return min(self.recipe.rollout.sampling.max_tokens / 2, self.context - self.prompt)
+
+    @property
+    def rows(self) -> int:
+        """Trajectories of a step on a rank."""
+        return -(-self.recipe.train.prompts_per_step // self.ranks) * self.recipe.rollout.group
+
+    @property
+    def computes(self) -> str:
+        """How the trainer computes: `mixed`, in float32, or adapters on a base in `half` without autocast."""
+        if self.recipe.fabric.precision.endswith("-mixed"):
+            return "mixed"
+        return "half" if self.half_base else "float32"
+
+    @property
+    def half_base(self) -> bool:
+        """Whether the policy's weights are frozen, in bfloat16."""
+        return self.recipe.model.lora is not None and self.frozen == 2
+
+    @property
+    def frozen(self) -> int:
+        """Bytes of a frozen weight."""
+        return 2 if "bfloat16" in self.recipe.model.dtype or self.recipe.fabric.precision == "bf16-true" else 4
+
+
+def setting(recipe: Recipe, prompt: float, longest: int, ranks: int = 1, shards: int = 1) -> Setting:
+    """Find the shapes of a recipe's models; see `Setting`.
+
+    Raises:
+        RecipeError: A model's configuration cannot be had, and its shape is not known.
+    """
+    model, critic = recipe.model, recipe.critic
+    policy = size_of(find_config(model), model.lora, model.trust_remote_code)
+    values = None
+    if critic is not None:
+        other = replace(model, path=critic.path or model.path, lora=None)
+        values = size_of(find_config(other), critic.lora, model.trust_remote_code)
+    return Setting(recipe, policy, values, prompt, longest, ranks, shards)
+
+
+def work(known: Setting) -> dict[str, float]:
+    """Estimate a step of one rank: its `tokens`, the operations to `learn`, and the `decode steps` of its engine."""
+    recipe, tokens = known.recipe, known.rows * (known.prompt + known.answer)
+    learn = known.policy.base * _passes(known, known.policy.lora)
+    learn += 2 * known.policy.base * (int(recipe.needs_old_logps) + int(recipe.needs_reference))
+    if known.critic is not None:
+        learn += known.critic.base * (2 + _passes(known, known.critic.lora))
+    at_once = min(known.rows, getattr(recipe.rollout.engine, "max_rows", known.rows))
+    steps = known.rows / at_once * known.answer + recipe.rollout.sampling.max_tokens - known.answer
+    return {"tokens": tokens, "learn": tokens * learn, "decode steps": steps}
+
+
+def _passes(known: Setting, lora: int) -> int:
+    """Return the operations per token and weight of learning: 2 forward, 2 to the layer before, 2 to the weights."""
+    once = 6 - 2 * (lora > 0) + 2 * known.recipe.train.checkpoint_activations
+    return once * known.recipe.train.epochs
+
+
+def lines(known: Setting) -> Iterator[str]:
+    """Say what a step will take, and what that assumes."""
+    recipe, found = known.recipe, work(known)
+    each = "" if known.ranks == 1 else " on each rank"
+    yield (
+        f"a step, estimated: {known.rows} rows of a prompt of {known.prompt:.0f} and an answer of {known.answer:.0f} "
+        f"tokens (half the limit) = {found['tokens']:,.0f} tokens{each}; {found['learn']:.2g} operations to learn"
+    )
+    if recipe.fabric.accelerator == "cpu":
+        return
+    second, speed = _decode_step(known), FLOPS[known.computes] * USED
+    sampling, learning = found["decode steps"] * second, found["learn"] / speed
+    step, steps = sampling + learning, recipe.train.steps
+    yield (
+        f"time, estimated: {sampling:.0f} s to sample + {learning:.0f} s to learn = {step:.0f} s a step, "
+        f"{step * steps / 3600:.1f} h for {steps} steps without validation; assumes an H100{each} that learns at "
+        f"{speed / 1e12:.0f} TFLOP/s ({USED:.0%} of its own) and makes a decode step in {second * 1e3:.0f} ms"
+    )
+
+
+def _decode_step(known: Setting) -> float:
+    """Return the seconds of a decode step of all rows."""
+    if not getattr(known.recipe.rollout.engine, "reads_policy", False):
+        return STEP_SERVER + known.policy.base * 2 / BANDWIDTH
+    casts = 8 if known.computes == "mixed" and not known.half_base else 2  # read, write, read again
+    layers = known.policy.config.num_hidden_layers * (2 if known.policy.lora else 1)  # adapters double the calls
+    return float(STEP_LAYER * layers + known.policy.base * casts / BANDWIDTH)
+
+
+def memory(known: Setting) -> dict[str, float]:
+    """Estimate a rank's memory in MiB by phase; what an engine's own server takes is not in it.
+
+    Args:
+        known: The models and the rows.
+    """
+    recipe, train = known.recipe, known.recipe.train
+    models = [known.policy] + ([] if known.critic is None else [known.critic])
+    states = gradients = casts = 0.0
+    for model in models:
+        states += model.base * (known.frozen if model.lora else 4) + model.lora * 4 + 4 * ADAM * model.trained
+        gradients += 4 * model.trained
+        if known.computes == "mixed":  # autocast keeps the weights that it has cast, unless they are bfloat16 already
+            casts = max(casts, 2 * model.base * (model.lora == 0 or known.frozen == 4))
+    states += 4 * known.policy.trained * (train.ema is not None)
+    if recipe.needs_reference and not known.policy.lora:
+        states += known.policy.base * known.frozen
+    row = int(min(known.longest + recipe.rollout.sampling.max_tokens, known.context))
+    everything = known.rows * row
+    cached = min(getattr(recipe.rollout.engine, "max_kv_tokens", 0), everything)
+    width = 2 if known.half_base else 3 if known.computes == "mixed" else 4  # keys of mixed ones are float32
+    activations = max(_activations(known, model, min(max(train.micro_tokens, row), everything)) for model in models)
+    gathered = known.policy.base * (2 if known.computes == "mixed" else 4) if known.shards > 1 else 0
+    found = {
+        "weights and optimizer": states / known.shards,
+        "sampling, besides": kv_bytes(known.policy.config, cached, width) + gathered,
+        "learning, besides": activations + gradients / known.shards + casts / known.shards,
+    }
+    return {phase: size / 2**20 for phase, size in found.items()}
+
+
+def _activations(known: Setting, model: Size, tokens: int) -> float:
+    """Return the bytes that a micro-batch leaves for the backward pass, with the largest chunk of its logits."""
+    hidden, layers = model.config.hidden_size, model.config.num_hidden_layers
+    inner = getattr(model.config, "intermediate_size", None) or 4 * hidden
+    a, b = (ADAPTED if model.lora else WHOLE)[known.computes if model.lora or known.computes != "half" else "float32"]
+    layer = a * hidden + b * inner
+    if known.recipe.train.checkpoint_activations:  # each layer's input, and one layer computed again
+        layer += layers * hidden * known.frozen if model.lora else layers * hidden * 4
+        layers = 1
+    chunk = min(tokens * model.config.vocab_size, 1024 * model.config.vocab_size, CHUNK_ELEMENTS)
+    return float(tokens * layer * layers + 3 * 4 * chunk)

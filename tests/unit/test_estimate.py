@@ -1,0 +1,141 @@
+"""What a run will take: operations, time and memory by hand, for models of which there is a configuration alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlkit.cli.main import main
+from rlkit.cli.parser import folder, parse
+from rlkit.loop import estimate
+from rlkit.models.size import SHAPES, size_of
+from rlkit.recipe import Recipe
+
+LORA = ("--model.lora.rank=32", "--model.lora.alpha=32")
+HALF = (*LORA, "--model.dtype=bfloat16")
+
+
+def recipe_of(shape: Path | str, *options: str, name: str = "grpo_gsm8k") -> Recipe:
+    return parse("fit", ["--recipe", name, f"--model.path={shape}", "--train.lr=1e-5", *options]).recipe
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders that hold nothing but the configurations of the models that README names."""
+    found = {}
+    for size in ("0.5B", "1.5B", "7B"):
+        found[size] = tmp_path_factory.mktemp("shapes") / size
+        found[size].mkdir()
+        config = {"model_type": "qwen2", **SHAPES[f"Qwen/Qwen2.5-{size}"]}
+        (found[size] / "config.json").write_text(json.dumps(config))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("size", "base", "lora"),
+    [
+        # as their model cards say; rank * (inputs + outputs) of seven matrices in each layer
+        ("0.5B", 494_032_768, 24 * 32 * (2 * 1792 + 2 * 1024 + 3 * 5760)),
+        ("1.5B", 1_543_714_304, 28 * 32 * (2 * 3072 + 2 * 1792 + 3 * 10496)),
+        ("7B", 7_615_616_512, 28 * 32 * (2 * 7168 + 2 * 4096 + 3 * 22528)),
+    ],
+)
+def test_parameters_are_counted_without_weights(shapes: dict[str, Path], size: str, base: int, lora: int) -> None:
+    recipe = recipe_of(shapes[size], *LORA)
+    found = size_of(estimate.find_config(recipe.model), recipe.model.lora)
+    assert (found.base, found.lora, found.trained) == (base, lora, lora)
+
+
+def test_memory_of_lora_at_7b_by_hand(shapes: dict[str, Path]) -> None:
+    """In float32 156 GB were found on a GPU; in bfloat16 with activations computed again it fits into 40 GB.
+
+    16,384 tokens: activations of 28 layers x (25 x 3,584 + 8 x 18,944) = 110.6 GB; weights that autocast has cast 15.2;
+    the chunk of logits 0.8; adapters, 80.7M: gradients 0.3, weights and moments 1; the base 30.5.
+    """
+    default = estimate.memory(estimate.setting(recipe_of(shapes["7B"], *LORA), 128, 200))
+    assert default["weights and optimizer"] * 2**20 / 1e9 == pytest.approx(30.46 + 0.97, abs=0.01)
+    assert default["learning, besides"] * 2**20 / 1e9 == pytest.approx(110.63 + 15.23 + 0.80 + 0.32, abs=0.05)
+    thrifty = recipe_of(shapes["7B"], *HALF, "--train.checkpoint_activations=true")
+    small = estimate.memory(estimate.setting(thrifty, 128, 200))
+    assert small["weights and optimizer"] * 2**20 / 1e9 == pytest.approx(15.23 + 0.97, abs=0.01)
+    # each layer's input in bfloat16, 28 x 2 x 3,584 bytes a token, and one layer: 3.3 + 3.9 GB
+    assert small["learning, besides"] * 2**20 / 1e9 == pytest.approx(3.29 + 3.95 + 0.80 + 0.32, abs=0.05)
+    assert sum(small.values()) * 2**20 < 40e9
+
+
+def test_work_by_hand(shapes: dict[str, Path]) -> None:
+    """4 prompts x 8 rows x (100 + 512) tokens; 6 operations a weight to learn, 2 for the reference's log-probs."""
+    options = ("--train.prompts_per_step=4", "--rollout.engine.max_rows=16")
+    whole = estimate.work(estimate.setting(recipe_of(shapes["0.5B"], *options), 100, 200))
+    assert whole["tokens"] == 32 * 612
+    assert whole["learn"] == 32 * 612 * 494_032_768 * (6 + 2)
+    assert whole["decode steps"] == 2 * 512 + 512  # twice 16 rows, and the longest answer's rest
+    adapters = estimate.work(estimate.setting(recipe_of(shapes["0.5B"], *options, *HALF), 100, 200))
+    assert adapters["learn"] == 32 * 612 * 494_032_768 * (4 + 2)  # no gradients of frozen weights
+    again = (*options, *HALF, "--train.checkpoint_activations=true", "--train.epochs=2")
+    # the forward pass twice, two epochs, and the old log-probs for the second
+    twice = estimate.work(estimate.setting(recipe_of(shapes["0.5B"], *again), 100, 200))
+    assert twice["learn"] == 32 * 612 * 494_032_768 * (6 * 2 + 2 + 2)
+
+
+def test_a_critic_counts(shapes: dict[str, Path]) -> None:
+    """Values of all tokens, and learning: 2 + 6 operations a weight; weights, gradients and two moments."""
+    options = ("--model.path", str(shapes["0.5B"]), "--rollout.engine.max_kv_tokens=1")
+    alone = estimate.setting(parse("fit", ["--recipe=ppo_gsm8k", *options]).recipe, 100, 200)
+    assert alone.critic is not None
+    adapted = parse("fit", ["--recipe=ppo_gsm8k", *options, "--critic.lora.rank=32", "--model.dtype=bfloat16"]).recipe
+    with_lora = estimate.setting(adapted, 100, 200)
+    base, lora = 494_032_768, 17_596_416
+    tokens = 256 * (100 + 256)
+    policy = base * (6 + 2 + 2)
+    assert estimate.work(alone)["learn"] == tokens * (policy + base * (2 + 6))
+    assert estimate.work(with_lora)["learn"] == tokens * (policy + base * (2 + 4))
+    states = [estimate.memory(known)["weights and optimizer"] * 2**20 for known in (alone, with_lora)]
+    assert states == pytest.approx([base * (12 + 12 + 4), base * (12 + 2 + 2) + lora * 12])
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sorted(folder().glob("*_gsm8k*.yaml"))])
+def test_recipes_are_checked_without_a_network(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipe", "check", name]) == 0
+    out = capsys.readouterr().out
+    assert "not checked: model.path is 'Qwen/Qwen2.5-" in out
+    assert "time, estimated: " in out
+    assert "for weights and optimizer" in out
+    assert "warning" not in out
+    assert out.endswith("ok, as far as it could be checked\n")
+
+
+def test_data_alone_or_a_model_alone_are_checked_as_far_as_they_go(
+    capsys: pytest.CaptureFixture[str], gsm8k_like: Path, shapes: dict[str, Path]
+) -> None:
+    assert main(["recipe", "check", "grpo_gsm8k", f"--task.path={gsm8k_like}"]) == 0
+    out = capsys.readouterr().out
+    assert "passes over 12 rows" in out
+    assert "data set" not in out
+    assert main(["recipe", "check", "grpo_gsm8k", "--model.path=nobody/nothing"]) == 0
+    out = capsys.readouterr().out
+    assert "not checked: model.path is 'nobody/nothing'" in out
+    assert "memory" not in out
+    assert main(["recipe", "check", "grpo_gsm8k", "--model.path=tiny"]) == 0
+    out = capsys.readouterr().out
+    assert "not checked: data set 'openai/gsm8k'" in out
+    assert "7 MiB for weights and optimizer" in out  # of a reference too
+
+
+def test_what_is_wrong_is_still_an_error(capsys: pytest.CaptureFixture[str], shapes: dict[str, Path]) -> None:
+    assert main(["recipe", "check", "grpo_gsm8k", "--task.path=/nowhere"]) == 2
+    assert main(["recipe", "check", "quickstart", "--model.path", str(shapes["7B"])]) == 2  # without a tokenizer
+    assert main(["recipe", "check", "grpo_gsm8k", "--deep"]) == 2
+    assert "cannot be loaded" in capsys.readouterr().err
+
+
+def test_adapters_with_a_rate_for_whole_weights_are_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipe", "check", "quick_grpo", "--model.lora.rank=4", "--train.lr=1e-6"]) == 0
+    assert "warning: train.lr is 1e-06, with which adapters hardly learn; set it to 1e-5" in capsys.readouterr().out
+    assert main(["recipe", "check", "quick_ppo", "--critic.lora.rank=4", "--critic.lr=4.9e-6"]) == 0
+    assert "warning: critic.lr is 4.9e-06, with which" in capsys.readouterr().out
+    for fine in (["--train.lr=1e-6"], ["--model.lora.rank=4", "--train.lr=5e-6"]):
+        assert main(["recipe", "check", "quick_grpo", *fine]) == 0
+        assert "hardly learn" not in capsys.readouterr().out
