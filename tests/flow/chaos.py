@@ -109,9 +109,11 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def kills(name: str, args: tuple[str, ...], stages: list[str], folder: Path, rng: random.Random) -> list[str]:
-    """Kill one run again and again, resuming it each time; give the stages that were hit, then compare the weights."""
-    whole, out, hits = folder / f"{name}-whole", folder / name, []
+def kills(
+    name: str, args: tuple[str, ...], stages: list[str], folder: Path, rng: random.Random, *, hits: list[str]
+) -> None:
+    """Kill one run again and again, resuming it each time, and note the stages; then compare the weights."""
+    whole, out = folder / f"{name}-whole", folder / name
     assert forked(lambda: run_rlkit([*args, "--out", str(whole)]), folder / f"{name}-whole.log") == 0
     for trial, stage in enumerate(stages):
         hit = folder / f"{name}-{trial}.hit"
@@ -130,31 +132,21 @@ def kills(name: str, args: tuple[str, ...], stages: list[str], folder: Path, rng
     assert same(weights(whole), weights(out)), f"{name}: the resumed run ended with other weights"
     steps = [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert steps == list(range(1, STEPS + 1)), steps
-    return hits
 
 
-def damages(args: tuple[str, ...], whole: Path, folder: Path) -> int:
-    """Truncate, corrupt and remove files of the newest checkpoint; the one before must serve. Give the trials."""
+def damage(what: str, args: tuple[str, ...], whole: Path, folder: Path) -> None:
+    """Truncate, corrupt or remove a file of the newest checkpoint; the one before must serve."""
     newest = f"step-{STEPS:06d}"
-    trials: dict[str, Callable[[Path], object]] = {
-        "truncated": lambda c: os.truncate(next(c.glob("*.safetensors")), 1000),
-        "corrupted": lambda c: _flip(next(c.glob("*.safetensors"))),
-        "without tensors": lambda c: next(c.glob("*.safetensors")).unlink(),
-        "without manifest": lambda c: (c / "manifest.json").unlink(),
-        "half renamed": lambda c: c.rename(c.with_name(f"{newest}.partial")),
-    }
-    for what, damage in trials.items():
-        out = folder / f"damaged-{what.replace(' ', '-')}"
-        _copy(whole, out)
-        damage(out / "checkpoints" / newest)
-        status = forked(lambda: run_rlkit([*args, "--out", str(out), "--resume", "auto"]), folder / "damaged.log")  # noqa: B023
-        assert status == 0, (what, (folder / "damaged.log").read_text()[-2000:])
-        assert same(weights(whole), weights(out)), what
-        print(f"checkpoint {what}: the one before was taken", flush=True)
-    return len(trials)
+    out = folder / f"damaged-{what.replace(' ', '-')}"
+    _copy(whole, out)
+    DAMAGES[what](out / "checkpoints" / newest)
+    status = forked(lambda: run_rlkit([*args, "--out", str(out), "--resume", "auto"]), folder / "damaged.log")
+    assert status == 0, (what, (folder / "damaged.log").read_text()[-2000:])
+    assert same(weights(whole), weights(out)), what
+    print(f"checkpoint {what}: the one before was taken", flush=True)
 
 
-def full(args: tuple[str, ...], whole: Path, folder: Path) -> int:
+def full(args: tuple[str, ...], whole: Path, folder: Path) -> None:
     """Let no file grow beyond what metrics need: checkpoints fail with an error, and what was written stays whole."""
     out, log = folder / "full", folder / "full.log"
     _copy(whole, out)
@@ -177,13 +169,31 @@ def full(args: tuple[str, ...], whole: Path, folder: Path) -> int:
     assert forked(lambda: run_rlkit(list(more)), log) == 0, log.read_text()[-2000:]
     assert same(weights(whole), weights(out))
     print("disk full: the run says so and goes on from the last whole checkpoint once there is room", flush=True)
-    return 1
 
 
 def _flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "truncated": lambda c: os.truncate(next(c.glob("*.safetensors")), 1000),
+    "corrupted": lambda c: _flip(next(c.glob("*.safetensors"))),
+    "without tensors": lambda c: next(c.glob("*.safetensors")).unlink(),
+    "without manifest": lambda c: (c / "manifest.json").unlink(),
+    "half renamed": lambda c: c.rename(c.with_name(f"{c.name}.partial")),
+}
+
+
+def passes(trial: Callable[[], object]) -> bool:
+    """Make a trial; whether it did not fail, and if it did, show how."""
+    try:
+        trial()
+    except AssertionError:
+        traceback.print_exc(file=sys.stdout)
+        return False
+    return True
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -205,12 +215,20 @@ def main() -> int:
     rng.shuffle(grpo)
     rng.shuffle(ppo)
     with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        hits = kills("grpo", GRPO, grpo, folder, rng) + kills("ppo", PPO, ppo, folder, rng)
-        # assert set(hits) == set(STAGES), set(STAGES) - set(hits)
-        total = len(hits) + damages(GRPO, folder / "grpo-whole", folder) + full(GRPO, folder / "grpo-whole", folder)
-    print(f"survived {total}/{total}: {len(hits)} kills in {len(set(hits))} stages")
-    return 0
+        folder, hits = Path(place), list[str]()
+        whole = folder / "grpo-whole"
+        trials: list[tuple[int, Callable[[], object]]] = [
+            (len(grpo), lambda: kills("grpo", GRPO, grpo, folder, rng, hits=hits)),
+            (len(ppo), lambda: kills("ppo", PPO, ppo, folder, rng, hits=hits)),
+            *((1, lambda what=what: damage(what, GRPO, whole, folder)) for what in DAMAGES),  # type: ignore[misc]
+            (1, lambda: full(GRPO, whole, folder)),
+        ]
+        survived = sum(count for count, trial in trials if passes(trial))
+    total, missed = sum(count for count, _ in trials), set(STAGES) - set(hits)
+    print(f"survived {survived}/{total}: {len(hits)} kills in {len(set(hits))} stages")
+    if missed:
+        print(f"no kill hit: {', '.join(sorted(missed))}")
+    return 0 if survived == total and not missed else 1
 
 
 if __name__ == "__main__":

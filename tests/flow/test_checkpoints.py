@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -138,9 +140,15 @@ def test_a_checkpoint_of_another_model_or_a_damaged_one_is_refused(tmp_path: Pat
     assert not (tmp_path / "exported").exists()
 
 
-def test_a_place_that_cannot_be_written_costs_checkpoints_and_then_the_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_place_that_cannot_be_written_costs_checkpoints_and_then_the_run(tmp_path: Path, ranks: int) -> None:
+    """The first rank alone makes the folder; the others end with the same error, and wait for nothing."""
     (tmp_path / "file").write_text("")
-    done = rlkit(*BASE, "--out=run", f"--save.folder={tmp_path}/file/checkpoints", "--train.steps=5", cwd=tmp_path)
+    done = rlkit(
+        *BASE, "--out=run", f"--save.folder={tmp_path}/file/checkpoints", "--train.steps=5",
+        f"--fabric.devices={ranks}",
+        "--fabric.accelerator=cpu", "--train.deadline=60", cwd=tmp_path,
+    )  # fmt: skip
     assert done.returncode == 1
     assert "cannot be written" in done.stderr
     assert "there is none before it" in done.stderr
@@ -170,6 +178,41 @@ def test_checkpoints_may_be_elsewhere(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     assert "names ['step-000004', 'step-000003']" in ran.stdout
     assert "resumed from memory://kept/step-000003" in ran.stdout
+
+
+KILLED = """
+import os, signal, sys
+import rlkit.loop.learn as learn
+from rlkit.cli.main import main
+
+original, calls = learn.update, [0]
+
+def killed(*args):
+    calls[0] += 1
+    if calls[0] == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return original(*args)
+
+if __name__ == "__main__":
+    learn.update = killed
+    sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_run_that_is_killed_before_its_first_checkpoint_starts_anew_by_the_same_command(tmp_path: Path) -> None:
+    (tmp_path / "killed.py").write_text(KILLED)
+    args = (*BASE, "--save.every=100", "--train.steps=4")
+    assert rlkit(*args, "--out=whole", cwd=tmp_path).returncode == 0
+    again = (*args, "--out=run", "--resume=auto")
+    done = subprocess.run((sys.executable, "killed.py", *again), cwd=tmp_path, capture_output=True, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert [row["step"] for row in read_jsonl(tmp_path / "run" / "metrics.jsonl")] == [1, 2]
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    assert rlkit(*again, cwd=tmp_path).returncode == 0
+    whole, run = (load_file(tmp_path / name / "final" / "model.safetensors") for name in ("whole", "run"))
+    assert all(torch.equal(run[name], whole[name]) for name in whole)
+    assert [row["step"] for row in read_jsonl(tmp_path / "run" / "metrics.jsonl")] == [1, 2, 3, 4]
+    assert Store(str(tmp_path / "run" / "checkpoints")).names() == ["step-000004"]
 
 
 POISON = """

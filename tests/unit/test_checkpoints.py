@@ -6,6 +6,7 @@ import json
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from itertools import groupby
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,11 +21,14 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 from rlkit.cli.main import main
 from rlkit.errors import CheckpointError, RecipeError
 from rlkit.loop.checkpoint import Best, Saver, Writer
+from rlkit.loop.folder import RunFolder
 from rlkit.loop.metrics import MetricsLog
+from rlkit.loop.session import Session
 from rlkit.models.ranks import Ranks
 from rlkit.models.store import MANIFEST, Numbers, State, Store, name_of, newest_whole, open_checkpoint
 from rlkit.models.tensor_files import TensorReader, TensorWriter, file_of
 from rlkit.sections import Save
+from rlkit.testing.contracts import example_batch
 from tests.conftest import read_jsonl
 
 SHORT = (
@@ -190,18 +194,8 @@ class Killed(BaseException):
     """Stands for the end of the process, which nothing can catch."""
 
 
-CHANGES = ("write", "withdraw", "publish", "remove")
-
-
-@pytest.mark.parametrize("moment", range(40))
-def test_there_is_always_a_whole_checkpoint_whenever_the_run_is_killed(
-    tmp_path: Path, store: Store, ranks: Ranks, moment: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Resumed from 90 with 100 abandoned; killed before or after each change of the folder by 95 and another 100.
-
-    What is found then is the old run's 100 as long as there is no 95, then what this run resumed from or wrote.
-    """
-    written(store, ranks, 90, 100)
+def killed_at(moment: int, url: str, ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Go on from 90 of 100 to 95 and another 100, killed before the `moment`-th change of the folder; say if it was."""
     left = [moment]
 
     def tick() -> None:
@@ -219,29 +213,43 @@ def test_there_is_always_a_whole_checkpoint_whenever_the_run_is_killed(
         return wrapped
 
     with monkeypatch.context() as patch:
-        for change in CHANGES:
+        for change in ("write", "withdraw", "publish", "remove"):
             patch.setattr(Store, change, watched(getattr(Store, change)))
-        writer = Writer(store, Save(keep_last=1), ranks, step=90)
+        writer = Writer(Store(url), Save(keep_last=1), ranks, step=90)
         try:
             for step in (95, 100):
                 writer.save({"w": torch.full((3,), step + 0.5)}, state(step))
                 writer.finish()
         except Killed:
-            pass
+            return True
         finally:
             writer.close()
-    found, damaged = newest_whole(Store(store.url))
-    assert found is not None
-    assert damaged == []
-    seen = (found.state.step, loaded(store, found.name))
-    assert seen in ((100, 100.0), (90, 90.0), (95, 95.5), (100, 100.5))
-    if left[0] > 0:  # it came to the end
-        assert seen == (100, 100.5)
-        assert steps(store) == [100]
-    again = Writer(Store(store.url), Save(keep_last=1), ranks, step=found.state.step)
-    again.save(*content(101)(None))
-    again.finish()
-    assert sorted(p.name for p in Path(store.root).iterdir()) == ["step-000101"]
+    return False
+
+
+def test_there_is_always_a_whole_checkpoint_whenever_the_run_is_killed(
+    store: Store, ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is found is the old run's 100 as long as there is no 95, then what this run was resumed from or wrote."""
+    written(store, ranks, 90, 100)
+    seen = []
+    for moment in range(99):
+        url = str(tmp_path / f"killed-{moment}")
+        shutil.copytree(store.root, url)
+        killed = killed_at(moment, url, ranks, monkeypatch)
+        found, damaged = newest_whole(Store(url))
+        assert found is not None
+        assert damaged == []
+        seen.append((found.state.step, loaded(found.store, found.name)))
+        again = Writer(Store(url), Save(keep_last=1), ranks, step=found.state.step)
+        again.save(*content(101)(None))
+        again.finish()
+        again.close()
+        assert [p.name for p in Path(url).iterdir()] == ["step-000101"]
+        if not killed:
+            break
+    assert [key for key, _ in groupby(seen)] == [(100, 100.0), (90, 90.0), (95, 95.5), (100, 100.5)]
+    assert len(seen) > 20
 
 
 class Slow(Store):
@@ -389,6 +397,23 @@ def test_a_folder_that_one_rank_cannot_make_keeps_all_from_writing(store: Store)
     with pytest.raises(CheckpointError, match="cannot be written: PermissionError: denied; there is none before it"):
         writer.save(*content(1)(None))
     assert not writer.finish()
+
+
+def test_a_batch_without_a_finite_gradient_is_kept_as_data(tmp_path: Path) -> None:
+    """Fields that share their memory, as old and trainer's log-probs do, are written apart."""
+    batch = example_batch()
+    batch.old_logps = batch.trainer_logps = batch.rollout_logps
+    notes: list[str] = []
+    session = Session(RunFolder(tmp_path, ""), SimpleNamespace(note=notes.append), first=True)  # type: ignore[arg-type]
+    session.outcome.steps = 2
+    made: Any = SimpleNamespace(batch=batch)
+    session._watch(None, made, {"memory/share": 0.0, "update/not_finite": 1.0})  # type: ignore[arg-type]
+    [file] = tmp_path.iterdir()
+    assert file.name == "not-finite-00002.rank0.safetensors"
+    kept = load_file(file)
+    assert kept.keys() == batch.tensors().keys()
+    assert all(torch.equal(kept[name], tensor) for name, tensor in batch.tensors().items())
+    assert notes == [f"warning: step 2 had a gradient that is not finite; its batch is kept: {file.name}"]
 
 
 def test_metrics_are_cut_by_step_and_broken_lines_are_left_out(tmp_path: Path) -> None:
