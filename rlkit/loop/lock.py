@@ -20,7 +20,8 @@ UNSUPPORTED = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 class Lock:
     """Holds a folder until it is released or the process ends, however it ends: the operating system keeps the lock.
 
-    It belongs to the process and is not inherited by children, which may outlive a run that is killed.
+    It belongs to the process and is not inherited by children, which may outlive a run that is killed. Nothing else in
+    the process may open the file meanwhile: closing it would release the lock.
 
     Args:
         folder: Made where it is missing.

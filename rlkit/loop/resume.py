@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlkit.errors import RecipeError
+from rlkit.errors import RecipeError, show
 from rlkit.loop.run import Run
 from rlkit.loop.state import as_data, restore, tensors
 from rlkit.models.store import Found
@@ -38,7 +38,7 @@ def compare(found: Found, recipe_yaml: str, force: bool) -> list[str]:
     """
     old, new = _flat(found.state.recipe), _flat(as_data(recipe_yaml))
     changed = [key for key in sorted(old | new) if old.get(key) != new.get(key)]
-    lines = {key: f"{key}: {old.get(key)!r} in the checkpoint, {new.get(key)!r} now" for key in changed}
+    lines = {key: f"{key}: {show(old.get(key))} in the checkpoint, {show(new.get(key))} now" for key in changed}
     moved = [part for part in PRESENT if any(_under(k, part) for k in old) != any(_under(k, part) for k in new)]
     broken = [line for key, line in lines.items() if any(_under(key, part) for part in (*FIXED, *moved))]
     if broken:
