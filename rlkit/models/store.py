@@ -157,7 +157,7 @@ class Store:
         return found
 
     def verify(self, name: str, ranks: Ranks | None = None) -> None:
-        """Read all but the tensors, and compare every file with the manifest; ranks, where given, share the work.
+        """Compare every file with the manifest, and read all but the tensors; ranks, where given, share the work.
 
         Raises:
             CheckpointError: A file is missing, cut short, changed or malformed; the message names it.
@@ -166,11 +166,12 @@ class Store:
         first, every = (0, 1) if ranks is None else (ranks.fabric.global_rank, ranks.fabric.world_size)
         try:
             listed = self.manifest(name).files
-            self.state(name)
-            self._tensors(name)
             for file in sorted(listed)[first::every]:
                 if self.digest(name, file) != listed[file]:
                     wrong.append(f"{self.url}/{name} is damaged: {file} is not what was written")
+            if not wrong:
+                self.state(name)
+                self._tensors(name)
         except CheckpointError as error:
             wrong.append(str(error))
         everyone = [wrong] if ranks is None else ranks.everyone(wrong)
