@@ -1,0 +1,85 @@
+"""What a resumed run may change, and what a checkpoint must have for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from rlkit.errors import CheckpointError, RecipeError
+from rlkit.loop.resume import compare
+from rlkit.loop.state import as_data, numbers, restore
+from rlkit.models.store import Found, Numbers, State, Store
+
+RECIPE: dict[str, Any] = {
+    "model": {"path": "tiny", "lora": {"rank": 4}},
+    "train": {"steps": 3, "lr": 0.1, "schedule": "constant", "ema": None},
+    "save": {"every": 1},
+}
+
+
+def found(tmp_path: Path, kept: Numbers | None = None) -> Found:
+    state = State(step=3, recipe=RECIPE, numbers=kept or Numbers(version=3))
+    return Found(Store(str(tmp_path)), "step-000003", state)
+
+
+def changed(**changes: dict[str, Any]) -> str:
+    return yaml.safe_dump(RECIPE | {key: RECIPE.get(key, {}) | section for key, section in changes.items()})
+
+
+def test_nothing_has_changed_in_the_same_recipe(tmp_path: Path) -> None:
+    assert compare(found(tmp_path), changed(), force=False) == []
+
+
+def test_what_changes_no_learning_is_only_shown(tmp_path: Path) -> None:
+    recipe = changed(train={"steps": 9}, save={"every": 5}, log={"wandb": {"project": "p"}})
+    assert compare(found(tmp_path), recipe, force=False) == [
+        "log.wandb.project: None in the checkpoint, 'p' now",
+        "save.every: 1 in the checkpoint, 5 now",
+        "train.steps: 3 in the checkpoint, 9 now",
+    ]
+
+
+@pytest.mark.parametrize("section", [{"lr": 0.2}, {"steps": 9, "schedule": "cosine"}])
+def test_what_changes_the_learning_needs_force(tmp_path: Path, section: dict[str, Any]) -> None:
+    """The number of steps does where the learning rate decays by it."""
+    with pytest.raises(RecipeError, match=rf"train.{next(iter(section))}: .*(\n.*)*add --force"):
+        compare(found(tmp_path), changed(train=section), force=False)
+    assert len(compare(found(tmp_path), changed(train=section), force=True)) == len(section)
+
+
+@pytest.mark.parametrize(
+    "sections", [{"model": {"path": "other"}}, {"model": {"lora": {"rank": 8}}}, {"critic": {"lr": 1.0}},
+                 {"train": {"ema": 0.9}}]
+)  # fmt: skip
+def test_what_does_not_fit_the_state_is_refused_by_force_too(tmp_path: Path, sections: dict[str, Any]) -> None:
+    with pytest.raises(RecipeError, match="the recipe does not fit .*step-000003"):
+        compare(found(tmp_path), changed(**sections), force=True)
+
+
+def a_run(coef: float = 0.5, count: float = 2.0) -> Any:
+    shaper = SimpleNamespace(count=count, mean=1.5, squares=0.25)
+    return SimpleNamespace(version=7, kl_penalty=SimpleNamespace(coef=coef), shaper=shaper)
+
+
+def test_numbers_come_back(tmp_path: Path) -> None:
+    kept = numbers(a_run())
+    run = a_run(coef=9.0, count=0.0)
+    restore(run, found(tmp_path, Numbers.model_validate_json(kept.model_dump_json())))
+    assert (run.version, run.kl_penalty.coef, run.shaper.count, run.shaper.mean) == (7, 0.5, 2.0, 1.5)
+
+
+@pytest.mark.parametrize("name", ["kl_coef", "shaper"])
+def test_a_state_without_what_the_run_needs_is_refused(tmp_path: Path, name: str) -> None:
+    kept = numbers(a_run())
+    setattr(kept, name, None)
+    with pytest.raises(CheckpointError, match=f"its state has no {name}, which its recipe needs"):
+        restore(a_run(), found(tmp_path, kept))
+
+
+def test_a_recipe_is_kept_without_aliases_and_what_json_lacks() -> None:
+    text = "a: &x [1, 2]\nb: *x\nc: .inf\nd: 2024-01-01\n1: one\n"
+    assert as_data(text) == {"a": [1, 2], "b": [1, 2], "c": "Infinity", "d": "2024-01-01", "1": "one"}
