@@ -35,7 +35,15 @@ class StopReason(StrEnum):
 
 @dataclass
 class Prompt:
-    """One row of a task: what the policy sees, and what the reward needs to judge the answer."""
+    """One row of a task: what the policy sees, and what the reward needs to grade the answer.
+
+    Args:
+        id: Names the row in logs and error messages; random numbers derive from it, so it must not change between runs.
+        messages: The chat messages that the template renders, with at least `role` and `content`.
+        answer: The reference answer, where there is one; the policy never sees it.
+        meta: Everything else of the row: `data_source` for `Router`, `tools` for the arguments of tools, and whatever
+            a reward, an interaction or an environment reads.
+    """
 
     id: str
     messages: list[Message]
@@ -72,7 +80,15 @@ class Sampling:
 
 
 class SampleKey(NamedTuple):
-    """Names one sample of a run; all its random numbers derive from this and the token's position."""
+    """Names one sample of a run; all its random numbers derive from this and the token's position.
+
+    Args:
+        seed: The run's.
+        step: The step, from 1; 0 in validation and before the first step.
+        prompt: The group's number and the prompt's id.
+        sample: The number of the sample in its group, from 0.
+        attempt: How many prompts had this place in the step before and were dropped by the filter.
+    """
 
     seed: int
     step: int
@@ -90,7 +106,13 @@ class SampleKey(NamedTuple):
 class Request:
     """What an engine is asked for: token ids in, how to continue them, and whose sample it is.
 
-    `session` is the same for all turns of a conversation; `deadline` is in seconds from the call.
+    Args:
+        tokens: The whole conversation so far, as ids.
+        sampling: How to continue; `max_tokens` is what this turn may have.
+        key: What random numbers derive from.
+        session: The same for all turns of a conversation, so that an engine may keep its cache or its server.
+        media: Reserved for images; None.
+        deadline: Seconds from the call; None for none.
     """
 
     tokens: tuple[int, ...]
@@ -103,7 +125,14 @@ class Request:
 
 @dataclass
 class Completion:
-    """What an engine answers: the sampled token ids with their log-probs and the weights' version of each."""
+    """What an engine answers: n sampled tokens, 1 <= n <= `sampling.max_tokens`.
+
+    Args:
+        tokens: The ids, the stop id included where there is one.
+        logps: The log-prob of each, under softmax(logits / temperature).
+        versions: The version of the weights that sampled each: that of the last sync.
+        stop: STOP where the last token is a stop id, LENGTH where the budget ended it, CONTEXT where the context did.
+    """
 
     tokens: list[int]
     logps: list[float]
@@ -112,7 +141,13 @@ class Completion:
 
 
 class Turn(NamedTuple):
-    """A span `tokens[start:end]` of a trajectory and the role that wrote it."""
+    """A span `tokens[start:end]` of a trajectory and who wrote it.
+
+    Args:
+        role: `assistant` for the policy; `user` for the prompt and for users and environments; `tool`.
+        start: The first token's place.
+        end: The place after the last token.
+    """
 
     role: str
     start: int
@@ -121,7 +156,15 @@ class Turn(NamedTuple):
 
 @dataclass
 class Score:
-    """A reward, or the reason why there is none (`reward` is None and `error` says why)."""
+    """A reward, or the reason why there is none.
+
+    Args:
+        reward: A finite number, which counts at the trajectory's last chosen token; None if the reward failed.
+        parts: Figures by name, logged as means `reward/<name>` (and `accuracy` as such), and read by estimators such as
+            `GDPO`. They add nothing to the reward.
+        turn_rewards: Rewards besides, one for each turn of the policy, each at the last token of its turn.
+        error: Why the reward is None; the prompt's group is then left out of the step, and counted.
+    """
 
     reward: float | None
     parts: dict[str, float] = field(default_factory=dict)
@@ -133,9 +176,24 @@ class Score:
 class Trajectory:
     """A finished conversation as one flat run of tokens with a mask.
 
-    `mask[t]` is True where the policy chose the token; `logps[t]` is the engine's log-prob there and 0.0 elsewhere;
-    `versions[t]` is the version of the weights that sampled it (-1 elsewhere). `group` is shared by the samples of
-    one prompt.
+    All lists over tokens have one length t; nothing is ever tokenised again, so they are what the engine saw and gave.
+
+    Args:
+        prompt: The row that it began with.
+        group: The number of its prompt in the step, shared by that prompt's samples.
+        tokens: [t] The ids of the whole conversation.
+        mask: [t] True where the policy chose the token; only there is anything learnt.
+        logps: [t] The engine's log-prob of each chosen token, 0.0 elsewhere.
+        versions: [t] The version of the weights that sampled each chosen token, -1 elsewhere.
+        stop: Why it ended.
+        turns: Its spans, in order and without gaps.
+        text: The policy's last turn as text, without special tokens: what most rewards grade.
+        media: Reserved for images; None.
+        score: From the reward; None before it is scored.
+        error: Why the conversation failed; it is then neither scored nor learnt from.
+        turn_rewards: What tools, a user or an environment gave, one for each of the policy's turns, besides the score.
+        counts: What happened on the way, for the metrics `talk/*`: tool calls, errors of tools …
+        credit: What the estimator made of it, for the run folder: `advantages` by token, and what it read besides.
     """
 
     prompt: Prompt
@@ -151,11 +209,8 @@ class Trajectory:
     score: Score | None = None
     error: str | None = None
     turn_rewards: list[float] = field(default_factory=list)
-    """What tools, a user or an environment gave for each of the policy's turns, besides the score."""
     counts: dict[str, int] = field(default_factory=dict)
-    """What happened on the way, for the metrics: tool calls, errors of tools …"""
     credit: dict[str, Any] = field(default_factory=dict)
-    """What the estimator made of it, token by token: `advantages`, and what it read besides rewards."""
 
     @property
     def response_length(self) -> int:
@@ -172,37 +227,65 @@ class Trajectory:
 
 @dataclass
 class Batch:
-    """Trajectories as right-padded tensors. B may be 0 on a rank.
+    """Trajectories as right-padded tensors: what estimators and losses read.
 
-    `token_rewards` is the COMPLETE signal, the terminal reward included, which sits on the last token that the
-    policy chose; `rewards` is its row sum before any KL.
+    B trajectories of this rank (0 on some), T tokens of the longest of them. `x[b,t]` speaks of `tokens[b,t]`, so that
+    nothing is shifted: `logps[b,t] = log p(tokens[b,t] | tokens[b,:t])`. All rows of a group are on one rank, and what
+    the recipe does not need is None. A loss sees a micro-batch: some rows of the batch.
+
+    Args:
+        tokens: [B,T] i64, 0 in the padding.
+        attention: [B,T] bool, False in the padding.
+        mask: [B,T] bool, True where the policy chose the token.
+        rollout_logps: [B,T] f32, the engine's log-probs; 0 outside the mask.
+        group: [B] i64, which rows are samples of one prompt.
+        versions: [B,T] i64, of the weights that sampled a token; -1 outside the mask.
+        token_rewards: [B,T] f32, the COMPLETE signal: the score at the last chosen token, rewards of turns at the ends
+            of theirs, shaped where the recipe says so, less KL where it is in the reward.
+        rewards: [B] f32, each row's sum before shaping and KL.
+        parts: [B,K] f32, the parts of the scores, in the order of `part_names`; 0 where a score has no such part.
+        part_names: The K names.
+        trainer_logps: [B,T] f32, the trainer's log-probs before it learns from this batch; NaN in rows that were not
+            computed.
+        old_logps: [B,T] f32, what ratios compare with: the trainer's log-probs before the update, or the engine's.
+        ref_logps: [B,T] f32, the reference's.
+        values: [B,T] f32, the critic's value of the state before each token was chosen; 0 outside the mask.
+        advantages: [B,T] f32, set by the estimator; 0 outside the mask.
+        returns: [B,T] f32, set by the estimator: what the critic learns.
+        correction_weights: [B,T] f32, importance weights against the engine's mismatch, which multiply the loss.
+        accepted: [B,T] bool, False where a token is rejected or not the policy's.
+        sum_pi_squared: [B,T] f32, the sum of squared probabilities over the vocabulary, at each token.
+        selected: [B,T] bool, the tokens that the loss chose in `select`.
+        greedy_rewards: [B] f32, the reward of a greedy answer to the row's prompt, shaped like `token_rewards`.
+        position_ids: [B,T] i64, reserved; None.
+        media: Reserved for images; None.
 
     Raises:
         ValueError: A field has the wrong shape; the message names it.
     """
 
-    tokens: Tensor  # [B,T] i64
-    attention: Tensor  # [B,T] bool
-    mask: Tensor  # [B,T] bool
-    rollout_logps: Tensor  # [B,T] f32
-    group: Tensor  # [B] i64
-    versions: Tensor  # [B,T] i64
-    token_rewards: Tensor  # [B,T] f32
-    rewards: Tensor  # [B] f32
-    parts: Tensor  # [B,K] f32
+    tokens: Tensor
+    attention: Tensor
+    mask: Tensor
+    rollout_logps: Tensor
+    group: Tensor
+    versions: Tensor
+    token_rewards: Tensor
+    rewards: Tensor
+    parts: Tensor
     part_names: tuple[str, ...] = ()
-    trainer_logps: Tensor | None = None  # [B,T] f32, of the trainer before it learns from this batch
-    old_logps: Tensor | None = None  # [B,T] f32, what ratios compare with
-    ref_logps: Tensor | None = None  # [B,T] f32
-    values: Tensor | None = None  # [B,T] f32
-    advantages: Tensor | None = None  # [B,T] f32
-    returns: Tensor | None = None  # [B,T] f32
-    correction_weights: Tensor | None = None  # [B,T] f32
-    accepted: Tensor | None = None  # [B,T] bool, False where a token is rejected
-    sum_pi_squared: Tensor | None = None  # [B,T] f32
-    selected: Tensor | None = None  # [B,T] bool
-    greedy_rewards: Tensor | None = None  # [B] f32
-    position_ids: Tensor | None = None  # [B,T] i64
+    trainer_logps: Tensor | None = None
+    old_logps: Tensor | None = None
+    ref_logps: Tensor | None = None
+    values: Tensor | None = None
+    advantages: Tensor | None = None
+    returns: Tensor | None = None
+    correction_weights: Tensor | None = None
+    accepted: Tensor | None = None
+    sum_pi_squared: Tensor | None = None
+    selected: Tensor | None = None
+    greedy_rewards: Tensor | None = None
+    position_ids: Tensor | None = None
     media: Any = None
 
     def __post_init__(self) -> None:
@@ -244,15 +327,28 @@ class Batch:
 
 
 class PolicyOutput(NamedTuple):
-    """What the actor's forward gives and a loss reads; both are 0 outside the mask."""
+    """What the actor's forward returns and a loss reads; all are 0 outside the mask.
 
-    logps: Tensor  # [B,T] f32
-    entropy: Tensor | None  # [B,T] f32
-    sum_pi_squared: Tensor | None = None  # [B,T] f32, without a gradient
+    Args:
+        logps: [B,T] f32, of the tokens under the current policy, with a gradient.
+        entropy: [B,T] f32, of the distribution at each token.
+        sum_pi_squared: [B,T] f32, the sum of its squared probabilities, without a gradient.
+    """
+
+    logps: Tensor
+    entropy: Tensor | None
+    sum_pi_squared: Tensor | None = None
 
 
 class LossOutput(NamedTuple):
-    """A loss before aggregation, and figures to log (means over the mask)."""
+    """A policy loss before aggregation: the loop weighs tokens, adds entropy and KL terms, and divides once.
 
-    per_token: Tensor  # [B,T] f32
+    Args:
+        per_token: [B,T] f32, the loss of each token, finite also outside the mask, where it does not count.
+        metrics: Tensors of one number each, without a gradient, usually means over the mask. The run logs
+            `policy/<name>`: the mean over all micro-batches, optimizer steps and ranks of a step, in which each counts
+            by its number of chosen tokens.
+    """
+
+    per_token: Tensor
     metrics: dict[str, Tensor]

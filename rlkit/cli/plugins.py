@@ -14,7 +14,8 @@ from rlkit.errors import RecipeError
 from rlkit.registry import Part, Plugin, Registry, load_plugins
 
 USAGE = """usage: rlkit plugins list          installed plugins and the parts that they offer
-       rlkit plugins show NAME     a part's options, or a plugin's parts
+       rlkit plugins show NAME     a part's options, a plugin's parts, or what plugins are written against:
+                                   Batch, Trajectory, Prompt, PolicyOutput, LossOutput, Runtime, RewardFunction …
        rlkit plugins new NAME --kind KIND [--out DIR]
                                    write a package with a working part, its tests and its README;
                                    KIND is one of tool, reward, advantage, engine, loss, task, interaction, environment,
@@ -98,13 +99,18 @@ def _offers(plugin: Plugin, registry: Registry) -> str:
 
 
 def _show(name: str, registry: Registry) -> str:
+    from rlkit.cli import reference
+
+    types = reference.known()
     parts = [part for role in registry.parts.values() for part in role.values()]
-    found = [part for part in parts if name in (part.name, part.plugin.name)]
-    if not found:
-        near = difflib.get_close_matches(name, [p.name for p in parts] + [p.name for p in registry.plugins], 1)
+    shown = [_describe(part) for part in parts if name in (part.name, part.plugin.name)]
+    shown += [reference.describe(types[name])] if name in types else []
+    if not shown:
+        names = [*(part.name for part in parts), *(plugin.name for plugin in registry.plugins), *types]
+        near = difflib.get_close_matches(name, names, 1)
         hint = f"did you mean {near[0]!r}?" if near else "see rlkit plugins list"
-        raise RecipeError(f"no part or plugin is named {name!r}; {hint}")
-    return "\n\n".join(map(_describe, found))
+        raise RecipeError(f"no part, plugin or type is named {name!r}; {hint}")
+    return "\n\n".join(shown)
 
 
 def _describe(part: Part) -> str:

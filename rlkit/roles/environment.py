@@ -13,7 +13,13 @@ if TYPE_CHECKING:
 
 
 class Observation(NamedTuple):
-    """What an action leads to: the text that the policy reads, its reward, and whether the episode is over."""
+    """What an action leads to.
+
+    Args:
+        text: What the policy reads.
+        reward: The reward of the action, at the last token of its turn.
+        done: Whether the episode is over.
+    """
 
     text: str
     reward: float = 0.0

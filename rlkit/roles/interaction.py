@@ -14,7 +14,13 @@ if TYPE_CHECKING:
 
 
 class Reply(NamedTuple):
-    """What the user says to a turn: messages, whether the conversation is over, and the turn's reward."""
+    """What the user says to a turn.
+
+    Args:
+        messages: What the policy is told, as chat messages; none end the conversation.
+        done: Whether the conversation is over.
+        reward: The reward of the policy's turn.
+    """
 
     messages: Sequence[Message]
     done: bool

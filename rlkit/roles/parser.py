@@ -9,7 +9,13 @@ from typing import Any
 
 @dataclass
 class ToolCall:
-    """A call that the policy wrote: `error` says why it cannot be made, and `arguments` are then empty."""
+    """A call that the policy wrote.
+
+    Args:
+        name: The tool's name.
+        arguments: By name; checked against the tool's schema afterwards.
+        error: Why the call cannot be made; `arguments` are then empty.
+    """
 
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -18,7 +24,12 @@ class ToolCall:
 
 @dataclass
 class ParsedTurn:
-    """A turn of the policy: what it said besides its calls, and the calls in order."""
+    """A turn of the policy.
+
+    Args:
+        text: What it said besides its calls.
+        calls: Its calls, in order.
+    """
 
     text: str
     calls: list[ToolCall] = field(default_factory=list)

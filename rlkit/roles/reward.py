@@ -42,7 +42,11 @@ class RewardManager(ABC):
 
     @abstractmethod
     async def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
-        """Give one score per trajectory, in order. An accuracy, if there is one, is the part `accuracy`."""
+        """Return one score per trajectory, in order. An accuracy, if there is one, is the part `accuracy`.
+
+        A call gets trajectories of exactly ONE prompt: while training all samples of its group, but for conversations
+        that failed; of a greedy answer, in validation and before a run fewer; on a retry those whose score failed.
+        """
 
 
 class RewardFunction(RewardManager):

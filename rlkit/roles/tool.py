@@ -13,7 +13,12 @@ State = dict[str, Any]
 
 
 class ToolReply(NamedTuple):
-    """What a call answers: the text that the policy reads, and a reward for having made the call."""
+    """What a call answers.
+
+    Args:
+        text: What the policy reads.
+        reward: The reward for having made the call, at the last token of its turn.
+    """
 
     text: str
     reward: float = 0.0

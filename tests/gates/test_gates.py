@@ -216,3 +216,16 @@ def test_the_top_level_holds_what_it_should_and_nothing_else(name: str) -> None:
     top = {path.partition("/")[0] for path in listed}
     allowed = {"README.md", "CHANGELOG.md", "LICENSE", "pyproject.toml", "rlkit", "plugins", "recipes", "tests"}
     assert {entry for entry in top if not entry.startswith(".")} <= allowed
+
+
+def test_no_text_names_the_distribution_of_another_project() -> None:
+    """On the package index `rlkit` is another project's; rlkit is installed as rlkit-fabric."""
+    wrong = re.compile(r"pip install [^\n`]*?(?<![-\w/.])rlkit(?![-\w/.])|['\"]rlkit ?[\[<>=~!]")
+    listed = subprocess.run(("git", "ls-files"), cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    kinds = {".md", ".py", ".toml", ".tmpl", ".yaml", ".yml", ".txt"}
+    texts = [ROOT / path for path in listed if Path(path).suffix in kinds and ROOT / path != Path(__file__)]
+    found = [f"{path.relative_to(ROOT)}: {match[0]}" for path in texts for match in wrong.finditer(path.read_text())]
+    assert not found
+    assert wrong.search("pip install -U " + "rlkit")
+    assert wrong.search("'" + "rlkit[wandb]'")
+    assert not wrong.search("pip install 'rlkit-fabric[wandb]' rlkit-tool-search ./rlkit/plugin")

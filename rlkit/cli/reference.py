@@ -1,0 +1,51 @@
+"""What plugins are written against, for `rlkit plugins show`: the types of a step, and the roles' classes."""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+from rlkit import roles, types
+
+
+def known() -> dict[str, type]:
+    """Return all public classes of `rlkit.types` and `rlkit.roles`, by name."""
+    modules = [types, *(import_module(f"rlkit.roles.{found.name}") for found in pkgutil.iter_modules(roles.__path__))]
+    return {
+        name: value
+        for module in modules
+        for name, value in vars(module).items()
+        if inspect.isclass(value) and value.__module__ == module.__name__ and not name.startswith("_")
+    }
+
+
+def describe(cls: type) -> str:
+    """Return what a class is for: its docstring, with its fields, then its members with theirs."""
+    members = "\n\n".join(f"    {head}\n{_indented(doc, 8)}" for head, doc in _members(cls))
+    text = f"{cls.__name__}  (from {cls.__module__} import {cls.__name__})\n\n{inspect.cleandoc(cls.__doc__ or '')}"
+    return f"{text}\n\nMembers:\n\n{members}" if members else text
+
+
+def _members(cls: type) -> Iterator[tuple[str, str]]:
+    """Yield the properties and methods that a class documents itself, in order."""
+    for name, member in vars(cls).items():
+        inner: Any = member.__func__ if isinstance(member, classmethod | staticmethod) else member
+        doc = inspect.getdoc(inner) if inspect.isfunction(inner) or isinstance(inner, property) else None
+        if doc is None or (name.startswith("_") and name != "__call__"):
+            continue
+        if isinstance(inner, property):
+            yield f"{name}: {inspect.signature(inner.fget).return_annotation}", doc  # type: ignore[arg-type]
+        else:
+            kind = "async def" if inspect.iscoroutinefunction(inner) else "def"
+            plain = str(inspect.signature(inner)).replace("'", "")
+            yield (
+                f"{kind} {name}{plain}" + ("  (abstract)" if getattr(inner, "__isabstractmethod__", False) else ""),
+                doc,
+            )
+
+
+def _indented(text: str, width: int) -> str:
+    return "\n".join(" " * width + line if line else "" for line in text.splitlines())

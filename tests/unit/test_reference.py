@@ -1,0 +1,68 @@
+"""What plugins are written against is documented, field by field, and shown."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import fields, is_dataclass
+from typing import get_type_hints
+
+import pytest
+from torch import Tensor
+
+from rlkit import types
+from rlkit.cli import reference
+from rlkit.cli.main import main
+from tests.conftest import ROOT
+
+NAMED = {"Batch", "Trajectory", "Prompt", "PolicyOutput", "LossOutput", "Runtime", "Score", "Completion", "Request"}
+
+
+def documented(cls: type) -> dict[str, str]:
+    """Return the meaning of each field that the docstring lists."""
+    return dict(re.findall(r"^    (\w+): (.+)", inspect.cleandoc(cls.__doc__ or ""), re.M))
+
+
+def test_every_field_is_documented_and_tensors_say_their_shape() -> None:
+    known = reference.known()
+    assert set(known) >= NAMED | {"RewardFunction", "AdvantageEstimator", "PolicyLoss", "Tool", "WeightStream"}
+    for name, cls in known.items():
+        names = [f.name for f in fields(cls)] if is_dataclass(cls) else list(getattr(cls, "_fields", ()))
+        told = documented(cls) if names else {}
+        assert [field for field in names if field not in told] == [], name
+        assert [field for field in told if field not in {*names, "ValueError"}] == [], name
+    for cls in (types.Batch, types.PolicyOutput, types.LossOutput):
+        for field, hint in get_type_hints(cls, {**vars(types), "Tensor": Tensor}).items():
+            if hint in (Tensor, Tensor | None):
+                assert re.match(r"\[B(,[TK])?\] (f32|i64|bool)\b", documented(cls)[field]), f"{cls.__name__}.{field}"
+
+
+def test_every_member_of_the_runtime_is_documented() -> None:
+    runtime = reference.known()["Runtime"]
+    public = {name: value for name, value in vars(runtime).items() if not name.startswith("_")}
+    members = {name for name, value in public.items() if callable(value) or isinstance(value, property)}
+    shown = reference.describe(runtime)
+    assert members >= {"tokenizer", "device", "reduce", "score"}
+    assert all(re.search(rf"^    (async def |def )?{name}\b.*\n        \S", shown, re.M) for name in members)
+
+
+@pytest.mark.parametrize("name", sorted(NAMED | {"RewardFunction"}))
+def test_they_are_shown(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plugins", "show", name]) == 0
+    assert capsys.readouterr().out.startswith(f"{name}  (from rlkit.")
+
+
+def test_what_is_shown_says_what_authors_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, text in (
+        ("LossOutput", "the mean over all micro-batches, optimizer steps and ranks"),
+        ("RewardManager", "trajectories of exactly ONE prompt"),
+        ("Batch", "mask: [B,T] bool, True where the policy chose the token"),
+    ):
+        assert main(["plugins", "show", name]) == 0
+        assert text in capsys.readouterr().out
+    assert main(["plugins", "show", "Bach"]) == 2
+    assert "did you mean 'Batch'?" in capsys.readouterr().err
+
+
+def test_type_checkers_may_read_the_types() -> None:
+    assert (ROOT / "rlkit" / "py.typed").exists()
