@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -42,6 +43,19 @@ def shown(text: str) -> str:
 def cell(text: str) -> Text:
     """Return a text as a table's cell: no markup, no control codes, no credentials."""
     return Text(shown(text))
+
+
+def show(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table."""
+    Console(soft_wrap=True, highlight=False).print(make_table(header, rows))
+
+
+def make_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Make a table whose texts are shown as they are, whoever wrote them."""
+    table = Table(*header)
+    for row in rows:
+        table.add_row(*map(cell, row))
+    return table
 
 
 class Display:
@@ -94,11 +108,12 @@ class Display:
 
 def comparison(before: dict[str, float], after: dict[str, float]) -> Table:
     """Make the table of validation figures before and after training."""
-    table = Table("validation", "before", "after")
-    for name, value in before.items():
-        if not name.endswith(("failed", "unscored")) or value or after.get(name):
-            table.add_row(cell(name), f"{value:.3f}", f"{after[name]:.3f}" if name in after else "-")
-    return table
+    rows = [
+        (name, f"{value:.3f}", f"{after[name]:.3f}" if name in after else "-")
+        for name, value in before.items()
+        if not name.endswith(("failed", "unscored")) or value or after.get(name)
+    ]
+    return make_table(("validation", "before", "after"), rows)
 
 
 def _summary(figures: dict[str, float]) -> str:

@@ -9,11 +9,9 @@ from importlib import metadata
 from importlib.util import find_spec
 
 import torch
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-from rlkit.cli.plugins import plugin_table
+from rlkit.cli.display import say, show
+from rlkit.cli.plugins import show_plugins
 from rlkit.engines.sglang_process import release
 from rlkit.errors import EngineError, RecipeError
 from rlkit.loop.folder import PACKAGES
@@ -33,15 +31,11 @@ def run(argv: Sequence[str]) -> int:
     if argv and argv[0] in ("-h", "--help"):
         print(USAGE, end="")
         return 0
-    console = Console(soft_wrap=True, highlight=False)
     if (path := _model(argv)) is not None:
-        return _examine(Model(path), console)
-    table = Table("what", "found")
-    for what, found in facts():
-        table.add_row(what, escape(found))  # extras stand in brackets, as markup does
-    console.print(table)
+        return _examine(Model(path))
+    show(("what", "found"), facts())
     registry = load_plugins()
-    console.print(plugin_table(registry))
+    show_plugins(registry)
     return 2 if any(plugin.error for plugin in registry.plugins) else 0
 
 
@@ -56,18 +50,18 @@ def _model(argv: Sequence[str]) -> str | None:
     return path
 
 
-def _examine(model: Model, console: Console) -> int:
+def _examine(model: Model) -> int:
     """Prove a model's chat template; exit 1 where something of it hurts."""
     config, tokenizer = load_config(model), load_tokenizer(model)
     ends = stop_ids(model, tokenizer)
     size = f"{parameters(model):,} parameters, context {context_length(config)}"
-    console.print(f"{model.path}: {config.model_type}, {size}")
-    console.print(f"a turn ends with: {', '.join(repr(tokenizer.decode([i])) for i in sorted(ends))}")
+    say(f"{model.path}: {config.model_type}, {size}")
+    say(f"a turn ends with: {', '.join(repr(tokenizer.decode([i])) for i in sorted(ends))}")
     proof = ChatTemplate(tokenizer, ends).prove()
     for fact in proof.facts:
-        console.print(f"template: {fact}", markup=False)
+        say(f"template: {fact}")
     for warning in proof.warnings:
-        console.print(f"warning: {warning}", markup=False)
+        say(f"warning: {warning}")
     return 1 if proof.warnings else 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from rlkit.cli.display import say
 from rlkit.cli.parser import parse
 from rlkit.recipe import Recipe
 
@@ -22,7 +23,7 @@ def run(argv: Sequence[str]) -> int:
     rows = list(explain(recipe))
     width = max(len(label) for label, _ in rows)
     for label, text in rows:
-        print(f"{label:<{width}}  {text}")
+        say(f"{label:<{width}}  {text}")
     return 0
 
 

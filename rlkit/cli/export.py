@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from rlkit.cli.display import say
 from rlkit.errors import RecipeError
 from rlkit.loop.export import export
 
@@ -31,5 +32,5 @@ def run(argv: Sequence[str]) -> int:
     if out.exists() and any(out.iterdir()):
         raise RecipeError(f"--out is {options.out!r}, which holds something; choose a new folder")
     place = export(options.checkpoint, out, merge=options.merge_lora, trust_remote_code=options.trust_remote_code)
-    print(f"{place} is exported to {out}")
+    say(f"{place} is exported to {out}")
     return 0

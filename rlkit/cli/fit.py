@@ -6,15 +6,19 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
+from lightning.fabric import Fabric
+
 from rlkit.cli.display import Display
 from rlkit.cli.parser import Parsed, parse
 from rlkit.errors import CheckpointError, RecipeError
-from rlkit.loop.data import load_data
+from rlkit.loop.data import Data, load_data
 from rlkit.loop.fit import INTERRUPTED, fit
 from rlkit.loop.folder import RunFolder, default_folder
 from rlkit.loop.lock import Lock
 from rlkit.loop.resume import compare
 from rlkit.loop.run import fabric_for
+from rlkit.loop.session import Outcome
+from rlkit.loop.signals import raised
 from rlkit.models.ranks import Ranks
 from rlkit.models.store import MANIFEST, Found, Store, newest_whole, open_checkpoint
 
@@ -33,30 +37,40 @@ OPTIONS = (
 
 def run(argv: Sequence[str]) -> int:
     """Train; give the exit status."""
-    parsed = parse("fit", _with_recipe(argv), OPTIONS)
-    options = parsed.options
-    if options.resume == "auto" and options.out is None:
-        raise RecipeError("--resume auto needs --out: the run folder whose newest checkpoint it takes")
-    _check_store(parsed)
-    data = load_data(parsed.recipe)
-    fabric = fabric_for(parsed.recipe)
-    fabric.launch()
+    with raised():
+        parsed = parse("fit", _with_recipe(argv), OPTIONS)
+        if parsed.options.resume == "auto" and parsed.options.out is None:
+            raise RecipeError("--resume auto needs --out: the run folder whose newest checkpoint it takes")
+        _check_store(parsed)
+        data = load_data(parsed.recipe)
+        fabric = fabric_for(parsed.recipe)
+        try:
+            fabric.launch()
+            outcome = _train(parsed, data, fabric)
+        except KeyboardInterrupt:
+            for process in getattr(fabric.strategy.launcher, "procs", ()):  # ranks that wait for this one
+                process.terminate()
+            raise
+    return INTERRUPTED if outcome.status == "interrupted" else 0
+
+
+def _train(parsed: Parsed, data: Data, fabric: Fabric) -> Outcome:
+    """Open the run folder, which no other process may use meanwhile, and train."""
     ranks, display = Ranks(fabric), Display(parsed.recipe.train.steps, quiet=not fabric.is_global_zero)
     path = Path(fabric.broadcast(_out(parsed)))
     lock = ranks.on_first(lambda: Lock(path) if path.is_dir() else None)
     try:
-        resumed = None if options.resume is None else _find(parsed, path, ranks, display)
+        resumed = None if parsed.options.resume is None else _find(parsed, path, ranks, display)
         lock = ranks.on_first(lambda: lock or Lock(path))
         if lock is not None and lock.warning is not None:
             display.note(f"warning: {lock.warning}")
         folder = RunFolder(path, parsed.yaml, fabric.global_rank)
         ranks.on_first(lambda: _create(folder, parsed, resumed))
         display.note(f"run folder: {folder.path}")
-        outcome = fit(parsed.recipe, data, fabric, folder, display, resumed=resumed)
+        return fit(parsed.recipe, data, fabric, folder, display, resumed=resumed)
     finally:
         if lock is not None:
             lock.release()
-    return INTERRUPTED if outcome.status == "interrupted" else 0
 
 
 def _with_recipe(argv: Sequence[str]) -> list[str]:

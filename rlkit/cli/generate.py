@@ -12,6 +12,7 @@ from rlkit.errors import RecipeError
 from rlkit.loop.data import load_data
 from rlkit.loop.run import Run, fabric_for
 from rlkit.rollout.collect import collect
+from rlkit.text import visible
 from rlkit.types import Prompt, Trajectory
 
 PROMPT = (
@@ -49,5 +50,5 @@ def paint(trajectory: Trajectory, tokenizer: object) -> Text:
     text = Text()
     for token, mine, logp in zip(trajectory.tokens, trajectory.mask, trajectory.logps, strict=True):
         style = "dim" if not mine else "green" if logp > -0.1 else "yellow" if logp > -1.5 else "red"
-        text.append(tokenizer.decode([token]), style)  # type: ignore[attr-defined]
+        text.append(visible(tokenizer.decode([token])), style)  # type: ignore[attr-defined]
     return text

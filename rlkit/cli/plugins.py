@@ -6,10 +6,7 @@ import difflib
 import inspect
 from collections.abc import Sequence
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
+from rlkit.cli.display import say, show
 from rlkit.errors import RecipeError
 from rlkit.registry import Part, Plugin, Registry, load_plugins
 
@@ -37,13 +34,13 @@ def run(argv: Sequence[str]) -> int:
         raise RecipeError(f"rlkit plugins was given {' '.join(argv)!r}, expected {expected}")
     registry = load_plugins()
     if verb == "show":
-        print(_show(rest[0], registry))
+        say(_show(rest[0], registry))
         return 0
     if verb == "test":
         return _test(rest[0], registry)
-    Console(soft_wrap=True).print(plugin_table(registry))
+    show_plugins(registry)
     for note in registry.notes:
-        print(f"note: {note}")
+        say(f"note: {note}")
     return 2 if any(plugin.error for plugin in registry.plugins) else 0
 
 
@@ -51,7 +48,7 @@ def _new(argv: Sequence[str]) -> int:
     from rlkit.cli.scaffold import new
 
     folder = new(argv)
-    print(f"{folder} is a plugin: pip install -e '{folder}[test]', then pytest {folder}")
+    say(f"{folder} is a plugin: pip install -e '{folder}[test]', then pytest {folder}")
     return 0
 
 
@@ -59,10 +56,7 @@ def _test(name: str, registry: Registry) -> int:
     from rlkit.testing.conformance import examine
 
     findings = [f for plugin in _find_plugins(name, registry) for f in examine(plugin, registry)]
-    table = Table("part", "check", "result", "why")
-    for finding in findings:
-        table.add_row(finding.part, finding.check, finding.state, escape(finding.why))
-    Console(soft_wrap=True).print(table)
+    show(("part", "check", "result", "why"), [(f.part, f.check, f.state, f.why) for f in findings])
     return 1 if any(finding.state == "failed" for finding in findings) else 0
 
 
@@ -81,15 +75,15 @@ def _plain(name: str) -> str:
     return name.lower().replace("_", "-")
 
 
-def plugin_table(registry: Registry) -> Table:
-    """Make the table of plugins, broken and disabled ones included."""
-    table = Table("plugin", "distribution", "version", "offers")
+def show_plugins(registry: Registry) -> None:
+    """Print the table of plugins, broken and disabled ones included."""
+    rows = []
     for plugin in registry.plugins:
         state = (
             "disabled" if plugin.disabled else f"BROKEN: {plugin.error}" if plugin.error else _offers(plugin, registry)
         )
-        table.add_row(*map(escape, (plugin.name, plugin.distribution, plugin.version, state)))
-    return table
+        rows.append((plugin.name, plugin.distribution, plugin.version, state))
+    show(("plugin", "distribution", "version", "offers"), rows)
 
 
 def _offers(plugin: Plugin, registry: Registry) -> str:

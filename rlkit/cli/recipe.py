@@ -84,7 +84,7 @@ def _check(parsed: Parsed, data: Data) -> int:
             _show(asyncio.run(plan.try_reward(lambda t: score(recipe.reward, t, workers), *data.examples(1))))
         finally:
             workers.close()
-    print(f"ok: {len(data.train)} training rows, {len(data.validation)} validation prompts, context {data.context}")
+    say(f"ok: {len(data.train)} training rows, {len(data.validation)} validation prompts, context {data.context}")
     return 0
 
 

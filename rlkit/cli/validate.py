@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from rich.console import Console
-from rich.table import Table
-
+from rlkit.cli.display import show
 from rlkit.cli.parser import parse
 from rlkit.errors import RecipeError
 from rlkit.loop.data import load_data
@@ -36,8 +34,5 @@ def run(argv: Sequence[str]) -> int:
     if parsed.options.json:
         print(json.dumps(figures))
         return 0
-    table = Table("validation", f"{len(data.validation)} prompts")
-    for name, value in figures.items():
-        table.add_row(name, f"{value:.3f}")
-    Console().print(table)
+    show(("validation", f"{len(data.validation)} prompts"), [(name, f"{x:.3f}") for name, x in figures.items()])
     return 0

@@ -59,7 +59,7 @@ class RunFolder:
             )
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.mkdir(mode=0o700, exist_ok=True)  # prompts and answers may be confidential
+            self.path.mkdir(mode=0o700, exist_ok=True)
             (self.path / "rollouts").mkdir(exist_ok=True)
             (self.path / "recipe.yaml").write_text(self.recipe_yaml, encoding="utf-8")
         except OSError as error:

@@ -35,7 +35,8 @@ class Lock:
         self.warning: str | None = None
         """Why the folder is not locked, where its file system has no locks."""
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, exist_ok=True)  # prompts and answers may be confidential
             self._file = os.open(folder / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise RecipeError(f"--out is {str(folder)!r}, which cannot be written: {error}") from error

@@ -6,7 +6,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -107,6 +108,18 @@ class Signals:
             threading.Timer(0.01, self._poke).start()
         else:
             self._hook(unraisable)
+
+
+@contextmanager
+def raised() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP raise KeyboardInterrupt as Ctrl-C does, while a run that has yet to begin is prepared."""
+    numbers = [s for s in (signal.SIGTERM, signal.SIGHUP) if _heard(s)]
+    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 def _heard(number: signal.Signals) -> bool:

@@ -309,3 +309,36 @@ def test_two_signals_to_one_rank_end_the_other_and_name_the_cause(rank: int, tmp
         assert (outcome["status"], process.returncode) == ("failed", 1), printed
         assert f"rank 1 (process {ranks[1]} on " in outcome["error"]["message"]
         assert "was ended at once by SIGTERM" in printed
+
+
+@pytest.mark.slow
+def test_a_signal_while_the_ranks_are_starting_ends_them(tmp_path: Path) -> None:
+    """To the one that starts the other, at once after it has, when that one may wait for it for long."""
+    process = start(tmp_path, *TWO["ddp"])
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    wait_for(lambda: bool(children.read_text().split()), process)
+    ranks = [int(pid) for pid in children.read_text().split()]
+    process.terminate()
+    printed = ended(process, ranks)
+    assert process.returncode == 130, printed
+    assert "Traceback" not in printed
+
+
+@pytest.mark.slow
+def test_a_full_disk_costs_rollouts_and_the_model_but_not_the_result(tmp_path: Path) -> None:
+    """No file may grow beyond 20 kB: metrics and the result fit, checkpoints and models do not."""
+    limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
+    script = limited + "from rlkit.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    options = (*FIT, "--train.steps=3", "--train.prompts_per_step=32", "--log.rollouts.limit=null", "--out=out")
+    done = subprocess.run(
+        (sys.executable, "-c", script, *options, "--rollout.group=32"),
+        cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stdout
+    assert "warning: rollouts/step-00001: OSError: [Errno 27] File too large" in done.stdout
+    assert "cannot be written" in done.stderr
+    assert "Traceback" not in done.stderr
+    outcome = result(tmp_path / "out")
+    assert (outcome["status"], outcome["steps"], outcome["error"]["type"]) == ("failed", 3, "CheckpointError")
+    assert len(read_jsonl(tmp_path / "out" / "metrics.jsonl")) == 3
+    assert not list((tmp_path / "out").glob("final*"))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rlkit.cli.display import Display, say
+from rlkit.cli.display import Display, say, show
 from rlkit.cli.main import main
 from rlkit.cli.streams import Stream, unfailing
 from rlkit.loop.metrics import MetricsLog
@@ -118,3 +118,25 @@ def test_lines_that_find_no_room_are_written_later_and_whole(tmp_path: Path) -> 
     assert [row["step"] for row in read_jsonl(path)] == [1]
     log.write(3, {"a": 0.125})
     assert read_jsonl(path) == [{"step": 1, "a": 0.5}, {"step": 2, "a": 0.25}, {"step": 3, "a": 0.125}]
+
+
+def test_what_a_model_says_is_painted_without_its_escape_codes() -> None:
+    from rlkit.cli.generate import paint
+    from rlkit.types import Prompt, StopReason, Trajectory
+
+    class Bytes:
+        def decode(self, ids: list[int]) -> str:
+            return bytes(ids).decode()
+
+    tokens = list(b"\x1b]0;[red]owned\x07\n")
+    said = Trajectory(
+        Prompt("p", []), 0, tokens, [True] * len(tokens), [0.0] * len(tokens), [0] * len(tokens), StopReason.STOP
+    )
+    assert paint(said, Bytes()).plain == "\\x1b]0;[red]owned\\x07\n"
+
+
+def test_tables_show_markup_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    show(("plugin [x]", "offers"), [("[/bold]", "\x1b[31mBROKEN")])
+    out = capsys.readouterr().out
+    assert "[/bold]" in out
+    assert "\\x1b[31mBROKEN" in out
