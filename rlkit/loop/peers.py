@@ -46,7 +46,7 @@ class Peers:
             return
         for thread in threading.enumerate():
             if thread.name == "child-process-observer":  # it would kill this process without a word
-                thread._finished = True  # type: ignore[attr-defined]
+                thread._child_processes = []  # type: ignore[attr-defined]
         self.folder.mkdir(parents=True, exist_ok=True)
         self._note({})
         fabric.barrier()
