@@ -86,13 +86,15 @@ class Data:
         return [(slot, prompt) for slot, prompt in chosen if self.fits(prompt)]
 
     def spare(self, step: int, attempt: int, group: int) -> Prompt:
-        """Give a prompt to take the place of a group that was dropped: any row, by the seed and the place."""
+        """Return a prompt to take the place of a group that was dropped: any row, by the seed and the place.
+
+        One that does not fit the context is passed over, as its row may be none that the run was to use.
+        """
+        place = f"spare/{self.recipe.train.seed}/{step}/{attempt}/{group}/0"
+        first = int.from_bytes(hashlib.blake2b(place.encode(), digest_size=8).digest(), "little")
         for extra in range(len(self.train)):
-            place = f"spare/{self.recipe.train.seed}/{step}/{attempt}/{group}/{extra}"
-            digest = hashlib.blake2b(place.encode(), digest_size=8).digest()
-            row = int.from_bytes(digest, "little") % len(self.train)
-            prompt = make_prompt(self.recipe.task, self.train, row)
-            if self.fits(prompt):
+            prompt = make_prompt(self.recipe.task, self.train, (first + extra) % len(self.train))
+            if self.length(prompt) < self.context:
                 return prompt
         raise RecipeError("no spare prompt fits the context; set rollout.filter.tries to 0")
 
@@ -102,11 +104,22 @@ class Data:
 
     def examples(self, count: int) -> list[Prompt]:
         """Return some prompts to try things on: held-out ones, or the first step's where validation is off."""
-        return self.validation[:count] or [prompt for _, prompt in self.prompts(1)][:count]
+        found, step = self.validation[:count], 0
+        while not found and step < self.recipe.train.steps:  # all prompts of a step may be too long
+            step += 1
+            found = [prompt for _, prompt in self.prompts(step)][:count]
+        return found
 
     def length(self, prompt: Prompt) -> int:
-        """Give the prompt's length in tokens, as the rollout will render it."""
-        return len(self.template.start(prompt.messages))
+        """Return the prompt's length in tokens, as the rollout will render it.
+
+        Raises:
+            RecipeError: The chat template refuses it.
+        """
+        try:
+            return len(self.template.start(prompt.messages))
+        except RecipeError as error:
+            raise RecipeError(f"prompt {prompt.id!r}: {error}") from error
 
     def check_lengths(self) -> None:
         """Measure all prompts that the run will use, and leave out the held-out ones that it shall skip.

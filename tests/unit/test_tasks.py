@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from rlkit.errors import RecipeError
 from rlkit.loop.data import Data
 from rlkit.loop.optim import learning_rate
-from rlkit.roles.task import Task
-from rlkit.sections import Train
+from rlkit.models.load import load_tokenizer
+from rlkit.roles.task import Split, Task
+from rlkit.sections import Model, Train
 from rlkit.tasks import GSM8K, Arithmetic, HFDataset, Jsonl
 from rlkit.testing import check_task
+from rlkit.types import Prompt
 
 
 def test_arithmetic_holds_out_problems_that_are_never_trained_on() -> None:
@@ -104,6 +109,73 @@ def test_each_epoch_is_a_permutation_that_depends_on_the_seed_alone() -> None:
     assert rows[:10] != rows[10:]
     assert order(1, 5) == order(1, 5) != order(2, 5)
     assert order(1, 5)[3] == order(1, 9)[3]
+
+
+class Lengths(Task):
+    """Rows of so many letters each."""
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self.lengths = lengths
+
+    def rows(self, split: Split) -> Sequence[dict[str, int]]:
+        return [{"n": n} for n in self.lengths]
+
+    def prompt(self, row: Mapping[str, Any], index: int) -> Prompt:
+        return Prompt(str(index), [{"role": "user", "content": "x" * row["n"]}])
+
+
+def lengths(*letters: int, steps: int = 1, skip: bool = False, tokenizer: Any = None) -> Data:
+    """Make data of prompts with so many letters, two a step, for a context that 9 letters fit and 10 do not."""
+    tokenizer = tokenizer or load_tokenizer(Model("tiny"))  # a letter is a token
+    train = Train(steps=steps, prompts_per_step=2, seed=0)
+    rollout = SimpleNamespace(skip_long_prompts=skip)
+    task = Lengths(letters)
+    recipe: Any = SimpleNamespace(train=train, rollout=rollout, task=task, model=Model("tiny"))
+    data = Data(tokenizer, 0, recipe, task.rows("train"), [], frozenset({tokenizer.eos_token_id}))
+    data.context = data.length(Prompt("", [{"role": "user", "content": "x" * 10}]))
+    return data
+
+
+def test_exactly_the_prompts_that_the_run_will_use_are_measured() -> None:
+    """Six rows, two a step: the last step's rows count, those of no step do not."""
+    order = [row for step in (1, 2, 3) for row in lengths(*[1] * 6).slots(step)]
+    for place, row in enumerate(order):
+        letters = [10 if i == row else 9 for i in range(6)]
+        steps_before = place // 2
+        if steps_before:
+            fine = lengths(*letters, steps=steps_before)
+            fine.check_lengths()
+            assert fine.longest == fine.context - 1
+        for steps in (steps_before + 1, 5):
+            with pytest.raises(RecipeError, match=rf"prompt '{row}' has \d+ tokens, but the context"):
+                lengths(*letters, steps=steps).check_lengths()
+
+
+@pytest.mark.parametrize("skip", [True, False])
+def test_a_spare_prompt_is_any_that_fits_and_never_one_that_does_not(skip: bool) -> None:
+    data = lengths(10, 9, 10, 10, 8, 10, skip=skip)
+    found = {data.spare(step, attempt, 0).id for step in range(8) for attempt in range(4)}
+    assert found == {"1", "4"}
+    assert data.spare(3, 1, 2) == data.spare(3, 1, 2)
+    with pytest.raises(RecipeError, match="no spare prompt fits"):
+        lengths(10, 11).spare(1, 0, 0)
+
+
+def test_examples_are_of_the_first_step_that_has_any() -> None:
+    order = [row for step in (1, 2) for row in lengths(*[1] * 4).slots(step)]
+    data = lengths(*[9 if row in order[2:] else 10 for row in range(4)], steps=2, skip=True)
+    assert [prompt.id for prompt in data.examples(4)] == [str(row) for row in order[2:]]
+    held_out = [Prompt("v", [])]
+    data.validation = held_out
+    assert data.examples(4) == held_out
+
+
+def test_a_prompt_that_the_template_refuses_is_named() -> None:
+    tokenizer = load_tokenizer(Model("tiny"))
+    data = lengths(1, 2, tokenizer=tokenizer)
+    tokenizer.chat_template = "{{ raise_exception('no') }}"
+    with pytest.raises(RecipeError, match=r"prompt '[01]': the chat template cannot render the roles user"):
+        data.check_lengths()
 
 
 @pytest.mark.parametrize(
