@@ -164,12 +164,14 @@ class Score:
             `GDPO`. They add nothing to the reward.
         turn_rewards: Rewards besides, one for each turn of the policy, each at the last token of its turn.
         error: Why the reward is None; the prompt's group is then left out of the step, and counted.
+        ungradable: Whether the reward is low because the text broke its grader; counted.
     """
 
     reward: float | None
     parts: dict[str, float] = field(default_factory=dict)
     turn_rewards: list[float] | None = None
     error: str | None = None
+    ungradable: bool = False
 
 
 @dataclass

@@ -43,11 +43,18 @@ class Retry(Interaction):
 
     async def reply(self, messages: Sequence[Message], state: State) -> Reply:
         given, _ = final_answer(messages[-1]["content"])
-        expected = state["answer"]
-        if given is not None and expected is not None and await self._work(_same, (given, expected), self.timeout):
+        if given is not None and state["answer"] is not None and await self._is_right(given, state["answer"]):
             return Reply([], done=True)
         state["left"] -= 1
         return Reply([{"role": "user", "content": self.text}], done=state["left"] < 0, reward=-self.penalty)
+
+    async def _is_right(self, given: str, expected: str) -> bool:
+        """Compare in a worker; an answer that cannot be compared is wrong, unless the reference cannot be either."""
+        try:
+            return bool(await self._work(_same, (given, expected), self.timeout))
+        except Exception:
+            await self._work(_same, (expected, expected), self.timeout)
+            return False
 
 
 def _same(answers: tuple[str, str]) -> bool:

@@ -155,6 +155,7 @@ def describe(trajectories: Sequence[Trajectory], meter: Meter) -> None:
     meter.count("rollout/samples", len(trajectories))
     meter.count("rollout/failed", sum(t.error is not None for t in trajectories))
     meter.count("reward/failed", len(missing))
+    meter.count("reward/ungradable", sum(t.score is not None and t.score.ungradable for t in trajectories))
     meter.count("reward/groups_dropped", len({t.group for t in missing}))
     meter.count("rollout/tokens", sum(t.response_length for t in trajectories))
     meter.means("rollout/length", [t.response_length for t in trajectories])

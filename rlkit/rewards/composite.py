@@ -64,4 +64,4 @@ class Composite(RewardManager):
                 return Score(None, error=f"part {name}: {score.error}")
             total += self.weights.get(name, 1.0) * score.reward
             parts |= {**score.parts, name: score.reward}
-        return Score(total, parts)
+        return Score(total, parts, ungradable=any(score.ungradable for score in scores))

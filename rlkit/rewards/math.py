@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from rlkit.ops.answers import equal, final_answer
+from dataclasses import replace
+
+from rlkit.ops.answers import UngradableError, equal, final_answer
 from rlkit.ranges import FiniteFloat, Seconds
 from rlkit.roles.reward import OnError, RewardFunction
-from rlkit.types import Score, Trajectory
+from rlkit.types import Score, StopReason, Trajectory
+
+CUT_OFF = (StopReason.LENGTH, StopReason.CONTEXT, StopReason.ERROR)
 
 
 class MathReward(RewardFunction):
     """1 if the final answer equals the reference's as mathematics; else 0.
 
-    The final answer is the last `#### x`, else the last `\\boxed{x}`, else the last number of the text. Equal numbers
-    are equal at once; anything else is compared by math-verify.
+    The final answer is what follows the last `####`, else the last `\\boxed{x}`, else the last number of the text.
+    Units, currencies, emphasis and words beside a number do not matter, `50%` is 50 or 0.5, and what names several
+    numbers is wrong. Formulae are compared by math-verify.
+
+    An answer that cannot be graded, because it is too large or the grader fails on it but not on the reference's, is
+    wrong, and counted as `reward/ungradable`.
 
     Args:
-        format_weight: Added where the answer was marked by `####` or `\\boxed{}`.
+        format_weight: Added where a number or a formula was marked by `####` or `\\boxed{}` in an answer that was not
+            cut off.
         timeout: Seconds for one trajectory, from the start of the work.
         on_error: What becomes of a group with a failed score.
     """
@@ -31,8 +40,18 @@ class MathReward(RewardFunction):
         if trajectory.prompt.answer is None:
             return Score(None, error=f"prompt {trajectory.prompt.id!r} has no answer to compare with")
         expected, _ = final_answer(trajectory.prompt.answer)
-        given, marked = final_answer(trajectory.text)
         if expected is None:
             return Score(None, error=f"prompt {trajectory.prompt.id!r} has no answer in {trajectory.prompt.answer!r}")
-        right = float(given is not None and equal(given, expected))
-        return Score(right + self.format_weight * marked, {"accuracy": right, "format": float(marked)})
+        given, marked = final_answer(trajectory.text)
+        try:
+            right = float(given is not None and equal(given, expected))
+        except UngradableError:
+            return self.ungradable()
+        credit = float(marked and trajectory.stop not in CUT_OFF)
+        return Score(right + self.format_weight * credit, {"accuracy": right, "format": credit})
+
+    def control(self, trajectory: Trajectory) -> Trajectory | None:
+        return replace(trajectory, text=trajectory.prompt.answer or "")
+
+    def ungradable(self) -> Score:
+        return Score(0.0, {"accuracy": 0.0, "format": 0.0}, ungradable=True)

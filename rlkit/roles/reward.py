@@ -61,6 +61,19 @@ class RewardFunction(RewardManager):
     def grade(self, trajectory: Trajectory) -> Score | float:
         """Give the score. An accuracy, if there is one, is the part `accuracy`."""
 
+    def control(self, trajectory: Trajectory) -> Trajectory | None:
+        """Return an answer to the same prompt that can be graded if anything can, such as the reference's; None if
+        there is none.
+
+        Where `grade` raises, hangs or dies on an answer but not on its control, the fault is the answer's: it gets
+        `ungradable`, and is counted, so that a policy cannot evade its score. Otherwise the score fails.
+        """
+        return None
+
+    def ungradable(self) -> Score:
+        """Return the score of an answer on which `grade` fails, though not on its `control`."""
+        return Score(0.0, ungradable=True)
+
     async def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
         """Grade here and now; a run does it in a worker instead."""
         return [as_score(self.grade(trajectory)) for trajectory in trajectories]
@@ -74,7 +87,7 @@ def as_score(value: object) -> Score:
     try:
         parts = {str(name): as_number(part) for name, part in score.parts.items()}
         turns = None if score.turn_rewards is None else [as_number(turn) for turn in score.turn_rewards]
-        return Score(as_number(score.reward), parts, turns)
+        return Score(as_number(score.reward), parts, turns, ungradable=bool(score.ungradable))
     except Exception:  # foreign objects may raise anything
         return Score(None, error=f"the reward gave {show(value)}, expected finite numbers")
 
@@ -96,3 +109,12 @@ def grade_as_data(call: tuple[RewardFunction, Trajectory]) -> dict[str, Any]:
     """Grade a trajectory in a worker, from which only data comes back: the fields of the score."""
     reward, trajectory = call
     return vars(as_score(reward.grade(trajectory)))
+
+
+def grade_control(call: tuple[RewardFunction, Trajectory]) -> dict[str, Any] | None:
+    """Grade a trajectory's control in a worker; return the score of what is ungradable, None if that fails too."""
+    reward, trajectory = call
+    control = reward.control(trajectory)
+    if control is None or as_score(reward.grade(control)).error is not None:
+        return None
+    return vars(as_score(reward.ungradable()))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 from rlkit.errors import RolloutError, show
-from rlkit.roles.reward import RewardFunction, RewardManager, as_score, grade_as_data
+from rlkit.roles.reward import RewardFunction, RewardManager, as_score, grade_as_data, grade_control
 from rlkit.rollout.guard import GuardError, guard, paused
 from rlkit.rollout.workers import WorkerError, Workers
 from rlkit.text import part_name
@@ -74,11 +75,24 @@ async def _grade(reward: RewardFunction, trajectory: Trajectory, workers: Worker
     try:
         found = await workers.call(grade_as_data, (reward, trajectory), reward.timeout)
     except WorkerError as error:
-        return _failure(reward, str(error))
+        found = await _grade_control(reward, trajectory, workers)
+        if found is None:
+            return _failure(reward, str(error))
     try:
         return as_score(Score(**found))
     except TypeError:  # the worker's own code would not send that
         return _failure(reward, f"its worker answered {show(found)}, expected a score")
+
+
+async def _grade_control(reward: RewardFunction, trajectory: Trajectory, workers: Workers) -> dict[str, Any] | None:
+    """Return the score of an ungradable answer, None if the grader fails on the control too or has none."""
+    if type(reward).control is RewardFunction.control:
+        return None
+    try:
+        found: dict[str, Any] | None = await workers.call(grade_control, (reward, trajectory), reward.timeout)
+    except WorkerError:
+        return None
+    return found
 
 
 def _failure(reward: RewardManager, what: str) -> Score:

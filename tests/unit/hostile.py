@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -278,3 +279,21 @@ class Moody(RewardFunction):
         if trajectory.text != "fine":
             obey(trajectory.text)
         return 0.5
+
+
+class Fragile(RewardFunction):
+    """Does what the text says; its control is the reference."""
+
+    def grade(self, trajectory: Trajectory) -> float:
+        obey(trajectory.text)
+        return 1.0
+
+    def control(self, trajectory: Trajectory) -> Trajectory:
+        return replace(trajectory, text=trajectory.prompt.answer or "")
+
+
+def compare_badly(answers: tuple[str, str]) -> bool:
+    """Compare, unless the given answer is broken."""
+    if answers[0] == "broken":
+        raise RecursionError
+    return answers[0] == answers[1]

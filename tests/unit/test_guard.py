@@ -23,8 +23,9 @@ from rlkit.rollout.partners import Partners
 from rlkit.rollout.scoring import score
 from rlkit.rollout.workers import Workers
 from rlkit.testing import example_trajectory
+from rlkit.testing.runtime import ExampleRuntime
 from rlkit.types import Message, Prompt, Score, Trajectory
-from tests.unit.hostile import Slow, shout
+from tests.unit.hostile import Slow, compare_badly, shout
 from tests.unit.test_conversation import PROMPT, Adder, Countdown, call, hold, replies, tools
 
 
@@ -234,3 +235,16 @@ def test_retry_lets_the_policy_try_again_as_often_as_it_was_told() -> None:
         user.bind(SimpleNamespace(work=work))  # type: ignore[arg-type]
         [done] = hold(lambda request, turn, said=answers: said[turn], Partners(interaction=user))
         assert done.turn_rewards == rewards
+
+
+def test_an_answer_that_cannot_be_compared_is_wrong_unless_the_reference_cannot_be_either(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rlkit.interactions.retry._same", compare_badly)
+    for reference, error in (("7", None), ("broken", "PartnerError: Retry: RecursionError: ")):
+        user = Retry(tries=0, penalty=0.5)
+        user.bind(ExampleRuntime())
+        prompt = Prompt("p", PROMPT.messages, reference)
+        [done] = hold(lambda request, turn: "broken", Partners(interaction=user), prompt)
+        assert done.error == error
+        assert done.turn_rewards == ([-0.5] if error is None else [0.0])

@@ -10,14 +10,19 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from rlkit.loop.metrics import Meter
+from rlkit.loop.rollouts import describe
+from rlkit.rewards import Composite, MathReward
 from rlkit.rollout import workers as workers_module
 from rlkit.rollout.scoring import score
 from rlkit.rollout.workers import WorkerError, Workers
 from rlkit.testing import example_trajectory
-from tests.unit.hostile import Moody, Named, double, obey, start, start_and_hang
+from rlkit.types import Score
+from tests.unit.hostile import Fragile, Moody, Named, double, obey, start, start_and_hang
 
 
 @pytest.fixture(scope="module")
@@ -263,3 +268,27 @@ def test_a_score_is_finite_numbers_or_an_error_and_never_zero() -> None:
                 raise AssertionError(found.error)
     numpy = scores[list(SCORES).index("numpy")]
     assert (numpy.parts, numpy.turn_rewards) == ({"n": 3.0, "right": 1.0}, [1.0])
+
+
+@pytest.mark.parametrize("what", ["raise", "segfault", "stop", "garbage"])
+def test_a_text_that_breaks_its_grader_is_wrong_and_counted(one: Workers, what: str) -> None:
+    """A grader that fails on the reference's answer too is at fault itself."""
+    reward = Fragile()
+    reward.timeout = 0.5
+    hostile, grader = (example_trajectory(what, answer) for answer in ("fine", what))
+    assert asyncio.run(score(reward, [hostile], one)) == [Score(0.0, ungradable=True)]
+    [found] = asyncio.run(score(reward, [grader], one))
+    assert (found.reward, found.ungradable) == (None, False)
+    assert found.error is not None
+    meter = Meter()
+    hostile.score = Score(0.0, ungradable=True)
+    describe([hostile, example_trajectory("x")], meter)
+    assert meter._sums["reward/ungradable"][0] == 1
+
+
+def test_a_policy_cannot_evade_its_score_with_a_tower_of_powers(one: Workers) -> None:
+    reward = Composite({"math": MathReward(format_weight=0.1)})
+    reward.bind(SimpleNamespace(score=lambda r, t: score(r, t, one)))  # type: ignore[arg-type]
+    texts = (r"\boxed{10^{10^{10}}}", r"\boxed{4}")
+    found = asyncio.run(score(reward, [example_trajectory(text) for text in texts], one))
+    assert [(s.reward, s.ungradable) for s in found] == [(0.0, True), (1.1, False)]
