@@ -31,6 +31,8 @@ SHOWN_BYTES = 64 * 2**10
 """How much of what a worker prints is shown; all of it is read, or the worker would stand still."""
 TAIL_BYTES = 1000
 """How much of what it printed last is kept for error messages."""
+CONTROL = bytes(code for code in range(32) if code not in b"\t\n")
+"""What is printed may hold a policy's text, and must not steer a terminal."""
 KILL_SECONDS = 5.0
 """After so long, processes that no signal ends are left alone."""
 MARK = "RLKIT_WORKER"
@@ -106,6 +108,7 @@ class Output:
 
     def _show(self, data: bytes) -> None:
         self._shown += len(data)
+        data = data.translate(None, CONTROL)
         for start in range(0, len(data), select.PIPE_BUF):  # so much is written without waiting, where any is
             try:
                 if select.select((), (self.screen,), (), 0)[1]:

@@ -116,9 +116,9 @@ def test_a_hundred_megabytes_of_prints_are_read_and_mostly_not_shown(
 
 def test_what_a_reward_prints_is_shown(one: Workers, capfd: pytest.CaptureFixture[str]) -> None:
     one.close_idle()  # whose standard error is that of another test
-    assert asyncio.run(one.call(print, "to be seen", 30)) is None
+    assert asyncio.run(one.call(print, "to be\x1b\rseen", 30)) is None
     one.close_idle()
-    assert capfd.readouterr().err == "to be seen\n"
+    assert capfd.readouterr().err == "to beseen\n"
 
 
 @pytest.mark.parametrize(
