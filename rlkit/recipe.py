@@ -238,7 +238,7 @@ def _value(recipe: Recipe, key: str) -> Any:
 
 def _check_model(recipe: Recipe) -> Iterator[str]:
     path = recipe.model.path
-    looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
+    looks_local = path.startswith((".", "/", "~")) or (path.count("/") > 1 and "://" not in path)
     if looks_local and not Path(path).expanduser().is_dir():
         yield (
             f"model.path is {path!r}, which is no folder; give a folder of a model, an adapter or a run, a hub name, "

@@ -15,10 +15,13 @@ def run(argv: Sequence[str]) -> int:
     """Export; give the exit status."""
     parser = argparse.ArgumentParser(prog="rlkit export", allow_abbrev=False, exit_on_error=False)
     parser.add_argument(
-        "--checkpoint", required=True, help="A checkpoint, or a run folder for its newest; any fsspec URL."
+        "--checkpoint", required=True, help="A run folder, its final/, or a checkpoint, here or at any fsspec URL."
     )
     parser.add_argument("--out", required=True, help="The folder to write; it must not hold anything yet.")
     parser.add_argument("--merge-lora", action="store_true", help="Write the whole model, the adapter merged into it.")
+    parser.add_argument(
+        "--dtype", choices=["float32", "bfloat16"], default="float32", help="Of a whole model's weights."
+    )
     parser.add_argument("--trust-remote-code", action="store_true", help="Run code that comes with the base model.")
     try:
         options, unknown = parser.parse_known_args(argv)
@@ -26,11 +29,12 @@ def run(argv: Sequence[str]) -> int:
         raise RecipeError(f"rlkit export: {error}") from error
     if unknown:
         raise RecipeError(
-            f"rlkit export was given {unknown[0]!r}, expected --checkpoint, --out, --merge-lora and --trust-remote-code"
+            f"rlkit export was given {unknown[0]!r}, expected --checkpoint, --out, --merge-lora, --dtype and "
+            "--trust-remote-code"
         )
     out = Path(options.out)
     if out.exists() and any(out.iterdir()):
         raise RecipeError(f"--out is {options.out!r}, which holds something; choose a new folder")
-    place = export(options.checkpoint, out, merge=options.merge_lora, trust_remote_code=options.trust_remote_code)
+    place = export(options.checkpoint, out, options.merge_lora, options.dtype, options.trust_remote_code)
     say(f"{place} is exported to {out}")
     return 0

@@ -79,11 +79,11 @@ def _with_recipe(argv: Sequence[str]) -> list[str]:
     places += [a.partition("=")[2] for a in argv if a.startswith("--resume=")]
     if not places or any(a.partition("=")[0] == "--recipe" for a in argv):
         return list(argv)
-    home = _home(places[0])
+    home = home_of(places[0])
     return list(argv) if home is None else ["--recipe", str(home / "recipe.yaml"), *argv]
 
 
-def _home(place: str) -> Path | None:
+def home_of(place: str) -> Path | None:
     """Return the run folder that a place to resume from is, or lies in; what a checkpoint itself holds is no recipe."""
     folders = (Path(place), *Path(place).parents[:2])
     return next((f for f in folders if (f / "recipe.yaml").is_file() and not (f / MANIFEST).exists()), None)
@@ -130,5 +130,5 @@ def _find(parsed: Parsed, folder: Path, ranks: Ranks, display: Display) -> Found
 def _out(parsed: Parsed) -> str:
     """Give the run folder: as said, that of the checkpoint, or a new one."""
     resume = parsed.options.resume
-    home = None if resume in (None, "auto") else _home(resume)
+    home = None if resume in (None, "auto") else home_of(resume)
     return str(parsed.options.out or home or default_folder(parsed.name))

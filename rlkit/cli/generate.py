@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
+from rlkit.cli.checkpoint import CHECKPOINT, with_checkpoint
 from rlkit.cli.parser import parse
 from rlkit.errors import RecipeError
 from rlkit.loop.data import load_data
@@ -23,7 +24,7 @@ PROMPT = (
 
 def run(argv: Sequence[str]) -> int:
     """Generate and print; give the exit status."""
-    parsed = parse("generate", argv, [PROMPT])
+    parsed = parse("generate", with_checkpoint(argv), [PROMPT, CHECKPOINT])
     data = load_data(parsed.recipe)
     text = parsed.options.prompt
     prompt = data.examples(1)[0] if text is None else Prompt("prompt", [{"role": "user", "content": text}])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from rlkit.cli.checkpoint import CHECKPOINT, with_checkpoint
 from rlkit.cli.display import show
 from rlkit.cli.parser import parse
 from rlkit.errors import RecipeError
@@ -17,7 +18,7 @@ JSON = ("--json", {"action": "store_true", "help": "Print the figures as a JSON 
 
 def run(argv: Sequence[str]) -> int:
     """Validate and print the figures; give the exit status."""
-    parsed = parse("validate", argv, [JSON])
+    parsed = parse("validate", with_checkpoint(argv), [JSON, CHECKPOINT])
     if not parsed.recipe.validates:
         raise RecipeError("validation is off, so there is nothing to validate: set validation.limit above 0")
     data = load_data(parsed.recipe)

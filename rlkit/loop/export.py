@@ -1,38 +1,55 @@
-"""From a checkpoint to a Hugging Face folder."""
+"""From a checkpoint or a run to a Hugging Face folder."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
+
+import torch
 
 from rlkit.errors import CheckpointError
-from rlkit.loop.state import trainable
-from rlkit.models.load import load_policy, load_tokenizer, save_policy
-from rlkit.models.lora import merged
-from rlkit.models.store import open_checkpoint
+from rlkit.models.load import cast, load_policy, load_tokenizer, save_policy
+from rlkit.models.lora import has_lora, merged
+from rlkit.models.source import locate
+from rlkit.sections import Model
 
 
-def export(checkpoint: str, out: Path, merge: bool = False, trust_remote_code: bool = False) -> str:
-    """Write a checkpoint's policy as a folder that transformers loads: the model, or its adapter.
+def export(
+    checkpoint: str,
+    out: Path,
+    merge: bool = False,
+    dtype: Literal["float32", "bfloat16"] = "float32",
+    trust_remote_code: bool = False,
+) -> str:
+    """Write a policy as a folder that transformers loads: the model, or its adapter.
 
     Args:
-        checkpoint: A checkpoint, or a run folder for its newest.
+        checkpoint: A checkpoint, a run folder, its `final/`, or another folder with a model or an adapter.
         out: The folder to write.
-        merge: Merge the adapter into the model.
+        merge: Merge the adapter into the model, in float32.
+        dtype: What a model's weights are rounded to in the end; an adapter's stay float32.
         trust_remote_code: Run code that comes with the model; the checkpoint's own word for it does not count.
 
     Returns:
-        The checkpoint that was taken.
+        The folder or URL that was taken.
 
     Raises:
         CheckpointError: There is none, it is damaged or of another model, or there is no adapter to merge.
+        RecipeError: The model that an adapter or a checkpoint rests on cannot be found.
     """
-    found = open_checkpoint(checkpoint)
-    model = found.model()
-    model.trust_remote_code = trust_remote_code
-    if merge and model.lora is None:
-        raise CheckpointError(f"{found.place} has no adapter to merge; leave out --merge-lora")
+    source = locate(checkpoint)
+    if source.base is None and not Path(source.place, "config.json").is_file():
+        raise CheckpointError(
+            f"there is no whole checkpoint at {checkpoint!r}; give a run folder, its final/ or one of its checkpoints"
+        )
+    if merge and source.lora is None:
+        raise CheckpointError(f"{source.place} has no adapter to merge; leave out --merge-lora")
+    model = Model(source.place, source.lora, trust_remote_code=trust_remote_code)
     policy = load_policy(model)
-    found.store.load(found.name, trainable("policy.policy", policy))
+    if merge:
+        policy = merged(policy)
+    if not has_lora(policy):
+        policy = cast(policy, getattr(torch, dtype))
     out.parent.mkdir(parents=True, exist_ok=True)
-    save_policy(merged(policy) if merge else policy, load_tokenizer(model), out)
-    return found.place
+    save_policy(policy, load_tokenizer(model), out)
+    return source.place

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from rlkit.errors import CheckpointError
 from rlkit.loop.run import Run, Trained
 from rlkit.models.store import Found, Numbers
+from rlkit.models.weights import trainable
 
 
 def tensors(run: Run, known: Collection[str] | None = None) -> dict[str, Tensor]:
@@ -38,11 +39,6 @@ def tensors(run: Run, known: Collection[str] | None = None) -> dict[str, Tensor]
     if run.recipe.reference is not None and run.reference is not None:
         found |= {f"reference.{n}": p.detach() for n, p in run.reference.actor.named_parameters()}
     return found
-
-
-def trainable(prefix: str, module: nn.Module) -> dict[str, Tensor]:
-    """Give a module's trainable parameters under the names that they have in checkpoints."""
-    return {f"{prefix}.{name}": p.detach() for name, p in module.named_parameters() if p.requires_grad}
 
 
 def numbers(run: Run) -> Numbers:

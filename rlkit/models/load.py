@@ -15,6 +15,8 @@ from safetensors import SafetensorError
 from rlkit.errors import CheckpointError, RecipeError, UnavailableError, unreachable
 from rlkit.models.lora import add_lora, has_lora, load_adapter, merged
 from rlkit.models.source import ADAPTER_WEIGHTS, SHIPPED, Source, base_name, locate, resolve, source_of
+from rlkit.models.store import Store
+from rlkit.models.weights import trainable
 from rlkit.sections import Model
 
 __all__ = ["SHIPPED", "resolve"]
@@ -118,9 +120,14 @@ class _Loader:
         policy = self.whole(source.base, dtype)
         if source.lora is not None:
             policy = add_lora(policy, source.lora, base=base_name(source.base.place))
-        if source.checkpoint and not self.empty:
-            raise RecipeError(f"{source.place} is a checkpoint; export it first: rlkit export --checkpoint")
-        if not self.empty:
+        if self.empty:
+            return policy
+        if source.checkpoint:
+            folder, _, name = source.place.rpartition("/")
+            store = Store(folder)
+            store.verify(name)
+            store.load(name, trainable("policy.policy", policy), alone=True)
+        else:
             load_adapter(policy, Path(source.place, ADAPTER_WEIGHTS))
         return policy
 
@@ -131,9 +138,7 @@ class _Loader:
         if self.empty:
             return self.whole(source.base, dtype)
         policy = self.load(source, torch.float32)
-        policy = merged(policy) if has_lora(policy) else policy
-        _cast(policy, dtype)
-        return policy
+        return cast(merged(policy) if has_lora(policy) else policy, dtype)
 
     def _pretrained(self, source: Source, dtype: torch.dtype) -> Any:
         from transformers.utils import logging
@@ -147,10 +152,12 @@ class _Loader:
                 return self.kind.from_config(load_config(self.model), **options).eval()
 
 
-def _cast(module: torch.nn.Module, dtype: torch.dtype) -> None:
+def cast(policy: Any, dtype: torch.dtype) -> Any:
     """Round the weights, but not the buffers: the positions' frequencies stay float32."""
-    for parameter in module.parameters():
+    for parameter in policy.parameters():
         parameter.data = parameter.data.to(dtype)
+    policy.config.dtype = dtype
+    return policy
 
 
 def context_length(config: Any) -> int:

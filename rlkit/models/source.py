@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from safetensors import SafetensorError, safe_open
 
 from rlkit.errors import RecipeError
-from rlkit.models.store import Found, Store
+from rlkit.models.store import Found, Store, open_checkpoint, step_of
 from rlkit.sections import Lora, Model
 
 SHIPPED = {"tiny": Path(__file__).parent / "tiny", "tiny-tools": Path(__file__).parent / "tiny_tools"}
@@ -87,11 +86,14 @@ def locate(path: str, depth: int = 0) -> Source:
     """
     if depth > DEEPEST:
         raise RecipeError(f"{path!r} rests on more than {DEEPEST} other adapters or checkpoints; merge some of them")
+    if "://" in path:
+        return _checkpoint(open_checkpoint(path), depth)
     folder = Path(resolve(path))
     if (folder / ADAPTER).is_file():
         return _adapter(folder, depth)
     if (folder / "manifest.json").is_file() and (folder / "state.json").is_file():
-        return _checkpoint(folder, depth)
+        store = Store(str(folder.parent))
+        return _checkpoint(Found(store, folder.name, store.state(folder.name)), depth)
     if folder.is_dir() and not (folder / "config.json").is_file():
         inner = _within(folder)
         if inner is not None:
@@ -131,34 +133,14 @@ def _public(source: Source) -> str:
 
 def _within(folder: Path) -> Path | None:
     """Find the policy of a run's folder, or of a folder of checkpoints; None where there is neither."""
-    checkpoints = _newest(folder / "checkpoints") or _newest(folder) or _newest(_save_folder(folder))
+    stores = [Store(str(place)) for place in (folder / "checkpoints", folder)]
+    name, store = next(((store.names()[0], store) for store in stores if store.names()), (None, None))
     final = folder / "final"
-    if not any((final / name).is_file() for name in (ADAPTER, "config.json")):
-        return checkpoints
-    if checkpoints is None or _number(checkpoints) <= int(_json(folder / "result.json").get("steps") or 0):
+    steps = _json(folder / "result.json").get("steps")
+    whole = any((final / file).is_file() for file in (ADAPTER, "config.json"))
+    if whole and (name is None or (isinstance(steps, int) and step_of(name) <= steps)):
         return final
-    return checkpoints
-
-
-def _newest(folder: Path | None) -> Path | None:
-    if folder is None or not folder.is_dir():
-        return None
-    whole = [p.parent for p in folder.glob("step-*/manifest.json") if p.parent.name[len("step-") :].isdigit()]
-    return max(whole, key=_number, default=None)
-
-
-def _number(checkpoint: Path) -> int:
-    return int(checkpoint.name[len("step-") :])
-
-
-def _save_folder(run: Path) -> Path | None:
-    """Return the folder to which a run's recipe sends its checkpoints, if it names one on this machine."""
-    try:
-        recipe = yaml.safe_load((run / "recipe.yaml").read_text(encoding="utf-8"))
-        named = recipe["save"]["folder"]
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
-        return None
-    return Path(named) if isinstance(named, str) else None
+    return None if store is None else Path(store.root, str(name))
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -214,8 +196,7 @@ def _base(folder: Path, named: object, depth: int) -> Source:
     return locate(named, depth + 1)
 
 
-def _checkpoint(folder: Path, depth: int) -> Source:
+def _checkpoint(found: Found, depth: int) -> Source:
     """Read which model a checkpoint's recipe names, and its adapters; the tensors are left where they are."""
-    store = Store(str(folder.parent))
-    model = Found(store, folder.name, store.state(folder.name)).model()
-    return Source(str(folder), locate(model.path, depth + 1), model.lora, checkpoint=True)
+    model = found.model()
+    return Source(found.place, locate(model.path, depth + 1), model.lora, checkpoint=True)

@@ -187,8 +187,8 @@ class Store:
                 found.update(block)
         return found.hexdigest()
 
-    def load(self, name: str, into: dict[str, Tensor]) -> None:
-        """Load tensors in place, resharded where the ranks have changed.
+    def load(self, name: str, into: dict[str, Tensor], alone: bool = False) -> None:
+        """Load tensors in place, resharded where the ranks have changed; all must call this, unless one is `alone`.
 
         Raises:
             CheckpointError: The checkpoint is of another model, or damaged.
@@ -203,7 +203,7 @@ class Store:
                     f"{_kind(here.dtype)}{[*here.shape]} here, and there {what}"
                 )
         try:
-            load_tensors(into, storage_reader=reader, no_dist=not dist.is_initialized())
+            load_tensors(into, storage_reader=reader, no_dist=alone or not dist.is_initialized())
         except CheckpointException as error:
             cause = next(cause for cause, _ in error.failures.values())
             raise CheckpointError(f"checkpoint {self.url}/{name} cannot be loaded: {cause}") from error

@@ -62,6 +62,11 @@ class PolicyWeights:
         return adapter_config(self._policy), [(name, full(x.detach())) for name, x in adapter_tensors(self._policy)]
 
 
+def trainable(prefix: str, module: nn.Module) -> dict[str, Tensor]:
+    """Return a module's trainable parameters, by the names that they have in checkpoints."""
+    return {f"{prefix}.{name}": p.detach() for name, p in module.named_parameters() if p.requires_grad}
+
+
 @torch.no_grad()
 def whole(module: nn.Module, keep: bool) -> dict[str, Tensor]:
     """Give a module's state, each tensor whole and on the CPU, to the ranks that `keep` it; all must call this.
