@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal, TYPE_CHECKING
 
 from rlkit.errors import RecipeError
 from rlkit.ranges import Count, PositiveInt, Seconds
@@ -21,9 +21,10 @@ class ModelReward(RewardManager):
     policy's; one without a template gets the messages as plain text.
 
     Args:
-        path: A folder or a name on the Hugging Face hub.
+        path: A folder or a name on the Hugging Face hub, with its weights as safetensors.
         batch_size: Conversations of one forward pass.
         max_length: Longer ones lose their beginning.
+        dtype: The type of the weights.
         timeout: Seconds for the samples of one prompt.
         on_error: What becomes of a group with a failed score.
     """
@@ -36,10 +37,12 @@ class ModelReward(RewardManager):
         batch_size: Count = 16,
         max_length: PositiveInt = 4096,
         *,
+        dtype: Literal["float32", "bfloat16"] = "float32",
         timeout: Seconds = 600.0,
         on_error: OnError = "drop",
     ) -> None:
         self.path = path
+        self.dtype = dtype
         self.batch_size = batch_size
         self.max_length = max_length
         self.timeout = timeout
@@ -51,7 +54,9 @@ class ModelReward(RewardManager):
 
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(self.path, truncation_side="left")
-            model = AutoModelForSequenceClassification.from_pretrained(self.path, dtype=torch.float32)
+            model = AutoModelForSequenceClassification.from_pretrained(  # safetensors alone: a pickle could run code
+                self.path, dtype=getattr(torch, self.dtype), use_safetensors=True, trust_remote_code=False
+            )
         except (OSError, ValueError) as error:
             reason = str(error).strip().split("\n")[0]
             raise RecipeError(f"ModelReward has path={self.path!r}, which cannot be loaded: {reason}") from error

@@ -199,6 +199,25 @@ def test_model_reward_renders_with_its_own_template(tmp_path: Path, workers: Wor
         assert result.reward == pytest.approx(model(input_ids=ids).logits.item(), abs=1e-4)
 
 
+def test_model_reward_keeps_its_weights_in_bfloat16(tmp_path: Path, workers: Workers) -> None:
+    path, _ = classifier(tmp_path / "rm", None)
+    answers = [example_trajectory(text) for text in ("4", "it is four")]
+    half = ModelReward(path, dtype="bfloat16")
+    found, exact = scored(half, answers, workers), scored(ModelReward(path), answers, workers)
+    assert {p.dtype for p in half._model.parameters()} == {torch.bfloat16}
+    for rounded, whole in zip(found, exact, strict=True):
+        assert rounded.reward == pytest.approx(whole.reward, abs=0.05)
+        assert rounded.reward != whole.reward
+
+
+def test_model_reward_reads_no_pickle(tmp_path: Path, workers: Workers) -> None:
+    path, model = classifier(tmp_path / "rm", None)
+    torch.save(model.state_dict(), Path(path, "pytorch_model.bin"))
+    Path(path, "model.safetensors").unlink()
+    with pytest.raises(RecipeError, match="no file named model.safetensors"):
+        scored(ModelReward(path), [], workers)
+
+
 def test_model_reward_that_is_not_there_says_so(tmp_path: Path, workers: Workers) -> None:
     with pytest.raises(RecipeError, match="ModelReward has path=.*which cannot be loaded"):
         scored(ModelReward(str(tmp_path)), [], workers)
