@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from rlkit.errors import RecipeError
 from rlkit.ranges import Count, PositiveInt, Seconds
