@@ -23,7 +23,7 @@ failed=0
 check() {
     local name=$1 start=$SECONDS how=ok
     shift
-    timeout 300 "$@" >"$folder/$name.log" 2>&1 || { how=FAILED; failed=1; }
+    timeout 600 "$@" >"$folder/$name.log" 2>&1 || { how=FAILED; failed=1; }
     printf '%-22s %-8s %4d s  %s\n' "$name" "$how" $((SECONDS - start)) "$(tail -n 1 "$folder/$name.log")" |
         cut -c 1-200 | tee -a "$table"
 }

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+pytest.importorskip("sglang")
+
 from rlkit.engines import SGLangEngine
 from rlkit.engines.sglang_process import Launch
 from rlkit.engines.sglang_states import State

@@ -19,11 +19,11 @@ SHAPE = {
     "num_attention_heads": 14, "num_key_value_heads": 2, "max_position_embeddings": 4096, "initializer_range": 0.02,
     "tie_word_embeddings": True,
 }  # fmt: skip
-STEPS = 4
+STEPS = 3
 FIT = (
-    "fit", "--recipe=quickstart", f"--train.steps={STEPS}", "--train.prompts_per_step=16", "--rollout.group=8",
-    "--rollout.sampling.max_tokens=256", "--train.lr=1e-6", "--train.warmup_steps=0", "--validation.limit=16",
-    "--validation.samples=1", "--save.every=0", "--fabric.accelerator=gpu", "--fabric.precision=bf16-mixed",
+    "fit", "--recipe=quickstart", f"--train.steps={STEPS}", "--train.prompts_per_step=8", "--rollout.group=8",
+    "--rollout.sampling.max_tokens=128", "--train.lr=1e-6", "--train.warmup_steps=0", "--validation=null",
+    "--save.every=0", "--fabric.accelerator=gpu", "--fabric.precision=bf16-mixed",
 )  # fmt: skip
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1")
 
