@@ -219,14 +219,15 @@ class Store:
         self.fs.mv(self.path(partial), self.path(name), recursive=True)
 
     def withdraw(self, name: str) -> None:
-        """Remove a checkpoint's manifest, so that the folder is none any more, whatever else is left of it."""
+        """Remove a checkpoint's manifest, so that the folder is none any more; of a link to elsewhere only the link."""
         if self.fs.exists(self.path(name, MANIFEST)):
-            self.fs.rm(self.path(name, MANIFEST))
+            linked = self.fs.info(self.path(name)).get("islink")
+            self.fs.rm_file(self.path(name) if linked else self.path(name, MANIFEST))
 
     def remove(self, name: str) -> None:
         """Remove a checkpoint, or what is left of one."""
+        self.withdraw(name)
         if self.fs.exists(self.path(name)):
-            self.withdraw(name)
             self.fs.rm(self.path(name), recursive=True)
 
     def shapes(self, name: str) -> dict[str, tuple[int, ...]]:

@@ -190,6 +190,20 @@ def test_a_run_that_starts_anew_over_damaged_checkpoints_keeps_its_own(store: St
     assert steps(store) == [1]
 
 
+def test_what_a_link_points_to_is_left_alone(store: Store, ranks: Ranks, tmp_path: Path) -> None:
+    """Steps 1 and 9 are another run's, linked: 1 is old, 9 abandoned."""
+    other = Store(str(tmp_path / "other"))
+    written(other, ranks, 1, 9)
+    Path(store.root).mkdir()
+    for name in other.names():
+        (Path(store.root) / name).symlink_to(Path(other.root) / name)
+    writer = Writer(store, Save(keep_last=1), ranks, step=1)
+    writer.save(*content(2)(None))
+    writer.finish()
+    assert [p.name for p in Path(store.root).iterdir()] == ["step-000002"]
+    assert [loaded(other, name) for name in other.names()] == [9.0, 1.0]
+
+
 class Killed(BaseException):
     """Stands for the end of the process, which nothing can catch."""
 
