@@ -48,7 +48,9 @@ def test_a_run_folder_is_complete_and_can_be_run_again(tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert fit(out) == 0
     listed = {p.name for p in out.iterdir()}
-    assert listed == {"recipe.yaml", "environment.json", "metrics.jsonl", "rollouts", "final", "result.json"}
+    assert listed == {
+        "recipe.yaml", "environment.json", "metrics.jsonl", "rollouts", "final", "result.json", "checkpoints", "lock",
+    }  # fmt: skip
     assert yaml.safe_load((out / "recipe.yaml").read_text())["advantage"]["class_path"] == "rlkit.advantages.GRPO"
     environment = json.loads((out / "environment.json").read_text())
     assert {"python", "packages", "plugins", "command", "git_sha"} <= set(environment)
