@@ -106,8 +106,8 @@ def _create(folder: RunFolder, parsed: Parsed, resumed: Found | None) -> None:
     auto, store = parsed.options.resume == "auto", _store(parsed, folder.path)
     if not auto and (resumed is None or resumed.store.root != store.root) and store.names():
         raise RecipeError(
-            f"{store.url} holds checkpoints of another run, up to {store.names()[0]}; choose a new --out or "
-            "save.folder, or go on with that run by --resume auto"
+            f"{store.url} holds another run; choose a new folder, or go on from its {store.names()[0]} with "
+            "--resume auto"
         )
     folder.create(parsed.registry, resumed is not None or auto)
 

@@ -474,7 +474,9 @@ def test_runs_do_not_mix_their_checkpoints(tmp_path: Path, capsys: pytest.Captur
     kept = tmp_path / "kept"
     assert main(["fit", *SHORT, f"--out={tmp_path / 'a'}", f"--save.folder={kept}"]) == 0
     assert main(["fit", *SHORT, f"--out={tmp_path / 'b'}", f"--save.folder={kept}"]) == 2
-    assert f"{kept} holds checkpoints of another run, up to step-000001" in capsys.readouterr().err
+    assert (
+        f"{kept} holds another run; choose a new folder, or go on from its step-000001 with" in capsys.readouterr().err
+    )
     assert main(["fit", *SHORT, f"--out={tmp_path / 'c'}", "--save.folder=hdfs://nowhere/kept"]) == 2
     message = capsys.readouterr().err
     assert "save.folder: 'hdfs://nowhere/kept' is no place for checkpoints: " in message

@@ -58,6 +58,7 @@ def test_the_second_run_in_a_folder_is_refused_and_told_who_holds_it(
     os.kill(child, 0)  # it lives on, and does not matter
     lock = Lock(run)
     assert lock.warning is None
+    assert run.stat().st_mode & 0o777 == 0o700
     assert f'"pid": {os.getpid()}' in (run / "lock").read_text()
     lock.release()
 
