@@ -225,9 +225,11 @@ def why_not(model: Any) -> str | None:
         found, plain = _probe(model)
     except (AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
         return f"a probe failed with {type(error).__name__}: {error}"
-    gap = float((found - plain).square().mean().sqrt() / plain.std())
+    off, spread = float((found - plain).square().mean().sqrt()), max(float(plain.std()), 1e-6)
     limit = GAPS.get(next(model.parameters()).dtype, 1e-3)
-    return None if gap <= limit else f"a probe's logits are {gap:.2g} of their spread away, expected at most {limit:g}"
+    if off <= limit * spread:
+        return None
+    return f"a probe's logits are {off / spread:.2g} of their spread away, expected at most {limit:g}"
 
 
 @torch.inference_mode()

@@ -138,6 +138,12 @@ def test_a_decoder_that_sees_the_padding_is_found_out(
     assert "a probe's logits are" in str(why_not(random_model(kind, **ARCHITECTURES[kind]).to(dtype)))
 
 
+def test_a_model_whose_logits_are_all_alike_is_decoded() -> None:
+    policy = random_model("llama")
+    torch.nn.init.zeros_(policy.lm_head.weight)
+    assert why_not(policy) is None
+
+
 def test_layers_and_errors_that_the_decoder_does_not_know_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = random_model("qwen2")
     monkeypatch.setattr(policy.config, "layer_types", ["full_attention", "linear_attention"])

@@ -23,6 +23,7 @@ FIT = (
     [
         ("--fabric.precision=32-true",),
         ("--fabric.precision=bf16-mixed", "--train.offload_during_rollout=true"),
+        ("--fabric.precision=bf16-mixed", "--fabric.strategy=fsdp2"),
         ("--fabric.strategy=fsdp2", "--save.every=1", "--train.checkpoint_activations=true"),
     ],
 )
@@ -30,7 +31,7 @@ def test_a_run_on_one_gpu(options: tuple[str, ...], tmp_path: Path) -> None:
     done = rlkit(*FIT, *options, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = read_jsonl(tmp_path / "run" / "metrics.jsonl")
-    assert all(row["memory/peak_device_mb"] > 0 for row in rows)
+    assert all(row["memory/peak_device_mb"] > 0 and row["engine/slow_path"] == 0 for row in rows)
     assert max(row["mismatch/mean"] for row in rows) < (0.05 if "bf16-mixed" in options[0] else 1e-4)
 
 
