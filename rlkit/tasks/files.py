@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from glob import has_magic
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ class _Columns(Task):
             answer = _text(sources.column(row, self.answer_field, place, "task.answer_field"))
         used = {self.prompt_field, self.answer_field, "id"}
         return Prompt(
-            id=str(row.get("id", name)),
+            id=name if row.get("id") is None else str(row["id"]),
             messages=messages,
             answer=answer,
             meta={key: value for key, value in row.items() if key not in used},
@@ -163,7 +164,7 @@ class HFDataset(_Columns):
 
     @property
     def _is_file(self) -> bool:
-        return isinstance(self.path, list) or Path(self.path).suffix in sources.KINDS
+        return isinstance(self.path, list) or Path(self.path).suffix in sources.KINDS or has_magic(self.path)
 
     def _files(self, given: sources.Paths, option: str) -> sources.Rows:
         paths = sources.expand(given, option)

@@ -50,14 +50,22 @@ def expand(given: Paths, option: str) -> list[Path]:
         raise RecipeError(
             f"{option} is {given!r}, expected a file, a pattern such as 'data/*.jsonl', or a list of them"
         )
-    for path in paths:
-        mode = existing(path, option).stat().st_mode
-        if stat.S_ISDIR(mode):
-            inside = sorted({f"*{p.suffix}" for p in path.iterdir() if p.suffix in KINDS}) or ["*.jsonl"]
-            raise RecipeError(f"{option} is {str(path)!r}, a folder; expected files, such as '{path}/{inside[0]}'")
-        if not stat.S_ISREG(mode):
-            raise RecipeError(f"{option} is {str(path)!r}, a pipe, a socket or a device; expected a regular file")
-    return paths
+    return [regular(path, option) for path in paths]
+
+
+def regular(path: Path, option: str) -> Path:
+    """Return the path if it is a regular file, which can be read to its end.
+
+    Raises:
+        RecipeError: It is missing, a folder, a pipe or a device.
+    """
+    mode = existing(path, option).stat().st_mode
+    if stat.S_ISDIR(mode):
+        kinds = [kind for kind in KINDS if glob.glob(f"{glob.escape(str(path))}/*{kind}")] or [".jsonl"]
+        raise RecipeError(f"{option} is {str(path)!r}, a folder; expected files, such as '{path}/*{kinds[0]}'")
+    if not stat.S_ISREG(mode):
+        raise RecipeError(f"{option} is {str(path)!r}, a pipe, a socket or a device; expected a regular file")
+    return path
 
 
 def jsonl(paths: Sequence[Path], check: Callable[[Row, str], object]) -> Rows:
@@ -86,7 +94,7 @@ def files(paths: Sequence[Path], option: str) -> Rows:
         RecipeError: A file is missing, of another kind, or unreadable.
     """
     for path in paths:
-        existing(path, option)
+        regular(path, option)
         if path.suffix not in KINDS:
             raise RecipeError(f"{option} names {path.name!r}, expected a file ending in {', '.join(KINDS)}")
         if path.suffix != paths[0].suffix:
@@ -97,7 +105,9 @@ def files(paths: Sequence[Path], option: str) -> Rows:
         loaded = datasets.load_dataset(KINDS[paths[0].suffix], data_files=[str(p) for p in paths], split="train")
     except Exception as error:
         names = ", ".join(map(str, paths[:3])) + (" …" if len(paths) > 3 else "")
-        cause = error.__cause__ or error
+        cause: BaseException = error
+        while inner := cause.__cause__ or cause.__context__:  # what `datasets` itself says is only that it failed
+            cause = inner
         raise RecipeError(
             f"{option}: {names} cannot be read as {KINDS[paths[0].suffix]}: {_first_line(cause)}"
         ) from error
@@ -172,7 +182,7 @@ def _matches(name: str, option: str) -> list[Path]:
     path = Path(name)
     if not glob.has_magic(name) or "\0" in name or path.exists():
         return [path if not name.startswith("~") else existing(path, option)]
-    found = sorted(glob.glob(str(path.expanduser()), recursive=True))
+    found = sorted(file for file in glob.glob(str(path.expanduser()), recursive=True) if not Path(file).is_dir())
     if not found:
         raise RecipeError(f"{option} is {name!r}, which matches no file; {_nearby(path.expanduser())}")
     return list(map(Path, found))

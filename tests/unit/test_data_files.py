@@ -202,6 +202,18 @@ def test_gsm8k_with_a_question_that_is_no_text(tmp_path: Path) -> None:
         GSM8K(str(tmp_path)).rows("train")
 
 
+def test_a_pipe_among_the_parquet_files_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "train-0.parquet")
+    for task in (GSM8K(str(tmp_path)), HFDataset(str(tmp_path / "*"))):
+        with pytest.raises(RecipeError, match="train-0.parquet', a pipe, a socket or a device"):
+            task.rows("train")
+
+
+def test_ids_that_are_null_are_the_rows_numbers(tmp_path: Path) -> None:
+    task = Jsonl(write(tmp_path / "t.jsonl", *({"prompt": "x", "answer": "y", "id": i} for i in (None, 7, 0))))
+    assert [task.prompt(row, i).id for i, row in enumerate(task.rows("train"))] == ["0", "7", "0"]
+
+
 def test_answers_of_any_type_become_text(tmp_path: Path) -> None:
     answers = [3, 2.5, True, None, ["a", "é"], {"target": ["b"]}]
     task = Jsonl(write(tmp_path / "t.jsonl", *({"prompt": "x", "answer": a} for a in answers)))
