@@ -64,4 +64,12 @@ class Composite(RewardManager):
                 return Score(None, error=f"part {name}: {score.error}")
             total += self.weights.get(name, 1.0) * score.reward
             parts |= {**score.parts, name: score.reward}
-        return Score(total, parts, ungradable=any(score.ungradable for score in scores))
+        return Score(total, parts, self._turns(scores), ungradable=any(score.ungradable for score in scores))
+
+    def _turns(self, scores: Sequence[Score]) -> list[float] | None:
+        """Return the weighted sum of the rewards by turn, turn by turn; None if no part gives any."""
+        weights = [self.weights.get(name, 1.0) for name in self.rewards]
+        rows = [
+            [w * x for x in s.turn_rewards] for w, s in zip(weights, scores, strict=True) if s.turn_rewards is not None
+        ]
+        return [sum(turn) for turn in zip(*rows, strict=True)] if rows else None

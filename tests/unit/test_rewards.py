@@ -56,6 +56,25 @@ def test_composite_is_a_weighted_sum_with_parts(workers: Workers) -> None:
     assert set(reward.parts or ()) >= {"math", "short", "accuracy"}
 
 
+class ByTurn(RewardManager):
+    """Rewards its one turn."""
+
+    def __init__(self, turn: float) -> None:
+        self.turn = turn
+
+    async def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
+        return [Score(0.0, turn_rewards=[self.turn]) for _ in trajectories]
+
+
+def test_composite_keeps_the_rewards_of_turns(workers: Workers) -> None:
+    """2 * 0.5 + 1 * -0.25; a part without any adds nothing, and none give none."""
+    parts = {"math": MathReward(), "a": ByTurn(0.5), "b": ByTurn(-0.25)}
+    [found] = scored(Composite(parts, {"a": 2.0}), [example_trajectory("4")], workers)
+    assert (found.reward, found.turn_rewards) == (1.0, [0.75])
+    [plain] = scored(Composite({"math": MathReward()}), [example_trajectory("4")], workers)
+    assert plain.turn_rewards is None
+
+
 def test_composite_with_a_failing_part_fails_with_its_name(workers: Workers) -> None:
     found = scored(Composite({"math": MathReward()}), [example_trajectory("4", answer=None)], workers)
     assert found[0].reward is None
