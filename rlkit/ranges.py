@@ -20,6 +20,8 @@ from annotated_types import Ge, Gt, Le, Lt
 LARGEST = 2**31 - 1
 LARGEST_FLOAT = 1e30
 """Larger numbers would soon overflow float32."""
+UNSAID = (LARGEST, LARGEST_FLOAT)
+"""Bounds that all numbers have, which are told to whoever crosses them."""
 YEAR = 365 * 24 * 3600.0
 
 
@@ -35,13 +37,14 @@ class _Number:
         schema = handler(source)
 
         def validate(value: Any, number: Any) -> Any:
-            too_large = False
+            complete = False
             try:
                 if not isinstance(value, bool):
                     return number(value)
             except ValidationError as error:
-                too_large = error.errors()[0]["type"].startswith("less_than")
-            expected = _words(schema["type"], schema, complete=too_large)
+                crossed = error.errors(include_url=False)[0].get("ctx", {})
+                complete = any(abs(bound) in UNSAID for bound in crossed.values() if isinstance(bound, int | float))
+            expected = _words(schema["type"], schema, complete)
             raise PydanticCustomError("range", "expected {words}", {"words": expected})
 
         return core_schema.no_info_wrap_validator_function(validate, schema)
@@ -145,11 +148,11 @@ def _holds_number(hint: Any) -> bool:
 
 
 def _words(kind: str, bounds: Mapping[str, Any], complete: bool = False) -> str:
-    """Return `a number above 0`; bounds that all numbers have are left out, unless the text is to be complete."""
+    """Return `a number above 0`; leave out the bounds of `UNSAID`, unless the text is to be complete."""
     said = {
         name: f"{bounds[name]:.10g}"
         for name in ("ge", "gt", "le", "lt")
-        if name in bounds and (complete or abs(bounds[name]) not in (LARGEST, LARGEST_FLOAT))
+        if name in bounds and (complete or abs(bounds[name]) not in UNSAID)
     }
     noun = "a whole number" if kind == "int" else "a number"
     if {"ge", "le"} <= set(said):

@@ -40,7 +40,7 @@ def find(recipe: str) -> Path:
         return shipped[recipe.removesuffix(".yaml")]
     near = get_close_matches(recipe, shipped, 1)
     hint = f"did you mean {near[0]!r}?" if near else f"shipped: {', '.join(shipped)}"
-    raise RecipeError(f"--recipe is {shorten(recipe)!r}, neither a file nor a shipped recipe; {hint}")
+    raise RecipeError(f"--recipe is {shorten(recipe, 200)!r}, neither a file nor a shipped recipe; {hint}")
 
 
 def read(path: Path) -> dict[str, Any]:

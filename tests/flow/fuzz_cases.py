@@ -174,7 +174,8 @@ VALUES: dict[str, Any] = {
 
 def reason(key: str, old: Any, name: str, override: bool) -> str | None:
     """Return why a value (by its name in VALUES) is legal for a key, None if it must be refused."""
-    new = None if name == "empty text" and override else VALUES[name]
+    empty = name == "empty text" and (override or isinstance(old, dict))
+    new = None if empty else VALUES[name]
     number = isinstance(old, int | float) and not isinstance(old, bool)
     if new is None:
         return "null is legal there" if key in NULLABLE else None
