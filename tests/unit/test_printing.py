@@ -73,6 +73,21 @@ def test_the_time_left_counts_the_steps_of_this_process(
     assert second.endswith("left 1:20")
 
 
+def test_the_comparison_leaves_out_what_did_not_happen(capsys: pytest.CaptureFixture[str]) -> None:
+    before = {"accuracy": 0.5, "failed": 0.0, "unscored": 0.0, "sampled_failed": 1.0}
+    after = {"accuracy": 0.75, "failed": 0.0, "unscored": 2.0}
+    Display(1).finish(
+        {"status": "ok", "steps": 1, "seconds": 3700, "validation": {"before": before, "after": after}}, "x"
+    )
+    lines = capsys.readouterr().out.splitlines()
+    cells = [[word for word in line.split() if word[0].isalnum() or word == "-"] for line in lines]
+    assert ["accuracy", "0.500", "0.750"] in cells
+    assert ["unscored", "0.000", "2.000"] in cells
+    assert ["sampled_failed", "1.000", "-"] in cells
+    assert not [row for row in cells if row[:1] == ["failed"]]
+    assert lines[-1] == "ok: 1 step in 1:01:40; x"
+
+
 def test_the_last_line_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     result = {"status": "interrupted", "steps": 3, "seconds": 61.0, "validation": {"before": None, "after": None}}
     Display(9).finish(result, "the run is in 'a [red] b'")
