@@ -144,7 +144,7 @@ def split(argv: Sequence[str], own: Own = ()) -> Given:
     while words:
         word = words.pop(0)
         flag, equals, text = word.partition("=")
-        if any("\ud800" <= letter <= "\udfff" for letter in word):  # what Python makes of bytes that are not UTF-8
+        if not _decoded(word):
             given.problems.append(f"{flag!a} holds bytes that are not UTF-8, expected text")
         elif word in ("-h", "--help"):
             given.help.append(("", None))
@@ -158,10 +158,17 @@ def split(argv: Sequence[str], own: Own = ()) -> Given:
     return given
 
 
+def _decoded(word: str) -> bool:
+    """Whether a word has nothing that Python makes of bytes that the locale's encoding does not know."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in word)
+
+
 def _take(given: Given, flag: str, value: str | None, own: dict[str, dict[str, Any]]) -> None:
     """Note a flag and its value."""
     if flag.endswith(".help"):
         given.help.append((flag.removeprefix("--").removesuffix(".help"), value))
+    elif value is not None and not _decoded(value):
+        given.problems.append(f"{flag!a} holds bytes that are not UTF-8, expected text")
     elif value is None:
         given.problems.append(f"{flag} was given nothing, expected a value: {flag}=VALUE")
     elif flag == "--recipe":

@@ -97,6 +97,7 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
         ("--save.keep_best validation/reward", "but no step validates; set validation.every to 1 or more"),
         (f"--recipe {'n' * 5000}", "neither a file nor a shipped recipe"),
         ("--task.path=\udc80", "'--task.path' holds bytes that are not UTF-8, expected text"),
+        ("--task.path \udc80", "'--task.path' holds bytes that are not UTF-8, expected text"),
         ("--tools={'':Calculator}", "tools has a name that is empty"),
         (f"--reward={'{a:' * 30}1{'}' * 30}", "reward is {a:{a:"),
         ("--advantage GAE", "advantage GAE needs values, but the recipe has no `critic:` section; add one"),
