@@ -38,8 +38,7 @@ class _Columns(Task):
         return self._make(row, f"{self._source()}, row {index}", str(index))
 
     def _make(self, row: Mapping[str, Any], place: str, name: str) -> Prompt:
-        content = sources.column(row, self.prompt_field, place, "task.prompt_field")
-        messages = _messages(content, f"{place}: {self.prompt_field!r}")
+        messages = self._messages(row, place)
         if self.system is not None:
             messages.insert(0, {"role": "system", "content": self.system})
         answer = None
@@ -53,11 +52,17 @@ class _Columns(Task):
             meta={key: value for key, value in row.items() if key not in used},
         )
 
+    def _messages(self, row: Mapping[str, Any], place: str) -> list[Message]:
+        """Return the messages in a row, without the recipe's system message."""
+        content = sources.column(row, self.prompt_field, place, "task.prompt_field")
+        return _messages(content, f"{place}: {self.prompt_field!r}")
+
     def _divided(self, rows: sources.Rows, share: float, split: Split) -> sources.Rows:
         """Return one side of the rows; which side a row is on depends on its prompt and the seed alone."""
 
-        def content(row: sources.Row) -> object:
-            return sources.column(row, self.prompt_field, self._source(), "task.prompt_field")
+        def content(row: sources.Row, index: int) -> str:
+            messages = self._messages(row, f"{self._source()}, row {index}")
+            return json.dumps(messages, sort_keys=True, default=str)
 
         train, held_out = sources.divide(rows, share, self.split_seed, content)
         return train if split == "train" else held_out

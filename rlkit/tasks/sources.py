@@ -132,20 +132,22 @@ def hub(path: str, name: str | None, split: str, option: str) -> Rows:
         ) from error
 
 
-def divide(rows: Rows, share: float, seed: int, content: Callable[[Row], object]) -> tuple[Rows, Rows]:
+def divide(rows: Rows, share: float, seed: int, content: Callable[[Row, int], str]) -> tuple[Rows, Rows]:
     """Divide rows into those to train on and those to hold out, by a hash of each row's content and the seed.
 
-    The order of the rows does not matter, and rows of equal content are on the same side.
+    The order of the rows does not matter, and rows of equal content are on the same side. Held-out rows are in the
+    order of their hashes, so that the first of them are the same ones too.
 
     Args:
         rows: All of them.
         share: How many to hold out, of 1; at least one row is.
         seed: Another seed holds out other rows.
-        content: What identifies a row.
+        content: What identifies a row, from the row and its number.
     """
-    hashes = [hashlib.blake2b(f"{seed}\x1f{content(row)!r}".encode(), digest_size=8).digest() for row in rows]
+    texts = (f"{seed}\x1f{content(row, index)}" for index, row in enumerate(rows))
+    hashes = [hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts]
     last = sorted(hashes)[max(1, round(share * len(rows))) - 1] if hashes else b""
-    held_out = [i for i, digest in enumerate(hashes) if digest <= last]
+    held_out = sorted((i for i, digest in enumerate(hashes) if digest <= last), key=hashes.__getitem__)
     kept = [i for i, digest in enumerate(hashes) if digest > last]
     return _select(rows, kept), _select(rows, held_out)
 

@@ -90,11 +90,24 @@ def test_a_share_is_held_out_whatever_the_order(tmp_path: Path, task: type[Jsonl
     sides = [{row["answer"] for row in first.rows(split)} for split in ("train", "validation")]
     assert sides == [{row["answer"] for row in second.rows(split)} for split in ("train", "validation")]
     assert not sides[0] & sides[1]
+    assert [row["answer"] for row in first.rows("validation")] == [row["answer"] for row in second.rows("validation")]
     assert 8 <= len(sides[1]) <= 11  # 0.25 * 43 = 10.75 rows
     assert len(first.rows("train")) + len(first.rows("validation")) == 43
     other = task(first.path, validation_split=0.25, split_seed=1)
     assert {row["answer"] for row in other.rows("validation")} != sides[1]
     check_task(first)
+
+
+def test_the_same_share_of_a_table_and_of_lines_is_held_out(tmp_path: Path) -> None:
+    """A table has nulls where a message has no such key, and texts stand for messages of the user."""
+    import datasets
+
+    rows = [{"prompt": [{"role": "user", "content": f"{n}?"}], "answer": str(n)} for n in range(20)]
+    table = [*rows, {"prompt": [{"role": "user", "content": "!", "name": "Mira"}], "answer": "x"}]
+    datasets.Dataset.from_list(table).to_parquet(tmp_path / "t.parquet")
+    lines = write(tmp_path / "t.jsonl", *questions(*range(20)), table[-1])
+    tasks = [HFDataset(str(tmp_path / "t.parquet"), validation_split=0.2), Jsonl(lines, validation_split=0.2)]
+    assert len({tuple(row["answer"] for row in task.rows("validation")) for task in tasks}) == 1
 
 
 def test_a_share_of_a_parquet_file_stays_on_disk(tmp_path: Path) -> None:
@@ -194,6 +207,8 @@ def test_a_table_whose_prompts_are_none_names_the_row(tmp_path: Path) -> None:
     task = HFDataset(path)
     with pytest.raises(RecipeError, match=r"t.parquet, row 1: 'prompt' is None, expected text"):
         task.prompt(task.rows("train")[1], 1)
+    with pytest.raises(RecipeError, match=r"t.parquet, row 1: 'prompt' is None, expected text"):
+        HFDataset(path, validation_split=0.5).rows("train")
 
 
 def test_gsm8k_with_a_question_that_is_no_text(tmp_path: Path) -> None:
