@@ -190,6 +190,7 @@ class Trajectory:
         stop: Why it ended.
         turns: Its spans, in order and without gaps.
         text: The policy's last turn as text, without special tokens: what most rewards grade.
+        messages: The whole conversation as chat messages, the prompt's first; made of `prompt` and `text` if not given.
         media: Reserved for images; None.
         score: From the reward; None before it is scored.
         error: Why the conversation failed; it is then neither scored nor learnt from.
@@ -213,6 +214,11 @@ class Trajectory:
     turn_rewards: list[float] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     credit: dict[str, Any] = field(default_factory=dict)
+    messages: list[Message] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not self.messages:
+            self.messages = [*self.prompt.messages, {"role": "assistant", "content": self.text}]
 
     @property
     def response_length(self) -> int:

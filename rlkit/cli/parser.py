@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from argparse import SUPPRESS
 from collections.abc import Sequence
@@ -95,7 +96,10 @@ def parse(verb: str, argv: Sequence[str], own: Own = ()) -> Parsed:
 
 
 class _HelpFormatter(DefaultHelpFormatter):
-    """Help that says ranges in words."""
+    """Help that says ranges in words, and keeps paragraphs."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n\n".join(super(_HelpFormatter, self)._fill_text(part, width, indent) for part in text.split("\n\n"))
 
     def _get_type_str(self, action: Any) -> str | None:
         text = super()._get_type_str(action)
@@ -201,7 +205,9 @@ def _print_help(verb: str, given: Given, own: Own, registry: Registry) -> NoRetu
     cls = _class_for_help(key, name, registry) if key else Recipe
     parser = make_parser(verb, registry)
     if key:
-        parser = Parser(prog=f"rlkit {verb}", description=f"{key}: {cls.__name__}", add_help=False)
+        body = inspect.cleandoc(cls.__doc__ or "").partition("\n\n")[2].partition("Args:\n")[0].strip()
+        description = f"{key}: {cls.__name__}\n\n{body}".strip()  # the docstring's first line stands above the options
+        parser = Parser(prog=f"rlkit {verb}", description=description, add_help=False)
         parser.add_class_arguments(cls, key)
     else:
         parser.add_argument("--recipe", help="A file, or a shipped recipe's name; several stack, the last one wins.")

@@ -51,7 +51,7 @@ class MathReward(RewardFunction):
         return Score(right + self.format_weight * credit, {"accuracy": right, "format": credit})
 
     def control(self, trajectory: Trajectory) -> Trajectory | None:
-        return replace(trajectory, text=trajectory.prompt.answer or "")
+        return replace(trajectory, text=trajectory.prompt.answer or "", messages=[])
 
     def ungradable(self) -> Score:
         return Score(0.0, {"accuracy": 0.0, "format": 0.0}, ungradable=True)

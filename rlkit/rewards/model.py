@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class ModelReward(RewardManager):
     """The output of a sequence classifier with one label, on the run's device.
 
-    The conversation is rendered anew with the classifier's own chat template and tokenizer, which may differ from the
-    policy's; one without a template gets the messages as plain text.
+    The whole conversation, with what tools and users said, is rendered anew with the classifier's own chat template and
+    tokenizer, which may differ from the policy's; one without a template gets the messages as plain text.
 
     Args:
         path: A folder or a name on the Hugging Face hub, with its weights as safetensors.
@@ -86,7 +86,7 @@ class ModelReward(RewardManager):
         return [Score(reward) for reward in rewards]
 
     def _render(self, trajectory: Trajectory) -> str:
-        messages = [*trajectory.prompt.messages, {"role": "assistant", "content": trajectory.text}]
+        messages = trajectory.messages
         if self._tokenizer.chat_template is None:
             return "\n\n".join(str(m["content"]) for m in messages)
         rendered: str = self._tokenizer.apply_chat_template(messages, tokenize=False)

@@ -115,7 +115,7 @@ async def converse(sampler: Sampler, prompt: Prompt, group: int, sample: int) ->
             else:
                 talk.fail(what)
         _check(sampler, talk, meeting)
-    return talk.trajectory(said[-1] if said else "")
+    return talk.trajectory(said[-1] if said else "", meeting.messages)
 
 
 async def _turn(

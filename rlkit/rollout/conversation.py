@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from rlkit.types import Completion, Prompt, StopReason, Trajectory, Turn
+from rlkit.types import Completion, Message, Prompt, StopReason, Trajectory, Turn
 
 
 class Phase(StrEnum):
@@ -158,8 +158,8 @@ class Conversation:
         """Count something for the metrics."""
         self.counts[what] = self.counts.get(what, 0) + 1
 
-    def trajectory(self, text: str) -> Trajectory:
-        """Give what became of it; `text` is the policy's last turn."""
+    def trajectory(self, text: str, messages: Sequence[Message] = ()) -> Trajectory:
+        """Give what became of it; `text` is the policy's last turn, `messages` are all turns."""
         return Trajectory(
             prompt=self.prompt,
             group=self.group,
@@ -173,6 +173,7 @@ class Conversation:
             error=self.error,
             turn_rewards=self.rewards,
             counts=self.counts,
+            messages=list(messages),
         )
 
     def _require(self, *phases: Phase) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from rlkit.cli.main import main
 from rlkit.errors import RecipeError
 from rlkit.rewards import Composite, ExactReward, MathReward, ModelReward, Overlong, PythonReward, RemoteReward, Router
 from rlkit.roles.reward import RewardManager
@@ -22,7 +24,9 @@ from rlkit.rollout.scoring import score
 from rlkit.rollout.workers import Workers
 from rlkit.testing import check_reward, example_trajectory
 from rlkit.testing.pretrain import build_tokenizer
+from rlkit.tools import Calculator
 from rlkit.types import Score, Trajectory
+from tests.unit.test_conversation import call, hold, tools
 
 
 @pytest.fixture(scope="module")
@@ -109,12 +113,45 @@ async def parts(text, answer, meta):
 
 def broken(text):
     raise KeyError("rubric")
+
+def column(text, level, bonus=0.5):
+    return level + bonus
+
+def batch(completions, answer, **columns):
+    [[message]], [level] = completions, columns["level"]
+    assert columns["prompts"][0][0]["role"] == "user" and columns["completion_ids"] == [[3]]
+    assert message["role"] == "assistant"
+    return [level + 0.25 * (message["content"] == answer[0])]
+
+def texts(prompts, completions):
+    return [float(prompts == ["2 + 2 = ?"] and completions == ["4"])]
+
+def everything(text, **others):
+    return float(sorted(others) == ["answer", "level", "messages", "meta", "trajectory"])
+
+def asks(text, rubric):
+    return 1.0
+
+def asks_in_lists(completions, rubric):
+    return [1.0]
+
+def flat(completions):
+    return 1.0
+
+def nameless(text):
+    return {"score": 1.0}
 """
 
 
 @pytest.mark.parametrize(
     ("name", "reward", "parts"),
-    [("number", 1.0, {}), ("parts", 1.0, {"right": 1.0, "level": 3.0}), ("broken", None, {})],
+    [
+        ("number", 1.0, {}),
+        ("parts", 1.0, {"right": 1.0, "level": 3.0}),
+        ("column", 3.5, {}),
+        ("batch", 3.25, {}),
+        ("everything", 1.0, {}),
+    ],
 )
 def test_python_reward_calls_any_function(
     tmp_path: Path, workers: Workers, name: str, reward: float | None, parts: dict[str, float]
@@ -123,9 +160,40 @@ def test_python_reward_calls_any_function(
     trajectory = example_trajectory("4")
     trajectory.prompt.meta = {"level": 3}
     [found] = scored(PythonReward(f"{tmp_path}/mine.py:{name}", allow_code=True), [trajectory], workers)
-    assert (found.reward, found.parts) == (reward, parts)
-    if name == "broken":
-        assert "KeyError: 'rubric'" in (found.error or "")
+    assert (found.reward, found.parts, found.error) == (reward, parts, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("broken", "KeyError: 'rubric'"),
+        ("asks", "asks for 'rubric', expected any of: level, text, answer, messages, meta, trajectory; or completions"),
+        ("asks_in_lists", "asks for 'rubric', expected any of: level, answer, prompts, completions, completion_ids$"),
+        ("flat", "returned 1.0, expected a list with one number"),
+        ("nameless", r"returned the parts \['score'\], expected one named 'reward'"),
+    ],
+)
+def test_python_reward_says_what_a_function_got_wrong(tmp_path: Path, workers: Workers, name: str, error: str) -> None:
+    (tmp_path / "mine.py").write_text(CODE)
+    trajectory = example_trajectory("4")
+    trajectory.prompt.meta = {"level": 3}
+    [found] = scored(PythonReward(f"{tmp_path}/mine.py:{name}", allow_code=True), [trajectory], workers)
+    assert found.reward is None
+    assert re.search(error, found.error or ""), found.error
+
+
+def test_python_reward_hands_over_texts_where_it_is_told(tmp_path: Path, workers: Workers) -> None:
+    (tmp_path / "mine.py").write_text(CODE)
+    reward = PythonReward(f"{tmp_path}/mine.py:texts", allow_code=True, completions="text")
+    assert [s.reward for s in scored(reward, [example_trajectory(t) for t in ("4", "5")], workers)] == [1.0, 0.0]
+
+
+def test_the_help_of_a_part_has_its_whole_description(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["fit", "--reward.help", "PythonReward"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "The function takes any of these by name: `text` (the last turn), `answer`, `messages`" in shown
+    assert "Args:" not in shown
 
 
 def test_python_reward_runs_code_only_where_it_is_allowed(tmp_path: Path) -> None:
@@ -235,6 +303,20 @@ def test_model_reward_reads_no_pickle(tmp_path: Path, workers: Workers) -> None:
     Path(path, "model.safetensors").unlink()
     with pytest.raises(RecipeError, match="no file named model.safetensors"):
         scored(ModelReward(path), [], workers)
+
+
+def test_model_reward_scores_the_whole_conversation(tmp_path: Path, workers: Workers) -> None:
+    path, model = classifier(
+        tmp_path / "rm", "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }} {% endfor %}"
+    )
+    turns = {"calculator": Calculator()}
+    [done] = hold(lambda request, turn: [call("calculator", expression="3+4"), "7"][turn], tools(**turns))
+    roles = [(message["role"], message["content"]) for message in done.messages]
+    asked = call("calculator", expression="3+4")
+    assert roles == [("user", "?"), ("assistant", asked), ("tool", "7"), ("assistant", "7")]
+    [found] = scored(ModelReward(path), [done], workers)
+    ids = torch.tensor([build_tokenizer().encode(f"[user] ? [assistant] {asked} [tool] 7 [assistant] 7 ")])
+    assert found.reward == pytest.approx(model(input_ids=ids).logits.item(), abs=1e-4)
 
 
 def test_model_reward_that_is_not_there_says_so(tmp_path: Path, workers: Workers) -> None:

@@ -51,7 +51,8 @@ REFUSED = {
     "socket": (41, 198), "io_uring_setup": (425, 425),  # io_uring opens sockets too
     "unshare": (272, 97), "setns": (308, 268),  # a new user namespace gives its owner all capabilities
     "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "pidfd_getfd": (438, 438),
-    "memfd_create": (319, 279), "mq_open": (240, 180),  # memory that no limit counts, and that others may share:
+    "memfd_create": (319, 279), "memfd_secret": (447, 447),  # memory that no limit counts, and that others may share:
+    "mq_open": (240, 180),
     "shmget": (29, 194), "shmat": (30, 196), "shmctl": (31, 195), "semget": (64, 190), "semop": (65, 193),
     "semtimedop": (220, 192), "semctl": (66, 191), "msgget": (68, 186), "msgsnd": (69, 189), "msgrcv": (70, 188),
     "msgctl": (71, 187),
