@@ -66,6 +66,9 @@ Count = Annotated[int, Ge(1), Le(2**16), NUMBER]
 """How many are made, held or run at once."""
 Repeats = Annotated[int, Ge(0), Le(1000), NUMBER]
 """How often something is done again."""
+LearningRate = Annotated[float, Gt(0), Le(1), NUMBER]
+"""AdamW moves a weight by about this much in a step."""
+Temperature = Annotated[float, Ge(0), Le(100), NUMBER]
 Seconds = Annotated[float, Gt(0), Le(YEAR), NUMBER]
 
 

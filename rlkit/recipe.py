@@ -217,6 +217,8 @@ def _check_best(recipe: Recipe) -> Iterator[str]:
 
 def _check_numbers(recipe: Recipe) -> Iterator[str]:
     train = recipe.train
+    if recipe.fabric.devices == []:
+        yield "fabric.devices is [], expected a count, the indices of at least one device, or auto"
     if train.minibatches > train.prompts_per_step:
         yield (
             f"train.minibatches is {train.minibatches}, but a step has only train.prompts_per_step = "

@@ -14,6 +14,7 @@ from rlkit.ranges import (
     NUMBER,
     Count,
     FiniteFloat,
+    LearningRate,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -122,7 +123,7 @@ class Train:
     minibatches: Count = 1
     epochs: Count = 1
     micro_tokens: PositiveInt = 16384
-    lr: PositiveFloat = 1e-6
+    lr: LearningRate = 1e-6
     weight_decay: NonNegativeFloat = 0.0
     schedule: Schedule = "constant"
     warmup_steps: NonNegativeInt = 0
@@ -313,7 +314,7 @@ class Critic:
 
     path: str | None = None
     lora: Lora | None = None
-    lr: PositiveFloat = 1e-5
+    lr: LearningRate = 1e-5
     weight_decay: NonNegativeFloat = 0.0
     schedule: Schedule = "constant"
     warmup_steps: NonNegativeInt = 0

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rlkit.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, PositiveShare
+from rlkit.ranges import NonNegativeInt, PositiveInt, PositiveShare, Temperature
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,7 +63,7 @@ class Sampling:
         stop_ids: Token ids that end a turn, besides the model's own end tokens.
     """
 
-    temperature: NonNegativeFloat = 1.0
+    temperature: Temperature = 1.0
     max_tokens: PositiveInt = 256
     top_p: PositiveShare = 1.0
     top_k: NonNegativeInt = 0

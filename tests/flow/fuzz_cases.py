@@ -146,7 +146,7 @@ VALUES: dict[str, Any] = {
     "-5": -5,
     "-0.5": -0.5,
     "0": 0,
-    "1.5": 1.5,
+    "2.5": 2.5,
     "999999999999": 999999999999,
     "10**25": 10**25,
     "true": True,
@@ -176,17 +176,18 @@ def reason(key: str, old: Any, name: str, override: bool) -> str | None:
     """Return why a value (by its name in VALUES) is legal for a key, None if it must be refused."""
     empty = name == "empty text" and (override or isinstance(old, dict))
     new = None if empty else VALUES[name]
+    if (key, name) in (("advantage", "class"), ("fabric.devices", "list")):
+        return "another estimator, and which devices"
     number = isinstance(old, int | float) and not isinstance(old, bool)
     if new is None:
         return "null is legal there" if key in NULLABLE else None
-    if key.startswith("fabric"):
-        return "Fabric's own option" if key != "fabric" or new == {} else None
     if isinstance(old, bool):
         return "a truth value" if isinstance(new, bool) else None
     if number and name == "number as text":
         new = float(new)
     if number:
-        if not isinstance(new, int | float) or isinstance(new, bool) or not abs(new) <= 1e30:
+        most = 100 if key.endswith((".lr", ".temperature")) else 1e30
+        if not isinstance(new, int | float) or isinstance(new, bool) or not abs(new) <= most:
             return None
         if new < 0:
             return "a number of either sign" if key in SIGNED else None
@@ -198,8 +199,6 @@ def reason(key: str, old: Any, name: str, override: bool) -> str | None:
         return _reason_of_text(key, new)
     if isinstance(old, list):  # stop_ids
         return "a list of token ids" if new in ([1, 2], []) else None
-    if key == "advantage" and name == "class":
-        return "another estimator"
     if new == {} and key.endswith(
         (
             "init_args",
@@ -214,6 +213,7 @@ def reason(key: str, old: Any, name: str, override: bool) -> str | None:
             "conversation",
             "weights",
             "tools",
+            "fabric",
         )
     ):
         return "all options at their defaults"

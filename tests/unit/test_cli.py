@@ -100,6 +100,7 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
         ("--task.path \udc80", "'--task.path' holds bytes that are not UTF-8, expected text"),
         ("--tools={'':Calculator}", "tools has a name that is empty"),
         (f"--reward={'{a:' * 30}1{'}' * 30}", "reward is {a:{a:"),
+        ("--fabric.devices=[]", "fabric.devices is [], expected a count, the indices of at least one device, or auto"),
         ("--advantage GAE", "advantage GAE needs values, but the recipe has no `critic:` section; add one"),
         ("--critic.lr 0.1", "the recipe has a `critic:` section, but advantage GRPO reads no values"),
         ('--advantage GDPO --advantage.weights={"style":1}', "GDPO weighs the part 'style', but reward MathReward has"),

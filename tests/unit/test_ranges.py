@@ -51,18 +51,19 @@ def test_a_range_in_words(hint: object, words: str) -> None:
     ("option", "message"),
     [
         ("--train.lr=.inf", "train.lr is .inf, expected a number above 0"),
-        ("--train.lr=1e40", "train.lr is 1e40, expected a number above 0 and at most 1e+30"),
+        ("--train.lr=1e40", "train.lr is 1e40, expected a number above 0 and at most 1"),
         ("--train.lr=null", "train.lr is null, expected a number above 0"),
         ("--train.entropy_coef=.nan", "train.entropy_coef is .nan, expected a number"),
         (
             "--rollout.sampling.temperature=inf",
-            "temperature is inf, expected a number from 0 to 1e+30",
+            "temperature is inf, expected a number from 0 to 100",
         ),
         (
             "--rollout.sampling.stop_ids=[-1]",
             "rollout.sampling.stop_ids is [-1], expected a list, each of it a whole number of 0 or more",
         ),
         ("--advantage.eps=-5", "advantage.eps is -5, expected a number above 0"),
+        ("--train.max_norm=1e40", "train.max_norm is 1e40, expected a number above 0 and at most 1e+30"),
         ("--loss.clip_high=nan", "loss.clip_high is nan, expected a number from 0 to 1e+30"),
         ("--reward.timeout=-1", "reward.timeout is -1, expected a number above 0 and at most 31536000"),
         ("--task.validation_size=-7", "task.validation_size is -7, expected a whole number of 1 or more"),
@@ -101,7 +102,7 @@ def test_a_recipe_made_in_python_is_checked_too() -> None:
     assert str(refused.value).splitlines() == [
         "reward.timeout is -1.0, expected a number above 0 and at most 31536000",
         "train.steps is True, expected a whole number of 1 or more",
-        "train.lr is nan, expected a number above 0 and at most 1e+30",
+        "train.lr is nan, expected a number above 0 and at most 1",
     ]
 
 
@@ -125,6 +126,6 @@ def test_help_says_ranges_in_words(capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit):
             main(["fit", "--recipe", "quickstart", option])
     text = " ".join(capsys.readouterr().out.split())
-    assert "AdamW's largest learning rate. (type: number above 0, default: 1e-06)" in text
+    assert "AdamW's largest learning rate. (type: number above 0 and at most 1, default: 1e-06)" in text
     assert "Added to the standard deviation. (type: number above 0, default: 1e-06)" in text
     assert "Annotated" not in text
