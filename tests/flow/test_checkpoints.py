@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,24 @@ def test_a_run_folder_is_enough_to_resume(tmp_path: Path) -> None:
     assert (where.returncode, "--resume auto needs --out" in where.stderr) == (2, True)
     other = rlkit("fit", "--recipe=quickstart", "--out=run", cwd=tmp_path)
     assert (other.returncode, "holds another run" in other.stderr) == (2, True)
+
+
+def test_a_run_in_progress_is_not_resumed_beside_itself(tmp_path: Path) -> None:
+    args = (*BASE, "--out=run", "--resume=auto", "--train.steps=100000")
+    first = subprocess.Popen((sys.executable, "-m", "rlkit", *args), cwd=tmp_path, stdout=subprocess.DEVNULL)
+    try:
+        while not (tmp_path / "run" / "checkpoints" / "step-000002").exists():
+            assert first.poll() is None
+            time.sleep(0.05)
+        second = rlkit(*args, cwd=tmp_path)
+        assert second.returncode == 2
+        assert f"'run' is in use by process {first.pid} on " in second.stderr
+        assert first.poll() is None
+    finally:
+        first.kill()
+        first.wait()
+    done = rlkit(*BASE, "--out=run", "--resume=auto", "--train.steps=1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_checkpoint_of_another_model_or_a_damaged_one_is_refused(tmp_path: Path) -> None:

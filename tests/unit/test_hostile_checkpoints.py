@@ -207,6 +207,19 @@ def test_a_checkpoints_recipe_runs_no_code_of_a_model(checkpoint: Path, tmp_path
     assert not ran.exists()
 
 
+def test_a_recipe_within_a_checkpoint_is_not_the_runs(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without `--recipe`, that of the run folder is taken; what lies among the tensors is none."""
+    ran = tmp_path / "ran"
+    (checkpoint / "evil.py").write_text(f"import os\nos.mkdir({str(ran)!r})\ndef evil(text):\n    return 1.0\n")
+    reward = f"{{class_path: PythonReward, init_args: {{function: {checkpoint}/evil.py:evil, allow_code: true}}}}"
+    (checkpoint / "recipe.yaml").write_text(f"model: tiny\ntask: Arithmetic\nreward: {reward}\n")
+    assert main(["fit", f"--resume={checkpoint}", f"--out={tmp_path / 'out'}"]) == 2
+    assert "recipe" in capsys.readouterr().err
+    assert not ran.exists()
+
+
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
