@@ -116,7 +116,7 @@ def pickled(file: str) -> Callable[[Path], None]:
 
 
 HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "pickles": (all_pickles, "manifest.json: "),
+    "pickles": (all_pickles, ".json: Invalid JSON"),
     "a pickled state": (pickled(STATE), "state.json: "),
     "pickled tensors": (pickled(TENSORS), "is no file of tensors"),
     "a manifest of pickles": (lambda c: list_file(c, "__0_0.distcp"), "manifest.json: files"),
@@ -124,7 +124,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "an absolute file": (lambda c: list_file(c, "/etc/passwd"), "manifest.json: files"),
     "linked tensors": (lambda c: link(c, TENSORS), "is no plain file"),
     "a linked state": (lambda c: link(c, STATE), "is no plain file"),
-    "a pipe": (lambda c: pipe(c, STATE), "is no plain file"),
+    "a pipe": (lambda c: pipe(c, TENSORS), "is no plain file"),
     "deep JSON": (lambda c: (c / STATE).write_text('{"a":' * 100_000), "state.json: Invalid JSON"),
     "a long file": (lambda c: (c / STATE).write_text(" " * (17 << 20)), "state.json has more than"),
     "not a number": (lambda c: change_state(c, numbers={"version": 1, "kl_coef": float("nan")}), "numbers.kl_coef"),
@@ -159,6 +159,9 @@ def test_a_hostile_checkpoint_is_refused_by_name_and_nothing_runs(
     for argv in (
         ["export", f"--checkpoint={checkpoint}", f"--out={out}"],
         ["fit", *SHORT, f"--resume={checkpoint}", f"--out={out}"],
+        ["fit", *SHORT, f"--model.path={checkpoint}", f"--out={out}"],
+        ["validate", "--recipe=quickstart", "--validation.limit=1", f"--checkpoint={checkpoint}"],
+        ["generate", "--recipe=quickstart", f"--checkpoint={checkpoint}"],
     ):
         assert main(argv) == 1
         message = capsys.readouterr().err
