@@ -106,16 +106,20 @@ class MetricsLog:
         Raises:
             OSError: The file cannot be written, as where the disk is full; its lines are kept for the next time.
         """
-        for logger in self._loggers:
-            logger.log_metrics(figures, step)
         self._unwritten.append(json.dumps({"step": step, **figures}) + "\n")
-        self._flush()
+        try:
+            self._flush()
+        finally:
+            for logger in self._loggers:
+                logger.log_metrics(figures, step)
 
     def close(self, status: str) -> None:
         """End the file and the loggers, which know `success` and `failed` only."""
-        for logger in self._loggers:
-            logger.finalize("success" if status == "ok" else "failed")
-        self._flush()
+        try:
+            self._flush()
+        finally:
+            for logger in self._loggers:
+                logger.finalize("success" if status == "ok" else "failed")
 
     def _flush(self) -> None:
         text = "".join(self._unwritten).encode()

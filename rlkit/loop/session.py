@@ -206,7 +206,7 @@ class Session:
 
     def _log(self, number: int, figures: Figures) -> None:
         if (log := self.log) is not None:
-            self._attempt("metrics.jsonl", lambda: log.write(number, figures))
+            self._attempt("a step's figures", lambda: log.write(number, figures))
 
     def _watch(self, run: Run, made: Made, figures: Figures) -> None:
         """Keep the batch of a step whose gradient was not finite; warn of memory, and of steps that teach nothing."""

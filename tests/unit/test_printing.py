@@ -120,8 +120,8 @@ def test_loggers_are_told_how_the_run_ended(status: str, told: str, tmp_path: Pa
 def test_lines_that_find_no_room_are_written_later_and_whole(tmp_path: Path) -> None:
     import resource
 
-    path = tmp_path / "metrics.jsonl"
-    log = MetricsLog(path, [])
+    path, logger = tmp_path / "metrics.jsonl", Logger()
+    log = MetricsLog(path, [logger])
     log.write(1, {"a": 0.5})
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 5, limits[1]))
@@ -132,6 +132,7 @@ def test_lines_that_find_no_room_are_written_later_and_whole(tmp_path: Path) -> 
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert [row["step"] for row in read_jsonl(path)] == [1]
     log.write(3, {"a": 0.125})
+    assert [told[0] for told in logger.told] == [1, 2, 3]  # type: ignore[index]
     assert read_jsonl(path) == [{"step": 1, "a": 0.5}, {"step": 2, "a": 0.25}, {"step": 3, "a": 0.125}]
 
 
