@@ -136,8 +136,8 @@ def test_no_process_outlives_the_workers(tmp_path: Path, how: str, count: int) -
 
 @pytest.mark.parametrize("how", ["fork", "subprocess", "closing daemon", "orphan of a killed watcher"])
 def test_no_process_outlives_the_deadline_of_its_call(tmp_path: Path, one: Workers, how: str) -> None:
-    with pytest.raises(WorkerError, match=r"did not finish within 0.5 s|took its worker process down \(exit code -9\)"):
-        asyncio.run(one.call(start_and_hang, (how, str(tmp_path)), 0.5))
+    with pytest.raises(WorkerError, match=r"did not finish within 1.5 s|took its worker process down \(exit code -9\)"):
+        asyncio.run(one.call(start_and_hang, (how, str(tmp_path)), 1.5))
     assert not any(map(alive, started(tmp_path, 1)))
     assert asyncio.run(one.call(double, 4, 30)) == 8
 
@@ -253,13 +253,13 @@ SCORES = {
     "parts": "the reward gave Score",
     "no parts": "the reward gave Score",
     "die": r"exit code -9",
-    "hang": "did not finish within 1 s",
+    "hang": "did not finish within 3 s",
 }
 
 
 def test_a_score_is_finite_numbers_or_an_error_and_never_zero() -> None:
     pool = Workers(2)
-    scores = asyncio.run(score(Moody(), [example_trajectory(text) for text in SCORES], pool))
+    scores = asyncio.run(score(Moody(timeout=3.0), [example_trajectory(text) for text in SCORES], pool))
     pool.close()
     for found, (text, error) in zip(scores, SCORES.items(), strict=True):
         assert found.reward == (0.5 if error is None else None), text
