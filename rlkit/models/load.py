@@ -97,11 +97,14 @@ def load_backbone(model: Model, seed: int = 0, empty: bool = False) -> Any:
     from transformers import AutoModel, AutoModelForCausalLM
 
     dtype = torch.float32 if model.lora is None else getattr(torch, model.dtype)
-    source = locate(model.path)
+    source, plain = (
+        locate(model.path),
+        replace(model, lora=None),
+    )  # adapters at the path are merged, whatever their rank
     if source.base is None:
-        backbone = _Loader(AutoModel, model, empty).whole(source, dtype)
+        backbone = _Loader(AutoModel, plain, empty).whole(source, dtype)
     else:
-        backbone = _Loader(AutoModelForCausalLM, model, empty).whole(source, dtype).get_decoder()
+        backbone = _Loader(AutoModelForCausalLM, plain, empty).whole(source, dtype).get_decoder()
     return backbone if model.lora is None else add_lora(backbone, model.lora, seed, task="FEATURE_EXTRACTION")
 
 

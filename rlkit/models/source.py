@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def locate(path: str, depth: int = 0) -> Source:
     if depth > DEEPEST:
         raise RecipeError(f"{path!r} rests on more than {DEEPEST} other adapters or checkpoints; merge some of them")
     if "://" in path:
-        return _checkpoint(open_checkpoint(path), depth)
+        return _checkpoint(_remote(path), depth)
     folder = Path(resolve(path))
     if (folder / ADAPTER).is_file():
         return _adapter(folder, depth)
@@ -199,4 +200,13 @@ def _base(folder: Path, named: object, depth: int) -> Source:
 def _checkpoint(found: Found, depth: int) -> Source:
     """Read which model a checkpoint's recipe names, and its adapters; the tensors are left where they are."""
     model = found.model()
-    return Source(found.place, locate(model.path, depth + 1), model.lora, checkpoint=True)
+    base = locate(model.path, depth + 1)
+    if model.lora is not None and base.lora is not None and base.base is not None:
+        base = base.base  # the run went on from adapters, whose values the checkpoint's are by now
+    return Source(found.place, base, model.lora, checkpoint=True)
+
+
+@lru_cache(maxsize=1)
+def _remote(url: str) -> Found:
+    """Open a checkpoint at a URL, whose files are read as often as they are compared with their checksums."""
+    return open_checkpoint(url)

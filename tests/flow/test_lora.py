@@ -57,7 +57,9 @@ def test_generate_takes_a_checkpoint(run: Path, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("place", ["final", CHECKPOINT])
-def test_fit_goes_on_from_the_adapter(run: Path, tmp_path: Path, place: str) -> None:
+def test_fit_goes_on_from_the_adapter(
+    run: Path, tmp_path: Path, place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     out, recipe = tmp_path / "on", f"--recipe={run / 'recipe.yaml'}"
     assert main(["fit", recipe, f"--model.path={run / place}", "--train.steps=1", "--out", str(out)]) == 0
     assert result(out)["validation"]["before"] == pytest.approx(result(run)["validation"]["after"])
@@ -66,7 +68,10 @@ def test_fit_goes_on_from_the_adapter(run: Path, tmp_path: Path, place: str) -> 
     moved = torch.cat([(after[name] - before[name]).flatten() for name in before])
     assert 0 < moved.abs().max() < 0.01  # a step of AdamW is about the learning rate, 3e-3
     assert json.loads((out / "final" / ADAPTER).read_text())["base_model_name_or_path"] == "tiny"
-    assert main(["validate", "--checkpoint", str(out), "--json"]) == 0
+    for trained in ("", "checkpoints/step-000001"):  # the adapter that it went on from counts once
+        assert main(["validate", "--checkpoint", str(out / trained), "--json"]) == 0
+        figures = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert figures == pytest.approx(result(out)["validation"]["after"])
 
 
 def test_fit_goes_on_with_all_weights_where_the_recipe_has_no_lora(run: Path, tmp_path: Path) -> None:

@@ -77,6 +77,12 @@ def test_an_adapter_is_merged_where_the_recipe_trains_all_weights(adapter: tuple
     torch.testing.assert_close(policy.get_output_embeddings()(hidden), logits(policy), rtol=1e-4, atol=1e-4)
 
 
+def test_a_critics_own_adapters_may_have_another_rank(adapter: tuple[Path, torch.Tensor]) -> None:
+    for empty in (False, True):
+        backbone = load_backbone(Model(str(adapter[0]), lora=Lora(rank=2, alpha=2)), empty=empty)
+        assert {min(p.shape) for n, p in backbone.named_parameters() if "lora_" in n} == {2}
+
+
 @pytest.mark.parametrize("other", [Lora(rank=8, alpha=8), Lora(rank=4, alpha=16)])
 def test_an_adapter_of_another_shape_is_refused_with_both_remedies(
     adapter: tuple[Path, torch.Tensor], other: Lora
