@@ -69,6 +69,10 @@ def load_adapter(policy: Any, file: Path) -> None:
                 f"{file} does not fit model.lora and its base: {name} is {have} there, expected {want}; set "
                 "model.lora.targets as when it was trained, and see base_model_name_or_path in adapter_config.json"
             )
+        if not saved[name].is_floating_point() or not saved[name].isfinite().all():
+            raise RecipeError(
+                f"{file} holds no finite numbers in {name}; the adapter is damaged, or its training failed"
+            )
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(saved[name])

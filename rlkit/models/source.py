@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from os.path import isdir, isfile  # which are false, and no error, for names that no file can have
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from rlkit.errors import RecipeError
 from rlkit.models.store import Found, Store, open_checkpoint, step_of
+from rlkit.ranges import LARGEST
 from rlkit.sections import Lora, Model
 
 SHIPPED = {"tiny": Path(__file__).parent / "tiny", "tiny-tools": Path(__file__).parent / "tiny_tools"}
@@ -55,7 +57,7 @@ class Source:
     @property
     def tokenizer(self) -> str:
         """Where the tokenizer is."""
-        if self.base is None or Path(self.place, "tokenizer_config.json").is_file():
+        if self.base is None or isfile(Path(self.place, "tokenizer_config.json")):
             return self.place
         return self.base.tokenizer
 
@@ -90,16 +92,16 @@ def locate(path: str, depth: int = 0) -> Source:
     if "://" in path:
         return _checkpoint(_remote(path), depth)
     folder = Path(resolve(path))
-    if (folder / ADAPTER).is_file():
+    if isfile(folder / ADAPTER):
         return _adapter(folder, depth)
-    if (folder / "manifest.json").is_file() and (folder / "state.json").is_file():
+    if isfile(folder / "manifest.json") and isfile(folder / "state.json"):
         store = Store(str(folder.parent))
         return _checkpoint(Found(store, folder.name, store.state(folder.name)), depth)
-    if folder.is_dir() and not (folder / "config.json").is_file():
+    if isdir(folder) and not isfile(folder / "config.json"):
         inner = _within(folder)
         if inner is not None:
             return locate(str(inner), depth)
-    return Source(str(folder) if folder.is_dir() else path)
+    return Source(str(folder) if isdir(folder) else path)
 
 
 def source_of(model: Model) -> Source:
@@ -129,7 +131,7 @@ def _public(source: Source) -> str:
     for name, folder in SHIPPED.items():
         if source.place == str(folder):
             return name
-    return str(Path(source.place).resolve()) if Path(source.place).is_dir() else source.place
+    return str(Path(source.place).resolve()) if isdir(source.place) else source.place
 
 
 def _within(folder: Path) -> Path | None:
@@ -138,7 +140,7 @@ def _within(folder: Path) -> Path | None:
     name, store = next(((store.names()[0], store) for store in stores if store.names()), (None, None))
     final = folder / "final"
     steps = _json(folder / "result.json").get("steps")
-    whole = any((final / file).is_file() for file in (ADAPTER, "config.json"))
+    whole = any(isfile(final / file) for file in (ADAPTER, "config.json"))
     if whole and (name is None or (isinstance(steps, int) and step_of(name) <= steps)):
         return final
     return None if store is None else Path(store.root, str(name))
@@ -155,7 +157,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _adapter(folder: Path, depth: int) -> Source:
     config = _json(folder / ADAPTER)
-    if not (folder / ADAPTER_WEIGHTS).is_file():
+    if not isfile(folder / ADAPTER_WEIGHTS):
         raise RecipeError(
             f"{folder} is an adapter without {ADAPTER_WEIGHTS}; save it as safetensors: what is pickled could run code"
         )
@@ -168,7 +170,7 @@ def _adapter(folder: Path, depth: int) -> Source:
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if type(rank) is not int or not all(rank in shape for name, shape in shapes.items() if ".lora_" in name):
         raise RecipeError(f"{folder / ADAPTER} has r = {rank!r}, which is not the rank of the adapter's tensors")
-    if not isinstance(alpha, int | float) or not 0 < alpha < math.inf:
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha < LARGEST:
         raise RecipeError(f"{folder / ADAPTER} has lora_alpha = {alpha!r}, expected a number above 0")
     listed = config.get("target_modules")
     if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):  # a pattern
@@ -192,7 +194,7 @@ def _base(folder: Path, named: object, depth: int) -> Source:
     if not isinstance(named, str) or not named:
         raise RecipeError(f"the adapter {folder} does not say which model it belongs to; {remedy}")
     on_the_hub = named.count("/") <= 1 and not named.startswith((".", "/", "~"))
-    if not on_the_hub and not Path(resolve(named)).is_dir():
+    if not on_the_hub and not isdir(resolve(named)):
         raise RecipeError(f"the adapter {folder} belongs to {named!r}, which is not on this machine; {remedy}")
     return locate(named, depth + 1)
 

@@ -136,6 +136,9 @@ def test_adapters_of_an_adapter_merged_are_found_through_both(
         ({"r": 1_000_000_000}, "r = 1000000000, which is not the rank of the adapter's tensors"),
         ({"lora_alpha": float("nan")}, "lora_alpha = nan, expected a number above 0"),
         ({"lora_alpha": None}, "lora_alpha = None, expected a number above 0"),
+        ({"lora_alpha": True}, "lora_alpha = True, expected a number above 0"),
+        ({"lora_alpha": 10**400}, "expected a number above 0"),
+        ({"base_model_name_or_path": "x" * 5000}, "which cannot be loaded"),
     ],
 )
 def test_adapters_that_cannot_be_used_say_why(
@@ -161,6 +164,17 @@ def test_nothing_that_a_strangers_adapter_names_is_imported(
     folder = copied(adapter, tmp_path / "a", megatron_config={"a": 1}, megatron_core="stranger", auto_mapping=mapping)
     torch.testing.assert_close(logits(load_policy(Model(str(folder), lora=Lora(4, 8)))), adapter[1])
     assert "stranger" not in sys.modules
+
+
+@pytest.mark.parametrize("odd", [float("nan"), 1])
+def test_an_adapter_without_finite_numbers_is_refused(
+    adapter: tuple[Path, torch.Tensor], tmp_path: Path, odd: float
+) -> None:
+    folder = copied(adapter, tmp_path / "a")
+    tensors = load_file(folder / ADAPTER_WEIGHTS)
+    save_file({name: torch.full(x.shape, odd) for name, x in tensors.items()}, folder / ADAPTER_WEIGHTS)
+    with pytest.raises(RecipeError, match="holds no finite numbers in base_model"):
+        load_policy(Model(str(folder)))
 
 
 class Bomb:
