@@ -219,6 +219,11 @@ def _check_numbers(recipe: Recipe) -> Iterator[str]:
     train = recipe.train
     if recipe.fabric.devices == []:
         yield "fabric.devices is [], expected a count, the indices of at least one device, or auto"
+    if train.old_logps == "rollout" and recipe.correction is not None:
+        yield (
+            "train.old_logps is 'rollout', so ratios compare with the engine already, and `correction:` would weigh by "
+            "trainer / engine a second time; remove `correction:`, or set train.old_logps: recompute"
+        )
     if train.minibatches > train.prompts_per_step:
         yield (
             f"train.minibatches is {train.minibatches}, but a step has only train.prompts_per_step = "

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 
 from lightning.fabric import Fabric
 
 from rlkit.cli.display import Display
-from rlkit.cli.parser import Parsed, parse
+from rlkit.cli.parser import Parsed, parse, split
 from rlkit.errors import CheckpointError, RecipeError
 from rlkit.loop.data import Data, load_data
 from rlkit.loop.fit import INTERRUPTED, fit
@@ -75,11 +74,10 @@ def _train(parsed: Parsed, data: Data, fabric: Fabric) -> Outcome:
 
 def _with_recipe(argv: Sequence[str]) -> list[str]:
     """Where a run folder is resumed without a recipe, take its own."""
-    places = [b for a, b in pairwise(argv) if a == "--resume"]
-    places += [a.partition("=")[2] for a in argv if a.startswith("--resume=")]
-    if not places or any(a.partition("=")[0] == "--recipe" for a in argv):
+    given = split(argv, OPTIONS)
+    if given.options.resume is None or given.recipes:
         return list(argv)
-    home = home_of(places[0])
+    home = home_of(given.options.resume)
     return list(argv) if home is None else ["--recipe", str(home / "recipe.yaml"), *argv]
 
 

@@ -31,14 +31,17 @@ def run(argv: Sequence[str]) -> int:
     length = data.length(prompt)
     if length >= data.context:
         raise RecipeError(f"--prompt has {length} tokens, expected fewer than the model's context of {data.context}")
-    live = Run(parsed.recipe, data, fabric_for(parsed.recipe), training=False)
+    fabric = fabric_for(parsed.recipe)
+    fabric.launch()
+    live = Run(parsed.recipe, data, fabric, training=False)
     try:
         live.publish()
         sampler = live.sampler(parsed.recipe.rollout.sampling, 1, step=0)
         [trajectory] = live.sample(collect(sampler, [(0, prompt)], _unscored))
     finally:
         live.close()
-    Console(highlight=False, soft_wrap=True).print(paint(trajectory, live.tokenizer))
+    if fabric.is_global_zero:
+        Console(highlight=False, soft_wrap=True).print(paint(trajectory, live.tokenizer))
     return 0
 
 

@@ -22,7 +22,7 @@ from rlkit.ranges import in_words, resolve
 from rlkit.recipe import Recipe, check
 from rlkit.registry import Registry, load_plugins
 
-__all__ = ["Parsed", "find", "folder", "make_parser", "parse"]
+__all__ = ["Parsed", "folder", "make_parser", "parse", "split"]
 
 Own = Sequence[tuple[str, dict[str, Any]]]
 """A verb's own options, as (flag, keywords of `add_argument`)."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
+import torch
 from lightning.fabric import Fabric
 
 from rlkit.cli.display import say
@@ -15,10 +17,12 @@ from rlkit.loop.data import Data, load_data
 from rlkit.loop.dryrun import dry_run
 from rlkit.loop.run import Run, fabric_for
 from rlkit.models.parallel import FSDP2
-from rlkit.rewards import PythonReward
+from rlkit.rewards import ModelReward, PythonReward
 from rlkit.roles.reward import RewardManager
+from rlkit.roles.runtime import Runtime
 from rlkit.rollout.scoring import score
 from rlkit.rollout.workers import Workers
+from rlkit.types import Score, Trajectory
 
 USAGE = """usage: rlkit recipe list                       the shipped recipes
        rlkit recipe show NAME [overrides]      the recipe with every option filled in
@@ -31,7 +35,7 @@ EXAMPLES = 64
 PROMPT = 128
 """Tokens of a prompt, as assumed where there is neither tokenizer nor data."""
 
-DEEP = ("--deep", {"action": "store_true", "help": "Measure memory in a step on the longest rows."})
+DEEP = ("--deep", {"action": "store_true", "help": "Load models, run code of the user's, measure a step's memory."})
 
 
 def run(argv: Sequence[str]) -> int:
@@ -76,24 +80,52 @@ def _check(parsed: Parsed, data: Data) -> int:
     _estimate(estimate.setting(recipe, sum(measured) / len(measured), data.longest, ranks, shards))
     if parsed.options.deep:
         _measure(parsed, data, fabric)
-    elif code := _code(recipe.reward):
-        say(f"reward: {code} is not tried, since that runs it; add --deep to run it")
+    elif reason := _untried(recipe.reward):
+        say(f"reward: not tried, since it {reason}; add --deep to try it")
     else:
         workers = Workers(1)
         try:
+            recipe.reward.bind(cast(Runtime, _CheckRuntime(data, workers)))
             _show(asyncio.run(plan.try_reward(lambda t: score(recipe.reward, t, workers), *data.examples(1))))
+        except _NoModelsError as error:
+            say(f"reward: not tried, since it asks for {error}; add --deep to try it")
         finally:
             workers.close()
     say(f"ok: {len(data.train)} training rows, {len(data.validation)} validation prompts, context {data.context}")
     return 0
 
 
-def _code(reward: RewardManager) -> str | None:
-    """Return the code of the user's that a reward, or one inside of it, runs; None if there is none."""
+def _untried(reward: RewardManager) -> str | None:
+    """Return why a reward, or one inside of it, is not to be called without being asked to; None if it may be."""
     if isinstance(reward, PythonReward):
-        return reward.function
+        return f"runs {reward.function}"
+    if isinstance(reward, ModelReward):
+        return f"loads {reward.path}"
     inner = [v for value in vars(reward).values() for v in (value.values() if isinstance(value, dict) else [value])]
-    return next((code for r in inner if isinstance(r, RewardManager) and (code := _code(r))), None)
+    return next((reason for r in inner if isinstance(r, RewardManager) and (reason := _untried(r))), None)
+
+
+class _NoModelsError(AttributeError):
+    """A part asked for what exists only once models are loaded."""
+
+
+class _CheckRuntime:
+    """What rewards are bound to while there is no run: all of a `Runtime` but the models and the ranks."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, data: Data, workers: Workers) -> None:
+        self.tokenizer, self.context, self.stop_ids = data.tokenizer, data.context, data.stop_ids
+        self._workers = workers
+
+    async def work(self, function: Callable[[Any], Any], argument: Any, timeout: float) -> Any:
+        return await self._workers.call(function, argument, timeout)
+
+    async def score(self, reward: RewardManager, trajectories: Sequence[Trajectory]) -> list[Score]:
+        return await score(reward, trajectories, self._workers)
+
+    def __getattr__(self, name: str) -> Any:
+        raise _NoModelsError(f"`runtime.{name}`")
 
 
 def _check_without_data(parsed: Parsed, missing: UnavailableError) -> int:

@@ -272,10 +272,10 @@ def test_code_that_a_recipe_points_at_is_not_run_to_look_at_it(
     (tmp_path / "mine.yaml").write_text(json.dumps({"reward": spec}))
     assert main(["recipe", "show", "quickstart", "--recipe=mine.yaml"]) == 0
     assert main(["recipe", "check", "quickstart", "--recipe=mine.yaml"]) == 0
-    assert f"{MODULE}.py:touch is not tried" in capsys.readouterr().out
+    assert f"not tried, since it runs {function}" in capsys.readouterr().out
     nested = ["--reward=Composite", "--reward.rewards.a=PythonReward", "--reward.rewards.a.allow_code=true"]
     assert main(["recipe", "check", "quickstart", *nested, f"--reward.rewards.a.function={MODULE}:touch"]) == 0
-    assert "is not tried" in capsys.readouterr().out
+    assert f"not tried, since it runs {MODULE}:touch" in capsys.readouterr().out
     assert main(["recipe", "check", "quickstart", "--model.trust_remote_code=true"]) == 2
     assert "model.trust_remote_code" in capsys.readouterr().err
     assert not trap["imported"].exists()
