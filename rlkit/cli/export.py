@@ -14,10 +14,8 @@ from rlkit.loop.export import export
 def run(argv: Sequence[str]) -> int:
     """Export; give the exit status."""
     parser = argparse.ArgumentParser(prog="rlkit export", allow_abbrev=False, exit_on_error=False)
-    parser.add_argument(
-        "--checkpoint", required=True, help="A run folder, its final/, or a checkpoint, here or at any fsspec URL."
-    )
-    parser.add_argument("--out", required=True, help="The folder to write; it must not hold anything yet.")
+    parser.add_argument("--checkpoint", help="A run folder, its final/, or a checkpoint, here or at any fsspec URL.")
+    parser.add_argument("--out", help="The folder to write; it must not hold anything yet.")
     parser.add_argument("--merge-lora", action="store_true", help="Write the whole model, the adapter merged into it.")
     parser.add_argument(
         "--dtype", choices=["float32", "bfloat16"], default="float32", help="Of a whole model's weights."
@@ -32,6 +30,8 @@ def run(argv: Sequence[str]) -> int:
             f"rlkit export was given {unknown[0]!r}, expected --checkpoint, --out, --merge-lora, --dtype and "
             "--trust-remote-code"
         )
+    if options.checkpoint is None or options.out is None:
+        raise RecipeError("rlkit export needs --checkpoint, a checkpoint or a run folder, and --out, a new folder")
     out = Path(options.out)
     if out.exists() and any(out.iterdir()):
         raise RecipeError(f"--out is {options.out!r}, which holds something; choose a new folder")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import PurePath
 from typing import Any
@@ -69,41 +69,46 @@ def unknown_option(key: str, tree: Mapping[str, Any], registry: Registry) -> str
     if key in GONE:
         return f"{key} is not an option of rlkit: {GONE[key]}"
     every = known_keys(registry, tree)
-    present = [k for k in every if k.partition(".")[0] in tree]
-    return f"unknown option {key!r}; {nearest(key, every, present)}"
+    return f"unknown option {key!r}; {nearest(key, list(every), [k for k, present in every.items() if present])}"
 
 
 def nearest(given: str, known: Sequence[str], present: Sequence[str] = ()) -> str:
     """Name the nearest of the known options: the same name elsewhere, or a similar one."""
     parent, _, name = given.rpartition(".")
-    near = [k for k in present if k.rpartition(".")[2] == name][:3]
+    same = [k for k in known if k.rpartition(".")[2] == name]
+    near = [k for k in same if k in present]
+    near = [k for k in near if k.partition(".")[0] == given.partition(".")[0]] or near
+    if not near and not parent:  # in an optional section of one that is there
+        near = [k for k in same if k.partition(".")[0] in present]
     siblings = {k.rpartition(".")[2]: k for k in known if k.rpartition(".")[0] == parent}
-    near = near or [siblings[n] for n in difflib.get_close_matches(name, siblings, 1, 0.5)]
-    near = near or difflib.get_close_matches(given, known, 1, 0.5)
-    near = near or [k for k in known if k.rpartition(".")[2] == name][:1]
+    near = near[:3] or [siblings[n] for n in difflib.get_close_matches(name, siblings, 1, 0.5)]
+    near = near or difflib.get_close_matches(given, known, 1, 0.5) or same[:1]
     if near:
         return f"did you mean {' or '.join(map(repr, near))}?"
     listed = list(siblings) or known
     return f"known: {', '.join(listed[:12])}" if listed else "it has none"
 
 
-def known_keys(registry: Registry, tree: Mapping[str, Any]) -> list[str]:
-    """Return every key that the recipe may have, with the options of the classes that it names."""
-    return sorted(_keys(Recipe, registry, tree, ""))
+def known_keys(registry: Registry, tree: Mapping[str, Any]) -> dict[str, bool]:
+    """Return every key that the recipe may have, and whether it lies in a section that the recipe has.
+
+    Of parts there are the options of the classes that the recipe names.
+    """
+    return dict(sorted(_keys(Recipe, registry, tree, "")))
 
 
-def _keys(cls: type, registry: Registry, tree: Any, prefix: str) -> list[str]:
-    found = []
+def _keys(cls: type, registry: Registry, tree: Any, prefix: str, present: bool = True) -> Iterator[tuple[str, bool]]:
     for name, option in options(cls).items():
-        found.append(f"{prefix}{name}")
-        inside = shape(option.hint, registry).inside
-        node = tree.get(name) if isinstance(tree, Mapping) else None
-        if isinstance(inside, Section):
-            found += _keys(inside.cls, registry, node, f"{prefix}{name}.")
-        elif isinstance(inside, Choice) and isinstance(node, Mapping):
-            chosen = inside.find(node["class_path"])
-            found += _keys(chosen.cls, registry, node["init_args"], f"{prefix}{name}.") if chosen else []
-    return found
+        allowed = shape(option.hint, registry)
+        inside, node = allowed.inside, tree.get(name) if isinstance(tree, Mapping) else None
+        section = isinstance(inside, Section) and (allowed.optional or allowed.plain is not None)
+        here = present and not (section and node is None)
+        yield f"{prefix}{name}", here
+        part = inside.find(node["class_path"]) if isinstance(inside, Choice) and isinstance(node, Mapping) else None
+        if part is not None and isinstance(node, Mapping):
+            yield from _keys(part.cls, registry, node["init_args"], f"{prefix}{name}.", here)
+        elif isinstance(inside, Section):
+            yield from _keys(inside.cls, registry, node, f"{prefix}{name}.", here)
 
 
 def unknown_class(key: str, name: Any, inside: Choice, registry: Registry) -> str:

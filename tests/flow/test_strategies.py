@@ -180,3 +180,12 @@ def test_two_ranks_learn_as_one_does(folder: Path) -> None:
     validation = json.loads((folder / "curve" / "result.json").read_text())["validation"]
     assert validation["before"]["accuracy"] < 0.75
     assert validation["after"]["accuracy"] > 0.85
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_one_conversation_is_printed_by_several_ranks(strategy: str, tmp_path: Path) -> None:
+    two = ("--fabric.devices=2", "--fabric.accelerator=cpu", f"--fabric.strategy={strategy}")
+    done = rlkit("generate", "quickstart", *two, "--prompt", "28 + 14 = ?", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("28 + 14 = ?") == 1
+    assert done.stdout.count("####") == 1
