@@ -13,7 +13,10 @@ from rlkit.errors import RecipeError
 from rlkit.text import SECRET_NAME, SECRETS, USERINFO
 
 REFERENCE = re.compile(r"\$\{([A-Z_][A-Z0-9_]*)\}")
-"""`${NAME}` in an option that is a text: the value of the environment's variable."""
+"""`${NAME}` in an option that is a text: the value of the environment's variable, one of rlkit's own."""
+
+PREFIX = "RLKIT_"
+"""How the names of variables begin that a recipe may read: one from a stranger must not send what others hold."""
 
 HEADER = "# Credentials are left out: each ${NAME} is read from the environment when this recipe is run.\n"
 
@@ -22,7 +25,7 @@ def expand(section: Any, key: str = "") -> Any:
     """Return a parsed section in which references are replaced, in place where it can be.
 
     Raises:
-        RecipeError: A variable is not set.
+        RecipeError: A variable is not set, or is none that a recipe may read.
     """
     if isinstance(section, str):
         return REFERENCE.sub(lambda found: _value(found[1], key), section)
@@ -52,7 +55,7 @@ def _clean(section: Any, key: str) -> Any:
         return [_clean(value, _under(key, i)) for i, value in enumerate(section)]
     if not isinstance(section, str) or not section or REFERENCE.search(section):
         return section
-    name = "RLKIT_" + re.sub(r"\W", "_", key).upper()
+    name = PREFIX + re.sub(r"\W", "_", key).upper()
     if SECRET_NAME.search(key):
         return f"${{{name}}}"
     if "://" not in section:
@@ -69,6 +72,11 @@ def _under(key: str, name: object) -> str:
 
 
 def _value(name: str, key: str) -> str:
+    if not name.startswith(PREFIX):
+        raise RecipeError(
+            f"{key} refers to ${{{name}}}, but a recipe may read only variables whose names begin with {PREFIX}; "
+            f"set {PREFIX}{name} and refer to that"
+        )
     value = os.environ.get(name)
     if value is None:
         raise RecipeError(

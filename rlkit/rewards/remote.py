@@ -24,7 +24,7 @@ class RemoteReward(RewardManager):
     or `{"reward": number, "parts": {…}}`, for each item.
 
     Args:
-        url: The service's address; `https://${LOGIN}@host` sends the user and password in the variable LOGIN.
+        url: The service's address; `https://${RLKIT_LOGIN}@host` sends the user and password in that variable.
         batch_size: Items of one request.
         retries: Further attempts after a failed request, with growing pauses.
         request_timeout: Seconds for one request.

@@ -85,13 +85,22 @@ def test_what_a_service_says_of_a_wrong_password_does_not_tell_it(
 
 
 def test_references_in_a_recipe_stay_as_they_were_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = ["--recipe=quickstart", "--reward=RemoteReward", "--reward.url=http://${SCORER}/"]
-    with pytest.raises(RecipeError, match="reward.url refers to \\$.SCORER., which is not set"):
+    options = ["--recipe=quickstart", "--reward=RemoteReward", "--reward.url=http://${RLKIT_SCORER}/"]
+    with pytest.raises(RecipeError, match="reward.url refers to \\$.RLKIT_SCORER., which is not set"):
         parse("fit", options)
-    monkeypatch.setenv("SCORER", "a:b@host")
+    monkeypatch.setenv("RLKIT_SCORER", "a:b@host")
     parsed = parse("fit", options)
     assert parsed.recipe.reward.url == "http://a:b@host/"  # type: ignore[attr-defined]
-    assert "url: http://${SCORER}/" in parsed.yaml
+    assert "url: http://${RLKIT_SCORER}/" in parsed.yaml
+
+
+def test_a_recipe_reads_no_variable_that_is_not_rlkits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s3cret")
+    with pytest.raises(RecipeError, match="only variables whose names begin with RLKIT_") as refused:
+        parse(
+            "fit", ["--recipe=quickstart", "--reward=RemoteReward", "--reward.url=http://h/?k=${AWS_SECRET_ACCESS_KEY}"]
+        )
+    assert "s3cret" not in str(refused.value)
 
 
 def test_options_that_are_credentials_by_their_name_or_in_a_query_are_references() -> None:
