@@ -8,6 +8,8 @@ import random
 import urllib.request
 from base64 import b64encode
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
@@ -15,6 +17,9 @@ from rlkit.errors import RecipeError
 from rlkit.ranges import Count, Repeats, Seconds
 from rlkit.roles.reward import OnError, RewardManager
 from rlkit.types import Score, Trajectory
+
+IN_FLIGHT = 512
+"""Requests at once: the prompts of a step and more, since a request that waits here uses up its prompt's time."""
 
 
 class RemoteReward(RewardManager):
@@ -51,6 +56,11 @@ class RemoteReward(RewardManager):
         self.timeout = timeout
         self.on_error = on_error
 
+    @cached_property
+    def _threads(self) -> ThreadPoolExecutor:
+        """Threads that send; they start as they are needed."""
+        return ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="rlkit-remote-reward")
+
     async def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
         size = self.batch_size
         chunks = [trajectories[i : i + size] for i in range(0, len(trajectories), size)]
@@ -62,10 +72,10 @@ class RemoteReward(RewardManager):
             {"text": t.text, "answer": t.prompt.answer, "messages": t.prompt.messages, "meta": dict(t.prompt.meta)}
             for t in chunk
         ]
-        body = json.dumps({"items": items}).encode()
+        body, loop = json.dumps({"items": items}).encode(), asyncio.get_running_loop()
         for attempt in range(self.retries + 1):
             try:
-                return _parse(await asyncio.to_thread(self._post, body), len(chunk))
+                return _parse(await loop.run_in_executor(self._threads, self._post, body), len(chunk))
             except (OSError, ValueError) as error:
                 if attempt == self.retries:
                     raise ConnectionError(f"{self.url}: {error} (after {attempt + 1} attempts)") from error

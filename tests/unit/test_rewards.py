@@ -8,7 +8,7 @@ import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -247,6 +247,28 @@ def test_remote_reward_sends_batches_and_tries_again(url: str, workers: Workers)
     assert [s.reward for s in found] == [3, 0.5, 2, 1, 4]
     assert found[0].parts == {"n": 1.0}
     assert sorted(Service.sizes) == [1, 2, 2, 2] or sorted(Service.sizes) == [1, 1, 2, 2]
+
+
+def test_remote_reward_asks_for_all_prompts_at_once() -> None:
+    """No group waits for a thread while its own deadline runs: each request is answered only once all have come."""
+    groups = 40
+    together = threading.Barrier(groups, timeout=30)
+
+    class Patient(Service):
+        def do_POST(self) -> None:
+            together.wait()
+            super().do_POST()
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Patient)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    reward = RemoteReward(f"http://127.0.0.1:{server.server_port}/", retries=0)
+
+    async def all_groups() -> list[list[Score]]:
+        return await asyncio.gather(*(reward.score([example_trajectory("abc")]) for _ in range(groups)))
+
+    assert [score.reward for [score] in asyncio.run(all_groups())] == [3] * groups
+    server.shutdown()
+    server.server_close()
 
 
 def test_remote_reward_that_stays_away_is_an_error(url: str, workers: Workers) -> None:
