@@ -42,6 +42,16 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+def write_plugin(site: Path, name: str, source: str) -> Path:
+    """Write a distribution as pip leaves it, with one plugin whose hooks are in `source`; return its folder."""
+    info = site / f"rlkit_{name}-2.1.dist-info"
+    info.mkdir(parents=True)
+    (site / f"rlkit_{name}_parts.py").write_text(source)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: rlkit-{name}\nVersion: 2.1\n")
+    (info / "entry_points.txt").write_text(f"[rlkit]\n{name} = rlkit_{name}_parts\n")
+    return site
+
+
 FAST = (
     "--train.steps=2", "--train.prompts_per_step=4", "--rollout.group=4", "--validation.limit=8",
     "--validation.samples=1",

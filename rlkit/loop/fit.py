@@ -60,17 +60,23 @@ def fit(
         peers.done(interrupted=name)
         peers.leave(INTERRUPTED)
 
-    with Signals(reporter.note, cut_short) as signals:
-        session.signals = signals
-        error = _outcome_of(work)
-        at_once = signals.at_once and error is not None
+    def end(error: BaseException | None, at_once: bool) -> Exception | None:
         failure = None if error is None or at_once else peers.explain(_as_exception(error))
         if at_once:
             signals.leaving = True
             peers.done(interrupted=signals.asked)
         if at_once or not agreed(failure):
             peers.release()
-        failure = session.end(runs[0] if runs else None, failure, at_once)
+        return session.end(runs[0] if runs else None, failure, at_once)
+
+    with Signals(reporter.note, cut_short) as signals:
+        session.signals = signals
+        try:
+            error = _outcome_of(work)
+            at_once = signals.at_once and error is not None
+            failure = end(error, at_once)
+        except KeyboardInterrupt:  # a second signal while the run was ending by itself
+            at_once, failure = True, end(None, at_once=True)
     if at_once and fabric.world_size > 1:
         peers.leave(INTERRUPTED)
     if not at_once:

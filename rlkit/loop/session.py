@@ -258,6 +258,8 @@ class Session:
             failure = failure or error
             self._note_failure(failure)
         self._write_result()
+        if self.signals is not None:
+            self.signals.leaving = True  # what the run holds is freed whatever comes
         closing: list[tuple[str, Callable[[], None]]] = []
         if self.saver is not None:
             closing.append(("the checkpoints' writer", self.saver.writer.close))

@@ -20,6 +20,8 @@ import pytest
 
 from rlkit.advantages import GRPO
 from rlkit.cli.main import main
+from rlkit.loop.run import Run
+from rlkit.loop.session import Session
 from rlkit.types import Batch
 from tests.conftest import FAST, read_jsonl
 
@@ -272,6 +274,28 @@ def test_a_signal_to_one_rank_ends_all_alike(strategy: str, trial: int, tmp_path
     if outcome["steps"]:
         assert (tmp_path / "out" / "final" / "model.safetensors").exists()
     assert "Traceback" not in printed, printed
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_signals_while_a_run_is_being_saved_leave_a_result(
+    signals: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One changes nothing, since the run ends anyway; a second one interrupts the saving, which is made again."""
+    save, calls = Session.save, []
+
+    def interrupted(session: Session, run: Run, name: str) -> None:
+        calls.append(name)
+        if len(calls) == 1:
+            for _ in range(signals):
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.5)
+        save(session, run, name)
+
+    monkeypatch.setattr(Session, "save", interrupted)
+    assert main([*FIT, f"--out={tmp_path}/out"]) == (0 if signals == 1 else 130)
+    assert result(tmp_path / "out")["status"] == ("ok" if signals == 1 else "interrupted")
+    assert calls == ["final"] * signals
+    assert (tmp_path / "out" / "final" / "model.safetensors").exists()
 
 
 @pytest.mark.slow

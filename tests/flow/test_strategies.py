@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.conftest import read_jsonl, rlkit
+from tests.conftest import read_jsonl, rlkit, write_plugin
 
 pytestmark = pytest.mark.slow
 
@@ -89,16 +90,28 @@ def test_lora_under_fsdp2(folder: Path) -> None:
     assert all("lora_" in name for name in weights(two))
 
 
+FAKE = """
+from rlkit import hookimpl
+from rlkit.testing import FakeEngine
+
+@hookimpl
+def rlkit_register_engines(register):
+    register(FakeEngine)
+"""
+
+
 @pytest.fixture(scope="module")
-def by_length(folder: Path) -> tuple[str, ...]:
+def by_length(folder: Path) -> Iterator[tuple[str, ...]]:
     """Overrides for an engine without a model, whose answers a reward tells apart."""
     (folder / "longer.py").write_text("def longer(text):\n    return len(text) / 10\n")
-    texts = ("4", "23", "178", "1999")
-    return (
-        "--rollout.engine=rlkit.testing.engine.FakeEngine", *(f"--rollout.engine.texts+={t}" for t in texts),
-        "--rollout.max_gap=100", "--reward=PythonReward", f"--reward.function={folder}/longer.py:longer",
+    patch = pytest.MonkeyPatch()
+    patch.setenv("PYTHONPATH", str(write_plugin(folder / "site", "fake", FAKE)))
+    yield (
+        "--rollout.engine=FakeEngine", '--rollout.engine.texts=["4", "23", "178", "1999"]', "--rollout.max_gap=100",
+        "--reward=PythonReward", f"--reward.function={folder}/longer.py:longer",
         "--reward.allow_code=true",
     )  # fmt: skip
+    patch.undo()
 
 
 def test_tensor_parallel(folder: Path, by_length: tuple[str, ...]) -> None:

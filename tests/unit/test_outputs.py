@@ -22,6 +22,7 @@ from rlkit.roles import outputs
 from rlkit.roles.advantage import AdvantageEstimator
 from rlkit.testing import example_batch
 from rlkit.types import Completion, LossOutput, PolicyOutput, Prompt, Request, SampleKey, Sampling, StopReason
+from tests.conftest import write_plugin
 
 PARTS = """
 import torch
@@ -106,13 +107,7 @@ def rlkit_register_engines(register):
 @pytest.fixture
 def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Install a plugin whose parts all have a fault."""
-    site = tmp_path / "site"
-    info = site / "rlkit_faulty-2.1.dist-info"
-    info.mkdir(parents=True)
-    (site / "rlkit_faulty_parts.py").write_text(PARTS)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rlkit-faulty\nVersion: 2.1\n")
-    (info / "entry_points.txt").write_text("[rlkit]\nfaulty = rlkit_faulty_parts\n")
-    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.syspath_prepend(str(write_plugin(tmp_path / "site", "faulty", PARTS)))
 
 
 TINY = ("--train.steps=1", "--train.prompts_per_step=2", "--rollout.group=2", "--validation=null",
