@@ -77,14 +77,19 @@ def fit(
             failure = end(error, at_once)
         except KeyboardInterrupt:  # a second signal while the run was ending by itself
             at_once, failure = True, end(None, at_once=True)
-    if at_once and fabric.world_size > 1:
+    _leave(peers, failure, at_once)
+    return session.outcome
+
+
+def _leave(peers: Peers, failure: Exception | None, at_once: bool) -> None:
+    """Tell the other ranks how this one ended; a process that is ended at once does not return where there are any."""
+    if at_once and peers.fabric.world_size > 1:
         peers.leave(INTERRUPTED)
     if not at_once:
         peers.done(failure)
     if failure is not None:
         peers.end_children()
         raise failure
-    return session.outcome
 
 
 def _outcome_of(work: Callable[[], None]) -> BaseException | None:
