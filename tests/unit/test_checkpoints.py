@@ -462,11 +462,14 @@ def test_going_back_leaves_the_abandoned_steps_behind(tmp_path: Path, capsys: py
     capsys.readouterr()
     assert steps(Store(str(out / "checkpoints"))) == [2, 1]
     assert [row["step"] for row in read_jsonl(out / "metrics.jsonl")] == [1, 2]
+    (out / "final").rename(tmp_path / "final")
     assert main(["export", f"--checkpoint={out}", f"--out={tmp_path / 'exported'}"]) == 0
     assert "step-000002 is exported" in capsys.readouterr().out
-    exported, final = (load_file(folder / "model.safetensors") for folder in (tmp_path / "exported", out / "final"))
+    exported, final = (
+        load_file(folder / "model.safetensors") for folder in (tmp_path / "exported", tmp_path / "final")
+    )
     assert all(torch.equal(exported[name], final[name]) for name in final)
-    config = json.loads((out / "final" / "config.json").read_text())
+    config = json.loads((tmp_path / "final" / "config.json").read_text())
     assert config["use_cache"] is True  # answers of the saved model are as fast as the base's
 
 
