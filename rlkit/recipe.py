@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlkit.errors import RecipeError
+from rlkit.errors import RecipeError, show
 from rlkit.log import Log
 from rlkit.ranges import outside
 from rlkit.roles.advantage import AdvantageEstimator, Needs
@@ -248,6 +248,6 @@ def _check_model(recipe: Recipe) -> Iterator[str]:
     looks_local = path.startswith((".", "/", "~")) or (path.count("/") > 1 and "://" not in path)
     if looks_local and not Path(path).expanduser().is_dir():
         yield (
-            f"model.path is {path!r}, which is no folder; give a folder of a model, an adapter or a run, a hub name, "
-            "or `tiny`"
+            f"model.path is {show(path)}, which is no folder; give a folder of a model, an adapter or a run, a hub "
+            "name, or `tiny`"
         )

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from rlkit.errors import CheckpointError, RecipeError, UnavailableError, unreachable
+from rlkit.errors import CheckpointError, RecipeError, UnavailableError, shorten, show, unreachable
 from rlkit.models.lora import add_lora, has_lora, load_adapter, merged
 from rlkit.models.source import ADAPTER_WEIGHTS, SHIPPED, Source, base_name, locate, resolve, source_of
 from rlkit.models.store import Store
@@ -186,11 +186,11 @@ def _explained(model: Model, source: Source) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, ImportError) as error:
-        first_line = str(error).strip().split("\n")[0]
+        first_line = shorten(str(error).strip().split("\n")[0], 300)
         named = "which" if source.base is None else f"{source}, which"
         kind = UnavailableError if unreachable(error) else RecipeError
         raise kind(
-            f"model.path is {model.path!r}, {named} cannot be loaded: {first_line} Give a folder with a model (as "
+            f"model.path is {show(model.path)}, {named} cannot be loaded: {first_line} Give a folder with a model (as "
             "safetensors), an adapter or a run, a name on the hub, or `tiny`"
         ) from error
 

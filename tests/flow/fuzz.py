@@ -27,6 +27,8 @@ from collections import Counter
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a name that no folder has is not looked for elsewhere
+
 from rlkit.cli.parser import parse
 from rlkit.errors import RlkitError
 from rlkit.loop.data import load_data
