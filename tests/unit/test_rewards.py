@@ -259,7 +259,10 @@ def test_remote_reward_asks_for_all_prompts_at_once() -> None:
             together.wait()
             super().do_POST()
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Patient)
+    class Roomy(ThreadingHTTPServer):
+        request_queue_size = 2 * groups  # connections that wait to be accepted
+
+    server = Roomy(("127.0.0.1", 0), Patient)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     reward = RemoteReward(f"http://127.0.0.1:{server.server_port}/", retries=0)
 
