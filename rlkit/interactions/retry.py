@@ -52,7 +52,7 @@ class Retry(Interaction):
         """Compare in a worker; an answer that cannot be compared is wrong, unless the reference cannot be either."""
         try:
             return bool(await self._work(_same, (given, expected), self.timeout))
-        except Exception:
+        except Exception:  # whatever the runtime raises for work that failed; the next line raises its own
             await self._work(_same, (expected, expected), self.timeout)
             return False
 
