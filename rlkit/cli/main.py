@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -42,10 +43,14 @@ def usage() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a verb; give the exit status: 0 ok, 1 the run failed, 2 usage or recipe, 130 interrupted."""
+    """Run a verb; return the exit status: 0 ok, 1 the run failed, 2 usage or recipe, 130 interrupted."""
     args = list(sys.argv[1:] if argv is None else argv)
     with unfailing():
-        return _run(args)
+        status = _run(args)
+    if argv is None:  # the process exits with this status, whatever signal still comes
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+    return status
 
 
 def _run(args: list[str]) -> int:

@@ -77,7 +77,8 @@ def fit(
             failure = end(error, at_once)
         except KeyboardInterrupt:  # a second signal while the run was ending by itself
             at_once, failure = True, end(None, at_once=True)
-    _leave(peers, failure, at_once)
+        signals.leaving = True  # how the run ended is written: a signal changes nothing any more
+        _leave(peers, failure, at_once)
     return session.outcome
 
 

@@ -78,6 +78,8 @@ class Signals:
     def _hear(self, name: str) -> None:
         if self.asked is None:
             self.asked = name
+            if self.leaving:
+                return
             said = f"{name}: finishing this step, then saving; press Ctrl-C again to stop at once"
             # in a thread, since a terminal that takes no more must not keep the next signal from being heard
             threading.Thread(target=self._note, args=(said,), daemon=True).start()

@@ -335,6 +335,14 @@ def test_two_signals_to_one_rank_end_the_other_and_name_the_cause(rank: int, tmp
         assert "was ended at once by SIGTERM" in printed
 
 
+def test_a_signal_after_the_end_does_not_change_the_exit_status() -> None:
+    """While Python exits, which takes a while where torch was loaded."""
+    script = "import atexit, os, sys\nfrom rlkit.cli.main import main\n"
+    script += "for number in (1, 2, 15):\n    atexit.register(os.kill, os.getpid(), number)\nsys.exit(main())"
+    done = subprocess.run((sys.executable, "-c", script, "no-verb"), capture_output=True, text=True, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
+
+
 @pytest.mark.slow
 def test_a_signal_while_the_ranks_are_starting_ends_them(tmp_path: Path) -> None:
     """To the one that starts the other, at once after it has, when that one may wait for it for long."""
