@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rlkit import advantages, engines, interactions, losses, parsers, rewards, tasks, tools
+from rlkit import advantages, engines, filters, interactions, losses, parsers, rewards, tasks, tools
 from rlkit.hooks import hookimpl
-from rlkit.rollout.filters import ZeroSignal
 
 Register = Callable[[type[Any]], None]
 
@@ -44,7 +43,7 @@ def rlkit_register_tasks(register: Register) -> None:
 
 @hookimpl
 def rlkit_register_filters(register: Register) -> None:
-    register(ZeroSignal)
+    _register_all(filters, register)
 
 
 @hookimpl

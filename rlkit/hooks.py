@@ -16,16 +16,16 @@ from collections.abc import Callable
 
 import pluggy
 
-from rlkit.roles.advantage import AdvantageEstimator
-from rlkit.roles.engine import RolloutEngine
-from rlkit.roles.environment import Environment
-from rlkit.roles.filter import GroupFilter
-from rlkit.roles.interaction import Interaction
-from rlkit.roles.loss import PolicyLoss
-from rlkit.roles.parser import ToolParser
-from rlkit.roles.reward import RewardManager
-from rlkit.roles.task import Task
-from rlkit.roles.tool import Tool
+from rlkit.interfaces.advantage import AdvantageEstimator
+from rlkit.interfaces.engine import RolloutEngine
+from rlkit.interfaces.environment import Environment
+from rlkit.interfaces.filter import GroupFilter
+from rlkit.interfaces.interaction import Interaction
+from rlkit.interfaces.loss import PolicyLoss
+from rlkit.interfaces.parser import ToolParser
+from rlkit.interfaces.reward import RewardManager
+from rlkit.interfaces.task import Task
+from rlkit.interfaces.tool import Tool
 
 hookspec = pluggy.HookspecMarker("rlkit")
 hookimpl = pluggy.HookimplMarker("rlkit")

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from rlkit.errors import RecipeError, show
+from rlkit.interfaces.advantage import AdvantageEstimator, Needs
+from rlkit.interfaces.environment import Environment
+from rlkit.interfaces.interaction import Interaction
+from rlkit.interfaces.loss import PolicyLoss
+from rlkit.interfaces.parser import ToolParser
+from rlkit.interfaces.reward import RewardManager
+from rlkit.interfaces.task import Task
+from rlkit.interfaces.tool import Tool
 from rlkit.log import Log
 from rlkit.ranges import outside
-from rlkit.roles.advantage import AdvantageEstimator, Needs
-from rlkit.roles.environment import Environment
-from rlkit.roles.interaction import Interaction
-from rlkit.roles.loss import PolicyLoss
-from rlkit.roles.parser import ToolParser
-from rlkit.roles.reward import RewardManager
-from rlkit.roles.task import Task
-from rlkit.roles.tool import Tool
 from rlkit.sections import (
     VALIDATION_FIGURES,
     Conversation,

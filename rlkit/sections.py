@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
+from rlkit.interfaces.engine import RolloutEngine
+from rlkit.interfaces.filter import GroupFilter
 from rlkit.ops.aggregate import Aggregation
 from rlkit.ops.correction import RejectLevel, Statistic, WeightLevel
 from rlkit.ops.kl import KLKind
@@ -22,8 +24,6 @@ from rlkit.ranges import (
     PositiveShare,
     Seconds,
 )
-from rlkit.roles.engine import RolloutEngine
-from rlkit.roles.filter import GroupFilter
 from rlkit.types import Sampling
 
 Schedule = Literal["constant", "linear", "cosine"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from rlkit.interfaces.advantage import AdvantageEstimator, Needs
 from rlkit.ops.masked import whiten
 from rlkit.ops.returns import gae
 from rlkit.ranges import Share
-from rlkit.roles.advantage import AdvantageEstimator, Needs
 from rlkit.types import Batch
 
 

@@ -7,10 +7,10 @@ from typing import ClassVar
 import torch
 
 from rlkit.errors import RecipeError
+from rlkit.interfaces.advantage import AdvantageEstimator, Needs
 from rlkit.ops.groups import normalized
 from rlkit.ops.masked import whiten
 from rlkit.ranges import FiniteFloat
-from rlkit.roles.advantage import AdvantageEstimator, Needs
 from rlkit.types import Batch
 
 

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import torch
 
+from rlkit.interfaces.advantage import AdvantageEstimator, Needs
 from rlkit.ops.groups import normalized
-from rlkit.roles.advantage import AdvantageEstimator, Needs
 from rlkit.types import Batch
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from rlkit.interfaces.advantage import AdvantageEstimator, Needs
 from rlkit.ops.groups import group_stats
-from rlkit.roles.advantage import AdvantageEstimator, Needs
 from rlkit.types import Batch
 
 

@@ -7,8 +7,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from rlkit.interfaces.advantage import AdvantageEstimator, Needs
 from rlkit.ops.returns import discounted
-from rlkit.roles.advantage import AdvantageEstimator, Needs
 from rlkit.types import Batch
 
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlkit.cli.display import say
-from rlkit.cli.parser import parse
+from rlkit.cli.parsing.parser import parse
 from rlkit.errors import RecipeError
-from rlkit.loop.data import make_prompt
+from rlkit.interfaces.task import Split, Task
 from rlkit.registry import calling
-from rlkit.roles.task import Split, Task
+from rlkit.train.data import make_prompt
 
 USAGE = """usage: rlkit data prepare --recipe NAME --out DIR [overrides]
     writes DIR/train.jsonl and DIR/validation.jsonl, which the task Jsonl reads:

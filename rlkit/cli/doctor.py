@@ -12,13 +12,13 @@ import torch
 
 from rlkit.cli.display import say, show
 from rlkit.cli.plugins import show_plugins
-from rlkit.engines.sglang_process import release
+from rlkit.engines.sglang.process import release
 from rlkit.errors import EngineError, RecipeError
-from rlkit.loop.folder import PACKAGES
 from rlkit.models.load import context_length, load_config, load_tokenizer, stop_ids
 from rlkit.models.size import parameters
 from rlkit.registry import load_plugins
 from rlkit.rollout.template import ChatTemplate
+from rlkit.run.folder import PACKAGES
 from rlkit.sections import Model
 
 USAGE = """usage: rlkit doctor                 this machine and installation

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rlkit.cli.display import say
-from rlkit.cli.parser import parse
+from rlkit.cli.parsing.parser import parse
 from rlkit.recipe import Recipe
 
 NORMALISERS = {

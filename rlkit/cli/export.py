@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rlkit.cli.display import say
 from rlkit.errors import RecipeError
-from rlkit.loop.export import export
+from rlkit.run.checkpoint.export import export
 
 
 def run(argv: Sequence[str]) -> int:

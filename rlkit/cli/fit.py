@@ -8,18 +8,18 @@ from pathlib import Path
 from lightning.fabric import Fabric
 
 from rlkit.cli.display import Display
-from rlkit.cli.parser import Parsed, parse, split
+from rlkit.cli.parsing.parser import Parsed, parse, split
+from rlkit.distributed.ranks import Ranks
 from rlkit.errors import CheckpointError, RecipeError
-from rlkit.loop.data import Data, load_data
-from rlkit.loop.fit import INTERRUPTED, fit
-from rlkit.loop.folder import RunFolder, default_folder
-from rlkit.loop.lock import Lock
-from rlkit.loop.resume import compare
-from rlkit.loop.run import fabric_for
-from rlkit.loop.session import Outcome
-from rlkit.loop.signals import raised
-from rlkit.models.ranks import Ranks
 from rlkit.models.store import MANIFEST, Found, Store, newest_whole, open_checkpoint
+from rlkit.run.checkpoint.resume import compare
+from rlkit.run.fit import INTERRUPTED, fit
+from rlkit.run.folder import RunFolder, default_folder
+from rlkit.run.lock import Lock
+from rlkit.run.session import Outcome
+from rlkit.run.signals import raised
+from rlkit.train.data import Data, load_data
+from rlkit.train.run import fabric_for
 
 OPTIONS = (
     ("--out", {"type": str, "help": "The run folder; default: runs/<recipe>-<time>, or the resumed run's."}),

@@ -8,12 +8,12 @@ from rich.console import Console
 from rich.text import Text
 
 from rlkit.cli.checkpoint import CHECKPOINT, with_checkpoint
-from rlkit.cli.parser import parse
+from rlkit.cli.parsing.parser import parse
 from rlkit.errors import RecipeError
-from rlkit.loop.data import load_data
-from rlkit.loop.run import Run, fabric_for
 from rlkit.rollout.collect import collect
 from rlkit.text import visible
+from rlkit.train.data import load_data
+from rlkit.train.run import Run, fabric_for
 from rlkit.types import Prompt, Trajectory
 
 PROMPT = (

@@ -10,18 +10,18 @@ import torch
 from lightning.fabric import Fabric
 
 from rlkit.cli.display import say
-from rlkit.cli.parser import Parsed, folder, parse
+from rlkit.cli.parsing.parser import Parsed, folder, parse
+from rlkit.distributed.fsdp2 import FSDP2
 from rlkit.errors import RecipeError, UnavailableError
-from rlkit.loop import estimate, plan
-from rlkit.loop.data import Data, load_data
-from rlkit.loop.dryrun import dry_run
-from rlkit.loop.run import Run, fabric_for
-from rlkit.models.parallel import FSDP2
+from rlkit.interfaces.reward import RewardManager
+from rlkit.interfaces.runtime import Runtime
 from rlkit.rewards import ModelReward, PythonReward
-from rlkit.roles.reward import RewardManager
-from rlkit.roles.runtime import Runtime
 from rlkit.rollout.scoring import score
 from rlkit.rollout.workers import Workers
+from rlkit.run.preflight import estimate, plan
+from rlkit.run.preflight.dryrun import dry_run
+from rlkit.train.data import Data, load_data
+from rlkit.train.run import Run, fabric_for
 from rlkit.types import Score, Trajectory
 
 USAGE = """usage: rlkit recipe list                       the shipped recipes

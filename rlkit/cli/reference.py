@@ -8,12 +8,15 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
-from rlkit import roles, types
+from rlkit import interfaces, types
 
 
 def known() -> dict[str, type]:
-    """Return all public classes of `rlkit.types` and `rlkit.roles`, by name."""
-    modules = [types, *(import_module(f"rlkit.roles.{found.name}") for found in pkgutil.iter_modules(roles.__path__))]
+    """Return all public classes of `rlkit.types` and `rlkit.interfaces`, by name."""
+    modules = [
+        types,
+        *(import_module(f"rlkit.interfaces.{found.name}") for found in pkgutil.iter_modules(interfaces.__path__)),
+    ]
     return {
         name: value
         for module in modules

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from rlkit.cli.checkpoint import CHECKPOINT, with_checkpoint
 from rlkit.cli.display import show
-from rlkit.cli.parser import parse
+from rlkit.cli.parsing.parser import parse
 from rlkit.errors import RecipeError
-from rlkit.loop.data import load_data
-from rlkit.loop.evaluate import evaluate
-from rlkit.loop.run import Run, fabric_for
+from rlkit.train.data import load_data
+from rlkit.train.evaluate import evaluate
+from rlkit.train.run import Run, fabric_for
 
 JSON = ("--json", {"action": "store_true", "help": "Print the figures as a JSON object."})
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rlkit.interfaces.interaction import Interaction, Reply
+from rlkit.interfaces.tool import State
 from rlkit.ops.answers import equal, final_answer
 from rlkit.ranges import NonNegativeFloat, Repeats
-from rlkit.roles.interaction import Interaction, Reply
-from rlkit.roles.tool import State
 from rlkit.types import Message, Prompt
 
 if TYPE_CHECKING:
-    from rlkit.roles.runtime import Runtime
+    from rlkit.interfaces.runtime import Runtime
 
 
 class Retry(Interaction):

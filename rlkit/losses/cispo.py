@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from rlkit.interfaces.loss import PolicyLoss
 from rlkit.ops.masked import masked_mean
 from rlkit.ranges import NonNegativeFloat, Share
-from rlkit.roles.loss import PolicyLoss
 from rlkit.types import Batch, LossOutput, PolicyOutput
 
 

@@ -8,9 +8,9 @@ import torch
 from annotated_types import Ge, Le
 from torch import Tensor
 
+from rlkit.interfaces.loss import PolicyLoss
 from rlkit.ops.masked import masked_mean
 from rlkit.ranges import LARGEST_FLOAT, NUMBER, NonNegativeFloat
-from rlkit.roles.loss import PolicyLoss
 from rlkit.types import Batch, LossOutput, PolicyOutput
 
 

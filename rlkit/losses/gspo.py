@@ -6,10 +6,10 @@ from typing import ClassVar
 
 import torch
 
+from rlkit.interfaces.loss import PolicyLoss
 from rlkit.ops.aggregate import Aggregation
 from rlkit.ops.masked import masked_mean, masked_sum
 from rlkit.ranges import NonNegativeFloat, Share
-from rlkit.roles.loss import PolicyLoss
 from rlkit.types import Batch, LossOutput, PolicyOutput
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from rlkit.roles.loss import PolicyLoss
+from rlkit.interfaces.loss import PolicyLoss
 from rlkit.types import Batch, LossOutput, PolicyOutput
 
 

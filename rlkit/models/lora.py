@@ -12,8 +12,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from rlkit.distributed.fsdp2 import full
 from rlkit.errors import RecipeError
-from rlkit.models.parallel import full
 from rlkit.sections import Lora
 
 

@@ -18,8 +18,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
+from rlkit.distributed.ranks import Ranks
 from rlkit.errors import CheckpointError
-from rlkit.models.ranks import Ranks
 from rlkit.models.tensor_files import TensorReader, first_problem
 from rlkit.ranges import FiniteFloat, NonNegativeFloat, NonNegativeInt
 from rlkit.sections import Model

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlkit.distributed.fsdp2 import full
 from rlkit.models.lora import adapter_config, adapter_tensors, base_model, delta, has_lora
-from rlkit.models.parallel import full
 
 
 class PolicyWeights:

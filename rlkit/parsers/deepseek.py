@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from rlkit.interfaces.parser import ParsedTurn, ToolParser
 from rlkit.parsers.text import Reading, named_call, read_json, scan
-from rlkit.roles.parser import ParsedTurn, ToolParser
 
 
 def _token(words: str) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from rlkit.interfaces.parser import ToolParser
 from rlkit.parsers.deepseek import DeepSeekParser
 from rlkit.parsers.hermes import HermesParser
 from rlkit.parsers.llama_json import LlamaJsonParser
 from rlkit.parsers.mistral import MistralParser
 from rlkit.parsers.pythonic import PythonicParser
 from rlkit.parsers.qwen_coder import QwenCoderParser
-from rlkit.roles.parser import ToolParser
 
 _MOST_SPECIFIC_FIRST: tuple[type[ToolParser], ...] = (
     DeepSeekParser,

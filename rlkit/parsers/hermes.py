@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from rlkit.interfaces.parser import ParsedTurn, ToolParser
 from rlkit.parsers.text import Reading, read_json, scan, to_call
-from rlkit.roles.parser import ParsedTurn, ToolParser
 
 _OPENING = re.compile(r"<tool_call>")
 _EDGE = re.compile(r"</tool_call>|(?=<tool_call>)")

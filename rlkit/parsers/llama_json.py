@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from rlkit.interfaces.parser import ParsedTurn, ToolParser
 from rlkit.parsers.text import Malformed, Reading, balanced, decode, scan, to_call
-from rlkit.roles.parser import ParsedTurn, ToolParser
 
 _OPENING = re.compile(r"(?P<tag><\|python_tag\|>\s*)|\{")
 _LIKE_A_CALL = re.compile(r"""\{\s*["']?(?:name|type)["']?\s*:[^{}]*["'](?:parameters|arguments)["']\s*:""")

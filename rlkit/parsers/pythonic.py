@@ -7,8 +7,8 @@ import re
 import warnings
 from typing import Any
 
+from rlkit.interfaces.parser import ParsedTurn, ToolCall, ToolParser
 from rlkit.parsers.text import Reading, balanced, failed, plain, scan
-from rlkit.roles.parser import ParsedTurn, ToolCall, ToolParser
 
 _CALL = r"\[\s*([A-Za-z_][\w.]*)\s*\("
 _OPENING = re.compile(

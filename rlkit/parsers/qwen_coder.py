@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from rlkit.interfaces.parser import ParsedTurn, ToolCall, ToolParser
 from rlkit.parsers.text import Reading, decode, failed, find_edge, scan
-from rlkit.roles.parser import ParsedTurn, ToolCall, ToolParser
 
 _OPENING = re.compile(r"(?:<tool_call>\s*)?<function=(?P<name>[^<>\n]*)>|<tool_call>")
 _PARAMETER = re.compile(r"\s*<parameter=([^<>\n]+)>")

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from rlkit.roles.parser import ParsedTurn, ToolCall
+from rlkit.interfaces.parser import ParsedTurn, ToolCall
 
 Reading = tuple[list[ToolCall], int]
 """The calls that begin somewhere, and where what follows them begins."""

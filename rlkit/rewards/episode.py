@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlkit.roles.reward import RewardManager
+from rlkit.interfaces.reward import RewardManager
 from rlkit.types import Score, Trajectory
 
 

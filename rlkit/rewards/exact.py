@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from rlkit.interfaces.reward import OnError, RewardFunction
 from rlkit.ranges import Seconds
-from rlkit.roles.reward import OnError, RewardFunction
 from rlkit.types import Score, Trajectory
 
 

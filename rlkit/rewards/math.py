@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from rlkit.interfaces.reward import OnError, RewardFunction
 from rlkit.ops.answers import UngradableError, equal, final_answer
 from rlkit.ranges import FiniteFloat, Seconds
-from rlkit.roles.reward import OnError, RewardFunction
 from rlkit.types import Score, StopReason, Trajectory
 
 CUT_OFF = (StopReason.LENGTH, StopReason.CONTEXT, StopReason.ERROR)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rlkit.errors import RecipeError
+from rlkit.interfaces.reward import OnError, RewardFunction
 from rlkit.ranges import NonNegativeFloat, PositiveInt, Seconds
-from rlkit.roles.reward import OnError, RewardFunction
 from rlkit.types import Score, Trajectory
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlkit.errors import RecipeError, show
+from rlkit.interfaces.reward import OnError, RewardFunction
 from rlkit.ranges import Count, Seconds
-from rlkit.roles.reward import OnError, RewardFunction
 from rlkit.types import Score, Trajectory
 
 

@@ -14,8 +14,8 @@ from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from rlkit.errors import RecipeError
+from rlkit.interfaces.reward import OnError, RewardManager
 from rlkit.ranges import Count, Repeats, Seconds
-from rlkit.roles.reward import OnError, RewardManager
 from rlkit.types import Score, Trajectory
 
 IN_FLIGHT = 512

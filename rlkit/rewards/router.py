@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rlkit.errors import RecipeError
+from rlkit.interfaces.reward import OnError, RewardManager
 from rlkit.ranges import Seconds
-from rlkit.roles.reward import OnError, RewardManager
 from rlkit.types import Score, Trajectory
 
 if TYPE_CHECKING:
-    from rlkit.roles.runtime import Runtime
+    from rlkit.interfaces.runtime import Runtime
 
 
 class Router(RewardManager):

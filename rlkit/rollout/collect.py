@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from rlkit.errors import RolloutError, explain
+from rlkit.interfaces.engine import RolloutEngine
 from rlkit.registry import calling, require
-from rlkit.roles.engine import RolloutEngine
 from rlkit.rollout.conversation import Conversation, Limits
-from rlkit.rollout.partners import Meeting, Partners
+from rlkit.rollout.participants import Meeting, Partners
 from rlkit.rollout.template import ChatTemplate
 from rlkit.types import Completion, Prompt, Request, SampleKey, Sampling, StopReason, Trajectory
 

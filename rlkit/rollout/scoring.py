@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlkit.errors import RolloutError, show
-from rlkit.roles.reward import RewardFunction, RewardManager, as_score, grade_as_data, grade_control
+from rlkit.interfaces.reward import RewardFunction, RewardManager, as_score, grade_as_data, grade_control
 from rlkit.rollout.guard import GuardError, guard, paused
 from rlkit.rollout.workers import WorkerError, Workers
 from rlkit.text import part_name

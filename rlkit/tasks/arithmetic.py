@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 from annotated_types import Ge, Le
 
+from rlkit.interfaces.task import Split, Task
 from rlkit.ranges import NUMBER, PositiveInt
-from rlkit.roles.task import Split, Task
 from rlkit.types import Prompt
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from rlkit.errors import RecipeError, show
+from rlkit.interfaces.task import Split, Task
 from rlkit.ranges import NonNegativeInt, ShareBelowOne
-from rlkit.roles.task import Split, Task
 from rlkit.tasks import sources
 from rlkit.types import Message, Prompt
 

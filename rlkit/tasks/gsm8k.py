@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rlkit.errors import RecipeError, show
-from rlkit.roles.task import Split, Task
+from rlkit.interfaces.task import Split, Task
 from rlkit.tasks import sources
 from rlkit.types import Prompt
 

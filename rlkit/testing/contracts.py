@@ -9,13 +9,13 @@ from typing import get_args
 
 import torch
 
-from rlkit.roles import outputs
-from rlkit.roles.advantage import AdvantageEstimator, Needs
-from rlkit.roles.filter import GroupFilter
-from rlkit.roles.loss import PolicyLoss
-from rlkit.roles.parser import ParsedTurn, ToolParser
-from rlkit.roles.reward import RewardFunction, RewardManager, as_score
-from rlkit.roles.task import Split, Task
+from rlkit.interfaces import outputs
+from rlkit.interfaces.advantage import AdvantageEstimator, Needs
+from rlkit.interfaces.filter import GroupFilter
+from rlkit.interfaces.loss import PolicyLoss
+from rlkit.interfaces.parser import ParsedTurn, ToolParser
+from rlkit.interfaces.reward import RewardFunction, RewardManager, as_score
+from rlkit.interfaces.task import Split, Task
 from rlkit.types import Batch, PolicyOutput, Prompt, Score, StopReason, Trajectory, Turn
 
 ODD_TEXTS = ("", " \n", "\x00\ufffd", "{[(<", r"\boxed{", "#### ", "१२", "1" * 5000)

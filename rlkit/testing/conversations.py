@@ -14,13 +14,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from rlkit.errors import EngineError, RecipeError
+from rlkit.interfaces import outputs
+from rlkit.interfaces.engine import RolloutEngine
+from rlkit.interfaces.environment import Environment, Observation
+from rlkit.interfaces.interaction import Interaction, Reply
+from rlkit.interfaces.runtime import Runtime
+from rlkit.interfaces.tool import State, Tool, ToolReply
 from rlkit.models.weights import PolicyWeights
-from rlkit.roles import outputs
-from rlkit.roles.engine import RolloutEngine
-from rlkit.roles.environment import Environment, Observation
-from rlkit.roles.interaction import Interaction, Reply
-from rlkit.roles.runtime import Runtime
-from rlkit.roles.tool import State, Tool, ToolReply
 from rlkit.testing.runtime import ExampleRuntime
 from rlkit.types import Completion, Message, Prompt, Request, SampleKey, Sampling
 

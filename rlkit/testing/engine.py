@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from rlkit.roles.engine import RolloutEngine
+from rlkit.interfaces.engine import RolloutEngine
 from rlkit.types import Completion, Request, StopReason
 
 if TYPE_CHECKING:
-    from rlkit.roles.runtime import Runtime, WeightStream
+    from rlkit.interfaces.runtime import Runtime, WeightStream
 
 
 class FakeEngine(RolloutEngine):

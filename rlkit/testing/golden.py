@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from rlkit.roles.advantage import AdvantageEstimator
-from rlkit.roles.loss import PolicyLoss
+from rlkit.interfaces.advantage import AdvantageEstimator
+from rlkit.interfaces.loss import PolicyLoss
 from rlkit.types import Batch, PolicyOutput
 
 REWARDS = (1.0, 0.0, 0.0, 1.0, 0.5, 1.0, 1.0)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rlkit.testing.pretrain import build_tokenizer
-
 SIZES = {
     "vocab_size": 264,
     "hidden_size": 32,
@@ -17,6 +15,30 @@ SIZES = {
     "max_position_embeddings": 512,
     "initializer_range": 0.3,
 }
+
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<think>", "</think>"]
+
+
+def build_tokenizer() -> Any:
+    """Make the byte-level tokenizer: one token a byte, and the ChatML markers."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    core = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.decoder = decoders.ByteLevel()
+    core.add_special_tokens([AddedToken(s, special=True) for s in SPECIAL[:3]])
+    core.add_tokens([AddedToken(s, special=False, normalized=False) for s in SPECIAL[3:]])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|endoftext|>", model_max_length=4096
+    )
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
 
 
 def random_model(kind: str, seed: int = 0, **changes: Any) -> Any:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlkit.interfaces.reward import RewardManager
 from rlkit.models.load import load_policy, load_tokenizer
-from rlkit.roles.reward import RewardManager
 from rlkit.sections import Model
 from rlkit.types import Score, Trajectory
 

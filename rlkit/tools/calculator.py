@@ -7,8 +7,8 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+from rlkit.interfaces.tool import State, Tool, ToolReply
 from rlkit.ranges import FiniteFloat
-from rlkit.roles.tool import State, Tool, ToolReply
 
 BINARY: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlkit.errors import PluginError
+from rlkit.interfaces.reward import as_number
+from rlkit.interfaces.tool import State, Tool, ToolReply
 from rlkit.ranges import Count, Seconds
-from rlkit.roles.reward import as_number
-from rlkit.roles.tool import State, Tool, ToolReply
 
 if TYPE_CHECKING:
-    from rlkit.roles.runtime import Runtime
+    from rlkit.interfaces.runtime import Runtime
 
 
 class FunctionTool(Tool):

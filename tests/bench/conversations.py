@@ -17,16 +17,16 @@ from typing import Any
 import torch
 
 from rlkit.engines import TorchEngine
+from rlkit.interfaces.engine import RolloutEngine
+from rlkit.interfaces.parser import ParsedTurn, ToolCall
+from rlkit.interfaces.tool import State, Tool
 from rlkit.parsers import HermesParser
-from rlkit.roles.engine import RolloutEngine
-from rlkit.roles.parser import ParsedTurn, ToolCall
-from rlkit.roles.tool import State, Tool
 from rlkit.rollout.collect import Gauge, Sampler, collect
 from rlkit.rollout.conversation import Limits
-from rlkit.rollout.partners import Partners
+from rlkit.rollout.participants import Partners
 from rlkit.rollout.template import ChatTemplate
 from rlkit.testing import random_model
-from rlkit.testing.pretrain import build_tokenizer
+from rlkit.testing.models import build_tokenizer
 from rlkit.types import Completion, Prompt, Request, Sampling, StopReason, Trajectory
 
 CONVERSATIONS, TURNS, TOKENS, ROWS = 512, 3, 24, 64

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from rlkit.models.decoder import Decoder
+from rlkit.engines.torch.decoder import Decoder
 from rlkit.ops.sampling import choose
 from rlkit.testing import random_model
 from tests.gpu.trial import SHAPE

@@ -12,8 +12,8 @@ import statistics
 import time
 
 from rlkit.engines import SGLangServer
-from rlkit.engines.sglang_process import Launch
-from rlkit.engines.sglang_states import State
+from rlkit.engines.sglang.process import Launch
+from rlkit.engines.sglang.states import State
 from rlkit.models.lora import add_lora
 from rlkit.sections import Lora
 from rlkit.testing import random_model

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from rlkit.engines import TorchEngine
+from rlkit.engines.torch.decoder import Decoder, _Layer, why_not
 from rlkit.errors import EngineError
 from rlkit.models.actor import Actor
-from rlkit.models.decoder import Decoder, _Layer, why_not
 from rlkit.testing import random_model
-from rlkit.testing.pretrain import build_tokenizer
+from rlkit.testing.models import build_tokenizer
 from rlkit.types import Completion, Request, SampleKey, Sampling, StopReason
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {

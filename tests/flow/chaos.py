@@ -45,16 +45,16 @@ GRPO = (
 PPO = (*GRPO[:2], "quick_ppo", *GRPO[3:], "--train.minibatches=2")
 
 STAGES = {
-    "rollout": "rollouts._play",
-    "scoring": "step.settle",
-    "judge": "step.judge",
-    "policy": "learn.update",
-    "critic": "learn.update_critic",
-    "copy": "checkpoint.Writer.save",
-    "write": "checkpoint.Writer._write",
-    "rename": "checkpoint.Writer._prune",
-    "publish": "run.Run.publish",
-    "validate": "session.Session.validate",
+    "rollout": "train.rollouts._play",
+    "scoring": "train.step.settle",
+    "judge": "train.step.judge",
+    "policy": "train.update.update",
+    "critic": "train.update.update_critic",
+    "copy": "run.checkpoint.write.Writer.save",
+    "write": "run.checkpoint.write.Writer._write",
+    "rename": "run.checkpoint.write.Writer._prune",
+    "publish": "train.run.Run.publish",
+    "validate": "run.session.Session.validate",
 }
 """What is going on when the kill comes, and the function that does it."""
 
@@ -80,7 +80,7 @@ def forked(work: Callable[[], int], log: Path) -> int:
 
 def killed(args: tuple[str, ...], stage: str, entry: int, delay: float, hit: Path) -> int:
     """Run rlkit and, `delay` seconds after the stage began for the `entry`-th time, kill -9 this process."""
-    place, _, name = f"rlkit.loop.{STAGES[stage]}".rpartition(".")
+    place, _, name = f"rlkit.{STAGES[stage]}".rpartition(".")
     owner = pkgutil.resolve_name(place)
     original, calls = getattr(owner, name), [0]
 

@@ -9,12 +9,12 @@ import sys
 
 import torch
 
-from rlkit.cli.parser import parse
-from rlkit.loop.data import load_data
-from rlkit.loop.learn import update
-from rlkit.loop.metrics import Meter
-from rlkit.loop.run import Run
-from rlkit.models.parallel import make_fabric
+from rlkit.cli.parsing.parser import parse
+from rlkit.distributed.fsdp2 import make_fabric
+from rlkit.train.data import load_data
+from rlkit.train.metrics import Meter
+from rlkit.train.run import Run
+from rlkit.train.update import update
 from rlkit.types import Batch
 
 LENGTHS = (9, 17, 12, 30, 8, 21, 15, 11)

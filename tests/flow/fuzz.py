@@ -29,9 +29,9 @@ from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a name that no folder has is not looked for elsewhere
 
-from rlkit.cli.parser import parse
+from rlkit.cli.parsing.parser import parse
 from rlkit.errors import RlkitError
-from rlkit.loop.data import load_data
+from rlkit.train.data import load_data
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # where it is run as a script
 from tests.flow.fuzz_cases import Case, data_cases, file_cases, key_cases, leaf_cases, noise_cases

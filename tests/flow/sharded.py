@@ -14,11 +14,11 @@ import torch
 from lightning.fabric import Fabric
 
 from rlkit import sections
+from rlkit.distributed.fsdp2 import make_fabric, unsharded
+from rlkit.engines.torch.decoder import why_not
 from rlkit.models.actor import Actor
-from rlkit.models.decoder import why_not
 from rlkit.models.load import load_policy
 from rlkit.models.lora import base_model
-from rlkit.models.parallel import make_fabric, unsharded
 from rlkit.models.weights import PolicyWeights, whole
 from rlkit.sections import Lora, Model
 

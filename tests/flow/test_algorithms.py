@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from rlkit.cli.main import main
-from rlkit.loop.metrics import Meter
-from rlkit.loop.rollouts import Rollouts, settle
-from rlkit.loop.run import Run
 from rlkit.models.load import load_policy
 from rlkit.sections import Model
+from rlkit.train.metrics import Meter
+from rlkit.train.rollouts import Rollouts, settle
+from rlkit.train.run import Run
 from tests.conftest import FAST, read_jsonl
 
 Rows = list[dict[str, Any]]
@@ -326,7 +326,7 @@ def test_rewards_are_scored_while_log_probs_are_computed(tmp_path: Path, monkeyp
         waiting.append(sum(not task.done() for task in rollouts.scoring))
         return settle(run, rollouts, meter)
 
-    monkeypatch.setattr("rlkit.loop.step.settle", watched)  # called when judging is over
+    monkeypatch.setattr("rlkit.train.step.settle", watched)  # called when judging is over
     reward = ("--reward=PythonReward", f"--reward.function={tmp_path}/slow.py:slow", "--reward.allow_code=true")
     figures, steps = fit(tmp_path / "out", *reward, "--train.minibatches=2")
     assert all(count > 0 for count in waiting)

@@ -205,7 +205,7 @@ def test_checkpoints_may_be_elsewhere(tmp_path: Path) -> None:
 
 KILLED = """
 import os, signal, sys
-import rlkit.loop.learn as learn
+import rlkit.train.update as learn
 from rlkit.cli.main import main
 
 original, calls = learn.update, [0]
@@ -240,7 +240,7 @@ def test_a_run_that_is_killed_before_its_first_checkpoint_starts_anew_by_the_sam
 
 POISON = """
 import sys
-import rlkit.loop.learn as learn
+import rlkit.train.update as learn
 from rlkit.cli.main import main
 
 original, calls = learn.policy_loss, [0]

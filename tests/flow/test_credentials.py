@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
-from rlkit.cli.credentials import withhold
 from rlkit.cli.main import main
-from rlkit.cli.parser import parse
+from rlkit.cli.parsing.credentials import withhold
+from rlkit.cli.parsing.parser import parse
 from rlkit.errors import RecipeError
 from tests.conftest import FAST
 

@@ -20,8 +20,8 @@ import pytest
 
 from rlkit.advantages import GRPO
 from rlkit.cli.main import main
-from rlkit.loop.run import Run
-from rlkit.loop.session import Session
+from rlkit.run.session import Session
+from rlkit.train.run import Run
 from rlkit.types import Batch
 from tests.conftest import FAST, read_jsonl
 

@@ -18,7 +18,7 @@ from tests.conftest import FAST, ROOT, read_jsonl, rlkit
 MOODY = '''
 import os, signal, time
 from rlkit import hookimpl
-from rlkit.roles.reward import RewardFunction
+from rlkit.interfaces.reward import RewardFunction
 
 class Moody(RewardFunction):
     """Misbehaves on some samples.

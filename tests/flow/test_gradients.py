@@ -15,8 +15,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rlkit.loop.run import Run
 from rlkit.ops.aggregate import Aggregation
+from rlkit.train.run import Run
 from tests.conftest import ROOT
 from tests.flow import ddp_gradients
 from tests.flow.ddp_gradients import LENGTHS, gradient, make_run

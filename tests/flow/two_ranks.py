@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from rlkit import advantages, losses
-from rlkit.roles.advantage import AdvantageEstimator
+from rlkit.interfaces.advantage import AdvantageEstimator
 from rlkit.testing import example_batch
 from rlkit.types import Batch
 

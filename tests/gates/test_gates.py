@@ -25,18 +25,25 @@ SOURCES = list((ROOT / "rlkit").rglob("*.py")) + list((ROOT / "plugins").glob("*
 
 FLOORS = [
     {"types", "errors", "ranges", "text"},
-    {"roles", "ops"},
+    {"interfaces", "ops"},
     {"hooks", "registry", "recipe", "sections", "log"},
+    {"distributed"},
     {"models"},
-    {"advantages", "losses", "rewards", "engines", "tools", "parsers", "interactions", "tasks"},
+    {"advantages", "losses", "rewards", "tasks", "tools", "parsers", "interactions", "filters", "engines"},
     {"builtin", "rollout", "testing"},
-    {"loop"},
+    {"train"},
+    {"run"},
     {"cli"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 ALLOWED_UP = {("registry", "builtin")}  # the registry loads the built-in plugin as it loads any other
 
-OWNERS = {"sglang": {"engines"}, "lightning": {"models", "loop", "cli"}, "peft": {"models"}, "wandb": set()}
+OWNERS = {
+    "sglang": {"engines"},
+    "lightning": {"distributed", "train", "run", "cli"},
+    "peft": {"models"},
+    "wandb": set(),
+}
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -143,7 +150,7 @@ def test_every_option_is_read_by_some_code() -> None:
     for parts in load_plugins(entry_points=False).parts.values():
         for part in parts.values():
             source = "\n".join(inspect.getsource(cls) for cls in part.cls.__mro__ if cls.__module__.startswith("rlkit"))
-            for reader in ("rollout/scoring.py", "loop/run.py", "loop/rollouts.py"):
+            for reader in ("rollout/scoring.py", "train/run.py", "train/rollouts.py"):
                 source += (ROOT / "rlkit" / reader).read_text()
             for name in inspect.signature(part.cls).parameters:
                 if not re.search(rf"\.{name}\b(?! = )", source):

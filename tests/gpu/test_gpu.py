@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlkit.models.offload import Resting
+from rlkit.distributed.offload import Resting
 from tests.conftest import read_jsonl, rlkit
 
 pytestmark = pytest.mark.gpu

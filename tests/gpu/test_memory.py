@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from rlkit.engines.sglang_weights import TensorTransport, serialize
-from rlkit.models.decoder import why_not
+from rlkit.engines.sglang.weights import TensorTransport, serialize
+from rlkit.engines.torch.decoder import why_not
 from rlkit.testing import random_model
 
 pytestmark = pytest.mark.gpu

@@ -15,11 +15,11 @@ import torch
 pytest.importorskip("sglang")
 
 from rlkit.engines import SGLangEngine
-from rlkit.engines.sglang_process import Launch
-from rlkit.engines.sglang_states import State
+from rlkit.engines.sglang.process import Launch
+from rlkit.engines.sglang.states import State
 from rlkit.models.weights import PolicyWeights
 from rlkit.testing import random_model, save_random_model
-from rlkit.testing.pretrain import build_tokenizer
+from rlkit.testing.models import build_tokenizer
 from rlkit.types import Request, SampleKey, Sampling
 from tests.conftest import FAST, read_jsonl, rlkit
 

@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from rlkit.engines import SGLangServer
-from rlkit.engines.sglang_node import Patience
+from rlkit.engines.sglang.node import Patience
+from rlkit.interfaces.engine import RolloutEngine
 from rlkit.models.lora import base_model
 from rlkit.models.weights import PolicyWeights
-from rlkit.roles.engine import RolloutEngine
 from rlkit.testing import random_model
-from rlkit.testing.pretrain import build_tokenizer
+from rlkit.testing.models import build_tokenizer
 from rlkit.types import Completion, Request, SampleKey, Sampling
 
 T = TypeVar("T")

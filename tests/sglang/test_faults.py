@@ -13,9 +13,9 @@ import pytest
 from torch import Tensor
 
 from rlkit.engines import SGLangServer
-from rlkit.engines.sglang_http import Fault
-from rlkit.engines.sglang_node import Node
-from rlkit.engines.sglang_states import State
+from rlkit.engines.sglang.http import Fault
+from rlkit.engines.sglang.node import Node
+from rlkit.engines.sglang.states import State
 from rlkit.errors import EngineError
 from rlkit.models.weights import PolicyWeights
 from tests.sglang.conftest import PATIENCE, PROMPTS, Trainer, request, server_pid

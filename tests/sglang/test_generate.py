@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from rlkit.engines import SGLangServer
-from rlkit.engines.sglang_node import Node
-from rlkit.engines.sglang_process import free_port
+from rlkit.engines.sglang.node import Node
+from rlkit.engines.sglang.process import free_port
 from rlkit.errors import RolloutError
 from rlkit.models.actor import Actor
 from rlkit.types import StopReason

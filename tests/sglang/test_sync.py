@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from rlkit.engines import SGLangServer
-from rlkit.engines.sglang_node import Node
-from rlkit.engines.sglang_process import Launch
-from rlkit.engines.sglang_proof import ask_policy
-from rlkit.engines.sglang_states import DEADLINES, State, Step
+from rlkit.engines.sglang.node import Node
+from rlkit.engines.sglang.process import Launch
+from rlkit.engines.sglang.states import DEADLINES, State, Step
+from rlkit.engines.sglang.weight_check import ask_policy
 from rlkit.errors import EngineError
 from rlkit.models.weights import PolicyWeights
 from rlkit.testing import random_model

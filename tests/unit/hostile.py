@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import rlkit
-from rlkit.roles.reward import OnError, RewardFunction
+from rlkit.interfaces.reward import OnError, RewardFunction
 from rlkit.types import Score, Trajectory
 
 

@@ -26,9 +26,9 @@ from rlkit.advantages import (
     ReMax,
 )
 from rlkit.errors import RecipeError
+from rlkit.interfaces.advantage import AdvantageEstimator, Needs
 from rlkit.ops.masked import whiten
 from rlkit.ranges import outside
-from rlkit.roles.advantage import AdvantageEstimator, Needs
 from rlkit.testing import golden
 from rlkit.types import Batch
 

@@ -19,14 +19,14 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
 from rlkit.cli.main import main
+from rlkit.distributed.ranks import Ranks
 from rlkit.errors import CheckpointError, RecipeError
-from rlkit.loop.checkpoint import Best, Saver, Writer
-from rlkit.loop.folder import RunFolder
-from rlkit.loop.metrics import MetricsLog
-from rlkit.loop.session import Session
-from rlkit.models.ranks import Ranks
 from rlkit.models.store import MANIFEST, Numbers, State, Store, name_of, newest_whole, open_checkpoint
 from rlkit.models.tensor_files import TensorReader, TensorWriter, file_of
+from rlkit.run.checkpoint.write import Best, Saver, Writer
+from rlkit.run.folder import RunFolder
+from rlkit.run.metrics_log import MetricsLog
+from rlkit.run.session import Session
 from rlkit.sections import Save
 from rlkit.testing.contracts import example_batch
 from tests.conftest import read_jsonl

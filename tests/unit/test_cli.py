@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlkit.cli.main import main
-from rlkit.cli.parser import folder, parse, split
+from rlkit.cli.parsing.parser import folder, parse, split
 from rlkit.errors import RecipeError
 
 

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from rlkit import hookimpl
-from rlkit.cli import doctor, parser, plugins
+from rlkit.cli import doctor, plugins
 from rlkit.cli.display import comparison
 from rlkit.cli.main import main
-from rlkit.cli.suggest import PACKAGES
+from rlkit.cli.parsing import parser
+from rlkit.cli.parsing.suggest import PACKAGES
 from rlkit.errors import RecipeError
 from rlkit.registry import Plugin, Registry, load_plugins
 from rlkit.rewards import MathReward

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from rlkit import hookimpl
-from rlkit.cli import parser
 from rlkit.cli.main import main
+from rlkit.cli.parsing import parser
 from rlkit.errors import RecipeError
+from rlkit.interfaces.reward import RewardFunction
 from rlkit.registry import load_plugins
 from rlkit.rewards import MathReward
-from rlkit.roles.reward import RewardFunction
 from rlkit.types import Trajectory
 
 MODULE = "stranger_of_the_recipe"
@@ -59,13 +59,13 @@ FILES = (
     "reward: <FUNCTION>",
     "reward: <MODULE>",
     "reward: <MODULE>.Reward",
-    "reward: {class_path: rlkit.engines.sglang_process.subprocess.run, init_args: {args: [touch, <RAN>]}}",
+    "reward: {class_path: rlkit.engines.sglang.process.subprocess.run, init_args: {args: [touch, <RAN>]}}",
     "reward: {class_path: rlkit.rewards.python.importlib.import_module, init_args: {name: <MODULE>}}",
     "reward: {class_path: rlkit.rewards.python._load, init_args: {function: '<MODULE>:touch'}}",
     "reward: {class_path: jsonargparse.lazy_instance, init_args: {class_type: <MODULE>.Reward}}",
     "reward: tests.unit.test_closed_names.Unregistered",
     "reward: Unregistered",
-    "reward: rlkit.roles.reward.RewardFunction",
+    "reward: rlkit.interfaces.reward.RewardFunction",
     "reward: {class_path: Composite, init_args: {rewards: {a: MathReward, b: <CLASS>}}}",
     "reward: {class_path: Composite, init_args: {rewards: {a: {class_path: Router, "
     "init_args: {rewards: {b: <CLASS>}}}}}}",

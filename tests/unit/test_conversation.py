@@ -15,21 +15,21 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import rlkit
-from rlkit.loop.run import Run
+from rlkit.interfaces.environment import Environment, Observation
+from rlkit.interfaces.interaction import Interaction, Reply
+from rlkit.interfaces.tool import State, Tool, ToolReply
 from rlkit.parsers import HermesParser
-from rlkit.roles.environment import Environment, Observation
-from rlkit.roles.interaction import Interaction, Reply
-from rlkit.roles.tool import State, Tool, ToolReply
 from rlkit.rollout.collate import add_rewards, collate
 from rlkit.rollout.collect import Sampler, collect
 from rlkit.rollout.conversation import LEGAL, Conversation, Limits, Phase
-from rlkit.rollout.partners import Partners
+from rlkit.rollout.participants import Partners
 from rlkit.rollout.template import ChatTemplate
 from rlkit.rollout.workers import Workers
 from rlkit.testing import ScriptedEngine
-from rlkit.testing.pretrain import build_tokenizer
+from rlkit.testing.models import build_tokenizer
 from rlkit.tools import Calculator
 from rlkit.tools.calculator import evaluate
+from rlkit.train.run import Run
 from rlkit.types import Completion, Message, Prompt, Request, Sampling, Score, StopReason, Trajectory
 
 TOKENIZER = build_tokenizer()

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from rlkit.advantages import ReMax
-from rlkit.loop.shaping import KLPenalty, RewardShaper
-from rlkit.models.average import WeightAverage
+from rlkit.filters.zero_signal import ZeroSignal
+from rlkit.models.ema import WeightAverage
 from rlkit.ops.correction import accepted, gap, importance_weights
-from rlkit.rollout.filters import ZeroSignal
 from rlkit.sections import KLReward, Shaping
 from rlkit.testing import example_batch, example_trajectory
+from rlkit.train.shaping import KLPenalty, RewardShaper
 from rlkit.types import Score
 
 # ratios trainer / engine: row 0: 4, 1/4 and one outside the mask; row 1: 1.5, 1, 1

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from rlkit.cli.main import main
-from rlkit.cli.parser import folder, parse
-from rlkit.loop import estimate
+from rlkit.cli.parsing.parser import folder, parse
 from rlkit.models.size import SHAPES, size_of
 from rlkit.recipe import Recipe
+from rlkit.run.preflight import estimate
 
 LORA = ("--model.lora.rank=32", "--model.lora.alpha=32")
 HALF = (*LORA, "--model.dtype=bfloat16")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rlkit.loop.folder import RunFolder, first_groups
 from rlkit.registry import load_plugins
+from rlkit.run.folder import RunFolder, first_groups
 from rlkit.types import Prompt, Score, StopReason, Trajectory
 from tests.conftest import read_jsonl
 

@@ -8,17 +8,17 @@ import pytest
 import torch
 from torch import nn
 
-from rlkit.cli.parser import parse
+from rlkit.cli.parsing.parser import parse
+from rlkit.distributed.fsdp2 import make_fabric
+from rlkit.engines.torch.decoder import Decoder
 from rlkit.errors import RecipeError
-from rlkit.loop.optim import make_optimizer
 from rlkit.models.actor import Actor
 from rlkit.models.critic import ValueModel
-from rlkit.models.decoder import Decoder
 from rlkit.models.load import load_backbone, load_policy
-from rlkit.models.parallel import make_fabric
 from rlkit.models.reference import Reference
 from rlkit.models.weights import PolicyWeights
 from rlkit.sections import Critic, Fabric, Lora, Model, Train
+from rlkit.train.optim import make_optimizer
 
 HALF, WHOLE = (Model("tiny", lora=Lora(rank=4, alpha=8), dtype=dtype) for dtype in ("bfloat16", "float32"))  # type: ignore[arg-type]
 TOKENS = torch.arange(3, 43).reshape(2, 20)

@@ -12,14 +12,14 @@ import pytest
 
 from rlkit.errors import RolloutError
 from rlkit.interactions import Retry
+from rlkit.interfaces.environment import Environment, Observation
+from rlkit.interfaces.interaction import Interaction, Reply
+from rlkit.interfaces.parser import ParsedTurn, ToolParser
+from rlkit.interfaces.reward import RewardManager
+from rlkit.interfaces.tool import State
 from rlkit.rewards import Composite, Router
-from rlkit.roles.environment import Environment, Observation
-from rlkit.roles.interaction import Interaction, Reply
-from rlkit.roles.parser import ParsedTurn, ToolParser
-from rlkit.roles.reward import RewardManager
-from rlkit.roles.tool import State
 from rlkit.rollout.guard import GuardError, guard, paused
-from rlkit.rollout.partners import Partners
+from rlkit.rollout.participants import Partners
 from rlkit.rollout.scoring import score
 from rlkit.rollout.workers import Workers
 from rlkit.testing import example_trajectory

@@ -15,12 +15,12 @@ import pytest
 
 from rlkit.cli.main import main
 from rlkit.errors import RecipeError
-from rlkit.loop.lock import Lock
+from rlkit.run.lock import Lock
 
 HOLD = """
 import os, sys, time
 from pathlib import Path
-from rlkit.loop.lock import Lock
+from rlkit.run.lock import Lock
 
 lock = Lock(Path(sys.argv[1]))
 child = os.fork()

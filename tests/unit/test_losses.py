@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
+from rlkit.interfaces.loss import PolicyLoss
 from rlkit.losses import CISPO, DPPO, GMPO, GSPO, SAPO, ClipCov, ClipLoss, KLCov, PolicyGradient
 from rlkit.ops import aggregate
 from rlkit.ranges import outside
-from rlkit.roles.loss import PolicyLoss
 from rlkit.testing import check_loss, example_batch, golden
 from rlkit.types import Batch, PolicyOutput
 

@@ -13,25 +13,25 @@ import torch
 
 from rlkit.cli.main import main
 from rlkit.errors import PartError, RolloutError
-from rlkit.loop.learn import call_loss
-from rlkit.loop.metrics import Meter
-from rlkit.loop.step import estimate
+from rlkit.interfaces import outputs
+from rlkit.interfaces.advantage import AdvantageEstimator
 from rlkit.losses import ClipLoss
 from rlkit.registry import calling, require
-from rlkit.roles import outputs
-from rlkit.roles.advantage import AdvantageEstimator
 from rlkit.testing import example_batch
+from rlkit.train.metrics import Meter
+from rlkit.train.step import estimate
+from rlkit.train.update import call_loss
 from rlkit.types import Completion, LossOutput, PolicyOutput, Prompt, Request, SampleKey, Sampling, StopReason
 from tests.conftest import write_plugin
 
 PARTS = """
 import torch
 from rlkit import hookimpl
-from rlkit.roles.advantage import AdvantageEstimator
-from rlkit.roles.engine import RolloutEngine
-from rlkit.roles.filter import GroupFilter
-from rlkit.roles.loss import PolicyLoss
-from rlkit.roles.task import Task
+from rlkit.interfaces.advantage import AdvantageEstimator
+from rlkit.interfaces.engine import RolloutEngine
+from rlkit.interfaces.filter import GroupFilter
+from rlkit.interfaces.loss import PolicyLoss
+from rlkit.interfaces.task import Task
 from rlkit.types import Completion, LossOutput, Prompt, StopReason
 
 class NanAdvantage(AdvantageEstimator):

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlkit import parsers
+from rlkit.interfaces.parser import ParsedTurn, ToolCall, ToolParser
 from rlkit.parsers import (
     DeepSeekParser,
     HermesParser,
@@ -25,7 +26,6 @@ from rlkit.parsers import (
 )
 from rlkit.parsers.detect import detect
 from rlkit.registry import load_plugins
-from rlkit.roles.parser import ParsedTurn, ToolCall, ToolParser
 
 Call = tuple[str, dict[str, Any]]
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlkit.loop.peers import Peers
+from rlkit.run.peers import Peers
 
 KILLED = "it was killed, by somebody or because the machine ran out of memory"
 WATCHDOG = "NCCL's watchdog ended it, since a collective took longer than train.deadline"

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from rlkit.cli.main import main
-from rlkit.cli.parser import parse
+from rlkit.cli.parsing.parser import parse
 from rlkit.errors import RecipeError
-from rlkit.loop import balance, plan
-from rlkit.loop.data import load_data
 from rlkit.models.load import load_tokenizer
 from rlkit.rollout.template import CALL_ID, USER, ChatTemplate
+from rlkit.run.preflight import plan
 from rlkit.sections import Model
+from rlkit.train import balance
+from rlkit.train.data import load_data
 from rlkit.types import Prompt, Score
 
 

@@ -13,7 +13,7 @@ import pytest
 from rlkit.cli.display import Display, say, show
 from rlkit.cli.main import main
 from rlkit.cli.streams import Stream, unfailing
-from rlkit.loop.metrics import MetricsLog
+from rlkit.run.metrics_log import MetricsLog
 from tests.conftest import read_jsonl
 
 

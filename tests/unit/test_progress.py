@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from rlkit.cli.parser import parse
+from rlkit.cli.parsing.parser import parse
 from rlkit.errors import TrainingError
-from rlkit.loop.progress import Progress
 from rlkit.recipe import Recipe
+from rlkit.run.progress import Progress
 
 GOOD = {"update/steps": 1.0, "advantage/abs_mean": 0.5, "rollout/samples": 16.0}
 EQUAL = GOOD | {"advantage/abs_mean": 0.0}

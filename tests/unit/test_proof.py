@@ -9,13 +9,13 @@ from math import nan
 import pytest
 import torch
 
-from rlkit.cli.parser import parse
+from rlkit.cli.parsing.parser import parse
+from rlkit.distributed.fsdp2 import make_fabric
 from rlkit.engines import TorchEngine
 from rlkit.errors import EngineError, PartError
-from rlkit.loop.data import load_data
-from rlkit.loop.proof import prove
-from rlkit.loop.run import Run
-from rlkit.models.parallel import make_fabric
+from rlkit.run.preflight.weight_check import prove
+from rlkit.train.data import load_data
+from rlkit.train.run import Run
 from rlkit.types import Completion, Request
 
 

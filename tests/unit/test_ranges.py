@@ -10,7 +10,7 @@ from annotated_types import Ge, Le
 from jsonargparse._typehints import type_to_str
 
 from rlkit.cli.main import main
-from rlkit.cli.parser import parse
+from rlkit.cli.parsing.parser import parse
 from rlkit.errors import RecipeError
 from rlkit.ranges import (
     LARGEST_FLOAT,

@@ -12,9 +12,9 @@ from rlkit import hookimpl, hooks
 from rlkit.advantages import GRPO
 from rlkit.cli.main import main
 from rlkit.errors import PluginError
+from rlkit.interfaces.reward import RewardManager
 from rlkit.registry import load_plugins
 from rlkit.rewards import ExactReward
-from rlkit.roles.reward import RewardManager
 
 
 class Other(ExactReward):

@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from rlkit.errors import CheckpointError, RecipeError
-from rlkit.loop.resume import compare
-from rlkit.loop.state import as_data, numbers, restore
 from rlkit.models.store import Found, Numbers, State, Store
+from rlkit.run.checkpoint.resume import compare
+from rlkit.run.checkpoint.state import as_data, numbers, restore
 
 RECIPE: dict[str, Any] = {
     "model": {"path": "tiny", "lora": {"rank": 4}},

@@ -18,12 +18,12 @@ import torch
 
 from rlkit.cli.main import main
 from rlkit.errors import RecipeError
+from rlkit.interfaces.reward import RewardManager
 from rlkit.rewards import Composite, ExactReward, MathReward, ModelReward, Overlong, PythonReward, RemoteReward, Router
-from rlkit.roles.reward import RewardManager
 from rlkit.rollout.scoring import score
 from rlkit.rollout.workers import Workers
 from rlkit.testing import check_reward, example_trajectory
-from rlkit.testing.pretrain import build_tokenizer
+from rlkit.testing.models import build_tokenizer
 from rlkit.tools import Calculator
 from rlkit.types import Score, Trajectory
 from tests.unit.test_conversation import call, hold, tools

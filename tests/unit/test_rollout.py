@@ -11,18 +11,18 @@ import pytest
 import torch
 
 from rlkit.errors import EngineError, RolloutError
-from rlkit.loop import rollouts as rollouts_module
-from rlkit.loop.metrics import Meter
-from rlkit.loop.rollouts import Rollouts
+from rlkit.interfaces.reward import OnError, RewardManager
 from rlkit.rewards import ExactReward
-from rlkit.roles.reward import OnError, RewardManager
 from rlkit.rollout.collate import add_rewards, collate
 from rlkit.rollout.collect import Sampler, collect
 from rlkit.rollout.scoring import score
 from rlkit.rollout.template import ChatTemplate
 from rlkit.rollout.workers import Workers
 from rlkit.testing import FakeEngine, example_trajectory
-from rlkit.testing.pretrain import build_tokenizer
+from rlkit.testing.models import build_tokenizer
+from rlkit.train import rollouts as rollouts_module
+from rlkit.train.metrics import Meter
+from rlkit.train.rollouts import Rollouts
 from rlkit.types import Completion, Prompt, Request, Sampling, Score, Trajectory, Turn
 from tests.unit.hostile import Moody
 

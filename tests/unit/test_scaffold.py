@@ -23,18 +23,18 @@ from rlkit.cli.main import main
 from rlkit.cli.plugins import USAGE
 from rlkit.cli.scaffold import KINDS, scaffold
 from rlkit.errors import RecipeError
+from rlkit.interfaces.advantage import AdvantageEstimator
+from rlkit.interfaces.engine import RolloutEngine
+from rlkit.interfaces.environment import Environment, Observation
+from rlkit.interfaces.filter import GroupFilter
+from rlkit.interfaces.interaction import Interaction, Reply
+from rlkit.interfaces.loss import PolicyLoss
+from rlkit.interfaces.parser import ParsedTurn, ToolCall, ToolParser
+from rlkit.interfaces.reward import RewardFunction
+from rlkit.interfaces.task import Task
+from rlkit.interfaces.tool import Tool
 from rlkit.registry import load_plugins
 from rlkit.rewards import ExactReward
-from rlkit.roles.advantage import AdvantageEstimator
-from rlkit.roles.engine import RolloutEngine
-from rlkit.roles.environment import Environment, Observation
-from rlkit.roles.filter import GroupFilter
-from rlkit.roles.interaction import Interaction, Reply
-from rlkit.roles.loss import PolicyLoss
-from rlkit.roles.parser import ParsedTurn, ToolCall, ToolParser
-from rlkit.roles.reward import RewardFunction
-from rlkit.roles.task import Task
-from rlkit.roles.tool import Tool
 from rlkit.testing import (
     check_advantage,
     check_engine,

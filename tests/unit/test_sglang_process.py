@@ -17,14 +17,15 @@ import pytest
 import torch
 from packaging.requirements import Requirement
 
-from rlkit.cli.parser import parse
-from rlkit.engines import SGLangEngine, SGLangServer, sglang_base
-from rlkit.engines.sglang_http import Client, Fault
-from rlkit.engines.sglang_node import Patience
-from rlkit.engines.sglang_process import Launch, adapter_words, command, environment
-from rlkit.loop.run import fabric_for
+from rlkit.cli.parsing.parser import parse
+from rlkit.engines import SGLangEngine, SGLangServer
+from rlkit.engines.sglang import base as sglang_base
+from rlkit.engines.sglang.http import Client, Fault
+from rlkit.engines.sglang.node import Patience
+from rlkit.engines.sglang.process import Launch, adapter_words, command, environment
 from rlkit.models.load import load_policy
 from rlkit.sections import Lora, Model
+from rlkit.train.run import fabric_for
 from tests.conftest import ROOT
 
 TORCHRUN = {
@@ -112,7 +113,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Launch, int 
         def start(self) -> None: ...
 
     monkeypatch.setattr(sglang_base, "ServerProcess", Process)
-    monkeypatch.setattr("rlkit.engines.sglang.require_sglang", lambda: None)
+    monkeypatch.setattr("rlkit.engines.sglang.engine.require_sglang", lambda: None)
     return found
 
 
@@ -166,7 +167,7 @@ def test_a_process_is_told_how_long_it_may_hang(monkeypatch: pytest.MonkeyPatch)
     policy = load_policy(Model("tiny"))
     runtime: Any = SimpleNamespace(policy=policy, device=torch.device("cpu"), gather=lambda x: x)
     engine._runtime, engine._stop_ids, engine._dtype, engine._trainers = runtime, frozenset(), torch.float32, set()
-    monkeypatch.setattr("rlkit.engines.sglang_process.ServerProcess.start", lambda _: None)
+    monkeypatch.setattr("rlkit.engines.sglang.process.ServerProcess.start", lambda _: None)
     node = engine._launched(None)
     assert node.process is not None
     assert node.process._environment["SGLANG_HEALTH_CHECK_TIMEOUT"] == "7"

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from rlkit.engines.sglang_proof import Expected, Gap, Tolerance, canary_gap, probe_gap
-from rlkit.engines.sglang_weights import flatten
+from rlkit.engines.sglang.weight_check import Expected, Gap, Tolerance, canary_gap, probe_gap
+from rlkit.engines.sglang.weights import flatten
 
 
 def test_probe_gap_by_hand() -> None:

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from rlkit.cli.parser import parse
+from rlkit.cli.parsing.parser import parse
 from rlkit.engines import SGLangServer
-from rlkit.engines.sglang_balance import Balance
-from rlkit.engines.sglang_http import Fault
-from rlkit.engines.sglang_node import Node
-from rlkit.engines.sglang_process import Launch
-from rlkit.engines.sglang_states import State
-from rlkit.loop.data import load_data
+from rlkit.engines.sglang.balance import Balance
+from rlkit.engines.sglang.http import Fault
+from rlkit.engines.sglang.node import Node
+from rlkit.engines.sglang.process import Launch
+from rlkit.engines.sglang.states import State
 from rlkit.rollout.conversation import Conversation, Limits
+from rlkit.train.data import load_data
 from rlkit.types import Completion, Prompt, Request, SampleKey, Sampling, StopReason
 
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from rlkit.cli.main import main
+from rlkit.distributed import offload
+from rlkit.distributed.offload import Resting
 from rlkit.engines import TorchEngine
-from rlkit.loop import memory
-from rlkit.loop import run as loop_run
-from rlkit.loop import step as loop_step
-from rlkit.models import offload
-from rlkit.models.offload import Resting
+from rlkit.run import memory
+from rlkit.train import run as loop_run
+from rlkit.train import step as loop_step
 from rlkit.types import Completion, Request
 from tests.conftest import FAST, read_jsonl
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from rlkit.errors import RecipeError
-from rlkit.loop.data import Data
-from rlkit.loop.optim import learning_rate
+from rlkit.interfaces.task import Split, Task
 from rlkit.models.load import load_tokenizer
-from rlkit.roles.task import Split, Task
 from rlkit.sections import Model, Train
 from rlkit.tasks import GSM8K, Arithmetic, HFDataset, Jsonl
 from rlkit.testing import check_task
+from rlkit.train.data import Data
+from rlkit.train.optim import learning_rate
 from rlkit.types import Prompt
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rlkit.errors import RecipeError
 from rlkit.rollout.template import CALL_ID, ChatTemplate
-from rlkit.testing.pretrain import build_tokenizer
+from rlkit.testing.models import build_tokenizer
 from rlkit.types import Message
 
 TEMPLATES = Path(__file__).parents[1] / "templates"

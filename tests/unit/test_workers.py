@@ -14,13 +14,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlkit.loop.metrics import Meter
-from rlkit.loop.rollouts import describe
 from rlkit.rewards import Composite, MathReward
 from rlkit.rollout import workers as workers_module
 from rlkit.rollout.scoring import score
 from rlkit.rollout.workers import WorkerError, Workers
 from rlkit.testing import example_trajectory
+from rlkit.train.metrics import Meter
+from rlkit.train.rollouts import describe
 from rlkit.types import Score
 from tests.unit.hostile import Fragile, Moody, Named, double, obey, start, start_and_hang
 

@@ -26,8 +26,8 @@ from rlkit_env_games import (
 from rlkit_env_games.maze import apply
 
 from rlkit.errors import RecipeError
+from rlkit.interfaces.environment import Environment, Observation
 from rlkit.registry import load_plugins
-from rlkit.roles.environment import Environment, Observation
 from rlkit.testing import check_task
 from rlkit.types import Prompt
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rlkit import hookimpl
-from rlkit.roles.environment import Environment
-from rlkit.roles.task import Task
+from rlkit.interfaces.environment import Environment
+from rlkit.interfaces.task import Task
 from rlkit_env_games.guess import GuessNumber, GuessTask, hidden_number, optimal_guess
 from rlkit_env_games.maze import CalculatorMaze, Maze, MazeTask, draw_maze, optimal_move, shortest_path
 

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 from annotated_types import Ge, Le
 
 from rlkit.errors import RecipeError
+from rlkit.interfaces.task import Split, Task
 from rlkit.ranges import NUMBER
-from rlkit.roles.task import Split, Task
 from rlkit.types import Prompt
 
 Rows = Annotated[int, Ge(1), Le(1_000_000), NUMBER]

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable
 
 from rlkit.errors import RecipeError
+from rlkit.interfaces.environment import Environment, Observation
+from rlkit.interfaces.tool import State
 from rlkit.ranges import Count, FiniteInt, NonNegativeFloat
-from rlkit.roles.environment import Environment, Observation
-from rlkit.roles.tool import State
 from rlkit.types import Prompt
 from rlkit_env_games.game import GameTask, Rows, draw, read_meta
 

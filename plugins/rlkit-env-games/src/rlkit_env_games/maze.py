@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from rlkit.errors import RecipeError
+from rlkit.interfaces.environment import Environment, Observation
+from rlkit.interfaces.tool import State
 from rlkit.ranges import Count, FiniteInt, NonNegativeFloat, Repeats
-from rlkit.roles.environment import Environment, Observation
-from rlkit.roles.tool import State
 from rlkit.types import Prompt
 from rlkit_env_games.game import GameTask, Rows, draw, read_meta
 

@@ -9,9 +9,9 @@ from typing import Annotated
 from annotated_types import Ge, Le
 
 from rlkit import hookimpl
+from rlkit.interfaces.reward import OnError, RewardManager
+from rlkit.interfaces.runtime import Runtime
 from rlkit.ranges import LARGEST_FLOAT, NUMBER, NonNegativeFloat, NonNegativeInt, Seconds
-from rlkit.roles.reward import OnError, RewardManager
-from rlkit.roles.runtime import Runtime
 from rlkit.types import Score, Trajectory
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rlkit import hookimpl
-from rlkit.roles.tool import Tool
+from rlkit.interfaces.tool import Tool
 from rlkit_tool_mcp.tool import McpTool, ToolError
 
 __all__ = ["McpTool", "ToolError"]

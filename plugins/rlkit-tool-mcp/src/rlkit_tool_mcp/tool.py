@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlkit.errors import RecipeError
+from rlkit.interfaces.runtime import Runtime
+from rlkit.interfaces.tool import State, Tool, ToolReply
 from rlkit.ranges import Count, Repeats, Seconds
-from rlkit.roles.runtime import Runtime
-from rlkit.roles.tool import State, Tool, ToolReply
 from rlkit_tool_mcp.session import Server, Session, acquire, release
 
 if TYPE_CHECKING:

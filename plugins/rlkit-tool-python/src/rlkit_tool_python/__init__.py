@@ -21,9 +21,9 @@ from typing import Any
 
 from rlkit import hookimpl
 from rlkit.errors import RecipeError, RolloutError
+from rlkit.interfaces.runtime import Runtime
+from rlkit.interfaces.tool import State, Tool
 from rlkit.ranges import Count, PositiveInt, Seconds
-from rlkit.roles.runtime import Runtime
-from rlkit.roles.tool import State, Tool
 
 HERE = Path(__file__).parent
 SANDBOX = (sys.executable, "-I", "-B", "-X", "utf8", str(HERE / "sandbox.py"))

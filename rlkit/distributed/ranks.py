@@ -1,0 +1,129 @@
+"""What ranks do together: sums, gathers and exchanges over those that hold different data."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from lightning.fabric import Fabric
+from torch import Tensor
+
+from rlkit.distributed.fsdp2 import FSDP2
+from rlkit.errors import RlkitError
+
+T = TypeVar("T")
+
+POLL_SECONDS = 0.02
+"""Pauses in which a rank looks whether the others have come to an asynchronous collective."""
+
+
+class Ranks:
+    """This rank among the others.
+
+    Ranks of one tensor-parallel group hold the same data, and count as one: `index` of `count` is the place among the
+    data-parallel ones, and only the `lead` of each group samples.
+
+    Args:
+        fabric: Launched.
+    """
+
+    def __init__(self, fabric: Fabric) -> None:
+        self.fabric = fabric
+        self.count, self.index, self.lead = fabric.world_size, fabric.global_rank, True
+        self.tensor_parallel = 1
+        self._data: Any = None
+        self._tensor: Any = None
+        if isinstance(fabric.strategy, FSDP2):
+            mesh = fabric.strategy.device_mesh
+            data, tensor = mesh["data_parallel"], mesh["tensor_parallel"]
+            self.count, self.index = data.size(), data.get_local_rank()
+            self.tensor_parallel, self.lead = tensor.size(), tensor.get_local_rank() == 0
+            self._data, self._tensor = data.get_group(), tensor.get_group()
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Sum a tensor over the data-parallel ranks."""
+        if self.count == 1:
+            return x
+        summed = x.to(self.fabric.device, copy=True).contiguous()
+        dist.all_reduce(summed, group=self._data)
+        return summed.to(x.device)
+
+    def objects(self, value: T) -> list[T]:
+        """Give every data-parallel rank's value, in order."""
+        if self.count == 1:
+            return [value]
+        everyone: list[Any] = [None] * self.count
+        dist.all_gather_object(everyone, value, group=self._data)
+        return everyone
+
+    def everyone(self, value: T) -> list[T]:
+        """Give every rank's value, those of tensor-parallel groups included, in order."""
+        if self.fabric.world_size == 1:
+            return [value]
+        found: list[Any] = [None] * self.fabric.world_size
+        dist.all_gather_object(found, value)
+        return found
+
+    def on_first(self, work: Callable[[], T]) -> T | None:
+        """Do something on the first rank and return its value there; what it raises is raised on every rank.
+
+        Raises:
+            RlkitError: What `work` raised.
+        """
+        value, problem = None, None
+        if self.fabric.is_global_zero:
+            try:
+                value = work()
+            except RlkitError as error:
+                problem = error
+        problem = self.everyone(problem)[0]
+        if problem is not None:
+            raise problem
+        return value
+
+    def gather(self, x: Tensor) -> Tensor:
+        """Concatenate a vector, whose length may differ, over the data-parallel ranks."""
+        return x if self.count == 1 else torch.cat(self.objects(x.cpu())).to(x.device)
+
+    def largest(self, value: float) -> float:
+        """Give the largest of all ranks' values, those of tensor-parallel groups included."""
+        if self.fabric.world_size == 1:
+            return value
+        wrapped = torch.tensor(float(value), device=self.fabric.device)
+        dist.all_reduce(wrapped, dist.ReduceOp.MAX)
+        return float(wrapped)
+
+    async def any(self, value: bool) -> bool:
+        """Whether a value is true on any rank; the event loop goes on until the others have come here too."""
+        if self.fabric.world_size == 1:
+            return value
+        wrapped = torch.tensor(float(value))  # on the CPU: a GPU that waits is busy, and an engine may be using it
+        work = dist.all_reduce(wrapped, dist.ReduceOp.MAX, async_op=True)
+        while not work.is_completed():
+            await asyncio.sleep(POLL_SECONDS)
+        work.wait()
+        return bool(wrapped)
+
+    def share(self, value: T) -> T:
+        """Give the value of the tensor-parallel group's lead."""
+        if self.tensor_parallel == 1:
+            return value
+        wrapped = [value]
+        dist.broadcast_object_list(wrapped, group=self._tensor, group_src=0)
+        return wrapped[0]
+
+    def exchange(self, outgoing: Sequence[list[T]]) -> list[T]:
+        """Send `outgoing[r]` to each data-parallel rank r; give what came, in the order of the senders."""
+        if self.count == 1:
+            return outgoing[0]
+        payloads = [torch.frombuffer(bytearray(pickle.dumps(out)), dtype=torch.uint8) for out in outgoing]
+        sizes = self.objects([len(p) for p in payloads])
+        incoming = torch.empty(sum(row[self.index] for row in sizes), dtype=torch.uint8)
+        arriving = [row[self.index] for row in sizes]
+        dist.all_to_all_single(incoming, torch.cat(payloads), arriving, sizes[self.index], group=self._data)
+        parts = torch.split(incoming, arriving)
+        return [item for part in parts for item in pickle.loads(part.numpy().tobytes())]

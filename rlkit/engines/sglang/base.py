@@ -1,0 +1,386 @@
+"""What SGLangServer and SGLangEngine share: requests, retries, versions, syncs and their proof."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import socket
+import time
+import uuid
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rlkit.engines.sglang.balance import Balance
+from rlkit.engines.sglang.http import Fault
+from rlkit.engines.sglang.node import Hung, Node, Patience
+from rlkit.engines.sglang.process import BESIDE_TRAINER, Launch, ServerProcess
+from rlkit.engines.sglang.push import Failures, Mismatch, Push
+from rlkit.engines.sglang.states import State
+from rlkit.engines.sglang.weight_check import TOLERANCES, Expected, ask_policy, probe_rows
+from rlkit.engines.sglang.weights import Transport
+from rlkit.errors import EngineError, RolloutError
+from rlkit.interfaces.engine import RolloutEngine
+from rlkit.types import Completion, Request, StopReason
+
+if TYPE_CHECKING:
+    from rlkit.interfaces.runtime import Runtime, WeightStream
+
+OWNER_SECONDS = 0.5
+"""Pauses in which a rank looks whether a server is back that it cannot bring back alone."""
+
+
+class SGLangRollouts(RolloutEngine):
+    """Rollouts from SGLang servers that hold the trainer's weights.
+
+    Args:
+        launch: How servers are started.
+        patience: How long servers are waited for, and how often they may fail.
+        proof: Compare log-probs with the trainer's after every sync.
+    """
+
+    reserved = 2  # SGLang never fills the last two tokens of the context
+
+    def __init__(self, launch: Launch, patience: Patience, proof: bool) -> None:
+        self.launch = launch
+        self.patience = patience
+        self.proof = proof
+        self.version = -1
+        self._own: list[Node] = []
+        self._nodes: list[Node] = []
+        self._balance = Balance({})
+        self._expected: Expected | None = None
+        self._stream: WeightStream | None = None
+        self._counts = {"retried": 0, "stale": 0, "restarts": 0}
+        self._sync_seconds = 0.0
+        self._starved = False
+
+    @abstractmethod
+    def _start(self, rank: int) -> list[Node]:
+        """Give the servers to which this rank gives weights; those of rlkit have been started."""
+
+    def _launched(self, gpu: int | None) -> Node:
+        """Start a server, on a GPU and its successors or on the processor."""
+        policy, dtype, launch = self._runtime.policy, str(self._dtype).removeprefix("torch."), self.launch
+        if self._shared(gpu) and launch.memory_fraction is None:
+            launch = replace(launch, memory_fraction=BESIDE_TRAINER)
+        hang = self.patience.hang_seconds
+        process = ServerProcess(policy, self._stop_ids, launch, dtype, gpu, hang_seconds=hang)
+        process.start()
+        return Node(process.url, self.patience, process)
+
+    def _shared(self, gpu: int | None) -> set[int]:
+        """Return those GPUs of a server, the first of which is given, that the trainer uses too."""
+        return set() if gpu is None else self._trainers.intersection(range(gpu, gpu + self.launch.infer_tp))
+
+    @abstractmethod
+    def _mine(self, urls: Sequence[Sequence[str]], rank: int) -> list[str]:
+        """Give the servers that this rank sends requests to, of those that each rank gives weights to."""
+
+    def _fronts(self) -> dict[Node, list[Node]]:
+        """Give what requests are sent to, each with the servers behind it: itself, if it is no router."""
+        return {node: [node] for node in self._nodes}
+
+    @abstractmethod
+    def _transport(self) -> Transport:
+        """Give the way in which weights travel."""
+
+    def bind(self, runtime: Runtime) -> None:
+        from rlkit.models.lora import adapted
+
+        self._runtime = runtime
+        self._stop_ids = runtime.stop_ids
+        self._vocabulary = int(runtime.policy.config.get_text_config().vocab_size)
+        self._dtype = self._engine_dtype(runtime)
+        self._ask = partial(ask_policy, runtime)
+        self._rows = probe_rows(runtime.tokenizer, runtime.context)
+        rank, world = _rank()
+        if self.launch.adapter_only and not adapted(runtime.policy):
+            raise EngineError("launch.adapter_only is true, but there are no adapters; set model.lora, or leave it out")
+        self._trainers = self._gpus_of_trainers()
+        self._sharded = world > 1 and any(hasattr(p, "full_tensor") for p in runtime.policy.parameters())
+        try:
+            self._own, problem = self._start(rank), ""
+        except EngineError as error:
+            problem = str(error)
+        here = {"run": uuid.uuid4().hex[:8], "urls": [node.url for node in self._own], "problem": problem}
+        ranks = [json.loads(line) for line in self._exchange(json.dumps(here))]
+        for number, other in enumerate(ranks):
+            if other["problem"]:
+                raise EngineError(problem or f"rank {number}: {other['problem']}")
+        self._run = ranks[0]["run"]
+        mine = self._mine([other["urls"] for other in ranks], rank)
+        own = {node.url: node for node in self._own}
+        self._nodes = [own.get(url) or Node(url, self.patience, owned=False) for url in mine]
+        self._balance = Balance(self._fronts())
+        if self.launch.adapter_only:
+            for node in {*self._own, *self._nodes, *self._balance.fronts}:
+                node.adapter = f"rlkit-{self._run}"
+        self._push = Push(self._transport(), self._dtype, TOLERANCES[self._dtype], self.launch.adapter_only)
+
+    def _engine_dtype(self, runtime: Runtime) -> torch.dtype:
+        if self.launch.dtype != "auto":
+            chosen: torch.dtype = getattr(torch, self.launch.dtype)
+            return chosen
+        device = runtime.device.type
+        with runtime.autocast():
+            return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
+
+    def _gpus_of_trainers(self) -> set[int]:
+        """Return the indices of the GPUs on this machine that some rank trains on."""
+        device, host = self._runtime.device, socket.gethostname()
+        mine = [host, device.index or 0 if device.type == "cuda" else None]
+        ranks = [json.loads(line) for line in self._exchange(json.dumps(mine))]
+        return {gpu for where, gpu in ranks if where == host and gpu is not None}
+
+    def _exchange(self, text: str) -> list[str]:
+        """Give every rank's text, in the order of ranks."""
+        sent = torch.tensor(list(f"{text}\n".encode()), dtype=torch.uint8)
+        return bytes(self._runtime.gather(sent).tolist()).decode().splitlines()
+
+    # requests
+
+    async def generate(self, request: Request) -> Completion:
+        room = self._runtime.context - len(request.tokens)
+        if room <= 0:
+            return Completion([], [], [], StopReason.CONTEXT)
+        if not request.tokens or not all(0 <= token < self._vocabulary for token in request.tokens):
+            raise RolloutError(
+                f"SGLang was given the token ids {str(request.tokens)[:80]}, expected one or more from 0 to "
+                f"{self._vocabulary - 1}; others crash it"
+            )
+        budget = min(request.sampling.max_tokens, room)
+        seconds = request.deadline or self.patience.request_seconds
+        faults: list[str] = []
+        async with asyncio.timeout(seconds):
+            for attempt in range(self.patience.retries + 1):
+                if attempt:
+                    self._counts["retried"] += 1
+                    await asyncio.sleep(0.1 * 2**attempt * (0.5 + random.random()))
+                node = self._balance.choose(request.session)
+                with node.assign():
+                    behind = self._balance.fronts[node]
+                    await asyncio.gather(*map(self._ready, behind))
+                    mended, begun = [server.mended for server in behind], self.version
+                    try:
+                        answer = await node.ask(self._body(request, budget), seconds)
+                        return self._completion(request, answer, begun)
+                    except Fault as fault:
+                        faults.append(str(fault))
+                        if fault.status is not None and 400 <= fault.status < 500:
+                            break
+                        firsts = await asyncio.gather(
+                            *(self._mend(*one, fault) for one in zip(behind, mended, strict=True))
+                        )
+                        if not any(firsts):  # the first brings it back, others go elsewhere
+                            self._balance.leave_lost(request.session)
+        raise RolloutError(f"SGLang gave no completion in {len(faults)} attempts: {faults[-1]}")
+
+    def _body(self, request: Request, budget: int) -> dict[str, Any]:
+        sampling = request.sampling
+        return {
+            "input_ids": list(request.tokens),
+            "return_logprob": True,
+            "sampling_params": {
+                "temperature": sampling.temperature,
+                "max_new_tokens": budget,
+                "top_p": sampling.top_p,
+                "top_k": sampling.top_k or -1,
+                "stop_token_ids": sorted(self._stop_ids.union(sampling.stop_ids)),
+                "sampling_seed": request.key.hash(),  # read by servers that run deterministic inference
+            },
+        }
+
+    def _completion(self, request: Request, answer: dict[str, Any], begun: int) -> Completion:
+        """Read an answer.
+
+        Raises:
+            Fault: It was aborted, or some of its tokens were sampled from weights that are not this run's, or older
+                than the ones that were there when it was asked for.
+        """
+        meta = answer["meta_info"]
+        ended = meta["finish_reason"]["type"]
+        if ended not in {"stop", "length"}:
+            raise Fault(f"the request ended with {meta['finish_reason']}")
+        tokens: list[int] = answer["output_ids"]
+        spans = meta.get("weight_versions") or [{"version": meta["weight_version"], "start": 0, "end": len(tokens)}]
+        versions = [self._version_of(str(s["version"])) for s in spans for _ in range(s["start"], s["end"])]
+        if len(versions) != len(tokens) or any(not begun <= v <= self.version for v in versions):
+            self._counts["stale"] += 1
+            labels = sorted({str(span["version"]) for span in spans})
+            raise Fault(f"tokens came from weights {', '.join(labels)}, expected {self._label(begun)}")
+        if ended == "stop":
+            stop = StopReason.STOP
+        else:
+            whole = len(tokens) >= request.sampling.max_tokens
+            stop = StopReason.LENGTH if whole else StopReason.CONTEXT
+        return Completion(tokens, [entry[0] for entry in meta["output_token_logprobs"]], versions, stop)
+
+    def _label(self, version: int) -> str:
+        return f"{self._run}-{version}"
+
+    def _version_of(self, label: str) -> int:
+        """Give the version that a label of this run names; -1 for any other."""
+        run, _, version = label.partition("-")
+        return int(version) if run == self._run and version.isdecimal() else -1
+
+    # faults
+
+    async def _ready(self, node: Node) -> None:
+        """Wait until a server may be asked: a sync is over, memory is back, a fault is mended.
+
+        A server that another rank gives weights to, or that takes those of a sharded trainer, is out of this rank's
+        hands: it says that it `needs_weights`, and waits.
+
+        Raises:
+            EngineError: It cannot be brought back, and the run cannot go on.
+        """
+        while node.lock.locked() or node.state is not State.READY:
+            if self._stream is None:
+                raise EngineError("SGLang was asked for tokens before the first sync; it has no weights yet")
+            async with node.lock:
+                if node.state is not State.READY and node.owned and not self._sharded:
+                    await self._restore(node)
+                elif not node.owned and await node.label() == self._label(self.version):
+                    node.state = State.READY
+            if node.state is not State.READY:
+                self._starved = True
+                await asyncio.sleep(OWNER_SECONDS)
+
+    async def _mend(self, node: Node, mended: int, fault: Fault) -> bool:
+        """After a fault, see what is left of a server; the first of many that failed does it for all.
+
+        Returns:
+            Whether this was the first.
+        """
+        async with node.lock:
+            if node.mended != mended:
+                return False
+            well = not isinstance(fault, Hung) and await node.healthy(self.patience.hang_seconds)
+            if not well and node.owned:
+                node.broken("answer", fault)
+            elif not well or await node.label() != self._label(self.version):
+                node.state = State.COLD
+            node.mended += 1
+            return True
+
+    async def _restore(self, node: Node) -> None:
+        """Give a server the current weights again; they are those that the trainer holds as long as a rollout lasts."""
+        assert self._stream is not None
+        while True:
+            if node.state is State.BROKEN:
+                self._counts["restarts"] += 1
+                await node.revive()
+            failed = await self._push.push(self._stream, [node], self._label(self.version), self._expected)
+            if not failed:
+                return
+            if isinstance(failed[node], Mismatch) or node.state is not State.BROKEN:
+                raise failed[node]
+
+    # weights
+
+    async def sync(self, stream: WeightStream, version: int) -> None:
+        started = time.perf_counter()
+        first = self._stream is None
+        self._stream = stream
+        self._starved = False
+        if self.proof:
+            self._expected = Expected(self._rows, self._ask(self._rows))
+        async with contextlib.AsyncExitStack() as stack:
+            for node in self._own:
+                await stack.enter_async_context(node.lock)
+                node.restarts = 0 if version != self.version else node.restarts
+            self.version = version
+            label = self._label(version)
+            wrong = await self._push_until_well(stream, label)
+            if first and self.proof:
+                right = [node for node in self._own if node not in wrong]
+                wrong |= await self._push.try_canary(right, self._rows[0], self._ask)
+            if self._anywhere(bool(wrong)):
+                error = await self._push.diagnose(stream, wrong, label, self._expected)
+                raise error or EngineError("the weights of another rank's SGLang server are wrong; see its error")
+        for node in self._nodes:
+            if not node.owned:
+                node.state = State.READY
+        self._sync_seconds = time.perf_counter() - started
+
+    async def _push_until_well(self, stream: WeightStream, label: str) -> Failures:
+        """Push to all servers, again to those that failed once they are back; give those with the wrong weights.
+
+        All ranks read the stream the same number of times.
+        """
+        waiting = list(self._own)
+        wrong: Failures = {}
+        while True:
+            base = not self.launch.adapter_only or self._anywhere(any(n.state is not State.READY for n in waiting))
+            failed = await self._push.push(stream, waiting, label, self._expected, base)
+            wrong |= {node: error for node, error in failed.items() if isinstance(error, Mismatch)}
+            waiting = [node for node in failed if node not in wrong]
+            if not self._anywhere(bool(waiting)):
+                return wrong
+            fatal: EngineError | None = None
+            for node in waiting:
+                try:
+                    if node.state is not State.BROKEN:  # it never came up, so trying again is no use
+                        raise failed[node]
+                    self._counts["restarts"] += 1
+                    await node.revive()
+                except EngineError as error:
+                    fatal = error
+            if self._anywhere(fatal is not None):
+                raise fatal or EngineError("an SGLang server of another rank failed; see its error")
+
+    def _anywhere(self, here: bool) -> bool:
+        """Whether something holds on any rank; every rank must call this."""
+        return bool(self._runtime.reduce(torch.tensor(float(here))) > 0)
+
+    # the run
+
+    @property
+    def needs_weights(self) -> bool:
+        return self._stream is None or self._starved or any(node.state is State.ASLEEP for node in self._own)
+
+    def awake(self) -> AbstractContextManager[None]:
+        return self._released_after() if self.launch.release_memory else contextlib.nullcontext()
+
+    @contextmanager
+    def _released_after(self) -> Iterator[None]:
+        """Release the memory; all ranks are done with sampling when one leaves, so a shared server's is free too."""
+        whole = False
+        try:
+            yield
+            whole = True
+        finally:
+            for node in self._own:
+                node.release()
+            if whole:  # the trainers of all ranks wait for it, whose GPUs a server of one may have shared
+                self._anywhere(False)
+
+    def health(self) -> dict[str, float]:
+        return {
+            "servers": float(len(self._nodes)),
+            "servers_down": float(sum(n.state not in {State.READY, State.ASLEEP} for n in self._nodes)),
+            "proof_gap": self._push.gap.most,
+            "sync_seconds": self._sync_seconds,
+            **{name: float(count) for name, count in self._counts.items()},
+        }
+
+    def close(self) -> None:
+        for node in {*self._own, *self._nodes, *self._balance.fronts}:
+            node.close()
+        if hasattr(self, "_push"):
+            self._push.transport.close()
+
+
+def _rank() -> tuple[int, int]:
+    """Give this process's number and the count of all."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return 0, 1

@@ -1,0 +1,151 @@
+"""Rollouts from SGLang: servers, or an engine on each rank's own device."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le
+
+from rlkit.engines.sglang.base import SGLangRollouts
+from rlkit.engines.sglang.node import Node, Patience
+from rlkit.engines.sglang.process import Launch, require_sglang
+from rlkit.engines.sglang.weights import AS_SGLANG, DiskTransport, GroupTransport, TensorTransport, Transport, is_local
+from rlkit.errors import EngineError, RecipeError
+from rlkit.ranges import NUMBER, Count
+
+LAUNCH = Launch()
+PATIENCE = Patience()
+
+
+class SGLangServer(SGLangRollouts):
+    """SGLang servers that all ranks share: running ones at `urls`, or ones that rlkit starts on this machine.
+
+    Requests go to the server with the least to do, and all turns of a conversation to the same one, which has its
+    prefix in the cache. A server that dies, hangs, fails or comes back with old weights is restarted (if it is
+    rlkit's) or waited for, given the weights again, and what it had not finished is asked for again. Every token's
+    version is checked. After every sync servers prove by their log-probs that they have the trainer's weights. What
+    is sampled can be repeated where servers run deterministic inference, for which each request brings a seed that
+    its sample names; elsewhere SGLang's random numbers depend on what else is in the batch.
+
+    Args:
+        urls: Running servers; none starts `servers` here.
+        router: An SGLang router in front of `urls`: requests go to it, weights to the servers themselves.
+        servers: How many to start.
+        first_gpu: The index of the first server's first GPU; the next server takes the next `launch.infer_tp`.
+        transport: How weights travel: `tensor` (memory of this machine), `group` (a process group, between machines),
+            `disk` (files); `auto` is `tensor` where all servers are on this machine and `group` elsewhere.
+        folder: Where `disk` writes, seen by all servers; null takes a temporary folder of this machine.
+        launch: How servers are started.
+        patience: How long servers are waited for, and how often they may fail.
+        proof: Compare log-probs with the trainer's after every sync.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str] = (),
+        *,
+        router: str | None = None,
+        servers: Count = 1,
+        first_gpu: Annotated[int, Ge(0), Le(1023), NUMBER] = 0,
+        transport: Literal["auto", "tensor", "group", "disk"] = "auto",
+        folder: str | None = None,
+        launch: Launch = LAUNCH,
+        patience: Patience = PATIENCE,
+        proof: bool = True,
+    ) -> None:
+        super().__init__(launch, patience, proof)
+        if router is not None and not urls:
+            raise RecipeError(f"SGLangServer has router={router!r} and no urls; give those of the servers behind it")
+        if launch.adapter_only and transport == "disk" and not urls:
+            raise RecipeError(
+                "launch.adapter_only is true and transport is disk for servers that rlkit starts, which "
+                "take adapters from memory alone; leave transport out"
+            )
+        for url in (*urls, *([router] if router else ())):
+            if not url.startswith(("http://", "https://")):
+                raise RecipeError(f"SGLangServer has the url {url!r}, expected http://… or https://…")
+        self.urls = urls
+        self.router = router
+        self.servers = servers
+        self.first_gpu = first_gpu
+        self.transport = transport
+        self.folder = folder
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Return what SGLang sets for NCCL, where the trainer may be in one group with its servers."""
+        local = self.transport == "auto" and all(map(is_local, self.urls))
+        return {} if local or self.transport in ("tensor", "disk") else AS_SGLANG
+
+    def _start(self, rank: int) -> list[Node]:
+        if rank > 0:
+            return []
+        if self.urls:
+            return [Node(url, self.patience) for url in self.urls]
+        require_sglang()
+        gpus = self._runtime.device.type == "cuda"
+        firsts = [self.first_gpu + i * self.launch.infer_tp if gpus else None for i in range(self.servers)]
+        taken = sorted({gpu for first in firsts for gpu in self._shared(first)})
+        if taken:
+            warnings.warn(
+                f"SGLangServer starts its servers on GPUs {taken}, which the trainer uses too; set first_gpu to the "
+                "first one that is free, or choose SGLangEngine, which shares each rank's GPU",
+                stacklevel=2,
+            )
+        return [self._launched(first) for first in firsts]
+
+    def _mine(self, urls: Sequence[Sequence[str]], rank: int) -> list[str]:
+        return list(urls[0])
+
+    def _fronts(self) -> dict[Node, list[Node]]:
+        if self.router is None:
+            return super()._fronts()
+        return {Node(self.router, self.patience, owned=False): self._nodes}
+
+    def _transport(self) -> Transport:
+        if self.transport == "disk":
+            return DiskTransport(self._runtime.policy, self.folder)
+        here = all(is_local(node.url) for node in self._nodes)
+        if self.transport == "tensor" or (self.transport == "auto" and here):
+            return TensorTransport(self._runtime.device)
+        if self.launch.adapter_only:
+            raise EngineError(
+                "launch.adapter_only is true, and adapters cannot travel over a process group; set transport: disk and "
+                "a folder that the servers see, or leave launch.adapter_only out"
+            )
+        return GroupTransport(self._runtime.device)
+
+
+class SGLangEngine(SGLangRollouts):
+    """An SGLang engine on each rank's own device, which it shares with the trainer.
+
+    It is a server that rlkit starts and that listens on 127.0.0.1 only, not a `sglang.Engine` in the trainer's
+    process: if SGLang crashes, it kills its parent. Tensors do not pass through HTTP: they are handed over in shared
+    memory, or by CUDA IPC on a GPU. With `launch.infer_tp` above 1, so many neighbouring ranks share one engine over
+    their GPUs. Everything else is as in `SGLangServer`.
+
+    Args:
+        launch: How the engine is started.
+        patience: How long it is waited for, and how often it may fail.
+        proof: Compare log-probs with the trainer's after every sync.
+    """
+
+    def __init__(self, launch: Launch = LAUNCH, patience: Patience = PATIENCE, proof: bool = True) -> None:
+        super().__init__(launch, patience, proof)
+
+    def _start(self, rank: int) -> list[Node]:
+        require_sglang()
+        device = self._runtime.device
+        if rank % self.launch.infer_tp:
+            return []
+        if device.type == "cpu" and self.launch.infer_tp > 1:
+            raise EngineError(f"launch.infer_tp is {self.launch.infer_tp} on a processor, expected 1")
+        return [self._launched(device.index or 0 if device.type == "cuda" else None)]
+
+    def _mine(self, urls: Sequence[Sequence[str]], rank: int) -> list[str]:
+        return list(urls[rank - rank % self.launch.infer_tp])
+
+    def _transport(self) -> Transport:
+        return TensorTransport(self._runtime.device)

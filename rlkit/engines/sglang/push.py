@@ -1,0 +1,254 @@
+"""Giving weights to several servers at once, proving that they have them, and finding what went wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rlkit.engines.sglang.http import Fault
+from rlkit.engines.sglang.node import Node
+from rlkit.engines.sglang.states import DEADLINES, State, Step
+from rlkit.engines.sglang.weight_check import (
+    Ask,
+    Expected,
+    Gap,
+    Tolerance,
+    canary_body,
+    canary_gap,
+    probe_body,
+    probe_gap,
+)
+from rlkit.engines.sglang.weights import Adapter, Bucket, Transport
+from rlkit.errors import EngineError
+
+if TYPE_CHECKING:
+    from rlkit.interfaces.runtime import WeightStream
+
+SUSPECTS = 256
+"""Tensors are sent again in at most so many portions."""
+
+NAMED = 5
+MENDS = 0.05
+"""A tensor is to blame if sending it again takes this share off the gap."""
+
+
+class Mismatch(EngineError):
+    """A server has weights, but gives other log-probs than the trainer."""
+
+
+Failures = dict[Node, EngineError]
+
+
+@dataclass
+class Push:
+    """A way to give servers the trainer's weights.
+
+    Args:
+        transport: How tensors travel.
+        dtype: The engine's type; tensors are rounded to it before they travel.
+        tolerance: How far log-probs may be apart.
+        adapter_only: Adapters travel by themselves, and servers apply them.
+    """
+
+    transport: Transport
+    dtype: torch.dtype
+    tolerance: Tolerance
+    adapter_only: bool = False
+    gap: Gap = field(default_factory=lambda: Gap(0.0, 0.0))
+
+    async def push(
+        self, stream: WeightStream, nodes: Sequence[Node], label: str, expected: Expected | None, base: bool = True
+    ) -> Failures:
+        """Give the servers all weights, or the adapters but not the `base`, and prove it.
+
+        A failure of one server is none of the others. The stream is read to its end whatever happens to them, since
+        other ranks may read it with this one.
+        """
+        try:
+            return await self._push(stream, nodes, label, expected, base)
+        except BaseException as error:  # cancelled halfway, or the stream itself failed
+            for node in nodes:
+                node.broken("finish the update", error)
+            raise
+        finally:
+            self.transport.end()
+
+    async def _push(
+        self, stream: WeightStream, nodes: Sequence[Node], label: str, expected: Expected | None, base: bool
+    ) -> Failures:
+        failed: Failures = {}
+
+        async def each(step: Callable[[Node], Coroutine[Any, Any, None]]) -> None:
+            await _each([n for n in nodes if n not in failed], step, failed)
+
+        await each(lambda node: node.meet())
+        targets = [(node.client, node.tp) for node in nodes if node not in failed]
+        if base and targets:
+            try:
+                await self.transport.open(targets)
+            except (Fault, OSError, RuntimeError, TimeoutError) as error:
+                failed |= {n: n.broken("prepare for new weights", error) for n in nodes if n not in failed}
+        await each(lambda node: node.prepare(self.transport, base))
+        for bucket in self._buckets(stream) if base else ():
+            alive = [node for node in nodes if node not in failed]
+            if alive:
+                await self._load(bucket, alive, failed)
+        adapter = self._adapter(stream)
+        await each(lambda node: node.finish(self.transport, label, adapter))
+        if expected is not None:
+            await each(lambda node: self.prove(node, expected))
+        else:
+            await each(lambda node: node.perform(Step.PROVE, lambda: asyncio.sleep(0)))
+        if failed:
+            self.transport.close_group()
+        return failed
+
+    async def _load(self, bucket: Bucket, nodes: Sequence[Node], failed: Failures) -> None:
+        """Bring one bucket to the servers."""
+        try:
+            parcel = self.transport.prepare(bucket)
+        except (OSError, RuntimeError) as error:
+            failed |= {node: _broken(node, error) for node in nodes}
+            return
+        sending = asyncio.create_task(self.transport.send(parcel))
+        await _each(nodes, lambda node: node.load(self.transport, parcel), failed)
+        if any(node in failed for node in nodes):
+            sending.cancel()
+        try:
+            await sending
+        except asyncio.CancelledError:
+            if not sending.cancelled():
+                raise
+        except (OSError, RuntimeError, TimeoutError) as error:
+            failed |= {node: _broken(node, error) for node in nodes if node not in failed}
+
+    def _buckets(self, stream: WeightStream) -> Iterator[Bucket]:
+        for bucket in stream.buckets(merged=False) if self.adapter_only else stream.buckets():
+            yield [(name, x.to(self.dtype) if x.is_floating_point() else x) for name, x in bucket]
+
+    def _adapter(self, stream: WeightStream) -> Adapter | None:
+        found = stream.adapter() if self.adapter_only else None
+        return None if found is None else (found[0], [(name, x.to(self.dtype)) for name, x in found[1]])
+
+    async def prove(self, node: Node, expected: Expected) -> None:
+        """Compare a server's log-probs with the trainer's.
+
+        Raises:
+            Mismatch: They differ.
+        """
+        self.gap = await node.perform(Step.PROVE, lambda: self._probe(node, expected))
+        if not self.gap.within(self.tolerance):
+            node.state = State.UNPROVEN
+            raise Mismatch(self._explain(node, self.gap))
+
+    async def try_canary(self, nodes: Sequence[Node], row: Sequence[int], ask: Ask) -> Failures:
+        """Have servers write some tokens greedily, and compare them with what the trainer finds likeliest.
+
+        Every rank asks the trainer once, also where it has no servers.
+        """
+        wrong: Failures = {}
+        answers = []
+        for node in nodes:
+            try:
+                answers.append(await node.generate(canary_body(row), DEADLINES[Step.PROVE]))
+            except Fault as fault:
+                answers.append(None)
+                wrong[node] = node.error("answer after the first sync", fault)
+        logps = iter(ask([[*row, *a["output_ids"]] for a in answers if a is not None] or [row]))
+        for node, answer in zip(nodes, answers, strict=True):
+            if answer is not None:
+                gap = canary_gap(next(logps)[len(row) - 1 : -1], answer)
+                if not gap.within(self.tolerance):
+                    node.state = State.UNPROVEN
+                    wrong[node] = Mismatch(
+                        f"SGLang server {node.url} writes other tokens than the trainer after the first sync: "
+                        f"{gap.mean:.3g} nats apart on average, {gap.most:.3g} at most."
+                    )
+        return wrong
+
+    async def _probe(self, node: Node, expected: Expected) -> Gap:
+        answers = await node.generate(probe_body(expected.rows), DEADLINES[Step.PROVE])
+        return probe_gap(expected, answers)
+
+    def _explain(self, node: Node, gap: Gap) -> str:
+        limit = self.tolerance
+        return (
+            f"SGLang server {node.url} has taken the weights, but gives other log-probs than the trainer: "
+            f"{gap.mean:.3g} nats apart on average and {gap.most:.3g} at most, expected {limit.mean:g} and "
+            f"{limit.most:g} for {self.dtype}."
+        )
+
+    async def diagnose(
+        self, stream: WeightStream, wrong: Failures, label: str, expected: Expected | None
+    ) -> EngineError | None:
+        """Send tensors again, one by one, to the first server that is wrong; give the error that names those to blame.
+
+        The stream is read to its end on every rank, also where no server is wrong.
+        """
+        node = next(iter(wrong), None)
+        before, stopped = self.gap, ""
+        worst: list[tuple[float, str]] = []
+        for name, part, adapter in self._portions(stream):
+            if node is None or expected is None or stopped:
+                continue
+            try:
+                gap = await self._again(node, part, adapter, label, expected)
+            except EngineError as error:
+                stopped = f" The search ended early: {error}"
+                continue
+            if not before.within(self.tolerance) and gap.mean < (1 - MENDS) * before.mean:
+                worst.append((before.mean - gap.mean, f"{name} (now {gap.mean:.3g})"))
+            before = gap
+        if node is None or expected is None:
+            return None if node is None else wrong[node]
+        if worst:
+            named = "; ".join(name for _, name in sorted(worst, reverse=True)[:NAMED])
+            return EngineError(f"{wrong[node]} Sending a tensor again lessens the gap for: {named}.{stopped}")
+        return EngineError(
+            f"{wrong[node]} Sending all tensors again changes nothing, so SGLang reads some of them, or computes, "
+            f"otherwise than transformers does for this model; choose rollout.engine: TorchEngine.{stopped}"
+        )
+
+    def _portions(self, stream: WeightStream) -> Iterator[tuple[str, Bucket, Adapter | None]]:
+        """Give what can be sent again by itself, with its name: the adapters, then a few tensors at a time."""
+        if adapter := self._adapter(stream):
+            yield "the adapters", [], adapter
+        size = max(1, len(stream.specs) // SUSPECTS)
+        for bucket in self._buckets(stream):
+            for start in range(0, len(bucket), size):
+                part = bucket[start : start + size]
+                yield ", ".join(name for name, _ in part), part, None
+
+    async def _again(self, node: Node, part: Bucket, adapter: Adapter | None, label: str, expected: Expected) -> Gap:
+        """Send some tensors again, or the adapters; give the gap that is left."""
+        failed: Failures = {}
+        if part:
+            await self.transport.open([(node.client, node.tp)])
+        await node.prepare(self.transport, base=bool(part))
+        if part:
+            await self._load(part, [node], failed)
+        if failed:
+            raise failed[node]
+        await node.finish(self.transport, label, adapter)
+        gap: Gap = await node.perform(Step.PROVE, lambda: self._probe(node, expected))
+        node.state = State.UNPROVEN
+        return gap
+
+
+async def _each(nodes: Sequence[Node], step: Callable[[Node], Coroutine[Any, Any, None]], failed: Failures) -> None:
+    """Make a step on all servers at once; note those that fail."""
+    results = await asyncio.gather(*(step(node) for node in nodes), return_exceptions=True)
+    for node, result in zip(nodes, results, strict=True):
+        if isinstance(result, EngineError):
+            failed[node] = result
+        elif result is not None:
+            node.state = State.BROKEN
+            raise result
+
+
+def _broken(node: Node, error: BaseException) -> EngineError:
+    return node.broken("take a bucket of weights", Fault(f"{type(error).__name__}: {error}"))

@@ -1,0 +1,55 @@
+"""The role of an advantage estimator: from rewards to credit for each token."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from enum import Flag, auto
+from typing import TYPE_CHECKING, ClassVar
+
+from rlkit.types import Batch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rlkit.interfaces.runtime import Runtime
+
+
+class Needs(Flag):
+    """What an estimator reads besides rewards and mask; the recipe must provide it."""
+
+    NOTHING = 0
+    GROUPS = auto()
+    """At least two samples of each prompt."""
+    VALUES = auto()
+    """A critic's values."""
+    GREEDY = auto()
+    """The reward of a greedy answer to each prompt."""
+    PARTS = auto()
+    """A reward that reports its parts."""
+    OLD_LOGPS = auto()
+    """The trainer's log-probs before the update."""
+    SUM_PI_SQUARED = auto()
+    """The sum of squared probabilities at each token, under the policy before the update."""
+
+
+class AdvantageEstimator(ABC):
+    """Fills `batch.advantages` [B,T] f32, 0 outside the mask; and `batch.returns` where a critic learns."""
+
+    needs: ClassVar[Needs] = Needs.NOTHING
+    formula: ClassVar[str] = "see its documentation"
+    """What `explain` gives, with the constructor's options by name."""
+    reduce: Callable[[Tensor], Tensor] = staticmethod(lambda x: x)
+    """Sums a tensor over all ranks: for statistics of the whole batch. A group never straddles ranks."""
+
+    def bind(self, runtime: Runtime) -> None:
+        """Receive what exists only once the run does."""
+        self.reduce = runtime.reduce
+
+    def explain(self) -> str:
+        """Give the formula in force, the options filled in."""
+        return self.formula.format(**vars(self))
+
+    @abstractmethod
+    def estimate(self, batch: Batch) -> None:
+        """Write the advantages into the batch; reads `token_rewards`, `mask` and `group`."""

@@ -1,0 +1,84 @@
+"""What the run offers its parts: the only way a plugin reaches the trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rlkit.types import Score, Trajectory
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from rlkit.interfaces.reward import RewardManager
+
+
+class WeightStream(Protocol):
+    """All named tensors of the policy: known up front, read bucket by bucket."""
+
+    @property
+    def specs(self) -> Mapping[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Every tensor's shape and type, by name."""
+
+    def buckets(self, merged: bool = True) -> Iterator[list[tuple[str, Tensor]]]:
+        """Give full tensors under their Hugging Face names, a bounded number of bytes at a time.
+
+        Adapters are `merged` into them, or left out.
+        """
+
+    def adapter(self) -> tuple[dict[str, Any], list[tuple[str, Tensor]]] | None:
+        """Give the adapters' configuration and full tensors, named as peft saves them; None if there are none."""
+
+
+class Runtime(Protocol):
+    """Given to every part's `bind` once the process group, the device and the models exist."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """The policy's tokenizer, with its chat template."""
+
+    @property
+    def policy(self) -> Any:
+        """The Hugging Face causal language model that is being trained."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where tensors of this rank live."""
+
+    @property
+    def context(self) -> int:
+        """The policy's context in tokens."""
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """The token ids with which the policy ends a turn."""
+
+    @property
+    def tensor_parallel(self) -> int:
+        """How many ranks share each of the policy's matrix products; 1 without tensor parallelism."""
+
+    def unsharded(self) -> AbstractContextManager[None]:
+        """Hold the policy's whole weights on this rank, so that its modules may be called; all ranks must enter."""
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """Give the precision context under which the trainer runs the policy."""
+
+    def reduce(self, x: Tensor) -> Tensor:
+        """Sum a tensor over the data-parallel group."""
+
+    def gather(self, x: Tensor) -> Tensor:
+        """Concatenate a vector, whose length may differ, over the data-parallel group."""
+
+    async def work(self, function: Callable[[Any], Any], argument: Any, timeout: float) -> Any:
+        """Run plain code in a worker process, which is killed at the deadline; function and argument are pickled.
+
+        Only data comes back: None, numbers, texts, lists (which tuples become) and dictionaries with texts as keys.
+
+        Raises:
+            Exception: The code raised, hung or died; the message says which.
+        """
+
+    async def score(self, reward: RewardManager, trajectories: Sequence[Trajectory]) -> list[Score]:
+        """Call a reward through the run's boundary: with its deadline, errors turned into scores."""

@@ -1,0 +1,75 @@
+"""Going on from a checkpoint: which one, whether the recipe still fits it, and bringing the run to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlkit.errors import RecipeError, show
+from rlkit.models.store import Found
+from rlkit.run.checkpoint.state import as_data, restore, tensors
+from rlkit.train.run import Run
+
+FIXED = ("model.path", "model.lora", "critic.path", "critic.lora")
+"""Options that decide what a checkpoint's tensors are: none can change on resume."""
+
+PRESENT = ("critic", "reference", "shaping", "kl_reward", "train.ema")
+"""What has state if it is there at all: it can neither come nor go."""
+
+FREE = (
+    "fabric",
+    "log",
+    "save",
+    "validation",
+    "train.micro_tokens",
+    "train.checkpoint_activations",
+    "train.offload_during_rollout",
+    "train.deadline",
+    "train.require_reward",
+    "train.max_steps_without_signal",
+)
+"""Options that may change: what is learnt stays the same. `train.steps` too, where no learning rate decays by it."""
+
+
+def compare(found: Found, recipe_yaml: str, force: bool) -> list[str]:
+    """Give a line for each difference that a resumed run may have.
+
+    Raises:
+        RecipeError: A difference breaks the state, or changes what is learnt and `force` is not given.
+    """
+    old, new = _flat(found.state.recipe), _flat(as_data(recipe_yaml))
+    changed = [key for key in sorted(old | new) if old.get(key) != new.get(key)]
+    lines = {key: f"{key}: {show(old.get(key))} in the checkpoint, {show(new.get(key))} now" for key in changed}
+    moved = [part for part in PRESENT if any(_under(k, part) for k in old) != any(_under(k, part) for k in new)]
+    broken = [line for key, line in lines.items() if any(_under(key, part) for part in (*FIXED, *moved))]
+    if broken:
+        raise RecipeError(f"the recipe does not fit {found.place}:\n" + "\n".join(broken))
+    decays = {"linear", "cosine"} & {new.get("train.schedule"), new.get("critic.schedule")}
+    free = FREE if decays else (*FREE, "train.steps")
+    rest = [line for key, line in lines.items() if not any(_under(key, part) for part in free)]
+    if rest and not force:
+        raise RecipeError(
+            f"the recipe is not that of {found.place}:\n"
+            + "\n".join(rest)
+            + "\nadd --force to go on with it as it is now"
+        )
+    return list(lines.values())
+
+
+def load(run: Run, found: Found) -> None:
+    """Bring a run to a checkpoint.
+
+    Raises:
+        CheckpointError: It is of another model, or has not all that the run needs.
+    """
+    restore(run, found)
+    found.store.load(found.name, tensors(run, found.store.shapes(found.name)))
+
+
+def _under(key: str, section: str) -> bool:
+    return key == section or key.startswith(f"{section}.")
+
+
+def _flat(section: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(section, dict):
+        return {} if section is None else {prefix: section}
+    return {k: v for name, part in section.items() for k, v in _flat(part, f"{prefix}.{name}".lstrip(".")).items()}

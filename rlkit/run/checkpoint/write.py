@@ -1,0 +1,239 @@
+"""Checkpoints: written beside the run by a thread, whole or not there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from math import isfinite
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
+from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
+
+from rlkit.distributed.ranks import Ranks
+from rlkit.errors import CheckpointError, RecipeError
+from rlkit.models.store import FORMAT, MANIFEST, STATE, Manifest, State, Store, name_of, step_of
+from rlkit.models.tensor_files import TensorWriter, file_of
+from rlkit.sections import Save
+
+Best = tuple[float, int]
+"""A value of `save.keep_best` and the step whose checkpoint has it."""
+
+IN_A_ROW = 3
+"""So many checkpoints that cannot be written, one after another, end the run."""
+
+
+class Writer:
+    """Writes checkpoints into a store while the run goes on; a step waits for no more than a copy to host memory.
+
+    Checkpoints of later steps than `step` belong to a run that is not gone on with. They stay until the first one of
+    this run is written, and are withdrawn right before it gets its name, so that the newest is always this run's own.
+
+    Args:
+        store: Where to.
+        section: The recipe's.
+        ranks: All take part.
+        step: Where the run starts.
+        best: Of the checkpoints that are there.
+    """
+
+    def __init__(self, store: Store, section: Save, ranks: Ranks, step: int = 0, best: Best | None = None) -> None:
+        self.store = store
+        self.section = section
+        self.ranks = ranks
+        names = store.names()
+        self.best = best if best is not None and name_of(best[1]) in names else None
+        self._abandoned = [name for name in names if step_of(name) > step]
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="rlkit-checkpoint")
+        self._writing: Future[Best | None] | None = None
+        self._group = dist.new_group(backend="gloo") if ranks.fabric.world_size > 1 else None
+
+    @property
+    def busy(self) -> bool:
+        """Whether some rank is still writing; all ranks must ask."""
+        return bool(self.ranks.largest(self._writing is not None and not self._writing.done()))
+
+    def save(self, tensors: dict[str, Tensor], state: State) -> None:
+        """Copy the tensors and start writing; `finish` must have been called since the last time.
+
+        Raises:
+            CheckpointError: Some rank could not start.
+        """
+        name, copied, problem = name_of(state.step), {}, None
+        try:
+            if self.ranks.fabric.is_global_zero:
+                self.store.remove(f"{name}.partial")
+                self.store.fs.makedirs(self.store.path(f"{name}.partial"), exist_ok=True)
+            copied = BlockingAsyncStager().stage(tensors)
+        except (OSError, MemoryError, RuntimeError) as error:
+            problem = f"{type(error).__name__}: {error}"
+        self._agree(name, self.ranks.everyone(problem))
+        self._writing = self._thread.submit(self._write, copied, state)
+
+    def finish(self) -> bool:
+        """Wait until all is written; return whether there was anything.
+
+        Raises:
+            CheckpointError: It could not be; the message names the newest whole checkpoint.
+        """
+        if self._writing is None:
+            return False
+        writing, self._writing = self._writing, None
+        self.best = writing.result()
+        return True
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _write(self, tensors: dict[str, Any], state: State) -> Best | None:
+        """Write the tensors and the checksums, and give the checkpoint its name; return which one is the best then."""
+        name, rank = name_of(state.step), self.ranks.fabric.global_rank
+        partial, digests, problem = f"{name}.partial", {}, None
+        try:
+            writer = TensorWriter(self.store.fs, self.store.path(partial))
+            save_tensors(tensors, storage_writer=writer, process_group=self._group, no_dist=self._group is None)
+            own = [file_of(rank)] if self.store.fs.exists(self.store.path(partial, file_of(rank))) else []
+            if rank == 0:
+                self.store.write(partial, STATE, state)
+                own.append(STATE)
+            digests = {file: self.store.digest(partial, file) for file in own}
+        except CheckpointException as error:  # no Exception, as torch has it
+            problem = str(next(cause for cause, _ in error.failures.values()))
+        except Exception as error:  # the other ranks must learn of whatever it was
+            problem = str(error)
+        everyone = self._gather((problem, digests))
+        self._agree(name, [found for found, _ in everyone])
+        if rank == 0:
+            try:
+                files = {file: digest for _, part in everyone for file, digest in part.items()}
+                self.store.write(partial, MANIFEST, Manifest(format=FORMAT, files=files))
+                for abandoned in self._abandoned:
+                    self.store.withdraw(abandoned)
+                self.store.publish(partial, name)
+                self._abandoned = []
+                self._prune(state.best)
+            except Exception as error:  # the other ranks wait to learn of it
+                problem = str(error)
+        self._agree(name, self._gather(problem))
+        return state.best
+
+    def _gather(self, value: Any) -> list[Any]:
+        if self._group is None:
+            return [value]
+        everyone: list[Any] = [None] * dist.get_world_size(self._group)
+        dist.all_gather_object(everyone, value, group=self._group)
+        return everyone
+
+    def _prune(self, best: Best | None) -> None:
+        """Remove what need not stay, and what processes that were killed have left behind."""
+        keep = set(self.store.names()[: self.section.keep_last])
+        if best is not None:
+            keep.add(name_of(best[1]))
+        for name in (*self.store.entries(), *self.store.entries(".partial")):
+            if name not in keep:
+                self.store.remove(name)
+
+    def _agree(self, name: str, problems: list[str | None]) -> None:
+        """Raise on every rank where one has a problem."""
+        found = [problem for problem in problems if problem is not None]
+        if found:
+            names = self.store.names()
+            last = f"the last whole one is {self.store.url}/{names[0]}" if names else "there is none before it"
+            raise CheckpointError(f"checkpoint {self.store.url}/{name} cannot be written: {found[0]}; {last}")
+
+
+class Saver:
+    """Decides after each step whether a checkpoint is due, and what becomes of one that cannot be written.
+
+    Args:
+        writer: Writes them.
+        note: Shows a warning.
+        step: The last step that has a checkpoint.
+    """
+
+    def __init__(self, writer: Writer, note: Callable[[str], None], step: int = 0) -> None:
+        self.writer = writer
+        self.note = note
+        self.saved = step
+        self.failed = 0
+        """Checkpoints that could not be written since the last one that could."""
+        self.found = False
+        """Whether some step had the figure that `save.keep_best` names."""
+
+    def after(
+        self, step: int, figures: dict[str, float], content: Callable[[Best | None], tuple[dict[str, Tensor], State]]
+    ) -> dict[str, float]:
+        """Start a checkpoint where one is due or the step is the best so far; all ranks must call this.
+
+        One that is due is skipped while the one before is still being written; the best is waited for.
+
+        Args:
+            step: The step that is done.
+            figures: The step's.
+            content: Returns what to save; it gets which checkpoint will be the best.
+
+        Returns:
+            What became of it, as figures.
+
+        Raises:
+            CheckpointError: It is one failure too many.
+            RecipeError: No figure has the name of `save.keep_best`.
+        """
+        every, key = self.writer.section.every, self.writer.section.keep_best
+        self._require(key, figures)
+        value = figures.get(key) if key is not None else None
+        due = every > 0 and step % every == 0
+        better = self._better(value)
+        if not due and not better:
+            return {}
+        if due and not better and self.writer.busy:
+            return {"checkpoint/skipped": 1.0}
+        failed = not self._attempt(self.writer.finish)
+        if due or self._better(value):  # what was being written may be better still
+            best = (value, step) if value is not None and self._better(value) else self.writer.best
+            if self._attempt(lambda: self.writer.save(*content(best))):
+                self.saved = step
+            else:
+                failed = True
+        return {"checkpoint/failed": 1.0} if failed else {}
+
+    def end(self, step: int, content: Callable[[Best | None], tuple[dict[str, Tensor], State]]) -> None:
+        """Wait until all is written, the run's last step included; all ranks must call this.
+
+        Raises:
+            CheckpointError: The last step has no checkpoint.
+        """
+        written = self._attempt(self.writer.finish)
+        if step > 0 and (not written or step != self.saved):
+            self.writer.save(*content(self.writer.best))
+            self.writer.finish()
+            self.saved = step
+
+    def _require(self, key: str | None, figures: Mapping[str, float]) -> None:
+        """Refuse a name that the first step with scores, or the first validation, does not have among its figures."""
+        self.found = self.found or key is None or key in figures
+        scored = "validation/reward" if str(key).startswith("validation/") else "reward/mean"
+        if not self.found and scored in figures:
+            raise RecipeError(f"save.keep_best is {key!r}, expected a figure of a step: {', '.join(sorted(figures))}")
+
+    def _better(self, value: float | None) -> bool:
+        best = self.writer.best
+        mine = value is not None and isfinite(value) and (best is None or value > best[0])
+        return bool(self.writer.ranks.largest(mine))
+
+    def _attempt(self, work: Callable[[], object]) -> bool:
+        """Do something that may fail; return whether it did not."""
+        try:
+            if work():
+                self.failed = 0
+        except CheckpointError as error:
+            self.failed += 1
+            self.note(f"warning: {error}")
+            if self.failed >= IN_A_ROW:
+                raise
+            return False
+        return True

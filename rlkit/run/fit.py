@@ -1,0 +1,114 @@
+"""Training from a recipe to a run folder, ended well however it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lightning.fabric import Fabric
+
+from rlkit.errors import RlkitError
+from rlkit.models.store import Found
+from rlkit.recipe import Recipe
+from rlkit.run.folder import RunFolder
+from rlkit.run.peers import Peers
+from rlkit.run.session import Outcome, Reporter, Session, agreed
+from rlkit.run.signals import Signals
+from rlkit.train.data import Data
+from rlkit.train.run import Run
+
+INTERRUPTED = 130
+"""The exit status of a run that a signal ended, whichever it was."""
+
+
+def fit(
+    recipe: Recipe,
+    data: Data,
+    fabric: Fabric,
+    folder: RunFolder,
+    reporter: Reporter,
+    *,
+    resumed: Found | None = None,
+) -> Outcome:
+    """Train to the recipe's last step.
+
+    The first Ctrl-C, SIGTERM or SIGHUP ends the run after the step in progress, a second one at once; either way what
+    was learned is saved and the outcome is `interrupted`. An error is re-raised after the outcome `failed` was written.
+    Where there are several ranks, a process that is ended at once does not return from here.
+
+    Args:
+        recipe: Checked.
+        data: From `load_data`.
+        fabric: Launched.
+        folder: The run folder, created.
+        reporter: Shows the run.
+        resumed: The checkpoint to go on from.
+
+    Raises:
+        RlkitError: The run failed; RankError where another rank did.
+    """
+    session = Session(folder, reporter, fabric.is_global_zero)
+    peers = Peers(fabric, folder.path, session.lost)
+    runs: list[Run] = []
+
+    def work() -> None:
+        session.open_log(recipe, 0 if resumed is None else resumed.state.step)
+        runs.append(Run(recipe, data, fabric))
+        session.train(runs[0], resumed)
+
+    def cut_short(name: str) -> None:
+        session.cut_short()
+        peers.done(interrupted=name)
+        peers.leave(INTERRUPTED)
+
+    def end(error: BaseException | None, at_once: bool) -> Exception | None:
+        failure = None if error is None or at_once else peers.explain(_as_exception(error))
+        if at_once:
+            signals.leaving = True
+            peers.done(interrupted=signals.asked)
+        if at_once or not agreed(failure):
+            peers.release()
+        return session.end(runs[0] if runs else None, failure, at_once)
+
+    with Signals(reporter.note, cut_short) as signals:
+        session.signals = signals
+        try:
+            error = _outcome_of(work)
+            at_once = signals.at_once and error is not None
+            failure = end(error, at_once)
+        except KeyboardInterrupt:  # a second signal while the run was ending by itself
+            at_once, failure = True, end(None, at_once=True)
+        signals.leaving = True  # how the run ended is written: a signal changes nothing any more
+        _leave(peers, failure, at_once)
+    return session.outcome
+
+
+def _leave(peers: Peers, failure: Exception | None, at_once: bool) -> None:
+    """Tell the other ranks how this one ended; a process that is ended at once does not return where there are any."""
+    if at_once and peers.fabric.world_size > 1:
+        peers.leave(INTERRUPTED)
+    if not at_once:
+        peers.done(failure)
+    if failure is not None:
+        peers.end_children()
+        raise failure
+
+
+def _outcome_of(work: Callable[[], None]) -> BaseException | None:
+    """Do the work; return what ended it early, be it a Ctrl-C that comes while an error is on its way."""
+    try:
+        try:
+            work()
+        except BaseException as error:
+            return error
+    except KeyboardInterrupt as interrupt:
+        return interrupt
+    return None
+
+
+def _as_exception(error: BaseException) -> Exception:
+    """Return the error itself, or one that says what would otherwise end the process without a word."""
+    if isinstance(error, Exception):
+        return error
+    failure = RlkitError(f"the run was ended by {type(error).__name__}({error}), which some part raised")
+    failure.__cause__ = error
+    return failure

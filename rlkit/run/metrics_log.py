@@ -1,0 +1,105 @@
+"""A run's figures on disk: `metrics.jsonl`, and the loggers of the recipe."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rlkit.errors import RecipeError
+from rlkit.log import Log
+from rlkit.run.folder import RunFolder
+
+
+def loggers(log: Log, folder: RunFolder) -> list[Any]:
+    """Make the loggers that the recipe asks for.
+
+    Raises:
+        RecipeError: A logger's package is not installed.
+    """
+    if log.wandb is None:
+        return []
+    try:
+        from lightning.pytorch.loggers import WandbLogger
+
+        wandb = WandbLogger(
+            name=log.wandb.name or folder.path.name,
+            project=log.wandb.project,
+            offline=log.wandb.offline,
+            save_dir=folder.path,
+            id=folder.run_id(),
+            resume="allow",
+        )
+        wandb.experiment  # noqa: B018 (opens the run now, where a failure costs nothing)
+    except ModuleNotFoundError as error:
+        raise RecipeError("log.wandb needs the package wandb: pip install 'rlkit-fabric[wandb]'") from error
+    return [wandb]
+
+
+class MetricsLog:
+    """Appends a JSON object a step to `metrics.jsonl`, and hands the same figures to loggers.
+
+    Args:
+        path: The file.
+        loggers: From `loggers`.
+        done: The last step whose line stays; a resumed run makes the later ones again.
+    """
+
+    def __init__(self, path: Path, loggers: list[Any], done: int = 0) -> None:
+        lines = [line for step, line in _steps(path) if step <= done]
+        beside = path.with_suffix(".partial")
+        beside.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        beside.rename(path)
+        self._path = path
+        self._size = path.stat().st_size
+        self._unwritten: list[str] = []
+        self._loggers = loggers
+
+    def write(self, step: int, figures: dict[str, float]) -> None:
+        """Write a step's figures.
+
+        Raises:
+            OSError: The file cannot be written, as where the disk is full; its lines are kept for the next time.
+        """
+        self._unwritten.append(json.dumps({"step": step, **figures}) + "\n")
+        try:
+            self._flush()
+        finally:
+            for logger in self._loggers:
+                logger.log_metrics(figures, step)
+
+    def close(self, status: str) -> None:
+        """End the file and the loggers, which know `success` and `failed` only."""
+        try:
+            self._flush()
+        finally:
+            for logger in self._loggers:
+                logger.finalize("success" if status == "ok" else "failed")
+
+    def _flush(self) -> None:
+        text = "".join(self._unwritten).encode()
+        if not text:
+            return
+        try:
+            with self._path.open("ab") as file:
+                file.write(text)
+        except OSError:
+            os.truncate(self._path, self._size)  # no half line may stay
+            raise
+        self._size += len(text)
+        self._unwritten.clear()
+
+
+def _steps(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a file of metrics with their steps, in order; what a killed process cut short is left out."""
+    last = 0
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else ():
+        try:
+            step = json.loads(line)["step"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            continue
+        if type(step) is int and step > last:
+            last = step
+            yield step, line

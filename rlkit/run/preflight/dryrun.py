@@ -1,0 +1,64 @@
+"""A step that changes nothing, to see how much memory the run's longest rows take."""
+
+from __future__ import annotations
+
+from rlkit.rollout.collate import collate
+from rlkit.run import memory
+from rlkit.train.logps import judge
+from rlkit.train.metrics import Meter
+from rlkit.train.optim import set_learning_rate
+from rlkit.train.rollouts import sample, settle
+from rlkit.train.run import Run
+from rlkit.train.update import learn
+from rlkit.types import StopReason, Trajectory
+
+
+def dry_run(run: Run) -> dict[str, float]:
+    """Sample the first step and learn from rows as long as they can be, at a learning rate of 0.
+
+    Returns:
+        The peak in MiB after each phase: of the device, or of this process where there is only the CPU.
+    """
+    measured: dict[str, float] = {}
+
+    def note(phase: str) -> None:
+        figures = memory.figures(run.device)
+        measured[phase] = figures.get("memory/peak_device_mb", figures["memory/peak_rss_mb"])
+
+    note("models loaded")
+    run.publish()
+    settle(run, sample(run, 1, Meter()), Meter())
+    note("sampling")
+    batch = collate(_longest(run)).to(run.device)
+    judge(run, batch)
+    note("judging")
+    batch.advantages = batch.mask.float()
+    batch.returns = batch.mask.float()
+    for trained in (run.trained, run.critic):
+        if trained is not None:
+            set_learning_rate(trained.optimizer, 0.0)
+    learn(run, batch, 1, Meter())
+    note("learning")
+    return measured
+
+
+def _longest(run: Run) -> list[Trajectory]:
+    """Make as many rows of full length as a micro-batch takes."""
+    recipe, data = run.recipe, run.data
+    length = min(data.longest + recipe.rollout.sampling.max_tokens, data.context)
+    prompts = recipe.train.prompts_per_step
+    rows = min(max(1, recipe.train.micro_tokens // length), prompts * recipe.rollout.group)
+    mask = [False] + [True] * (length - 1)
+    [prompt] = data.examples(1)
+    return [
+        Trajectory(
+            prompt=prompt,
+            group=i % prompts,
+            tokens=[3 + t % 100 for t in range(length)],
+            mask=mask,
+            logps=[-1.0 * chosen for chosen in mask],
+            versions=[0 if chosen else -1 for chosen in mask],
+            stop=StopReason.LENGTH,
+        )
+        for i in range(rows)
+    ]

@@ -1,0 +1,116 @@
+"""Pre-flight: how a run's numbers work out, and whether the reward does its part."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from rlkit.errors import RolloutError
+from rlkit.models.source import source_of
+from rlkit.recipe import Recipe
+from rlkit.sections import Lora
+from rlkit.train.data import Data
+from rlkit.types import Prompt, Score, StopReason, Trajectory, Turn
+
+LEAST_LORA_RATE = 5e-6
+"""With a learning rate below this adapters hardly learn: they want ten times what whole weights do, or more."""
+
+Scorer = Callable[[Sequence[Trajectory]], Awaitable[list[Score]]]
+
+
+def lines(data: Data, ranks: int = 1) -> Iterator[str]:
+    """Say how batch sizes and lengths work out on so many data-parallel ranks, and what in the recipe looks wrong."""
+    yield from batches(data.recipe, len(data.train), ranks)
+    yield from lengths(data)
+
+
+def batches(recipe: Recipe, rows: int | None, ranks: int = 1) -> Iterator[str]:
+    """Say what is trained and how batch sizes work out, with the nearest even value where one is off.
+
+    Args:
+        recipe: Checked.
+        rows: Training rows, where they are known.
+        ranks: Data-parallel ranks.
+    """
+    train, group = recipe.train, recipe.rollout.group
+    prompts, updates = train.prompts_per_step, train.minibatches * train.epochs
+    passes = "" if rows is None else f"; {train.steps * prompts / rows:.2f} passes over {rows} rows"
+    yield from adapters(recipe)
+    yield (
+        f"{train.steps} steps of {prompts} prompts x {group} samples = {prompts * group} trajectories, "
+        f"{updates} optimizer step{'s' * (updates > 1)} each{passes}"
+    )
+    if prompts % train.minibatches:
+        low = prompts // train.minibatches * train.minibatches
+        yield (
+            f"mini-batches are uneven: train.prompts_per_step is {prompts}, train.minibatches {train.minibatches}; "
+            f"{low} or {low + train.minibatches} prompts would be even"
+        )
+    if ranks > 1:
+        share = prompts / ranks
+        yield f"{ranks} ranks: {share:g} prompts each" + (
+            "" if share.is_integer() else ", on average: some learn from fewer"
+        )
+        if prompts % ranks:
+            low = prompts // ranks * ranks
+            yield f"{low or ranks} or {low + ranks} prompts a step would be even"
+
+
+def adapters(recipe: Recipe) -> Iterator[str]:
+    """Say what training goes on from, where that is no plain model; warn of rates with which adapters hardly learn."""
+    source = source_of(recipe.model)
+    if source.base is not None:
+        goes_on = "trained further" if recipe.model.lora is not None else "all weights are trained, adapters merged"
+        yield f"policy: {source}; {goes_on}"
+    rates: list[tuple[str, Lora | None, float]] = [("train.lr", recipe.model.lora, recipe.train.lr)]
+    if recipe.critic is not None:
+        rates.append(("critic.lr", recipe.critic.lora, recipe.critic.lr))
+    for name, lora, rate in rates:
+        if lora is not None and rate < LEAST_LORA_RATE:
+            yield (
+                f"warning: {name} is {rate:g}, with which adapters hardly learn; set it to 1e-5 to 3e-5, as the recipe "
+                "grpo_gsm8k_lora does"
+            )
+
+
+def lengths(data: Data) -> Iterator[str]:
+    """Say how prompts, answers, the context and micro-batches fit together."""
+    train, answer = data.recipe.train, data.recipe.rollout.sampling.max_tokens
+    longest = data.longest
+    room = min(answer, data.context - longest)
+    rows = max(1, train.micro_tokens // (longest + room))
+    yield (
+        f"longest prompt {longest} tokens, answers up to {answer}, context {data.context}"
+        + ("" if room == answer else f": answers to it end after {room}")
+    )
+    if longest + room > train.micro_tokens:
+        yield (
+            f"the longest row has {longest + room} tokens, more than train.micro_tokens = {train.micro_tokens}: it is "
+            f"learnt from alone, and takes the memory that it takes"
+        )
+    else:
+        yield f"micro-batches of at most {train.micro_tokens} tokens: {rows} of the longest rows, more of shorter ones"
+
+
+class Trial(NamedTuple):
+    """What came of calling the reward before the run: a line to show, and whether it failed."""
+
+    text: str
+    failed: bool = False
+
+
+async def try_reward(score: Scorer, prompt: Prompt) -> Trial:
+    """Score the row's own answer and a wrong one."""
+    try:
+        right, other = await score([_answered(prompt, prompt.answer or ""), _answered(prompt, "I do not know.")])
+    except RolloutError as error:  # a reward whose on_error is raise
+        return Trial(str(error), failed=True)
+    if right.reward is None or other.reward is None:
+        return Trial(f"the reward fails on {prompt.id!r}: {right.error or other.error}", failed=True)
+    told = f"reward: {right.reward:g} for the answer of {prompt.id!r}, {other.reward:g} for 'I do not know.'"
+    return Trial(told if right.reward > other.reward else f"warning: {told}: it does not tell them apart")
+
+
+def _answered(prompt: Prompt, text: str) -> Trajectory:
+    turns = [Turn("user", 0, 1), Turn("assistant", 1, 2)]
+    return Trajectory(prompt, 0, [0, 0], [False, True], [0.0, 0.0], [-1, 0], StopReason.STOP, turns, text)

@@ -1,0 +1,320 @@
+"""A run in progress: its steps, its checkpoints, and how it ends."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Any, Protocol
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from rlkit.distributed.fsdp2 import FSDP2
+from rlkit.errors import CheckpointError, RankError, RecipeError, TrainingError, explain, shorten
+from rlkit.models.load import save_policy
+from rlkit.models.store import Found, State, Store
+from rlkit.models.weights import whole
+from rlkit.recipe import Recipe
+from rlkit.run import memory
+from rlkit.run.checkpoint.resume import load
+from rlkit.run.checkpoint.state import as_data, numbers, tensors
+from rlkit.run.checkpoint.write import Best, Saver, Writer
+from rlkit.run.folder import RunFolder, first_groups
+from rlkit.run.metrics_log import MetricsLog, loggers
+from rlkit.run.preflight.plan import Trial, lines, try_reward
+from rlkit.run.preflight.weight_check import prove
+from rlkit.run.progress import Progress
+from rlkit.run.signals import Signals
+from rlkit.text import redact
+from rlkit.train.evaluate import evaluate
+from rlkit.train.run import Run
+from rlkit.train.step import Made, step
+from rlkit.types import Trajectory
+
+Figures = dict[str, float]
+
+
+class Reporter(Protocol):
+    """Shows a run to a person."""
+
+    def note(self, text: str) -> None:
+        """Say something."""
+
+    def step(self, number: int, figures: Figures) -> None:
+        """Show a step's figures."""
+
+    def finish(self, result: dict[str, Any], advice: str) -> None:
+        """Show how the run ended, and what the user may do next."""
+
+
+@dataclass
+class Outcome:
+    """How a run ended: the content of `result.json`."""
+
+    status: str = "failed"
+    steps: int = 0
+    validation: dict[str, Figures | None] = field(default_factory=lambda: {"before": None, "after": None})
+    seconds: float = 0.0
+    error: dict[str, str] | None = None
+
+
+@dataclass
+class Session:
+    """A run in progress and those who follow it; `log` exists on rank 0 only."""
+
+    folder: RunFolder
+    reporter: Reporter
+    first: bool
+    """Whether this is rank 0, which writes what all ranks have in common."""
+    signals: Signals | None = None
+    log: MetricsLog | None = None
+    outcome: Outcome = field(default_factory=Outcome)
+    saver: Saver | None = None
+    progress: Progress | None = None
+    stopping: bool = False
+    """Whether some rank was asked to end; all ranks agree on it after each step."""
+    warned: bool = False
+    start: float = field(default_factory=time.time)
+    troubles: Figures = field(default_factory=dict)
+    """What became of the last step's checkpoint, for the next line of metrics."""
+
+    def open_log(self, recipe: Recipe, done: int) -> None:
+        """Open `metrics.jsonl`, of which so many steps stay, and the loggers.
+
+        Raises:
+            RecipeError: A logger's package is not installed.
+        """
+        if self.first:
+            self.log = MetricsLog(self.folder.path / "metrics.jsonl", loggers(recipe.log, self.folder), done)
+
+    def train(self, run: Run, resumed: Found | None) -> None:
+        """Validate, make all steps, validate again.
+
+        Raises:
+            TrainingError: The steps taught the policy nothing.
+        """
+        train, validation = run.recipe.train, run.recipe.validation
+        every = validation.every if validation is not None and run.recipe.validates else 0
+        self.progress = Progress(run.recipe)
+        saver = self._begin(run, resumed)
+
+        def content(best: Best | None) -> tuple[dict[str, Tensor], State]:
+            return tensors(run), self._state(run, best)
+
+        self._agree(run)
+        while not self.stopping and self.outcome.steps < train.steps:
+            number = self.outcome.steps + 1
+            made = step(run, number)
+            figures = made.figures | {k: run.ranks.largest(v) for k, v in memory.figures(run.device).items()}
+            self.outcome.steps = number
+            self._dump(run, f"step-{number:05d}", made.rollouts.all, number)
+            if every and number % every == 0 and number < train.steps:
+                figures |= {f"validation/{name}": x for name, x in self.validate(run, f"{number:05d}").items()}
+            self._log(number, figures | self.troubles)
+            self.reporter.step(number, figures)
+            self._watch(run, made, figures)
+            self._agree(run)
+            self.troubles = saver.after(number, figures, content)
+        saver.end(self.outcome.steps, content)
+        if self.progress.stalled and self.progress.stalled == self.outcome.steps and not self.stopping:
+            raise self.progress.failure(self.outcome.steps)
+        if not self.stopping and run.recipe.validates:
+            self.outcome.validation["after"] = self.validate(run, "after")
+        self.outcome.status = "interrupted" if self.stopping else "ok"
+
+    def _agree(self, run: Run) -> None:
+        """Let all ranks know whether one of them was asked to end; every rank must call this."""
+        asked = self.signals is not None and self.signals.asked is not None
+        self.stopping = bool(run.ranks.largest(asked))
+
+    def validate(self, run: Run, when: str) -> Figures:
+        """Give the figures on held-out prompts, and leave the answers in the run folder."""
+        self.reporter.note(f"validating on {len(run.data.validation)} prompts")
+        trajectories, figures = evaluate(run)
+        self._dump(run, f"validation-{when}", trajectories)
+        return figures
+
+    def save(self, run: Run, name: str) -> None:
+        """Write the policy as a Hugging Face folder; all ranks take part."""
+        weights = whole(run.actor.policy, keep=self.first)
+        if self.first:
+            save_policy(run.actor.policy, run.tokenizer, self.folder.path / name, weights)
+
+    def _begin(self, run: Run, resumed: Found | None) -> Saver:
+        save, best, here = run.recipe.save, None, False
+        store = Store(save.folder or str(self.folder.path / "checkpoints"))
+        if resumed is not None:
+            load(run, resumed)
+            state, here = resumed.state, resumed.store.root == store.root
+            self.outcome = Outcome(steps=state.step, validation={"before": state.before, "after": None})
+            if self.progress is not None:
+                self.progress.stalled = state.stalled
+            best = state.best if state.figure == save.keep_best else None
+        writer = Writer(store, save, run.ranks, self.outcome.steps, best)
+        self.saver = Saver(writer, self.reporter.note, self.outcome.steps if here else 0)
+        self._preflight(run)
+        run.publish()
+        prove(run)
+        if resumed is not None:
+            self.reporter.note(f"resumed from {resumed.place}: step {self.outcome.steps} is done")
+        elif run.recipe.validates:
+            self.outcome.validation["before"] = self.validate(run, "before")
+        return self.saver
+
+    def _state(self, run: Run, best: Best | None) -> State:
+        before = self.outcome.validation["before"]
+        return State(
+            step=self.outcome.steps,
+            recipe=as_data(self.folder.recipe_yaml),
+            numbers=numbers(run),
+            before=None if before is None else {name: x for name, x in before.items() if isfinite(x)},
+            best=best,
+            figure=run.recipe.save.keep_best,
+            stalled=0 if self.progress is None else self.progress.stalled,
+        )
+
+    def _preflight(self, run: Run) -> None:
+        """Show how the numbers work out, and what looks wrong before anything is spent.
+
+        Raises:
+            RecipeError: The reward fails, and the recipe requires that it does not; all ranks raise it.
+        """
+        for line in lines(run.data, run.ranks.count):
+            self.reporter.note(line)
+        for warning in run.template.prove().warnings:
+            self.reporter.note(f"warning: {warning}")
+        reward, trial = run.recipe.reward, Trial("")
+        if self.first:
+            trial = run.wait(try_reward(lambda t: run.score(reward, t), *run.data.examples(1)))
+        trial = run.ranks.everyone(trial)[0]
+        if trial.failed and run.recipe.train.require_reward:
+            raise RecipeError(
+                f"{trial.text}; mend it, or set train.require_reward: false if it only works later, as a service may"
+            )
+        self.reporter.note(f"warning: {trial.text}" if trial.failed else trial.text)
+
+    def _dump(self, run: Run, name: str, trajectories: list[Trajectory], number: int = 0) -> None:
+        """Keep what the recipe wants of the trajectories of a step, or of a validation (number 0)."""
+        log = run.recipe.log.rollouts
+        if log.every and number % log.every == 0:
+            share = None if log.limit is None else max(1, log.limit // run.ranks.count)
+            self._attempt(f"rollouts/{name}", lambda: self.folder.dump(name, first_groups(trajectories, share)))
+
+    def _log(self, number: int, figures: Figures) -> None:
+        if (log := self.log) is not None:
+            self._attempt("a step's figures", lambda: log.write(number, figures))
+
+    def _watch(self, run: Run, made: Made, figures: Figures) -> None:
+        """Keep the batch of a step whose gradient was not finite; warn of memory, and of steps that teach nothing."""
+        number, share = self.outcome.steps, figures["memory/share"]
+        if share > memory.CLOSE and not self.warned:
+            self.warned = True
+            self.reporter.note(
+                f"warning: {share:.0%} of the memory is in use; lower train.micro_tokens, rollout.group or "
+                "the engine's cache before it runs out"
+            )
+        if figures.get("update/not_finite"):
+            name = f"not-finite-{number:05d}.rank{self.folder.rank}.safetensors"
+            batch = {key: tensor.contiguous().clone() for key, tensor in made.batch.tensors().items()}
+            self._attempt(name, lambda: save_file(batch, self.folder.path / name))
+            self.reporter.note(f"warning: step {number} had a gradient that is not finite; its batch is kept: {name}")
+        if self.progress is None:
+            return
+        errors = made.rollouts.errors
+        if self.progress.stalls(number, figures):
+            errors = sum(run.ranks.objects(errors), Counter())
+        for warning in self.progress.see(number, figures, errors):
+            self.reporter.note(warning)
+
+    def lost(self, rank: str) -> None:
+        """Write that another rank is gone, while this one hangs."""
+        self._note_failure(RankError(rank))
+        self._write_result()
+
+    def cut_short(self) -> None:
+        """Write that the run was interrupted, while it hangs."""
+        self.outcome.status = "interrupted"
+        self._write_result()
+
+    def end(self, run: Run | None, failure: Exception | None, at_once: bool = False) -> Exception | None:
+        """Save what was learned and write how it ended; return the first failure, be it of the run or of saving.
+
+        Args:
+            run: As far as it got.
+            failure: What ended it.
+            at_once: It was interrupted in the middle of something: the other ranks may be anywhere.
+        """
+        if at_once:
+            self.outcome.status = "interrupted"
+        if failure is not None:
+            self._note_failure(failure)
+        try:
+            self._keep(run, failure, at_once)
+        except Exception as error:  # it must not hide what came before
+            failure = failure or error
+            self._note_failure(failure)
+        self._write_result()
+        if self.signals is not None:
+            self.signals.leaving = True  # what the run holds is freed whatever comes
+        closing: list[tuple[str, Callable[[], None]]] = []
+        if self.saver is not None:
+            closing.append(("the checkpoints' writer", self.saver.writer.close))
+        if (log := self.log) is not None:
+            closing.append(("the loggers", lambda: log.close(self.outcome.status)))
+        if run is not None:
+            closing.append(("the run", run.close))
+        for what, close in closing:
+            self._attempt(what, close)
+        self.reporter.finish(vars(self.outcome), self._advice())
+        return failure
+
+    def _keep(self, run: Run | None, failure: Exception | None, at_once: bool) -> None:
+        """Save the policy; of one whose shards other ranks hold, who may be gone, the checkpoints must do."""
+        if run is None or not self.outcome.steps:
+            return
+        if isinstance(run.fabric.strategy, FSDP2) and (at_once or not agreed(failure)):
+            return
+        self.save(run, "final")
+        if run.average is not None:
+            with run.average.applied():
+                self.save(run, "ema")
+
+    def _attempt(self, what: str, work: Callable[[], object]) -> None:
+        """Do what the run can do without, as where the disk is full: a failure is a warning."""
+        try:
+            work()
+        except Exception as error:
+            self.reporter.note(f"warning: {what}: {explain(error)}")
+
+    def _write_result(self) -> None:
+        self.outcome.seconds = round(time.time() - self.start, 3)
+        if self.first:
+            self._attempt("result.json", lambda: self.folder.result(vars(self.outcome)))
+
+    def _note_failure(self, failure: Exception) -> None:
+        self.outcome.status = "failed"
+        self.outcome.error = {"type": type(failure).__name__, "message": redact(shorten(str(failure)))}
+
+    def _advice(self) -> str:
+        """Say in which folder everything is, and the command that goes on from there."""
+        path = shlex.quote(str(self.folder.path))
+        try:
+            saved = self.saver is not None and bool(self.saver.writer.store.names())
+        except Exception:  # a store far away that cannot be reached
+            saved = False
+        if not saved or self.saver is None:
+            return f"the run is in {path}"
+        if self.outcome.status == "ok":
+            return f"the run is in {path}; to use the model: rlkit export --checkpoint {path} --out MODEL"
+        if self.saver.writer.section.folder is None:
+            return f"the run is in {path}; to go on: rlkit fit --resume {path}"
+        return f"the run is in {path}; to go on: rlkit fit --recipe {path}/recipe.yaml --out {path} --resume auto"
+
+
+def agreed(failure: Exception | None) -> bool:
+    """Whether all ranks have ended a run alike, so that they may still do something together."""
+    return failure is None or isinstance(failure, CheckpointError | TrainingError)

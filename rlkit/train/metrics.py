@@ -1,0 +1,48 @@
+"""Figures of a step, gathered from micro-batches and ranks."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from torch import Tensor
+
+from rlkit.distributed.ranks import Ranks
+
+
+class Meter:
+    """Collects weighted means, sums and maxima of a step over micro-batches and ranks."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        self._maxima: dict[str, float] = {}
+
+    def mean(self, name: str, value: float | Tensor, weight: float = 1.0) -> None:
+        """Add a value to a mean, in which it counts `weight` times."""
+        if weight > 0:
+            self._sums[name][0] += float(value) * weight
+            self._sums[name][1] += weight
+
+    def means(self, name: str, values: list[float]) -> None:
+        """Add values to a mean."""
+        for value in values:
+            self.mean(name, value)
+
+    def count(self, name: str, value: float) -> None:
+        """Add to a sum."""
+        self._sums[name][0] += value
+
+    def max(self, name: str, value: float | Tensor) -> None:
+        """Take part in a maximum."""
+        self._maxima[name] = max(float(value), self._maxima.get(name, float("-inf")))
+
+    def result(self, ranks: Ranks) -> dict[str, float]:
+        """Give all figures over all ranks; every rank must call this."""
+        total = Meter()
+        for sums, maxima in ranks.objects((dict(self._sums), self._maxima)):
+            for name, (value, weight) in sums.items():
+                total._sums[name][0] += value
+                total._sums[name][1] += weight
+            for name, value in maxima.items():
+                total.max(name, value)
+        figures = {name: value / weight if weight else value for name, (value, weight) in total._sums.items()}
+        return dict(sorted((figures | total._maxima).items()))

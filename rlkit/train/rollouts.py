@@ -1,0 +1,191 @@
+"""A step's rollouts: sampled, scored, filtered, and with a greedy answer to each prompt where the estimator asks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from rlkit.interfaces import outputs
+from rlkit.interfaces.advantage import Needs
+from rlkit.interfaces.filter import GroupFilter
+from rlkit.registry import calling, require
+from rlkit.rollout.collect import Gauge, Sampler, collect
+from rlkit.train.balance import plan
+from rlkit.train.metrics import Meter
+from rlkit.train.run import Run
+from rlkit.types import Prompt, Sampling, StopReason, Trajectory
+
+
+@dataclass
+class Rollouts:
+    """A step's trajectories: all of them, those that may be learnt from, and what is still being scored.
+
+    `played` were sampled on this rank, `learnt` are what this rank learns from: the same, unless ranks share the work.
+    `greedy` holds the reward of a greedy answer by group, where the estimator asks for it; `errors` counts the texts of
+    what failed on this rank.
+    """
+
+    all: list[Trajectory] = field(default_factory=list)
+    played: list[Trajectory] = field(default_factory=list)
+    learnt: list[Trajectory] = field(default_factory=list)
+    routes: list[list[int]] = field(default_factory=list)
+    greedy: dict[int, float] | None = None
+    scoring: list[asyncio.Task[None]] = field(default_factory=list)
+    errors: Counter[str] = field(default_factory=Counter)
+
+
+def sample(run: Run, number: int, meter: Meter) -> Rollouts:
+    """Sample this rank's prompts; with a filter, score them and fill dropped places as often as it tries.
+
+    Without a filter, scoring goes on in the workers when this returns; `settle` waits for it.
+    """
+    rollouts = Rollouts(greedy={} if Needs.GREEDY in run.recipe.advantage.needs else None)
+    prompts = run.share_out(run.data.prompts(number))
+    run.sample(_sample(run, prompts, number, rollouts, meter))
+    rollouts.routes = plan(run.ranks, rollouts.played, meter)
+    moved = run.ranks.exchange([[rollouts.played[i] for i in route] for route in rollouts.routes])
+    rollouts.learnt = run.ranks.share(moved)
+    return rollouts
+
+
+async def _sample(
+    run: Run, prompts: Sequence[tuple[int, Prompt]], number: int, rollouts: Rollouts, meter: Meter
+) -> None:
+    chosen = run.recipe.rollout.filter
+    for attempt in range(1 + (0 if chosen is None else chosen.tries)):
+        found = await _play(run, prompts, (number, attempt), rollouts, meter)
+        rollouts.all += found
+        if chosen is None:
+            rollouts.played = [t for t in found if t.error is None]
+            break
+        await _all(rollouts.scoring)
+        dropped = _filter(chosen, found, rollouts, meter)
+        if not dropped:
+            break
+        if attempt < chosen.tries:
+            prompts = [(group, run.data.spare(number, attempt, group)) for group in dropped]
+            meter.count("filter/refilled", len(prompts))
+
+
+def settle(run: Run, rollouts: Rollouts, meter: Meter) -> list[int]:
+    """Wait for the scores; give the places in `learnt` of the trajectories to learn from.
+
+    Whole groups in which a reward failed, or the greedy answer's did, are left out and counted.
+    """
+    run.wait(_all(rollouts.scoring))
+    describe(rollouts.all, meter)
+    rollouts.errors = Counter(error for t in rollouts.all if (error := t.error or (t.score and t.score.error)))
+    failed = {t.group for t in rollouts.all if t.error is None and unscored(t)}
+    usable = set(rollouts.greedy) if rollouts.greedy is not None else {t.group for t in rollouts.played}
+    usable -= failed
+    greedy = rollouts.greedy or {}
+    known = [(t.score, greedy.get(t.group)) if t.group in usable else None for t in rollouts.played]
+    settled = run.ranks.share(run.ranks.exchange([[known[i] for i in route] for route in rollouts.routes]))
+    sampled = {id(t) for t in rollouts.played}
+    rollouts.all = [t for t in rollouts.all if id(t) not in sampled] + rollouts.learnt
+    for trajectory, found in zip(rollouts.learnt, settled, strict=True):
+        if found is not None:
+            trajectory.score, answer = found
+            if rollouts.greedy is not None and answer is not None:
+                rollouts.greedy[trajectory.group] = answer
+    return [i for i, found in enumerate(settled) if found is not None]
+
+
+async def _all(tasks: list[asyncio.Task[None]]) -> None:
+    """Wait for all tasks, and forget them."""
+    waiting, tasks[:] = list(tasks), []
+    await asyncio.gather(*waiting)
+
+
+async def _play(
+    run: Run, prompts: Sequence[tuple[int, Prompt]], when: tuple[int, int], rollouts: Rollouts, meter: Meter
+) -> list[Trajectory]:
+    """Sample all prompts at once, and the greedy answers beside them; start scoring each group as it ends."""
+    rollout, greedy, (number, attempt) = run.recipe.rollout, rollouts.greedy, when
+
+    if greedy is not None:
+        for group, _ in prompts:
+            greedy.pop(group, None)  # of the prompt whose place another has taken
+
+    gauge, start = Gauge(), time.perf_counter()
+
+    def sampler(sampling: Sampling, samples: int) -> Sampler:
+        return run.sampler(sampling, samples, number, attempt=attempt, gauge=gauge)
+
+    async def score_group(group: list[Trajectory]) -> None:
+        rollouts.scoring.append(asyncio.create_task(finish(run, group)))
+
+    async def score_greedy(group: list[Trajectory]) -> None:
+        rollouts.scoring.append(asyncio.create_task(note_greedy(group)))
+
+    async def note_greedy(group: list[Trajectory]) -> None:
+        await finish(run, group)
+        if group and group[0].reward is not None and greedy is not None:
+            greedy[group[0].group] = group[0].reward
+
+    sampled = collect(sampler(rollout.sampling, rollout.group), prompts, score_group)
+    if greedy is None:
+        trajectories = await sampled
+    else:
+        most_likely = replace(rollout.sampling, temperature=0.0)
+        trajectories, _ = await asyncio.gather(sampled, collect(sampler(most_likely, 1), prompts, score_greedy))
+    meter.max("time/engine_idle_share", 1 - gauge.busy / (time.perf_counter() - start))
+    await asyncio.sleep(0)  # the last groups' scoring starts
+    return trajectories
+
+
+async def finish(run: Run, group: Sequence[Trajectory]) -> None:
+    """Score a group."""
+    if group:
+        for trajectory, score in zip(group, await run.score(run.recipe.reward, group), strict=True):
+            trajectory.score = score
+
+
+def unscored(trajectory: Trajectory) -> bool:
+    """Whether a reward is missing."""
+    return trajectory.reward is None
+
+
+def describe(trajectories: Sequence[Trajectory], meter: Meter) -> None:
+    """Count failures, and take the means of what is whole."""
+    missing = [t for t in trajectories if t.error is None and unscored(t)]
+    meter.count("rollout/samples", len(trajectories))
+    meter.count("rollout/failed", sum(t.error is not None for t in trajectories))
+    meter.count("reward/failed", len(missing))
+    meter.count("reward/ungradable", sum(t.score is not None and t.score.ungradable for t in trajectories))
+    meter.count("reward/groups_dropped", len({t.group for t in missing}))
+    meter.count("rollout/tokens", sum(t.response_length for t in trajectories))
+    meter.means("rollout/length", [t.response_length for t in trajectories])
+    meter.means("talk/turns", [len(t.turn_rewards) for t in trajectories])
+    meter.means("rollout/stopped", [t.stop is StopReason.STOP for t in trajectories])
+    for trajectory in trajectories:
+        meter.max("rollout/length_max", trajectory.response_length)
+        for name, count in trajectory.counts.items():
+            meter.count(f"talk/{name}", count)
+        if trajectory.score is not None and trajectory.reward is not None:
+            meter.mean("reward/mean", trajectory.reward)
+            for name, value in trajectory.score.parts.items():
+                meter.mean("accuracy" if name == "accuracy" else f"reward/{name}", value)
+
+
+def _filter(chosen: GroupFilter, found: Sequence[Trajectory], rollouts: Rollouts, meter: Meter) -> list[int]:
+    """Keep the scored groups that the filter keeps; give the places of those that it does not."""
+    groups: dict[int, list[Trajectory]] = defaultdict(list)
+    for trajectory in found:
+        if trajectory.error is None:
+            groups[trajectory.group].append(trajectory)
+    scored = {g: members for g, members in groups.items() if not any(map(unscored, members))}
+    dropped = [g for g, members in scored.items() if not _keeps(chosen, members)]
+    meter.means("filter/dropped", [float(g in dropped) for g in scored])
+    rollouts.played += [t for g, members in scored.items() if g not in dropped for t in members]
+    return dropped
+
+
+def _keeps(chosen: GroupFilter, members: Sequence[Trajectory]) -> bool:
+    with calling(chosen, "keep"):
+        kept = chosen.keep(members)
+    require(chosen, "keep", outputs.of_filter(kept))
+    return kept

@@ -1,0 +1,239 @@
+"""Learning from a batch: optimizer steps over micro-batches whose split changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rlkit.distributed.fsdp2 import clip
+from rlkit.interfaces import outputs
+from rlkit.ops import aggregate, kl
+from rlkit.ops.masked import masked_mean, masked_sum
+from rlkit.ops.random import permutation
+from rlkit.registry import calling, require
+from rlkit.train.logps import policy_logps, rounds, take
+from rlkit.train.metrics import Meter
+from rlkit.train.run import Run, Trained
+from rlkit.types import Batch, LossOutput, PolicyOutput
+
+
+class Counts(NamedTuple):
+    """What a mini-batch has over all ranks: the only numbers that a loss is divided by."""
+
+    tokens: Tensor
+    sequences: Tensor
+
+
+class Update(NamedTuple):
+    """An optimizer step: the gradient's norm before clipping, and the mini-batch's loss over all ranks' rows."""
+
+    norm: Tensor
+    loss: float
+
+
+def learn(run: Run, batch: Batch, number: int, meter: Meter) -> None:
+    """Take `epochs * minibatches` optimizer steps with the policy, and as many with the critic if there is one.
+
+    If nothing needed `batch.trainer_logps` before, those of the first optimizer step's rows are kept, the others NaN.
+    """
+    critic = run.recipe.critic
+    record = batch.trainer_logps is None
+    if batch.trainer_logps is None:
+        batch.trainer_logps = torch.full_like(batch.rollout_logps, torch.nan)
+    if batch.old_logps is None:
+        batch.old_logps = batch.trainer_logps
+    for groups in mini_batches(run, number):
+        rows = [i for i, group in enumerate(batch.group.tolist()) if group in groups]
+        if critic is not None:
+            update_critic(run, batch, rows, meter)
+        if critic is None or number > critic.alone:
+            update(run, batch, rows, meter, record)
+            record = False
+
+
+def mini_batches(run: Run, number: int) -> Iterator[set[int]]:
+    """Give the groups of each mini-batch, the same on every rank."""
+    train = run.recipe.train
+    for epoch in range(train.epochs):
+        order = permutation(f"minibatches/{train.seed}/{number}/{epoch}", train.prompts_per_step)
+        for part in order.tensor_split(train.minibatches):
+            yield set(part.tolist())
+
+
+def count(run: Run, mask: Tensor) -> Counts:
+    """Count the tokens and the sequences under a mask, over all ranks."""
+    tokens, sequences = run.reduce(torch.stack((mask.sum(), mask.any(-1).sum())).float())
+    return Counts(tokens, sequences)
+
+
+def descend(
+    run: Run, trained: Trained, batch: Batch, rows: Sequence[int], loss_of: Callable[[Sequence[int]], Tensor]
+) -> Update:
+    """Make one optimizer step over micro-batches; the loss that is returned is this rank's share times the ranks.
+
+    Ranks make the same number of passes, some of them without rows. A gradient that is not finite changes nothing, on
+    every rank alike.
+    """
+    micros = rounds(run, batch, rows)
+    total = 0.0
+    for i, micro in enumerate(micros):
+        with run.fabric.no_backward_sync(trained.module, enabled=i < len(micros) - 1):
+            loss = loss_of(micro) * run.ranks.count
+            total += float(loss.detach()) if micro else 0.0
+            run.fabric.backward(loss)
+    norm = clip(run.fabric, trained.module, trained.optimizer, trained.max_norm)
+    if bool(torch.isfinite(norm)):
+        trained.optimizer.step()
+    trained.optimizer.zero_grad()
+    return Update(norm, total)
+
+
+def note_update(run: Run, made: Update, meter: Meter, prefix: str) -> None:
+    """Log an optimizer step of the policy or the critic: losses are means over the steps of a rollout."""
+    finite = float(torch.isfinite(made.norm))
+    meter.mean(f"{prefix}/loss", made.loss)
+    meter.mean("grad_norm" if prefix == "policy" else f"{prefix}/grad_norm", made.norm)
+    meter.count("update/not_finite", (1 - finite) / run.ranks.count)
+    meter.count("update/steps" if prefix == "policy" else f"{prefix}/steps", finite / run.ranks.count)
+
+
+def update(run: Run, batch: Batch, rows: Sequence[int], meter: Meter, record: bool = False) -> None:
+    """Make one optimizer step of the policy from the rows of this rank; ranks may have unequal rows, or none.
+
+    With `record`, the log-probs of this pass become `batch.trainer_logps`.
+    """
+    recipe = run.recipe
+    _, in_denominator = loss_masks(run, batch)
+    counts = count(run, in_denominator[rows])
+    if counts.tokens == 0:
+        meter.count("update/empty", 1 / run.ranks.count)
+        return
+    if recipe.loss.selects:
+        select_tokens(run, batch, rows, record)
+
+    def loss_of(micro: Sequence[int]) -> Tensor:
+        part, tokens, mask = take(run, batch, micro)
+        out: PolicyOutput = run.trained.module(tokens, mask, recipe.rollout.sampling.temperature)
+        if not micro:
+            return out.logps.sum()
+        if record:
+            assert batch.trainer_logps is not None
+            batch.trainer_logps[list(micro), : mask.shape[1]] = out.logps.detach()
+            if recipe.train.old_logps == "recompute":
+                part.old_logps = out.logps.detach()
+        return policy_loss(run, part, out, counts, meter)
+
+    note_update(run, descend(run, run.trained, batch, rows, loss_of), meter, "policy")
+
+
+def select_tokens(run: Run, batch: Batch, rows: Sequence[int], record: bool) -> None:
+    """Set `batch.selected` [B,T] to the tokens that the loss treats apart among the rows of a mini-batch.
+
+    With `record`, nothing has computed the old log-probs yet: those of this pass are the old policy's.
+    """
+    index = torch.tensor(rows, dtype=torch.long, device=run.device)
+    chosen = batch.rows(index)
+    logps = policy_logps(run, chosen).logps
+    if record:
+        assert batch.trainer_logps is not None
+        batch.trainer_logps[index, : logps.shape[1]] = logps  # `old_logps` too, unless it is the engine's
+        chosen = batch.rows(index)
+    with calling(run.recipe.loss, "select"):
+        selected = run.recipe.loss.select(logps, chosen)
+    require(run.recipe.loss, "select", outputs.of_selection(selected, chosen.mask))
+    batch.selected = torch.zeros_like(batch.mask)
+    batch.selected[index, : selected.shape[1]] = selected
+
+
+def loss_masks(run: Run, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Give the tokens [B,T] that the policy learns from, and those that its loss is divided by."""
+    kept = batch.mask if batch.accepted is None else batch.accepted
+    rejection = run.recipe.rejection
+    return kept, batch.mask if rejection is not None and rejection.keep_in_denominator else kept
+
+
+def policy_loss(run: Run, batch: Batch, out: PolicyOutput, counts: Counts, meter: Meter) -> Tensor:
+    """Give a micro-batch's share of the mini-batch's loss."""
+    recipe = run.recipe
+    result = call_loss(run, out, batch)
+    per_token, figures = add_terms(run, result, out, batch)
+    kept, in_denominator = loss_masks(run, batch)
+    weights = aggregate.weights(
+        in_denominator,
+        recipe.train.aggregation or recipe.loss.aggregation,
+        tokens=counts.tokens,
+        sequences=counts.sequences,
+        budget=recipe.rollout.sampling.max_tokens,
+    )
+    loss = masked_sum(per_token * weights, kept)
+    for name, value in figures.items():
+        meter.mean(f"policy/{name}", value.detach(), weight=float(batch.mask.sum()))
+    return loss
+
+
+def call_loss(run: Run, out: PolicyOutput, batch: Batch) -> LossOutput:
+    """Return the policy loss, and name it if it is not what it must be.
+
+    Raises:
+        PartError: It raised, has another shape or type, or is not finite in the first step though all that it read was.
+    """
+    loss = run.recipe.loss
+    with calling(loss, "__call__"):
+        result = loss(out, batch)
+    require(loss, "__call__", outputs.of_loss(result, batch.mask))
+    if run.version == 0:
+        read = [x for x in (out.logps, batch.old_logps, batch.advantages, result.per_token) if x is not None]
+        *sound, finite = (bool(x[batch.mask].isfinite().all()) for x in read)
+        require(loss, "__call__", "gave a loss that is not finite" if all(sound) and not finite else None)
+    return result
+
+
+def add_terms(run: Run, result: LossOutput, out: PolicyOutput, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    """Weigh the policy loss for the engine's mismatch, and add the entropy and KL terms, token by token."""
+    recipe = run.recipe
+    per_token, figures = result.per_token, dict(result.metrics)
+    if batch.correction_weights is not None and not recipe.loss.applies_correction:
+        per_token = per_token * batch.correction_weights
+    if out.entropy is not None:
+        figures["entropy"] = masked_mean(out.entropy, batch.mask)
+        if recipe.train.entropy_coef:
+            per_token = per_token - recipe.train.entropy_coef * out.entropy
+    if recipe.kl_loss is not None and batch.ref_logps is not None:
+        divergence = kl.estimate(out.logps, batch.ref_logps, recipe.kl_loss.kind)
+        figures["kl_ref"] = masked_mean(divergence, batch.mask)
+        per_token = per_token + recipe.kl_loss.coef * divergence
+    return per_token, figures
+
+
+def update_critic(run: Run, batch: Batch, rows: Sequence[int], meter: Meter) -> None:
+    """Make one optimizer step of the critic."""
+    assert run.critic is not None
+    critic = run.critic
+    counts = count(run, batch.mask[rows])
+    if counts.tokens == 0:
+        return
+
+    def loss_of(micro: Sequence[int]) -> Tensor:
+        part, tokens, mask = take(run, batch, micro)
+        values: Tensor = critic.module(tokens, mask)
+        return value_loss(run, part, values, counts, meter) if micro else values.sum()
+
+    note_update(run, descend(run, critic, batch, rows, loss_of), meter, "critic")
+
+
+def value_loss(run: Run, batch: Batch, values: Tensor, counts: Counts, meter: Meter) -> Tensor:
+    """Give a micro-batch's share of 0.5 mean(max((v - R)^2, (clip(v, v_old +- clip) - R)^2)) over all tokens."""
+    assert run.recipe.critic is not None
+    assert batch.values is not None
+    assert batch.returns is not None
+    bound, error = run.recipe.critic.clip, (values - batch.returns) ** 2
+    clipped = error
+    if bound is not None:
+        clipped = (torch.clamp(values, batch.values - bound, batch.values + bound) - batch.returns) ** 2
+    worst = torch.maximum(error, clipped)
+    loss = 0.5 * masked_sum(worst, batch.mask) / counts.tokens
+    meter.mean("critic/clip_fraction", masked_mean(clipped > error, batch.mask), weight=float(batch.mask.sum()))
+    return loss
