@@ -44,6 +44,11 @@ OWNERS = {
     "peft": {"models"},
     "wandb": set(),
 }
+    "sglang": {"engines"},
+    "lightning": {"distributed", "train", "run", "cli"},
+    "peft": {"models"},
+    "wandb": set(),
+}
 
 
 def imports(path: Path) -> Iterator[str]:

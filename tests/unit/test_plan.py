@@ -83,7 +83,7 @@ def tokenizer_with(template: str) -> object:
     return tokenizer
 
 
-CHATML = (Path(plan.__file__).parents[1] / "models" / "tiny" / "chat_template.jinja").read_text()
+CHATML = (Path(plan.__file__).parents[2] / "models" / "tiny" / "chat_template.jinja").read_text()
 
 
 def test_a_delta_is_what_the_template_adds_after_the_policys_end_token() -> None:

@@ -23,7 +23,7 @@ A part inside of a part is three levels deeper, and takes jsonargparse twice as 
 
 def folder() -> Path:
     """Return the folder of the shipped recipes: in the wheel, or beside the package in a checkout."""
-    package = Path(__file__).parents[1]
+    package = Path(__file__).parents[2]
     return package / "recipes" if (package / "recipes").is_dir() else package.parent / "recipes"
 
 

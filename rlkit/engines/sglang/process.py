@@ -30,7 +30,7 @@ BRACKETS_SINCE = (0, 5, 18)
 """From here on an update stands between `begin_weight_update` and `end_weight_update`, and may come in the middle of
 requests; before, those begin anew."""
 
-SUPERVISOR = Path(__file__).with_name("sglang_supervisor.py")
+SUPERVISOR = Path(__file__).with_name("supervisor.py")
 TAIL_LINES = 25
 PORTS = range(20000, 30000)
 CPU_TOKENS = "65536"
