@@ -66,7 +66,7 @@ class Recipe:
     fabric: Fabric = field(default_factory=Fabric)
 
     def parts(self) -> list[Any]:
-        """Give the parts that are bound to the run."""
+        """Return the parts that are bound to the run."""
         known = (self.rollout.engine, self.reward, self.advantage, self.loss, self.interaction, self.environment)
         return [part for part in known if part is not None] + list((self.tools or {}).values())
 
@@ -120,10 +120,10 @@ def check(recipe: Recipe) -> None:
 
 def _check_needs(recipe: Recipe) -> Iterator[str]:
     advantage, needs = type(recipe.advantage).__name__, recipe.advantage.needs
-    if Needs.GROUPS in needs and recipe.rollout.group < 2:
+    if Needs.GROUPS in needs and recipe.rollout.group_size < 2:
         yield (
-            f"advantage {advantage} compares the samples of a prompt, but rollout.group is {recipe.rollout.group}; "
-            "set rollout.group to 2 or more (usual: 8)"
+            f"advantage {advantage} compares the samples of a prompt, but rollout.group_size is "
+            f"{recipe.rollout.group_size}; set rollout.group_size to 2 or more (usual: 8)"
         )
     if Needs.VALUES in needs and recipe.critic is None:
         yield (
@@ -236,7 +236,7 @@ def _check_numbers(recipe: Recipe) -> Iterator[str]:
 
 
 def _value(recipe: Recipe, key: str) -> Any:
-    """Give an option by its key; None if its section is absent."""
+    """Return an option by its key; None if its section is absent."""
     value: Any = recipe
     for name in key.split("."):
         value = None if value is None else getattr(value, name)

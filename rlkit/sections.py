@@ -11,7 +11,7 @@ from rlkit.interfaces.engine import RolloutEngine
 from rlkit.interfaces.filter import GroupFilter
 from rlkit.ops.aggregate import Aggregation
 from rlkit.ops.correction import RejectLevel, Statistic, WeightLevel
-from rlkit.ops.kl import KLKind
+from rlkit.ops.kl import KLEstimator
 from rlkit.ranges import (
     NUMBER,
     Count,
@@ -71,7 +71,7 @@ class Rollout:
 
     Args:
         engine: Where tokens are sampled.
-        group: Samples of each prompt.
+        group_size: Samples of each prompt.
         sampling: How tokens are chosen while training.
         filter: Which groups are worth learning from; null learns from all.
         max_gap: How far log-probs of a few tokens may be from the trainer's, on average, in the proof before the first
@@ -80,7 +80,7 @@ class Rollout:
     """
 
     engine: RolloutEngine
-    group: Count = 8
+    group_size: Count = 8
     sampling: Sampling = field(default_factory=Sampling)
     filter: GroupFilter | None = None
     max_gap: PositiveFloat | None = None
@@ -96,12 +96,12 @@ class Train:
         prompts_per_step: Prompts of a step, over all ranks.
         minibatches: Optimizer steps an epoch over a rollout.
         epochs: Passes over a rollout.
-        micro_tokens: Tokens of one forward and backward pass, padding included.
+        max_tokens_per_micro_batch: Tokens of one forward and backward pass, padding included.
         lr: AdamW's largest learning rate.
         weight_decay: AdamW's, for matrices only.
         schedule: How the learning rate goes on after the warm-up.
         warmup_steps: Rollout steps in which it rises from 0.
-        max_norm: The gradient's norm is clipped to this.
+        max_grad_norm: The gradient's norm is clipped to this.
         entropy_coef: Adds the policy's entropy to what is maximised.
         checkpoint_activations: Compute activations again in the backward pass instead of keeping them: less memory,
             about a third more time.
@@ -122,12 +122,12 @@ class Train:
     prompts_per_step: Count = 32
     minibatches: Count = 1
     epochs: Count = 1
-    micro_tokens: PositiveInt = 16384
+    max_tokens_per_micro_batch: PositiveInt = 16384
     lr: LearningRate = 1e-6
     weight_decay: NonNegativeFloat = 0.0
     schedule: Schedule = "constant"
     warmup_steps: NonNegativeInt = 0
-    max_norm: PositiveFloat = 1.0
+    max_grad_norm: PositiveFloat = 1.0
     entropy_coef: FiniteFloat = 0.0
     checkpoint_activations: bool = False
     offload_during_rollout: bool = False
@@ -257,11 +257,11 @@ class KLLoss:
 
     Args:
         coef: Its weight.
-        kind: The estimate; see `rlkit.ops.kl`.
+        estimator: The estimator; see `rlkit.ops.kl`.
     """
 
     coef: PositiveFloat = 0.001
-    kind: KLKind = "k3"
+    estimator: KLEstimator = "k3"
 
 
 @dataclass
@@ -272,13 +272,13 @@ class KLReward:
 
     Args:
         coef: Its weight; the first one where it adapts.
-        kind: The estimate; see `rlkit.ops.kl`.
+        estimator: The estimator; see `rlkit.ops.kl`.
         target: The divergence to hold; null keeps the coefficient.
         horizon: Trajectories in which an adapting coefficient reacts.
     """
 
     coef: PositiveFloat = 0.001
-    kind: KLKind = "k1"
+    estimator: KLEstimator = "k1"
     target: PositiveFloat | None = None
     horizon: PositiveInt = 10000
 
@@ -307,9 +307,9 @@ class Critic:
         weight_decay: AdamW's, for matrices only.
         schedule: How the learning rate goes on after the warm-up.
         warmup_steps: Rollout steps in which it rises from 0.
-        max_norm: The gradient's norm is clipped to this.
+        max_grad_norm: The gradient's norm is clipped to this.
         clip: How far a value may move from the old one before its loss is clipped; null lets it.
-        alone: Steps at the start in which the critic learns and the policy does not.
+        policy_delay_steps: Steps at the start in which the critic learns and the policy does not.
     """
 
     path: str | None = None
@@ -318,9 +318,9 @@ class Critic:
     weight_decay: NonNegativeFloat = 0.0
     schedule: Schedule = "constant"
     warmup_steps: NonNegativeInt = 0
-    max_norm: PositiveFloat = 1.0
+    max_grad_norm: PositiveFloat = 1.0
     clip: PositiveFloat | None = 0.5
-    alone: NonNegativeInt = 0
+    policy_delay_steps: NonNegativeInt = 0
 
 
 @dataclass

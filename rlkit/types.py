@@ -70,7 +70,7 @@ class Sampling:
     stop_ids: tuple[NonNegativeInt, ...] = ()
 
     def within(self, tokens: int) -> Sampling:
-        """Give the same with another budget."""
+        """Return the same with another budget."""
         return replace(self, max_tokens=tokens)
 
     @property
@@ -97,7 +97,7 @@ class SampleKey(NamedTuple):
     attempt: int = 0
 
     def hash(self) -> int:
-        """Give a signed 64-bit hash of the key, the same on every machine."""
+        """Return a signed 64-bit hash of the key, the same on every machine."""
         text = "\x1f".join(map(str, self))
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
 
@@ -184,7 +184,7 @@ class Trajectory:
         prompt: The row that it began with.
         group: The number of its prompt in the step, shared by that prompt's samples.
         tokens: [t] The ids of the whole conversation.
-        mask: [t] True where the policy chose the token; only there is anything learnt.
+        mask: [t] True where the policy chose the token; only there is anything learned.
         logps: [t] The engine's log-prob of each chosen token, 0.0 elsewhere.
         versions: [t] The version of the weights that sampled each chosen token, -1 elsewhere.
         stop: Why it ended.
@@ -193,9 +193,9 @@ class Trajectory:
         messages: The whole conversation as chat messages, the prompt's first; made of `prompt` and `text` if not given.
         media: Reserved for images; None.
         score: From the reward; None before it is scored.
-        error: Why the conversation failed; it is then neither scored nor learnt from.
+        error: Why the conversation failed; it is then neither scored nor trained on.
         turn_rewards: What tools, a user or an environment gave, one for each of the policy's turns, besides the score.
-        counts: What happened on the way, for the metrics `talk/*`: tool calls, errors of tools …
+        counts: What happened on the way, for the metrics `conversation/*`: tool calls, errors of tools …
         credit: What the estimator made of it, for the run folder: `advantages` by token, and what it read besides.
     """
 
@@ -310,7 +310,7 @@ class Batch:
                 raise ValueError(f"Batch.{name} has shape {tuple(value.shape)}, expected {shape}")
 
     def tensors(self) -> dict[str, Tensor]:
-        """Give the fields that are set and are tensors, by name."""
+        """Return the fields that are set and are tensors, by name."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("part_names", "media")}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -318,18 +318,18 @@ class Batch:
         return int(self.tokens.shape[0])
 
     def outcomes(self) -> Tensor:
-        """Give each trajectory's whole reward [B], KL in the reward included."""
+        """Return each trajectory's whole reward [B], KL in the reward included."""
         return self.token_rewards.sum(-1)
 
     def rows(self, index: Tensor) -> Batch:
-        """Give the chosen rows, cut to the longest of them."""
+        """Return the chosen rows, cut to the longest of them."""
         width = int(self.attention[index].sum(-1).max()) if len(index) else 0
         chosen = {name: value[index] for name, value in self.tensors().items()}
         cut = {name: value[:, :width] for name, value in chosen.items() if value.dim() == 2 and name != "parts"}
         return Batch(**{**chosen, **cut}, part_names=self.part_names)
 
     def to(self, device: Any) -> Batch:
-        """Give the same batch on another device."""
+        """Return the same batch on another device."""
         moved = {name: value.to(device) for name, value in self.tensors().items()}
         return Batch(**moved, part_names=self.part_names, media=self.media)
 

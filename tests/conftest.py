@@ -53,7 +53,7 @@ def write_plugin(site: Path, name: str, source: str) -> Path:
 
 
 FAST = (
-    "--train.steps=2", "--train.prompts_per_step=4", "--rollout.group=4", "--validation.limit=8",
+    "--train.steps=2", "--train.prompts_per_step=4", "--rollout.group_size=4", "--validation.limit=8",
     "--validation.samples=1",
 )  # fmt: skip
 """Overrides that make a run of the quickstart take seconds."""

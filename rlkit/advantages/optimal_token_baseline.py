@@ -46,7 +46,7 @@ class OptimalTokenBaseline(AdvantageEstimator):
 
 
 def _baseline(returns: Tensor, cumulative: Tensor, place: Tensor, mask: Tensor) -> Tensor:
-    """Give the baseline [N,T] of one group, all rows aligned by how many tokens were chosen before."""
+    """Return the baseline [N,T] of one group, all rows aligned by how many tokens were chosen before."""
     zeros = returns.new_zeros(returns.shape[1])
     index = place[mask]
     weighted = zeros.scatter_add(0, index, (returns * cumulative)[mask])

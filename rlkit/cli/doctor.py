@@ -40,7 +40,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _model(argv: Sequence[str]) -> str | None:
-    """Give the path after `--model`, if that is what was asked."""
+    """Return the path after `--model`, if that is what was asked."""
     if not argv:
         return None
     flag, _, path = argv[0].partition("=")
@@ -57,27 +57,27 @@ def _examine(model: Model) -> int:
     size = f"{parameters(model):,} parameters, context {context_length(config)}"
     say(f"{model.path}: {config.model_type}, {size}")
     say(f"a turn ends with: {', '.join(repr(tokenizer.decode([i])) for i in sorted(ends))}")
-    proof = ChatTemplate(tokenizer, ends).prove()
-    for fact in proof.facts:
+    found = ChatTemplate(tokenizer, ends).check()
+    for fact in found.facts:
         say(f"template: {fact}")
-    for warning in proof.warnings:
+    for warning in found.warnings:
         say(f"warning: {warning}")
-    return 1 if proof.warnings else 0
+    return 1 if found.warnings else 0
 
 
 def facts() -> list[tuple[str, str]]:
-    """Give what matters about this machine."""
+    """Return what matters about this machine."""
     rows = [("python", f"{platform.python_version()} on {platform.platform()}")]
     rows += [(name, metadata.version(name)) for name in PACKAGES]
-    judges: dict[str, Callable[[str], str]] = {"wandb": str, "sglang": _sglang}
-    for name, judge in judges.items():
+    checks: dict[str, Callable[[str], str]] = {"wandb": str, "sglang": _sglang}
+    for name, check in checks.items():
         try:
-            rows.append((name, judge(metadata.version(name))))
+            rows.append((name, check(metadata.version(name))))
         except metadata.PackageNotFoundError:
             rows.append((name, f"not installed (pip install 'rlkit-fabric[{name}]')"))
-    rows.append(("processors", f"{os.cpu_count()}, torch uses {torch.get_num_threads()} threads"))
+    rows.append(("CPUs", f"{os.cpu_count()}, torch uses {torch.get_num_threads()} threads"))
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    rows.append(("GPUs", ", ".join(gpus) or "none: runs use the processor"))
+    rows.append(("GPUs", ", ".join(gpus) or "none: runs use the CPU"))
     return rows
 
 

@@ -28,7 +28,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def explain(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Give what the run optimises, line by line: (what, how)."""
+    """Return what the run optimises, line by line: (what, how)."""
     yield from _data(recipe)
     yield from _reward(recipe)
     yield _name("advantage", recipe.advantage), recipe.advantage.explain()
@@ -44,12 +44,13 @@ def _data(recipe: Recipe) -> Iterator[tuple[str, str]]:
     train, rollout = recipe.train, recipe.rollout
     yield (
         "a step",
-        f"{train.prompts_per_step} prompts x {rollout.group} samples at temperature {rollout.sampling.temperature}, "
-        f"up to {rollout.sampling.max_tokens} tokens each; {train.epochs} epochs x {train.minibatches} mini-batches = "
+        f"{train.prompts_per_step} prompts x {rollout.group_size} samples at temperature "
+        f"{rollout.sampling.temperature}, up to {rollout.sampling.max_tokens} tokens each; "
+        f"{train.epochs} epochs x {train.minibatches} mini-batches = "
         f"{train.epochs * train.minibatches} optimizer steps; {train.steps} steps in all",
     )
     if rollout.filter is not None:
-        yield "filter", f"{type(rollout.filter).__name__}, dropped places are filled {rollout.filter.tries} times"
+        yield "filter", f"{type(rollout.filter).__name__}, dropped places are filled {rollout.filter.max_refills} times"
 
 
 def _reward(recipe: Recipe) -> Iterator[tuple[str, str]]:
@@ -60,7 +61,7 @@ def _reward(recipe: Recipe) -> Iterator[tuple[str, str]]:
     yield "reward", f"{text}; on the last token that the policy chose"
     if (section := recipe.kl_reward) is not None:
         adapts = "" if section.target is None else f", beta adapts to KL {section.target} (horizon {section.horizon})"
-        yield "KL in the reward", f"r_t - {section.coef} {section.kind}(old policy, reference){adapts}"
+        yield "KL in the reward", f"r_t - {section.coef} {section.estimator}(old policy, reference){adapts}"
 
 
 def _loss(recipe: Recipe) -> Iterator[tuple[str, str]]:
@@ -82,7 +83,7 @@ def _loss(recipe: Recipe) -> Iterator[tuple[str, str]]:
     if recipe.train.entropy_coef:
         yield "entropy", f"- {recipe.train.entropy_coef} H(policy)"
     if recipe.kl_loss is not None:
-        yield "KL in the loss", f"+ {recipe.kl_loss.coef} {recipe.kl_loss.kind}(policy, reference)"
+        yield "KL in the loss", f"+ {recipe.kl_loss.coef} {recipe.kl_loss.estimator}(policy, reference)"
     if recipe.needs_reference:
         yield "reference", _reference(recipe)
 
@@ -111,7 +112,7 @@ def _training(recipe: Recipe) -> Iterator[tuple[str, str]]:
     yield "policy", f"{recipe.model.path}: {weights}; {_optimizer(train)}"
     if (critic := recipe.critic) is not None:
         bound = "" if critic.clip is None else f", values clipped to the old ones +-{critic.clip}"
-        alone = f"; learns alone for {critic.alone} steps" if critic.alone else ""
+        alone = f"; learns alone for {critic.policy_delay_steps} steps" if critic.policy_delay_steps else ""
         yield "critic", f"0.5 mean_tokens (V - returns)^2{bound}; {_optimizer(critic)}{alone}"
     if train.ema is not None:
         yield "average", f"EMA of the weights with decay {train.ema}, saved beside them"
@@ -121,5 +122,5 @@ def _optimizer(section: object) -> str:
     values = vars(section)
     return (
         f"AdamW lr {values['lr']} ({values['schedule']}, {values['warmup_steps']} steps of warm-up), weight decay "
-        f"{values['weight_decay']}, gradient norm <= {values['max_norm']}"
+        f"{values['weight_decay']}, gradient norm <= {values['max_grad_norm']}"
     )

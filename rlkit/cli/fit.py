@@ -11,7 +11,7 @@ from rlkit.cli.display import Display
 from rlkit.cli.parsing.parser import Parsed, parse, split
 from rlkit.distributed.ranks import Ranks
 from rlkit.errors import CheckpointError, RecipeError
-from rlkit.models.store import MANIFEST, Found, Store, newest_whole, open_checkpoint
+from rlkit.models.store import MANIFEST, CheckpointRef, Store, newest_whole, open_checkpoint
 from rlkit.run.checkpoint.resume import compare
 from rlkit.run.fit import INTERRUPTED, fit
 from rlkit.run.folder import RunFolder, default_folder
@@ -30,7 +30,7 @@ OPTIONS = (
             "help": "Go on from a checkpoint: its path, a run folder, or `auto` for the newest in --out, if any.",
         },
     ),
-    ("--force", {"action": "store_true", "help": "Resume although the recipe has changed what is learnt."}),
+    ("--force", {"action": "store_true", "help": "Resume although the recipe has changed what is learned."}),
 )
 
 
@@ -99,7 +99,7 @@ def _store(parsed: Parsed, folder: Path) -> Store:
     return Store(parsed.recipe.save.folder or str(folder / "checkpoints"))
 
 
-def _create(folder: RunFolder, parsed: Parsed, resumed: Found | None) -> None:
+def _create(folder: RunFolder, parsed: Parsed, resumed: CheckpointRef | None) -> None:
     """Create the run folder, unless checkpoints of another run would mix with this one's."""
     auto, store = parsed.options.resume == "auto", _store(parsed, folder.path)
     if not auto and (resumed is None or resumed.store.root != store.root) and store.names():
@@ -110,8 +110,8 @@ def _create(folder: RunFolder, parsed: Parsed, resumed: Found | None) -> None:
     folder.create(parsed.registry, resumed is not None or auto)
 
 
-def _find(parsed: Parsed, folder: Path, ranks: Ranks, display: Display) -> Found | None:
-    """Give the checkpoint to go on from, its files proved; say in what the recipe differs."""
+def _find(parsed: Parsed, folder: Path, ranks: Ranks, display: Display) -> CheckpointRef | None:
+    """Return the checkpoint to go on from, its files proved; say in what the recipe differs."""
     options = parsed.options
     if options.resume == "auto":
         found, damaged = newest_whole(_store(parsed, folder), ranks)
@@ -126,7 +126,7 @@ def _find(parsed: Parsed, folder: Path, ranks: Ranks, display: Display) -> Found
 
 
 def _out(parsed: Parsed) -> str:
-    """Give the run folder: as said, that of the checkpoint, or a new one."""
+    """Return the run folder: as said, that of the checkpoint, or a new one."""
     resume = parsed.options.resume
     home = None if resume in (None, "auto") else home_of(resume)
     return str(parsed.options.out or home or default_folder(parsed.name))

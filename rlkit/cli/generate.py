@@ -35,7 +35,7 @@ def run(argv: Sequence[str]) -> int:
     fabric.launch()
     live = Run(parsed.recipe, data, fabric, training=False)
     try:
-        live.publish()
+        live.sync_weights()
         sampler = live.sampler(parsed.recipe.rollout.sampling, 1, step=0)
         [trajectory] = live.sample(collect(sampler, [(0, prompt)], _unscored))
     finally:

@@ -30,7 +30,7 @@ VERBS = {
 
 
 def usage() -> str:
-    """Give the text of `rlkit --help`."""
+    """Return the text of `rlkit --help`."""
     verbs = "\n".join(f"  {verb:<10} {what}" for verb, what in VERBS.items())
     return (
         "usage: rlkit VERB [options]\n\n"

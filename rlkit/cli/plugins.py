@@ -61,7 +61,7 @@ def _test(name: str, registry: Registry) -> int:
 
 
 def _find_plugins(name: str, registry: Registry) -> list[Plugin]:
-    """Give the plugin of a name, or those of a distribution."""
+    """Return the plugin of a name, or those of a distribution."""
     found = [p for p in registry.plugins if _plain(name) in (_plain(p.name), _plain(p.distribution))]
     if not found:
         known = [plugin.name for plugin in registry.plugins]

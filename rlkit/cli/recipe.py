@@ -72,9 +72,9 @@ def _check(parsed: Parsed, data: Data) -> int:
     ranks, shards = _ranks(fabric)
     for line in plan.lines(data, ranks):
         say(line)
-    for fact in (proof := data.template.prove()).facts:
+    for fact in (found := data.template.check()).facts:
         say(f"template: {fact}")
-    for warning in proof.warnings:
+    for warning in found.warnings:
         say(f"warning: {warning}")
     measured = [data.length(prompt) for prompt in data.examples(EXAMPLES)]
     _estimate(estimate.setting(recipe, sum(measured) / len(measured), data.longest, ranks, shards))

@@ -26,7 +26,7 @@ def run(argv: Sequence[str]) -> int:
     fabric.launch()
     live = Run(parsed.recipe, data, fabric, training=False)
     try:
-        live.publish()
+        live.sync_weights()
         _, figures = evaluate(live)
     finally:
         live.close()

@@ -132,7 +132,7 @@ def _fill(module: nn.Module, weights: dict[str, Tensor], device: torch.device) -
 
 
 def blocks(module: nn.Module) -> list[nn.Module]:
-    """Give the transformer's layers, by the names of their classes that its model states."""
+    """Return the transformer's layers, by the names of their classes that its model states."""
     names = {n for m in module.modules() for n in (getattr(m, "_no_split_modules", None) or ())}
     return [m for m in module.modules() if type(m).__name__ in names]
 
@@ -176,7 +176,7 @@ def _divide(linear: nn.Module, kind: str, mesh: DeviceMesh) -> None:
 
 
 def backend() -> str:
-    """Give the process group's backend: collectives on the CPU exist beside those on GPUs."""
+    """Return the process group's backend: collectives on the CPU exist beside those on GPUs."""
     return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
 
 
@@ -216,8 +216,8 @@ def make_fabric(section: sections.Fabric, deadline: float = DEADLINE.total_secon
     return fabric
 
 
-def full(tensor: Tensor) -> Tensor:
-    """Give a tensor whole; for a sharded one all its ranks must call this."""
+def full_tensor(tensor: Tensor) -> Tensor:
+    """Return a tensor whole; for a sharded one all its ranks must call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
@@ -236,19 +236,19 @@ def unsharded(module: nn.Module) -> Iterator[None]:
             shard.reshard()
 
 
-def clip(fabric: Fabric, module: nn.Module, optimizer: Any, max_norm: float) -> Tensor:
+def clip(fabric: Fabric, module: nn.Module, optimizer: Any, max_grad_norm: float) -> Tensor:
     """Clip the gradients to a norm over all ranks; give the norm before, which may not be finite."""
     if not isinstance(fabric.strategy, FSDP2):
-        norm = fabric.clip_gradients(module, optimizer, max_norm=max_norm, error_if_nonfinite=False)
+        norm = fabric.clip_gradients(module, optimizer, max_norm=max_grad_norm, error_if_nonfinite=False)
         assert norm is not None
         return norm
     grads = [p.grad for p in module.parameters() if p.grad is not None]
     meshes = by_mesh(grads)
-    norms = [full(torch.nn.utils.get_total_norm(group)) for group in meshes]
+    norms = [full_tensor(torch.nn.utils.get_total_norm(group)) for group in meshes]
     norm = torch.stack([n.to(fabric.device) for n in norms]).square().sum().sqrt()
     for group in meshes:
         for grad in group:
-            grad.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0).to(grad.device))
+            grad.mul_((max_grad_norm / (norm + 1e-6)).clamp(max=1.0).to(grad.device))
     return norm
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 
 @dataclass
-class Resting:
+class HostOffload:
     """Modules and optimizers that leave the device while an engine needs it.
 
     Args:

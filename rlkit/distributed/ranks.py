@@ -44,7 +44,7 @@ class Ranks:
             self.tensor_parallel, self.lead = tensor.size(), tensor.get_local_rank() == 0
             self._data, self._tensor = data.get_group(), tensor.get_group()
 
-    def sum(self, x: Tensor) -> Tensor:
+    def all_reduce_sum(self, x: Tensor) -> Tensor:
         """Sum a tensor over the data-parallel ranks."""
         if self.count == 1:
             return x
@@ -52,16 +52,16 @@ class Ranks:
         dist.all_reduce(summed, group=self._data)
         return summed.to(x.device)
 
-    def objects(self, value: T) -> list[T]:
-        """Give every data-parallel rank's value, in order."""
+    def gather_dp(self, value: T) -> list[T]:
+        """Return every data-parallel rank's value, in order."""
         if self.count == 1:
             return [value]
         everyone: list[Any] = [None] * self.count
         dist.all_gather_object(everyone, value, group=self._data)
         return everyone
 
-    def everyone(self, value: T) -> list[T]:
-        """Give every rank's value, those of tensor-parallel groups included, in order."""
+    def gather_world(self, value: T) -> list[T]:
+        """Return every rank's value, those of tensor-parallel groups included, in order."""
         if self.fabric.world_size == 1:
             return [value]
         found: list[Any] = [None] * self.fabric.world_size
@@ -80,17 +80,17 @@ class Ranks:
                 value = work()
             except RlkitError as error:
                 problem = error
-        problem = self.everyone(problem)[0]
+        problem = self.gather_world(problem)[0]
         if problem is not None:
             raise problem
         return value
 
     def gather(self, x: Tensor) -> Tensor:
         """Concatenate a vector, whose length may differ, over the data-parallel ranks."""
-        return x if self.count == 1 else torch.cat(self.objects(x.cpu())).to(x.device)
+        return x if self.count == 1 else torch.cat(self.gather_dp(x.cpu())).to(x.device)
 
-    def largest(self, value: float) -> float:
-        """Give the largest of all ranks' values, those of tensor-parallel groups included."""
+    def all_reduce_max(self, value: float) -> float:
+        """Return the largest of all ranks' values, those of tensor-parallel groups included."""
         if self.fabric.world_size == 1:
             return value
         wrapped = torch.tensor(float(value), device=self.fabric.device)
@@ -108,8 +108,8 @@ class Ranks:
         work.wait()
         return bool(wrapped)
 
-    def share(self, value: T) -> T:
-        """Give the value of the tensor-parallel group's lead."""
+    def broadcast_tp(self, value: T) -> T:
+        """Return the value of the tensor-parallel group's lead."""
         if self.tensor_parallel == 1:
             return value
         wrapped = [value]
@@ -121,7 +121,7 @@ class Ranks:
         if self.count == 1:
             return outgoing[0]
         payloads = [torch.frombuffer(bytearray(pickle.dumps(out)), dtype=torch.uint8) for out in outgoing]
-        sizes = self.objects([len(p) for p in payloads])
+        sizes = self.gather_dp([len(p) for p in payloads])
         incoming = torch.empty(sum(row[self.index] for row in sizes), dtype=torch.uint8)
         arriving = [row[self.index] for row in sizes]
         dist.all_to_all_single(incoming, torch.cat(payloads), arriving, sizes[self.index], group=self._data)

@@ -15,12 +15,12 @@ class ZeroSignal(GroupFilter):
     Source: dynamic sampling of DAPO (Yu et al. 2025, arXiv:2503.14476, section 3.2).
 
     Args:
-        tries: How many times a dropped group's place is filled with another prompt; 0 leaves it empty.
+        max_refills: How many times a dropped group's place is filled with another prompt; 0 leaves it empty.
         part: Compare this part of the reward instead of the whole, such as `accuracy`.
     """
 
-    def __init__(self, tries: Repeats = 0, part: str | None = None) -> None:
-        self.tries = tries
+    def __init__(self, max_refills: Repeats = 0, part: str | None = None) -> None:
+        self.max_refills = max_refills
         self.part = part
 
     def keep(self, group: Sequence[Trajectory]) -> bool:

@@ -47,7 +47,7 @@ class AdvantageEstimator(ABC):
         self.reduce = runtime.reduce
 
     def explain(self) -> str:
-        """Give the formula in force, the options filled in."""
+        """Return the formula in force, the options filled in."""
         return self.formula.format(**vars(self))
 
     @abstractmethod

@@ -70,7 +70,7 @@ class RolloutEngine(ABC):
         return nullcontext()
 
     def health(self) -> dict[str, float]:
-        """Give gauges to log with the step; the run logs the largest of all ranks, so let more be worse."""
+        """Return gauges to log with the step; the run logs the largest of all ranks, so let more be worse."""
         return {}
 
     def close(self) -> None:

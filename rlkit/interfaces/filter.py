@@ -11,10 +11,10 @@ from rlkit.types import Trajectory
 class GroupFilter(ABC):
     """Keeps or drops the scored samples of one prompt.
 
-    `tries` is how many times a dropped group's place is filled with another prompt; 0 leaves it empty.
+    `max_refills` is how many times a dropped group's place is filled with another prompt; 0 leaves it empty.
     """
 
-    tries: int = 0
+    max_refills: int = 0
 
     @abstractmethod
     def keep(self, group: Sequence[Trajectory]) -> bool:

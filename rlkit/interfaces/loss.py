@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class PolicyLoss(ABC):
-    """Gives a loss for every token; it never divides: the loop weighs tokens by global counts.
+    """Returns a loss for every token; it never divides: the loop weighs tokens by global counts.
 
     `aggregation` is the mode of `rlkit.ops.aggregate.weights` that the loss was published with; a recipe's
     `train.aggregation` overrides it. The loop multiplies by `batch.correction_weights`, unless the loss does so itself
@@ -39,7 +39,7 @@ class PolicyLoss(ABC):
         self.gather = runtime.gather
 
     def explain(self) -> str:
-        """Give the formula in force, the options filled in."""
+        """Return the formula in force, the options filled in."""
         return self.formula.format(**vars(self))
 
     @abstractmethod
@@ -47,7 +47,7 @@ class PolicyLoss(ABC):
         """Compare `out.logps` with `batch.old_logps` under `batch.advantages`; all [B,T] f32."""
 
     def select(self, logps: Tensor, batch: Batch) -> Tensor:
-        """Give which tokens [B,T] bool of this rank's mini-batch are treated apart, as `batch.selected`.
+        """Return which tokens [B,T] bool of this rank's mini-batch are treated apart, as `batch.selected`.
 
         Called once a mini-batch, on every rank, with the current log-probs [B,T] and no gradient, if `selects`.
         """

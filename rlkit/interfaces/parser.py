@@ -45,4 +45,4 @@ class ToolParser(ABC):
 
     @abstractmethod
     def parse(self, text: str) -> ParsedTurn:
-        """Give the text and the calls; never raises: a malformed call becomes one with an error, or stays text."""
+        """Return the text and the calls; never raises: a malformed call becomes one with an error, or stays text."""

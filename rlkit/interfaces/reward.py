@@ -26,14 +26,14 @@ class RewardManager(ABC):
     Plain code belongs in a `RewardFunction`, which runs where it can be killed.
 
     `timeout` is in seconds, from the start of the work. `on_error` says what becomes of the prompt's group when a
-    score fails after that: `drop` leaves it out of the step, `retry` tries once more and then drops, `raise` ends
+    score fails after that: `drop` leaves it out of the step, `retry` max_refills once more and then drops, `raise` ends
     the run. Failures are counted in every case and never become a reward of 0.
     """
 
     timeout: float = 60.0
     on_error: OnError = "drop"
     concurrency: int | None = None
-    """How many calls of a `RewardFunction` may run at once; None takes the machine's number of processors."""
+    """How many calls of a `RewardFunction` may run at once; None takes the machine's number of CPUs."""
     parts: Sequence[str] | None = None
     """The names of the parts that scores will have, where they are known beforehand."""
 
@@ -59,7 +59,7 @@ class RewardFunction(RewardManager):
 
     @abstractmethod
     def grade(self, trajectory: Trajectory) -> Score | float:
-        """Give the score. An accuracy, if there is one, is the part `accuracy`."""
+        """Return the score. An accuracy, if there is one, is the part `accuracy`."""
 
     def control(self, trajectory: Trajectory) -> Trajectory | None:
         """Return an answer to the same prompt that can be graded if anything can, such as the reference's; None if

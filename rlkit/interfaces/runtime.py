@@ -23,13 +23,13 @@ class WeightStream(Protocol):
         """Every tensor's shape and type, by name."""
 
     def buckets(self, merged: bool = True) -> Iterator[list[tuple[str, Tensor]]]:
-        """Give full tensors under their Hugging Face names, a bounded number of bytes at a time.
+        """Return full tensors under their Hugging Face names, a bounded number of bytes at a time.
 
         Adapters are `merged` into them, or left out.
         """
 
     def adapter(self) -> tuple[dict[str, Any], list[tuple[str, Tensor]]] | None:
-        """Give the adapters' configuration and full tensors, named as peft saves them; None if there are none."""
+        """Return the adapters' configuration and full tensors, named as peft saves them; None if there are none."""
 
 
 class Runtime(Protocol):
@@ -63,7 +63,7 @@ class Runtime(Protocol):
         """Hold the policy's whole weights on this rank, so that its modules may be called; all ranks must enter."""
 
     def autocast(self) -> AbstractContextManager[None]:
-        """Give the precision context under which the trainer runs the policy."""
+        """Return the precision context under which the trainer runs the policy."""
 
     def reduce(self, x: Tensor) -> Tensor:
         """Sum a tensor over the data-parallel group."""

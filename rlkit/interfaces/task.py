@@ -19,7 +19,7 @@ class Task(ABC):
 
     @abstractmethod
     def rows(self, split: Split) -> Sequence[Mapping[str, Any]]:
-        """Give the rows of a split, indexable in any order; may load lazily.
+        """Return the rows of a split, indexable in any order; may load lazily.
 
         Raises:
             RecipeError: The data is missing or not of the expected form.

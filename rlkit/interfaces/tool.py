@@ -54,7 +54,7 @@ class Tool(ABC):
         """Answer a call whose arguments satisfy the schema."""
 
     async def reward(self, state: State, **kwargs: Any) -> float:
-        """Give a reward for the use of the tool in the whole conversation, at its end."""
+        """Return a reward for the use of the tool in the whole conversation, at its end."""
         return 0.0
 
     async def release(self, state: State, **kwargs: Any) -> None:

@@ -20,7 +20,7 @@ class _Covariance(PolicyLoss):
     selects: ClassVar[bool] = True
 
     def _covariance(self, logps: Tensor, batch: Batch) -> tuple[Tensor, float]:
-        """Give (A - mean A)(logp - mean logp) at each token [B,T], and how many tokens there are."""
+        """Return (A - mean A)(logp - mean logp) at each token [B,T], and how many tokens there are."""
         assert batch.advantages is not None
         sums = [masked_sum(x.double(), batch.mask) for x in (batch.advantages, logps)]
         advantages, log_probs, tokens = self.reduce(torch.stack((*sums, batch.mask.sum().double())))
@@ -28,7 +28,7 @@ class _Covariance(PolicyLoss):
         return (batch.advantages - (advantages / count).float()) * (logps - (log_probs / count).float()), float(tokens)
 
     def _largest(self, x: Tensor, able: Tensor, count: int) -> Tensor:
-        """Give where x [B,T] is among the `count` (at least one) largest of the able tokens of all ranks."""
+        """Return where x [B,T] is among the `count` (at least one) largest of the able tokens of all ranks."""
         everyone = self.gather(x[able])
         if len(everyone) == 0:
             return torch.zeros_like(able)

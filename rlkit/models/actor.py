@@ -25,7 +25,7 @@ class Actor(nn.Module):
         self.chunked = self._probe()
 
     def forward(self, tokens: Tensor, mask: Tensor, temperature: float = 1.0) -> PolicyOutput:
-        """Give log-probs, entropies and sums of squares of `softmax(logits / temperature)`, 0 outside the mask.
+        """Return log-probs, entropies and sums of squares of `softmax(logits / temperature)`, 0 outside the mask.
 
         Args:
             tokens: [B,T] i64, right-padded (a causal model's tokens never see the padding after them).

@@ -22,7 +22,7 @@ class ValueModel(nn.Module):
         nn.init.zeros_(self.head.weight)
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
-        """Give values [B,T] f32, 0 outside the mask; `values[b,t]` is of the state before `tokens[b,t]` was chosen.
+        """Return values [B,T] f32, 0 outside the mask; `values[b,t]` is of the state before `tokens[b,t]` was chosen.
 
         Args:
             tokens: [B,T] i64, right-padded.

@@ -164,13 +164,13 @@ def cast(policy: Any, dtype: torch.dtype) -> Any:
 
 
 def context_length(config: Any) -> int:
-    """Give the number of tokens that the model can attend to; a large number where it states none."""
+    """Return the number of tokens that the model can attend to; a large number where it states none."""
     text = config.get_text_config()
     return int(getattr(text, "max_position_embeddings", None) or 1 << 20)
 
 
 def stop_ids(model: Model, tokenizer: Any) -> frozenset[int]:
-    """Give the ids that end a turn: those of the generation configuration and the tokenizer's end token."""
+    """Return the ids that end a turn: those of the generation configuration and the tokenizer's end token."""
     from transformers import GenerationConfig
 
     try:

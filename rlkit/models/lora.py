@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from rlkit.distributed.fsdp2 import full
+from rlkit.distributed.fsdp2 import full_tensor
 from rlkit.errors import RecipeError
 from rlkit.sections import Lora
 
@@ -84,7 +84,7 @@ def has_lora(policy: Any) -> bool:
 
 
 def base_model(policy: Any) -> Any:
-    """Give the Hugging Face model itself, its layers holding the adapters if there are any."""
+    """Return the Hugging Face model itself, its layers holding the adapters if there are any."""
     return policy.get_base_model() if has_lora(policy) else policy
 
 
@@ -95,12 +95,12 @@ def adapters_off(policy: Any) -> AbstractContextManager[None]:
 
 
 def adapted(policy: Any) -> dict[str, Any]:
-    """Give a layer with adapters for each name that such layers have within their blocks; none without LoRA."""
+    """Return a layer with adapters for each name that such layers have within their blocks; none without LoRA."""
     return {name.rpartition(".")[2]: part for name, part in policy.named_modules() if hasattr(part, "lora_A")}
 
 
 def adapter_config(policy: Any) -> dict[str, Any]:
-    """Give what a server needs to know of the adapters, in the form of peft's adapter_config.json."""
+    """Return what a server needs to know of the adapters, in the form of peft's adapter_config.json."""
     config = policy.peft_config[policy.active_adapter]
     return {
         "peft_type": "LORA",
@@ -112,17 +112,19 @@ def adapter_config(policy: Any) -> dict[str, Any]:
 
 
 def adapter_tensors(policy: Any) -> list[tuple[str, Tensor]]:
-    """Give the adapters' parameters under the names that peft saves them by."""
+    """Return the adapters' parameters under the names that peft saves them by."""
     active = f".{policy.active_adapter}."
     return [(name.replace(active, "."), x) for name, x in policy.named_parameters() if "lora_" in name]
 
 
 def delta(layer: Any) -> Tensor:
-    """Give what a layer's adapters add to its weight; of sharded ones all ranks must call this."""
+    """Return what a layer's adapters add to its weight; of sharded ones all ranks must call this."""
     parts = []
     for name in layer.active_adapters:
         if name in layer.lora_A and isinstance(layer.lora_A[name].weight, DTensor):
-            product = full(layer.lora_B[name].weight) @ full(layer.lora_A[name].weight) * layer.scaling[name]
+            product = (
+                full_tensor(layer.lora_B[name].weight) @ full_tensor(layer.lora_A[name].weight) * layer.scaling[name]
+            )
             parts.append(product.T if layer.fan_in_fan_out else product)
         else:
             parts.append(layer.get_delta_weight(name))

@@ -14,7 +14,7 @@ from rlkit.sections import Model
 
 
 class Reference:
-    """Gives log-probs of the initial policy; with LoRA it is the actor itself, its adapters off, and no copy.
+    """Returns log-probs of the initial policy; with LoRA it is the actor itself, its adapters off, and no copy.
 
     Args:
         actor: The policy.
@@ -32,14 +32,14 @@ class Reference:
             place(self.actor)
 
     @torch.no_grad()
-    def follow(self, actor: Actor, mix: float) -> None:
+    def update(self, actor: Actor, mix: float) -> None:
         """Move towards the policy: reference = mix * policy + (1 - mix) * reference; a shared one cannot."""
         for mine, theirs in zip(self.actor.parameters(), actor.parameters(), strict=True):
             mine.lerp_(theirs, mix)
 
     @torch.no_grad()
     def logps(self, tokens: Tensor, mask: Tensor, temperature: float) -> Tensor:
-        """Give log-probs [B,T] f32, 0 outside the mask."""
+        """Return log-probs [B,T] f32, 0 outside the mask."""
         if not self.shared:
             return self.actor(tokens, mask, temperature).logps  # type: ignore[no-any-return]
         with adapters_off(self.actor.policy):

@@ -13,7 +13,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from rlkit.errors import RecipeError
-from rlkit.models.store import Found, Store, open_checkpoint, step_of
+from rlkit.models.store import CheckpointRef, Store, open_checkpoint, step_of
 from rlkit.ranges import LARGEST
 from rlkit.sections import Lora, Model
 
@@ -96,7 +96,7 @@ def locate(path: str, depth: int = 0) -> Source:
         return _adapter(folder, depth)
     if isfile(folder / "manifest.json") and isfile(folder / "state.json"):
         store = Store(str(folder.parent))
-        return _checkpoint(Found(store, folder.name, store.state(folder.name)), depth)
+        return _checkpoint(CheckpointRef(store, folder.name, store.state(folder.name)), depth)
     if isdir(folder) and not isfile(folder / "config.json"):
         inner = _within(folder)
         if inner is not None:
@@ -199,7 +199,7 @@ def _base(folder: Path, named: object, depth: int) -> Source:
     return locate(named, depth + 1)
 
 
-def _checkpoint(found: Found, depth: int) -> Source:
+def _checkpoint(found: CheckpointRef, depth: int) -> Source:
     """Read which model a checkpoint's recipe names, and its adapters; the tensors are left where they are."""
     model = found.model()
     base = locate(model.path, depth + 1)
@@ -209,6 +209,6 @@ def _checkpoint(found: Found, depth: int) -> Source:
 
 
 @lru_cache(maxsize=1)
-def _remote(url: str) -> Found:
+def _remote(url: str) -> CheckpointRef:
     """Open a checkpoint at a URL, whose files are read as often as they are compared with their checksums."""
     return open_checkpoint(url)

@@ -174,7 +174,7 @@ class Store:
                 self._tensors(name)
         except CheckpointError as error:
             wrong.append(str(error))
-        everyone = [wrong] if ranks is None else ranks.everyone(wrong)
+        everyone = [wrong] if ranks is None else ranks.gather_world(wrong)
         found = dict.fromkeys(problem for problems in everyone for problem in problems)
         if found:
             raise CheckpointError("; ".join(found))
@@ -214,7 +214,7 @@ class Store:
             lines.write(content.model_dump_json())
 
     def publish(self, partial: str, name: str) -> None:
-        """Give a checkpoint its name; one of that name is removed."""
+        """Return a checkpoint its name; one of that name is removed."""
         self.remove(name)
         self.fs.mv(self.path(partial), self.path(name), recursive=True)
 
@@ -272,7 +272,7 @@ class Store:
 
 
 @dataclass
-class Found:
+class CheckpointRef:
     """A checkpoint whose files are as they were written."""
 
     store: Store
@@ -302,7 +302,7 @@ class Found:
         return model
 
 
-def open_checkpoint(place: str, ranks: Ranks | None = None) -> Found:
+def open_checkpoint(place: str, ranks: Ranks | None = None) -> CheckpointRef:
     """Open a checkpoint by its own path, or the newest one of a run folder or a folder of checkpoints.
 
     Its files are compared with their checksums, and its state is read as data of known types. Ranks, where they are
@@ -323,7 +323,7 @@ def open_checkpoint(place: str, ranks: Ranks | None = None) -> Found:
     raise CheckpointError(f"there is no whole checkpoint at {place!r}; give a run folder, or one of its checkpoints")
 
 
-def newest_whole(store: Store, ranks: Ranks | None = None) -> tuple[Found | None, list[str]]:
+def newest_whole(store: Store, ranks: Ranks | None = None) -> tuple[CheckpointRef | None, list[str]]:
     """Return the newest checkpoint whose files are as they were written, and what is wrong with newer ones."""
     damaged: list[str] = []
     for name in _names(store, ranks):
@@ -347,15 +347,15 @@ def name_of(step: int) -> str:
 def _names(store: Store, ranks: Ranks | None) -> list[str]:
     """Return a store's checkpoints as the first rank lists them: another may see an older state of the folder."""
     names = store.names()
-    return names if ranks is None else ranks.everyone(names)[0]
+    return names if ranks is None else ranks.gather_world(names)[0]
 
 
-def _open(store: Store, name: str, ranks: Ranks | None) -> Found:
+def _open(store: Store, name: str, ranks: Ranks | None) -> CheckpointRef:
     store.verify(name, ranks)
-    return Found(store, name, store.state(name))
+    return CheckpointRef(store, name, store.state(name))
 
 
-def _whole(store: Store, name: str, ranks: Ranks | None) -> Found:
+def _whole(store: Store, name: str, ranks: Ranks | None) -> CheckpointRef:
     try:
         return _open(store, name, ranks)
     except CheckpointError as error:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlkit.distributed.fsdp2 import full
+from rlkit.distributed.fsdp2 import full_tensor
 from rlkit.models.lora import adapter_config, adapter_tensors, base_model, delta, has_lora
 
 
@@ -39,11 +39,11 @@ class PolicyWeights:
 
     @torch.no_grad()
     def buckets(self, merged: bool = True) -> Iterator[list[tuple[str, Tensor]]]:
-        """Give the tensors, detached, adapters `merged` or left out; what has none shares the policy's memory."""
+        """Return the tensors, detached, adapters `merged` or left out; what has none shares the policy's memory."""
         bucket: list[tuple[str, Tensor]] = []
         size = 0
         for name, (adapter, parameter) in self._sources.items():
-            tensor = full(parameter.detach())
+            tensor = full_tensor(parameter.detach())
             if adapter is not None and merged:
                 tensor = (tensor.float() + delta(adapter)).to(tensor.dtype)
             bucket.append((name, tensor))
@@ -56,10 +56,12 @@ class PolicyWeights:
 
     @torch.no_grad()
     def adapter(self) -> tuple[dict[str, Any], list[tuple[str, Tensor]]] | None:
-        """Give the adapters' configuration and whole tensors, named as peft saves them; None if there are none."""
+        """Return the adapters' configuration and whole tensors, named as peft saves them; None if there are none."""
         if not has_lora(self._policy):
             return None
-        return adapter_config(self._policy), [(name, full(x.detach())) for name, x in adapter_tensors(self._policy)]
+        return adapter_config(self._policy), [
+            (name, full_tensor(x.detach())) for name, x in adapter_tensors(self._policy)
+        ]
 
 
 def trainable(prefix: str, module: nn.Module) -> dict[str, Tensor]:
@@ -68,8 +70,8 @@ def trainable(prefix: str, module: nn.Module) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def whole(module: nn.Module, keep: bool) -> dict[str, Tensor]:
-    """Give a module's state, each tensor whole and on the CPU, to the ranks that `keep` it; all must call this.
+def full_state_dict(module: nn.Module, keep: bool) -> dict[str, Tensor]:
+    """Return a module's state, each tensor whole and on the CPU, to the ranks that `keep` it; all must call this.
 
     Tied weights come once, under their first name.
     """
@@ -79,7 +81,7 @@ def whole(module: nn.Module, keep: bool) -> dict[str, Tensor]:
     for name, tensor in module.state_dict().items():
         if name in tied:
             continue
-        gathered = full(tensor.detach())
+        gathered = full_tensor(tensor.detach())
         if keep:
             state[name] = gathered.cpu()
     return state

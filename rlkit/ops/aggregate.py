@@ -19,7 +19,7 @@ def weights(
     sequences: Tensor | float | None = None,
     budget: float | None = None,
 ) -> Tensor:
-    """Give the weight of each token, [B,T] f32, such that the loss is `(per_token * weights).sum()`.
+    """Return the weight of each token, [B,T] f32, such that the loss is `(per_token * weights).sum()`.
 
     Args:
         mask: [B,T] bool, True where the policy chose the token.

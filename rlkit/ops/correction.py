@@ -23,7 +23,7 @@ def importance_weights(
     low: float | None = None,
     high: float = 2.0,
 ) -> Tensor:
-    """Give detached weights pi_trainer / pi_engine [B,T] f32, 0 outside the mask.
+    """Return detached weights pi_trainer / pi_engine [B,T] f32, 0 outside the mask.
 
     Without `low` they are capped at `high` (truncated importance sampling, Yao et al. 2025); with it, those outside
     [low, high] are 0 (IcePop). Log-ratios, of a token or summed over a sequence, are clamped to +-20.
@@ -47,7 +47,7 @@ def accepted(
     low: float | None = None,
     high: float = 2.0,
 ) -> Tensor:
-    """Give the tokens [B,T] bool under the mask that are close enough to the trainer's policy to learn from.
+    """Return the tokens [B,T] bool under the mask that are close enough to the trainer's policy to learn from.
 
     k1 compares the ratio pi_trainer / pi_engine, at the given level, with [low, high] (low: 1 / high by default); k2 =
     (log ratio)^2 / 2 and k3 = ratio - 1 - log ratio are kept up to `high`. A sequence is kept or rejected whole.

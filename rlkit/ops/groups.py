@@ -18,7 +18,7 @@ class GroupStats(NamedTuple):
 
 
 def group_stats(values: Tensor, group: Tensor) -> GroupStats:
-    """Give statistics of values [B] f32 within equal `group` ids [B] i64."""
+    """Return statistics of values [B] f32 within equal `group` ids [B] i64."""
     _, index = torch.unique(group, return_inverse=True)
     count = int(index.max()) + 1 if len(index) else 0
     zeros = torch.zeros(count, dtype=torch.float64, device=values.device)
@@ -34,14 +34,14 @@ def group_stats(values: Tensor, group: Tensor) -> GroupStats:
 
 
 def group_sum(values: Tensor, group: Tensor) -> Tensor:
-    """Give for each row the sum of values [B,...] over its group."""
+    """Return for each row the sum of values [B,...] over its group."""
     _, index = torch.unique(group, return_inverse=True)
     sums = torch.zeros_like(values).index_add(0, index, values)
     return sums[index]
 
 
 def normalized(values: Tensor, group: Tensor, eps: float | None) -> Tensor:
-    """Give values [B] less their group's mean, divided by its sample standard deviation + eps unless that is None.
+    """Return values [B] less their group's mean, divided by its sample standard deviation + eps unless that is None.
 
     A group of equal values, or of one, gives exactly 0.
     """

@@ -6,11 +6,11 @@ from typing import Literal, cast
 
 from torch import Tensor
 
-KLKind = Literal["k1", "k2", "k3", "abs", "k1+", "k2+", "k3+", "abs+"]
+KLEstimator = Literal["k1", "k2", "k3", "abs", "k1+", "k2+", "k3+", "abs+"]
 """Which estimate; a `+` keeps its value and takes the gradient of k2 (straight-through)."""
 
 
-def estimate(logps: Tensor, ref_logps: Tensor, kind: KLKind = "k3") -> Tensor:
+def estimate(logps: Tensor, ref_logps: Tensor, kind: KLEstimator = "k3") -> Tensor:
     """Estimate KL(policy || reference) token by token, in the shape of `logps`.
 
     With d = logps - ref_logps: k1 = d, k2 = d^2/2, k3 = exp(-d) + d - 1, abs = |d|. In k3, -d is clamped to +-20 and
@@ -18,7 +18,7 @@ def estimate(logps: Tensor, ref_logps: Tensor, kind: KLKind = "k3") -> Tensor:
     """
     d = logps.float() - ref_logps.float()
     if kind.endswith("+"):
-        value = estimate(logps, ref_logps, cast(KLKind, kind[:-1]))
+        value = estimate(logps, ref_logps, cast(KLEstimator, kind[:-1]))
         k2 = 0.5 * d**2
         return k2 - k2.detach() + value.detach()
     if kind == "k1":

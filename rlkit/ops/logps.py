@@ -15,7 +15,7 @@ CHUNK_ELEMENTS = 64 * 1024 * 1024
 def token_logps(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float = 1.0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Give log-probs and entropies of `softmax(hidden @ weight.T + bias) / temperature)`.
+    """Return log-probs and entropies of `softmax(hidden @ weight.T + bias) / temperature)`.
 
     The backward pass computes the logits anew, chunk by chunk.
 
@@ -94,7 +94,7 @@ def _chunks(rows: int, vocabulary: int) -> list[slice]:
 
 
 def logits_logps(logits: Tensor, targets: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
-    """Give what `token_logps` gives from logits [N,V] that exist already."""
+    """Return what `token_logps` gives from logits [N,V] that exist already."""
     all_logps = torch.log_softmax(logits.float() / temperature, dim=-1)
     probs = all_logps.exp()
     logps = all_logps.gather(-1, targets[:, None]).squeeze(-1)

@@ -18,14 +18,14 @@ def masked_sum(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
 
 
 def masked_mean(x: Tensor, mask: Tensor, reduce: Reducer = lambda x: x) -> Tensor:
-    """Give the mean of x where the mask is True, over all ranks if `reduce` sums over them; 0 if there is none."""
+    """Return the mean of x where the mask is True, over all ranks if `reduce` sums over them; 0 if there is none."""
     total = reduce(torch.stack((masked_sum(x.float(), mask), mask.sum().float())))
     mean: Tensor = total[0] / total[1].clamp(min=1)
     return mean
 
 
 def whiten(x: Tensor, mask: Tensor, reduce: Reducer = lambda x: x) -> Tensor:
-    """Give (x - mean) / sqrt(var + 1e-8) with the sample variance under the mask, over all ranks; 0 outside it.
+    """Return (x - mean) / sqrt(var + 1e-8) with the sample variance under the mask, over all ranks; 0 outside it.
 
     With fewer than two values there is no variance: x stays as it is, and a warning says so.
     """

@@ -13,7 +13,7 @@ _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 
 
 def uniform(keys: Tensor, counters: Tensor) -> Tensor:
-    """Give uniform numbers in (0, 1), one for each key [N] i64 and counter [N] i64, as [N] f64.
+    """Return uniform numbers in (0, 1), one for each key [N] i64 and counter [N] i64, as [N] f64.
 
     The generator is SplitMix64 (Steele, Lea and Flood 2014) evaluated at `key + counter * golden`.
     """
@@ -25,7 +25,7 @@ def uniform(keys: Tensor, counters: Tensor) -> Tensor:
 
 
 def permutation(key: str, size: int) -> Tensor:
-    """Give a permutation [size] i64 that depends on the key alone."""
+    """Return a permutation [size] i64 that depends on the key alone."""
     digest = hashlib.blake2b(key.encode(), digest_size=6).digest()
     return torch.randperm(size, generator=torch.Generator().manual_seed(int.from_bytes(digest, "little")))
 

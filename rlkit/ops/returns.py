@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def discounted(rewards: Tensor, mask: Tensor, gamma: float = 1.0) -> Tensor:
-    """Give the discounted sum of rewards from each chosen token on, [B,T]; 0 outside the mask.
+    """Return the discounted sum of rewards from each chosen token on, [B,T]; 0 outside the mask.
 
     Only chosen tokens count a discount: x_t = r_t + gamma x_next, with x_next that of the next chosen token.
     """
@@ -21,7 +21,9 @@ def discounted(rewards: Tensor, mask: Tensor, gamma: float = 1.0) -> Tensor:
 
 
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> Tensor:
-    """Give generalised advantage estimates [B,T], 0 outside the mask (Schulman et al. 2015, arXiv:1506.02438, eq. 16).
+    """Return generalised advantage estimates [B,T], 0 outside the mask.
+
+    Source: Schulman et al. 2015 (arXiv:1506.02438), eq. 16.
 
     The value and the trace of the next chosen token are carried over the tokens between, with no further discount.
     """

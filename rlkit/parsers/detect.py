@@ -21,5 +21,5 @@ _MOST_SPECIFIC_FIRST: tuple[type[ToolParser], ...] = (
 
 
 def detect(template: str) -> type[ToolParser] | None:
-    """Give rlkit's parser for the calls that a chat template (Jinja source) asks for; None if it knows none."""
+    """Return rlkit's parser for the calls that a chat template (Jinja source) asks for; None if it knows none."""
     return next((parser for parser in _MOST_SPECIFIC_FIRST if parser.detects(template)), None)

@@ -75,7 +75,7 @@ def _call(node: ast.expr, source: str) -> ToolCall:
 
 
 def _name(node: ast.expr) -> str | None:
-    """Give a name, dotted or not; None for anything else that can be called."""
+    """Return a name, dotted or not; None for anything else that can be called."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)

@@ -50,7 +50,7 @@ def _read(text: str, opening: re.Match[str]) -> Reading:
 
 
 def _value(text: str, start: int) -> tuple[Any, int] | None:
-    """Give a parameter's value and where its end tag ends; None if it has none before the next parameter."""
+    """Return a parameter's value and where its end tag ends; None if it has none before the next parameter."""
     tag = "</parameter>"
     try:
         value, end = decode(text, start)

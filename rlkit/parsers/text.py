@@ -44,7 +44,7 @@ def scan(text: str, opening: re.Pattern[str], read: Callable[[str, re.Match[str]
 
 
 def decode(text: str, start: int) -> tuple[Any, int]:
-    """Give the JSON value at `start`, blanks aside, and where what follows it and its blanks begins.
+    """Return the JSON value at `start`, blanks aside, and where what follows it and its blanks begins.
 
     Raises:
         ValueError: There is none; the message says why.
@@ -60,7 +60,7 @@ def decode(text: str, start: int) -> tuple[Any, int]:
 
 
 def plain(value: Any) -> Any:
-    """Give the value as JSON would bring it back.
+    """Return the value as JSON would bring it back.
 
     Raises:
         ValueError: It holds NaN, an infinity or half a surrogate pair.
@@ -70,7 +70,7 @@ def plain(value: Any) -> Any:
 
 
 def read_json(text: str, start: int, edge: re.Pattern[str]) -> tuple[Any, int]:
-    """Give the JSON value, or `Malformed`, that ends where `edge` matches or the text ends, and where the edge ends."""
+    """Return the JSON value, or `Malformed`, that ends where `edge` matches or the text ends; and the edge's end."""
     try:
         value, end = decode(text, start)
         if end == len(text):
@@ -85,13 +85,13 @@ def read_json(text: str, start: int, edge: re.Pattern[str]) -> tuple[Any, int]:
 
 
 def find_edge(text: str, start: int, edge: re.Pattern[str]) -> tuple[int, int]:
-    """Give where the next edge begins and ends: the end of the text if there is none."""
+    """Return where the next edge begins and ends: the end of the text if there is none."""
     found = edge.search(text, start)
     return found.span() if found else (len(text), len(text))
 
 
 def balanced(text: str, start: int, quotes: str = '"') -> int:
-    """Give where the bracket at `start` is closed, strings aside: the end of the text if it never is."""
+    """Return where the bracket at `start` is closed, strings aside: the end of the text if it never is."""
     strings = "|".join(rf"{q}[^{q}\\]*(?:\\.[^{q}\\]*)*{q}?" for q in quotes)
     depth = 0
     for mark in re.compile(rf"{strings}|[][(){{}}]", re.DOTALL).finditer(text, start):

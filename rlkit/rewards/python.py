@@ -32,7 +32,7 @@ class PythonReward(RewardFunction):
         completions: What `completions` and `prompts` hold: chat messages, or texts.
         allow_code: Must be true for a function from a file: the recipe then runs that file's code.
         timeout: Seconds for one trajectory, from the start of the work.
-        concurrency: Calls at once; null for as many as there are processors.
+        concurrency: Calls at once; null for as many as there are CPUs.
         on_error: What becomes of a group with a failed score.
     """
 

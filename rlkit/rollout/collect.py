@@ -12,7 +12,7 @@ from rlkit.errors import RolloutError, explain
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.registry import calling, require
 from rlkit.rollout.conversation import Conversation, Limits
-from rlkit.rollout.participants import Meeting, Partners
+from rlkit.rollout.participants import Participants, ParticipantSession
 from rlkit.rollout.template import ChatTemplate
 from rlkit.types import Completion, Prompt, Request, SampleKey, Sampling, StopReason, Trajectory
 
@@ -20,7 +20,7 @@ Finish = Callable[[list[Trajectory]], Awaitable[None]]
 
 
 @dataclass
-class Gauge:
+class BusyTimer:
     """How long the engine had something to do, in seconds, while anybody was talking."""
 
     busy: float = 0.0
@@ -50,7 +50,7 @@ class Sampler:
         seed: Of the run.
         step: Of the run; with the prompt and the sample it names all random numbers.
         attempt: Counts prompts that took the place of others.
-        partners: Tools, a user, an environment.
+        participants: Tools, a user, an environment.
         limits: What ends a conversation.
         seconds: Deadline of a whole conversation, in which the time that the engine takes is not counted.
         check: What to do where the flat run is not the template's own rendering of the conversation.
@@ -64,11 +64,11 @@ class Sampler:
     seed: int
     step: int
     attempt: int = 0
-    partners: Partners = field(default_factory=Partners)
+    participants: Participants = field(default_factory=Participants)
     limits: Limits = field(default_factory=Limits)
     seconds: float | None = None
     check: str = "off"
-    gauge: Gauge = field(default_factory=Gauge)
+    gauge: BusyTimer = field(default_factory=BusyTimer)
 
 
 async def collect(sampler: Sampler, prompts: Sequence[tuple[int, Prompt]], finish: Finish) -> list[Trajectory]:
@@ -84,8 +84,8 @@ async def collect(sampler: Sampler, prompts: Sequence[tuple[int, Prompt]], finis
     """
 
     async def play_group(group: int, prompt: Prompt) -> list[Trajectory]:
-        played = [converse(sampler, prompt, group, sample) for sample in range(sampler.samples)]
-        trajectories = list(await asyncio.gather(*played))
+        sampled = [converse(sampler, prompt, group, sample) for sample in range(sampler.samples)]
+        trajectories = list(await asyncio.gather(*sampled))
         await finish([t for t in trajectories if t.error is None])
         return trajectories
 
@@ -96,57 +96,63 @@ async def collect(sampler: Sampler, prompts: Sequence[tuple[int, Prompt]], finis
 async def converse(sampler: Sampler, prompt: Prompt, group: int, sample: int) -> Trajectory:
     """Hold one conversation, to its end or to its deadline."""
     key = SampleKey(sampler.seed, sampler.step, f"{group}/{prompt.id}", sample, sampler.attempt)
-    talk = Conversation(prompt, group, sampler.limits)
+    conversation = Conversation(prompt, group, sampler.limits)
     said: list[str] = []
-    async with sampler.partners.meet(talk, key) as meeting:
+    async with sampler.participants.open_session(conversation, key) as session:
         try:
             async with asyncio.timeout(sampler.seconds) as clock:
-                await meeting.open()
-                talk.begin(sampler.template.start(meeting.messages))
-                while not talk.over:
-                    await _turn(sampler, talk, meeting, said, key, clock=clock)
-                await meeting.settle()
+                await session.open()
+                conversation.begin(sampler.template.start(session.messages))
+                while not conversation.over:
+                    await _turn(sampler, conversation, session, said, key, clock=clock)
+                await session.add_tool_rewards()
         except (RolloutError, TimeoutError) as error:
             what = explain(error)
             if isinstance(error, TimeoutError) and sampler.seconds is not None:
                 what = f"the conversation took longer than {sampler.seconds:g} s"
-            if talk.over:
-                talk.error = what
+            if conversation.over:
+                conversation.error = what
             else:
-                talk.fail(what)
-        _check(sampler, talk, meeting)
-    return talk.trajectory(said[-1] if said else "", meeting.messages)
+                conversation.fail(what)
+        _check(sampler, conversation, session)
+    return conversation.trajectory(said[-1] if said else "", session.messages)
 
 
 async def _turn(
-    sampler: Sampler, talk: Conversation, meeting: Meeting, said: list[str], key: SampleKey, *, clock: asyncio.Timeout
+    sampler: Sampler,
+    conversation: Conversation,
+    session: ParticipantSession,
+    said: list[str],
+    key: SampleKey,
+    *,
+    clock: asyncio.Timeout,
 ) -> None:
     """Let the policy say something, and let whoever it concerns answer; the clock stands still while it speaks."""
     with _stopped(clock):
-        answer = await _ask(sampler, talk, key)
-    talk.sampled(answer)
+        answer = await _ask(sampler, conversation, key)
+    conversation.sampled(answer)
     if not answer.tokens:
         return
     said.append(sampler.template.text(answer.tokens, special=False))
     raw = sampler.template.text(answer.tokens, special=True)
-    meeting.messages.append({"role": "assistant", "content": raw if sampler.partners.tools else said[-1]})
-    if talk.over:
+    session.messages.append({"role": "assistant", "content": raw if sampler.participants.tools else said[-1]})
+    if conversation.over:
         return
-    with calling(sampler.partners.parser, "parse"):
-        turn = meeting.read(raw)
+    with calling(sampler.participants.parser, "parse"):
+        turn = session.read(raw)
     if turn.calls:
-        talk.call_tools(len(turn.calls))
-        if talk.over:
+        conversation.call_tools(len(turn.calls))
+        if conversation.over:
             return
-        messages, done = await meeting.call(turn.calls), False
+        messages, done = await session.call(turn.calls), False
     else:
-        talk.interact()
-        messages, done = await meeting.answer(said[-1])
+        conversation.interact()
+        messages, done = await session.answer(said[-1])
     if done or not messages:
-        talk.complete(StopReason.STOP)
+        conversation.complete(StopReason.STOP)
         return
-    meeting.messages.extend(sampler.template.plain(messages))
-    talk.told(messages[0]["role"], sampler.template.delta(messages))
+    session.messages.extend(sampler.template.plain(messages))
+    conversation.told(messages[0]["role"], sampler.template.delta(messages))
 
 
 @contextmanager
@@ -159,11 +165,11 @@ def _stopped(clock: asyncio.Timeout) -> Iterator[None]:
     clock.reschedule(None if left is None else now() + left)
 
 
-async def _ask(sampler: Sampler, talk: Conversation, key: SampleKey) -> Completion:
+async def _ask(sampler: Sampler, conversation: Conversation, key: SampleKey) -> Completion:
     """Sample a turn within what is left of the conversation's tokens."""
-    budget = talk.budget(sampler.sampling.max_tokens)
+    budget = conversation.budget(sampler.sampling.max_tokens)
     sampling = sampler.sampling if budget == sampler.sampling.max_tokens else sampler.sampling.within(budget)
-    request = Request(tuple(talk.tokens), sampling, key, session=f"{key.step}/{key.prompt}/{key.sample}")
+    request = Request(tuple(conversation.tokens), sampling, key, session=f"{key.step}/{key.prompt}/{key.sample}")
     sampler.gauge.enter()
     try:
         answer = await sampler.engine.generate(request)
@@ -172,25 +178,30 @@ async def _ask(sampler: Sampler, talk: Conversation, key: SampleKey) -> Completi
     if not len(answer.tokens) == len(answer.logps) == len(answer.versions):
         counts = f"{len(answer.tokens)} tokens, {len(answer.logps)} log-probs and {len(answer.versions)} versions"
         require(sampler.engine, "generate", f"gave {counts}, expected as many of each")
-    cut_by_context = answer.stop is StopReason.LENGTH and len(talk.tokens) + len(answer.tokens) >= talk.limits.context
+    cut_by_context = (
+        answer.stop is StopReason.LENGTH
+        and len(conversation.tokens) + len(answer.tokens) >= conversation.limits.context
+    )
     return Completion(answer.tokens, answer.logps, answer.versions, StopReason.CONTEXT) if cut_by_context else answer
 
 
-def _check(sampler: Sampler, talk: Conversation, meeting: Meeting) -> None:
+def _check(sampler: Sampler, conversation: Conversation, session: ParticipantSession) -> None:
     """Compare the flat run with the template's own rendering of the conversation, and say where they part.
 
     Texts are compared, not tokens: the policy may write a text in other tokens than the tokenizer would choose. Where
     nothing followed the policy's turn, there is nothing to compare.
     """
-    if sampler.check == "off" or talk.error is not None or len(talk.rewards) < 2:
+    if sampler.check == "off" or conversation.error is not None or len(conversation.rewards) < 2:
         return
-    whole = sampler.template.rendered(meeting.messages)
-    flat = sampler.template.decode(talk.tokens)
-    if whole.startswith(flat) or (talk.stop is StopReason.STOP and flat.startswith(whole)):
+    whole = sampler.template.rendered(session.messages)
+    flat = sampler.template.decode(conversation.tokens)
+    if whole.startswith(flat) or (conversation.stop is StopReason.STOP and flat.startswith(whole)):
         return
-    talk.count("template_differs")
+    conversation.count("template_differs")
     if sampler.check == "strict":
         shorter = min(len(flat), len(whole))
         place = next((i for i in range(shorter) if flat[i] != whole[i]), shorter)
         before, here, there = flat[max(0, place - 20) : place], flat[place : place + 20], whole[place : place + 20]
-        talk.error = f"after {before!r} the conversation goes on with {here!r}, but the template renders {there!r}"
+        conversation.error = (
+            f"after {before!r} the conversation goes on with {here!r}, but the template renders {there!r}"
+        )

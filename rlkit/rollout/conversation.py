@@ -77,7 +77,7 @@ class Conversation:
             self.fail("the prompt leaves no room in the context for an answer")
 
     def budget(self, turn: int) -> int:
-        """Give how many tokens the policy may sample now, at most `turn` of them."""
+        """Return how many tokens the policy may sample now, at most `turn` of them."""
         left = [turn, self.limits.context - len(self.tokens)]
         if self.limits.tokens is not None:
             left.append(self.limits.tokens - sum(self.mask))
@@ -145,7 +145,7 @@ class Conversation:
         self.stop = stop
 
     def fail(self, error: str) -> None:
-        """End because something other than the policy went wrong; nothing is learnt from it."""
+        """End because something other than the policy went wrong; nothing is trained on it."""
         self._go(Phase.FAILED)
         self.stop, self.error = StopReason.ERROR, error
 
@@ -159,7 +159,7 @@ class Conversation:
         self.counts[what] = self.counts.get(what, 0) + 1
 
     def trajectory(self, text: str, messages: Sequence[Message] = ()) -> Trajectory:
-        """Give what became of it; `text` is the policy's last turn, `messages` are all turns."""
+        """Return what became of it; `text` is the policy's last turn, `messages` are all turns."""
         return Trajectory(
             prompt=self.prompt,
             group=self.group,

@@ -24,12 +24,12 @@ from rlkit.types import Message, SampleKey
 T = TypeVar("T")
 
 
-class PartnerError(RolloutError):
+class ParticipantError(RolloutError):
     """A user or an environment failed, which ends its conversation."""
 
 
 @dataclass
-class Partners:
+class Participants:
     """All that may answer the policy in a run; a conversation without any is one turn.
 
     Args:
@@ -50,7 +50,7 @@ class Partners:
         self.slots = {n: asyncio.Semaphore(t.concurrency) for n, t in self.tools.items() if t.concurrency is not None}
 
     def schemas(self) -> list[dict[str, Any]]:
-        """Give the tools as a chat template shows them."""
+        """Return the tools as a chat template shows them."""
         return [
             {
                 "type": "function",
@@ -60,13 +60,13 @@ class Partners:
         ]
 
     @asynccontextmanager
-    async def meet(self, conversation: Conversation, key: SampleKey) -> AsyncIterator[Meeting]:
+    async def open_session(self, conversation: Conversation, key: SampleKey) -> AsyncIterator[ParticipantSession]:
         """Open one conversation's states and close them, however it ends."""
-        meeting = Meeting(self, conversation, key)
+        session = ParticipantSession(self, conversation, key)
         try:
-            yield meeting
+            yield session
         finally:
-            await meeting.close()
+            await session.close()
 
     def close(self) -> None:
         """Free what the tools hold."""
@@ -74,11 +74,11 @@ class Partners:
             tool.close()
 
 
-class Meeting:
-    """One conversation's side of its partners."""
+class ParticipantSession:
+    """One conversation's side of its participants."""
 
-    def __init__(self, partners: Partners, conversation: Conversation, key: SampleKey) -> None:
-        self.partners = partners
+    def __init__(self, participants: Participants, conversation: Conversation, key: SampleKey) -> None:
+        self.participants = participants
         self.conversation = conversation
         self.key = key
         self.messages: list[Message] = list(conversation.prompt.messages)
@@ -91,36 +91,36 @@ class Meeting:
         """Prepare all states; an environment's first observation becomes a user's message.
 
         Raises:
-            PartnerError: The user or the environment failed.
+            ParticipantError: The user or the environment failed.
             RolloutError: A tool could not prepare its state.
         """
-        for name, tool in self.partners.tools.items():
+        for name, tool in self.participants.tools.items():
             state = self._states[name] = {}
             _, problem = await _bounded(partial(self._enter, name, "create", tool.create, state), tool.timeout)
             if problem is not None:
                 raise RolloutError(f"tool {name!r} cannot begin: {problem}")
         prompt = self.conversation.prompt
-        if (user := self.partners.interaction) is not None:
+        if (user := self.participants.interaction) is not None:
             self._started.append("interaction")
-            await _partner(user, lambda: user.start(prompt, self._user))
-        if (environment := self.partners.environment) is not None:
+            await _participant(user, lambda: user.start(prompt, self._user))
+        if (environment := self.participants.environment) is not None:
             self._started.append("environment")
             seed = SampleKey(self.key.seed, self.key.step, self.key.prompt, 0).hash()
-            observed = await _partner(environment, lambda: environment.reset(prompt, seed, self._episode), str)
+            observed = await _participant(environment, lambda: environment.reset(prompt, seed, self._episode), str)
             self.messages.append({"role": "user", "content": observed})
 
     def read(self, text: str) -> ParsedTurn:
-        """Give the calls of the policy's turn; those that it only thinks of do not count.
+        """Return the calls of the policy's turn; those that it only thinks of do not count.
 
         Raises:
-            PartnerError: The parser raised.
+            ParticipantError: The parser raised.
         """
-        if self.partners.parser is None or not self.partners.tools:
+        if self.participants.parser is None or not self.participants.tools:
             return ParsedTurn(text)
         try:
-            return self.partners.parser.parse(text.rpartition("</think>")[2])
+            return self.participants.parser.parse(text.rpartition("</think>")[2])
         except Exception as error:  # foreign code may raise anything
-            raise PartnerError(f"{type(self.partners.parser).__name__}: {explain(error)}") from error
+            raise ParticipantError(f"{type(self.participants.parser).__name__}: {explain(error)}") from error
 
     async def call(self, calls: Sequence[ToolCall]) -> list[Message]:
         """Make the calls of a turn, all at once; what goes wrong is told to the policy and counted."""
@@ -136,22 +136,22 @@ class Meeting:
         """Let the environment or the user answer the policy's turn; give the messages and whether that was all.
 
         Raises:
-            PartnerError: It failed.
+            ParticipantError: It failed.
         """
-        if (environment := self.partners.environment) is not None:
-            seen = await _partner(environment, lambda: environment.step(text, self._episode), Observation)
+        if (environment := self.participants.environment) is not None:
+            seen = await _participant(environment, lambda: environment.step(text, self._episode), Observation)
             self.conversation.reward(_number(seen.reward))
             return [{"role": "user", "content": seen.text}], seen.done
-        user = self.partners.interaction
+        user = self.participants.interaction
         if user is None:
             return [], True
-        reply = await _partner(user, lambda: user.reply(self.messages, self._user), Reply)
+        reply = await _participant(user, lambda: user.reply(self.messages, self._user), Reply)
         self.conversation.reward(_number(reply.reward))
         return _messages(user, reply.messages), reply.done
 
-    async def settle(self) -> None:
+    async def add_tool_rewards(self) -> None:
         """Ask the tools for their rewards of the whole conversation."""
-        for name, tool in self.partners.tools.items():
+        for name, tool in self.participants.tools.items():
             state = self._states[name]
             value, problem = await _bounded(partial(self._enter, name, "reward", tool.reward, state), tool.timeout)
             if problem is None:
@@ -163,12 +163,16 @@ class Meeting:
         """Release all states; what goes wrong is counted."""
         work: list[tuple[Callable[[], Awaitable[None]], float]] = []
         for name, state in self._states.items():
-            tool = self.partners.tools[name]
+            tool = self.participants.tools[name]
             work.append((partial(self._enter, name, "release", tool.release, state), tool.timeout))
-        if self.partners.interaction is not None and "interaction" in self._started:
-            work.append((partial(self.partners.interaction.finish, self._user), self.partners.interaction.timeout))
-        if self.partners.environment is not None and "environment" in self._started:
-            work.append((partial(self.partners.environment.close, self._episode), self.partners.environment.timeout))
+        if self.participants.interaction is not None and "interaction" in self._started:
+            work.append(
+                (partial(self.participants.interaction.finish, self._user), self.participants.interaction.timeout)
+            )
+        if self.participants.environment is not None and "environment" in self._started:
+            work.append(
+                (partial(self.participants.environment.close, self._episode), self.participants.environment.timeout)
+            )
         for done, timeout in work:
             _, problem = await _bounded(done, timeout)
             if problem is not None:
@@ -178,7 +182,7 @@ class Meeting:
         """Take a tool's reward; one that is no number is counted and does not count."""
         try:
             self.conversation.reward(_number(value))
-        except PartnerError:
+        except ParticipantError:
             self.conversation.count("tool_errors")
 
     def _enter(self, name: str, phase: str, method: Callable[..., Awaitable[T]], *positional: Any) -> Awaitable[T]:
@@ -199,10 +203,10 @@ class Meeting:
     async def _call(self, call: ToolCall) -> ToolReply:
         problem = call.error or self._refuse(call)
         if problem is None:
-            tool = self.partners.tools[call.name]
+            tool = self.participants.tools[call.name]
             state = self._states[call.name]
             work = partial(self._enter, call.name, "call", tool.call, call.arguments, state)
-            slot = self.partners.slots.get(call.name)
+            slot = self.participants.slots.get(call.name)
             if slot is None:
                 found, problem = await _bounded(work, tool.timeout)
             else:
@@ -215,7 +219,7 @@ class Meeting:
 
     def _refuse(self, call: ToolCall) -> str | None:
         """Say why a call cannot be made as it was written."""
-        tools = self.partners.tools
+        tools = self.participants.tools
         if call.name not in tools:
             return f"there is no tool {call.name!r}; tools: {', '.join(tools)}"
         try:
@@ -234,14 +238,14 @@ async def _bounded(work: Callable[[], Awaitable[T]], timeout: float) -> tuple[T 
         return None, str(error)
 
 
-async def _partner(
-    partner: Interaction | Environment, work: Callable[[], Awaitable[T]], expected: type | None = None
+async def _participant(
+    participant: Interaction | Environment, work: Callable[[], Awaitable[T]], expected: type | None = None
 ) -> T:
-    value, problem = await _bounded(work, partner.timeout)
+    value, problem = await _bounded(work, participant.timeout)
     if problem is None and expected is not None and not isinstance(value, expected):
         problem = f"it returned {show(value)}, expected {expected.__name__}"
     if problem is not None:
-        raise PartnerError(f"{type(partner).__name__}: {problem}")
+        raise ParticipantError(f"{type(participant).__name__}: {problem}")
     return value  # type: ignore[return-value]
 
 
@@ -249,21 +253,23 @@ def _messages(user: Interaction, given: Any) -> list[Message]:
     """Return a user's messages.
 
     Raises:
-        PartnerError: They are none.
+        ParticipantError: They are none.
     """
     known = isinstance(given, Sequence) and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in given)
     if not known:
-        raise PartnerError(f"{type(user).__name__}: it replied {show(given)}, expected messages with role and content")
+        raise ParticipantError(
+            f"{type(user).__name__}: it replied {show(given)}, expected messages with role and content"
+        )
     return list(given)
 
 
 def _number(value: Any) -> float:
-    """Give a reward as a number.
+    """Return a reward as a number.
 
     Raises:
-        PartnerError: It is none, or not finite.
+        ParticipantError: It is none, or not finite.
     """
     try:
         return as_number(value)
     except Exception as error:  # foreign objects may raise anything
-        raise PartnerError(f"a reward of {show(value)} was given, expected a finite number") from error
+        raise ParticipantError(f"a reward of {show(value)} was given, expected a finite number") from error

@@ -15,7 +15,7 @@ from rlkit.types import Score, Trajectory
 
 
 async def score(reward: RewardManager, trajectories: Sequence[Trajectory], workers: Workers) -> list[Score]:
-    """Give one score per trajectory; a failure has reward None and its error.
+    """Return one score per trajectory; a failure has reward None and its error.
 
     Raises:
         RolloutError: The reward failed and its `on_error` is `raise`.

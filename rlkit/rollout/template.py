@@ -26,7 +26,7 @@ KEPT = 1024
 
 
 @dataclass
-class Proof:
+class TemplateCheck:
     """What a template was seen to do, and what of it hurts."""
 
     facts: list[str] = field(default_factory=list)
@@ -56,7 +56,7 @@ class ChatTemplate:
         self._starts: dict[str, list[int]] = {}
 
     def start(self, messages: Sequence[Message]) -> list[int]:
-        """Give the ids with which a conversation starts, ready for the policy's turn.
+        """Return the ids with which a conversation starts, ready for the policy's turn.
 
         Raises:
             RecipeError: The template refuses the messages.
@@ -69,13 +69,13 @@ class ChatTemplate:
         return list(self._starts[key])
 
     def text(self, ids: Sequence[int], special: bool) -> str:
-        """Give what the policy said in a turn, without the token that ended it; `special` keeps special tokens."""
+        """Return what the policy said in a turn, without the token that ended it; `special` keeps special tokens."""
         said = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
         text: str = self.tokenizer.decode(said, skip_special_tokens=not special)
         return text
 
     def delta(self, messages: Sequence[Message]) -> list[int]:
-        """Give the ids of new messages after the policy's end token, ready for its next turn.
+        """Return the ids of new messages after the policy's end token, ready for its next turn.
 
         All results of a turn's calls belong into one delta, since templates merge them; each may carry the `name` and
         `tool_call_id` of its call. Where the template ends a turn with none of `stop_ids`, its own end comes first.
@@ -94,7 +94,7 @@ class ChatTemplate:
         raise errors[0]
 
     def plain(self, value: Any) -> Any:
-        """Give a message, or any value in one, without the texts of special tokens: nobody can end a turn by them."""
+        """Return a message, or any value in one, without the texts of special tokens: nobody can end a turn by them."""
         if isinstance(value, dict):
             return {key: self.plain(inner) for key, inner in value.items()}
         if isinstance(value, list):
@@ -112,47 +112,47 @@ class ChatTemplate:
         text: str = self.tokenizer.decode(ids, skip_special_tokens=False)
         return text
 
-    def prove(self) -> Proof:
+    def check(self) -> TemplateCheck:
         """Look whether turns are only appended, and whether the policy is trained on the token that ends its own."""
-        proof = Proof()
-        self._prove_end(proof)
+        found = TemplateCheck()
+        self._check_end(found)
         for what, messages in (("user", [USER]), ("tool", [{"role": "tool", "content": "7", "tool_call_id": CALL_ID}])):
             try:
                 self.delta(messages)
-                proof.facts.append(f"a {what} turn is appended to what came before")
+                found.facts.append(f"a {what} turn is appended to what came before")
             except RecipeError as error:
-                proof.warnings.append(str(error))
+                found.warnings.append(str(error))
         thought = [USER, {"role": "assistant", "content": f"<think>\nA thought.\n</think>\n\n{SAID}"}]
         alone = self._text(thought, generate=False).rpartition(SAID)[0]
         if not self._text([*thought, USER], generate=True).startswith(alone):
-            proof.warnings.append(
+            found.warnings.append(
                 "the template strips thinking from earlier turns; training keeps it, as the policy saw it"
             )
-        return proof
+        return found
 
-    def _prove_end(self, proof: Proof) -> None:
+    def _check_end(self, found: TemplateCheck) -> None:
         opened = self._text([USER], generate=True)
         closed = self._text([USER, ANSWER], generate=False)
         before, said, after = closed.rpartition(SAID)
         if not said:
-            proof.warnings.append("the template does not render an assistant's turn as it was written")
+            found.warnings.append("the template does not render an assistant's turn as it was written")
             return
         if opened != before:
-            proof.warnings.append(
+            found.warnings.append(
                 f"the generation prompt ends with {opened[-40:]!r}, but an assistant's turn is rendered after "
                 f"{before[-40:]!r}; the policy is trained on the former"
             )
         if self._stop.match(after):
-            proof.facts.append(f"an assistant's turn ends with {after.strip()!r}, on which the policy is trained")
+            found.facts.append(f"an assistant's turn ends with {after.strip()!r}, on which the policy is trained")
         else:
             ends = [self.tokenizer.decode([i]) for i in sorted(self.stop_ids)]
-            proof.warnings.append(
+            found.warnings.append(
                 f"the template goes on with {after[:40]!r} after an assistant's turn, but a turn ends with one of "
                 f"{ends}; if that is wrong, set eos_token_id in the model's generation_config.json"
             )
 
     def _addition(self, turn: Message, last: str, messages: Sequence[Message]) -> str:
-        """Give what the template adds to a stand-in's turn, from its end token on; `last` is the turn's last text."""
+        """Return what the template adds to a stand-in's turn, from its end token on; `last` is the turn's last text."""
         whole = self._text([USER, turn, *messages], generate=True)
         opening = self._text([USER], generate=False)
         alone = _past(self._text([USER, turn], generate=False), opening, last)
@@ -189,7 +189,7 @@ class ChatTemplate:
 
 
 def _past(text: str, opening: str, last: str) -> str:
-    """Give what follows the stand-in's last text, in a rendering that keeps its opening."""
+    """Return what follows the stand-in's last text, in a rendering that keeps its opening."""
     _, found, rest = text.removeprefix(opening).partition(last)
     if not text.startswith(opening) or not found:
         raise RecipeError(ANEW)
@@ -197,7 +197,7 @@ def _past(text: str, opening: str, last: str) -> str:
 
 
 def _stand_ins(messages: Sequence[Message]) -> Iterator[tuple[Message, str]]:
-    """Give turns that the messages may follow, each with its last text; the likeliest first.
+    """Return turns that the messages may follow, each with its last text; the likeliest first.
 
     Plain words come last also before results, for templates that render no calls, not these, or not so many.
     """

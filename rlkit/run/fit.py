@@ -7,7 +7,7 @@ from collections.abc import Callable
 from lightning.fabric import Fabric
 
 from rlkit.errors import RlkitError
-from rlkit.models.store import Found
+from rlkit.models.store import CheckpointRef
 from rlkit.recipe import Recipe
 from rlkit.run.folder import RunFolder
 from rlkit.run.peers import Peers
@@ -27,7 +27,7 @@ def fit(
     folder: RunFolder,
     reporter: Reporter,
     *,
-    resumed: Found | None = None,
+    resumed: CheckpointRef | None = None,
 ) -> Outcome:
     """Train to the recipe's last step.
 

@@ -24,7 +24,7 @@ PACKAGES = (DISTRIBUTION, "torch", "lightning", "transformers", "peft", "dataset
 
 
 def default_folder(recipe_name: str) -> Path:
-    """Give a folder name that is not taken: `runs/<recipe>-<time>`."""
+    """Return a folder name that is not taken: `runs/<recipe>-<time>`."""
     name = f"{recipe_name}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder, number = Path("runs") / name, 1
     while folder.exists():
@@ -68,7 +68,7 @@ class RunFolder:
         self._write("environment.json", environment(registry) | {"run_id": known or uuid.uuid4().hex[:12]})
 
     def run_id(self) -> str | None:
-        """Give the run's own name for loggers, which stays when it is resumed; None before `create`."""
+        """Return the run's own name for loggers, which stays when it is resumed; None before `create`."""
         try:
             known = json.loads((self.path / "environment.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):

@@ -24,7 +24,7 @@ class Lock:
     the process may open the file meanwhile: closing it would release the lock.
 
     Args:
-        folder: Made where it is missing.
+        folder: StepResult where it is missing.
 
     Raises:
         RecipeError: Another process holds the folder, which the message names, or it cannot be written.

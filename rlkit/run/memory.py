@@ -13,7 +13,7 @@ CLOSE = 0.9
 
 
 def rss_mb() -> float:
-    """Give the resident memory of this process in MiB; 0 where the system does not tell."""
+    """Return the resident memory of this process in MiB; 0 where the system does not tell."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:
@@ -22,12 +22,12 @@ def rss_mb() -> float:
 
 
 def peak_rss_mb() -> float:
-    """Give the largest resident memory that this process has had, in MiB."""
+    """Return the largest resident memory that this process has had, in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
 def limit_mb() -> float:
-    """Give the memory that this process may use, in MiB: the machine's, or its container's; 0 if unknown."""
+    """Return the memory that this process may use, in MiB: the machine's, or its container's; 0 if unknown."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**20]
     for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:

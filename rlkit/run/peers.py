@@ -68,7 +68,7 @@ class Peers:
         self._released = True
 
     def explain(self, error: Exception) -> Exception:
-        """Give the error itself or, where it only says that another rank is missing, one that says why it is."""
+        """Return the error itself or, where it only says that another rank is missing, one that says why it is."""
         if self.fabric.world_size == 1 or isinstance(error, RankError) or not COLLECTIVE.search(str(error)):
             return error
         deadline = time.monotonic() + PATIENCE

@@ -64,7 +64,7 @@ class Progress:
     def stalls(self, number: int, figures: Mapping[str, float]) -> bool:
         """Whether a step made no optimizer step of what should learn in it, for another reason than equal rewards."""
         critic = self.recipe.critic
-        name = "critic/steps" if critic is not None and number <= critic.alone else "update/steps"
+        name = "critic/steps" if critic is not None and number <= critic.policy_delay_steps else "update/steps"
         return not figures.get(name) and not self.quiet(number, figures)
 
     def quiet(self, number: int, figures: Mapping[str, float]) -> bool:
@@ -82,7 +82,8 @@ class Progress:
     def _warn(self, number: int) -> Iterator[str]:
         said = (
             f"{self.without_signal} steps in a row, up to step {number}, had no group with unequal rewards, so there "
-            "was nothing to learn: choose easier or harder prompts, or raise rollout.group or the sampling temperature"
+            "was nothing to learn: choose easier or harder prompts, or raise rollout.group_size or the sampling "
+            "temperature"
         )
         if self.without_signal == WITHOUT_SIGNAL:
             yield f"warning: {said}"
@@ -102,7 +103,7 @@ class Progress:
         if figures.get("update/not_finite"):
             return (
                 "no gradient was finite; the batches are in not-finite-*.safetensors of the run folder: lower "
-                "train.lr or train.max_norm"
+                "train.lr or train.max_grad_norm"
             )
         if failed := figures.get("reward/failed"):
             return (

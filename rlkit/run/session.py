@@ -16,8 +16,8 @@ from torch import Tensor
 from rlkit.distributed.fsdp2 import FSDP2
 from rlkit.errors import CheckpointError, RankError, RecipeError, TrainingError, explain, shorten
 from rlkit.models.load import save_policy
-from rlkit.models.store import Found, State, Store
-from rlkit.models.weights import whole
+from rlkit.models.store import CheckpointRef, State, Store
+from rlkit.models.weights import full_state_dict
 from rlkit.recipe import Recipe
 from rlkit.run import memory
 from rlkit.run.checkpoint.resume import load
@@ -26,13 +26,13 @@ from rlkit.run.checkpoint.write import Best, Saver, Writer
 from rlkit.run.folder import RunFolder, first_groups
 from rlkit.run.metrics_log import MetricsLog, loggers
 from rlkit.run.preflight.plan import Trial, lines, try_reward
-from rlkit.run.preflight.weight_check import prove
+from rlkit.run.preflight.weight_check import check_weights
 from rlkit.run.progress import Progress
 from rlkit.run.signals import Signals
 from rlkit.text import redact
 from rlkit.train.evaluate import evaluate
 from rlkit.train.run import Run
-from rlkit.train.step import Made, step
+from rlkit.train.step import StepResult, step
 from rlkit.types import Trajectory
 
 Figures = dict[str, float]
@@ -79,7 +79,7 @@ class Session:
     """Whether some rank was asked to end; all ranks agree on it after each step."""
     warned: bool = False
     start: float = field(default_factory=time.time)
-    troubles: Figures = field(default_factory=dict)
+    checkpoint_metrics: Figures = field(default_factory=dict)
     """What became of the last step's checkpoint, for the next line of metrics."""
 
     def open_log(self, recipe: Recipe, done: int) -> None:
@@ -91,7 +91,7 @@ class Session:
         if self.first:
             self.log = MetricsLog(self.folder.path / "metrics.jsonl", loggers(recipe.log, self.folder), done)
 
-    def train(self, run: Run, resumed: Found | None) -> None:
+    def train(self, run: Run, resumed: CheckpointRef | None) -> None:
         """Validate, make all steps, validate again.
 
         Raises:
@@ -109,16 +109,16 @@ class Session:
         while not self.stopping and self.outcome.steps < train.steps:
             number = self.outcome.steps + 1
             made = step(run, number)
-            figures = made.figures | {k: run.ranks.largest(v) for k, v in memory.figures(run.device).items()}
+            figures = made.figures | {k: run.ranks.all_reduce_max(v) for k, v in memory.figures(run.device).items()}
             self.outcome.steps = number
             self._dump(run, f"step-{number:05d}", made.rollouts.all, number)
             if every and number % every == 0 and number < train.steps:
                 figures |= {f"validation/{name}": x for name, x in self.validate(run, f"{number:05d}").items()}
-            self._log(number, figures | self.troubles)
+            self._log(number, figures | self.checkpoint_metrics)
             self.reporter.step(number, figures)
             self._watch(run, made, figures)
             self._agree(run)
-            self.troubles = saver.after(number, figures, content)
+            self.checkpoint_metrics = saver.after(number, figures, content)
         saver.end(self.outcome.steps, content)
         if self.progress.stalled and self.progress.stalled == self.outcome.steps and not self.stopping:
             raise self.progress.failure(self.outcome.steps)
@@ -129,10 +129,10 @@ class Session:
     def _agree(self, run: Run) -> None:
         """Let all ranks know whether one of them was asked to end; every rank must call this."""
         asked = self.signals is not None and self.signals.asked is not None
-        self.stopping = bool(run.ranks.largest(asked))
+        self.stopping = bool(run.ranks.all_reduce_max(asked))
 
     def validate(self, run: Run, when: str) -> Figures:
-        """Give the figures on held-out prompts, and leave the answers in the run folder."""
+        """Return the figures on held-out prompts, and leave the answers in the run folder."""
         self.reporter.note(f"validating on {len(run.data.validation)} prompts")
         trajectories, figures = evaluate(run)
         self._dump(run, f"validation-{when}", trajectories)
@@ -140,11 +140,11 @@ class Session:
 
     def save(self, run: Run, name: str) -> None:
         """Write the policy as a Hugging Face folder; all ranks take part."""
-        weights = whole(run.actor.policy, keep=self.first)
+        weights = full_state_dict(run.actor.policy, keep=self.first)
         if self.first:
             save_policy(run.actor.policy, run.tokenizer, self.folder.path / name, weights)
 
-    def _begin(self, run: Run, resumed: Found | None) -> Saver:
+    def _begin(self, run: Run, resumed: CheckpointRef | None) -> Saver:
         save, best, here = run.recipe.save, None, False
         store = Store(save.folder or str(self.folder.path / "checkpoints"))
         if resumed is not None:
@@ -157,8 +157,8 @@ class Session:
         writer = Writer(store, save, run.ranks, self.outcome.steps, best)
         self.saver = Saver(writer, self.reporter.note, self.outcome.steps if here else 0)
         self._preflight(run)
-        run.publish()
-        prove(run)
+        run.sync_weights()
+        check_weights(run)
         if resumed is not None:
             self.reporter.note(f"resumed from {resumed.place}: step {self.outcome.steps} is done")
         elif run.recipe.validates:
@@ -185,12 +185,12 @@ class Session:
         """
         for line in lines(run.data, run.ranks.count):
             self.reporter.note(line)
-        for warning in run.template.prove().warnings:
+        for warning in run.template.check().warnings:
             self.reporter.note(f"warning: {warning}")
         reward, trial = run.recipe.reward, Trial("")
         if self.first:
             trial = run.wait(try_reward(lambda t: run.score(reward, t), *run.data.examples(1)))
-        trial = run.ranks.everyone(trial)[0]
+        trial = run.ranks.gather_world(trial)[0]
         if trial.failed and run.recipe.train.require_reward:
             raise RecipeError(
                 f"{trial.text}; mend it, or set train.require_reward: false if it only works later, as a service may"
@@ -208,14 +208,14 @@ class Session:
         if (log := self.log) is not None:
             self._attempt("a step's figures", lambda: log.write(number, figures))
 
-    def _watch(self, run: Run, made: Made, figures: Figures) -> None:
+    def _watch(self, run: Run, made: StepResult, figures: Figures) -> None:
         """Keep the batch of a step whose gradient was not finite; warn of memory, and of steps that teach nothing."""
         number, share = self.outcome.steps, figures["memory/share"]
         if share > memory.CLOSE and not self.warned:
             self.warned = True
             self.reporter.note(
-                f"warning: {share:.0%} of the memory is in use; lower train.micro_tokens, rollout.group or "
-                "the engine's cache before it runs out"
+                f"warning: {share:.0%} of the memory is in use; lower train.max_tokens_per_micro_batch, "
+                "rollout.group_size or the engine's cache before it runs out"
             )
         if figures.get("update/not_finite"):
             name = f"not-finite-{number:05d}.rank{self.folder.rank}.safetensors"
@@ -226,7 +226,7 @@ class Session:
             return
         errors = made.rollouts.errors
         if self.progress.stalls(number, figures):
-            errors = sum(run.ranks.objects(errors), Counter())
+            errors = sum(run.ranks.gather_dp(errors), Counter())
         for warning in self.progress.see(number, figures, errors):
             self.reporter.note(warning)
 

@@ -125,7 +125,7 @@ def check_loss(loss: PolicyLoss) -> torch.Tensor:
 
 
 def _lose(loss: PolicyLoss, batch: Batch, log_ratio: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Give the loss [B,T] of log-probs that are so far from the old ones, and those log-probs."""
+    """Return the loss [B,T] of log-probs that are so far from the old ones, and those log-probs."""
     name = type(loss).__name__
     assert batch.old_logps is not None
     batch.advantages = torch.where(batch.group[:, None] == 0, 1.0, -1.0) * batch.mask
@@ -180,8 +180,8 @@ def check_task(task: Task) -> list[Prompt]:
 def check_filter(group_filter: GroupFilter) -> None:
     """Check that a filter says True or False of any scored group, and that its tries can be counted."""
     name = type(group_filter).__name__
-    if group_filter.tries < 0:
-        raise AssertionError(f"{name}.tries is {group_filter.tries}, expected 0 or more")
+    if group_filter.max_refills < 0:
+        raise AssertionError(f"{name}.tries is {group_filter.max_refills}, expected 0 or more")
     for rewards in ((1.0, 0.0), (0.0, 0.0), (1.0,)):
         group = [example_trajectory("#### 4") for _ in rewards]
         for trajectory, reward in zip(group, rewards, strict=True):

@@ -58,7 +58,7 @@ def check(name: str, part: AdvantageEstimator | PolicyLoss) -> None:
 
 
 def advantages(estimator: AdvantageEstimator) -> torch.Tensor:
-    """Give the advantages [7] that an estimator gives the answers."""
+    """Return the advantages [7] that an estimator gives the answers."""
     width = max(LENGTHS)
     mask = torch.arange(width) < torch.tensor(LENGTHS)[:, None]
     rewards = torch.zeros(len(REWARDS), width)
@@ -70,7 +70,7 @@ def advantages(estimator: AdvantageEstimator) -> torch.Tensor:
 
 
 def losses(loss: PolicyLoss) -> torch.Tensor:
-    """Give the losses [5] of the tokens, each a sequence of its own."""
+    """Return the losses [5] of the tokens, each a sequence of its own."""
     log_ratios, signs = (torch.tensor(column)[:, None] for column in zip(*TOKENS, strict=True))
     mask = torch.ones(len(TOKENS), 1, dtype=torch.bool)
     batch = _batch(mask, torch.zeros(len(TOKENS), 1), torch.arange(len(TOKENS)))

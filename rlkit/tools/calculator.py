@@ -52,7 +52,7 @@ class Calculator(Tool):
 
 
 def evaluate(expression: str) -> float:
-    """Give the value of an expression.
+    """Return the value of an expression.
 
     Raises:
         ValueError: It is none; the message says what was expected.

@@ -18,7 +18,7 @@ from rlkit.ops.random import permutation
 from rlkit.parsers.detect import detect
 from rlkit.recipe import Recipe
 from rlkit.registry import calling, require
-from rlkit.rollout.participants import Partners
+from rlkit.rollout.participants import Participants
 from rlkit.rollout.template import USER, ChatTemplate
 from rlkit.types import Prompt
 
@@ -36,15 +36,15 @@ class Data:
     longest: int = 0
     """Tokens of the longest prompt that the run will use."""
 
-    partners: Partners = field(default_factory=Partners)
+    participants: Participants = field(default_factory=Participants)
 
     @cached_property
     def template(self) -> ChatTemplate:
-        """Renders conversations, the tools of the partners included."""
-        return ChatTemplate(self.tokenizer, self.stop_ids, self.partners.schemas())
+        """Renders conversations, the tools of the participants included."""
+        return ChatTemplate(self.tokenizer, self.stop_ids, self.participants.schemas())
 
-    def meet(self) -> None:
-        """Let the policy's partners take part: their tools are bound by now, and say what they can do.
+    def bind_tools(self) -> None:
+        """Let the policy's participants take part: their tools are bound by now, and say what they can do.
 
         Raises:
             RecipeError: No parser is known for the calls of this model, its template cannot go on after a turn, or a
@@ -60,7 +60,7 @@ class Data:
                     "parser: HermesParser, or another"
                 )
             parser = found()
-        self.partners = Partners(recipe.tools or {}, parser, recipe.interaction, recipe.environment)
+        self.participants = Participants(recipe.tools or {}, parser, recipe.interaction, recipe.environment)
         self.__dict__.pop("template", None)
         if recipe.tools:
             self.template.delta([{"role": "tool", "content": "7", "name": next(iter(recipe.tools))}])
@@ -69,7 +69,7 @@ class Data:
             self.template.delta([USER])
 
     def slots(self, step: int) -> list[int]:
-        """Give the rows of a step (the first is step 1), in an order that depends on the seed alone.
+        """Return the rows of a step (the first is step 1), in an order that depends on the seed alone.
 
         Each epoch is a permutation of all rows; a step may span two.
         """
@@ -80,7 +80,7 @@ class Data:
         ]
 
     def prompts(self, step: int) -> list[tuple[int, Prompt]]:
-        """Give the prompts of a step with their place in it, those that do not fit left out."""
+        """Return the prompts of a step with their place in it, those that do not fit left out."""
         task = self.recipe.task
         chosen = [(slot, make_prompt(task, self.train, row)) for slot, row in enumerate(self.slots(step))]
         return [(slot, prompt) for slot, prompt in chosen if self.fits(prompt)]
@@ -96,7 +96,7 @@ class Data:
             prompt = make_prompt(self.recipe.task, self.train, (first + extra) % len(self.train))
             if self.length(prompt) < self.context:
                 return prompt
-        raise RecipeError("no spare prompt fits the context; set rollout.filter.tries to 0")
+        raise RecipeError("no spare prompt fits the context; set rollout.filter.max_refills to 0")
 
     def fits(self, prompt: Prompt) -> bool:
         """Whether the context has room for an answer; always, unless the recipe skips long prompts."""

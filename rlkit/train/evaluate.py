@@ -42,7 +42,7 @@ def evaluate(run: Run) -> tuple[list[Trajectory], dict[str, float]]:
 
 
 def _answer(run: Run, sampling: Sampling, samples: int, prefix: str) -> tuple[list[Trajectory], dict[str, float]]:
-    prompts = run.share_out(list(enumerate(run.data.validation)))
+    prompts = run.shard_for_rank(list(enumerate(run.data.validation)))
     sampler = run.sampler(sampling, samples, STEP)
     trajectories = run.sample(collect(sampler, prompts, lambda group: finish(run, group)))
     meter = Meter()

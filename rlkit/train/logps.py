@@ -16,7 +16,7 @@ from rlkit.types import Batch, PolicyOutput
 
 
 @torch.no_grad()
-def judge(run: Run, batch: Batch) -> None:
+def compute_logps(run: Run, batch: Batch) -> None:
     """Fill what the recipe needs of `trainer_logps`, `old_logps`, `ref_logps` and `values`; rewards may be missing."""
     recipe = run.recipe
     if recipe.needs_old_logps:
@@ -27,9 +27,11 @@ def judge(run: Run, batch: Batch) -> None:
         batch.old_logps = batch.rollout_logps
     if (reference := run.reference) is not None:
         temperature = recipe.rollout.sampling.temperature
-        [batch.ref_logps] = piecewise(run, batch, lambda tokens, mask: (reference.logps(tokens, mask, temperature),))
+        [batch.ref_logps] = forward_in_micro_batches(
+            run, batch, lambda tokens, mask: (reference.logps(tokens, mask, temperature),)
+        )
     if run.critic is not None:
-        [batch.values] = piecewise(run, batch, lambda tokens, mask: (run.value_model(tokens, mask),))
+        [batch.values] = forward_in_micro_batches(run, batch, lambda tokens, mask: (run.value_model(tokens, mask),))
 
 
 def correct(run: Run, batch: Batch, meter: Meter) -> None:
@@ -52,7 +54,7 @@ def correct(run: Run, batch: Batch, meter: Meter) -> None:
 
 
 @torch.no_grad()
-def piecewise(
+def forward_in_micro_batches(
     run: Run, batch: Batch, compute: Callable[[Tensor, Tensor], Sequence[Tensor]], count: int = 1
 ) -> list[Tensor]:
     """Compute `count` tensors [B,T] f32 from tokens and mask over micro-batches, in the trainer's precision.
@@ -60,8 +62,8 @@ def piecewise(
     Ranks make the same number of passes.
     """
     found = [torch.zeros_like(batch.rollout_logps) for _ in range(count)]
-    for rows in rounds(run, batch, range(len(batch))):
-        _, tokens, mask = take(run, batch, rows)
+    for rows in aligned_micro_batches(run, batch, range(len(batch))):
+        _, tokens, mask = select_rows(run, batch, rows)
         with run.autocast():
             pieces = compute(tokens, mask)
         for whole, piece in zip(found, pieces if rows else (), strict=bool(rows)):
@@ -69,15 +71,15 @@ def piecewise(
     return found
 
 
-def rounds(run: Run, batch: Batch, rows: Sequence[int]) -> list[list[int]]:
+def aligned_micro_batches(run: Run, batch: Batch, rows: Sequence[int]) -> list[list[int]]:
     """Divide rows into micro-batches, as many on every rank: some ranks make their last passes without rows."""
     lengths: list[int] = batch.attention[list(rows)].sum(-1).tolist()
-    micros = [[rows[i] for i in part] for part in micro_batches(lengths, run.recipe.train.micro_tokens)]
-    return micros + [[]] * (int(run.ranks.largest(len(micros))) - len(micros))
+    micros = [[rows[i] for i in part] for part in micro_batches(lengths, run.recipe.train.max_tokens_per_micro_batch)]
+    return micros + [[]] * (int(run.ranks.all_reduce_max(len(micros))) - len(micros))
 
 
-def take(run: Run, batch: Batch, rows: Sequence[int]) -> tuple[Batch, Tensor, Tensor]:
-    """Give some rows with their tokens and mask; for no rows, tokens that keep a sharded module's ranks in step."""
+def select_rows(run: Run, batch: Batch, rows: Sequence[int]) -> tuple[Batch, Tensor, Tensor]:
+    """Return some rows with their tokens and mask; for no rows, tokens that keep a sharded module's ranks in step."""
     part = batch.rows(torch.tensor(rows, dtype=torch.long, device=run.device))
     if rows:
         return part, part.tokens, part.mask
@@ -85,9 +87,11 @@ def take(run: Run, batch: Batch, rows: Sequence[int]) -> tuple[Batch, Tensor, Te
 
 
 def policy_logps(run: Run, batch: Batch) -> PolicyOutput:
-    """Give the current policy's log-probs, entropies and sums of squares, each [B,T] f32."""
+    """Return the current policy's log-probs, entropies and sums of squares, each [B,T] f32."""
     temperature = run.recipe.rollout.sampling.temperature
-    return PolicyOutput(*piecewise(run, batch, lambda tokens, mask: run.actor(tokens, mask, temperature), count=3))
+    return PolicyOutput(
+        *forward_in_micro_batches(run, batch, lambda tokens, mask: run.actor(tokens, mask, temperature), count=3)
+    )
 
 
 def measure_gap(run: Run, batch: Batch, meter: Meter) -> None:

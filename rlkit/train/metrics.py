@@ -36,9 +36,9 @@ class Meter:
         self._maxima[name] = max(float(value), self._maxima.get(name, float("-inf")))
 
     def result(self, ranks: Ranks) -> dict[str, float]:
-        """Give all figures over all ranks; every rank must call this."""
+        """Return all figures over all ranks; every rank must call this."""
         total = Meter()
-        for sums, maxima in ranks.objects((dict(self._sums), self._maxima)):
+        for sums, maxima in ranks.gather_dp((dict(self._sums), self._maxima)):
             for name, (value, weight) in sums.items():
                 total._sums[name][0] += value
                 total._sums[name][1] += weight

@@ -21,7 +21,7 @@ def make_optimizer(module: nn.Module, section: Train | Critic) -> torch.optim.Op
 
 
 def learning_rate(section: Train | Critic, step: int, steps: int) -> float:
-    """Give the rate of a step (the first is 1) out of `steps`: a linear warm-up, then the schedule."""
+    """Return the rate of a step (the first is 1) out of `steps`: a linear warm-up, then the schedule."""
     if step <= section.warmup_steps:
         return section.lr * step / (section.warmup_steps + 1)
     if section.schedule == "constant":

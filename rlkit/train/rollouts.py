@@ -12,7 +12,7 @@ from rlkit.interfaces import outputs
 from rlkit.interfaces.advantage import Needs
 from rlkit.interfaces.filter import GroupFilter
 from rlkit.registry import calling, require
-from rlkit.rollout.collect import Gauge, Sampler, collect
+from rlkit.rollout.collect import BusyTimer, Sampler, collect
 from rlkit.train.balance import plan
 from rlkit.train.metrics import Meter
 from rlkit.train.run import Run
@@ -21,33 +21,33 @@ from rlkit.types import Prompt, Sampling, StopReason, Trajectory
 
 @dataclass
 class Rollouts:
-    """A step's trajectories: all of them, those that may be learnt from, and what is still being scored.
+    """A step's trajectories: all of them, those that may be trained on, and what is still being scored.
 
-    `played` were sampled on this rank, `learnt` are what this rank learns from: the same, unless ranks share the work.
+    `sampled` were sampled on this rank, `train_on` is what this rank trains on: the same, unless ranks share the work.
     `greedy` holds the reward of a greedy answer by group, where the estimator asks for it; `errors` counts the texts of
     what failed on this rank.
     """
 
     all: list[Trajectory] = field(default_factory=list)
-    played: list[Trajectory] = field(default_factory=list)
-    learnt: list[Trajectory] = field(default_factory=list)
-    routes: list[list[int]] = field(default_factory=list)
+    sampled: list[Trajectory] = field(default_factory=list)
+    train_on: list[Trajectory] = field(default_factory=list)
+    dispatch: list[list[int]] = field(default_factory=list)
     greedy: dict[int, float] | None = None
     scoring: list[asyncio.Task[None]] = field(default_factory=list)
     errors: Counter[str] = field(default_factory=Counter)
 
 
 def sample(run: Run, number: int, meter: Meter) -> Rollouts:
-    """Sample this rank's prompts; with a filter, score them and fill dropped places as often as it tries.
+    """Sample this rank's prompts; with a filter, score them and fill dropped places as often as it max_refills.
 
-    Without a filter, scoring goes on in the workers when this returns; `settle` waits for it.
+    Without a filter, scoring goes on in the workers when this returns; `await_scores` waits for it.
     """
     rollouts = Rollouts(greedy={} if Needs.GREEDY in run.recipe.advantage.needs else None)
-    prompts = run.share_out(run.data.prompts(number))
+    prompts = run.shard_for_rank(run.data.prompts(number))
     run.sample(_sample(run, prompts, number, rollouts, meter))
-    rollouts.routes = plan(run.ranks, rollouts.played, meter)
-    moved = run.ranks.exchange([[rollouts.played[i] for i in route] for route in rollouts.routes])
-    rollouts.learnt = run.ranks.share(moved)
+    rollouts.dispatch = plan(run.ranks, rollouts.sampled, meter)
+    moved = run.ranks.exchange([[rollouts.sampled[i] for i in route] for route in rollouts.dispatch])
+    rollouts.train_on = run.ranks.broadcast_tp(moved)
     return rollouts
 
 
@@ -55,23 +55,23 @@ async def _sample(
     run: Run, prompts: Sequence[tuple[int, Prompt]], number: int, rollouts: Rollouts, meter: Meter
 ) -> None:
     chosen = run.recipe.rollout.filter
-    for attempt in range(1 + (0 if chosen is None else chosen.tries)):
+    for attempt in range(1 + (0 if chosen is None else chosen.max_refills)):
         found = await _play(run, prompts, (number, attempt), rollouts, meter)
         rollouts.all += found
         if chosen is None:
-            rollouts.played = [t for t in found if t.error is None]
+            rollouts.sampled = [t for t in found if t.error is None]
             break
         await _all(rollouts.scoring)
         dropped = _filter(chosen, found, rollouts, meter)
         if not dropped:
             break
-        if attempt < chosen.tries:
+        if attempt < chosen.max_refills:
             prompts = [(group, run.data.spare(number, attempt, group)) for group in dropped]
             meter.count("filter/refilled", len(prompts))
 
 
-def settle(run: Run, rollouts: Rollouts, meter: Meter) -> list[int]:
-    """Wait for the scores; give the places in `learnt` of the trajectories to learn from.
+def await_scores(run: Run, rollouts: Rollouts, meter: Meter) -> list[int]:
+    """Wait for the scores; give the places in `train_on` of the trajectories to learn from.
 
     Whole groups in which a reward failed, or the greedy answer's did, are left out and counted.
     """
@@ -79,19 +79,19 @@ def settle(run: Run, rollouts: Rollouts, meter: Meter) -> list[int]:
     describe(rollouts.all, meter)
     rollouts.errors = Counter(error for t in rollouts.all if (error := t.error or (t.score and t.score.error)))
     failed = {t.group for t in rollouts.all if t.error is None and unscored(t)}
-    usable = set(rollouts.greedy) if rollouts.greedy is not None else {t.group for t in rollouts.played}
+    usable = set(rollouts.greedy) if rollouts.greedy is not None else {t.group for t in rollouts.sampled}
     usable -= failed
     greedy = rollouts.greedy or {}
-    known = [(t.score, greedy.get(t.group)) if t.group in usable else None for t in rollouts.played]
-    settled = run.ranks.share(run.ranks.exchange([[known[i] for i in route] for route in rollouts.routes]))
-    sampled = {id(t) for t in rollouts.played}
-    rollouts.all = [t for t in rollouts.all if id(t) not in sampled] + rollouts.learnt
-    for trajectory, found in zip(rollouts.learnt, settled, strict=True):
+    known = [(t.score, greedy.get(t.group)) if t.group in usable else None for t in rollouts.sampled]
+    scores = run.ranks.broadcast_tp(run.ranks.exchange([[known[i] for i in route] for route in rollouts.dispatch]))
+    sampled = {id(t) for t in rollouts.sampled}
+    rollouts.all = [t for t in rollouts.all if id(t) not in sampled] + rollouts.train_on
+    for trajectory, found in zip(rollouts.train_on, scores, strict=True):
         if found is not None:
             trajectory.score, answer = found
             if rollouts.greedy is not None and answer is not None:
                 rollouts.greedy[trajectory.group] = answer
-    return [i for i, found in enumerate(settled) if found is not None]
+    return [i for i, found in enumerate(scores) if found is not None]
 
 
 async def _all(tasks: list[asyncio.Task[None]]) -> None:
@@ -110,7 +110,7 @@ async def _play(
         for group, _ in prompts:
             greedy.pop(group, None)  # of the prompt whose place another has taken
 
-    gauge, start = Gauge(), time.perf_counter()
+    gauge, start = BusyTimer(), time.perf_counter()
 
     def sampler(sampling: Sampling, samples: int) -> Sampler:
         return run.sampler(sampling, samples, number, attempt=attempt, gauge=gauge)
@@ -126,7 +126,7 @@ async def _play(
         if group and group[0].reward is not None and greedy is not None:
             greedy[group[0].group] = group[0].reward
 
-    sampled = collect(sampler(rollout.sampling, rollout.group), prompts, score_group)
+    sampled = collect(sampler(rollout.sampling, rollout.group_size), prompts, score_group)
     if greedy is None:
         trajectories = await sampled
     else:
@@ -159,12 +159,12 @@ def describe(trajectories: Sequence[Trajectory], meter: Meter) -> None:
     meter.count("reward/groups_dropped", len({t.group for t in missing}))
     meter.count("rollout/tokens", sum(t.response_length for t in trajectories))
     meter.means("rollout/length", [t.response_length for t in trajectories])
-    meter.means("talk/turns", [len(t.turn_rewards) for t in trajectories])
+    meter.means("conversation/turns", [len(t.turn_rewards) for t in trajectories])
     meter.means("rollout/stopped", [t.stop is StopReason.STOP for t in trajectories])
     for trajectory in trajectories:
         meter.max("rollout/length_max", trajectory.response_length)
         for name, count in trajectory.counts.items():
-            meter.count(f"talk/{name}", count)
+            meter.count(f"conversation/{name}", count)
         if trajectory.score is not None and trajectory.reward is not None:
             meter.mean("reward/mean", trajectory.reward)
             for name, value in trajectory.score.parts.items():
@@ -180,7 +180,7 @@ def _filter(chosen: GroupFilter, found: Sequence[Trajectory], rollouts: Rollouts
     scored = {g: members for g, members in groups.items() if not any(map(unscored, members))}
     dropped = [g for g, members in scored.items() if not _keeps(chosen, members)]
     meter.means("filter/dropped", [float(g in dropped) for g in scored])
-    rollouts.played += [t for g, members in scored.items() if g not in dropped for t in members]
+    rollouts.sampled += [t for g, members in scored.items() if g not in dropped for t in members]
     return dropped
 
 

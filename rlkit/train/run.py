@@ -14,7 +14,7 @@ from lightning.fabric import Fabric
 from torch import Tensor, nn
 
 from rlkit.distributed.fsdp2 import FSDP2, checkpoint_activations, make_fabric, unsharded
-from rlkit.distributed.offload import Resting, free_cached
+from rlkit.distributed.offload import HostOffload, free_cached
 from rlkit.distributed.ranks import Ranks
 from rlkit.interfaces.reward import RewardManager
 from rlkit.models.actor import Actor
@@ -26,7 +26,7 @@ from rlkit.models.reference import Reference
 from rlkit.models.weights import PolicyWeights
 from rlkit.recipe import Recipe
 from rlkit.registry import calling
-from rlkit.rollout.collect import Gauge, Sampler
+from rlkit.rollout.collect import BusyTimer, Sampler
 from rlkit.rollout.conversation import Limits
 from rlkit.rollout.scoring import score
 from rlkit.rollout.template import ChatTemplate
@@ -54,12 +54,12 @@ def fabric_for(recipe: Recipe) -> Fabric:
     return make_fabric(recipe.fabric, recipe.train.deadline)
 
 
-class Trained(NamedTuple):
+class TrainableModule(NamedTuple):
     """A module that learns, as Fabric wraps it, with its optimizer."""
 
     module: Any
     optimizer: Any
-    max_norm: float
+    max_grad_norm: float
 
 
 class Run:
@@ -81,8 +81,8 @@ class Run:
         self._awake = False
         self._runner = asyncio.Runner()
         self._runner.get_loop().set_exception_handler(_quiet_interrupts)
-        processors = max(1, (os.cpu_count() or 1) // fabric.world_size)
-        self._workers = Workers(recipe.reward.concurrency or min(4, processors))
+        CPUs = max(1, (os.cpu_count() or 1) // fabric.world_size)
+        self._workers = Workers(recipe.reward.concurrency or min(4, CPUs))
         self._empty = isinstance(fabric.strategy, FSDP2) and fabric.global_rank > 0
         self.actor = Actor(load_policy(recipe.model, recipe.train.seed, self._empty, frozen=not training))
         if training:
@@ -92,14 +92,14 @@ class Run:
         for part in recipe.parts():
             with calling(part, "bind"):
                 part.bind(self)
-        data.meet()
+        data.bind_tools()
         self._resting = self._rest() if training and recipe.train.offload_during_rollout else None
 
     def _prepare_training(self) -> None:
         recipe = self.recipe
         train = recipe.train
         self.trained = self._set_up(self.actor, train)
-        self.critic: Trained | None = None
+        self.critic: TrainableModule | None = None
         if recipe.critic is not None:
             model = replace(recipe.model, path=recipe.critic.path or recipe.model.path, lora=recipe.critic.lora)
             self.value_model = ValueModel(load_backbone(model, train.seed, self._empty))
@@ -111,23 +111,23 @@ class Run:
         self.kl_penalty = None if recipe.kl_reward is None else KLPenalty(recipe.kl_reward)
         self.shaper = None if recipe.shaping is None else RewardShaper(recipe.shaping)
 
-    def _rest(self) -> Resting:
-        """Give what no rollout needs: optimizers, critic and reference; the policy too, if the engine has its own."""
+    def _rest(self) -> HostOffload:
+        """Return what no rollout needs: optimizers, critic and reference; the policy too, if the engine has its own."""
         trained = [t for t in (self.trained, self.critic) if t is not None]
         modules: list[nn.Module] = [self.value_model] if self.critic is not None else []
         if self.reference is not None and not self.reference.shared:
             modules.append(self.reference.actor)
         if not self.recipe.rollout.engine.reads_policy:
             modules.append(self.actor)
-        return Resting(modules, [t.optimizer.optimizer for t in trained], self.device)
+        return HostOffload(modules, [t.optimizer.optimizer for t in trained], self.device)
 
-    def _set_up(self, module: nn.Module, section: Train | Critic) -> Trained:
+    def _set_up(self, module: nn.Module, section: Train | Critic) -> TrainableModule:
         if self.recipe.train.checkpoint_activations:
             checkpoint_activations(module)
         wrapped = self.fabric.setup_module(module)
         self._call_once(module)
         optimizer = self.fabric.setup_optimizers(make_optimizer(module, section))
-        return Trained(wrapped, optimizer, section.max_norm)
+        return TrainableModule(wrapped, optimizer, section.max_grad_norm)
 
     def _place(self, module: nn.Module) -> None:
         """Put a module that does not learn on the device, sharded where the strategy shards."""
@@ -142,7 +142,7 @@ class Run:
         """Let a sharded module find out that it is the root, before anybody calls what is inside."""
         if isinstance(self.fabric.strategy, FSDP2):
             if isinstance(module, Actor):  # the first rank's was loaded with its weights, and has been probed
-                module.chunked = bool(self.ranks.largest(module.chunked))
+                module.chunked = bool(self.ranks.all_reduce_max(module.chunked))
             tokens = torch.zeros(1, 2, dtype=torch.long, device=self.fabric.device)
             module(tokens, tokens.bool())
 
@@ -177,7 +177,7 @@ class Run:
         return unsharded(self.actor)
 
     def reduce(self, x: Tensor) -> Tensor:
-        return self.ranks.sum(x)
+        return self.ranks.all_reduce_sum(x)
 
     def gather(self, x: Tensor) -> Tensor:
         return self.ranks.gather(x)
@@ -188,10 +188,10 @@ class Run:
         return self.data.template
 
     def sampler(
-        self, sampling: Sampling, samples: int, step: int, *, attempt: int = 0, gauge: Gauge | None = None
+        self, sampling: Sampling, samples: int, step: int, *, attempt: int = 0, gauge: BusyTimer | None = None
     ) -> Sampler:
-        """Give what the conversations of a step have in common."""
-        recipe, talk = self.recipe, self.recipe.conversation or Conversation()
+        """Return what the conversations of a step have in common."""
+        recipe, conversation = self.recipe, self.recipe.conversation or Conversation()
         several = recipe.tools or recipe.interaction or recipe.environment
         return Sampler(
             recipe.rollout.engine,
@@ -201,11 +201,11 @@ class Run:
             recipe.train.seed,
             step,
             attempt,
-            self.data.partners,
-            Limits(talk.turns if several else 1, talk.tokens, talk.tool_calls, self.context),
-            talk.seconds if several else None,
-            talk.check,
-            gauge or Gauge(),
+            self.data.participants,
+            Limits(conversation.turns if several else 1, conversation.tokens, conversation.tool_calls, self.context),
+            conversation.seconds if several else None,
+            conversation.check,
+            gauge or BusyTimer(),
         )
 
     def sample(self, work: Coroutine[Any, Any, T]) -> T:
@@ -230,8 +230,8 @@ class Run:
                 stack.enter_context(self._resting.off_device())
             elif not engine.reads_policy:
                 free_cached(self.device)
-            if self.ranks.largest(engine.needs_weights):
-                self.wait(self._give())
+            if self.ranks.all_reduce_max(engine.needs_weights):
+                self.wait(self._sync())
             stack.enter_context(engine.awake())
             stack.callback(setattr, self, "_awake", False)
             self._awake = True
@@ -249,12 +249,12 @@ class Run:
                     task.result()
                 if not await self.ranks.any(engine.needs_weights):
                     return await task
-                await self._give()
+                await self._sync()
         finally:
             task.cancel()
 
-    def share_out(self, items: Sequence[T]) -> Sequence[T]:
-        """Give the items that this rank samples: every n-th of them; none where another samples for it."""
+    def shard_for_rank(self, items: Sequence[T]) -> Sequence[T]:
+        """Return the items that this rank samples: every n-th of them; none where another samples for it."""
         return items[self.ranks.index :: self.ranks.count] if self.ranks.lead else []
 
     async def work(self, function: Callable[[Any], Any], argument: Any, timeout: float) -> Any:
@@ -267,30 +267,30 @@ class Run:
         """Run asynchronous work on the run's event loop."""
         return self._runner.run(work)
 
-    def publish(self) -> None:
-        """Give the engine the weights, under the current version; all ranks must call this.
+    def sync_weights(self) -> None:
+        """Return the engine the weights, under the current version; all ranks must call this.
 
         One that must be given them before it samples anyway waits until then: its memory may be the trainer's now.
         """
-        if not self.ranks.largest(self.recipe.rollout.engine.needs_weights):
-            self.wait(self._give())
+        if not self.ranks.all_reduce_max(self.recipe.rollout.engine.needs_weights):
+            self.wait(self._sync())
 
-    async def _give(self) -> None:
+    async def _sync(self) -> None:
         with nullcontext() if self._resting is None else self._resting.back(self.actor):
             await self.recipe.rollout.engine.sync(PolicyWeights(self.actor.policy), self.version)
 
-    def follow(self, number: int) -> None:
+    def update_ema_and_reference(self, number: int) -> None:
         """After a step, let the averaged weights and the reference follow the policy."""
         if self.average is not None:
             self.average.update()
         section = self.recipe.reference
         if section is not None and self.reference is not None and number % section.refresh_every == 0:
-            self.reference.follow(self.actor, section.mix)
+            self.reference.update(self.actor, section.mix)
 
     def close(self) -> None:
         """Free what the run holds."""
         self.recipe.rollout.engine.close()
-        self.data.partners.close()
+        self.data.participants.close()
         self._workers.close()
         # what is still on its way is cancelled, and nobody needs to hear of it
         self._runner.get_loop().set_exception_handler(lambda *_: None)

@@ -25,7 +25,7 @@ class KLPenalty:
         """Change `batch.token_rewards`; give the divergence and the coefficient that was used."""
         assert batch.trainer_logps is not None
         assert batch.ref_logps is not None
-        penalty = kl.estimate(batch.trainer_logps, batch.ref_logps, self.section.kind) * batch.mask
+        penalty = kl.estimate(batch.trainer_logps, batch.ref_logps, self.section.estimator) * batch.mask
         batch.token_rewards = batch.token_rewards - self.coef * penalty
         per_row = masked_sum(penalty, batch.mask, -1) / batch.mask.sum(-1).clamp(min=1)
         rows = batch.mask.any(-1)

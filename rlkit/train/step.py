@@ -15,58 +15,58 @@ from rlkit.ops.groups import group_stats
 from rlkit.ops.masked import masked_mean
 from rlkit.registry import calling, require
 from rlkit.rollout.collate import add_rewards, collate
-from rlkit.train.logps import correct, judge, measure_gap
+from rlkit.train.logps import compute_logps, correct, measure_gap
 from rlkit.train.metrics import Meter
 from rlkit.train.optim import learning_rate, set_learning_rate
-from rlkit.train.rollouts import Rollouts, sample, settle
+from rlkit.train.rollouts import Rollouts, await_scores, sample
 from rlkit.train.run import Run
-from rlkit.train.update import learn
+from rlkit.train.update import update_models
 from rlkit.types import Batch, Trajectory
 
 
-class Made(NamedTuple):
-    """What a step made: its rollouts, the batch that was learnt from, and figures."""
+class StepResult(NamedTuple):
+    """What a step made: its rollouts, the batch that was trained on, and figures."""
 
     rollouts: Rollouts
     batch: Batch
     figures: dict[str, float]
 
 
-def step(run: Run, number: int) -> Made:
+def step(run: Run, number: int) -> StepResult:
     """Make one step of training; the first is 1."""
     meter = Meter()
     with _timed(meter, "sample"):
         rollouts = sample(run, number, meter)
-    batch = collate(rollouts.learnt).to(run.device)
-    with _timed(meter, "judge"):
-        judge(run, batch)
+    batch = collate(rollouts.train_on).to(run.device)
+    with _timed(meter, "logps"):
+        compute_logps(run, batch)
     with _timed(meter, "score"):
-        places = settle(run, rollouts, meter)
-    kept = [rollouts.learnt[i] for i in places]
+        places = await_scores(run, rollouts, meter)
+    kept = [rollouts.train_on[i] for i in places]
     batch = batch.rows(torch.tensor(places, dtype=torch.long, device=run.device))
     add_rewards(batch, kept)
     if rollouts.greedy is not None:
         batch.greedy_rewards = torch.tensor([rollouts.greedy[t.group] for t in kept], device=run.device)
-    shape(run, batch, meter)
+    shape_rewards(run, batch, meter)
     estimate(run, batch, meter)
-    note_credit(kept, batch)
+    attach_advantages(kept, batch)
     schedule(run, number, meter)
-    with _timed(meter, "learn"):
-        learn(run, batch, number, meter)
-        run.follow(number)
-    with _timed(meter, "publish"):
+    with _timed(meter, "update"):
+        update_models(run, batch, number, meter)
+        run.update_ema_and_reference(number)
+    with _timed(meter, "sync"):
         run.version += 1
-        run.publish()
+        run.sync_weights()
     describe(run, batch, meter)
     meter.max("version", run.version)
     for name, gauge in run.recipe.rollout.engine.health().items():
         meter.max(f"engine/{name}", gauge)
-    figures = run.ranks.share(meter.result(run.ranks))  # ranks of a tensor-parallel group decide alike by them
+    figures = run.ranks.broadcast_tp(meter.result(run.ranks))  # ranks of a tensor-parallel group decide alike by them
     figures["time/tokens_per_second"] = figures.get("rollout/tokens", 0.0) / max(figures["time/sample"], 1e-9)
-    return Made(rollouts, batch, figures)
+    return StepResult(rollouts, batch, figures)
 
 
-def shape(run: Run, batch: Batch, meter: Meter) -> None:
+def shape_rewards(run: Run, batch: Batch, meter: Meter) -> None:
     """Correct for the engine's mismatch, shape the rewards, and take KL off them."""
     correct(run, batch, meter)
     if run.shaper is not None:
@@ -93,7 +93,7 @@ def estimate(run: Run, batch: Batch, meter: Meter) -> None:
         require(estimator, "estimate", "left batch.returns unset, which the critic learns from")
 
 
-def note_credit(trajectories: Sequence[Trajectory], batch: Batch) -> None:
+def attach_advantages(trajectories: Sequence[Trajectory], batch: Batch) -> None:
     """Leave what was made of each trajectory with it, for the run folder."""
     known = {"advantages": batch.advantages, "values": batch.values, "greedy_reward": batch.greedy_rewards}
     for name, tensor in known.items():
@@ -127,7 +127,7 @@ def describe(run: Run, batch: Batch, meter: Meter) -> None:
 
 
 def explained_variance(values: Tensor, returns: Tensor) -> Tensor:
-    """Give 1 - var(returns - values) / (var(returns) + 1e-5) of [N] tokens."""
+    """Return 1 - var(returns - values) / (var(returns) + 1e-5) of [N] tokens."""
     return 1 - (returns - values).var() / (returns.var() + 1e-5)
 
 

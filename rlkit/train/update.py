@@ -14,9 +14,9 @@ from rlkit.ops import aggregate, kl
 from rlkit.ops.masked import masked_mean, masked_sum
 from rlkit.ops.random import permutation
 from rlkit.registry import calling, require
-from rlkit.train.logps import policy_logps, rounds, take
+from rlkit.train.logps import aligned_micro_batches, policy_logps, select_rows
 from rlkit.train.metrics import Meter
-from rlkit.train.run import Run, Trained
+from rlkit.train.run import Run, TrainableModule
 from rlkit.types import Batch, LossOutput, PolicyOutput
 
 
@@ -34,7 +34,7 @@ class Update(NamedTuple):
     loss: float
 
 
-def learn(run: Run, batch: Batch, number: int, meter: Meter) -> None:
+def update_models(run: Run, batch: Batch, number: int, meter: Meter) -> None:
     """Take `epochs * minibatches` optimizer steps with the policy, and as many with the critic if there is one.
 
     If nothing needed `batch.trainer_logps` before, those of the first optimizer step's rows are kept, the others NaN.
@@ -49,13 +49,13 @@ def learn(run: Run, batch: Batch, number: int, meter: Meter) -> None:
         rows = [i for i, group in enumerate(batch.group.tolist()) if group in groups]
         if critic is not None:
             update_critic(run, batch, rows, meter)
-        if critic is None or number > critic.alone:
+        if critic is None or number > critic.policy_delay_steps:
             update(run, batch, rows, meter, record)
             record = False
 
 
 def mini_batches(run: Run, number: int) -> Iterator[set[int]]:
-    """Give the groups of each mini-batch, the same on every rank."""
+    """Return the groups of each mini-batch, the same on every rank."""
     train = run.recipe.train
     for epoch in range(train.epochs):
         order = permutation(f"minibatches/{train.seed}/{number}/{epoch}", train.prompts_per_step)
@@ -69,22 +69,22 @@ def count(run: Run, mask: Tensor) -> Counts:
     return Counts(tokens, sequences)
 
 
-def descend(
-    run: Run, trained: Trained, batch: Batch, rows: Sequence[int], loss_of: Callable[[Sequence[int]], Tensor]
+def accumulate_and_step(
+    run: Run, trained: TrainableModule, batch: Batch, rows: Sequence[int], loss_of: Callable[[Sequence[int]], Tensor]
 ) -> Update:
     """Make one optimizer step over micro-batches; the loss that is returned is this rank's share times the ranks.
 
     Ranks make the same number of passes, some of them without rows. A gradient that is not finite changes nothing, on
     every rank alike.
     """
-    micros = rounds(run, batch, rows)
+    micros = aligned_micro_batches(run, batch, rows)
     total = 0.0
     for i, micro in enumerate(micros):
         with run.fabric.no_backward_sync(trained.module, enabled=i < len(micros) - 1):
             loss = loss_of(micro) * run.ranks.count
             total += float(loss.detach()) if micro else 0.0
             run.fabric.backward(loss)
-    norm = clip(run.fabric, trained.module, trained.optimizer, trained.max_norm)
+    norm = clip(run.fabric, trained.module, trained.optimizer, trained.max_grad_norm)
     if bool(torch.isfinite(norm)):
         trained.optimizer.step()
     trained.optimizer.zero_grad()
@@ -115,7 +115,7 @@ def update(run: Run, batch: Batch, rows: Sequence[int], meter: Meter, record: bo
         select_tokens(run, batch, rows, record)
 
     def loss_of(micro: Sequence[int]) -> Tensor:
-        part, tokens, mask = take(run, batch, micro)
+        part, tokens, mask = select_rows(run, batch, micro)
         out: PolicyOutput = run.trained.module(tokens, mask, recipe.rollout.sampling.temperature)
         if not micro:
             return out.logps.sum()
@@ -126,7 +126,7 @@ def update(run: Run, batch: Batch, rows: Sequence[int], meter: Meter, record: bo
                 part.old_logps = out.logps.detach()
         return policy_loss(run, part, out, counts, meter)
 
-    note_update(run, descend(run, run.trained, batch, rows, loss_of), meter, "policy")
+    note_update(run, accumulate_and_step(run, run.trained, batch, rows, loss_of), meter, "policy")
 
 
 def select_tokens(run: Run, batch: Batch, rows: Sequence[int], record: bool) -> None:
@@ -149,14 +149,14 @@ def select_tokens(run: Run, batch: Batch, rows: Sequence[int], record: bool) -> 
 
 
 def loss_masks(run: Run, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Give the tokens [B,T] that the policy learns from, and those that its loss is divided by."""
+    """Return the tokens [B,T] that the policy learns from, and those that its loss is divided by."""
     kept = batch.mask if batch.accepted is None else batch.accepted
     rejection = run.recipe.rejection
     return kept, batch.mask if rejection is not None and rejection.keep_in_denominator else kept
 
 
 def policy_loss(run: Run, batch: Batch, out: PolicyOutput, counts: Counts, meter: Meter) -> Tensor:
-    """Give a micro-batch's share of the mini-batch's loss."""
+    """Return a micro-batch's share of the mini-batch's loss."""
     recipe = run.recipe
     result = call_loss(run, out, batch)
     per_token, figures = add_terms(run, result, out, batch)
@@ -202,7 +202,7 @@ def add_terms(run: Run, result: LossOutput, out: PolicyOutput, batch: Batch) -> 
         if recipe.train.entropy_coef:
             per_token = per_token - recipe.train.entropy_coef * out.entropy
     if recipe.kl_loss is not None and batch.ref_logps is not None:
-        divergence = kl.estimate(out.logps, batch.ref_logps, recipe.kl_loss.kind)
+        divergence = kl.estimate(out.logps, batch.ref_logps, recipe.kl_loss.estimator)
         figures["kl_ref"] = masked_mean(divergence, batch.mask)
         per_token = per_token + recipe.kl_loss.coef * divergence
     return per_token, figures
@@ -217,15 +217,15 @@ def update_critic(run: Run, batch: Batch, rows: Sequence[int], meter: Meter) -> 
         return
 
     def loss_of(micro: Sequence[int]) -> Tensor:
-        part, tokens, mask = take(run, batch, micro)
+        part, tokens, mask = select_rows(run, batch, micro)
         values: Tensor = critic.module(tokens, mask)
         return value_loss(run, part, values, counts, meter) if micro else values.sum()
 
-    note_update(run, descend(run, critic, batch, rows, loss_of), meter, "critic")
+    note_update(run, accumulate_and_step(run, critic, batch, rows, loss_of), meter, "critic")
 
 
 def value_loss(run: Run, batch: Batch, values: Tensor, counts: Counts, meter: Meter) -> Tensor:
-    """Give a micro-batch's share of 0.5 mean(max((v - R)^2, (clip(v, v_old +- clip) - R)^2)) over all tokens."""
+    """Return a micro-batch's share of 0.5 mean(max((v - R)^2, (clip(v, v_old +- clip) - R)^2)) over all tokens."""
     assert run.recipe.critic is not None
     assert batch.values is not None
     assert batch.returns is not None

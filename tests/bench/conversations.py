@@ -21,9 +21,9 @@ from rlkit.interfaces.engine import RolloutEngine
 from rlkit.interfaces.parser import ParsedTurn, ToolCall
 from rlkit.interfaces.tool import State, Tool
 from rlkit.parsers import HermesParser
-from rlkit.rollout.collect import Gauge, Sampler, collect
+from rlkit.rollout.collect import BusyTimer, Sampler, collect
 from rlkit.rollout.conversation import Limits
-from rlkit.rollout.participants import Partners
+from rlkit.rollout.participants import Participants
 from rlkit.rollout.template import ChatTemplate
 from rlkit.testing import random_model
 from rlkit.testing.models import build_tokenizer
@@ -78,11 +78,11 @@ def play(engine: RolloutEngine, tokenizer: Any, together: bool) -> tuple[float, 
     """Hold all conversations; give the engine's idle share and the seconds that they took."""
 
     async def all_of_them() -> tuple[float, float]:
-        partners = Partners({"slow": Slow(asyncio.Barrier(CONVERSATIONS) if together else None)}, Always())
-        gauge, start = Gauge(), time.perf_counter()
+        participants = Participants({"slow": Slow(asyncio.Barrier(CONVERSATIONS) if together else None)}, Always())
+        gauge, start = BusyTimer(), time.perf_counter()
         sampler = Sampler(
             engine, ChatTemplate(tokenizer, {tokenizer.eos_token_id}), Sampling(max_tokens=TOKENS), 8, 0, 1,
-            partners=partners, limits=Limits(turns=TURNS), gauge=gauge,
+            participants=participants, limits=Limits(turns=TURNS), gauge=gauge,
         )  # fmt: skip
         prompts = [(i, Prompt(str(i), [{"role": "user", "content": f"{i}?"}])) for i in range(CONVERSATIONS // 8)]
 

@@ -1,6 +1,6 @@
 """What a decode step takes: `python -m tests.bench.decode`, on a GPU if there is one.
 
-256 rows of a random model of Qwen2.5-0.5B's shape (4 of a tiny one on a processor), with cuDNN's attention allowed and
+256 rows of a random model of Qwen2.5-0.5B's shape (4 of a tiny one on a CPU), with cuDNN's attention allowed and
 not, weights cast by autocast or held in bfloat16. The last line has the milliseconds a step of all four.
 """
 

@@ -2,7 +2,7 @@
 
     PYTHONPATH=.:tests/sglang/shim OMP_NUM_THREADS=1 python tests/bench/sync.py
 
-A model of 27M float32 parameters with LoRA of rank 16, on the processor. Each round syncs once each way, proof
+A model of 27M float32 parameters with LoRA of rank 16, on the CPU. Each round syncs once each way, proof
 included; printed are the medians of the seconds.
 """
 
@@ -26,13 +26,13 @@ SIZES = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, 
 def main() -> None:
     policy = add_lora(random_model("qwen2", num_key_value_heads=4, **SIZES), Lora(rank=16, alpha=32))
     trainer, alone = Trainer(policy), Launch(adapter_only=True)
-    engines = {"adapters alone": SGLangServer(patience=PATIENCE, launch=alone)}
+    engines = {"adapters alone": SGLangServer(retry=PATIENCE, launch=alone)}
     try:
         engines["adapters alone"].bind(trainer.runtime)
         trainer.publish(engines["adapters alone"])
         urls = [engines["adapters alone"]._own[0].url]
         for transport in ("tensor", "group", "disk"):
-            engines[f"merged, {transport}"] = SGLangServer(urls=urls, transport=transport, patience=PATIENCE)
+            engines[f"merged, {transport}"] = SGLangServer(urls=urls, transport=transport, retry=PATIENCE)
             engines[f"merged, {transport}"].bind(trainer.runtime)
         times: dict[str, list[float]] = {name: [] for name in engines}
         for _ in range(ROUNDS):

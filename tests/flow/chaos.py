@@ -39,21 +39,21 @@ if __name__ != "__mp_main__":  # a reward's worker imports this file too, and ne
 
 STEPS = 6
 GRPO = (
-    "fit", "--recipe", "quickstart", f"--train.steps={STEPS}", "--train.prompts_per_step=4", "--rollout.group=4",
+    "fit", "--recipe", "quickstart", f"--train.steps={STEPS}", "--train.prompts_per_step=4", "--rollout.group_size=4",
     "--validation.limit=2", "--validation.samples=0", "--save.every=1", "--fabric.accelerator=cpu",
 )  # fmt: skip
 PPO = (*GRPO[:2], "quick_ppo", *GRPO[3:], "--train.minibatches=2")
 
 STAGES = {
     "rollout": "train.rollouts._play",
-    "scoring": "train.step.settle",
-    "judge": "train.step.judge",
+    "scoring": "train.step.await_scores",
+    "logps": "train.step.compute_logps",
     "policy": "train.update.update",
     "critic": "train.update.update_critic",
     "copy": "run.checkpoint.write.Writer.save",
     "write": "run.checkpoint.write.Writer._write",
     "rename": "run.checkpoint.write.Writer._prune",
-    "publish": "train.run.Run.publish",
+    "sync": "train.run.Run.sync_weights",
     "validate": "run.session.Session.validate",
 }
 """What is going on when the kill comes, and the function that does it."""

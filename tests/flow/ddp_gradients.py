@@ -47,7 +47,7 @@ def example(rows: list[int]) -> Batch:
 
 
 def gradient(run: Run, rows: list[int]) -> torch.Tensor:
-    """Give the gradient that the optimizer sees, all parameters in one vector."""
+    """Return the gradient that the optimizer sees, all parameters in one vector."""
     seen: list[torch.Tensor] = []
 
     def look(*_: object) -> None:
@@ -67,7 +67,7 @@ def make_run(devices: int, *options: str) -> Run:
         "fit",
         [
             "--recipe=quickstart", "--kl_loss.coef=0.1", "--train.entropy_coef=0.01", "--train.lr=1e-30",
-            "--train.max_norm=1e9", "--train.minibatches=2", f"--fabric.devices={devices}", *strategy, *options,
+            "--train.max_grad_norm=1e9", "--train.minibatches=2", f"--fabric.devices={devices}", *strategy, *options,
         ],
     )  # fmt: skip
     fabric = make_fabric(parsed.recipe.fabric)

@@ -55,7 +55,7 @@ def choose(count: int, seed: int) -> list[Case]:
     return [*fixed, *noise, *others[: count - len(fixed) - len(noise)]]
 
 
-def judge(case: Case, folder: Path) -> tuple[str, str]:
+def compute_logps(case: Case, folder: Path) -> tuple[str, str]:
     """Run a case; return its outcome and what was said."""
 
     def stop(*_: object) -> None:
@@ -102,7 +102,7 @@ def run(count: int, seed: int, verbose: bool = False) -> tuple[Counter[str], lis
         try:
             for case in choose(count, seed):
                 started = time.perf_counter()
-                outcome, said = judge(case, folder)
+                outcome, said = compute_logps(case, folder)
                 outcomes[outcome] += 1
                 if outcome not in ("clear", "accepted"):
                     wrong.append(f"{outcome}: {case.name!a}: {said[:300]!a}")

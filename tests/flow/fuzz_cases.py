@@ -40,18 +40,18 @@ train:
   prompts_per_step: 4
   minibatches: 2
   epochs: 1
-  micro_tokens: 4096
+  max_tokens_per_micro_batch: 4096
   lr: 1.0e-05
   weight_decay: 0.01
   schedule: cosine
   warmup_steps: 1
-  max_norm: 1.0
+  max_grad_norm: 1.0
   entropy_coef: 0.001
   deadline: 60.0
   aggregation: token_mean
   ema: 0.9
   seed: 1
-kl_loss: {coef: 0.001, kind: k3}
+kl_loss: {coef: 0.001, estimator: k3}
 shaping: {clip: 5.0, normalize: true}
 correction: {level: token, low: 0.5, high: 2.0}
 rejection: {statistic: k1, level: token, low: 0.5, high: 2.0}
@@ -466,8 +466,8 @@ ARGUMENTS = (
     ["--rollout.engine=SGLangServer", "--rollout.engine.urls=[http://h, 5]"],
     ["--rollout.engine=SGLangServer", "--rollout.engine.launch=null"],
     ["--rollout.engine=SGLangServer", "--rollout.engine.launch=5"],
-    ["--rollout.engine=SGLangServer", "--rollout.engine.launch.infer_tp=.inf"],
-    ["--rollout.engine=SGLangServer", "--rollout.engine.patience.hang_seconds=-1"],
+    ["--rollout.engine=SGLangServer", "--rollout.engine.launch.tensor_parallel=.inf"],
+    ["--rollout.engine=SGLangServer", "--rollout.engine.retry.hang_seconds=-1"],
     ["--interaction=Retry", "--interaction.tries=-1"],
     ["--interaction=Retry", "--interaction.tries=.nan"],
     ["--environment=Calculator"],

@@ -19,7 +19,7 @@ from rlkit.engines.torch.decoder import why_not
 from rlkit.models.actor import Actor
 from rlkit.models.load import load_policy
 from rlkit.models.lora import base_model
-from rlkit.models.weights import PolicyWeights, whole
+from rlkit.models.weights import PolicyWeights, full_state_dict
 from rlkit.sections import Lora, Model
 
 BUCKET = 100_000
@@ -53,7 +53,7 @@ def stream(fabric: Fabric, lora: bool) -> None:
         before = [weakref.ref(tensor) for _, tensor in bucket]
         del bucket, tensor
     assert seen == len(expected)
-    state = whole(actor.policy, keep=fabric.is_global_zero)
+    state = full_state_dict(actor.policy, keep=fabric.is_global_zero)
     assert set(state) == ({n for n, _ in plain.named_parameters()} if fabric.is_global_zero else set())
 
 

@@ -15,7 +15,7 @@ from rlkit.cli.main import main
 from rlkit.models.load import load_policy
 from rlkit.sections import Model
 from rlkit.train.metrics import Meter
-from rlkit.train.rollouts import Rollouts, settle
+from rlkit.train.rollouts import Rollouts, await_scores
 from rlkit.train.run import Run
 from tests.conftest import FAST, read_jsonl
 
@@ -24,7 +24,7 @@ STEPS = 3
 
 
 def fit(out: Path, *options: str) -> tuple[list[dict[str, float]], list[Rows]]:
-    """Train for three steps; give each step's figures, and the rollouts that it learnt from."""
+    """Train for three steps; give each step's figures, and the rollouts that it trained on."""
     assert main(["fit", "--recipe=quickstart", *FAST, f"--train.steps={STEPS}", *options, f"--out={out}"]) == 0
     figures = read_jsonl(out / "metrics.jsonl")
     rollouts = [read_jsonl(out / "rollouts" / f"step-{n:05d}.jsonl.gz") for n in range(1, STEPS + 1)]
@@ -69,7 +69,7 @@ def max_rl(x: np.ndarray, rows: Rows) -> np.ndarray:
 
 
 def repeated(values: np.ndarray, rows: Rows) -> list[np.ndarray]:
-    """Give each row's value to all of its tokens."""
+    """Return each row's value to all of its tokens."""
     return [np.full(sum(r["mask"]), v) for r, v in zip(rows, values, strict=True)]
 
 
@@ -265,13 +265,13 @@ def test_an_average_of_the_weights_is_saved_beside_them(tmp_path: Path) -> None:
 
 
 def test_a_filter_drops_or_refills_groups_without_signal(tmp_path: Path) -> None:
-    dropping, kept = fit(tmp_path / "a", "--rollout.filter=ZeroSignal", "--rollout.group=2")
+    dropping, kept = fit(tmp_path / "a", "--rollout.filter=ZeroSignal", "--rollout.group_size=2")
     for row, rows in zip(dropping, kept, strict=True):
         groups = [r["group"] for r in rows]
         assert row["filter/dropped"] == 1 - len(set(groups)) / 4
         assert row.get("groups/no_signal", 0) == 0
     assert any(row["filter/dropped"] > 0 for row in dropping)
-    refill = ("--rollout.filter=ZeroSignal", "--rollout.filter.tries=20", "--rollout.group=2")
+    refill = ("--rollout.filter=ZeroSignal", "--rollout.filter.max_refills=20", "--rollout.group_size=2")
     refilled, kept = fit(tmp_path / "b", *refill)
     assert all({r["group"] for r in rows} == {0, 1, 2, 3} for rows in kept)
     assert any(row.get("filter/refilled", 0) > 0 for row in refilled)
@@ -324,9 +324,9 @@ def test_rewards_are_scored_while_log_probs_are_computed(tmp_path: Path, monkeyp
 
     def watched(run: Run, rollouts: Rollouts, meter: Meter) -> list[int]:
         waiting.append(sum(not task.done() for task in rollouts.scoring))
-        return settle(run, rollouts, meter)
+        return await_scores(run, rollouts, meter)
 
-    monkeypatch.setattr("rlkit.train.step.settle", watched)  # called when judging is over
+    monkeypatch.setattr("rlkit.train.step.await_scores", watched)  # called when log-probs is over
     reward = ("--reward=PythonReward", f"--reward.function={tmp_path}/slow.py:slow", "--reward.allow_code=true")
     figures, steps = fit(tmp_path / "out", *reward, "--train.minibatches=2")
     assert all(count > 0 for count in waiting)

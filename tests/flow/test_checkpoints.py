@@ -23,7 +23,7 @@ from tests.conftest import ROOT, read_jsonl, rlkit
 pytestmark = pytest.mark.slow
 
 BASE = (
-    "fit", "--recipe=quickstart", "--train.steps=3", "--train.prompts_per_step=4", "--rollout.group=4",
+    "fit", "--recipe=quickstart", "--train.steps=3", "--train.prompts_per_step=4", "--rollout.group_size=4",
     "--validation.limit=3", "--validation.samples=0", "--save.every=1", "--train.schedule=constant",
 )  # fmt: skip
 

@@ -26,7 +26,11 @@ def fit(*args: str, cwd: Path, **env: str) -> tuple[list[dict[str, Any]], dict[s
 
 def rate(rows: list[dict[str, Any]], trajectories: int) -> float:
     """Tool calls that were answered, a conversation."""
-    return sum(row["talk/tool_calls"] - row.get("talk/tool_errors", 0) for row in rows) / len(rows) / trajectories
+    return (
+        sum(row["conversation/tool_calls"] - row.get("conversation/tool_errors", 0) for row in rows)
+        / len(rows)
+        / trajectories
+    )
 
 
 def test_the_model_learns_to_call_the_calculator(tmp_path: Path) -> None:
@@ -53,7 +57,7 @@ def test_a_user_lets_the_policy_try_again(tmp_path: Path) -> None:
         "--recipe=quickstart", "--interaction=Retry", "--interaction.penalty=0.5", "--conversation.turns=3",
         "--train.steps=3", "--train.prompts_per_step=8", "--validation.limit=8", cwd=tmp_path,
     )  # fmt: skip
-    assert all(1 < row["talk/turns"] <= 2 for row in rows)
+    assert all(1 < row["conversation/turns"] <= 2 for row in rows)
     trajectories = read_jsonl(tmp_path / "run" / "rollouts" / "step-00001.jsonl.gz")
     assert {round(row["reward"] - row["parts"]["accuracy"], 3) for row in trajectories} <= {0.0, -0.5, -1.0}
     assert all(
@@ -90,7 +94,7 @@ def test_the_model_learns_to_guess(site: Path, tmp_path: Path) -> None:
     rows, validation = fit(f"--recipe={recipe}", cwd=tmp_path, PYTHONPATH=str(site))
     assert validation["before"]["sampled_accuracy"] < 0.55
     assert 0.6 < validation["after"]["sampled_accuracy"] <= 0.82
-    assert rows[-1]["talk/turns"] <= 2
+    assert rows[-1]["conversation/turns"] <= 2
 
 
 def test_the_model_learns_to_search(site: Path, tmp_path: Path) -> None:
@@ -120,7 +124,7 @@ def test_conversations_on_two_ranks_are_those_of_one(tmp_path: Path) -> None:
     two.mkdir()
     [alone], _ = fit(*args, cwd=one)
     [both], _ = fit(*args, "--fabric.devices=2", "--fabric.strategy=fsdp2", cwd=two)
-    for name in ("reward/mean", "rollout/tokens", "policy/loss", "grad_norm", "talk/tool_calls"):
+    for name in ("reward/mean", "rollout/tokens", "policy/loss", "grad_norm", "conversation/tool_calls"):
         assert both[name] == pytest.approx(alone[name], abs=1e-4), name
 
 

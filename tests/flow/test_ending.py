@@ -1,4 +1,4 @@
-"""How a run ends: by signals, without a reader, on a full disk, and where nothing can be learnt."""
+"""How a run ends: by signals, without a reader, on a full disk, and where nothing can be learned."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_the_loss_is_a_mean_over_the_updates_of_a_rollout(tmp_path: Path) -> Non
     """With a learning rate of nearly 0, four epochs have the loss of one, and so has the critic."""
     options = (
         "--recipe=quick_ppo", "--train.steps=1", "--train.lr=1e-12", "--critic.lr=1e-12", "--train.minibatches=1",
-        "--critic.alone=0", "--train.entropy_coef=0.1",
+        "--critic.policy_delay_steps=0", "--train.entropy_coef=0.1",
     )  # fmt: skip
     losses = []
     for epochs in (1, 4):
@@ -363,7 +363,7 @@ def test_a_full_disk_costs_rollouts_and_the_model_but_not_the_result(tmp_path: P
     script = limited + "from rlkit.cli.main import main; sys.exit(main(sys.argv[1:]))"
     options = (*FIT, "--train.steps=3", "--train.prompts_per_step=32", "--log.rollouts.limit=null", "--out=out")
     done = subprocess.run(
-        (sys.executable, "-c", script, *options, "--rollout.group=32"),
+        (sys.executable, "-c", script, *options, "--rollout.group_size=32"),
         cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 1, done.stdout

@@ -84,7 +84,9 @@ def test_steps_go_on_where_every_reward_fails(tmp_path: Path, advantage: str) ->
         "--correction.level=sequence", *(("--critic.lr=0.01",) if advantage == "GAE" else ()),
         "--train.require_reward=false",
     ]  # fmt: skip
-    assert main(["fit", "--recipe=quickstart", *FAST, *options, f"--out={tmp_path / 'out'}"]) == 1  # nothing was learnt
+    assert (
+        main(["fit", "--recipe=quickstart", *FAST, *options, f"--out={tmp_path / 'out'}"]) == 1
+    )  # nothing was learned
     for row in read_jsonl(tmp_path / "out" / "metrics.jsonl"):
         assert row["reward/failed"] == 16
         assert row["update/empty"] == 1

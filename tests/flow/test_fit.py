@@ -20,7 +20,7 @@ def result(out: Path) -> dict[str, Any]:
 
 
 def metrics(out: Path) -> list[dict[str, float]]:
-    """Give a run's figures, those that depend on the clock left out."""
+    """Return a run's figures, those that depend on the clock left out."""
     return [{k: v for k, v in row.items() if not k.startswith(TIMES)} for row in read_jsonl(out / "metrics.jsonl")]
 
 
@@ -107,7 +107,9 @@ def test_lora_trains_adapters_only_and_saves_them(tmp_path: Path) -> None:
     assert second["mismatch/max"] < 1e-4
 
 
-@pytest.mark.parametrize("options", [("--train.minibatches=2", "--train.epochs=2"), ("--train.micro_tokens=64",)])
+@pytest.mark.parametrize(
+    "options", [("--train.minibatches=2", "--train.epochs=2"), ("--train.max_tokens_per_micro_batch=64",)]
+)
 def test_mini_batches_epochs_and_micro_batches(tmp_path: Path, options: tuple[str, ...]) -> None:
     assert fit(tmp_path / "out", *options, "--train.entropy_coef=0.001", "--train.weight_decay=0.1") == 0
     for row in metrics(tmp_path / "out"):

@@ -44,10 +44,10 @@ MODES = st.sampled_from(["token_mean", "seq_mean_token_mean", "seq_mean_token_su
 def test_any_split_into_micro_batches_gives_the_same_gradient(
     run: Run, order: list[int], budget: int, mode: Aggregation
 ) -> None:
-    whole = replace(run.recipe.train, aggregation=mode, micro_tokens=100_000)
+    whole = replace(run.recipe.train, aggregation=mode, max_tokens_per_micro_batch=100_000)
     run.recipe.train = whole
     expected = gradient(run, ROWS)
-    run.recipe.train = replace(whole, micro_tokens=budget)
+    run.recipe.train = replace(whole, max_tokens_per_micro_batch=budget)
     assert_same(expected, gradient(run, order))
     run.recipe.train = whole
 

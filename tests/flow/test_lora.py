@@ -146,7 +146,14 @@ def test_a_base_in_bfloat16_learns_and_resumes(tmp_path: Path) -> None:
 
 def test_a_critic_with_adapters_learns_and_resumes(tmp_path: Path) -> None:
     adapters = ["--model.lora.rank=4", "--critic.lora.rank=4", "--model.dtype=bfloat16", "--train.lr=3e-3"]
-    options = ["--recipe=quick_ppo", *FEW, *adapters, "--critic.alone=0", "--save.every=1", "--save.keep_last=3"]
+    options = [
+        "--recipe=quick_ppo",
+        *FEW,
+        *adapters,
+        "--critic.policy_delay_steps=0",
+        "--save.every=1",
+        "--save.keep_last=3",
+    ]
     whole, parted = tmp_path / "whole", tmp_path / "parted"
     assert main(["fit", *options, "--out", str(whole)]) == 0
     names = Store(str(whole / "checkpoints")).shapes("step-000003")

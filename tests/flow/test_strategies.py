@@ -21,11 +21,11 @@ from tests.conftest import read_jsonl, rlkit, write_plugin
 pytestmark = pytest.mark.slow
 
 BASE = (
-    "fit", "--recipe", "quickstart", "--train.steps=2", "--train.prompts_per_step=5", "--rollout.group=4",
+    "fit", "--recipe", "quickstart", "--train.steps=2", "--train.prompts_per_step=5", "--rollout.group_size=4",
     "--validation.limit=3", "--validation.samples=0", "--fabric.accelerator=cpu", "--save.every=1",
 )  # fmt: skip
 TWO = {
-    "ddp": ("--fabric.devices=2", "--fabric.strategy=ddp", "--train.micro_tokens=64"),
+    "ddp": ("--fabric.devices=2", "--fabric.strategy=ddp", "--train.max_tokens_per_micro_batch=64"),
     "fsdp2": ("--fabric.devices=2", "--fabric.strategy=fsdp2", "--train.checkpoint_activations=true"),
     "offload": ("--fabric.devices=2", "--fabric.strategy=FSDP2", "--fabric.strategy.offload=true"),
 }
@@ -41,7 +41,7 @@ def run(folder: Path, name: str, *args: str) -> Path:
 
 
 def rollouts(out: Path, step: int = 1) -> dict[tuple[str, tuple[int, ...]], float | None]:
-    """All that was sampled in a step, whichever rank learnt from it."""
+    """All that was sampled in a step, whichever rank trained on it."""
     rows = [row for path in out.glob(f"rollouts/step-{step:05d}*.jsonl.gz") for row in read_jsonl(path)]
     return {(row["prompt"], tuple(row["tokens"])): row["reward"] for row in rows}
 

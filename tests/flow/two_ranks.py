@@ -48,7 +48,7 @@ def gather(x: torch.Tensor) -> torch.Tensor:
 
 
 def results(batch: Batch, distributed: bool) -> dict[str, torch.Tensor]:
-    """Give what each estimator and each selection makes of the rows."""
+    """Return what each estimator and each selection makes of the rows."""
     found = {}
     for estimator in ESTIMATORS:
         if distributed:

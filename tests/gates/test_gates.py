@@ -44,15 +44,10 @@ OWNERS = {
     "peft": {"models"},
     "wandb": set(),
 }
-    "sglang": {"engines"},
-    "lightning": {"distributed", "train", "run", "cli"},
-    "peft": {"models"},
-    "wandb": set(),
-}
 
 
 def imports(path: Path) -> Iterator[str]:
-    """Give the modules that a file imports, wherever in it, but not those for type checkers only."""
+    """Return the modules that a file imports, wherever in it, but not those for type checkers only."""
     tree = ast.parse(path.read_text())
     guarded = {
         id(inner)

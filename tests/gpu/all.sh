@@ -62,7 +62,7 @@ if "$python" -c 'import sglang' 2>"$folder/sglang.log"; then
     fit sglang-torchrun --torchrun "${beside[@]}"
     fit sglang-lora "${beside[@]}" "${lora[@]}" --rollout.engine.launch.adapter_only=true
     if [ "$gpus" -gt 1 ]; then
-        fit sglang-tp "${beside[@]}" --rollout.engine.launch.infer_tp=2 --fabric.devices=2 --fabric.strategy=fsdp2
+        fit sglang-tp "${beside[@]}" --rollout.engine.launch.tensor_parallel=2 --fabric.devices=2 --fabric.strategy=fsdp2
         fit sglang-group --rollout.engine=SGLangServer --rollout.engine.first_gpu=1 --rollout.engine.transport=group
     else
         skip sglang-tp "one GPU"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlkit.distributed.offload import Resting
+from rlkit.distributed.offload import HostOffload
 from tests.conftest import read_jsonl, rlkit
 
 pytestmark = pytest.mark.gpu
@@ -43,7 +43,7 @@ def test_what_rests_leaves_the_device_and_comes_back() -> None:
     optimizer.zero_grad()
     before = module.weight.detach().clone().cpu()
     held = torch.cuda.memory_allocated()
-    resting = Resting([module], [optimizer], torch.device("cuda"))
+    resting = HostOffload([module], [optimizer], torch.device("cuda"))
     with resting.off_device():
         assert torch.cuda.memory_allocated() < held - 3 * 4 * 1024 * 1024
         with resting.back(module):

@@ -21,7 +21,7 @@ SHAPE = {
 }  # fmt: skip
 STEPS = 3
 FIT = (
-    "fit", "--recipe=quickstart", f"--train.steps={STEPS}", "--train.prompts_per_step=8", "--rollout.group=8",
+    "fit", "--recipe=quickstart", f"--train.steps={STEPS}", "--train.prompts_per_step=8", "--rollout.group_size=8",
     "--rollout.sampling.max_tokens=128", "--train.lr=1e-6", "--train.warmup_steps=0", "--validation=null",
     "--save.every=0", "--fabric.accelerator=gpu", "--fabric.precision=bf16-mixed",
 )  # fmt: skip
@@ -48,9 +48,9 @@ def wrong(rows: list[dict[str, float]], half: bool) -> list[str]:
 def summary(rows: list[dict[str, float]]) -> str:
     """Return a run's figures in a line; the first step warms up."""
     last = rows[-1]
-    seconds = {name: sum(row[f"time/{name}"] for row in rows[1:]) / (len(rows) - 1) for name in ("sample", "learn")}
+    seconds = {name: sum(row[f"time/{name}"] for row in rows[1:]) / (len(rows) - 1) for name in ("sample", "update")}
     return (
-        f"sample {seconds['sample']:.1f} s, learn {seconds['learn']:.1f} s a step, "
+        f"sample {seconds['sample']:.1f} s, update {seconds['update']:.1f} s a step, "
         f"peak {max(row.get('memory/peak_device_mb', 0.0) for row in rows) / 1024:.1f} GiB, "
         f"mismatch {last['mismatch/mean']:.1e}, rows {last.get('engine/rows_peak', 0):g}"
     )

@@ -19,7 +19,7 @@ CALLS = 0.3
 
 
 def call(name: str, **arguments: str) -> str:
-    """Give a tool call as the model writes it."""
+    """Return a tool call as the model writes it."""
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments}, separators=(',', ':'))}</tool_call>"
 
 
@@ -44,7 +44,7 @@ def fact_talk(rng: random.Random) -> list[tuple[str, str]]:
 
 
 def passage(name: str, value: int) -> str:
-    """Give what a search for a name finds."""
+    """Return what a search for a name finds."""
     return f"[1] {name}\n{name} is {value}"
 
 
@@ -63,7 +63,7 @@ def guess_talk(rng: random.Random) -> list[tuple[str, str]]:
 
 
 def encode(tokenizer: Any, talks: list[list[tuple[str, str]]]) -> tuple[Any, Any]:
-    """Give tokens [B,T] and labels [B,T], -100 outside what the assistant says."""
+    """Return tokens [B,T] and labels [B,T], -100 outside what the assistant says."""
     import torch
 
     rows = []

@@ -1,4 +1,4 @@
-"""Real SGLang on the processor: one server for most tests, and a trainer that stands still."""
+"""Real SGLang on the CPU: one server for most tests, and a trainer that stands still."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from rlkit.engines import SGLangServer
-from rlkit.engines.sglang.node import Patience
+from rlkit.engines.sglang.node import RetryPolicy
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.models.lora import base_model
 from rlkit.models.weights import PolicyWeights
@@ -26,7 +26,7 @@ T = TypeVar("T")
 SHIM = Path(__file__).parent / "shim"
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(SHIM), os.environ.get("PYTHONPATH"))))
 
-PATIENCE = Patience(request_seconds=120.0, start_seconds=120.0, hang_seconds=3.0)
+RETRY = RetryPolicy(request_seconds=120.0, start_seconds=120.0, hang_seconds=3.0)
 PROMPTS = [(5, 9, 200, 31), (7, 7, 7, 12, 99, 104, 32, 8, 45, 61, 3), (5, 9, 200, 31), (40,), tuple(range(3, 23))]
 
 
@@ -69,7 +69,7 @@ class Trainer:
         return self.wait(all_of_them())
 
     def greedy(self, prompt: tuple[int, ...], count: int) -> list[int]:
-        """Give what transformers' own `generate` answers."""
+        """Return what transformers' own `generate` answers."""
         tokens = torch.tensor([prompt])
         attention = torch.ones_like(tokens)
         out = self.policy.generate(tokens, attention_mask=attention, max_new_tokens=count, do_sample=False)
@@ -87,12 +87,12 @@ def request(tokens: tuple[int, ...], sample: int = 0, session: str = "s", **samp
 
 
 def children(pid: int) -> list[int]:
-    """Give the ids of a process's children."""
+    """Return the ids of a process's children."""
     return [int(child) for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()]
 
 
 def server_pid(engine: SGLangServer) -> int:
-    """Give the process of the first server that an engine has started."""
+    """Return the process of the first server that an engine has started."""
     process = engine._own[0].process
     assert process is not None
     assert process._supervisor is not None
@@ -110,7 +110,7 @@ def trainer() -> Iterator[Trainer]:
 @pytest.fixture(scope="session")
 def engine(trainer: Trainer) -> Iterator[SGLangServer]:
     """A server that rlkit started, with the trainer's weights."""
-    engine = SGLangServer(patience=PATIENCE)
+    engine = SGLangServer(retry=RETRY)
     try:
         engine.bind(trainer.runtime)
         trainer.publish(engine)

@@ -18,7 +18,7 @@ from rlkit.engines.sglang.node import Node
 from rlkit.engines.sglang.states import State
 from rlkit.errors import EngineError
 from rlkit.models.weights import PolicyWeights
-from tests.sglang.conftest import PATIENCE, PROMPTS, Trainer, request, server_pid
+from tests.sglang.conftest import PROMPTS, RETRY, Trainer, request, server_pid
 
 
 def rollout_with(trainer: Trainer, engine: SGLangServer, number: signal.Signals) -> None:
@@ -79,7 +79,7 @@ def test_a_server_that_dies_between_rollout_and_sync_takes_part_in_it(trainer: T
 def test_a_server_that_dies_too_often_ends_the_run_with_its_log(
     trainer: Trainer, engine: SGLangServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine._own[0], "_patience", replace(PATIENCE, restarts=0))
+    monkeypatch.setattr(engine._own[0], "_retry", replace(RETRY, restarts=0))
     os.kill(server_pid(engine), signal.SIGKILL)
     with pytest.raises(EngineError, match=r"(?s)could not go on: it failed .* times since the last sync: .* its log "):
         trainer.ask(engine, [request(PROMPTS[0])])
@@ -123,7 +123,7 @@ def test_an_error_of_the_server_is_tried_again(trainer: Trainer, engine: SGLangS
 
 
 def test_nothing_is_sampled_before_the_first_sync(trainer: Trainer, engine: SGLangServer) -> None:
-    fresh = SGLangServer(urls=[engine._own[0].url], patience=PATIENCE)
+    fresh = SGLangServer(urls=[engine._own[0].url], retry=RETRY)
     fresh.bind(trainer.runtime)
     with pytest.raises(EngineError, match="before the first sync"):
         trainer.ask(fresh, [request(PROMPTS[0])])

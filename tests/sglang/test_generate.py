@@ -15,7 +15,7 @@ from rlkit.engines.sglang.process import free_port
 from rlkit.errors import RolloutError
 from rlkit.models.actor import Actor
 from rlkit.types import StopReason
-from tests.sglang.conftest import PATIENCE, PROMPTS, Trainer, request
+from tests.sglang.conftest import PROMPTS, RETRY, Trainer, request
 
 
 def test_greedy_output_equals_generate_token_for_token(trainer: Trainer, engine: SGLangServer) -> None:
@@ -130,7 +130,7 @@ def test_requests_go_through_a_router_and_weights_past_it(trainer: Trainer, engi
 
     port = free_port()
     runner = trainer.wait(start())
-    routed = SGLangServer(urls=[server], router=f"http://127.0.0.1:{port}", patience=PATIENCE)
+    routed = SGLangServer(urls=[server], router=f"http://127.0.0.1:{port}", retry=RETRY)
     routed.bind(trainer.runtime)
     try:
         trainer.publish(routed)

@@ -18,7 +18,7 @@ from rlkit.models.lora import add_lora
 from rlkit.models.weights import PolicyWeights
 from rlkit.sections import Lora
 from rlkit.testing import random_model
-from tests.sglang.conftest import PATIENCE, Trainer
+from tests.sglang.conftest import RETRY, Trainer
 
 
 class Watched(PolicyWeights):
@@ -56,7 +56,7 @@ def learn(trainer: Trainer, seed: int) -> None:
 
 
 def publish(trainer: Trainer, engine: SGLangServer) -> int:
-    """Give the weights; return how often the base was read for it."""
+    """Return the weights; return how often the base was read for it."""
     before = Watched.bases
     trainer.version += 1
     trainer.wait(engine.sync(Watched(trainer.policy), trainer.version))
@@ -64,7 +64,7 @@ def publish(trainer: Trainer, engine: SGLangServer) -> int:
 
 
 def test_adapters_arrive_merged(adapted: Trainer, engine: SGLangServer, trainer: Trainer) -> None:
-    other = SGLangServer(urls=[engine._own[0].url], patience=PATIENCE)
+    other = SGLangServer(urls=[engine._own[0].url], retry=RETRY)
     other.bind(adapted.runtime)
     learn(adapted, 31)
     assert publish(adapted, other) == 1
@@ -77,7 +77,7 @@ def test_adapters_travel_alone_after_the_base(adapted: Trainer, tmp_path: Path) 
     """By memory and by file; the base follows where a server was restarted, and a wrong adapter is named."""
     random_model("qwen2").save_pretrained(tmp_path)
     words = ("--model-path", str(tmp_path), "--load-format", "auto")  # as others start servers
-    engine = SGLangServer(patience=PATIENCE, launch=Launch(adapter_only=True, args=words))
+    engine = SGLangServer(retry=RETRY, launch=Launch(adapter_only=True, args=words))
     files = None
     try:
         engine.bind(adapted.runtime)
@@ -93,7 +93,7 @@ def test_adapters_travel_alone_after_the_base(adapted: Trainer, tmp_path: Path) 
         assert publish(adapted, engine) == 1
         assert adapted.is_served_by(engine)
         alone, urls = Launch(adapter_only=True), [engine._own[0].url]
-        files = SGLangServer(urls=urls, transport="disk", patience=PATIENCE, launch=alone)
+        files = SGLangServer(urls=urls, transport="disk", retry=RETRY, launch=alone)
         files.bind(adapted.runtime)
         for seed, bases in ((34, 1), (35, 0)):
             learn(adapted, seed)

@@ -19,7 +19,7 @@ from rlkit.engines.sglang.weight_check import ask_policy
 from rlkit.errors import EngineError
 from rlkit.models.weights import PolicyWeights
 from rlkit.testing import random_model
-from tests.sglang.conftest import PATIENCE, PROMPTS, Trainer, request
+from tests.sglang.conftest import PROMPTS, RETRY, Trainer, request
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def second(trainer: Trainer, engine: SGLangServer) -> Iterator[Any]:
     made: list[SGLangServer] = []
 
     def make(**options: Any) -> SGLangServer:
-        other = SGLangServer(urls=[engine._own[0].url], patience=PATIENCE, **options)
+        other = SGLangServer(urls=[engine._own[0].url], retry=RETRY, **options)
         made.append(other)
         other.bind(trainer.runtime)
         return other
@@ -123,7 +123,7 @@ def test_weights_of_another_model_are_refused(trainer: Trainer, engine: SGLangSe
 def test_the_servers_own_words_are_in_the_error(
     trainer: Trainer, engine: SGLangServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine._own[0], "_patience", replace(PATIENCE, restarts=0))
+    monkeypatch.setattr(engine._own[0], "_retry", replace(RETRY, restarts=0))
 
     class Cut(PolicyWeights):
         def buckets(self) -> Iterator[list[tuple[str, Tensor]]]:

@@ -80,7 +80,7 @@ def advantages(estimator: AdvantageEstimator, batch: Batch) -> torch.Tensor:
 
 
 def per_row(estimator: AdvantageEstimator, batch: Batch) -> list[float]:
-    """Give each row's advantage, which must be the same at all its tokens."""
+    """Return each row's advantage, which must be the same at all its tokens."""
     found = advantages(estimator, batch)
     rows = [row[mask] for row, mask in zip(found, batch.mask, strict=True)]
     assert all((row == row[0]).all() for row in rows)

@@ -32,7 +32,7 @@ from rlkit.testing.contracts import example_batch
 from tests.conftest import read_jsonl
 
 SHORT = (
-    "--recipe=quickstart", "--train.steps=1", "--train.prompts_per_step=2", "--rollout.group=2",
+    "--recipe=quickstart", "--train.steps=1", "--train.prompts_per_step=2", "--rollout.group_size=2",
     "--validation.limit=1", "--validation.samples=0", "--fabric.accelerator=cpu", "--train.schedule=constant",
 )  # fmt: skip
 
@@ -150,7 +150,7 @@ def test_no_rank_takes_a_checkpoint_without_a_list_of_files(store: Store, ranks:
         manifest.write_text(text)
         for rank in range(3):
             fabric = SimpleNamespace(global_rank=rank, world_size=3)
-            alone: Any = SimpleNamespace(fabric=fabric, everyone=lambda value: [value])
+            alone: Any = SimpleNamespace(fabric=fabric, gather_world=lambda value: [value])
             with pytest.raises(CheckpointError, match="step-000001"):
                 store.verify("step-000001", alone)
     manifest.unlink()
@@ -405,7 +405,7 @@ def test_a_folder_that_one_rank_cannot_make_keeps_all_from_writing(store: Store)
     """As the second of two ranks sees it, which has no trouble itself."""
     told = ["PermissionError: denied", None]
     second: Any = SimpleNamespace(
-        fabric=SimpleNamespace(world_size=1, is_global_zero=False, global_rank=1), everyone=lambda problem: told
+        fabric=SimpleNamespace(world_size=1, is_global_zero=False, global_rank=1), gather_world=lambda problem: told
     )
     writer = Writer(store, Save(), second)
     with pytest.raises(CheckpointError, match="cannot be written: PermissionError: denied; there is none before it"):

@@ -54,12 +54,12 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
         ("--train.stepz 3", "unknown option 'train.stepz'; did you mean 'train.steps'?"),
         ("--advantage GRP", "advantage is 'GRP', which no plugin offers; did you mean 'GRPO'?"),
         (
-            "--rollout.engine SGLangServer --rollout.engine.launch.infer_tq 2",
-            "unknown option 'rollout.engine.launch.infer_tq'; did you mean 'rollout.engine.launch.infer_tp'?",
+            "--rollout.engine SGLangServer --rollout.engine.launch.tensor_paralel 2",
+            "did you mean 'rollout.engine.launch.tensor_parallel'?",
         ),
         (
-            "--rollout.engine SGLangServer --rollout.engine.launch.infer_tp x",
-            "rollout.engine.launch.infer_tp is 'x', expected a whole number from 1 to",
+            "--rollout.engine SGLangServer --rollout.engine.launch.tensor_parallel x",
+            "rollout.engine.launch.tensor_parallel is 'x', expected a whole number from 1 to",
         ),
         ("--advantage.epz 1", "advantage GRPO has no option 'epz'; did you mean 'eps'?"),
         ("--reward GRPO", "reward is 'GRPO', which is one of the advantages; known rewards: Composite, EpisodeReward"),
@@ -68,8 +68,8 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
             "--fabric.plugins os.system",
             "fabric.plugins is 'os.system', expected a list, each of it one of LightningEnv",
         ),
-        ("--rollout.group 1", "rollout.group is 1; set rollout.group to 2 or more"),
-        ("--rollout.group x", "rollout.group is 'x', expected a whole number from 1 to 65536"),
+        ("--rollout.group_size 1", "rollout.group_size is 1; set rollout.group_size to 2 or more"),
+        ("--rollout.group_size x", "rollout.group_size is 'x', expected a whole number from 1 to 65536"),
         (
             "--rollout.sampling.temp 1",
             "unknown option 'rollout.sampling.temp'; did you mean 'rollout.sampling.temperature'?",
@@ -106,7 +106,7 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
         ('--advantage GDPO --advantage.weights={"style":1}', "GDPO weighs the part 'style', but reward MathReward has"),
         ("--reference.refresh_every 5", "a `reference:` section, but nothing measures KL"),
         ("--kl_loss.coef -1", "kl_loss.coef is -1, expected a number above 0"),
-        ("--kl_loss.kind k9", "kl_loss.kind is 'k9', expected one of k1"),
+        ("--kl_loss.estimator k9", "kl_loss.estimator is 'k9', expected one of k1"),
         ("--train.ema 2", "train.ema is 2, expected a number above 0 and at most 1, or null"),
         ("--correction.low 3", "correction.low is 3.0 and correction.high is 2.0, expected low < high"),
         (

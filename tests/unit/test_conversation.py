@@ -22,7 +22,7 @@ from rlkit.parsers import HermesParser
 from rlkit.rollout.collate import add_rewards, collate
 from rlkit.rollout.collect import Sampler, collect
 from rlkit.rollout.conversation import LEGAL, Conversation, Limits, Phase
-from rlkit.rollout.participants import Partners
+from rlkit.rollout.participants import Participants
 from rlkit.rollout.template import ChatTemplate
 from rlkit.rollout.workers import Workers
 from rlkit.testing import ScriptedEngine
@@ -42,19 +42,19 @@ def said(*tokens: int, stop: StopReason = StopReason.STOP) -> Completion:
 
 def test_a_conversation_of_three_turns_token_by_token() -> None:
     """Prompt 1 2, the policy says 10 11, a tool 20, the policy 12, the user 30 31, the policy 13."""
-    talk = Conversation(PROMPT, 4, Limits(turns=8))
-    talk.begin([1, 2])
-    talk.sampled(said(10, 11))
-    talk.call_tools(2)
-    talk.reward(0.25)
-    talk.told("tool", [20])
-    talk.sampled(said(12))
-    talk.interact()
-    talk.reward(-1.0)
-    talk.told("user", [30, 31])
-    talk.sampled(said(13))
-    talk.complete(StopReason.STOP)
-    done = talk.trajectory("last")
+    conversation = Conversation(PROMPT, 4, Limits(turns=8))
+    conversation.begin([1, 2])
+    conversation.sampled(said(10, 11))
+    conversation.call_tools(2)
+    conversation.reward(0.25)
+    conversation.told("tool", [20])
+    conversation.sampled(said(12))
+    conversation.interact()
+    conversation.reward(-1.0)
+    conversation.told("user", [30, 31])
+    conversation.sampled(said(13))
+    conversation.complete(StopReason.STOP)
+    done = conversation.trajectory("last")
     assert done.tokens == [1, 2, 10, 11, 20, 12, 30, 31, 13]
     assert done.mask == [False, False, True, True, False, True, False, False, True]
     assert done.logps == [0, 0, -0.5, -0.5, 0, -0.5, 0, 0, -0.5]
@@ -76,14 +76,14 @@ def test_a_conversation_of_three_turns_token_by_token() -> None:
 )
 def test_each_limit_ends_it(limits: Limits, stop: StopReason) -> None:
     """Two tokens of prompt and two of the policy, then a call whose answer has one."""
-    talk = Conversation(PROMPT, 0, limits)
-    talk.begin([1, 2])
-    assert talk.budget(2) == 2
-    talk.sampled(said(10, 11))
-    talk.call_tools(1)
-    if not talk.over:
-        talk.told("tool", [20])
-    assert (talk.phase, talk.stop) == (Phase.COMPLETED, stop)
+    conversation = Conversation(PROMPT, 0, limits)
+    conversation.begin([1, 2])
+    assert conversation.budget(2) == 2
+    conversation.sampled(said(10, 11))
+    conversation.call_tools(1)
+    if not conversation.over:
+        conversation.told("tool", [20])
+    assert (conversation.phase, conversation.stop) == (Phase.COMPLETED, stop)
 
 
 def test_a_prompt_that_fills_the_context_and_a_turn_that_is_cut() -> None:
@@ -101,11 +101,11 @@ def test_a_prompt_that_fills_the_context_and_a_turn_that_is_cut() -> None:
 
 
 def test_the_policy_never_speaks_twice_in_a_row() -> None:
-    talk = Conversation(PROMPT, 0, Limits(turns=3))
-    talk.begin([1])
-    talk.sampled(said(10))
+    conversation = Conversation(PROMPT, 0, Limits(turns=3))
+    conversation.begin([1])
+    conversation.sampled(said(10))
     with pytest.raises(ValueError, match="the policy has spoken last, expected somebody else's turn"):
-        talk.sampled(said(11))
+        conversation.sampled(said(11))
 
 
 class AnyConversation(RuleBasedStateMachine):
@@ -113,58 +113,64 @@ class AnyConversation(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.talk = Conversation(PROMPT, 0, Limits(turns=3, tokens=9, tool_calls=3, context=20))
-        self.before = self.talk.phase
+        self.conversation = Conversation(PROMPT, 0, Limits(turns=3, tokens=9, tool_calls=3, context=20))
+        self.before = self.conversation.phase
 
     def attempt(self, action: Callable[[], object], *phases: Phase) -> None:
-        self.before = self.talk.phase
+        self.before = self.conversation.phase
         if self.before in phases:
             action()
         else:
             with pytest.raises(ValueError, match=str(self.before)):
                 action()
-        assert self.talk.phase == self.before or self.talk.phase in _reachable(self.before)
+        assert self.conversation.phase == self.before or self.conversation.phase in _reachable(self.before)
 
     @rule(tokens=st.lists(st.integers(0, 9), max_size=22))
     def begin(self, tokens: list[int]) -> None:
-        self.attempt(lambda: self.talk.begin(tokens), Phase.PENDING)
+        self.attempt(lambda: self.conversation.begin(tokens), Phase.PENDING)
 
     def may_sample(self) -> bool:
-        talk = self.talk
-        return talk.phase is not Phase.RUNNING or (talk.budget(4) > 0 and talk.turns[-1].role != "assistant")
+        conversation = self.conversation
+        return conversation.phase is not Phase.RUNNING or (
+            conversation.budget(4) > 0 and conversation.turns[-1].role != "assistant"
+        )
 
     @precondition(may_sample)
     @rule(count=st.integers(0, 4), stop=st.sampled_from([StopReason.STOP, StopReason.LENGTH]))
     def sample(self, count: int, stop: StopReason) -> None:
-        count = min(count, self.talk.budget(4))
-        self.attempt(lambda: self.talk.sampled(said(*range(count), stop=stop)), Phase.RUNNING)
+        count = min(count, self.conversation.budget(4))
+        self.attempt(lambda: self.conversation.sampled(said(*range(count), stop=stop)), Phase.RUNNING)
 
     @rule(calls=st.integers(1, 3))
     def call(self, calls: int) -> None:
-        self.attempt(lambda: self.talk.call_tools(calls), Phase.RUNNING)
+        self.attempt(lambda: self.conversation.call_tools(calls), Phase.RUNNING)
 
     @rule()
     def interact(self) -> None:
-        self.attempt(self.talk.interact, Phase.RUNNING)
+        self.attempt(self.conversation.interact, Phase.RUNNING)
 
     @rule(tokens=st.lists(st.integers(0, 9), min_size=1, max_size=5))
     def tell(self, tokens: list[int]) -> None:
-        self.attempt(lambda: self.talk.told("tool", tokens), Phase.TOOL_CALLING, Phase.INTERACTING)
+        self.attempt(lambda: self.conversation.told("tool", tokens), Phase.TOOL_CALLING, Phase.INTERACTING)
 
     @rule()
     def fail(self) -> None:
         open_phases = [phase for phase, after in LEGAL.items() if after]
-        self.attempt(lambda: self.talk.fail("so it goes"), *open_phases)
+        self.attempt(lambda: self.conversation.fail("so it goes"), *open_phases)
 
     @invariant()
     def the_flat_run_is_consistent(self) -> None:
-        talk = self.talk
-        assert len(talk.tokens) == len(talk.mask) == len(talk.logps) == len(talk.versions)
-        assert [i for turn in talk.turns for i in range(turn.start, turn.end)] == list(range(len(talk.tokens)))
-        assert len(talk.rewards) == sum(turn.role == "assistant" for turn in talk.turns) <= 3
-        assert sum(talk.mask) <= 9
-        assert all((v == -1) != m for m, v in zip(talk.mask, talk.versions, strict=True))
-        assert (talk.error is None) == (talk.phase is not Phase.FAILED)
+        conversation = self.conversation
+        assert (
+            len(conversation.tokens) == len(conversation.mask) == len(conversation.logps) == len(conversation.versions)
+        )
+        assert [i for turn in conversation.turns for i in range(turn.start, turn.end)] == list(
+            range(len(conversation.tokens))
+        )
+        assert len(conversation.rewards) == sum(turn.role == "assistant" for turn in conversation.turns) <= 3
+        assert sum(conversation.mask) <= 9
+        assert all((v == -1) != m for m, v in zip(conversation.mask, conversation.versions, strict=True))
+        assert (conversation.error is None) == (conversation.phase is not Phase.FAILED)
 
 
 def _reachable(phase: Phase) -> set[Phase]:
@@ -226,7 +232,7 @@ def call(name: str = "add", **arguments: Any) -> str:
 
 def hold(
     script: Callable[[Request, int], str],
-    partners: Partners,
+    participants: Participants,
     prompt: Prompt = PROMPT,
     samples: int = 1,
     limits: Limits = Limits(turns=6, tool_calls=8),  # noqa: B008
@@ -236,16 +242,16 @@ def hold(
 ) -> list[Trajectory]:
     engine = engine or ScriptedEngine(script)
     engine.bind(SimpleNamespace(tokenizer=TOKENIZER))  # type: ignore[arg-type]
-    template = ChatTemplate(TOKENIZER, {TOKENIZER.eos_token_id}, partners.schemas())
-    sampler = Sampler(engine, template, Sampling(max_tokens=200), samples, 0, 1, 0, partners, limits, **options)
+    template = ChatTemplate(TOKENIZER, {TOKENIZER.eos_token_id}, participants.schemas())
+    sampler = Sampler(engine, template, Sampling(max_tokens=200), samples, 0, 1, 0, participants, limits, **options)
 
     async def finish(group: list[Trajectory]) -> None: ...
 
     return asyncio.run(collect(sampler, [(0, prompt)], finish))
 
 
-def tools(**named: Tool) -> Partners:
-    return Partners(dict(named), HermesParser())
+def tools(**named: Tool) -> Participants:
+    return Participants(dict(named), HermesParser())
 
 
 def replies(trajectory: Trajectory) -> str:
@@ -394,20 +400,20 @@ def test_a_question_and_its_answer_have_no_deadline(several: Any, seconds: float
     parts = {"tools": None, "environment": None, "conversation": None, "interaction": several and several()}
     rollout, train = SimpleNamespace(engine=None), SimpleNamespace(seed=0)
     recipe = SimpleNamespace(**parts, rollout=rollout, train=train)
-    run = SimpleNamespace(recipe=recipe, template=None, data=SimpleNamespace(partners=Partners()), context=64)
+    run = SimpleNamespace(recipe=recipe, template=None, data=SimpleNamespace(participants=Participants()), context=64)
     assert Run.sampler(run, Sampling(), 1, 1).seconds == seconds  # type: ignore[arg-type]
 
 
 def test_a_user_answers_until_done() -> None:
-    [done] = hold(lambda request, turn: f"{turn}", Partners(interaction=Doubter()), check="strict")
+    [done] = hold(lambda request, turn: f"{turn}", Participants(interaction=Doubter()), check="strict")
     assert [turn.role for turn in done.turns] == ["user", "assistant", "user", "assistant", "user", "assistant"]
     assert (done.turn_rewards, done.text, done.error) == ([-1.0, -1.0, -1.0], "2", None)
     assert replies(done) == 2 * "\n<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n"
 
 
 def test_a_user_who_breaks_fails_the_conversation() -> None:
-    [done] = hold(lambda request, turn: "break", Partners(interaction=Doubter()))
-    assert done.error == "PartnerError: Doubter: RuntimeError: no more"
+    [done] = hold(lambda request, turn: "break", Participants(interaction=Doubter()))
+    assert done.error == "ParticipantError: Doubter: RuntimeError: no more"
 
 
 class Countdown(Environment):
@@ -424,12 +430,12 @@ class Countdown(Environment):
 
 
 def test_the_samples_of_a_prompt_play_the_same_episode() -> None:
-    done = hold(lambda request, turn: "go", Partners(environment=Countdown()), samples=3, check="strict")
+    done = hold(lambda request, turn: "go", Participants(environment=Countdown()), samples=3, check="strict")
     starts = {TOKENIZER.decode(t.tokens[: t.turns[0].end]) for t in done}
     assert len(starts) == 1
     assert "<|im_start|>user\n?<|im_end|>\n<|im_start|>user\nseed " in starts.pop()
     assert all(t.turn_rewards == [1.0, 1.0] and t.stop is StopReason.STOP for t in done)
-    [broken] = hold(lambda request, turn: "inf", Partners(environment=Countdown()))
+    [broken] = hold(lambda request, turn: "inf", Participants(environment=Countdown()))
     assert broken.error is not None
     assert "expected a finite number" in broken.error
 
@@ -441,9 +447,9 @@ def checked(template: str, says: str, check: str, spell: Any = TOKENIZER, turns:
     tokenizer.add_tokens(["four"])
     engine = ScriptedEngine(lambda request, turn: says)
     engine.bind(SimpleNamespace(tokenizer=spell))  # type: ignore[arg-type]
-    partners = Partners(interaction=Doubter())
+    participants = Participants(interaction=Doubter())
     renders = ChatTemplate(tokenizer, {tokenizer.eos_token_id})
-    sampler = Sampler(engine, renders, Sampling(), 1, 0, 1, 0, partners, Limits(turns=turns), check=check)
+    sampler = Sampler(engine, renders, Sampling(), 1, 0, 1, 0, participants, Limits(turns=turns), check=check)
 
     async def finish(group: list[Trajectory]) -> None: ...
 

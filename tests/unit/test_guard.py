@@ -19,7 +19,7 @@ from rlkit.interfaces.reward import RewardManager
 from rlkit.interfaces.tool import State
 from rlkit.rewards import Composite, Router
 from rlkit.rollout.guard import GuardError, guard, paused
-from rlkit.rollout.participants import Partners
+from rlkit.rollout.participants import Participants
 from rlkit.rollout.scoring import score
 from rlkit.rollout.workers import Workers
 from rlkit.testing import example_trajectory
@@ -207,18 +207,18 @@ class Broken(ToolParser):
 
 
 @pytest.mark.parametrize(
-    ("partners", "error"),
+    ("participants", "error"),
     [
-        (Partners(interaction=Mumbler(None)), "PartnerError: Mumbler: it returned None, expected Reply"),
-        (Partners(interaction=Mumbler(Reply(["hm"], done=False))), "Mumbler: .*'hm'.*expected .* role and content"),  # type: ignore[list-item]
-        (Partners(interaction=Mumbler(Reply(None, done=False))), "Mumbler: .*None.*expected .* role and content"),  # type: ignore[arg-type]
-        (Partners(environment=Sync()), "Sync: TypeError: object str can't be used in 'await' expression"),
-        (Partners(environment=Numb()), "Numb: it returned 1.0, expected Observation"),
-        (Partners({"add": Adder()}, Broken()), "PartnerError: Broken: KeyError: 'x'"),
+        (Participants(interaction=Mumbler(None)), "ParticipantError: Mumbler: it returned None, expected Reply"),
+        (Participants(interaction=Mumbler(Reply(["hm"], done=False))), "Mumbler: .*'hm'.*expected .* role and content"),  # type: ignore[list-item]
+        (Participants(interaction=Mumbler(Reply(None, done=False))), "Mumbler: .*None.*expected .* role and content"),  # type: ignore[arg-type]
+        (Participants(environment=Sync()), "Sync: TypeError: object str can't be used in 'await' expression"),
+        (Participants(environment=Numb()), "Numb: it returned 1.0, expected Observation"),
+        (Participants({"add": Adder()}, Broken()), "ParticipantError: Broken: KeyError: 'x'"),
     ],
 )
-def test_a_part_that_returns_nonsense_costs_its_conversation(partners: Partners, error: str) -> None:
-    done = hold(lambda request, turn: "x", partners, samples=2)
+def test_a_part_that_returns_nonsense_costs_its_conversation(participants: Participants, error: str) -> None:
+    done = hold(lambda request, turn: "x", participants, samples=2)
     for trajectory in done:
         with pytest.raises(AssertionError, match=error):
             raise AssertionError(trajectory.error)
@@ -233,7 +233,7 @@ def test_retry_lets_the_policy_try_again_as_often_as_it_was_told() -> None:
             return function(argument)
 
         user.bind(SimpleNamespace(work=work))  # type: ignore[arg-type]
-        [done] = hold(lambda request, turn, said=answers: said[turn], Partners(interaction=user))
+        [done] = hold(lambda request, turn, said=answers: said[turn], Participants(interaction=user))
         assert done.turn_rewards == rewards
 
 
@@ -241,10 +241,10 @@ def test_an_answer_that_cannot_be_compared_is_wrong_unless_the_reference_cannot_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("rlkit.interactions.retry._same", compare_badly)
-    for reference, error in (("7", None), ("broken", "PartnerError: Retry: RecursionError: ")):
+    for reference, error in (("7", None), ("broken", "ParticipantError: Retry: RecursionError: ")):
         user = Retry(tries=0, penalty=0.5)
         user.bind(ExampleRuntime())
         prompt = Prompt("p", PROMPT.messages, reference)
-        [done] = hold(lambda request, turn: "broken", Partners(interaction=user), prompt)
+        [done] = hold(lambda request, turn: "broken", Participants(interaction=user), prompt)
         assert done.error == error
         assert done.turn_rewards == ([-0.5] if error is None else [0.0])

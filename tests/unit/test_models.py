@@ -12,7 +12,7 @@ from rlkit.errors import RecipeError
 from rlkit.models.actor import Actor
 from rlkit.models.load import SHIPPED, load_policy, load_tokenizer, save_policy
 from rlkit.models.reference import Reference
-from rlkit.models.weights import PolicyWeights, whole
+from rlkit.models.weights import PolicyWeights, full_state_dict
 from rlkit.sections import Lora, Model
 from rlkit.testing import random_model, save_random_model
 
@@ -112,10 +112,10 @@ def test_adapters_are_streamed_under_the_names_that_peft_saves_them_by(tmp_path:
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_whole_state_has_tied_weights_once(tied: bool) -> None:
     model = random_model("qwen2", tie_word_embeddings=tied)
-    state = whole(model, keep=True)
+    state = full_state_dict(model, keep=True)
     assert set(state) == {name for name, _ in model.named_parameters()}
     assert ("lm_head.weight" in state) is not tied
-    assert whole(model, keep=False) == {}
+    assert full_state_dict(model, keep=False) == {}
 
 
 def test_a_bucket_ends_with_the_tensor_that_fills_it() -> None:

@@ -135,7 +135,7 @@ def test_aggregation_without_its_count_says_which() -> None:
         ("k3", -25.0, 10.0, 0.0),  # clamped, where the gradient ends
     ],
 )
-def test_kl_by_hand(kind: kl.KLKind, d: float, value: float, slope: float) -> None:
+def test_kl_by_hand(kind: kl.KLEstimator, d: float, value: float, slope: float) -> None:
     logps = torch.tensor([d - 1.0], requires_grad=True)
     estimate = kl.estimate(logps, torch.tensor([-1.0]), kind)
     (gradient,) = torch.autograd.grad(estimate, logps)

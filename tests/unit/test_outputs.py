@@ -110,7 +110,7 @@ def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(write_plugin(tmp_path / "site", "faulty", PARTS)))
 
 
-TINY = ("--train.steps=1", "--train.prompts_per_step=2", "--rollout.group=2", "--validation=null",
+TINY = ("--train.steps=1", "--train.prompts_per_step=2", "--rollout.group_size=2", "--validation=null",
         "--rollout.sampling.max_tokens=4")  # fmt: skip
 
 

@@ -27,7 +27,7 @@ def check(capsys: pytest.CaptureFixture[str], *options: str) -> str:
 def test_the_plan_says_how_sizes_work_out(capsys: pytest.CaptureFixture[str]) -> None:
     """33 prompts on 2 ranks in 2 mini-batches: 32 or 34 would be even. Rows of 30 + 12 tokens: 47 in 2000."""
     out = check(
-        capsys, "--train.prompts_per_step=33", "--train.minibatches=2", "--train.micro_tokens=2000",
+        capsys, "--train.prompts_per_step=33", "--train.minibatches=2", "--train.max_tokens_per_micro_batch=2000",
         "--fabric.devices=2", "--fabric.strategy=ddp",
     )  # fmt: skip
     assert "100 steps of 33 prompts x 8 samples = 264 trajectories, 2 optimizer steps each" in out
@@ -41,9 +41,9 @@ def test_the_plan_says_how_sizes_work_out(capsys: pytest.CaptureFixture[str]) ->
 def test_a_row_longer_than_a_micro_batch_and_an_answer_cut_by_the_context_are_told(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    out = check(capsys, "--train.micro_tokens=40", "--rollout.sampling.max_tokens=5000")
+    out = check(capsys, "--train.max_tokens_per_micro_batch=40", "--rollout.sampling.max_tokens=5000")
     assert "answers to it end after 4066" in out
-    assert "the longest row has 4096 tokens, more than train.micro_tokens = 40" in out
+    assert "the longest row has 4096 tokens, more than train.max_tokens_per_micro_batch = 40" in out
 
 
 def test_memory_is_estimated_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,7 +102,7 @@ def test_a_delta_is_what_the_template_adds_after_the_policys_end_token() -> None
 
 def proof(template: str) -> str:
     tokenizer = tokenizer_with(template)
-    return "\n".join(ChatTemplate(tokenizer, {tokenizer.eos_token_id}).prove().warnings)  # type: ignore[attr-defined]
+    return "\n".join(ChatTemplate(tokenizer, {tokenizer.eos_token_id}).check().warnings)  # type: ignore[attr-defined]
 
 
 def test_the_proof_of_a_template() -> None:
@@ -140,8 +140,8 @@ def test_prompts_are_measured_with_the_tools_that_the_template_describes() -> No
     plain = data.longest
     shown = "{% for tool in tools or [] %}{{ tool['function']['name'] }}{% endfor %}"
     data.tokenizer.chat_template = shown + data.tokenizer.chat_template
-    data.meet()
+    data.bind_tools()
     assert data.longest == plain + len("calculator")  # a token is a byte
     data.context = data.longest
     with pytest.raises(RecipeError, match=rf"has {data.longest} tokens, but the context .* is {data.longest} "):
-        data.meet()
+        data.bind_tools()

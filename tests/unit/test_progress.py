@@ -72,7 +72,7 @@ def test_equal_rewards_are_no_error_and_are_warned_of_once_after_five_steps(
     assert see(progress, *[quiet] * 4) == []
     [said] = see(progress, quiet)
     assert "5 steps in a row" in said
-    assert "raise rollout.group" in said
+    assert "raise rollout.group_size" in said
     assert see(progress, *[quiet] * 20) == []
     assert progress.stalled == 0
     see(progress, GOOD, *[quiet] * 4)
@@ -88,7 +88,7 @@ def test_steps_without_signal_may_be_limited(recipe: Recipe) -> None:
 
 
 def test_while_the_critic_learns_alone_its_steps_count(recipe: Recipe) -> None:
-    options = ["--recipe=quick_ppo", "--critic.alone=2"]
+    options = ["--recipe=quick_ppo", "--critic.policy_delay_steps=2"]
     progress = Progress(parse("fit", options).recipe)
     alone: dict[str, Any] = {"critic/steps": 1.0, "advantage/abs_mean": 0.5}
     assert not progress.stalls(2, alone)

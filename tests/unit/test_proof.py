@@ -13,7 +13,7 @@ from rlkit.cli.parsing.parser import parse
 from rlkit.distributed.fsdp2 import make_fabric
 from rlkit.engines import TorchEngine
 from rlkit.errors import EngineError, PartError
-from rlkit.run.preflight.weight_check import prove
+from rlkit.run.preflight.weight_check import check_weights
 from rlkit.train.data import load_data
 from rlkit.train.run import Run
 from rlkit.types import Completion, Request
@@ -25,7 +25,7 @@ def run() -> Iterator[Run]:
     fabric = make_fabric(recipe.fabric)
     fabric.launch()
     live = Run(recipe, load_data(recipe), fabric, training=False)
-    live.publish()
+    live.sync_weights()
     yield live
     live.close()
 
@@ -39,7 +39,7 @@ def prove_with(run: Run, gaps: list[float], monkeypatch: pytest.MonkeyPatch) -> 
         return replace(answer, logps=[answer.logps[0] + gaps[int(request.session.removeprefix("proof/"))]])
 
     monkeypatch.setattr(TorchEngine, "generate", wrong)
-    return prove(run)
+    return check_weights(run)
 
 
 def test_the_gap_is_a_mean(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,7 @@ def test_a_range_in_words(hint: object, words: str) -> None:
             "rollout.sampling.stop_ids is [-1], expected a list, each of it a whole number of 0 or more",
         ),
         ("--advantage.eps=-5", "advantage.eps is -5, expected a number above 0"),
-        ("--train.max_norm=1e40", "train.max_norm is 1e40, expected a number above 0 and at most 1e+30"),
+        ("--train.max_grad_norm=1e40", "train.max_grad_norm is 1e40, expected a number above 0 and at most 1e+30"),
         ("--loss.clip_high=nan", "loss.clip_high is nan, expected a number from 0 to 1e+30"),
         ("--reward.timeout=-1", "reward.timeout is -1, expected a number above 0 and at most 31536000"),
         ("--task.validation_size=-7", "task.validation_size is -7, expected a whole number of 1 or more"),
@@ -78,7 +78,7 @@ def test_a_range_in_words(hint: object, words: str) -> None:
         ('--train={"steps":true}', "train.steps is true, expected a whole number of 1 or more"),
         ('--train.lr={"a":[1]}', 'train.lr is {"a":[1]}, expected a number above 0'),
         ('--tools={"calc":{"class_path":"Calculator","init_args":{"bonus":"x"}}}', "bonus is 'x', expected a number"),
-        ("--rollout.engine=SGLangServer --rollout.engine.patience.retries=-1", "rollout.engine.patience.retries is -1"),
+        ("--rollout.engine=SGLangServer --rollout.engine.retry.retries=-1", "rollout.engine.retry.retries is -1"),
         (
             '--advantage=GDPO --advantage.weights={"a":.inf}',
             "advantage.weights.a is inf, expected a number from -1e+30",

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from rlkit.errors import CheckpointError, RecipeError
-from rlkit.models.store import Found, Numbers, State, Store
+from rlkit.models.store import CheckpointRef, Numbers, State, Store
 from rlkit.run.checkpoint.resume import compare
 from rlkit.run.checkpoint.state import as_data, numbers, restore
 
@@ -21,9 +21,9 @@ RECIPE: dict[str, Any] = {
 }
 
 
-def found(tmp_path: Path, kept: Numbers | None = None) -> Found:
+def found(tmp_path: Path, kept: Numbers | None = None) -> CheckpointRef:
     state = State(step=3, recipe=RECIPE, numbers=kept or Numbers(version=3))
-    return Found(Store(str(tmp_path)), "step-000003", state)
+    return CheckpointRef(Store(str(tmp_path)), "step-000003", state)
 
 
 def changed(**changes: dict[str, Any]) -> str:

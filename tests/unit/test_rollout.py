@@ -142,7 +142,7 @@ def test_collate_pads_and_puts_the_reward_on_the_last_sampled_token() -> None:
 
 
 class ByTurn(RewardManager):
-    """Gives one reward for every dot of the text, whatever the turns."""
+    """Returns one reward for every dot of the text, whatever the turns."""
 
     async def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
         return [Score(1.0, turn_rewards=[0.5] * t.text.count(".")) for t in trajectories]
@@ -185,7 +185,7 @@ def test_a_refilled_place_does_not_keep_the_greedy_reward_of_the_prompt_before()
     async def failing(reward: object, group: Sequence[Trajectory]) -> list[Score]:
         return [Score(None, error="away") for _ in group]
 
-    rollout = SimpleNamespace(engine=engine, sampling=Sampling(max_tokens=16), group=2)
+    rollout = SimpleNamespace(engine=engine, sampling=Sampling(max_tokens=16), group_size=2)
     recipe = SimpleNamespace(rollout=rollout, train=SimpleNamespace(seed=0), reward=None)
     run = SimpleNamespace(
         recipe=recipe, score=failing, sampler=lambda sampling, samples, step, **_: replace(common, samples=samples)

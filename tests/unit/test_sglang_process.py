@@ -21,7 +21,7 @@ from rlkit.cli.parsing.parser import parse
 from rlkit.engines import SGLangEngine, SGLangServer
 from rlkit.engines.sglang import base as sglang_base
 from rlkit.engines.sglang.http import Client, Fault
-from rlkit.engines.sglang.node import Patience
+from rlkit.engines.sglang.node import RetryPolicy
 from rlkit.engines.sglang.process import Launch, adapter_words, command, environment
 from rlkit.models.load import load_policy
 from rlkit.sections import Lora, Model
@@ -134,7 +134,7 @@ def test_an_engine_beside_the_trainer_leaves_it_room(started: list[tuple[Launch,
 
 def test_servers_on_the_trainers_gpus_are_warned_of(started: list[tuple[Launch, int | None]]) -> None:
     with pytest.warns(UserWarning, match=r"servers on GPUs \[2\], which the trainer uses too; set first_gpu"):
-        start(SGLangServer(servers=2, launch=Launch(infer_tp=2)), "cuda:2")
+        start(SGLangServer(servers=2, launch=Launch(tensor_parallel=2)), "cuda:2")
     assert [(launch.memory_fraction, gpu) for launch, gpu in started] == [(None, 0), (0.4, 2)]
 
 
@@ -163,7 +163,7 @@ def test_nccl_is_set_alike_on_both_sides_of_a_group(
 
 def test_a_process_is_told_how_long_it_may_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SGLANG_HEALTH_CHECK_TIMEOUT", raising=False)
-    engine = SGLangEngine(patience=Patience(hang_seconds=7.0))
+    engine = SGLangEngine(retry=RetryPolicy(hang_seconds=7.0))
     policy = load_policy(Model("tiny"))
     runtime: Any = SimpleNamespace(policy=policy, device=torch.device("cpu"), gather=lambda x: x)
     engine._runtime, engine._stop_ids, engine._dtype, engine._trainers = runtime, frozenset(), torch.float32, set()

@@ -25,8 +25,8 @@ from rlkit.types import Completion, Prompt, Request, SampleKey, Sampling, StopRe
 class StubNode(Node):
     """A server that takes a moment, answers with one token, and remembers what it was asked."""
 
-    def __init__(self, number: int, patience: Any) -> None:
-        super().__init__(f"http://127.0.0.1:{number}", patience)
+    def __init__(self, number: int, retry: Any) -> None:
+        super().__init__(f"http://127.0.0.1:{number}", retry)
         self.state = State.READY
         self.bodies: list[dict[str, Any]] = []
         self.failures: list[Fault] = []
@@ -47,7 +47,7 @@ class StubNode(Node):
     async def healthy(self, deadline: float) -> bool:
         return False
 
-    async def revive(self) -> None:
+    async def restart(self) -> None:
         self.revived += 1
         await asyncio.sleep(0.4)  # longer than the pause of the others
         self.state = State.COLD
@@ -68,7 +68,7 @@ def engine() -> SGLangServer:
     engine._runtime = SimpleNamespace(context=62)  # type: ignore[assignment]
     engine._vocabulary, engine._stop_ids, engine._run, engine.version = 100, frozenset({2}), "run", 0
     engine._stream, engine._sharded, engine._push = object(), False, Pushed()  # type: ignore[assignment]
-    engine._nodes = [StubNode(number, engine.patience) for number in range(1, 5)]
+    engine._nodes = [StubNode(number, engine.retry) for number in range(1, 5)]
     engine._own = engine._nodes
     engine._balance = Balance(engine._fronts())
     return engine
@@ -167,14 +167,18 @@ def test_memory_that_ranks_share_is_released_before_any_goes_on(
 
 
 def test_an_engine_that_has_no_room_left_ends_a_conversation_by_its_context() -> None:
-    talk = Conversation(Prompt("p", []), 0, Limits(turns=8))
-    talk.begin([1, 2])
+    conversation = Conversation(Prompt("p", []), 0, Limits(turns=8))
+    conversation.begin([1, 2])
     nothing = Completion([], [], [], StopReason.CONTEXT)
-    talk.sampled(Completion([3], [-0.5], [0], StopReason.STOP))
-    talk.interact()
-    talk.told("user", [4])
-    talk.sampled(nothing)
-    assert (talk.stop, talk.error, talk.mask) == (StopReason.CONTEXT, None, [False, False, True, False])
+    conversation.sampled(Completion([3], [-0.5], [0], StopReason.STOP))
+    conversation.interact()
+    conversation.told("user", [4])
+    conversation.sampled(nothing)
+    assert (conversation.stop, conversation.error, conversation.mask) == (
+        StopReason.CONTEXT,
+        None,
+        [False, False, True, False],
+    )
     unanswered = Conversation(Prompt("p", []), 0, Limits(turns=8))
     unanswered.begin([1, 2])
     unanswered.sampled(nothing)

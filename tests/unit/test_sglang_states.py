@@ -10,15 +10,15 @@ from rlkit.errors import EngineError
 from rlkit.ranges import outside
 
 AWAKE = [
-    Step.PAUSE, Step.BEGIN, Step.LOAD, Step.LOAD, Step.END, Step.FLUSH, Step.LABEL, Step.CONTINUE, Step.PROVE,
+    Step.PAUSE, Step.BEGIN, Step.LOAD, Step.LOAD, Step.END, Step.FLUSH, Step.LABEL, Step.CONTINUE, Step.CHECK,
 ]  # fmt: skip
 RELEASED = [
     Step.PAUSE, Step.RELEASE, Step.RESUME_WEIGHTS, Step.BEGIN, Step.LOAD, Step.LOAD, Step.END, Step.RESUME_KV,
-    Step.FLUSH, Step.LABEL, Step.CONTINUE, Step.PROVE,
+    Step.FLUSH, Step.LABEL, Step.CONTINUE, Step.CHECK,
 ]  # fmt: skip
-ADAPTERS = [Step.PAUSE, Step.ADAPT, Step.FLUSH, Step.LABEL, Step.CONTINUE, Step.PROVE]
+ADAPTERS = [Step.PAUSE, Step.ADAPT, Step.FLUSH, Step.LABEL, Step.CONTINUE, Step.CHECK]
 BOTH = [
-    Step.PAUSE, Step.BEGIN, Step.LOAD, Step.END, Step.ADAPT, Step.FLUSH, Step.LABEL, Step.CONTINUE, Step.PROVE,
+    Step.PAUSE, Step.BEGIN, Step.LOAD, Step.END, Step.ADAPT, Step.FLUSH, Step.LABEL, Step.CONTINUE, Step.CHECK,
 ]  # fmt: skip
 
 
@@ -53,7 +53,7 @@ def test_a_sync_ends_ready(state: State, steps: list[Step]) -> None:
         (State.LOADING, Step.ADAPT),  # with half of the base
         (State.ADAPTED, Step.CONTINUE),  # with prefixes of the old adapters
         (State.COLD, Step.LOAD),
-        (State.COLD, Step.PROVE),  # of what?
+        (State.COLD, Step.CHECK),  # of what?
         (State.LOADING, Step.RELEASE),
         (State.READY, Step.RELEASE),  # SGLang crashes if it is not idle
         (State.PAUSED, Step.RESUME_WEIGHTS),  # SGLang crashes if nothing was released
@@ -97,7 +97,7 @@ def test_other_releases_are_refused(version: str) -> None:
 
 
 def test_options_are_checked() -> None:
-    assert list(outside(Launch(infer_tp=0, memory_fraction=1.5), "launch")) == [
-        "launch.infer_tp is 0, expected a whole number from 1 to 65536",
+    assert list(outside(Launch(tensor_parallel=0, memory_fraction=1.5), "launch")) == [
+        "launch.tensor_parallel is 0, expected a whole number from 1 to 65536",
         "launch.memory_fraction is 1.5, expected a number above 0 and below 1",
     ]

@@ -18,7 +18,7 @@ SLEEPER = "import os, subprocess, sys, time; child = subprocess.Popen(['sleep', 
 
 
 def start(log: Path) -> tuple[subprocess.Popen[bytes], list[int]]:
-    """Give a supervisor, and the process ids of its server and the server's child."""
+    """Return a supervisor, and the process ids of its server and the server's child."""
     supervisor = subprocess.Popen(
         (sys.executable, "-S", "-E", str(SUPERVISOR), str(log), sys.executable, "-c", SLEEPER), stdin=subprocess.PIPE
     )

@@ -42,7 +42,7 @@ def test_each_process_of_a_server_has_handles_of_its_own(tp: int) -> None:
     asyncio.run(transport.adapt(client, tp, "adapter", ({}, BUCKET)))  # type: ignore[arg-type]
     texts = [body["serialized_named_tensors"] for _, body in client.calls if "serialized_named_tensors" in body]
     assert [len(sent) for sent in texts] == [tp, tp]
-    assert [len(set(sent)) for sent in texts] == [1, 1]  # by name of the same memory, on a processor
+    assert [len(set(sent)) for sent in texts] == [1, 1]  # by name of the same memory, on a CPU
     assert len({id(text) for text in texts[0]}) == tp  # and yet serialised one by one
 
 

@@ -12,7 +12,7 @@ import torch
 
 from rlkit.cli.main import main
 from rlkit.distributed import offload
-from rlkit.distributed.offload import Resting
+from rlkit.distributed.offload import HostOffload
 from rlkit.engines import TorchEngine
 from rlkit.run import memory
 from rlkit.train import run as loop_run
@@ -27,7 +27,7 @@ class Colocated:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.events: list[str] = []
         self.asleep = True
-        sync, ask, off_device, back = TorchEngine.sync, TorchEngine.generate, Resting.off_device, Resting.back
+        sync, ask, off_device, back = TorchEngine.sync, TorchEngine.generate, HostOffload.off_device, HostOffload.back
 
         async def synced(engine: TorchEngine, stream: Any, version: int) -> None:
             self.note("take memory" if self.asleep else "take weights")
@@ -45,27 +45,27 @@ class Colocated:
             self.asleep = True
 
         @contextmanager
-        def away(resting: Resting) -> Iterator[None]:
+        def away(resting: HostOffload) -> Iterator[None]:
             with off_device(resting):
                 self.note("trainer leaves")
                 yield
             self.note("trainer returns")
 
         @contextmanager
-        def returned(resting: Resting, module: torch.nn.Module) -> Iterator[None]:
+        def returned(resting: HostOffload, module: torch.nn.Module) -> Iterator[None]:
             with back(resting, module):
                 yield
             self.note("policy leaves")
 
-        learn = loop_step.learn
+        learn = loop_step.update_models
         patch.setattr(TorchEngine, "reads_policy", False)
         patch.setattr(TorchEngine, "needs_weights", property(lambda _: self.asleep))
         patch.setattr(TorchEngine, "sync", synced)
         patch.setattr(TorchEngine, "generate", asked)
         patch.setattr(TorchEngine, "awake", awake)
-        patch.setattr(Resting, "off_device", away)
-        patch.setattr(Resting, "back", returned)
-        patch.setattr(loop_step, "learn", lambda *args: (self.note("learn"), learn(*args)))
+        patch.setattr(HostOffload, "off_device", away)
+        patch.setattr(HostOffload, "back", returned)
+        patch.setattr(loop_step, "update_models", lambda *args: (self.note("learn"), learn(*args)))
         for module in (loop_run, offload):
             patch.setattr(module, "free_cached", lambda _: self.note("free"))
 

@@ -52,7 +52,7 @@ def template_of(style: str, tools: Sequence[dict[str, Any]] = ()) -> ChatTemplat
 
 
 def altered(style: str, old: str, new: str) -> ChatTemplate:
-    """Give a style with one thing changed in its source."""
+    """Return a style with one thing changed in its source."""
     tokenizer = tokenizer_of.__wrapped__(style)
     assert old in tokenizer.chat_template
     tokenizer.chat_template = tokenizer.chat_template.replace(old, new)
@@ -81,7 +81,7 @@ def result(content: str, id: str = CALL_ID) -> Message:
 
 
 def written(style: str, turn: Message) -> str:
-    """Give what a policy of this style writes for a turn, but for its end token."""
+    """Return what a policy of this style writes for a turn, but for its end token."""
     calls = [
         (c["function"]["name"], json.dumps(c["function"]["arguments"]), c["id"]) for c in turn.get("tool_calls", ())
     ]
@@ -111,7 +111,7 @@ def split(messages: Sequence[Message]) -> list[list[Message]]:
 
 
 def play(style: str, messages: Sequence[Message], template: ChatTemplate) -> list[int]:
-    """Give the flat run of a conversation, compared with the template's own rendering at each of the policy's turns."""
+    """Return the flat run of a conversation, compared with the template's own rendering at each turn of the policy."""
     flat: list[int] = []
     told: list[Message] = []
     for part in split(messages):
@@ -124,8 +124,8 @@ def play(style: str, messages: Sequence[Message], template: ChatTemplate) -> lis
 
 
 def turns(count: int, *first: Message) -> list[Message]:
-    talk = [m for i in range(count) for m in (user(f"Question {i}?"), assistant(f"Answer\n{i}."))]
-    return [*first, *talk]
+    conversation = [m for i in range(count) for m in (user(f"Question {i}?"), assistant(f"Answer\n{i}."))]
+    return [*first, *conversation]
 
 
 def conversations(style: str) -> dict[str, list[Message]]:
@@ -224,7 +224,7 @@ def test_qwen3_strips_thinking_from_what_it_renders_but_not_from_the_run() -> No
     kept = template.start([user("One?"), {**calling(CALL_ID), "content": thought}, result("7")])  # no user since
     call = ids(template, f"{thought}\n{written('qwen3', calling(CALL_ID))}")
     assert kept == start + call + end + template.delta([result("7")])
-    proof = template.prove()
+    proof = template.check()
     assert any("strips thinking from earlier turns" in warning for warning in proof.warnings)
     assert "a user turn is appended to what came before" in proof.facts
     assert "a tool turn is appended to what came before" in proof.facts
@@ -232,7 +232,7 @@ def test_qwen3_strips_thinking_from_what_it_renders_but_not_from_the_run() -> No
 
 @pytest.mark.parametrize("style", ["chatml", "llama3", "mistral"])
 def test_nothing_hurts_in_a_template_that_appends(style: str) -> None:
-    assert template_of(style).prove().warnings == []
+    assert template_of(style).check().warnings == []
 
 
 @pytest.mark.parametrize("messages", [[user("And?")], [result("7")]])
@@ -241,7 +241,7 @@ def test_a_template_that_renders_history_anew_gives_no_delta(messages: list[Mess
     for hostile in (template, altered("chatml", "messages %}", "messages[-2:] %}")):
         with pytest.raises(RecipeError, match="renders earlier turns anew"):
             hostile.delta(messages)
-    assert any("renders earlier turns anew" in warning for warning in template.prove().warnings)
+    assert any("renders earlier turns anew" in warning for warning in template.check().warnings)
 
 
 def test_a_template_that_marks_the_last_turn_gives_no_delta() -> None:
@@ -274,7 +274,7 @@ def test_a_generation_prompt_may_open_a_thought() -> None:
     own = [*ids(template, "Hm.\n</think>\n\nYes."), tokenizer.eos_token_id]
     history = [user("One?"), assistant("<think>\nHm.\n</think>\n\nYes."), user("Two?")]
     assert template.start(history[:1]) + own + delta == template.start(history)
-    assert "the policy is trained on the former" in template.prove().warnings[0]
+    assert "the policy is trained on the former" in template.check().warnings[0]
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -314,7 +314,7 @@ def test_a_turn_that_the_model_ends_otherwise_is_also_closed_as_the_template_doe
     other = ChatTemplate(tokenizer, {tokenizer.eos_token_id})
     usual = template_of("chatml")
     assert other.delta(messages) == ids(usual, "<|im_end|>") + usual.delta(messages)
-    assert "set eos_token_id" in "\n".join(other.prove().warnings)
+    assert "set eos_token_id" in "\n".join(other.check().warnings)
 
 
 @pytest.mark.parametrize("after", ["", "\\n", "\\n\\n", "<|endoftext|>\\n"])

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 PACKAGES = [Path(find_spec(name).origin).resolve().parents[1] for name in ("rlkit", "rlkit_tool_python")]
-sys.path.insert(0, str(PACKAGES[1] / "rlkit_tool_python"))  # whose import would take its time
+sys.path.insert(0, str(PACKAGES[1] / "rlkit_tool_python"))  # whose import would select_rows its time
 
 import sandbox  # noqa: E402
 
@@ -36,7 +36,7 @@ REFUSED = {
 
 
 def closed(path: Path) -> Path | None:
-    """Give the first folder on the way to a path that only its owner may enter."""
+    """Return the first folder on the way to a path that only its owner may enter."""
     way = [*reversed(path.parents), path]
     return next((folder for folder in way if not folder.stat().st_mode & 0o001), None)
 

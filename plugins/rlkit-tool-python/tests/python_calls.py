@@ -10,7 +10,7 @@ from rlkit_tool_python import PythonTool
 
 
 def bound(**options) -> PythonTool:
-    """Give a tool that is ready, whatever this machine enforces."""
+    """Return a tool that is ready, whatever this machine enforces."""
     tool = PythonTool(**{"timeout": 10, "memory_mb": 512, "processes": 8, "file_mb": 4, "strict": False, **options})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -19,7 +19,7 @@ def bound(**options) -> PythonTool:
 
 
 def run(code: str, tool: PythonTool | None = None, **options) -> str:
-    """Give the answer to one call; check that none of its processes is left."""
+    """Return the answer to one call; check that none of its processes is left."""
     own = tool or bound(**options)
 
     async def conversation() -> str:
@@ -39,7 +39,7 @@ def run(code: str, tool: PythonTool | None = None, **options) -> str:
 
 
 def left_of(folder: str) -> list[str]:
-    """Give the living processes that have a conversation's folder for their home."""
+    """Return the living processes that have a conversation's folder for their home."""
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:

@@ -65,7 +65,7 @@ def victim() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def try_each(*lines: str) -> str:
-    """Give code that prints `ESCAPED` and the line for each line that raises nothing."""
+    """Return code that prints `ESCAPED` and the line for each line that raises nothing."""
     return f"""
 import ctypes, fcntl, os, resource, signal, socket, subprocess, sys
 libc = ctypes.CDLL(None, use_errno=True)

@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 
 
 def talk(*codes: str, **options) -> list[str]:
-    """Give the answers to the calls of one conversation."""
+    """Return the answers to the calls of one conversation."""
     tool = bound(**options)
 
     async def conversation() -> list[str]:

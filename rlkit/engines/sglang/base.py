@@ -1,4 +1,4 @@
-"""What SGLangServer and SGLangEngine share: requests, retries, versions, syncs and their proof."""
+"""What SGLangServer and SGLangEngine share: requests, retries, versions, syncs and their check_weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import torch
 
 from rlkit.engines.sglang.balance import Balance
 from rlkit.engines.sglang.http import Fault
-from rlkit.engines.sglang.node import Hung, Node, Patience
+from rlkit.engines.sglang.node import Hung, Node, RetryPolicy
 from rlkit.engines.sglang.process import BESIDE_TRAINER, Launch, ServerProcess
 from rlkit.engines.sglang.push import Failures, Mismatch, Push
 from rlkit.engines.sglang.states import State
@@ -42,16 +42,16 @@ class SGLangRollouts(RolloutEngine):
 
     Args:
         launch: How servers are started.
-        patience: How long servers are waited for, and how often they may fail.
-        proof: Compare log-probs with the trainer's after every sync.
+        retry: How long servers are waited for, and how often they may fail.
+        check_weights: Compare log-probs with the trainer's after every sync.
     """
 
     reserved = 2  # SGLang never fills the last two tokens of the context
 
-    def __init__(self, launch: Launch, patience: Patience, proof: bool) -> None:
+    def __init__(self, launch: Launch, retry: RetryPolicy, check_weights: bool) -> None:
         self.launch = launch
-        self.patience = patience
-        self.proof = proof
+        self.retry = retry
+        self.check_weights = check_weights
         self.version = -1
         self._own: list[Node] = []
         self._nodes: list[Node] = []
@@ -64,33 +64,33 @@ class SGLangRollouts(RolloutEngine):
 
     @abstractmethod
     def _start(self, rank: int) -> list[Node]:
-        """Give the servers to which this rank gives weights; those of rlkit have been started."""
+        """Return the servers to which this rank gives weights; those of rlkit have been started."""
 
     def _launched(self, gpu: int | None) -> Node:
-        """Start a server, on a GPU and its successors or on the processor."""
+        """Start a server, on a GPU and its successors or on the CPU."""
         policy, dtype, launch = self._runtime.policy, str(self._dtype).removeprefix("torch."), self.launch
         if self._shared(gpu) and launch.memory_fraction is None:
             launch = replace(launch, memory_fraction=BESIDE_TRAINER)
-        hang = self.patience.hang_seconds
+        hang = self.retry.hang_seconds
         process = ServerProcess(policy, self._stop_ids, launch, dtype, gpu, hang_seconds=hang)
         process.start()
-        return Node(process.url, self.patience, process)
+        return Node(process.url, self.retry, process)
 
     def _shared(self, gpu: int | None) -> set[int]:
         """Return those GPUs of a server, the first of which is given, that the trainer uses too."""
-        return set() if gpu is None else self._trainers.intersection(range(gpu, gpu + self.launch.infer_tp))
+        return set() if gpu is None else self._trainers.intersection(range(gpu, gpu + self.launch.tensor_parallel))
 
     @abstractmethod
     def _mine(self, urls: Sequence[Sequence[str]], rank: int) -> list[str]:
-        """Give the servers that this rank sends requests to, of those that each rank gives weights to."""
+        """Return the servers that this rank sends requests to, of those that each rank gives weights to."""
 
     def _fronts(self) -> dict[Node, list[Node]]:
-        """Give what requests are sent to, each with the servers behind it: itself, if it is no router."""
+        """Return what requests are sent to, each with the servers behind it: itself, if it is no router."""
         return {node: [node] for node in self._nodes}
 
     @abstractmethod
     def _transport(self) -> Transport:
-        """Give the way in which weights travel."""
+        """Return the way in which weights travel."""
 
     def bind(self, runtime: Runtime) -> None:
         from rlkit.models.lora import adapted
@@ -118,7 +118,7 @@ class SGLangRollouts(RolloutEngine):
         self._run = ranks[0]["run"]
         mine = self._mine([other["urls"] for other in ranks], rank)
         own = {node.url: node for node in self._own}
-        self._nodes = [own.get(url) or Node(url, self.patience, owned=False) for url in mine]
+        self._nodes = [own.get(url) or Node(url, self.retry, owned=False) for url in mine]
         self._balance = Balance(self._fronts())
         if self.launch.adapter_only:
             for node in {*self._own, *self._nodes, *self._balance.fronts}:
@@ -141,7 +141,7 @@ class SGLangRollouts(RolloutEngine):
         return {gpu for where, gpu in ranks if where == host and gpu is not None}
 
     def _exchange(self, text: str) -> list[str]:
-        """Give every rank's text, in the order of ranks."""
+        """Return every rank's text, in the order of ranks."""
         sent = torch.tensor(list(f"{text}\n".encode()), dtype=torch.uint8)
         return bytes(self._runtime.gather(sent).tolist()).decode().splitlines()
 
@@ -157,10 +157,10 @@ class SGLangRollouts(RolloutEngine):
                 f"{self._vocabulary - 1}; others crash it"
             )
         budget = min(request.sampling.max_tokens, room)
-        seconds = request.deadline or self.patience.request_seconds
+        seconds = request.deadline or self.retry.request_seconds
         faults: list[str] = []
         async with asyncio.timeout(seconds):
-            for attempt in range(self.patience.retries + 1):
+            for attempt in range(self.retry.retries + 1):
                 if attempt:
                     self._counts["retried"] += 1
                     await asyncio.sleep(0.1 * 2**attempt * (0.5 + random.random()))
@@ -227,7 +227,7 @@ class SGLangRollouts(RolloutEngine):
         return f"{self._run}-{version}"
 
     def _version_of(self, label: str) -> int:
-        """Give the version that a label of this run names; -1 for any other."""
+        """Return the version that a label of this run names; -1 for any other."""
         run, _, version = label.partition("-")
         return int(version) if run == self._run and version.isdecimal() else -1
 
@@ -248,7 +248,7 @@ class SGLangRollouts(RolloutEngine):
             async with node.lock:
                 if node.state is not State.READY and node.owned and not self._sharded:
                     await self._restore(node)
-                elif not node.owned and await node.label() == self._label(self.version):
+                elif not node.owned and await node.weight_version() == self._label(self.version):
                     node.state = State.READY
             if node.state is not State.READY:
                 self._starved = True
@@ -263,21 +263,21 @@ class SGLangRollouts(RolloutEngine):
         async with node.lock:
             if node.mended != mended:
                 return False
-            well = not isinstance(fault, Hung) and await node.healthy(self.patience.hang_seconds)
+            well = not isinstance(fault, Hung) and await node.healthy(self.retry.hang_seconds)
             if not well and node.owned:
                 node.broken("answer", fault)
-            elif not well or await node.label() != self._label(self.version):
+            elif not well or await node.weight_version() != self._label(self.version):
                 node.state = State.COLD
             node.mended += 1
             return True
 
     async def _restore(self, node: Node) -> None:
-        """Give a server the current weights again; they are those that the trainer holds as long as a rollout lasts."""
+        """Push the current weights to a server again: those that the trainer holds as long as a rollout lasts."""
         assert self._stream is not None
         while True:
             if node.state is State.BROKEN:
                 self._counts["restarts"] += 1
-                await node.revive()
+                await node.restart()
             failed = await self._push.push(self._stream, [node], self._label(self.version), self._expected)
             if not failed:
                 return
@@ -291,7 +291,7 @@ class SGLangRollouts(RolloutEngine):
         first = self._stream is None
         self._stream = stream
         self._starved = False
-        if self.proof:
+        if self.check_weights:
             self._expected = Expected(self._rows, self._ask(self._rows))
         async with contextlib.AsyncExitStack() as stack:
             for node in self._own:
@@ -300,7 +300,7 @@ class SGLangRollouts(RolloutEngine):
             self.version = version
             label = self._label(version)
             wrong = await self._push_until_well(stream, label)
-            if first and self.proof:
+            if first and self.check_weights:
                 right = [node for node in self._own if node not in wrong]
                 wrong |= await self._push.try_canary(right, self._rows[0], self._ask)
             if self._anywhere(bool(wrong)):
@@ -331,7 +331,7 @@ class SGLangRollouts(RolloutEngine):
                     if node.state is not State.BROKEN:  # it never came up, so trying again is no use
                         raise failed[node]
                     self._counts["restarts"] += 1
-                    await node.revive()
+                    await node.restart()
                 except EngineError as error:
                     fatal = error
             if self._anywhere(fatal is not None):
@@ -380,7 +380,7 @@ class SGLangRollouts(RolloutEngine):
 
 
 def _rank() -> tuple[int, int]:
-    """Give this process's number and the count of all."""
+    """Return this process's number and the count of all."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return 0, 1

@@ -9,14 +9,14 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le
 
 from rlkit.engines.sglang.base import SGLangRollouts
-from rlkit.engines.sglang.node import Node, Patience
+from rlkit.engines.sglang.node import Node, RetryPolicy
 from rlkit.engines.sglang.process import Launch, require_sglang
 from rlkit.engines.sglang.weights import AS_SGLANG, DiskTransport, GroupTransport, TensorTransport, Transport, is_local
 from rlkit.errors import EngineError, RecipeError
 from rlkit.ranges import NUMBER, Count
 
 LAUNCH = Launch()
-PATIENCE = Patience()
+RETRY = RetryPolicy()
 
 
 class SGLangServer(SGLangRollouts):
@@ -33,13 +33,13 @@ class SGLangServer(SGLangRollouts):
         urls: Running servers; none starts `servers` here.
         router: An SGLang router in front of `urls`: requests go to it, weights to the servers themselves.
         servers: How many to start.
-        first_gpu: The index of the first server's first GPU; the next server takes the next `launch.infer_tp`.
+        first_gpu: The index of the first server's first GPU; the next server takes the next `launch.tensor_parallel`.
         transport: How weights travel: `tensor` (memory of this machine), `group` (a process group, between machines),
             `disk` (files); `auto` is `tensor` where all servers are on this machine and `group` elsewhere.
         folder: Where `disk` writes, seen by all servers; null takes a temporary folder of this machine.
         launch: How servers are started.
-        patience: How long servers are waited for, and how often they may fail.
-        proof: Compare log-probs with the trainer's after every sync.
+        retry: How long servers are waited for, and how often they may fail.
+        check_weights: Compare log-probs with the trainer's after every sync.
     """
 
     def __init__(
@@ -52,10 +52,10 @@ class SGLangServer(SGLangRollouts):
         transport: Literal["auto", "tensor", "group", "disk"] = "auto",
         folder: str | None = None,
         launch: Launch = LAUNCH,
-        patience: Patience = PATIENCE,
-        proof: bool = True,
+        retry: RetryPolicy = RETRY,
+        check_weights: bool = True,
     ) -> None:
-        super().__init__(launch, patience, proof)
+        super().__init__(launch, retry, check_weights)
         if router is not None and not urls:
             raise RecipeError(f"SGLangServer has router={router!r} and no urls; give those of the servers behind it")
         if launch.adapter_only and transport == "disk" and not urls:
@@ -83,10 +83,10 @@ class SGLangServer(SGLangRollouts):
         if rank > 0:
             return []
         if self.urls:
-            return [Node(url, self.patience) for url in self.urls]
+            return [Node(url, self.retry) for url in self.urls]
         require_sglang()
         gpus = self._runtime.device.type == "cuda"
-        firsts = [self.first_gpu + i * self.launch.infer_tp if gpus else None for i in range(self.servers)]
+        firsts = [self.first_gpu + i * self.launch.tensor_parallel if gpus else None for i in range(self.servers)]
         taken = sorted({gpu for first in firsts for gpu in self._shared(first)})
         if taken:
             warnings.warn(
@@ -102,7 +102,7 @@ class SGLangServer(SGLangRollouts):
     def _fronts(self) -> dict[Node, list[Node]]:
         if self.router is None:
             return super()._fronts()
-        return {Node(self.router, self.patience, owned=False): self._nodes}
+        return {Node(self.router, self.retry, owned=False): self._nodes}
 
     def _transport(self) -> Transport:
         if self.transport == "disk":
@@ -123,29 +123,29 @@ class SGLangEngine(SGLangRollouts):
 
     It is a server that rlkit starts and that listens on 127.0.0.1 only, not a `sglang.Engine` in the trainer's
     process: if SGLang crashes, it kills its parent. Tensors do not pass through HTTP: they are handed over in shared
-    memory, or by CUDA IPC on a GPU. With `launch.infer_tp` above 1, so many neighbouring ranks share one engine over
-    their GPUs. Everything else is as in `SGLangServer`.
+    memory, or by CUDA IPC on a GPU. With `launch.tensor_parallel` above 1, so many neighbouring ranks share one
+    engine over their GPUs. Everything else is as in `SGLangServer`.
 
     Args:
         launch: How the engine is started.
-        patience: How long it is waited for, and how often it may fail.
-        proof: Compare log-probs with the trainer's after every sync.
+        retry: How long it is waited for, and how often it may fail.
+        check_weights: Compare log-probs with the trainer's after every sync.
     """
 
-    def __init__(self, launch: Launch = LAUNCH, patience: Patience = PATIENCE, proof: bool = True) -> None:
-        super().__init__(launch, patience, proof)
+    def __init__(self, launch: Launch = LAUNCH, retry: RetryPolicy = RETRY, check_weights: bool = True) -> None:
+        super().__init__(launch, retry, check_weights)
 
     def _start(self, rank: int) -> list[Node]:
         require_sglang()
         device = self._runtime.device
-        if rank % self.launch.infer_tp:
+        if rank % self.launch.tensor_parallel:
             return []
-        if device.type == "cpu" and self.launch.infer_tp > 1:
-            raise EngineError(f"launch.infer_tp is {self.launch.infer_tp} on a processor, expected 1")
+        if device.type == "cpu" and self.launch.tensor_parallel > 1:
+            raise EngineError(f"launch.tensor_parallel is {self.launch.tensor_parallel} on a CPU, expected 1")
         return [self._launched(device.index or 0 if device.type == "cuda" else None)]
 
     def _mine(self, urls: Sequence[Sequence[str]], rank: int) -> list[str]:
-        return list(urls[rank - rank % self.launch.infer_tp])
+        return list(urls[rank - rank % self.launch.tensor_parallel])
 
     def _transport(self) -> Transport:
         return TensorTransport(self._runtime.device)

@@ -39,7 +39,7 @@ class Client:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def get(self, path: str, deadline: float) -> Any:
-        """Give the answer to a GET.
+        """Return the answer to a GET.
 
         Raises:
             Fault: There was none in time, or one with an error.
@@ -47,7 +47,7 @@ class Client:
         return await self._call("GET", path, None, deadline)
 
     async def post(self, path: str, body: Any, deadline: float) -> Any:
-        """Give the answer to a POST of a JSON body.
+        """Return the answer to a POST of a JSON body.
 
         Raises:
             Fault: There was none in time, or one with an error.

@@ -31,7 +31,7 @@ WATCH_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
-class Patience:
+class RetryPolicy:
     """How long servers are waited for, and how often they may fail.
 
     Args:
@@ -58,12 +58,12 @@ class Node:
 
     Args:
         url: Its address.
-        patience: How long it is waited for.
+        retry: How long it is waited for.
         process: The process, where rlkit starts it.
         owned: Whether this rank gives it weights; another rank does otherwise.
     """
 
-    def __init__(self, url: str, patience: Patience, process: ServerProcess | None = None, owned: bool = True) -> None:
+    def __init__(self, url: str, retry: RetryPolicy, process: ServerProcess | None = None, owned: bool = True) -> None:
         self.client = Client(url)
         self.process = process
         self.owned = owned
@@ -78,7 +78,7 @@ class Node:
         """The name of the adapters that its answers are to be sampled with."""
         self.trouble = ""
         self.lock = asyncio.Lock()
-        self._patience = patience
+        self._retry = retry
         self._met = False
         self._brackets = True
         self._watch: asyncio.Task[None] | None = None
@@ -104,7 +104,7 @@ class Node:
             self.assigned -= 1
 
     def error(self, doing: str, fault: BaseException) -> EngineError:
-        """Give an error with what was being done, the server's words and the end of its log."""
+        """Return an error with what was being done, the server's words and the end of its log."""
         text = f"SGLang server {self.url} could not {doing}: {fault}"
         if self.process is not None:
             text += f"\nThe end of its log {self.process.log}:\n{self.process.tail()}"
@@ -118,7 +118,7 @@ class Node:
 
     # life
 
-    async def meet(self) -> None:
+    async def wait_ready(self) -> None:
         """Wait until it answers, and learn what it is; does nothing if that is known.
 
         Raises:
@@ -126,12 +126,12 @@ class Node:
         """
         if self._met:
             return
-        deadline = time.monotonic() + self._patience.start_seconds
+        deadline = time.monotonic() + self._retry.start_seconds
         while not await self.healthy(10.0):
             if self.process is not None and not self.process.alive:
                 raise self.error("start", Fault("its process ended"))
             if time.monotonic() > deadline:
-                fault = Fault(f"there was no healthy answer within {self._patience.start_seconds:g} s")
+                fault = Fault(f"there was no healthy answer within {self._retry.start_seconds:g} s")
                 raise self.error("start", fault)
             await asyncio.sleep(POLL_SECONDS)
         try:
@@ -153,22 +153,22 @@ class Node:
             return False
         return True
 
-    async def label(self) -> str | None:
-        """Give the version that it says its weights have; None if it does not answer."""
+    async def weight_version(self) -> str | None:
+        """Return the version that it says its weights have; None if it does not answer."""
         try:
             info = await self.client.get("/model_info", 10.0)
         except Fault:
             return None
         return str(info.get("weight_version"))
 
-    async def revive(self) -> None:
+    async def restart(self) -> None:
         """Bring it back to where it can take weights: restart it if it is rlkit's, wait for it otherwise.
 
         Raises:
             EngineError: It was restarted too often, or does not come back.
         """
         self._end_watch()
-        if self.restarts >= self._patience.restarts:
+        if self.restarts >= self._retry.restarts:
             raise self.error("go on", Fault(f"it failed {self.restarts + 1} times since the last sync: {self.trouble}"))
         self.restarts += 1
         self._met = False
@@ -177,7 +177,7 @@ class Node:
         else:
             self.client.close()
             await asyncio.to_thread(self.process.start)
-        await self.meet()
+        await self.wait_ready()
         self.state = State.COLD
 
     async def _reset(self) -> None:
@@ -185,8 +185,8 @@ class Node:
 
         A server that has nothing open says so, which is no failure.
         """
-        deadline = time.monotonic() + self._patience.start_seconds
-        while await self.label() is None:
+        deadline = time.monotonic() + self._retry.start_seconds
+        while await self.weight_version() is None:
             if time.monotonic() > deadline:
                 raise self.error("go on", Fault(f"it does not answer since: {self.trouble}"))
             await asyncio.sleep(POLL_SECONDS)
@@ -236,7 +236,7 @@ class Node:
             await self.perform(step, lambda step=step: self._simple(step, transport, label, adapter))  # type: ignore[misc]
 
     def release(self) -> None:
-        """Give its memory back, if it holds proven weights; they are lost. This is called outside of any event loop."""
+        """Release its memory, if it holds checked weights; they are lost. Called outside of any event loop."""
         if self.state is not State.READY:
             return
         for step, path, body in (
@@ -276,7 +276,7 @@ class Node:
     # requests
 
     async def ask(self, body: dict[str, Any], deadline: float) -> dict[str, Any]:
-        """Give the answer to a generation request.
+        """Return the answer to a generation request.
 
         Raises:
             Fault: There was none; also if the server gave no sign of life for too long while this waited.
@@ -291,7 +291,7 @@ class Node:
         try:
             await asyncio.wait((call, hung), return_when=asyncio.FIRST_COMPLETED)
             if not call.done():
-                raise Hung(f"{self.url} gave no sign of life for {self._patience.hang_seconds:g} s")
+                raise Hung(f"{self.url} gave no sign of life for {self._retry.hang_seconds:g} s")
             answer: dict[str, Any] = call.result()
             return answer
         finally:
@@ -299,15 +299,15 @@ class Node:
             self.in_flight -= 1
 
     async def generate(self, body: dict[str, Any], deadline: float) -> Any:
-        """Give the answer to a generation request, sampled with the adapters, if it has any."""
+        """Return the answer to a generation request, sampled with the adapters, if it has any."""
         return await self.client.post("/generate", body | {"lora_path": self.adapter}, deadline)
 
     async def _keep_watch(self, hung: asyncio.Future[None]) -> None:
         """While requests are in flight, look whether the server lives."""
         while self.in_flight:
-            await asyncio.sleep(min(WATCH_SECONDS, self._patience.hang_seconds / 4))
+            await asyncio.sleep(min(WATCH_SECONDS, self._retry.hang_seconds / 4))
             ended = self.process is not None and not self.process.alive
-            well = not ended and (self.lock.locked() or await self.healthy(self._patience.hang_seconds))
+            well = not ended and (self.lock.locked() or await self.healthy(self._retry.hang_seconds))
             if not well and not hung.done():
                 hung.set_result(None)
                 return

@@ -34,7 +34,7 @@ SUPERVISOR = Path(__file__).with_name("supervisor.py")
 TAIL_LINES = 25
 PORTS = range(20000, 30000)
 CPU_TOKENS = "65536"
-"""Tokens of KV cache on a processor, where SGLang would take most of the memory otherwise."""
+"""Tokens of KV cache on a CPU, where SGLang would take most of the memory otherwise."""
 
 OF_TRAINERS = re.compile(
     "(LOCAL_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|NODE_RANK|(GROUP|ROLE)_.*|TORCHELASTIC_.*|TORCH_NCCL_.*|PYTORCH_.*ALLOC_CONF"
@@ -57,7 +57,7 @@ class Launch:
     """How servers are started.
 
     Args:
-        infer_tp: GPUs of one server, over which it shards the model.
+        tensor_parallel: GPUs of one server, over which it shards the model.
         dtype: The weights' type in the engine; `auto` is the type in which the trainer computes. In float32 attention
             is slow on GPUs, since SGLang's kernels take 16 bit.
         memory_fraction: Share of the GPU memory that is free when a server starts, for weights and KV cache; null takes
@@ -68,7 +68,7 @@ class Launch:
         args: Further arguments of `python -m sglang.launch_server`.
     """
 
-    infer_tp: Count = 1
+    tensor_parallel: Count = 1
     dtype: Kind = "auto"
     memory_fraction: ShareBelowOne | None = None
     release_memory: bool = False
@@ -77,7 +77,7 @@ class Launch:
 
 
 def release(version: str) -> tuple[int, ...]:
-    """Give a release's first three numbers.
+    """Return a release's first three numbers.
 
     Raises:
         EngineError: rlkit does not know the release.
@@ -109,7 +109,7 @@ def require_sglang() -> None:
 
 
 def free_port() -> int:
-    """Give a port of 127.0.0.1 that nobody listens on.
+    """Return a port of 127.0.0.1 that nobody listens on.
 
     It is below those that the kernel hands out, one of which SGLang's own sockets may get before the server listens.
     """
@@ -132,11 +132,11 @@ def write_model(folder: Path, policy: Any, stop_ids: frozenset[int]) -> None:
 
 
 def command(model: Path, port: int, launch: Launch, dtype: str, gpu: int | None) -> list[str]:
-    """Give a server's command line without `launch.args`; `gpu` is the index of its first one, None on a processor."""
+    """Return a server's command line without `launch.args`; `gpu` is the index of its first one, None on a CPU."""
     words = [
         sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--load-format", "dummy",
         "--skip-tokenizer-init", "--skip-server-warmup", "--host", "127.0.0.1", "--port", str(port), "--dtype", dtype,
-        "--tp-size", str(launch.infer_tp), "--log-level", "warning",
+        "--tp-size", str(launch.tensor_parallel), "--log-level", "warning",
     ]  # fmt: skip
     if gpu is None:
         words += [
@@ -170,7 +170,7 @@ def environment(gpu: int | None, hang_seconds: float) -> dict[str, str]:
     """Return a server's environment: the trainer's, but for what is the trainer's own.
 
     Args:
-        gpu: The index of its first GPU; None for a processor.
+        gpu: The index of its first GPU; None for a CPU.
         hang_seconds: How long the server may take for a health probe before it calls itself unhealthy.
     """
     found = {name: value for name, value in os.environ.items() if not OF_TRAINERS.fullmatch(name)}
@@ -191,7 +191,7 @@ class ServerProcess:
         stop_ids: What ends a turn.
         launch: How it is started.
         dtype: The weights' type in the engine.
-        gpu: The index of its first GPU; None for a processor.
+        gpu: The index of its first GPU; None for a CPU.
         hang_seconds: Without a sign of life, after which it counts as dead.
     """
 
@@ -232,7 +232,7 @@ class ServerProcess:
         return self._supervisor is not None and self._supervisor.poll() is None
 
     def tail(self) -> str:
-        """Give the end of its log, and the last exceptions that stand before it."""
+        """Return the end of its log, and the last exceptions that stand before it."""
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
         raised = [line for line in lines[-1000:-TAIL_LINES] if re.match(r"[\w.]*(Error|Exception)\b", line)]
         return "\n".join([*raised[-3:], *lines[-TAIL_LINES:]])

@@ -63,7 +63,7 @@ class Push:
     async def push(
         self, stream: WeightStream, nodes: Sequence[Node], label: str, expected: Expected | None, base: bool = True
     ) -> Failures:
-        """Give the servers all weights, or the adapters but not the `base`, and prove it.
+        """Return the servers all weights, or the adapters but not the `base`, and check_weights it.
 
         A failure of one server is none of the others. The stream is read to its end whatever happens to them, since
         other ranks may read it with this one.
@@ -85,7 +85,7 @@ class Push:
         async def each(step: Callable[[Node], Coroutine[Any, Any, None]]) -> None:
             await _each([n for n in nodes if n not in failed], step, failed)
 
-        await each(lambda node: node.meet())
+        await each(lambda node: node.wait_ready())
         targets = [(node.client, node.tp) for node in nodes if node not in failed]
         if base and targets:
             try:
@@ -100,9 +100,9 @@ class Push:
         adapter = self._adapter(stream)
         await each(lambda node: node.finish(self.transport, label, adapter))
         if expected is not None:
-            await each(lambda node: self.prove(node, expected))
+            await each(lambda node: self.check_weights(node, expected))
         else:
-            await each(lambda node: node.perform(Step.PROVE, lambda: asyncio.sleep(0)))
+            await each(lambda node: node.perform(Step.CHECK, lambda: asyncio.sleep(0)))
         if failed:
             self.transport.close_group()
         return failed
@@ -134,13 +134,13 @@ class Push:
         found = stream.adapter() if self.adapter_only else None
         return None if found is None else (found[0], [(name, x.to(self.dtype)) for name, x in found[1]])
 
-    async def prove(self, node: Node, expected: Expected) -> None:
+    async def check_weights(self, node: Node, expected: Expected) -> None:
         """Compare a server's log-probs with the trainer's.
 
         Raises:
             Mismatch: They differ.
         """
-        self.gap = await node.perform(Step.PROVE, lambda: self._probe(node, expected))
+        self.gap = await node.perform(Step.CHECK, lambda: self._probe(node, expected))
         if not self.gap.within(self.tolerance):
             node.state = State.UNPROVEN
             raise Mismatch(self._explain(node, self.gap))
@@ -154,7 +154,7 @@ class Push:
         answers = []
         for node in nodes:
             try:
-                answers.append(await node.generate(canary_body(row), DEADLINES[Step.PROVE]))
+                answers.append(await node.generate(canary_body(row), DEADLINES[Step.CHECK]))
             except Fault as fault:
                 answers.append(None)
                 wrong[node] = node.error("answer after the first sync", fault)
@@ -171,7 +171,7 @@ class Push:
         return wrong
 
     async def _probe(self, node: Node, expected: Expected) -> Gap:
-        answers = await node.generate(probe_body(expected.rows), DEADLINES[Step.PROVE])
+        answers = await node.generate(probe_body(expected.rows), DEADLINES[Step.CHECK])
         return probe_gap(expected, answers)
 
     def _explain(self, node: Node, gap: Gap) -> str:
@@ -214,7 +214,7 @@ class Push:
         )
 
     def _portions(self, stream: WeightStream) -> Iterator[tuple[str, Bucket, Adapter | None]]:
-        """Give what can be sent again by itself, with its name: the adapters, then a few tensors at a time."""
+        """Return what can be sent again by itself, with its name: the adapters, then a few tensors at a time."""
         if adapter := self._adapter(stream):
             yield "the adapters", [], adapter
         size = max(1, len(stream.specs) // SUSPECTS)
@@ -234,7 +234,7 @@ class Push:
         if failed:
             raise failed[node]
         await node.finish(self.transport, label, adapter)
-        gap: Gap = await node.perform(Step.PROVE, lambda: self._probe(node, expected))
+        gap: Gap = await node.perform(Step.CHECK, lambda: self._probe(node, expected))
         node.state = State.UNPROVEN
         return gap
 

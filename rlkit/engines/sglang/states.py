@@ -45,7 +45,7 @@ class Step(StrEnum):
     FLUSH = "flush the KV cache"
     LABEL = "set the version"
     CONTINUE = "continue"
-    PROVE = "prove the weights"
+    CHECK = "check the weights"
     RESET = "reset"
 
 
@@ -62,7 +62,7 @@ TABLE: dict[State, dict[Step, State]] = {
     State.ADAPTED: {Step.FLUSH: State.FLUSHED},
     State.FLUSHED: {Step.LABEL: State.LABELLED},
     State.LABELLED: {Step.CONTINUE: State.UNPROVEN},
-    State.UNPROVEN: {Step.PAUSE: State.PAUSED, Step.PROVE: State.READY},
+    State.UNPROVEN: {Step.PAUSE: State.PAUSED, Step.CHECK: State.READY},
     State.BROKEN: {Step.RESET: State.COLD},
 }
 
@@ -78,7 +78,7 @@ DEADLINES: dict[Step, float] = {
     Step.FLUSH: 60.0,
     Step.LABEL: 60.0,
     Step.CONTINUE: 60.0,
-    Step.PROVE: 300.0,
+    Step.CHECK: 300.0,
     Step.RESET: 60.0,
 }
 """Seconds that a step may take."""
@@ -89,7 +89,7 @@ PATH_WITH_ADAPTERS = (Step.END, Step.RESUME_KV, Step.ADAPT, Step.FLUSH, Step.LAB
 
 
 def after(state: State, step: Step) -> State:
-    """Give the state in which a step leaves a server.
+    """Return the state in which a step leaves a server.
 
     Raises:
         EngineError: The step may not be made in this state.
@@ -102,7 +102,7 @@ def after(state: State, step: Step) -> State:
 
 
 def walk(state: State, path: tuple[Step, ...]) -> Iterator[Step]:
-    """Give the steps of a path that a server in this state needs.
+    """Return the steps of a path that a server in this state needs.
 
     What is awake is not resumed, sleep is not paused, and an update that was not begun is not ended.
     """

@@ -39,7 +39,7 @@ TOLERANCES = {
     torch.bfloat16: Tolerance(0.1, 1.0),
     torch.float16: Tolerance(0.05, 0.5),
 }
-"""By the engine's type. Seen on a processor: 1e-5 at most in float32, 0.03 in bfloat16."""
+"""By the engine's type. Seen on a CPU: 1e-5 at most in float32, 0.03 in bfloat16."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Gap:
 
 
 def probe_rows(tokenizer: Any, context: int) -> list[list[int]]:
-    """Give the token ids of the probes."""
+    """Return the token ids of the probes."""
     rows = [list(tokenizer.encode(text, add_special_tokens=False)) for text in TEXTS]
     return [row[: max(2, min(24, context - 1 - CANARY_TOKENS))] for row in rows]
 
@@ -84,13 +84,13 @@ def ask_policy(runtime: Runtime, rows: Sequence[Sequence[int]]) -> list[Tensor]:
 
 
 def probe_body(rows: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Give the request that has a server score the probes and add the likeliest token to each."""
+    """Return the request that has a server score the probes and add the likeliest token to each."""
     sampling = {"temperature": 0.0, "max_new_tokens": 1, "ignore_eos": True}
     return {"input_ids": list(rows), "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
 
 
 def canary_body(row: Sequence[int]) -> dict[str, Any]:
-    """Give the request for a greedy answer to a probe."""
+    """Return the request for a greedy answer to a probe."""
     sampling = {"temperature": 0.0, "max_new_tokens": CANARY_TOKENS, "ignore_eos": True}
     return {"input_ids": list(row), "sampling_params": sampling, "return_logprob": True}
 

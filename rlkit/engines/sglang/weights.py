@@ -63,7 +63,7 @@ class Transport(ABC):
         """Do what is left once a server has had all buckets."""
 
     async def adapt(self, client: Client, tp: int, name: str, adapter: Adapter) -> None:
-        """Give a server adapters under a name, in place of those that had it."""
+        """Return a server adapters under a name, in place of those that had it."""
         raise NotImplementedError
 
     def end(self) -> None:
@@ -77,7 +77,7 @@ class Transport(ABC):
 
 
 class TensorTransport(Transport):
-    """Shared memory on a processor and CUDA IPC on a GPU: only handles travel over HTTP.
+    """Shared memory on a CPU and CUDA IPC on a GPU: only handles travel over HTTP.
 
     The tensors of a bucket are copied into one flat buffer of each type, which lives until all servers have answered.
     Each process of a server opens handles of its own: every opening counts one off what the sender has lent.
@@ -131,7 +131,7 @@ async def _unload(client: Client, name: str) -> None:
 
 
 def flatten(bucket: Bucket) -> Bucket:
-    """Give the same tensors as views of one new buffer of each type, so that they share one memory handle."""
+    """Return the same tensors as views of one new buffer of each type, so that they share one memory handle."""
     found: dict[str, Tensor] = {}
     for dtype in {tensor.dtype for _, tensor in bucket}:
         named = [(name, tensor) for name, tensor in bucket if tensor.dtype == dtype]
@@ -142,7 +142,7 @@ def flatten(bucket: Bucket) -> Bucket:
 
 
 def serialize(bucket: Bucket | dict[str, Tensor]) -> str:
-    """Give handles to tensors' memory as text, to be opened once by each process of a server."""
+    """Return handles to tensors' memory as text, to be opened once by each process of a server."""
     with _shared_by_name():
         buffer = io.BytesIO()
         ForkingPickler(buffer).dump(bucket)
@@ -211,7 +211,7 @@ class DiskTransport(Transport):
 
 
 class GroupTransport(Transport):
-    """Broadcasts tensors over a process group of the trainer and all servers: nccl for GPUs, gloo for processors.
+    """Broadcasts tensors over a process group of the trainer and all servers: nccl for GPUs, gloo for CPUs.
 
     The group is made anew whenever the servers of an update are others than those of the last one, or were restarted.
 
@@ -313,7 +313,7 @@ async def _in_thread(function: Any, *args: Any) -> Any:
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Any] = loop.create_future()
 
-    def settle(result: Any, error: BaseException | None) -> None:
+    def set_result(result: Any, error: BaseException | None) -> None:
         if not done.done():
             done.set_result(result) if error is None else done.set_exception(error)
 
@@ -323,7 +323,7 @@ async def _in_thread(function: Any, *args: Any) -> Any:
         except Exception as failure:
             result, error = None, failure
         if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, result, error)
+            loop.call_soon_threadsafe(set_result, result, error)
 
     threading.Thread(target=work, daemon=True).start()
     return await done
@@ -335,7 +335,7 @@ def is_local(url: str) -> bool:
 
 
 def _reachable(urls: Sequence[str]) -> str:
-    """Give the address of this machine by which the servers can reach it."""
+    """Return the address of this machine by which the servers can reach it."""
     if all(map(is_local, urls)):
         return "127.0.0.1"
     return socket.gethostbyname(socket.gethostname())

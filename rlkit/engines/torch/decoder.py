@@ -83,7 +83,7 @@ class Decoder:
         return min(self.starts, default=0)
 
     def positions(self) -> Tensor:
-        """Give the position [R] i64 of the token that comes next in each row."""
+        """Return the position [R] i64 of the token that comes next in each row."""
         return self.end - torch.tensor(self.starts, device=self.device)
 
     @torch.inference_mode()

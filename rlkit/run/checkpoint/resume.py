@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlkit.errors import RecipeError, show
-from rlkit.models.store import Found
+from rlkit.models.store import CheckpointRef
 from rlkit.run.checkpoint.state import as_data, restore, tensors
 from rlkit.train.run import Run
 
@@ -20,21 +20,21 @@ FREE = (
     "log",
     "save",
     "validation",
-    "train.micro_tokens",
+    "train.max_tokens_per_micro_batch",
     "train.checkpoint_activations",
     "train.offload_during_rollout",
     "train.deadline",
     "train.require_reward",
     "train.max_steps_without_signal",
 )
-"""Options that may change: what is learnt stays the same. `train.steps` too, where no learning rate decays by it."""
+"""Options that may change: what is learned stays the same. `train.steps` too, where no learning rate decays by it."""
 
 
-def compare(found: Found, recipe_yaml: str, force: bool) -> list[str]:
-    """Give a line for each difference that a resumed run may have.
+def compare(found: CheckpointRef, recipe_yaml: str, force: bool) -> list[str]:
+    """Return a line for each difference that a resumed run may have.
 
     Raises:
-        RecipeError: A difference breaks the state, or changes what is learnt and `force` is not given.
+        RecipeError: A difference breaks the state, or changes what is learned and `force` is not given.
     """
     old, new = _flat(found.state.recipe), _flat(as_data(recipe_yaml))
     changed = [key for key in sorted(old | new) if old.get(key) != new.get(key)]
@@ -55,7 +55,7 @@ def compare(found: Found, recipe_yaml: str, force: bool) -> list[str]:
     return list(lines.values())
 
 
-def load(run: Run, found: Found) -> None:
+def load(run: Run, found: CheckpointRef) -> None:
     """Bring a run to a checkpoint.
 
     Raises:

@@ -11,13 +11,13 @@ import yaml
 from torch import Tensor, nn
 
 from rlkit.errors import CheckpointError
-from rlkit.models.store import Found, Numbers
+from rlkit.models.store import CheckpointRef, Numbers
 from rlkit.models.weights import trainable
-from rlkit.train.run import Run, Trained
+from rlkit.train.run import Run, TrainableModule
 
 
 def tensors(run: Run, known: Collection[str] | None = None) -> dict[str, Tensor]:
-    """Give the run's tensors by name; they share its memory, so that loading into them loads the run.
+    """Return the run's tensors by name; they share its memory, so that loading into them loads the run.
 
     Frozen weights are left out, but for a reference that has moved: they come from the model's own files.
 
@@ -50,7 +50,7 @@ def numbers(run: Run) -> Numbers:
     )
 
 
-def restore(run: Run, found: Found) -> None:
+def restore(run: Run, found: CheckpointRef) -> None:
     """Set the run's numbers.
 
     Raises:
@@ -73,13 +73,13 @@ def as_data(recipe_yaml: str) -> dict[str, Any]:
     return content
 
 
-def _inner(trained: Trained) -> nn.Module:
-    """Give the module itself, whose names do not depend on how it is wrapped."""
+def _inner(trained: TrainableModule) -> nn.Module:
+    """Return the module itself, whose names do not depend on how it is wrapped."""
     module: nn.Module = trained.module._original_module
     return module
 
 
-def _allocate(trained: Trained, parameters: Mapping[str, Tensor]) -> None:
+def _allocate(trained: TrainableModule, parameters: Mapping[str, Tensor]) -> None:
     for parameter in parameters.values():
         trained.optimizer.optimizer.state[parameter] = {
             "step": torch.tensor(0.0),
@@ -88,7 +88,7 @@ def _allocate(trained: Trained, parameters: Mapping[str, Tensor]) -> None:
         }
 
 
-def _optimizer_state(prefix: str, trained: Trained, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _optimizer_state(prefix: str, trained: TrainableModule, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     def all_of() -> Iterator[tuple[str, Tensor]]:
         for name, parameter in parameters.items():
             for key, value in trained.optimizer.optimizer.state.get(parameter, {}).items():

@@ -54,7 +54,7 @@ class Writer:
     @property
     def busy(self) -> bool:
         """Whether some rank is still writing; all ranks must ask."""
-        return bool(self.ranks.largest(self._writing is not None and not self._writing.done()))
+        return bool(self.ranks.all_reduce_max(self._writing is not None and not self._writing.done()))
 
     def save(self, tensors: dict[str, Tensor], state: State) -> None:
         """Copy the tensors and start writing; `finish` must have been called since the last time.
@@ -70,7 +70,7 @@ class Writer:
             copied = BlockingAsyncStager().stage(tensors)
         except (OSError, MemoryError, RuntimeError) as error:
             problem = f"{type(error).__name__}: {error}"
-        self._agree(name, self.ranks.everyone(problem))
+        self._agree(name, self.ranks.gather_world(problem))
         self._writing = self._thread.submit(self._write, copied, state)
 
     def finish(self) -> bool:
@@ -223,7 +223,7 @@ class Saver:
     def _better(self, value: float | None) -> bool:
         best = self.writer.best
         mine = value is not None and isfinite(value) and (best is None or value > best[0])
-        return bool(self.writer.ranks.largest(mine))
+        return bool(self.writer.ranks.all_reduce_max(mine))
 
     def _attempt(self, work: Callable[[], object]) -> bool:
         """Do something that may fail; return whether it did not."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from rlkit.rollout.collate import collate
 from rlkit.run import memory
-from rlkit.train.logps import judge
+from rlkit.train.logps import compute_logps
 from rlkit.train.metrics import Meter
 from rlkit.train.optim import set_learning_rate
-from rlkit.train.rollouts import sample, settle
+from rlkit.train.rollouts import await_scores, sample
 from rlkit.train.run import Run
-from rlkit.train.update import learn
+from rlkit.train.update import update_models
 from rlkit.types import StopReason, Trajectory
 
 
@@ -26,18 +26,18 @@ def dry_run(run: Run) -> dict[str, float]:
         measured[phase] = figures.get("memory/peak_device_mb", figures["memory/peak_rss_mb"])
 
     note("models loaded")
-    run.publish()
-    settle(run, sample(run, 1, Meter()), Meter())
+    run.sync_weights()
+    await_scores(run, sample(run, 1, Meter()), Meter())
     note("sampling")
     batch = collate(_longest(run)).to(run.device)
-    judge(run, batch)
-    note("judging")
+    compute_logps(run, batch)
+    note("log-probs")
     batch.advantages = batch.mask.float()
     batch.returns = batch.mask.float()
     for trained in (run.trained, run.critic):
         if trained is not None:
             set_learning_rate(trained.optimizer, 0.0)
-    learn(run, batch, 1, Meter())
+    update_models(run, batch, 1, Meter())
     note("learning")
     return measured
 
@@ -47,7 +47,7 @@ def _longest(run: Run) -> list[Trajectory]:
     recipe, data = run.recipe, run.data
     length = min(data.longest + recipe.rollout.sampling.max_tokens, data.context)
     prompts = recipe.train.prompts_per_step
-    rows = min(max(1, recipe.train.micro_tokens // length), prompts * recipe.rollout.group)
+    rows = min(max(1, recipe.train.max_tokens_per_micro_batch // length), prompts * recipe.rollout.group_size)
     mask = [False] + [True] * (length - 1)
     [prompt] = data.examples(1)
     return [

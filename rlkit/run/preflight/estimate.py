@@ -67,7 +67,7 @@ class Setting:
     @property
     def rows(self) -> int:
         """Trajectories of a step on a rank."""
-        return -(-self.recipe.train.prompts_per_step // self.ranks) * self.recipe.rollout.group
+        return -(-self.recipe.train.prompts_per_step // self.ranks) * self.recipe.rollout.group_size
 
     @property
     def computes(self) -> str:
@@ -170,7 +170,9 @@ def memory(known: Setting) -> dict[str, float]:
     everything = known.rows * row
     cached = min(getattr(recipe.rollout.engine, "max_kv_tokens", 0), everything)
     width = 2 if known.half_base else 3 if known.computes == "mixed" else 4  # keys of mixed ones are float32
-    activations = max(_activations(known, model, min(max(train.micro_tokens, row), everything)) for model in models)
+    activations = max(
+        _activations(known, model, min(max(train.max_tokens_per_micro_batch, row), everything)) for model in models
+    )
     gathered = known.policy.base * (2 if known.computes == "mixed" else 4) if known.shards > 1 else 0
     found = {
         "weights and optimizer": states / known.shards,

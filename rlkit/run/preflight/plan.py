@@ -32,7 +32,7 @@ def batches(recipe: Recipe, rows: int | None, ranks: int = 1) -> Iterator[str]:
         rows: Training rows, where they are known.
         ranks: Data-parallel ranks.
     """
-    train, group = recipe.train, recipe.rollout.group
+    train, group = recipe.train, recipe.rollout.group_size
     prompts, updates = train.prompts_per_step, train.minibatches * train.epochs
     passes = "" if rows is None else f"; {train.steps * prompts / rows:.2f} passes over {rows} rows"
     yield from adapters(recipe)
@@ -78,18 +78,19 @@ def lengths(data: Data) -> Iterator[str]:
     train, answer = data.recipe.train, data.recipe.rollout.sampling.max_tokens
     longest = data.longest
     room = min(answer, data.context - longest)
-    rows = max(1, train.micro_tokens // (longest + room))
+    limit = train.max_tokens_per_micro_batch
+    rows = max(1, limit // (longest + room))
     yield (
         f"longest prompt {longest} tokens, answers up to {answer}, context {data.context}"
         + ("" if room == answer else f": answers to it end after {room}")
     )
-    if longest + room > train.micro_tokens:
+    if longest + room > limit:
         yield (
-            f"the longest row has {longest + room} tokens, more than train.micro_tokens = {train.micro_tokens}: it is "
-            f"learnt from alone, and takes the memory that it takes"
+            f"the longest row has {longest + room} tokens, more than train.max_tokens_per_micro_batch = {limit}: "
+            "it is trained on alone, and takes the memory that it takes"
         )
     else:
-        yield f"micro-batches of at most {train.micro_tokens} tokens: {rows} of the longest rows, more of shorter ones"
+        yield f"micro-batches of at most {limit} tokens: {rows} of the longest rows, more of shorter ones"
 
 
 class Trial(NamedTuple):

@@ -1,4 +1,4 @@
-"""The proof that the engine samples from the trainer's weights, before anything is learnt from its tokens."""
+"""The proof that the engine samples from the trainer's weights, before anything is trained on its tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROMPTS = 4
 """How many prompts are continued by one token."""
 
 
-def prove(run: Run) -> float:
+def check_weights(run: Run) -> float:
     """Compare the engine's log-prob of a token after a few prompts with the trainer's; return the mean gap.
 
     Raises:
@@ -38,8 +38,8 @@ def prove(run: Run) -> float:
         with calling(engine, "generate"):
             return list(await asyncio.gather(*map(engine.generate, requests)))
 
-    answers = run.ranks.share(run.sample(ask()))
-    requests = run.ranks.share(requests)
+    answers = run.ranks.broadcast_tp(run.sample(ask()))
+    requests = run.ranks.broadcast_tp(requests)
     gaps = []
     for request, answer in zip(requests, answers, strict=True):
         require(engine, "generate", outputs.of_engine(answer, request, run.version, run.stop_ids))
@@ -49,7 +49,7 @@ def prove(run: Run) -> float:
         with torch.no_grad(), run.autocast():
             gaps.append(abs(float(run.actor(tokens, mask).logps[0, -1]) - answer.logps[0]))
     mean = sum(gaps) / max(1, len(gaps))
-    gap = run.ranks.largest(inf if isnan(mean) else mean)
+    gap = run.ranks.all_reduce_max(inf if isnan(mean) else mean)
     if gap > limit:
         raise EngineError(
             f"the engine does not sample from the trainer's weights: log-probs of {len(gaps)} tokens are {gap:.3g} "

@@ -1,6 +1,6 @@
 """Lets SGLang be imported on a machine without a GPU: put this folder on PYTHONPATH.
 
-SGLang imports kernel and media packages that exist for CUDA only, or that a text model on a processor never calls.
+SGLang imports kernel and media packages that exist for CUDA only, or that a text model on a CPU never calls.
 Python runs this file when it starts, in the server's children too. What stands in for those packages does nothing:
 a class that decorates, or is inherited from. A kernel of `sgl_kernel` raises when it is called, so nothing wrong is
 ever computed.

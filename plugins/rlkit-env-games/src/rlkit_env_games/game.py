@@ -17,7 +17,7 @@ Rows = Annotated[int, Ge(1), Le(1_000_000), NUMBER]
 
 
 def draw(count: int, seed: int, purpose: str) -> int:
-    """Give a number from 0 to `count` - 1 that depends on nothing but the arguments."""
+    """Return a number from 0 to `count` - 1 that depends on nothing but the arguments."""
     digest = hashlib.blake2b(f"{seed}/{purpose}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") % count
 
@@ -41,7 +41,7 @@ class GameTask(Task):
 
 
 def read_meta(prompt: Prompt, names: Sequence[str], task: str) -> list[Any]:
-    """Give what the prompt says of its game.
+    """Return what the prompt says of its game.
 
     Raises:
         RecipeError: It does not say all of it.

@@ -61,15 +61,15 @@ class GuessNumber(Environment):
         return Observation(text, done=turn >= self.turns_allowed(low, high))
 
     def turns_allowed(self, low: int, high: int) -> int:
-        """Give after how many turns an episode is over."""
+        """Return after how many turns an episode is over."""
         return most_guesses(low, high) if self.max_turns is None else self.max_turns
 
     def reward_at(self, turn: int) -> float:
-        """Give what finding the number at this turn is worth; the first turn is 1."""
+        """Return what finding the number at this turn is worth; the first turn is 1."""
         return max(0.0, 1.0 - self.guess_cost * (turn - 1))
 
     def best_reward(self, low: int, high: int) -> float:
-        """Give the expected reward of `optimal_guess`, which no policy exceeds.
+        """Return the expected reward of `optimal_guess`, which no policy exceeds.
 
         Halving finds 1 number at the first turn, up to 2 at the second, 4 at the third, …, and no policy more.
         """
@@ -83,24 +83,24 @@ class GuessNumber(Environment):
 
 
 def hidden_number(low: int, high: int, seed: int) -> int:
-    """Give the number that an episode with this seed hides."""
+    """Return the number that an episode with this seed hides."""
     return low + draw(high - low + 1, seed, "hidden")
 
 
 def most_guesses(low: int, high: int) -> int:
-    """Give how many guesses halving needs at worst: floor(log2(n)) + 1 for n numbers, the last one being `correct`."""
+    """Return how many guesses halving needs at worst: floor(log2(n)) + 1 for n numbers, the last one `correct`."""
     return (high - low + 1).bit_length()
 
 
 def read_guess(action: str, low: int, high: int) -> int | None:
-    """Give the number that the action is, or None if it is not one from `low` to `high`."""
+    """Return the number that the action is, or None if it is not one from `low` to `high`."""
     if not re.fullmatch(r"-?[0-9]{1,18}", text := action.strip()):
         return None
     return int(text) if low <= int(text) <= high else None
 
 
 def optimal_guess(low: int, high: int, turns: Iterable[tuple[str, str]] = ()) -> str:
-    """Give the best next action after `turns`, which are (action, observation): the middle of what is left."""
+    """Return the best next action after `turns`, which are (action, observation): the middle of what is left."""
     for action, observation in turns:
         guess = read_guess(action, low, high)
         if guess is not None and observation == HIGHER:

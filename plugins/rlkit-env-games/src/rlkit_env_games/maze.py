@@ -29,7 +29,7 @@ class Maze:
     high: int
 
     def after(self, value: int, move: str) -> int | None:
-        """Give where a move leads, or None if there is no such move from here."""
+        """Return where a move leads, or None if there is no such move from here."""
         if move not in self.moves:
             return None
         result = apply(value, move)
@@ -108,18 +108,18 @@ class CalculatorMaze(Environment):
         return Observation(f"{value}>{maze.target}", done=over)
 
     def reward_at(self, detour: int) -> float:
-        """Give what reaching the target is worth, so many turns beyond the shortest way; `optimal_move` gets 1."""
+        """Return what reaching the target is worth, so many turns beyond the shortest way; `optimal_move` gets 1."""
         return max(0.0, 1.0 - self.detour_cost * detour)
 
 
 def apply(value: int, move: str) -> int:
-    """Give what `+3`, `-1` or `*2` makes of a number."""
+    """Return what `+3`, `-1` or `*2` makes of a number."""
     operand = int(move[1:])
     return {"+": value + operand, "-": value - operand, "*": value * operand}[move[0]]
 
 
 def draw_maze(moves: Sequence[str], low: int, high: int, distance: int, seed: int) -> Maze:
-    """Give the maze of a seed: any start from which a move leads on, any target at most `distance` moves away.
+    """Return the maze of a seed: any start from which a move leads on, any target at most `distance` moves away.
 
     Raises:
         RecipeError: No move leads from any number of the range to another.
@@ -136,7 +136,7 @@ def draw_maze(moves: Sequence[str], low: int, high: int, distance: int, seed: in
 
 
 def shortest_path(maze: Maze, value: int | None = None) -> list[str] | None:
-    """Give a shortest way to the target from the start, or from another value; None if there is none.
+    """Return a shortest way to the target from the start, or from another value; None if there is none.
 
     Of ways of one length it is the first in the order of the moves.
     """
@@ -145,13 +145,13 @@ def shortest_path(maze: Maze, value: int | None = None) -> list[str] | None:
 
 
 def optimal_move(maze: Maze, value: int | None = None) -> str | None:
-    """Give the best next move; None at the target, or where no way leads to it."""
+    """Return the best next move; None at the target, or where no way leads to it."""
     path = shortest_path(maze, value)
     return path[0] if path else None
 
 
 def _ways(maze: Maze, start: int) -> Iterator[tuple[int, list[str]]]:
-    """Give all that can be reached with a shortest way to each, nearest first: breadth-first search."""
+    """Return all that can be reached with a shortest way to each, nearest first: breadth-first search."""
     ways: dict[int, list[str]] = {start: []}
     for value in (queue := [start]):
         yield value, ways[value]

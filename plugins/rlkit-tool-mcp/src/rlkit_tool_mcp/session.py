@@ -26,7 +26,7 @@ class Server:
         return self.url or " ".join(self.command)
 
     def client(self) -> Client:
-        """Give a client that connects when it is entered."""
+        """Return a client that connects when it is entered."""
         from mcp import Client, StdioServerParameters, stdio_client
 
         if self.url is not None:
@@ -98,7 +98,7 @@ class Session:
             await self._connection.close()
 
     def tools(self) -> list[Description]:
-        """Give what the server offers.
+        """Return what the server offers.
 
         Raises:
             ConnectionError: It cannot be reached, or does not answer.
@@ -183,7 +183,7 @@ _shared: dict[Server, Session] = {}
 
 
 def acquire(server: Server, start_timeout: float) -> Session:
-    """Give this process's session with a server; `release` it afterwards."""
+    """Return this process's session with a server; `release` it afterwards."""
     if server not in _shared:
         _shared[server] = Session(server, start_timeout)
     _shared[server].users += 1
@@ -191,7 +191,7 @@ def acquire(server: Server, start_timeout: float) -> Session:
 
 
 def release(session: Session) -> None:
-    """Give a session back; the last one closes it."""
+    """Return a session back; the last one closes it."""
     session.users -= 1
     if session.users == 0:
         del _shared[session.server]
@@ -199,7 +199,7 @@ def release(session: Session) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """Give the words of the first error inside groups of errors."""
+    """Return the words of the first error inside groups of errors."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {error}"

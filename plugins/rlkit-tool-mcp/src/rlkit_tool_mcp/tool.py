@@ -93,7 +93,7 @@ class McpTool(Tool):
 
 
 def find(name: str, described: Sequence[Description], server: Server) -> Description:
-    """Give the description of a tool.
+    """Return the description of a tool.
 
     Raises:
         RecipeError: The server does not offer it; the message says what it does.
@@ -107,7 +107,7 @@ def find(name: str, described: Sequence[Description], server: Server) -> Descrip
 
 
 def as_text(block: Any) -> str:
-    """Give a block of an answer as text; what is not text is named by its type, such as `[image]`."""
+    """Return a block of an answer as text; what is not text is named by its type, such as `[image]`."""
     if block.type == "resource":
         return getattr(block.resource, "text", f"[{block.type}]")
     return block.text if block.type == "text" else f"[{block.type}]"

@@ -45,7 +45,7 @@ class PythonTool(Tool):
     folder only. `bind` tries out whether the machine enforces that.
 
     Args:
-        timeout: Seconds that the code may take, and processor seconds for each of its processes.
+        timeout: Seconds that the code may take, and CPU seconds for each of its processes.
         memory_mb: Address space of each process.
         processes: How many processes and threads there may be at once.
         file_mb: Size of each file that the code writes.
@@ -143,13 +143,13 @@ class PythonTool(Tool):
             os.chown(state["folder"], state["user"], state["user"])
 
     def _request(self, code: str, state: State, **changes: Any) -> bytes:
-        """Give the sandbox's input."""
+        """Return the sandbox's input."""
         own = {name: state[name] for name in ("folder", "user")}
         request = {"code": code, "layers": self.layers, "view": f"{self.folder}/view", "seconds": self.seconds}
         return json.dumps({**request, **own, **self.limits, **changes}).encode()
 
     def _process(self, state: State) -> dict[str, Any]:
-        """Give how the sandbox is started: in a session of its own, with nothing of the trainer's environment."""
+        """Return how the sandbox is started: in a session of its own, with nothing of the trainer's environment."""
         home = dict.fromkeys(("HOME", "TMPDIR"), state["folder"])
         one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         return {"start_new_session": True, "env": {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", **home, **one_thread}}

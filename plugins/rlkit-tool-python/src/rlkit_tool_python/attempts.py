@@ -27,7 +27,7 @@ def possible(way: Callable[[], object]) -> bool:
 
 
 def to_files(marker: str) -> Ways:
-    """Give ways to reach a file outside the folder, or to write to the standard library."""
+    """Return ways to reach a file outside the folder, or to write to the standard library."""
     return (
         lambda: Path(marker).read_text(),
         lambda: os.truncate(marker, 0),
@@ -37,7 +37,7 @@ def to_files(marker: str) -> Ways:
 
 
 def to_others(pid: int) -> Ways:
-    """Give ways to reach a process; none if its number is by chance this process's own in a new namespace."""
+    """Return ways to reach a process; none if its number is by chance this process's own in a new namespace."""
     return () if pid == os.getpid() else (
         lambda: os.kill(pid, 0),
         lambda: Path(f"/proc/{pid}/environ").read_bytes(),

@@ -91,7 +91,7 @@ def kernel(name: str, *arguments: Any) -> int:
 
 
 def readable() -> list[str]:
-    """Give what the code may read: this Python with its packages, and the system's programs and libraries."""
+    """Return what the code may read: this Python with its packages, and the system's programs and libraries."""
     python = {p for prefix in (sys.prefix, sys.base_prefix) for p in (prefix, os.path.realpath(prefix))}
     system = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache")
     return [path for path in (*system, *sorted(python)) if os.path.exists(path)]
@@ -164,7 +164,7 @@ def become(user: int) -> None:
 
 
 def landlock(folder: str, *, owner: bool) -> None:
-    """Give up all files but the folder, what is readable and the devices."""
+    """Return up all files but the folder, what is readable and the devices."""
     version = kernel("syscall", LANDLOCK_CREATE, None, 0, 1)
     if version < 3 and owner:
         raise OSError(f"Landlock {version} lets an owner's files be truncated, expected 3 or later (Linux 6.2)")
@@ -194,7 +194,7 @@ def branch(argument: int, tests: Sequence[tuple[int, int]], hit: int, miss: int)
 
 
 def rules(*, owner: bool) -> Rules:
-    """Give the rules of the code's system calls; `owner`: of a user whose files and processes are in reach."""
+    """Return the rules of the code's system calls; `owner`: of a user whose files and processes are in reach."""
     refuse: list[Instruction] = [(RETURN, 0, 0, REFUSE)]
     set_owner, set_signal, set_owner_ex, fiosetown, siocspgrp, tiocsti = 8, 10, 15, 0x8901, 0x8902, 0x5412
     found: Rules = dict.fromkeys(REFUSED.values(), refuse)
@@ -224,7 +224,7 @@ def filter_calls(rules: Rules) -> None:
 
 
 def give_up(spec: dict[str, Any], took: Callable[..., bool], *, separated: bool) -> None:
-    """Give up, for good, every right that the code is not to have."""
+    """Return up, for good, every right that the code is not to have."""
     limit(spec)
     owner = not (spec["user"] and took("user", become, spec["user"])) and not separated
     kernel("prctl", NO_NEW_PRIVS, 1, 0, 0, 0)
@@ -319,7 +319,7 @@ class Output:
         return bool(chunk)
 
     def text(self) -> str:
-        """Give at most so many characters, and a note where some are missing."""
+        """Return at most so many characters, and a note where some are missing."""
         text = self.kept.decode(errors="replace")
         half = self.chars // 2
         return text if len(text) <= self.chars else f"{text[:half]}\n[... output cut ...]\n{text[len(text) - half :]}"

@@ -40,7 +40,7 @@ class Client:
             ) from error
 
     async def search(self, query: str, top_k: int) -> list[Passage]:
-        """Give what the server finds.
+        """Return what the server finds.
 
         Raises:
             ValueError: The server refuses the request; the message is its own.
@@ -75,7 +75,7 @@ class Client:
 
 
 def _reason(error: urllib.error.HTTPError) -> str:
-    """Give the server's own words, where it has any."""
+    """Return the server's own words, where it has any."""
     body = error.read().decode(errors="replace")
     try:
         return str(json.loads(body)["error"])

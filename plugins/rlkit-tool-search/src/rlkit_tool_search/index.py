@@ -48,7 +48,7 @@ class Index:
         return len(self._offsets)
 
     def search(self, query: str, top_k: int) -> list[Passage]:
-        """Give the passages that share a word with the query, the best first, equals in the order of the corpus."""
+        """Return the passages that share a word with the query, the best first, equals in the order of the corpus."""
         [words] = _tokenize([query], return_ids=False)
         if not words:
             return []
@@ -97,7 +97,7 @@ def open_index(corpus: Path) -> Index:
 
 
 def read_corpus(corpus: Path) -> Iterator[tuple[int, Passage]]:
-    """Give each passage with the offset of its line in bytes; empty lines are left out.
+    """Return each passage with the offset of its line in bytes; empty lines are left out.
 
     Raises:
         RecipeError: A line is no passage; the message says which.
@@ -167,7 +167,7 @@ def _tokenize(texts: Any, **options: Any) -> Any:
 
 
 def _best(scores: ndarray[Any, Any], top_k: int) -> list[int]:
-    """Give the places of the largest scores above 0, largest first, equals by place."""
+    """Return the places of the largest scores above 0, largest first, equals by place."""
     import numpy as np
 
     found = np.flatnonzero(scores > 0)

@@ -83,14 +83,14 @@ class SearchTool(Tool):
 
 
 def render(passages: Sequence[Passage], max_chars: int) -> str:
-    """Give the passages as the policy reads them: numbered, with their titles, cut between words."""
+    """Return the passages as the policy reads them: numbered, with their titles, cut between words."""
     if not passages:
         return "Nothing found."
     return "\n\n".join(f"[{i}] {p.title}\n{cut(p.text, max_chars)}" for i, p in enumerate(passages, 1))
 
 
 def cut(text: str, max_chars: int) -> str:
-    """Give at most so many characters of the text, whole words if there are any, and `…` where it goes on."""
+    """Return at most so many characters of the text, whole words if there are any, and `…` where it goes on."""
     text = text.strip()
     if len(text) <= max_chars:
         return text
