@@ -12,12 +12,12 @@ import statistics
 import time
 
 from rlkit.engines import SGLangServer
+from rlkit.engines.server.states import State
 from rlkit.engines.sglang.process import Launch
-from rlkit.engines.sglang.states import State
 from rlkit.models.lora import add_lora
 from rlkit.sections import Lora
 from rlkit.testing import random_model
-from tests.sglang.conftest import PATIENCE, Trainer
+from tests.sglang.conftest import RETRY, Trainer
 
 ROUNDS = 7
 SIZES = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8}
@@ -26,13 +26,13 @@ SIZES = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, 
 def main() -> None:
     policy = add_lora(random_model("qwen2", num_key_value_heads=4, **SIZES), Lora(rank=16, alpha=32))
     trainer, alone = Trainer(policy), Launch(adapter_only=True)
-    engines = {"adapters alone": SGLangServer(retry=PATIENCE, launch=alone)}
+    engines = {"adapters alone": SGLangServer(retry=RETRY, launch=alone)}
     try:
         engines["adapters alone"].bind(trainer.runtime)
         trainer.publish(engines["adapters alone"])
         urls = [engines["adapters alone"]._own[0].url]
         for transport in ("tensor", "group", "disk"):
-            engines[f"merged, {transport}"] = SGLangServer(urls=urls, transport=transport, retry=PATIENCE)
+            engines[f"merged, {transport}"] = SGLangServer(urls=urls, transport=transport, retry=RETRY)
             engines[f"merged, {transport}"].bind(trainer.runtime)
         times: dict[str, list[float]] = {name: [] for name in engines}
         for _ in range(ROUNDS):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from rlkit.engines.sglang.weights import TensorTransport, serialize
+from rlkit.engines.server.transports import TensorTransport, serialize
 from rlkit.engines.torch.decoder import why_not
 from rlkit.testing import random_model
 

@@ -13,9 +13,9 @@ import pytest
 from torch import Tensor
 
 from rlkit.engines import SGLangServer
-from rlkit.engines.sglang.http import Fault
-from rlkit.engines.sglang.node import Node
-from rlkit.engines.sglang.states import State
+from rlkit.engines.server.http import Fault
+from rlkit.engines.server.node import Node
+from rlkit.engines.server.states import State
 from rlkit.errors import EngineError
 from rlkit.models.weights import PolicyWeights
 from tests.sglang.conftest import PROMPTS, RETRY, Trainer, request, server_pid

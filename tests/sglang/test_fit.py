@@ -48,7 +48,7 @@ def fit_and_kill(folder: Path, steps: int, step: int, *words: str) -> dict[str, 
 
 def supervisors(pid: int) -> list[int]:
     """Return the ids of those of a run's processes that stand between it and a server; rank 0's come first."""
-    found = [p for p in children(pid) if b"sglang_supervisor" in Path(f"/proc/{p}/cmdline").read_bytes()]
+    found = [p for p in children(pid) if b"supervisor.py" in Path(f"/proc/{p}/cmdline").read_bytes()]
     return found + [s for p in children(pid) if p not in found for s in supervisors(p)]
 
 

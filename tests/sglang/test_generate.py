@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rlkit.engines import SGLangServer
-from rlkit.engines.sglang.node import Node
+from rlkit.engines.server.node import Node
 from rlkit.engines.sglang.process import free_port
 from rlkit.errors import RolloutError
 from rlkit.models.actor import Actor

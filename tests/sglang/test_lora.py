@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from rlkit.engines import SGLangServer
+from rlkit.engines.server.states import State
 from rlkit.engines.sglang.process import Launch
-from rlkit.engines.sglang.states import State
 from rlkit.errors import EngineError, RecipeError
 from rlkit.models.lora import add_lora
 from rlkit.models.weights import PolicyWeights

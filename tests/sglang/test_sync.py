@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from rlkit.engines import SGLangServer
-from rlkit.engines.sglang.node import Node
+from rlkit.engines.server.node import Node
+from rlkit.engines.server.states import DEADLINES, State, Step
+from rlkit.engines.server.weight_check import ask_policy
 from rlkit.engines.sglang.process import Launch
-from rlkit.engines.sglang.states import DEADLINES, State, Step
-from rlkit.engines.sglang.weight_check import ask_policy
 from rlkit.errors import EngineError
 from rlkit.models.weights import PolicyWeights
 from rlkit.testing import random_model

@@ -19,9 +19,9 @@ from packaging.requirements import Requirement
 
 from rlkit.cli.parsing.parser import parse
 from rlkit.engines import SGLangEngine, SGLangServer
-from rlkit.engines.sglang import base as sglang_base
-from rlkit.engines.sglang.http import Client, Fault
-from rlkit.engines.sglang.node import RetryPolicy
+from rlkit.engines.server import engine as sglang_base
+from rlkit.engines.server.http import Client, Fault
+from rlkit.engines.server.node import RetryPolicy
 from rlkit.engines.sglang.process import Launch, adapter_words, command, environment
 from rlkit.models.load import load_policy
 from rlkit.sections import Lora, Model

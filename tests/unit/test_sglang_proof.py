@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from rlkit.engines.sglang.weight_check import Expected, Gap, Tolerance, canary_gap, probe_gap
-from rlkit.engines.sglang.weights import flatten
+from rlkit.engines.server.transports import flatten
+from rlkit.engines.server.weight_check import Expected, Gap, Tolerance, canary_gap, probe_gap
 
 
 def test_probe_gap_by_hand() -> None:

@@ -12,11 +12,11 @@ import pytest
 
 from rlkit.cli.parsing.parser import parse
 from rlkit.engines import SGLangServer
-from rlkit.engines.sglang.balance import Balance
-from rlkit.engines.sglang.http import Fault
-from rlkit.engines.sglang.node import Node
+from rlkit.engines.server.http import Fault
+from rlkit.engines.server.node import Node
+from rlkit.engines.server.routing import Balance
+from rlkit.engines.server.states import State
 from rlkit.engines.sglang.process import Launch
-from rlkit.engines.sglang.states import State
 from rlkit.rollout.conversation import Conversation, Limits
 from rlkit.train.data import load_data
 from rlkit.types import Completion, Prompt, Request, SampleKey, Sampling, StopReason

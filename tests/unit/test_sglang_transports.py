@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from rlkit.engines.sglang.push import Push
-from rlkit.engines.sglang.weight_check import Tolerance
-from rlkit.engines.sglang.weights import GroupTransport, TensorTransport
+from rlkit.engines.server.push import Push
+from rlkit.engines.server.transports import GroupTransport, TensorTransport
+from rlkit.engines.server.weight_check import Tolerance
 from rlkit.errors import EngineError
 
 BUCKET = [("a", torch.arange(6.0).view(2, 3)), ("b", torch.ones(2))]

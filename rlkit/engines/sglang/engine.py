@@ -8,10 +8,17 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
-from rlkit.engines.sglang.base import SGLangRollouts
-from rlkit.engines.sglang.node import Node, RetryPolicy
+from rlkit.engines.server.engine import SGLangRollouts
+from rlkit.engines.server.node import Node, RetryPolicy
+from rlkit.engines.server.transports import (
+    AS_SGLANG,
+    DiskTransport,
+    GroupTransport,
+    TensorTransport,
+    Transport,
+    is_local,
+)
 from rlkit.engines.sglang.process import Launch, require_sglang
-from rlkit.engines.sglang.weights import AS_SGLANG, DiskTransport, GroupTransport, TensorTransport, Transport, is_local
 from rlkit.errors import EngineError, RecipeError
 from rlkit.ranges import NUMBER, Count
 

@@ -20,6 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
+from rlkit.engines.server import supervisor
 from rlkit.errors import EngineError
 from rlkit.ranges import Count, ShareBelowOne
 
@@ -30,7 +31,7 @@ BRACKETS_SINCE = (0, 5, 18)
 """From here on an update stands between `begin_weight_update` and `end_weight_update`, and may come in the middle of
 requests; before, those begin anew."""
 
-SUPERVISOR = Path(__file__).with_name("supervisor.py")
+SUPERVISOR = Path(supervisor.__file__)
 TAIL_LINES = 25
 PORTS = range(20000, 30000)
 CPU_TOKENS = "65536"

@@ -9,9 +9,8 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlkit.engines.sglang.http import Client, Fault
-from rlkit.engines.sglang.process import BRACKETS_SINCE, ServerProcess, release
-from rlkit.engines.sglang.states import (
+from rlkit.engines.server.http import Client, Fault
+from rlkit.engines.server.states import (
     DEADLINES,
     PATH_FROM_LOADING,
     PATH_TO_LOADING,
@@ -21,7 +20,8 @@ from rlkit.engines.sglang.states import (
     after,
     walk,
 )
-from rlkit.engines.sglang.weights import Adapter, Transport
+from rlkit.engines.server.transports import Adapter, Transport
+from rlkit.engines.sglang.process import BRACKETS_SINCE, ServerProcess, release
 from rlkit.errors import EngineError
 from rlkit.ranges import Repeats, Seconds
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
-from rlkit.engines.sglang.node import Node
+from rlkit.engines.server.node import Node
 
 SESSIONS = 65536
 """Conversations whose server is remembered."""

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rlkit.engines.sglang.balance import Balance
-from rlkit.engines.sglang.http import Fault
-from rlkit.engines.sglang.node import Hung, Node, RetryPolicy
+from rlkit.engines.server.http import Fault
+from rlkit.engines.server.node import Hung, Node, RetryPolicy
+from rlkit.engines.server.push import Failures, Mismatch, Push
+from rlkit.engines.server.routing import Balance
+from rlkit.engines.server.states import State
+from rlkit.engines.server.transports import Transport
+from rlkit.engines.server.weight_check import TOLERANCES, Expected, ask_policy, probe_rows
 from rlkit.engines.sglang.process import BESIDE_TRAINER, Launch, ServerProcess
-from rlkit.engines.sglang.push import Failures, Mismatch, Push
-from rlkit.engines.sglang.states import State
-from rlkit.engines.sglang.weight_check import TOLERANCES, Expected, ask_policy, probe_rows
-from rlkit.engines.sglang.weights import Transport
 from rlkit.errors import EngineError, RolloutError
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.types import Completion, Request, StopReason

@@ -1,4 +1,4 @@
-"""Runs a server and outlives it: `python sglang_supervisor.py LOG COMMAND…`, with a pipe to the trainer as its input.
+"""Runs a server and outlives it: `python supervisor.py LOG COMMAND…`, with a pipe to the trainer as its input.
 
 SGLang's processes kill their parent when they crash; this one stands between them and the trainer. The server has a
 process group of its own, which is killed when the server ends, when the trainer closes the pipe, and when it dies.

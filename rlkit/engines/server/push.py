@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rlkit.engines.sglang.http import Fault
-from rlkit.engines.sglang.node import Node
-from rlkit.engines.sglang.states import DEADLINES, State, Step
-from rlkit.engines.sglang.weight_check import (
+from rlkit.engines.server.http import Fault
+from rlkit.engines.server.node import Node
+from rlkit.engines.server.states import DEADLINES, State, Step
+from rlkit.engines.server.transports import Adapter, Bucket, Transport
+from rlkit.engines.server.weight_check import (
     Ask,
     Expected,
     Gap,
@@ -22,7 +23,6 @@ from rlkit.engines.sglang.weight_check import (
     probe_body,
     probe_gap,
 )
-from rlkit.engines.sglang.weights import Adapter, Bucket, Transport
 from rlkit.errors import EngineError
 
 if TYPE_CHECKING:

@@ -26,9 +26,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlkit.engines.sglang.http import Client, Fault
+from rlkit.engines.server.http import Client, Fault
+from rlkit.engines.server.states import DEADLINES, Step
 from rlkit.engines.sglang.process import free_port, write_model
-from rlkit.engines.sglang.states import DEADLINES, Step
 from rlkit.errors import EngineError
 
 AS_SGLANG = {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
