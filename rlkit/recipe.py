@@ -132,18 +132,19 @@ def _check_needs(recipe: Recipe) -> Iterator[str]:
         )
     if Needs.VALUES not in needs and recipe.critic is not None:
         yield f"the recipe has a `critic:` section, but advantage {advantage} reads no values; remove it, or choose GAE"
-    if Needs.PARTS in needs and recipe.reward.parts is not None:
-        missing = sorted(set(getattr(recipe.advantage, "weights", {})) - set(recipe.reward.parts))
+    if Needs.COMPONENTS in needs and recipe.reward.components is not None:
+        missing = sorted(set(getattr(recipe.advantage, "weights", {})) - set(recipe.reward.components))
         if missing:
             yield (
-                f"advantage {advantage} weighs the part {missing[0]!r}, but reward {type(recipe.reward).__name__} has "
-                f"only: {', '.join(recipe.reward.parts) or 'none'}; weigh one of these, or choose reward Composite"
+                f"advantage {advantage} weighs the component {missing[0]!r}, but reward {type(recipe.reward).__name__} "
+                f"has only: {', '.join(recipe.reward.components) or 'none'}; "
+                "weigh one of these, or choose reward Composite"
             )
     for section in ("shaping", "kl_reward"):
-        if Needs.PARTS in needs and getattr(recipe, section) is not None:
+        if Needs.COMPONENTS in needs and getattr(recipe, section) is not None:
             yield (
-                f"advantage {advantage} reads the parts of the reward, which `{section}:` leaves as they are; remove it"
-                + (", or use `kl_loss:`" if section == "kl_reward" else "")
+                f"advantage {advantage} reads the components of the reward, which `{section}:` leaves as they are; "
+                "remove it" + (", or use `kl_loss:`" if section == "kl_reward" else "")
             )
     yield from _check_partners(recipe)
     yield from _check_reference(recipe)

@@ -160,15 +160,15 @@ class Score:
 
     Args:
         reward: A finite number, which counts at the trajectory's last chosen token; None if the reward failed.
-        parts: Figures by name, logged as means `reward/<name>` (and `accuracy` as such), and read by estimators such as
-            `GDPO`. They add nothing to the reward.
+        components: Figures by name, logged as means `reward/<name>` (`accuracy` under its own name) and read by
+            estimators such as `GDPO`. They add nothing to the reward.
         turn_rewards: Rewards besides, one for each turn of the policy, each at the last token of its turn.
         error: Why the reward is None; the prompt's group is then left out of the step, and counted.
         ungradable: Whether the reward is low because the text broke its grader; counted.
     """
 
     reward: float | None
-    parts: dict[str, float] = field(default_factory=dict)
+    components: dict[str, float] = field(default_factory=dict)
     turn_rewards: list[float] | None = None
     error: str | None = None
     ungradable: bool = False
@@ -251,8 +251,8 @@ class Batch:
         token_rewards: [B,T] f32, the COMPLETE signal: the score at the last chosen token, rewards of turns at the ends
             of theirs, shaped where the recipe says so, less KL where it is in the reward.
         rewards: [B] f32, each row's sum before shaping and KL.
-        parts: [B,K] f32, the parts of the scores, in the order of `part_names`; 0 where a score has no such part.
-        part_names: The K names.
+        components: [B,K] f32, the components of the scores, ordered as `component_names`; 0 where a score lacks one.
+        component_names: The K names.
         trainer_logps: [B,T] f32, the trainer's log-probs before it learns from this batch; NaN in rows that were not
             computed.
         old_logps: [B,T] f32, what ratios compare with: the trainer's log-probs before the update, or the engine's.
@@ -280,8 +280,8 @@ class Batch:
     versions: Tensor
     token_rewards: Tensor
     rewards: Tensor
-    parts: Tensor
-    part_names: tuple[str, ...] = ()
+    components: Tensor
+    component_names: tuple[str, ...] = ()
     trainer_logps: Tensor | None = None
     old_logps: Tensor | None = None
     ref_logps: Tensor | None = None
@@ -303,7 +303,7 @@ class Batch:
         """Compare every field's shape with `tokens`."""
         rows, width = self.tokens.shape
         expected: dict[str, tuple[int, ...]] = dict.fromkeys(("group", "rewards", "greedy_rewards"), (rows,))
-        expected["parts"] = (rows, len(self.part_names))
+        expected["components"] = (rows, len(self.component_names))
         for name, value in self.tensors().items():
             shape = expected.get(name, (rows, width))
             if tuple(value.shape) != shape:
@@ -311,7 +311,7 @@ class Batch:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the fields that are set and are tensors, by name."""
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("part_names", "media")}
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("component_names", "media")}
         return {name: value for name, value in values.items() if value is not None}
 
     def __len__(self) -> int:
@@ -325,13 +325,13 @@ class Batch:
         """Return the chosen rows, cut to the longest of them."""
         width = int(self.attention[index].sum(-1).max()) if len(index) else 0
         chosen = {name: value[index] for name, value in self.tensors().items()}
-        cut = {name: value[:, :width] for name, value in chosen.items() if value.dim() == 2 and name != "parts"}
-        return Batch(**{**chosen, **cut}, part_names=self.part_names)
+        cut = {name: value[:, :width] for name, value in chosen.items() if value.dim() == 2 and name != "components"}
+        return Batch(**{**chosen, **cut}, component_names=self.component_names)
 
     def to(self, device: Any) -> Batch:
         """Return the same batch on another device."""
         moved = {name: value.to(device) for name, value in self.tensors().items()}
-        return Batch(**moved, part_names=self.part_names, media=self.media)
+        return Batch(**moved, component_names=self.component_names, media=self.media)
 
 
 class PolicyOutput(NamedTuple):

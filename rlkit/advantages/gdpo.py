@@ -15,31 +15,31 @@ from rlkit.types import Batch
 
 
 class GDPO(AdvantageEstimator):
-    """A = whiten(sum over parts of w_k GRPO's advantage of part k): each part is normalised in its group by itself.
+    """A = whiten(sum over components of w_k A_k), where A_k is GRPO's advantage of component k of the reward alone.
 
-    Source: Liu et al. 2026 (arXiv:2601.05242). The parts are those that the reward reports, such as `Composite`'s.
+    Source: Liu et al. 2026 (arXiv:2601.05242). The components are those that the reward reports, such as `Composite`'s.
 
     Args:
-        weights: The weight of each part, by its name.
+        weights: The weight of each component, by its name.
     """
 
-    needs: ClassVar[Needs] = Needs.GROUPS | Needs.PARTS
+    needs: ClassVar[Needs] = Needs.GROUPS | Needs.COMPONENTS
     formula: ClassVar[str] = "A = whiten(sum_k w_k (R_k - mean_group) / (std_group + 1e-6)), w = {weights}"
 
     def __init__(self, weights: dict[str, FiniteFloat]) -> None:
         if not weights:
-            raise RecipeError("GDPO has no weights, expected one for each part of the reward that counts")
+            raise RecipeError("GDPO has no weights, expected one for each component of the reward that counts")
         self.weights = weights
 
     def estimate(self, batch: Batch) -> None:
-        missing = [name for name in self.weights if name not in batch.part_names]
+        missing = [name for name in self.weights if name not in batch.component_names]
         if missing and len(batch):
             raise RecipeError(
-                f"GDPO weighs the part {missing[0]!r}, which the reward does not report; it reports: "
-                f"{', '.join(batch.part_names) or 'none'}"
+                f"GDPO weighs the component {missing[0]!r}, which the reward does not report; it reports: "
+                f"{', '.join(batch.component_names) or 'none'}"
             )
         total = torch.zeros_like(batch.rewards)
         for name, weight in self.weights.items() if len(batch) else ():
-            part = batch.parts[:, batch.part_names.index(name)]
-            total += weight * normalized(part, batch.group, 1e-6)
+            component = batch.components[:, batch.component_names.index(name)]
+            total += weight * normalized(component, batch.group, 1e-6)
         batch.advantages = whiten(total[:, None] * batch.mask, batch.mask, self.reduce)

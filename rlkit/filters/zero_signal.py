@@ -16,14 +16,17 @@ class ZeroSignal(GroupFilter):
 
     Args:
         max_refills: How many times a dropped group's place is filled with another prompt; 0 leaves it empty.
-        part: Compare this part of the reward instead of the whole, such as `accuracy`.
+        component: Compare this component of the reward instead of the whole, such as `accuracy`.
     """
 
-    def __init__(self, max_refills: Repeats = 0, part: str | None = None) -> None:
+    def __init__(self, max_refills: Repeats = 0, component: str | None = None) -> None:
         self.max_refills = max_refills
-        self.part = part
+        self.component = component
 
     def keep(self, group: Sequence[Trajectory]) -> bool:
         scored = [t for t in group if t.score is not None]
-        values = [t.reward if self.part is None or t.score is None else t.score.parts.get(self.part) for t in scored]
+        values = [
+            t.reward if self.component is None or t.score is None else t.score.components.get(self.component)
+            for t in scored
+        ]
         return len(set(values)) > 1

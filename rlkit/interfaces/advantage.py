@@ -25,8 +25,8 @@ class Needs(Flag):
     """A critic's values."""
     GREEDY = auto()
     """The reward of a greedy answer to each prompt."""
-    PARTS = auto()
-    """A reward that reports its parts."""
+    COMPONENTS = auto()
+    """A reward that reports its components."""
     OLD_LOGPS = auto()
     """The trainer's log-probs before the update."""
     SUM_PI_SQUARED = auto()

@@ -34,15 +34,15 @@ class RewardManager(ABC):
     on_error: OnError = "drop"
     concurrency: int | None = None
     """How many calls of a `RewardFunction` may run at once; None takes the machine's number of CPUs."""
-    parts: Sequence[str] | None = None
-    """The names of the parts that scores will have, where they are known beforehand."""
+    components: Sequence[str] | None = None
+    """The names of the components that scores will have, where they are known beforehand."""
 
     def bind(self, runtime: Runtime) -> None:
         """Receive what exists only once the run does."""
 
     @abstractmethod
     async def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
-        """Return one score per trajectory, in order. An accuracy, if there is one, is the part `accuracy`.
+        """Return one score per trajectory, in order. An accuracy, if there is one, is the component `accuracy`.
 
         A call gets trajectories of exactly ONE prompt: while training all samples of its group, but for conversations
         that failed; of a greedy answer, in validation and before a run fewer; on a retry those whose score failed.
@@ -59,7 +59,7 @@ class RewardFunction(RewardManager):
 
     @abstractmethod
     def grade(self, trajectory: Trajectory) -> Score | float:
-        """Return the score. An accuracy, if there is one, is the part `accuracy`."""
+        """Return the score. An accuracy, if there is one, is the component `accuracy`."""
 
     def control(self, trajectory: Trajectory) -> Trajectory | None:
         """Return an answer to the same prompt that can be graded if anything can, such as the reference's; None if
@@ -85,9 +85,9 @@ def as_score(value: object) -> Score:
     if score.error is not None:
         return Score(None, error=shorten(str(score.error)))
     try:
-        parts = {str(name): as_number(part) for name, part in score.parts.items()}
+        components = {str(name): as_number(value) for name, value in score.components.items()}
         turns = None if score.turn_rewards is None else [as_number(turn) for turn in score.turn_rewards]
-        return Score(as_number(score.reward), parts, turns, ungradable=bool(score.ungradable))
+        return Score(as_number(score.reward), components, turns, ungradable=bool(score.ungradable))
     except Exception:  # foreign objects may raise anything
         return Score(None, error=f"the reward gave {show(value)}, expected finite numbers")
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Composite(RewardManager):
-    """The sum of weight * reward; each reward is a part of the score under its name, and its own parts under theirs.
+    """The sum of weight * reward, with each reward as a component of the score, beside the components of its own.
 
     Args:
         rewards: Rewards by name.
@@ -43,8 +43,8 @@ class Composite(RewardManager):
         self.on_error = on_error
         limits = [r.concurrency for r in rewards.values() if r.concurrency is not None]
         self.concurrency = max(limits, default=None)
-        if all(r.parts is not None for r in rewards.values()):
-            self.parts = [*rewards, *(p for r in rewards.values() for p in r.parts or ())]
+        if all(r.components is not None for r in rewards.values()):
+            self.components = [*rewards, *(p for r in rewards.values() for p in r.components or ())]
 
     def bind(self, runtime: Runtime) -> None:
         self.runtime = runtime
@@ -58,16 +58,16 @@ class Composite(RewardManager):
 
     def _sum(self, scores: tuple[Score, ...]) -> Score:
         total = 0.0
-        parts: dict[str, float] = {}
+        components: dict[str, float] = {}
         for name, score in zip(self.rewards, scores, strict=True):
             if score.reward is None:
-                return Score(None, error=f"part {name}: {score.error}")
+                return Score(None, error=f"component {name}: {score.error}")
             total += self.weights.get(name, 1.0) * score.reward
-            parts |= {**score.parts, name: score.reward}
-        return Score(total, parts, self._turns(scores), ungradable=any(score.ungradable for score in scores))
+            components |= {**score.components, name: score.reward}
+        return Score(total, components, self._turns(scores), ungradable=any(score.ungradable for score in scores))
 
     def _turns(self, scores: Sequence[Score]) -> list[float] | None:
-        """Return the weighted sum of the rewards by turn, turn by turn; None if no part gives any."""
+        """Return the weighted sum of the rewards by turn, turn by turn; None if no component has any."""
         weights = [self.weights.get(name, 1.0) for name in self.rewards]
         rows = [
             [w * x for x in s.turn_rewards] for w, s in zip(weights, scores, strict=True) if s.turn_rewards is not None

@@ -11,7 +11,7 @@ from rlkit.types import Score, Trajectory
 class EpisodeReward(RewardManager):
     """Adds nothing to what an environment, a user or tools gave turn by turn; `accuracy` is whether that is above 0."""
 
-    parts = ("accuracy",)
+    components = ("accuracy",)
 
     async def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
         return [Score(0.0, {"accuracy": float(sum(t.turn_rewards) > 0)}) for t in trajectories]

@@ -16,7 +16,7 @@ class ExactReward(RewardFunction):
         on_error: What becomes of a group with a failed score.
     """
 
-    parts = ("accuracy",)
+    components = ("accuracy",)
 
     def __init__(self, ignore_case: bool = False, timeout: Seconds = 10.0, on_error: OnError = "drop") -> None:
         self.ignore_case = ignore_case

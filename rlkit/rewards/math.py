@@ -29,7 +29,7 @@ class MathReward(RewardFunction):
         on_error: What becomes of a group with a failed score.
     """
 
-    parts = ("accuracy", "format")
+    components = ("accuracy", "format")
 
     def __init__(self, format_weight: FiniteFloat = 0.0, timeout: Seconds = 10.0, on_error: OnError = "drop") -> None:
         self.format_weight = format_weight

@@ -29,7 +29,7 @@ class ModelReward(RewardManager):
         on_error: What becomes of a group with a failed score.
     """
 
-    parts = ()
+    components = ()
 
     def __init__(
         self,

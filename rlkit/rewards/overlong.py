@@ -21,7 +21,7 @@ class Overlong(RewardFunction):
         on_error: What becomes of a group with a failed score.
     """
 
-    parts = ()
+    components = ()
 
     def __init__(
         self,

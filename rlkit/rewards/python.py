@@ -21,7 +21,7 @@ class PythonReward(RewardFunction):
     """Calls a function, sync or async, in a worker process.
 
     The function takes any of these by name: `text` (the last turn), `answer`, `messages` (the prompt's), `meta` and
-    its fields, `trajectory`. It returns a number, or a mapping of parts with the number under `reward`, or a `Score`.
+    its fields, `trajectory`. It returns a number, a `Score`, or a mapping of components with the reward under `reward`.
 
     One that takes `completions` is called as TRL calls reward functions, with lists that have one entry: it may take
     `prompts`, `completions`, `completion_ids`, `answer` and the fields of `meta`, all of them by `**columns`, and
@@ -75,8 +75,8 @@ class PythonReward(RewardFunction):
             value = value[0]
         if isinstance(value, dict):
             if "reward" not in value:
-                raise ValueError(f"{self.function} returned the parts {list(value)}, expected one named 'reward'")
-            return Score(value["reward"], {name: part for name, part in value.items() if name != "reward"})
+                raise ValueError(f"{self.function} returned the components {list(value)}, expected one named 'reward'")
+            return Score(value["reward"], {name: component for name, component in value.items() if name != "reward"})
         return value  # type: ignore[no-any-return]
 
     def _columns(self, trajectory: Trajectory) -> dict[str, Any]:

@@ -23,7 +23,7 @@ def collate(trajectories: Sequence[Trajectory]) -> Batch:
         versions=_padded([t.versions for t in trajectories], width, -1, torch.long),
         token_rewards=torch.zeros(len(trajectories), width),
         rewards=torch.zeros(len(trajectories)),
-        parts=torch.zeros(len(trajectories), 0),
+        components=torch.zeros(len(trajectories), 0),
     )
 
 
@@ -36,14 +36,14 @@ def add_rewards(batch: Batch, trajectories: Sequence[Trajectory]) -> None:
         ValueError: A trajectory has no reward, or no token of the policy.
     """
     width = batch.tokens.shape[1]
-    names = tuple(sorted({name for t in trajectories if t.score for name in t.score.parts}))
-    parts = [[t.score.parts.get(name, 0.0) for name in names] for t in trajectories if t.score]
+    names = tuple(sorted({name for t in trajectories if t.score for name in t.score.components}))
+    components = [[t.score.components.get(name, 0.0) for name in names] for t in trajectories if t.score]
     rewards = _padded([_token_rewards(t) for t in trajectories], width, 0.0, torch.float32)
     batch.token_rewards = rewards.to(batch.tokens.device)
     batch.rewards = batch.token_rewards.sum(-1)
-    table = torch.tensor(parts, dtype=torch.float32).reshape(len(trajectories), len(names))
-    batch.parts = table.to(batch.tokens.device)
-    batch.part_names = names
+    table = torch.tensor(components, dtype=torch.float32).reshape(len(trajectories), len(names))
+    batch.components = table.to(batch.tokens.device)
+    batch.component_names = names
     batch.check()
 
 

@@ -140,7 +140,7 @@ def _as_row(trajectory: Trajectory) -> dict[str, Any]:
         "answer": trajectory.prompt.answer,
         "text": trajectory.text,
         "reward": trajectory.reward,
-        "parts": {} if score is None else score.parts,
+        "components": {} if score is None else score.components,
         "error": redact(shorten(trajectory.error or (score and score.error) or "")) or None,
         "stop": trajectory.stop.value,
         "tokens": trajectory.tokens,

@@ -51,7 +51,7 @@ def example_batch(rewards: Sequence[float] = (1.0, 0.0, 0.0, 1.0), groups: Seque
         versions=torch.where(mask, 0, -1),
         token_rewards=token_rewards,
         rewards=token_rewards.sum(-1),
-        parts=torch.zeros(rows, 0),
+        components=torch.zeros(rows, 0),
         old_logps=logps.clone(),
     )
 
@@ -99,8 +99,8 @@ def _provide(batch: Batch, needs: Needs) -> None:
         batch.values = 0.5 * batch.mask
     if Needs.GREEDY in needs:
         batch.greedy_rewards = torch.full_like(batch.rewards, 0.5)
-    if Needs.PARTS in needs:
-        batch.parts, batch.part_names = batch.rewards[:, None], ("accuracy",)
+    if Needs.COMPONENTS in needs:
+        batch.components, batch.component_names = batch.rewards[:, None], ("accuracy",)
     if Needs.SUM_PI_SQUARED in needs:
         batch.sum_pi_squared = 0.5 * batch.mask
 

@@ -89,5 +89,5 @@ def _batch(mask: torch.Tensor, rewards: torch.Tensor, group: torch.Tensor) -> Ba
         versions=zeros.long(),
         token_rewards=rewards,
         rewards=rewards.sum(-1),
-        parts=torch.zeros(len(group), 0),
+        components=torch.zeros(len(group), 0),
     )

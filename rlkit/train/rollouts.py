@@ -167,7 +167,7 @@ def describe(trajectories: Sequence[Trajectory], meter: Meter) -> None:
             meter.count(f"conversation/{name}", count)
         if trajectory.score is not None and trajectory.reward is not None:
             meter.mean("reward/mean", trajectory.reward)
-            for name, value in trajectory.score.parts.items():
+            for name, value in trajectory.score.components.items():
                 meter.mean("accuracy" if name == "accuracy" else f"reward/{name}", value)
 
 

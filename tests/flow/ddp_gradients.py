@@ -38,7 +38,7 @@ def example(rows: list[int]) -> Batch:
         versions=torch.where(mask, 0, -1),
         token_rewards=torch.zeros(len(LENGTHS), width),
         rewards=torch.zeros(len(LENGTHS)),
-        parts=torch.zeros(len(LENGTHS), 0),
+        components=torch.zeros(len(LENGTHS), 0),
         old_logps=logps,
         ref_logps=logps - 0.1 * mask,
         advantages=advantages,

@@ -85,7 +85,7 @@ def gae(rows: Rows) -> list[np.ndarray]:
 
 
 def gdpo(rows: Rows) -> list[np.ndarray]:
-    accuracy, form = (np.array([r["parts"][name] for r in rows]) for name in ("accuracy", "format"))
+    accuracy, form = (np.array([r["components"][name] for r in rows]) for name in ("accuracy", "format"))
     return whitened(repeated(in_groups(rows, scaled, accuracy) + 0.5 * in_groups(rows, scaled, form), rows))
 
 

@@ -59,9 +59,9 @@ def test_a_user_lets_the_policy_try_again(tmp_path: Path) -> None:
     )  # fmt: skip
     assert all(1 < row["conversation/turns"] <= 2 for row in rows)
     trajectories = read_jsonl(tmp_path / "run" / "rollouts" / "step-00001.jsonl.gz")
-    assert {round(row["reward"] - row["parts"]["accuracy"], 3) for row in trajectories} <= {0.0, -0.5, -1.0}
+    assert {round(row["reward"] - row["components"]["accuracy"], 3) for row in trajectories} <= {0.0, -0.5, -1.0}
     assert all(
-        row["reward"] == pytest.approx(row["parts"]["accuracy"] + sum(row["turn_rewards"])) for row in trajectories
+        row["reward"] == pytest.approx(row["components"]["accuracy"] + sum(row["turn_rewards"])) for row in trajectories
     )
     assert any(sum(row["turn_rewards"]) < 0 for row in trajectories)
     assert {len(row["turns"]) for row in trajectories} == {2, 4}

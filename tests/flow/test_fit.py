@@ -58,7 +58,7 @@ def test_a_run_folder_is_complete_and_can_be_run_again(tmp_path: Path) -> None:
     assert len(rows) == 16
     row = rows[0]
     assert len(row["tokens"]) == len(row["mask"]) == len(row["logps"]) == len(row["versions"])
-    assert {"text", "reward", "parts", "messages", "answer", "stop"} <= set(row)
+    assert {"text", "reward", "components", "messages", "answer", "stop"} <= set(row)
     assert {v for v, m in zip(row["versions"], row["mask"], strict=True) if m} == {0}
     assert {p.name for p in (out / "rollouts").iterdir()} == {
         "step-00001.jsonl.gz", "step-00002.jsonl.gz", "validation-before.jsonl.gz", "validation-after.jsonl.gz",

@@ -54,7 +54,7 @@ def test_an_installed_plugin_works_from_fit(site: Path, tmp_path: Path) -> None:
     for step, row in enumerate(read_jsonl(tmp_path / "out" / "metrics.jsonl"), 1):
         rollouts = read_jsonl(tmp_path / "out" / "rollouts" / f"step-{step:05d}.jsonl.gz")
         for r in rollouts:
-            expected = r["parts"]["accuracy"] - 0.01 * max(0, sum(r["mask"]) - 4)
+            expected = r["components"]["accuracy"] - 0.01 * max(0, sum(r["mask"]) - 4)
             assert r["reward"] == pytest.approx(expected)
         assert row["reward/length_penalty"] < 0
-        assert row["accuracy"] == pytest.approx(sum(r["parts"]["accuracy"] for r in rollouts) / len(rollouts))
+        assert row["accuracy"] == pytest.approx(sum(r["components"]["accuracy"] for r in rollouts) / len(rollouts))

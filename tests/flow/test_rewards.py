@@ -38,17 +38,17 @@ def fit(tmp_path: Path, reward: dict[str, Any]) -> list[dict[str, Any]]:
 
 def test_a_model_a_service_and_a_router_in_one_reward(tmp_path: Path, url: str) -> None:
     path, _ = classifier(tmp_path / "rm", None)
-    parts = {
+    rewards = {
         "learned": {"class_path": "ModelReward", "init_args": {"path": path}},
         "served": {"class_path": "RemoteReward", "init_args": {"url": url, "batch_size": 3}},
         "routed": {"class_path": "Router", "init_args": {"rewards": {"math": "MathReward"}, "default": "math"}},
     }
     weights = {"learned": 0.5, "served": 0.1}
-    rows = fit(tmp_path, {"class_path": "Composite", "init_args": {"rewards": parts, "weights": weights}})
+    rows = fit(tmp_path, {"class_path": "Composite", "init_args": {"rewards": rewards, "weights": weights}})
     assert len(rows) == 16
     for row in rows:
-        part = row["parts"]
-        assert part["served"] == len(row["text"])
-        assert part["routed"] == part["accuracy"]
-        assert row["reward"] == pytest.approx(0.5 * part["learned"] + 0.1 * part["served"] + part["routed"])
-    assert len({round(row["parts"]["learned"], 6) for row in rows}) > 4
+        values = row["components"]
+        assert values["served"] == len(row["text"])
+        assert values["routed"] == values["accuracy"]
+        assert row["reward"] == pytest.approx(0.5 * values["learned"] + 0.1 * values["served"] + values["routed"])
+    assert len({round(row["components"]["learned"], 6) for row in rows}) > 4

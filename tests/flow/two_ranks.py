@@ -31,7 +31,7 @@ def whole() -> Batch:
     batch.values = torch.rand(shape, generator=generator) * batch.mask
     batch.sum_pi_squared = torch.rand(shape, generator=generator)
     batch.greedy_rewards = torch.rand(len(groups), generator=generator)
-    batch.parts, batch.part_names = torch.rand(len(groups), 2, generator=generator), ("first", "second")
+    batch.components, batch.component_names = torch.rand(len(groups), 2, generator=generator), ("first", "second")
     return batch
 
 

@@ -271,8 +271,8 @@ class Moody(RewardFunction):
             "numpy": Score(np.float32(0.5), {"n": np.int64(3), "right": np.bool_(True)}, [np.float64(1)]),  # type: ignore[dict-item]
             "array": np.array([0.5]),
             "vector": np.array([0.5, 1.0]),
-            "parts": Score(0.5, {"a": 10**400}),
-            "no parts": Score(0.5, None),  # type: ignore[arg-type]
+            "components": Score(0.5, {"a": 10**400}),
+            "no components": Score(0.5, None),  # type: ignore[arg-type]
         }
         if trajectory.text in values:
             return values[trajectory.text]  # type: ignore[no-any-return]

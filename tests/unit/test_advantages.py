@@ -65,8 +65,8 @@ def tokens_batch(
         versions=torch.zeros(shape, dtype=torch.long),
         token_rewards=token_rewards,
         rewards=token_rewards.sum(-1),
-        parts=fields.pop("parts", torch.zeros(shape[0], 0)),
-        part_names=fields.pop("part_names", ()),
+        components=fields.pop("components", torch.zeros(shape[0], 0)),
+        component_names=fields.pop("component_names", ()),
         **fields,
     )
 
@@ -162,13 +162,15 @@ def test_remax_by_hand() -> None:
 
 def test_gdpo_by_hand() -> None:
     # each part by itself is +-0.707106 in its group; 1 * first + 2 * second = [+0.707, -0.707] and [-0.707 * 3, ...]
-    parts = torch.tensor([[1.0, 0.0, 9], [0.0, 1.0, 9], [0.0, 0.0, 9], [1.0, 1.0, 9]])
-    batch = batch_of([0, 0, 0, 0], [0, 0, 1, 1], [1, 1, 1, 1], parts=parts, part_names=("a", "b", "c"))
+    components = torch.tensor([[1.0, 0.0, 9], [0.0, 1.0, 9], [0.0, 0.0, 9], [1.0, 1.0, 9]])
+    batch = batch_of([0, 0, 0, 0], [0, 0, 1, 1], [1, 1, 1, 1], components=components, component_names=("a", "b", "c"))
     unit = 0.5 / (math.sqrt(0.5) + 1e-6)
     raw = torch.tensor([unit - 2 * unit, -unit + 2 * unit, -3 * unit, 3 * unit])
     expected = (raw / (raw.var() + 1e-8).sqrt()).tolist()
     assert per_row(GDPO({"a": 1.0, "b": 2.0}), batch) == pytest.approx(expected, rel=1e-5)
-    with pytest.raises(RecipeError, match="weighs the part 'd', which the reward does not report; it reports: a, b, c"):
+    with pytest.raises(
+        RecipeError, match="weighs the component 'd', which the reward does not report; it reports: a, b, c"
+    ):
         GDPO({"d": 1.0}).estimate(batch)
 
 

@@ -151,8 +151,8 @@ def grade(text: str, answer: str = "#### 72", stop: StopReason = StopReason.STOP
     """Return accuracy and the credit for the format."""
     trajectory = example_trajectory(text, answer)
     trajectory.stop = stop
-    parts = MathReward(format_weight=0.1).grade(trajectory).parts
-    return parts["accuracy"], parts["format"]
+    components = MathReward(format_weight=0.1).grade(trajectory).components
+    return components["accuracy"], components["format"]
 
 
 @pytest.mark.parametrize("text", forms(RIGHT))

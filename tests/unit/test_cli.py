@@ -89,7 +89,7 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
         ("--loss.clip_low 3", "loss.clip_low is 3, expected a number from 0 to 1"),
         (
             '--advantage GDPO --advantage.weights={"accuracy":1} --shaping.clip=1',
-            "parts of the reward, which `shaping:` leaves",
+            "components of the reward, which `shaping:` leaves",
         ),
         ('--advantage GDPO --advantage.weights={"accuracy":1} --kl_reward.coef=1', "remove it, or use `kl_loss:`"),
         ("--save.keep_best best", "save.keep_best is 'best', expected a figure of metrics.jsonl, such as"),
@@ -103,7 +103,7 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
         ("--fabric.devices=[]", "fabric.devices is [], expected a count, the indices of at least one device, or auto"),
         ("--advantage GAE", "advantage GAE needs values, but the recipe has no `critic:` section; add one"),
         ("--critic.lr 0.1", "the recipe has a `critic:` section, but advantage GRPO reads no values"),
-        ('--advantage GDPO --advantage.weights={"style":1}', "GDPO weighs the part 'style', but reward MathReward has"),
+        ('--advantage GDPO --advantage.weights={"style":1}', "weighs the component 'style', but reward MathReward has"),
         ("--reference.refresh_every 5", "a `reference:` section, but nothing measures KL"),
         ("--kl_loss.coef -1", "kl_loss.coef is -1, expected a number above 0"),
         ("--kl_loss.estimator k9", "kl_loss.estimator is 'k9', expected one of k1"),

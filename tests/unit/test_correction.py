@@ -182,5 +182,5 @@ def test_zero_signal_keeps_groups_whose_rewards_differ() -> None:
 
     equal = group(Score(1.0, {"accuracy": 1.0}), Score(1.0, {"accuracy": 0.0}))
     assert not ZeroSignal().keep(equal)
-    assert ZeroSignal(part="accuracy").keep(equal)
+    assert ZeroSignal(component="accuracy").keep(equal)
     assert ZeroSignal().keep(group(Score(1.0), Score(0.5)))

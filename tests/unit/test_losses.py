@@ -36,7 +36,7 @@ def row(log_ratios: list[float], advantage: float, old: float = -1.0) -> tuple[B
         versions=torch.zeros(1, n, dtype=torch.long),
         token_rewards=zeros,
         rewards=torch.zeros(1),
-        parts=torch.zeros(1, 0),
+        components=torch.zeros(1, 0),
         old_logps=torch.full((1, n), old),
         advantages=torch.full((1, n), float(advantage)),
         selected=torch.zeros(1, n, dtype=torch.bool),

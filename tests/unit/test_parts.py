@@ -87,7 +87,7 @@ def test_math_reward_scores_answer_and_format() -> None:
     reward = MathReward(format_weight=0.1)
     scores = check_reward(reward, ["2 + 2 = 4\n#### 4", "it is 4", "#### 5", "x"])
     assert [s.reward for s in scores] == [1.1, 1.0, 0.1, 0.0]
-    assert [s.parts["accuracy"] for s in scores] == [1, 1, 0, 0]
+    assert [s.components["accuracy"] for s in scores] == [1, 1, 0, 0]
     assert reward.grade(example_trajectory("#### 4", "She has 2 + 2 = 4.\n#### 4")).reward == 1.1
     assert "no answer" in (reward.grade(example_trajectory("4", None)).error or "")
 

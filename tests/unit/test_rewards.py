@@ -51,13 +51,13 @@ def test_overlong_by_hand() -> None:
         Overlong(max_tokens=10, buffer=20)
 
 
-def test_composite_is_a_weighted_sum_with_parts(workers: Workers) -> None:
+def test_composite_is_a_weighted_sum_with_components(workers: Workers) -> None:
     reward = Composite({"math": MathReward(), "short": Overlong(8, 4)}, {"short": 0.5})
     found = scored(reward, [example_trajectory(t) for t in ("#### 4", "4", "#### 5")], workers)
     # "#### 4" has 6 tokens: 2 of 4 over, times 0.5
     assert [s.reward for s in found] == [0.75, 1.0, -0.25]
-    assert found[0].parts == {"accuracy": 1.0, "format": 1.0, "math": 1.0, "short": -0.5}
-    assert set(reward.parts or ()) >= {"math", "short", "accuracy"}
+    assert found[0].components == {"accuracy": 1.0, "format": 1.0, "math": 1.0, "short": -0.5}
+    assert set(reward.components or ()) >= {"math", "short", "accuracy"}
 
 
 class ByTurn(RewardManager):
@@ -71,18 +71,18 @@ class ByTurn(RewardManager):
 
 
 def test_composite_keeps_the_rewards_of_turns(workers: Workers) -> None:
-    """2 * 0.5 + 1 * -0.25; a part without any adds nothing, and none give none."""
-    parts = {"math": MathReward(), "a": ByTurn(0.5), "b": ByTurn(-0.25)}
-    [found] = scored(Composite(parts, {"a": 2.0}), [example_trajectory("4")], workers)
+    """2 * 0.5 + 1 * -0.25; a component without any adds nothing, and none give none."""
+    rewards = {"math": MathReward(), "a": ByTurn(0.5), "b": ByTurn(-0.25)}
+    [found] = scored(Composite(rewards, {"a": 2.0}), [example_trajectory("4")], workers)
     assert (found.reward, found.turn_rewards) == (1.0, [0.75])
     [plain] = scored(Composite({"math": MathReward()}), [example_trajectory("4")], workers)
     assert plain.turn_rewards is None
 
 
-def test_composite_with_a_failing_part_fails_with_its_name(workers: Workers) -> None:
+def test_composite_with_a_failing_component_fails_with_its_name(workers: Workers) -> None:
     found = scored(Composite({"math": MathReward()}), [example_trajectory("4", answer=None)], workers)
     assert found[0].reward is None
-    assert "part math: prompt 'example' has no answer" in (found[0].error or "")
+    assert "component math: prompt 'example' has no answer" in (found[0].error or "")
     with pytest.raises(RecipeError, match=r"Composite weighs \['style'\], expected names among its rewards: math"):
         Composite({"math": MathReward()}, {"style": 1.0})
 
@@ -107,7 +107,7 @@ import asyncio
 def number(text):
     return float(len(text))
 
-async def parts(text, answer, meta):
+async def components(text, answer, meta):
     await asyncio.sleep(0)
     return {"reward": 1.0, "right": text == answer, "level": meta.get("level", 0)}
 
@@ -144,23 +144,23 @@ def nameless(text):
 
 
 @pytest.mark.parametrize(
-    ("name", "reward", "parts"),
+    ("name", "reward", "components"),
     [
         ("number", 1.0, {}),
-        ("parts", 1.0, {"right": 1.0, "level": 3.0}),
+        ("components", 1.0, {"right": 1.0, "level": 3.0}),
         ("column", 3.5, {}),
         ("batch", 3.25, {}),
         ("everything", 1.0, {}),
     ],
 )
 def test_python_reward_calls_any_function(
-    tmp_path: Path, workers: Workers, name: str, reward: float | None, parts: dict[str, float]
+    tmp_path: Path, workers: Workers, name: str, reward: float | None, components: dict[str, float]
 ) -> None:
     (tmp_path / "mine.py").write_text(CODE)
     trajectory = example_trajectory("4")
     trajectory.prompt.meta = {"level": 3}
     [found] = scored(PythonReward(f"{tmp_path}/mine.py:{name}", allow_code=True), [trajectory], workers)
-    assert (found.reward, found.parts, found.error) == (reward, parts, None)
+    assert (found.reward, found.components, found.error) == (reward, components, None)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_python_reward_calls_any_function(
         ("asks", "asks for 'rubric', expected any of: level, text, answer, messages, meta, trajectory; or completions"),
         ("asks_in_lists", "asks for 'rubric', expected any of: level, answer, prompts, completions, completion_ids$"),
         ("flat", "returned 1.0, expected a list with one number"),
-        ("nameless", r"returned the parts \['score'\], expected one named 'reward'"),
+        ("nameless", r"returned the components \['score'\], expected one named 'reward'"),
     ],
 )
 def test_python_reward_says_what_a_function_got_wrong(tmp_path: Path, workers: Workers, name: str, error: str) -> None:
@@ -218,7 +218,7 @@ class Service(BaseHTTPRequestHandler):
             Service.failures -= 1
             self.send_error(500)
             return
-        scores = [{"reward": len(i["text"]), "parts": {"n": 1.0}} if i["text"] else 0.5 for i in items]
+        scores = [{"reward": len(i["text"]), "components": {"n": 1.0}} if i["text"] else 0.5 for i in items]
         body = json.dumps({"scores": scores}).encode()
         self.send_response(200)
         self.end_headers()
@@ -245,7 +245,7 @@ def test_remote_reward_sends_batches_and_tries_again(url: str, workers: Workers)
     texts = ["abc", "", "ab", "a", "abcd"]
     found = scored(RemoteReward(url, batch_size=2), [example_trajectory(t) for t in texts], workers)
     assert [s.reward for s in found] == [3, 0.5, 2, 1, 4]
-    assert found[0].parts == {"n": 1.0}
+    assert found[0].components == {"n": 1.0}
     assert sorted(Service.sizes) == [1, 2, 2, 2] or sorted(Service.sizes) == [1, 1, 2, 2]
 
 

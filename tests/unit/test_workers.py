@@ -250,8 +250,8 @@ SCORES = {
     "numpy": None,
     "array": None,
     "vector": r"the reward gave array\(\[0.5, 1. \]\)",
-    "parts": "the reward gave Score",
-    "no parts": "the reward gave Score",
+    "components": "the reward gave Score",
+    "no components": "the reward gave Score",
     "die": r"exit code -9",
     "hang": "did not finish within 3 s",
 }
@@ -267,7 +267,7 @@ def test_a_score_is_finite_numbers_or_an_error_and_never_zero() -> None:
             with pytest.raises(AssertionError, match=error):
                 raise AssertionError(found.error)
     numpy = scores[list(SCORES).index("numpy")]
-    assert (numpy.parts, numpy.turn_rewards) == ({"n": 3.0, "right": 1.0}, [1.0])
+    assert (numpy.components, numpy.turn_rewards) == ({"n": 3.0, "right": 1.0}, [1.0])
 
 
 @pytest.mark.parametrize("what", ["raise", "segfault", "stop", "garbage"])

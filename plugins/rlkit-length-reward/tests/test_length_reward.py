@@ -30,8 +30,8 @@ def test_each_token_beyond_the_free_ones_costs() -> None:
     # example trajectories have a token a character: "4" is free, "4   " has two tokens too many
     scores = check_reward(bound(free_tokens=2, penalty=0.1), ["4", "4   ", "five"])
     assert [s.reward for s in scores] == pytest.approx([1.0, 0.8, -0.2])
-    assert [s.parts["length_penalty"] for s in scores] == pytest.approx([0.0, -0.2, -0.2])
-    assert [s.parts["accuracy"] for s in scores] == [1, 1, 0]
+    assert [s.components["length_penalty"] for s in scores] == pytest.approx([0.0, -0.2, -0.2])
+    assert [s.components["accuracy"] for s in scores] == [1, 1, 0]
 
 
 def test_the_floor_bounds_what_is_taken_off() -> None:

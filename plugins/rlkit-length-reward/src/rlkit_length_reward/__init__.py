@@ -57,7 +57,7 @@ class LengthReward(RewardManager):
             return score
         excess = max(0, trajectory.response_length - self.free_tokens)
         penalty = max(self.floor, -self.penalty * excess)
-        return replace(score, reward=score.reward + penalty, parts={**score.parts, "length_penalty": penalty})
+        return replace(score, reward=score.reward + penalty, components={**score.components, "length_penalty": penalty})
 
 
 @hookimpl
