@@ -58,13 +58,13 @@ def unreachable(error: BaseException) -> bool:
 
 
 class PluginError(RlkitError):
-    """A plugin cannot be loaded, or what it offers is not what its role asks for."""
+    """A plugin cannot be loaded, or what it offers is not what its interface asks for."""
 
     exit_code = 2
 
 
 class PartError(RlkitError):
-    """A part raised, or returned what its role does not allow; the message names it, its plugin and distribution."""
+    """A part raised, or returned what its interface does not allow; the message names it and its plugin."""
 
 
 class EngineError(RlkitError):

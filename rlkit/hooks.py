@@ -1,18 +1,19 @@
-"""The whole extension surface: a plugin implements any of these hooks and registers its classes.
+"""The extension surface: the hooks that a plugin implements, and the kinds of parts that it can register.
 
     from rlkit import hookimpl
 
     @hookimpl
-    def rlkit_register_rewards(register):
+    def rlkit_register(register):
         register(LengthReward)
 
-and its pyproject.toml says `[project.entry-points.rlkit]` `length-reward = "rlkit_length_reward"`. From then on
+and its pyproject.toml has `[project.entry-points.rlkit]` with `length-reward = "rlkit_length_reward"`. From then on
 `reward: LengthReward` works in a recipe, the constructor's typed and documented signature being the configuration.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import pluggy
 
@@ -30,67 +31,37 @@ from rlkit.interfaces.tool import Tool
 hookspec = pluggy.HookspecMarker("rlkit")
 hookimpl = pluggy.HookimplMarker("rlkit")
 
-
-@hookspec
-def rlkit_register_advantages(register: Callable[[type[AdvantageEstimator]], None]) -> None:
-    """Offer advantage estimators: from rewards to credit for each token."""
+Register = Callable[[type], None]
 
 
 @hookspec
-def rlkit_register_losses(register: Callable[[type[PolicyLoss]], None]) -> None:
-    """Offer policy losses."""
+def rlkit_register(register: Register) -> None:
+    """Register classes that a recipe may name; the interface that a class subclasses tells its kind."""
 
 
-@hookspec
-def rlkit_register_rewards(register: Callable[[type[RewardManager]], None]) -> None:
-    """Offer rewards: functions that run in a worker, or managers that run beside the trainer."""
+class Kind(NamedTuple):
+    """A kind of part: its name in the singular, the interface that its classes subclass, and the recipe's key."""
+
+    name: str
+    interface: type
+    key: str
 
 
-@hookspec
-def rlkit_register_engines(register: Callable[[type[RolloutEngine]], None]) -> None:
-    """Offer rollout engines."""
-
-
-@hookspec
-def rlkit_register_tasks(register: Callable[[type[Task]], None]) -> None:
-    """Offer tasks: where prompts come from."""
-
-
-@hookspec
-def rlkit_register_filters(register: Callable[[type[GroupFilter]], None]) -> None:
-    """Offer filters: which groups are worth learning from."""
-
-
-@hookspec
-def rlkit_register_tools(register: Callable[[type[Tool]], None]) -> None:
-    """Offer tools that the policy may call."""
-
-
-@hookspec
-def rlkit_register_interactions(register: Callable[[type[Interaction]], None]) -> None:
-    """Offer simulated users."""
-
-
-@hookspec
-def rlkit_register_environments(register: Callable[[type[Environment]], None]) -> None:
-    """Offer environments: text games and the like."""
-
-
-@hookspec
-def rlkit_register_parsers(register: Callable[[type[ToolParser]], None]) -> None:
-    """Offer parsers of tool calls."""
-
-
-ROLES: dict[str, type] = {
-    "advantages": AdvantageEstimator,
-    "losses": PolicyLoss,
-    "rewards": RewardManager,
-    "engines": RolloutEngine,
-    "tasks": Task,
-    "filters": GroupFilter,
-    "tools": Tool,
-    "interactions": Interaction,
-    "environments": Environment,
-    "parsers": ToolParser,
+KINDS: dict[str, Kind] = {
+    "advantages": Kind("advantage", AdvantageEstimator, "advantage"),
+    "losses": Kind("loss", PolicyLoss, "loss"),
+    "rewards": Kind("reward", RewardManager, "reward"),
+    "engines": Kind("engine", RolloutEngine, "rollout.engine"),
+    "tasks": Kind("task", Task, "task"),
+    "filters": Kind("filter", GroupFilter, "rollout.filter"),
+    "tools": Kind("tool", Tool, "tools"),
+    "interactions": Kind("interaction", Interaction, "interaction"),
+    "environments": Kind("environment", Environment, "environment"),
+    "parsers": Kind("parser", ToolParser, "parser"),
 }
-"""What each hook registers: `rlkit_register_<role>` takes subclasses of the class."""
+"""All kinds of parts, by their names in the plural. A class subclasses exactly one of the interfaces."""
+
+
+def kinds_of(cls: type) -> list[str]:
+    """Return the kinds whose interface a class subclasses; a part has exactly one."""
+    return [kind for kind, (_, interface, _) in KINDS.items() if issubclass(cls, interface)]

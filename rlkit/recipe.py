@@ -91,21 +91,6 @@ class Recipe:
         return bool(wanted) or recompute
 
 
-ROLE_OF_KEY = {
-    "task": "tasks",
-    "reward": "rewards",
-    "advantage": "advantages",
-    "loss": "losses",
-    "rollout.engine": "engines",
-    "rollout.filter": "filters",
-    "tools": "tools",
-    "parser": "parsers",
-    "interaction": "interactions",
-    "environment": "environments",
-}
-"""Which role's classes a key of the recipe may name."""
-
-
 def check(recipe: Recipe) -> None:
     """Check all that can be known without reading data or loading a model.
 

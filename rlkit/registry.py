@@ -17,7 +17,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from rlkit import hooks
-from rlkit.errors import PartError, PluginError, RlkitError, explain
+from rlkit.errors import PartError, PluginError, RlkitError, explain, show
 
 DISABLE_VARIABLE = "RLKIT_DISABLE_PLUGINS"
 DISTRIBUTION = "rlkit-fabric"
@@ -40,7 +40,7 @@ class Plugin:
 class Part:
     """A class that a recipe can name, and the plugin that offers it."""
 
-    role: str
+    kind: str
     cls: type
     plugin: Plugin
 
@@ -51,9 +51,9 @@ class Part:
 
 @dataclass
 class Registry:
-    """All parts by role and class name; a value, not a global."""
+    """All parts by kind and class name; a value, not a global."""
 
-    parts: dict[str, dict[str, Part]] = field(default_factory=lambda: {role: {} for role in hooks.ROLES})
+    parts: dict[str, dict[str, Part]] = field(default_factory=lambda: {kind: {} for kind in hooks.KINDS})
     plugins: list[Plugin] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """What a user should know although nothing is refused."""
@@ -61,7 +61,7 @@ class Registry:
     @property
     def packages(self) -> list[str]:
         """The top-level packages whose classes a recipe may name."""
-        modules = {part.cls.__module__ for role in self.parts.values() for part in role.values()}
+        modules = {part.cls.__module__ for parts in self.parts.values() for part in parts.values()}
         return sorted({module.partition(".")[0] for module in modules} | {"rlkit"})
 
     def require_healthy(self) -> None:
@@ -124,7 +124,7 @@ def load_plugins(extra: Iterable[tuple[str, Any]] = (), entry_points: bool = Tru
     A plugin that cannot be loaded is listed with its error and the rest goes on; `Registry.require_healthy` refuses.
 
     Raises:
-        PluginError: Two distributions use one plugin name, or two plugins offer one class name in a role.
+        PluginError: Two distributions use one plugin name, or two plugins offer one class name for a kind.
     """
     from rlkit import builtin
 
@@ -203,41 +203,54 @@ def _add(registry: Registry, plugin: Plugin, module: Any) -> None:
     try:
         manager.register(module, plugin.name)
         manager.check_pending()
-        for role, base in hooks.ROLES.items():
-
-            def register(cls: type, role: str = role, base: type = base) -> None:
-                _check_part(cls, role, base)
-                found.append(Part(role, cls, plugin))
-
-            getattr(manager.hook, f"rlkit_register_{role}")(register=register)
+        manager.hook.rlkit_register(register=lambda cls: found.append(Part(_kind_of(cls), cls, plugin)))
+    except PluginError as error:
+        plugin.error = str(error)
+        return
     except Exception as error:  # a plugin's own code may raise anything
-        plugin.error = f"{type(error).__name__}: {error}{_hook_hint(str(error))}"
+        plugin.error = f"{explain(error)}{_hook_hint(str(error))}"
         return
     for part in found:
-        other = registry.parts[part.role].get(part.name)
+        other = registry.parts[part.kind].get(part.name)
         if other is not None:
             raise PluginError(
                 f"plugins {other.plugin.name!r} ({other.plugin.distribution}) and {plugin.name!r} "
-                f"({plugin.distribution}) both offer {part.name} among {part.role}; "
+                f"({plugin.distribution}) both offer {part.name} among {part.kind}; "
                 f"uninstall one, or set {DISABLE_VARIABLE}={plugin.name}"
             )
-        registry.parts[part.role][part.name] = part
+        registry.parts[part.kind][part.name] = part
 
 
-def _check_part(cls: type, role: str, base: type) -> None:
-    if not (isinstance(cls, type) and issubclass(cls, base)):
-        raise PluginError(f"rlkit_register_{role} was given {cls!r}, expected a subclass of {base.__name__}")
+def _kind_of(cls: type) -> str:
+    """Return a class's kind, by the interface that it subclasses.
+
+    Raises:
+        PluginError: It is no class, is abstract, or subclasses none or several of the interfaces.
+    """
+    if not isinstance(cls, type):
+        raise PluginError(f"rlkit_register registers {show(cls)}, expected a class")
+    kinds = hooks.kinds_of(cls)
+    if len(kinds) != 1:
+        bases = [hooks.KINDS[kind].interface.__name__ for kind in kinds]
+        known = ", ".join(kind.interface.__name__ for kind in hooks.KINDS.values())
+        problem = f"the interfaces {' and '.join(bases)}, of which" if bases else "no interface of rlkit, of which"
+        raise PluginError(
+            f"rlkit_register registers {cls.__name__}, which subclasses {problem} a part has one: {known}"
+        )
     if inspect.isabstract(cls):
         missing = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
-        raise PluginError(f"{cls.__name__} does not implement {missing} of {base.__name__}")
+        raise PluginError(
+            f"rlkit_register registers {cls.__name__}, which does not implement {missing} of "
+            f"{hooks.KINDS[kinds[0]].interface.__name__}"
+        )
+    return kinds[0]
 
 
 def _hook_hint(message: str) -> str:
-    known = [f"rlkit_register_{role}" for role in hooks.ROLES]
+    """Return what to do about a function that is marked as a hook, and is none."""
     if "unknown hook" not in message:
         return ""
-    near = [n for word in message.split("'") for n in difflib.get_close_matches(word, known, 1)]
-    return f"; did you mean {near[0]}?" if near else f"; hooks: {', '.join(known)}"
+    return f"; hooks: {', '.join(name for name in vars(hooks) if name.startswith('rlkit_'))}"
 
 
 def _complaint(plugin: Plugin) -> str:

@@ -17,7 +17,7 @@ USAGE = """usage: rlkit plugins list          installed plugins and the parts th
                                    write a package with a working part, its tests and its README;
                                    KIND is one of tool, reward, advantage, engine, loss, task, interaction, environment,
                                    filter, parser
-       rlkit plugins test NAME     check an installed plugin's parts against what their roles ask for
+       rlkit plugins test NAME     check an installed plugin's parts against what their interfaces ask for
 """
 
 
@@ -87,16 +87,16 @@ def show_plugins(registry: Registry) -> None:
 
 
 def _offers(plugin: Plugin, registry: Registry) -> str:
-    """Return a line for each role in which a plugin offers parts."""
-    offers = {role: [p.name for p in parts.values() if p.plugin is plugin] for role, parts in registry.parts.items()}
-    return "\n".join(f"{role}: {', '.join(names)}" for role, names in offers.items() if names) or "nothing"
+    """Return a line for each kind of which a plugin offers parts."""
+    offers = {kind: [p.name for p in parts.values() if p.plugin is plugin] for kind, parts in registry.parts.items()}
+    return "\n".join(f"{kind}: {', '.join(names)}" for kind, names in offers.items() if names) or "nothing"
 
 
 def _show(name: str, registry: Registry) -> str:
     from rlkit.cli import reference
 
     types = reference.known()
-    parts = [part for role in registry.parts.values() for part in role.values()]
+    parts = [part for parts in registry.parts.values() for part in parts.values()]
     shown = [_describe(part) for part in parts if name in (part.name, part.plugin.name)]
     shown += [reference.describe(types[name])] if name in types else []
     if not shown:
@@ -110,5 +110,5 @@ def _show(name: str, registry: Registry) -> str:
 def _describe(part: Part) -> str:
     signature = inspect.signature(part.cls)
     plugin = part.plugin
-    head = f"{part.name}{signature}  ({part.role}, from {plugin.distribution} {plugin.version})"
+    head = f"{part.name}{signature}  ({part.kind}, from {plugin.distribution} {plugin.version})"
     return f"{head}\n\n{inspect.cleandoc(part.cls.__doc__ or '(not documented)')}"

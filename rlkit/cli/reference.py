@@ -1,4 +1,4 @@
-"""What plugins are written against, for `rlkit plugins show`: the types of a step, and the roles' classes."""
+"""What plugins are written against, for `rlkit plugins show`: the types of a step, and the interfaces."""
 
 from __future__ import annotations
 

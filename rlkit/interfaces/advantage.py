@@ -1,4 +1,4 @@
-"""The role of an advantage estimator: from rewards to credit for each token."""
+"""The interface of an advantage estimator: from rewards to credit for each token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The role of a rollout engine: token ids in, token ids with log-probs out."""
+"""The interface of a rollout engine: token ids in, token ids with log-probs out."""
 
 from __future__ import annotations
 

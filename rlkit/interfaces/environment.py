@@ -1,4 +1,4 @@
-"""The role of an environment: a text game, or anything else that answers actions with observations."""
+"""The interface of an environment: a text game, or anything else that answers actions with observations."""
 
 from __future__ import annotations
 

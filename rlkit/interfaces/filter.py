@@ -1,4 +1,4 @@
-"""The role of a filter: which groups are worth learning from."""
+"""The interface of a filter: which groups are worth learning from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The role of an interaction: a simulated user who answers the policy."""
+"""The interface of an interaction: a simulated user who answers the policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The role of a policy loss."""
+"""The interface of a policy loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each role's parts must return: shared by the contracts for plugins' tests and by a run.
+"""What parts of each kind must return: shared by the contracts for plugins' tests and by a run.
 
 Each function returns what is wrong, to follow the part's name in a message, or None.
 """

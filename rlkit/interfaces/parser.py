@@ -1,4 +1,4 @@
-"""The role of a tool-call parser: from what the policy wrote to the calls that it made."""
+"""The interface of a tool-call parser: from what the policy wrote to the calls that it made."""
 
 from __future__ import annotations
 

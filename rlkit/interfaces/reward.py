@@ -1,4 +1,4 @@
-"""The role of a reward: from a finished conversation to a number."""
+"""The interface of a reward: from a finished conversation to a number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The role of a task: where prompts come from."""
+"""The interface of a task: where prompts come from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The role of a tool: something that the policy may call while it answers."""
+"""The interface of a tool: something that the policy may call while it answers."""
 
 from __future__ import annotations
 

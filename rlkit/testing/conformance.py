@@ -22,14 +22,14 @@ CONTRACTS: dict[str, Callable[[Any], Any]] = {
     "filters": contracts.check_filter,
     "parsers": contracts.check_parser,
 }
-"""What takes an instance, by role."""
+"""What takes an instance, by kind."""
 
 MAKER_CONTRACTS: dict[str, Callable[[Any], Any]] = {
     "tools": conversations.check_tool,
     "interactions": conversations.check_interaction,
     "engines": conversations.check_engine,
 }
-"""What takes the class, by role."""
+"""What takes the class, by kind."""
 
 
 class Finding(NamedTuple):
@@ -60,10 +60,10 @@ def examine(plugin: Plugin, registry: Registry) -> list[Finding]:
     """Run all checks on all parts of a plugin."""
     if plugin.error is not None or plugin.disabled:
         return [Finding(plugin.name, "loads", "failed", plugin.error or "it is disabled")]
-    parts = [part for role in registry.parts.values() for part in role.values() if part.plugin is plugin]
+    parts = [part for parts in registry.parts.values() for part in parts.values() if part.plugin is plugin]
     if not parts:
         return [Finding(plugin.name, "offers parts", "failed", "it registers none; is a hook marked with @hookimpl?")]
-    prompts = [prompt for part in parts if part.role == "tasks" for prompt in _prompts(part.cls)]
+    prompts = [prompt for part in parts if part.kind == "tasks" for prompt in _prompts(part.cls)]
     return [finding for part in parts for finding in _examine_part(part, [*prompts, conversations.PROMPT])]
 
 
@@ -90,21 +90,21 @@ def _examine_part(part: Part, prompts: Sequence[Prompt]) -> Iterator[Finding]:
     if made.state != "ok":
         return
     yield _run(part, "contract", _check_contract, part, prompts)
-    if part.name in (*golden.ADVANTAGES, *golden.LOSSES) and part.role in ("advantages", "losses"):
+    if part.name in (*golden.ADVANTAGES, *golden.LOSSES) and part.kind in ("advantages", "losses"):
         yield _run(part, "golden vector", golden.check, part.name, part.cls(**golden.OPTIONS.get(part.name, {})))
 
 
 def _check_contract(part: Part, prompts: Sequence[Prompt]) -> None:
     cls: Any = part.cls
-    if part.role == "environments":
+    if part.kind == "environments":
         _check_environment(cls, prompts)
-    elif part.role in MAKER_CONTRACTS:
-        MAKER_CONTRACTS[part.role](cls)
+    elif part.kind in MAKER_CONTRACTS:
+        MAKER_CONTRACTS[part.kind](cls)
     else:
         made = cls()
         if hasattr(made, "bind"):
             made.bind(ExampleRuntime())
-        CONTRACTS[part.role](made)
+        CONTRACTS[part.kind](made)
 
 
 def _check_environment(cls: Any, prompts: Sequence[Prompt]) -> None:

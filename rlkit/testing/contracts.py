@@ -1,4 +1,4 @@
-"""What every part of a role must hold to: call these from a plugin's tests."""
+"""What every part of a kind must hold to: call these from a plugin's tests."""
 
 from __future__ import annotations
 

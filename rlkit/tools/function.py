@@ -52,7 +52,7 @@ class FunctionTool(Tool):
 
 
 def tool(function: Callable[..., Any]) -> type[FunctionTool]:
-    """Make a tool's class of a function, to be registered by `rlkit_register_tools`.
+    """Make a tool's class of a function, to be registered by `rlkit_register`.
 
     The class takes the function's name and place, so that a recipe can name it: `tools: {add: my_package.add}`.
     """

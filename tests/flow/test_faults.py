@@ -41,7 +41,7 @@ class Moody(RewardFunction):
         return float(len(trajectory.text) % 2)
 
 @hookimpl
-def rlkit_register_rewards(register):
+def rlkit_register(register):
     register(Moody)
 '''
 

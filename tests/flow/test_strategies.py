@@ -95,7 +95,7 @@ from rlkit import hookimpl
 from rlkit.testing import FakeEngine
 
 @hookimpl
-def rlkit_register_engines(register):
+def rlkit_register(register):
     register(FakeEngine)
 """
 

@@ -107,7 +107,7 @@ def test_parts_of_plugins_that_are_not_there_are_named(monkeypatch: pytest.Monke
         parser, "load_plugins", lambda: load_plugins([("mine", sys.modules[__name__])], entry_points=False)
     )
     unregistered = f"--reward={__name__}.Unregistered"
-    assert "which the plugin 'mine' does not register by rlkit_register_rewards" in refusal("quickstart", unregistered)
+    assert "which the plugin 'mine' does not register; known rewards: " in refusal("quickstart", unregistered)
     assert "argument 'depth' has no type; annotate it there" in refusal("quickstart", "--reward=NoType")
 
 
@@ -124,7 +124,7 @@ class NoType(MathReward):
 
 
 @hookimpl
-def rlkit_register_rewards(register: Any) -> None:
+def rlkit_register(register: Any) -> None:
     """Offer it: this module is a plugin."""
     register(NoType)
 

@@ -161,7 +161,7 @@ class Plugin:
 
     @staticmethod
     @hookimpl
-    def rlkit_register_rewards(register: Callable[[type], None]) -> None:
+    def rlkit_register(register: Callable[[type], None]) -> None:
         register(Curious)
 
 

@@ -80,27 +80,11 @@ class ShortEngine(RolloutEngine):
         pass
 
 @hookimpl
-def rlkit_register_advantages(register):
-    for part in (NanAdvantage, UnsetAdvantage, RaisingAdvantage):
+def rlkit_register(register):
+    for part in (NanAdvantage, UnsetAdvantage, RaisingAdvantage, ScalarLoss, NanLoss, SilentFilter):
         register(part)
-
-@hookimpl
-def rlkit_register_losses(register):
-    for part in (ScalarLoss, NanLoss):
+    for part in (TextTask, KeyTask, ShortEngine):
         register(part)
-
-@hookimpl
-def rlkit_register_filters(register):
-    register(SilentFilter)
-
-@hookimpl
-def rlkit_register_tasks(register):
-    for part in (TextTask, KeyTask):
-        register(part)
-
-@hookimpl
-def rlkit_register_engines(register):
-    register(ShortEngine)
 """
 
 

@@ -11,26 +11,36 @@ import pytest
 from rlkit import hookimpl, hooks
 from rlkit.advantages import GRPO
 from rlkit.cli.main import main
+from rlkit.cli.parsing.schema import Choice
+from rlkit.cli.parsing.suggest import classes_at
 from rlkit.errors import PluginError
 from rlkit.interfaces.reward import RewardManager
 from rlkit.registry import load_plugins
 from rlkit.rewards import ExactReward
+from rlkit.tools import Calculator
 
 
 class Other(ExactReward):
     """Another reward."""
 
 
-def plugin(name: str = "mine", **hooks: Any) -> tuple[str, ModuleType]:
+class OtherCalculator(Calculator):
+    """Another tool."""
+
+
+OFFERED = [("rewards", "Other"), ("tools", "OtherCalculator")]
+
+
+def plugin(name: str, *classes: Any, hook: str = "rlkit_register") -> tuple[str, ModuleType]:
+    """Make a plugin that registers classes."""
+
+    def implementation(register: Any) -> None:
+        for cls in classes:
+            register(cls)
+
+    implementation.__name__ = hook
     module = ModuleType(name)
-    for hook, classes in hooks.items():
-
-        def implementation(register: Any, classes: Any = classes) -> None:
-            for cls in classes:
-                register(cls)
-
-        implementation.__name__ = hook
-        setattr(module, hook, hookimpl(implementation))
+    setattr(module, hook, hookimpl(implementation))
     return name, module
 
 
@@ -39,12 +49,12 @@ def test_built_in_parts_are_there_with_where_they_come_from() -> None:
     part = registry.parts["advantages"]["GRPO"]
     assert (part.cls, part.plugin.distribution) == (GRPO, "rlkit-fabric")
     assert part.plugin.version == metadata.version("rlkit-fabric")
-    assert {role for role in hooks.ROLES if not registry.parts[role]} == {"environments"}  # these come from plugins
+    assert {kind for kind in hooks.KINDS if not registry.parts[kind]} == {"environments"}  # these come from plugins
     registry.require_healthy()
 
 
 def test_a_plugin_offers_a_part() -> None:
-    registry = load_plugins([plugin(rlkit_register_rewards=[Other])], entry_points=False)
+    registry = load_plugins([plugin("mine", Other)], entry_points=False)
     assert registry.parts["rewards"]["Other"].plugin.name == "mine"
     assert "tests" in registry.packages or "test_registry" in registry.packages
 
@@ -53,25 +63,48 @@ class Abstract(RewardManager):
     """Does not score."""
 
 
+class Both(ExactReward, Calculator):  # type: ignore[misc]
+    """A reward and a tool."""
+
+
+KNOWN = "of which a part has one: AdvantageEstimator, PolicyLoss, RewardManager"
+
+
 @pytest.mark.parametrize(
-    ("offer", "message"),
+    ("classes", "message"),
     [
-        ({"rlkit_register_reward": [Other]}, "did you mean rlkit_register_rewards"),
-        ({"rlkit_register_rewards": [GRPO]}, "expected a subclass of RewardManager"),
-        ({"rlkit_register_rewards": [3]}, "given 3, expected a subclass of RewardManager"),
-        ({"rlkit_register_rewards": [Other, Abstract]}, "Abstract does not implement score"),
+        ([str], f"registers str, which subclasses no interface of rlkit, {KNOWN}"),
+        ([Both], f"registers Both, which subclasses the interfaces RewardManager and Tool, {KNOWN}"),
+        ([3], "registers 3, expected a class"),
+        ([Other, Abstract], "registers Abstract, which does not implement score of RewardManager"),
     ],
 )
-def test_a_broken_plugin_is_listed_and_refused_by_name(offer: dict[str, Any], message: str) -> None:
-    registry = load_plugins([plugin("bad", **offer)], entry_points=False)
+def test_a_broken_plugin_is_listed_and_refused_by_name(classes: list[Any], message: str) -> None:
+    registry = load_plugins([plugin("bad", *classes)], entry_points=False)
     assert "Other" not in registry.parts["rewards"]
     with pytest.raises(PluginError, match="plugin 'bad'.*RLKIT_DISABLE_PLUGINS=bad") as raised:
         registry.require_healthy()
     assert message in str(raised.value)
 
 
+def test_an_unknown_hook_is_refused_with_those_that_there_are() -> None:
+    registry = load_plugins([plugin("old", Other, hook="rlkit_register_rewards")], entry_points=False)
+    with pytest.raises(PluginError, match="'old' .*unknown hook 'rlkit_register_rewards'.*; hooks: rlkit_register"):
+        registry.require_healthy()
+
+
+def test_the_interface_of_a_class_tells_its_kind_and_the_recipe_s_key() -> None:
+    registry = load_plugins([plugin("mine", Other, OtherCalculator)], entry_points=False)
+    assert [registry.parts[kind][name].plugin.name for kind, name in OFFERED] == ["mine", "mine"]
+    for kind, (_, interface, key) in hooks.KINDS.items():
+        allowed = classes_at(key, registry)
+        assert isinstance(allowed, Choice)
+        assert allowed.kind == kind
+        assert all(issubclass(part.cls, interface) for part in allowed.parts.values())
+
+
 def test_two_plugins_with_one_class_name_are_refused_naming_both() -> None:
-    twins = [plugin("one", rlkit_register_rewards=[Other]), plugin("two", rlkit_register_rewards=[Other])]
+    twins = [plugin("one", Other), plugin("two", Other)]
     with pytest.raises(PluginError, match=r"'one' .* and 'two' .* both offer Other among rewards"):
         load_plugins(twins, entry_points=False)
 
@@ -86,7 +119,7 @@ def fail() -> None:
 
 
 def test_entry_points_are_loaded_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    good = plugin("good", rlkit_register_rewards=[Other])[1]
+    good = plugin("good", Other)[1]
     entries = [entry("bad", "rlkit-bad", fail), entry("good", "rlkit-good", lambda: good)]
     monkeypatch.setattr(metadata, "entry_points", lambda group: entries)
     registry = load_plugins()
@@ -123,7 +156,7 @@ def test_two_distributions_with_one_entry_point_name_are_refused(monkeypatch: py
 def test_a_plugin_for_another_rlkit_is_not_imported_and_says_what_to_do(
     requirement: str, fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = plugin("picky", rlkit_register_rewards=[Other])[1]
+    module = plugin("picky", Other)[1]
     imported: list[ModuleType] = []
     entries = [entry("picky", "rlkit-picky", lambda: imported.append(module) or module, requirement)]  # type: ignore[func-returns-value]
     monkeypatch.setattr(metadata, "entry_points", lambda group: entries)
@@ -157,7 +190,7 @@ def test_a_name_that_disables_nothing_is_noted(
     assert not load_plugins().notes
 
 
-def test_the_list_says_in_which_roles_a_plugin_offers_parts(
+def test_the_list_shows_a_plugin_s_parts_by_kind(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "300")

@@ -21,7 +21,7 @@ import yaml
 from rlkit import hookimpl
 from rlkit.cli.main import main
 from rlkit.cli.plugins import USAGE
-from rlkit.cli.scaffold import KINDS, scaffold
+from rlkit.cli.scaffold import PLURALS, scaffold
 from rlkit.errors import RecipeError
 from rlkit.interfaces.advantage import AdvantageEstimator
 from rlkit.interfaces.engine import RolloutEngine
@@ -64,7 +64,7 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a package of every kind."""
     folder = tmp_path_factory.mktemp("packages")
-    for kind in KINDS:
+    for kind in PLURALS:
         scaffold(f"rlkit-my-{kind}", kind, folder / f"rlkit-my-{kind}")
     return folder
 
@@ -75,16 +75,16 @@ def test_their_own_tests_pass_as_they_are(packages: Path) -> None:
     env = {**os.environ, "PYTHONPATH": sources}
     done = subprocess.run(command, cwd=packages, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
-    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 2 * len(KINDS)  # type: ignore[index]
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 2 * len(PLURALS)  # type: ignore[index]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", PLURALS)
 def test_what_is_written_is_found_and_conforms(kind: str, packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = packages / f"rlkit-my-{kind}"
     monkeypatch.syspath_prepend(package / "src")
     cls = f"My{kind.capitalize()}"
     module = importlib.import_module(f"rlkit_my_{kind}")
-    part = load_plugins([(f"my-{kind}", module)], entry_points=False).parts[KINDS[kind]][cls]
+    part = load_plugins([(f"my-{kind}", module)], entry_points=False).parts[PLURALS[kind]][cls]
     assert part.plugin.name == f"my-{kind}"
     assert {f.state for f in check_plugin(f"my-{kind}", module)} == {"ok"}
     [fragment] = re.findall(r"In a recipe:\n\n    (.+)\n", (package / "README.md").read_text())
@@ -126,7 +126,7 @@ def test_a_folder_that_holds_something_is_refused(
     assert main(["plugins", "new", "rlkit-your-tool", "--kind", "tool", "--out", "empty"]) == 0
     assert main(["plugins", "new", "rlkit-your-tool", "--kind", "toll"]) == 2
     assert main(["plugins", "new", "rlkit-your-tool", "--kind", "tool", "--in=x"]) == 2
-    assert all(kind in USAGE for kind in KINDS)
+    assert all(kind in USAGE for kind in PLURALS)
 
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {}}
@@ -420,28 +420,22 @@ def test_options_are_typed_documented_and_named() -> None:
             check_options(cls)
 
 
-def offer(**hooks: list[type]) -> Any:
-    """Make a plugin's module that offers classes."""
+def offer(*classes: type) -> Any:
+    """Make a plugin's module that registers classes."""
 
-    def hook(role: str, classes: list[type]) -> Any:
-        def implementation(register: Any) -> None:
-            for cls in classes:
-                register(cls)
+    def rlkit_register(register: Any) -> None:
+        for cls in classes:
+            register(cls)
 
-        implementation.__name__ = f"rlkit_register_{role}"
-        return hookimpl(implementation)
-
-    return SimpleNamespace(
-        __name__="mine", **{f"rlkit_register_{role}": hook(role, classes) for role, classes in hooks.items()}
-    )
+    return SimpleNamespace(__name__="mine", rlkit_register=hookimpl(rlkit_register))
 
 
 def test_plugins_test_prints_what_failed_and_exits_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     modules = {
-        "good": offer(tools=[GoodTool]),
-        "mixed": offer(tools=[LeakyTool], rewards=[Undocumented]),
+        "good": offer(GoodTool),
+        "mixed": offer(LeakyTool, Undocumented),
         "none": offer(),
     }
     dists = {"good": "rlkit-fine", "mixed": "rlkit-mixed", "none": "rlkit-none", "sick": "rlkit-sick"}

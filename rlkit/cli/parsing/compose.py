@@ -1,7 +1,7 @@
 """Composes recipe files and options into one tree of plain data, in which only what hooks registered is named.
 
 Nothing that a recipe says is imported, called or built here: a name is looked up among the registered parts of the
-key's role, a value is compared with its option's type. All slips are collected, so that they can be shown at once.
+key's kind, a value is compared with its option's type. All slips are collected, so that they can be shown at once.
 """
 
 from __future__ import annotations

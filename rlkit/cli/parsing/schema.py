@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 from jsonargparse import ArgumentError, ArgumentParser
 
 from rlkit.cli.parsing.reader import load
-from rlkit.hooks import ROLES
+from rlkit.hooks import kinds_of
 from rlkit.ranges import expected
 from rlkit.registry import Part, Registry
 
@@ -43,7 +43,7 @@ class Section(NamedTuple):
 class Choice(NamedTuple):
     """A place for a registered part: the closed set of what may be named."""
 
-    role: str
+    kind: str
     parts: dict[str, Part]
 
     def find(self, name: Any) -> Part | None:
@@ -94,10 +94,9 @@ def _inside(hint: Any, registry: Registry) -> Section | Choice | Names | Items |
     origin, arguments = get_origin(hint), get_args(hint)
     if isinstance(hint, type) and is_dataclass(hint):
         return Section(hint)
-    if isinstance(hint, type):
-        for role, base in ROLES.items():
-            if issubclass(hint, base):
-                return Choice(role, {n: p for n, p in registry.parts[role].items() if issubclass(p.cls, hint)})
+    if isinstance(hint, type) and (kinds := kinds_of(hint)):
+        parts = registry.parts[kinds[0]]
+        return Choice(kinds[0], {name: part for name, part in parts.items() if issubclass(part.cls, hint)})
     if isinstance(origin, type) and issubclass(origin, Mapping) and arguments[0] is str:
         return Names(arguments[1])
     listed = isinstance(origin, type) and issubclass(origin, Sequence) and origin is not tuple

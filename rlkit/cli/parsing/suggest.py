@@ -112,19 +112,19 @@ def _keys(cls: type, registry: Registry, tree: Any, prefix: str, present: bool =
 
 
 def unknown_class(key: str, name: Any, inside: Choice, registry: Registry) -> str:
-    """Say why a name is none of a key's classes: misspelt, of another role, disabled, or not there; and what to do."""
+    """Say why a name is none of a key's classes: misspelt, of another kind, disabled, or not there; and what to do."""
     given = f"{key} is {shown(name)}"
     listed = ", ".join(inside.parts) or "none"
     if not isinstance(name, str):
         return f"{given}, expected the name of a class: {listed}"
     bare, package = name.rpartition(".")[2], name.partition(".")[0]
-    if inside.role == "tasks" and (reader := READERS.get(PurePath(name).suffix)):
+    if inside.kind == "tasks" and (reader := READERS.get(PurePath(name).suffix)):
         return f"{given}, a file, expected a class: write --{key} {reader} --{key}.path {name}"
-    for role, parts in registry.parts.items():
-        if role != inside.role and bare in parts and name in (bare, *import_paths(parts[bare].cls)):
-            return f"{given}, which is one of the {role}; known {inside.role}: {listed}"
+    for kind, parts in registry.parts.items():
+        if kind != inside.kind and bare in parts and name in (bare, *import_paths(parts[bare].cls)):
+            return f"{given}, which is one of the {kind}; known {inside.kind}: {listed}"
     if "." in name and "/" not in name:
-        return f"{given}, {_not_offered(package, inside, registry)}; known {inside.role}: {listed}"
+        return f"{given}, {_not_offered(package, registry)}; known {inside.kind}: {listed}"
     if distribution := PACKAGES.get(bare):
         return f"{given}, which {_state(distribution, registry)}"
     if near := difflib.get_close_matches(bare, inside.parts, 1, 0.6):
@@ -134,13 +134,13 @@ def unknown_class(key: str, name: Any, inside: Choice, registry: Registry) -> st
     return f"{given}, which no plugin offers; known: {listed}{also}"
 
 
-def _not_offered(package: str, inside: Choice, registry: Registry) -> str:
+def _not_offered(package: str, registry: Registry) -> str:
     """Say why a class of a package cannot be named, without looking into the package."""
     for plugin in registry.plugins:
         if plugin.module.partition(".")[0] == package:
             if plugin.disabled:
                 return f"of the plugin {plugin.name!r}, which {DISABLE_VARIABLE} disables; unset it"
-            return f"which the plugin {plugin.name!r} does not register by rlkit_register_{inside.role}"
+            return f"which the plugin {plugin.name!r} does not register"
     return f"but no plugin of a package {package!r} is installed, and a recipe names only what plugins register"
 
 

@@ -16,23 +16,12 @@ from string import Template
 from typing import NamedTuple
 
 from rlkit.errors import RecipeError
-from rlkit.hooks import ROLES
+from rlkit.hooks import KINDS
 from rlkit.registry import load_plugins
 
 HERE = Path(__file__).parent
-KINDS = {
-    "tool": "tools",
-    "reward": "rewards",
-    "advantage": "advantages",
-    "engine": "engines",
-    "loss": "losses",
-    "task": "tasks",
-    "interaction": "interactions",
-    "environment": "environments",
-    "filter": "filters",
-    "parser": "parsers",
-}
-"""What can be made, and its role."""
+PLURALS = {kind.name: plural for plural, kind in KINDS.items()}
+"""What can be made."""
 PREFIX = "rlkit-"
 
 
@@ -49,7 +38,7 @@ def new(argv: Sequence[str]) -> Path:
     """Write a package as the command line says; give its folder."""
     parser = argparse.ArgumentParser(prog="rlkit plugins new", allow_abbrev=False, exit_on_error=False)
     parser.add_argument("name", metavar="NAME", help="The distribution's name, such as rlkit-my-tool.")
-    parser.add_argument("--kind", choices=KINDS, required=True, help="What the plugin offers.")
+    parser.add_argument("--kind", choices=PLURALS, required=True, help="What the plugin offers.")
     parser.add_argument("--out", metavar="DIR", help="The package's folder; NAME by default.")
     try:
         options, unknown = parser.parse_known_args(argv)
@@ -71,8 +60,7 @@ def scaffold(name: str, kind: str, out: Path) -> Path:
     _check_free(names, kind, sections[1])
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RecipeError(f"{out} exists and is not an empty folder; choose a new one with --out DIR")
-    role = KINDS[kind]
-    values = {**names._asdict(), "summary": summary.strip(), "role": role, "base": ROLES[role].__name__}
+    values = {**names._asdict(), "summary": summary.strip(), "kind": kind}
     recipe, part, test = (Template(section).substitute(values).strip() for section in sections)
     values |= {"recipe": recipe, "part": part, "test": test}
     for template, path in (
@@ -109,7 +97,7 @@ def _check_free(names: Names, kind: str, part: str) -> None:
         raise RecipeError(
             f"NAME is {names.name!r}, but there is a module {names.module} already; uninstall it or choose another name"
         )
-    offered = load_plugins(entry_points=False).parts[KINDS[kind]]
+    offered = load_plugins(entry_points=False).parts[PLURALS[kind]]
     if names.cls in offered or re.search(rf"\b{names.cls}\b", part):
         raise RecipeError(f"NAME is {names.name!r}, but rlkit has {names.cls} itself; try {PREFIX}my-{names.plugin}")
 

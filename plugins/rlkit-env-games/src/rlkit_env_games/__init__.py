@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from rlkit import hookimpl
-from rlkit.interfaces.environment import Environment
-from rlkit.interfaces.task import Task
+from rlkit.hooks import Register, hookimpl
 from rlkit_env_games.guess import GuessNumber, GuessTask, hidden_number, optimal_guess
 from rlkit_env_games.maze import CalculatorMaze, Maze, MazeTask, draw_maze, optimal_move, shortest_path
 
@@ -25,12 +21,8 @@ __all__ = [
 
 
 @hookimpl
-def rlkit_register_environments(register: Callable[[type[Environment]], None]) -> None:
+def rlkit_register(register: Register) -> None:
     register(GuessNumber)
     register(CalculatorMaze)
-
-
-@hookimpl
-def rlkit_register_tasks(register: Callable[[type[Task]], None]) -> None:
     register(GuessTask)
     register(MazeTask)

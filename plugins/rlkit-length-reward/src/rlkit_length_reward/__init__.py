@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated
 
 from annotated_types import Ge, Le
 
-from rlkit import hookimpl
+from rlkit.hooks import Register, hookimpl
 from rlkit.interfaces.reward import OnError, RewardManager
 from rlkit.interfaces.runtime import Runtime
 from rlkit.ranges import LARGEST_FLOAT, NUMBER, NonNegativeFloat, NonNegativeInt, Seconds
@@ -61,5 +61,5 @@ class LengthReward(RewardManager):
 
 
 @hookimpl
-def rlkit_register_rewards(register: Callable[[type[RewardManager]], None]) -> None:
+def rlkit_register(register: Register) -> None:
     register(LengthReward)

@@ -14,13 +14,12 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rlkit import hookimpl
 from rlkit.errors import RecipeError, RolloutError
+from rlkit.hooks import Register, hookimpl
 from rlkit.interfaces.runtime import Runtime
 from rlkit.interfaces.tool import State, Tool
 from rlkit.ranges import Count, PositiveInt, Seconds
@@ -205,5 +204,5 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 @hookimpl
-def rlkit_register_tools(register: Callable[[type[Tool]], None]) -> None:
+def rlkit_register(register: Register) -> None:
     register(PythonTool)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from rlkit import hookimpl
-from rlkit.interfaces.tool import Tool
+from rlkit.hooks import Register, hookimpl
 from rlkit_tool_search.index import Index, Passage, open_index
 from rlkit_tool_search.server import SearchServer
 from rlkit_tool_search.tool import SearchTool
@@ -14,5 +11,5 @@ __all__ = ["Index", "Passage", "SearchServer", "SearchTool", "open_index"]
 
 
 @hookimpl
-def rlkit_register_tools(register: Callable[[type[Tool]], None]) -> None:
+def rlkit_register(register: Register) -> None:
     register(SearchTool)
