@@ -8,9 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rlkit.cli.fit import home_of
 from rlkit.errors import CheckpointError, RecipeError
 from rlkit.models.source import locate
+from rlkit.run.launch import home_of
 
 CHECKPOINT: tuple[str, dict[str, Any]] = (
     "--checkpoint",
