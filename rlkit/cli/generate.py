@@ -13,7 +13,7 @@ from rlkit.errors import RecipeError
 from rlkit.rollout.collect import collect
 from rlkit.text import visible
 from rlkit.train.data import load_data
-from rlkit.train.run import Run, fabric_for
+from rlkit.train.setup import fabric_for, prepare_rollouts
 from rlkit.types import Prompt, Trajectory
 
 PROMPT = (
@@ -33,15 +33,15 @@ def run(argv: Sequence[str]) -> int:
         raise RecipeError(f"--prompt has {length} tokens, expected fewer than the model's context of {data.context}")
     fabric = fabric_for(parsed.recipe)
     fabric.launch()
-    live = Run(parsed.recipe, data, fabric, training=False)
+    rollouts = prepare_rollouts(parsed.recipe, data, fabric)
     try:
-        live.sync_weights()
-        sampler = live.sampler(parsed.recipe.rollout.sampling, 1, step=0)
-        [trajectory] = live.sample(collect(sampler, [(0, prompt)], _unscored))
+        rollouts.sync_weights()
+        sampler = rollouts.sampler(parsed.recipe.rollout.sampling, 1, step=0)
+        [trajectory] = rollouts.sample(collect(sampler, [(0, prompt)], _unscored))
     finally:
-        live.close()
+        rollouts.close()
     if fabric.is_global_zero:
-        Console(highlight=False, soft_wrap=True).print(paint(trajectory, live.tokenizer))
+        Console(highlight=False, soft_wrap=True).print(paint(trajectory, data.tokenizer))
     return 0
 
 

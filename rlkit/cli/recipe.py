@@ -21,7 +21,7 @@ from rlkit.rollout.workers import Workers
 from rlkit.run.preflight import estimate, plan
 from rlkit.run.preflight.dryrun import dry_run
 from rlkit.train.data import Data, load_data
-from rlkit.train.run import Run, fabric_for
+from rlkit.train.setup import fabric_for, prepare_training
 from rlkit.types import Score, Trajectory
 
 USAGE = """usage: rlkit recipe list                       the shipped recipes
@@ -170,12 +170,14 @@ def _estimate(known: estimate.Setting) -> None:
 def _measure(parsed: Parsed, data: Data, fabric: Fabric) -> None:
     """Load the models, try the reward and the longest rows."""
     fabric.launch()
-    live = Run(parsed.recipe, data, fabric)
+    context = prepare_training(parsed.recipe, data, fabric)
     try:
-        said = live.wait(plan.try_reward(lambda t: live.score(parsed.recipe.reward, t), *data.examples(1)))
-        measured = dry_run(live)
+        said = context.rollouts.wait(
+            plan.try_reward(lambda t: context.rollouts.score(parsed.recipe.reward, t), *data.examples(1))
+        )
+        measured = dry_run(context)
     finally:
-        live.close()
+        context.rollouts.close()
     if fabric.is_global_zero:
         _show(said)
         for phase, size in measured.items():

@@ -11,7 +11,7 @@ from rlkit.cli.parsing.parser import parse
 from rlkit.errors import RecipeError
 from rlkit.train.data import load_data
 from rlkit.train.evaluate import evaluate
-from rlkit.train.run import Run, fabric_for
+from rlkit.train.setup import fabric_for, prepare_rollouts
 
 JSON = ("--json", {"action": "store_true", "help": "Print the figures as a JSON object."})
 
@@ -24,12 +24,12 @@ def run(argv: Sequence[str]) -> int:
     data = load_data(parsed.recipe)
     fabric = fabric_for(parsed.recipe)
     fabric.launch()
-    live = Run(parsed.recipe, data, fabric, training=False)
+    rollouts = prepare_rollouts(parsed.recipe, data, fabric)
     try:
-        live.sync_weights()
-        _, figures = evaluate(live)
+        rollouts.sync_weights()
+        _, figures = evaluate(rollouts, data.validation)
     finally:
-        live.close()
+        rollouts.close()
     if not fabric.is_global_zero:
         return 0
     if parsed.options.json:

@@ -14,7 +14,7 @@ from rlkit.run.peers import Peers
 from rlkit.run.session import Outcome, Reporter, Session, agreed
 from rlkit.run.signals import Signals
 from rlkit.train.data import Data
-from rlkit.train.run import Run
+from rlkit.train.setup import TrainContext, prepare_training
 
 INTERRUPTED = 130
 """The exit status of a run that a signal ended, whichever it was."""
@@ -48,12 +48,12 @@ def fit(
     """
     session = Session(folder, reporter, fabric.is_global_zero)
     peers = Peers(fabric, folder.path, session.lost)
-    runs: list[Run] = []
+    contexts: list[TrainContext] = []
 
     def work() -> None:
         session.open_log(recipe, 0 if resumed is None else resumed.state.step)
-        runs.append(Run(recipe, data, fabric))
-        session.train(runs[0], resumed)
+        contexts.append(prepare_training(recipe, data, fabric))
+        session.train(contexts[0], resumed)
 
     def cut_short(name: str) -> None:
         session.cut_short()
@@ -67,7 +67,7 @@ def fit(
             peers.done(interrupted=signals.asked)
         if at_once or not agreed(failure):
             peers.release()
-        return session.end(runs[0] if runs else None, failure, at_once)
+        return session.end(contexts[0] if contexts else None, failure, at_once)
 
     with Signals(reporter.note, cut_short) as signals:
         session.signals = signals

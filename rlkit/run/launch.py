@@ -19,7 +19,7 @@ from rlkit.run.folder import RunFolder, default_folder
 from rlkit.run.lock import Lock
 from rlkit.run.session import Outcome, Reporter
 from rlkit.train.data import Data, load_data
-from rlkit.train.run import fabric_for
+from rlkit.train.setup import fabric_for
 
 
 @dataclass(frozen=True)

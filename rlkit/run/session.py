@@ -31,7 +31,7 @@ from rlkit.run.progress import Progress
 from rlkit.run.signals import Signals
 from rlkit.text import redact
 from rlkit.train.evaluate import evaluate
-from rlkit.train.run import Run
+from rlkit.train.setup import TrainContext
 from rlkit.train.step import StepResult, step
 from rlkit.types import Trajectory
 
@@ -91,124 +91,127 @@ class Session:
         if self.first:
             self.log = MetricsLog(self.folder.path / "metrics.jsonl", loggers(recipe.log, self.folder), done)
 
-    def train(self, run: Run, resumed: CheckpointRef | None) -> None:
+    def train(self, context: TrainContext, resumed: CheckpointRef | None) -> None:
         """Validate, make all steps, validate again.
 
         Raises:
             TrainingError: The steps taught the policy nothing.
         """
-        train, validation = run.recipe.train, run.recipe.validation
-        every = validation.every if validation is not None and run.recipe.validates else 0
-        self.progress = Progress(run.recipe)
-        saver = self._begin(run, resumed)
+        train, validation = context.recipe.train, context.recipe.validation
+        every = validation.every if validation is not None and context.recipe.validates else 0
+        self.progress = Progress(context.recipe)
+        saver = self._begin(context, resumed)
 
         def content(best: Best | None) -> tuple[dict[str, Tensor], State]:
-            return tensors(run), self._state(run, best)
+            return tensors(context), self._state(context, best)
 
-        self._agree(run)
+        self._agree(context)
         while not self.stopping and self.outcome.steps < train.steps:
             number = self.outcome.steps + 1
-            made = step(run, number)
-            figures = made.figures | {k: run.ranks.all_reduce_max(v) for k, v in memory.figures(run.device).items()}
+            made = step(context, number)
+            figures = made.figures | {
+                k: context.ranks.all_reduce_max(v) for k, v in memory.figures(context.device).items()
+            }
             self.outcome.steps = number
-            self._dump(run, f"step-{number:05d}", made.rollouts.all, number)
+            self._dump(context, f"step-{number:05d}", made.rollouts.all, number)
             if every and number % every == 0 and number < train.steps:
-                figures |= {f"validation/{name}": x for name, x in self.validate(run, f"{number:05d}").items()}
+                figures |= {f"validation/{name}": x for name, x in self.validate(context, f"{number:05d}").items()}
             self._log(number, figures | self.checkpoint_metrics)
             self.reporter.step(number, figures)
-            self._watch(run, made, figures)
-            self._agree(run)
+            self._watch(context, made, figures)
+            self._agree(context)
             self.checkpoint_metrics = saver.after(number, figures, content)
         saver.end(self.outcome.steps, content)
         if self.progress.stalled and self.progress.stalled == self.outcome.steps and not self.stopping:
             raise self.progress.failure(self.outcome.steps)
-        if not self.stopping and run.recipe.validates:
-            self.outcome.validation["after"] = self.validate(run, "after")
+        if not self.stopping and context.recipe.validates:
+            self.outcome.validation["after"] = self.validate(context, "after")
         self.outcome.status = "interrupted" if self.stopping else "ok"
 
-    def _agree(self, run: Run) -> None:
+    def _agree(self, context: TrainContext) -> None:
         """Let all ranks know whether one of them was asked to end; every rank must call this."""
         asked = self.signals is not None and self.signals.asked is not None
-        self.stopping = bool(run.ranks.all_reduce_max(asked))
+        self.stopping = bool(context.ranks.all_reduce_max(asked))
 
-    def validate(self, run: Run, when: str) -> Figures:
+    def validate(self, context: TrainContext, when: str) -> Figures:
         """Return the figures on held-out prompts, and leave the answers in the run folder."""
-        self.reporter.note(f"validating on {len(run.data.validation)} prompts")
-        trajectories, figures = evaluate(run)
-        self._dump(run, f"validation-{when}", trajectories)
+        self.reporter.note(f"validating on {len(context.data.validation)} prompts")
+        trajectories, figures = evaluate(context.rollouts, context.data.validation)
+        self._dump(context, f"validation-{when}", trajectories)
         return figures
 
-    def save(self, run: Run, name: str) -> None:
+    def save(self, context: TrainContext, name: str) -> None:
         """Write the policy as a Hugging Face folder; all ranks take part."""
-        weights = full_state_dict(run.actor.policy, keep=self.first)
+        policy = context.models.actor.policy
+        weights = full_state_dict(policy, keep=self.first)
         if self.first:
-            save_policy(run.actor.policy, run.tokenizer, self.folder.path / name, weights)
+            save_policy(policy, context.data.tokenizer, self.folder.path / name, weights)
 
-    def _begin(self, run: Run, resumed: CheckpointRef | None) -> Saver:
-        save, best, here = run.recipe.save, None, False
+    def _begin(self, context: TrainContext, resumed: CheckpointRef | None) -> Saver:
+        save, best, here = context.recipe.save, None, False
         store = Store(save.folder or str(self.folder.path / "checkpoints"))
         if resumed is not None:
-            load(run, resumed)
+            load(context, resumed)
             state, here = resumed.state, resumed.store.root == store.root
             self.outcome = Outcome(steps=state.step, validation={"before": state.before, "after": None})
             if self.progress is not None:
                 self.progress.stalled = state.stalled
             best = state.best if state.figure == save.keep_best else None
-        writer = Writer(store, save, run.ranks, self.outcome.steps, best)
+        writer = Writer(store, save, context.ranks, self.outcome.steps, best)
         self.saver = Saver(writer, self.reporter.note, self.outcome.steps if here else 0)
-        self._preflight(run)
-        run.sync_weights()
-        check_weights(run)
+        self._preflight(context)
+        context.rollouts.sync_weights()
+        check_weights(context.data, context.rollouts)
         if resumed is not None:
             self.reporter.note(f"resumed from {resumed.place}: step {self.outcome.steps} is done")
-        elif run.recipe.validates:
-            self.outcome.validation["before"] = self.validate(run, "before")
+        elif context.recipe.validates:
+            self.outcome.validation["before"] = self.validate(context, "before")
         return self.saver
 
-    def _state(self, run: Run, best: Best | None) -> State:
+    def _state(self, context: TrainContext, best: Best | None) -> State:
         before = self.outcome.validation["before"]
         return State(
             step=self.outcome.steps,
             recipe=as_data(self.folder.recipe_yaml),
-            numbers=numbers(run),
+            numbers=numbers(context.rollouts.version, context.transforms),
             before=None if before is None else {name: x for name, x in before.items() if isfinite(x)},
             best=best,
-            figure=run.recipe.save.keep_best,
+            figure=context.recipe.save.keep_best,
             stalled=0 if self.progress is None else self.progress.stalled,
         )
 
-    def _preflight(self, run: Run) -> None:
+    def _preflight(self, context: TrainContext) -> None:
         """Show how the numbers work out, and what looks wrong before anything is spent.
 
         Raises:
             RecipeError: The reward fails, and the recipe requires that it does not; all ranks raise it.
         """
-        for line in lines(run.data, run.ranks.count):
+        for line in lines(context.data, context.ranks.count):
             self.reporter.note(line)
-        for warning in run.template.check().warnings:
+        for warning in context.data.template.check().warnings:
             self.reporter.note(f"warning: {warning}")
-        reward, trial = run.recipe.reward, Trial("")
+        reward, rollouts, trial = context.recipe.reward, context.rollouts, Trial("")
         if self.first:
-            trial = run.wait(try_reward(lambda t: run.score(reward, t), *run.data.examples(1)))
-        trial = run.ranks.gather_world(trial)[0]
-        if trial.failed and run.recipe.train.require_reward:
+            trial = rollouts.wait(try_reward(lambda t: rollouts.score(reward, t), *context.data.examples(1)))
+        trial = context.ranks.gather_world(trial)[0]
+        if trial.failed and context.recipe.train.require_reward:
             raise RecipeError(
                 f"{trial.text}; mend it, or set train.require_reward: false if it only works later, as a service may"
             )
         self.reporter.note(f"warning: {trial.text}" if trial.failed else trial.text)
 
-    def _dump(self, run: Run, name: str, trajectories: list[Trajectory], number: int = 0) -> None:
+    def _dump(self, context: TrainContext, name: str, trajectories: list[Trajectory], number: int = 0) -> None:
         """Keep what the recipe wants of the trajectories of a step, or of a validation (number 0)."""
-        log = run.recipe.log.rollouts
+        log = context.recipe.log.rollouts
         if log.every and number % log.every == 0:
-            share = None if log.limit is None else max(1, log.limit // run.ranks.count)
+            share = None if log.limit is None else max(1, log.limit // context.ranks.count)
             self._attempt(f"rollouts/{name}", lambda: self.folder.dump(name, first_groups(trajectories, share)))
 
     def _log(self, number: int, figures: Figures) -> None:
         if (log := self.log) is not None:
             self._attempt("a step's figures", lambda: log.write(number, figures))
 
-    def _watch(self, run: Run, made: StepResult, figures: Figures) -> None:
+    def _watch(self, context: TrainContext, made: StepResult, figures: Figures) -> None:
         """Keep the batch of a step whose gradient was not finite; warn of memory, and of steps that teach nothing."""
         number, share = self.outcome.steps, figures["memory/share"]
         if share > memory.CLOSE and not self.warned:
@@ -226,7 +229,7 @@ class Session:
             return
         errors = made.rollouts.errors
         if self.progress.stalls(number, figures):
-            errors = sum(run.ranks.gather_dp(errors), Counter())
+            errors = sum(context.ranks.gather_dp(errors), Counter())
         for warning in self.progress.see(number, figures, errors):
             self.reporter.note(warning)
 
@@ -240,11 +243,11 @@ class Session:
         self.outcome.status = "interrupted"
         self._write_result()
 
-    def end(self, run: Run | None, failure: Exception | None, at_once: bool = False) -> Exception | None:
+    def end(self, context: TrainContext | None, failure: Exception | None, at_once: bool = False) -> Exception | None:
         """Save what was learned and write how it ended; return the first failure, be it of the run or of saving.
 
         Args:
-            run: As far as it got.
+            context: None if it was not built.
             failure: What ended it.
             at_once: It was interrupted in the middle of something: the other ranks may be anywhere.
         """
@@ -253,7 +256,7 @@ class Session:
         if failure is not None:
             self._note_failure(failure)
         try:
-            self._keep(run, failure, at_once)
+            self._keep(context, failure, at_once)
         except Exception as error:  # it must not hide what came before
             failure = failure or error
             self._note_failure(failure)
@@ -265,23 +268,23 @@ class Session:
             closing.append(("the checkpoints' writer", self.saver.writer.close))
         if (log := self.log) is not None:
             closing.append(("the loggers", lambda: log.close(self.outcome.status)))
-        if run is not None:
-            closing.append(("the run", run.close))
+        if context is not None:
+            closing.append(("the rollouts", context.rollouts.close))
         for what, close in closing:
             self._attempt(what, close)
         self.reporter.finish(vars(self.outcome), self._advice())
         return failure
 
-    def _keep(self, run: Run | None, failure: Exception | None, at_once: bool) -> None:
+    def _keep(self, context: TrainContext | None, failure: Exception | None, at_once: bool) -> None:
         """Save the policy; of one whose shards other ranks hold, who may be gone, the checkpoints must do."""
-        if run is None or not self.outcome.steps:
+        if context is None or not self.outcome.steps:
             return
-        if isinstance(run.fabric.strategy, FSDP2) and (at_once or not agreed(failure)):
+        if isinstance(context.ranks.fabric.strategy, FSDP2) and (at_once or not agreed(failure)):
             return
-        self.save(run, "final")
-        if run.average is not None:
-            with run.average.applied():
-                self.save(run, "ema")
+        self.save(context, "final")
+        if (average := context.models.average) is not None:
+            with average.applied():
+                self.save(context, "ema")
 
     def _attempt(self, what: str, work: Callable[[], object]) -> None:
         """Do what the run can do without, as where the disk is full: a failure is a warning."""

@@ -13,9 +13,10 @@ from rlkit.interfaces.advantage import Needs
 from rlkit.interfaces.filter import GroupFilter
 from rlkit.registry import calling, require
 from rlkit.rollout.collect import BusyTimer, Sampler, collect
+from rlkit.rollout.service import RolloutService
 from rlkit.train.balance import plan
+from rlkit.train.data import Data
 from rlkit.train.metrics import Meter
-from rlkit.train.run import Run
 from rlkit.types import Prompt, Sampling, StopReason, Trajectory
 
 
@@ -37,26 +38,25 @@ class Rollouts:
     errors: Counter[str] = field(default_factory=Counter)
 
 
-def sample(run: Run, number: int, meter: Meter) -> Rollouts:
+def sample(data: Data, service: RolloutService, number: int, meter: Meter) -> Rollouts:
     """Sample this rank's prompts; with a filter, score them and fill dropped places as often as it max_refills.
 
     Without a filter, scoring goes on in the workers when this returns; `await_scores` waits for it.
     """
-    rollouts = Rollouts(greedy={} if Needs.GREEDY in run.recipe.advantage.needs else None)
-    prompts = run.shard_for_rank(run.data.prompts(number))
-    run.sample(_sample(run, prompts, number, rollouts, meter))
-    rollouts.dispatch = plan(run.ranks, rollouts.sampled, meter)
-    moved = run.ranks.exchange([[rollouts.sampled[i] for i in route] for route in rollouts.dispatch])
-    rollouts.train_on = run.ranks.broadcast_tp(moved)
+    rollouts = Rollouts(greedy={} if Needs.GREEDY in service.recipe.advantage.needs else None)
+    service.sample(_sample(data, service, number, rollouts, meter))
+    ranks = service.ranks
+    rollouts.dispatch = plan(ranks, rollouts.sampled, meter)
+    moved = ranks.exchange([[rollouts.sampled[i] for i in route] for route in rollouts.dispatch])
+    rollouts.train_on = ranks.broadcast_tp(moved)
     return rollouts
 
 
-async def _sample(
-    run: Run, prompts: Sequence[tuple[int, Prompt]], number: int, rollouts: Rollouts, meter: Meter
-) -> None:
-    chosen = run.recipe.rollout.filter
+async def _sample(data: Data, service: RolloutService, number: int, rollouts: Rollouts, meter: Meter) -> None:
+    prompts = service.shard_for_rank(data.prompts(number))
+    chosen = service.recipe.rollout.filter
     for attempt in range(1 + (0 if chosen is None else chosen.max_refills)):
-        found = await _play(run, prompts, (number, attempt), rollouts, meter)
+        found = await _play(service, prompts, (number, attempt), rollouts, meter)
         rollouts.all += found
         if chosen is None:
             rollouts.sampled = [t for t in found if t.error is None]
@@ -66,16 +66,16 @@ async def _sample(
         if not dropped:
             break
         if attempt < chosen.max_refills:
-            prompts = [(group, run.data.spare(number, attempt, group)) for group in dropped]
+            prompts = [(group, data.spare(number, attempt, group)) for group in dropped]
             meter.count("filter/refilled", len(prompts))
 
 
-def await_scores(run: Run, rollouts: Rollouts, meter: Meter) -> list[int]:
+def await_scores(service: RolloutService, rollouts: Rollouts, meter: Meter) -> list[int]:
     """Wait for the scores; give the places in `train_on` of the trajectories to learn from.
 
     Whole groups in which a reward failed, or the greedy answer's did, are left out and counted.
     """
-    run.wait(_all(rollouts.scoring))
+    service.wait(_all(rollouts.scoring))
     describe(rollouts.all, meter)
     rollouts.errors = Counter(error for t in rollouts.all if (error := t.error or (t.score and t.score.error)))
     failed = {t.group for t in rollouts.all if t.error is None and unscored(t)}
@@ -83,7 +83,8 @@ def await_scores(run: Run, rollouts: Rollouts, meter: Meter) -> list[int]:
     usable -= failed
     greedy = rollouts.greedy or {}
     known = [(t.score, greedy.get(t.group)) if t.group in usable else None for t in rollouts.sampled]
-    scores = run.ranks.broadcast_tp(run.ranks.exchange([[known[i] for i in route] for route in rollouts.dispatch]))
+    ranks = service.ranks
+    scores = ranks.broadcast_tp(ranks.exchange([[known[i] for i in route] for route in rollouts.dispatch]))
     sampled = {id(t) for t in rollouts.sampled}
     rollouts.all = [t for t in rollouts.all if id(t) not in sampled] + rollouts.train_on
     for trajectory, found in zip(rollouts.train_on, scores, strict=True):
@@ -101,28 +102,32 @@ async def _all(tasks: list[asyncio.Task[None]]) -> None:
 
 
 async def _play(
-    run: Run, prompts: Sequence[tuple[int, Prompt]], when: tuple[int, int], rollouts: Rollouts, meter: Meter
+    service: RolloutService,
+    prompts: Sequence[tuple[int, Prompt]],
+    when: tuple[int, int],
+    rollouts: Rollouts,
+    meter: Meter,
 ) -> list[Trajectory]:
     """Sample all prompts at once, and the greedy answers beside them; start scoring each group as it ends."""
-    rollout, greedy, (number, attempt) = run.recipe.rollout, rollouts.greedy, when
+    rollout, greedy, (number, attempt) = service.recipe.rollout, rollouts.greedy, when
 
     if greedy is not None:
         for group, _ in prompts:
             greedy.pop(group, None)  # of the prompt whose place another has taken
 
-    gauge, start = BusyTimer(), time.perf_counter()
+    timer, start = BusyTimer(), time.perf_counter()
 
     def sampler(sampling: Sampling, samples: int) -> Sampler:
-        return run.sampler(sampling, samples, number, attempt=attempt, gauge=gauge)
+        return service.sampler(sampling, samples, number, attempt=attempt, timer=timer)
 
     async def score_group(group: list[Trajectory]) -> None:
-        rollouts.scoring.append(asyncio.create_task(finish(run, group)))
+        rollouts.scoring.append(asyncio.create_task(finish(service, group)))
 
     async def score_greedy(group: list[Trajectory]) -> None:
         rollouts.scoring.append(asyncio.create_task(note_greedy(group)))
 
     async def note_greedy(group: list[Trajectory]) -> None:
-        await finish(run, group)
+        await finish(service, group)
         if group and group[0].reward is not None and greedy is not None:
             greedy[group[0].group] = group[0].reward
 
@@ -132,15 +137,15 @@ async def _play(
     else:
         most_likely = replace(rollout.sampling, temperature=0.0)
         trajectories, _ = await asyncio.gather(sampled, collect(sampler(most_likely, 1), prompts, score_greedy))
-    meter.max("time/engine_idle_share", 1 - gauge.busy / (time.perf_counter() - start))
+    meter.max("time/engine_idle_share", 1 - timer.busy / (time.perf_counter() - start))
     await asyncio.sleep(0)  # the last groups' scoring starts
     return trajectories
 
 
-async def finish(run: Run, group: Sequence[Trajectory]) -> None:
+async def finish(service: RolloutService, group: Sequence[Trajectory]) -> None:
     """Score a group."""
     if group:
-        for trajectory, score in zip(group, await run.score(run.recipe.reward, group), strict=True):
+        for trajectory, score in zip(group, await service.score(service.recipe.reward, group), strict=True):
             trajectory.score = score
 
 

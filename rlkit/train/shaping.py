@@ -11,6 +11,14 @@ from rlkit.sections import KLReward, Shaping
 from rlkit.types import Batch
 
 
+class RewardTransforms:
+    """What changes rewards on their way to the advantages; checkpoints hold its state."""
+
+    def __init__(self, shaping: Shaping | None, kl: KLReward | None) -> None:
+        self.shaper = None if shaping is None else RewardShaper(shaping)
+        self.kl_penalty = None if kl is None else KLPenalty(kl)
+
+
 class KLPenalty:
     """Takes KL to the reference off the token rewards, with a fixed or an adaptive coefficient.
 

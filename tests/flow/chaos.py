@@ -53,7 +53,7 @@ STAGES = {
     "copy": "run.checkpoint.write.Writer.save",
     "write": "run.checkpoint.write.Writer._write",
     "rename": "run.checkpoint.write.Writer._prune",
-    "sync": "train.run.Run.sync_weights",
+    "sync": "rollout.service.RolloutService.sync_weights",
     "validate": "run.session.Session.validate",
 }
 """What is going on when the kill comes, and the function that does it."""

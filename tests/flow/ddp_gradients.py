@@ -13,7 +13,7 @@ from rlkit.cli.parsing.parser import parse
 from rlkit.distributed.fsdp2 import make_fabric
 from rlkit.train.data import load_data
 from rlkit.train.metrics import Meter
-from rlkit.train.run import Run
+from rlkit.train.setup import TrainContext, prepare_training
 from rlkit.train.update import update
 from rlkit.types import Batch
 
@@ -46,21 +46,21 @@ def example(rows: list[int]) -> Batch:
     return whole.rows(torch.tensor(rows, dtype=torch.long))
 
 
-def gradient(run: Run, rows: list[int]) -> torch.Tensor:
+def gradient(run: TrainContext, rows: list[int]) -> torch.Tensor:
     """Return the gradient that the optimizer sees, all parameters in one vector."""
     seen: list[torch.Tensor] = []
 
     def look(*_: object) -> None:
-        seen.append(torch.cat([p.grad.flatten().clone() for p in run.actor.parameters()]))
+        seen.append(torch.cat([p.grad.flatten().clone() for p in run.models.actor.parameters()]))
 
-    handle = run.trained.optimizer.optimizer.register_step_pre_hook(look)
+    handle = run.models.policy.optimizer.optimizer.register_step_pre_hook(look)
     batch = example(rows)
     update(run, batch, list(range(len(batch))), Meter())
     handle.remove()
     return seen[0]
 
 
-def make_run(devices: int, *options: str) -> Run:
+def make_run(devices: int, *options: str) -> TrainContext:
     """Make a run that never changes its weights: a learning rate far below what float32 shows."""
     strategy = ("--fabric.strategy=ddp",) if devices > 1 else ()
     parsed = parse(
@@ -72,15 +72,15 @@ def make_run(devices: int, *options: str) -> Run:
     )  # fmt: skip
     fabric = make_fabric(parsed.recipe.fabric)
     fabric.launch()
-    return Run(parsed.recipe, load_data(parsed.recipe), fabric)
+    return prepare_training(parsed.recipe, load_data(parsed.recipe), fabric)
 
 
 if __name__ == "__main__":
     run = make_run(int(sys.argv[1]))
     gradients = []
     for division in sys.argv[3:]:
-        mine = [row for row, rank in enumerate(division.split(",")) if int(rank) == run.fabric.global_rank]
+        mine = [row for row, rank in enumerate(division.split(",")) if int(rank) == run.ranks.fabric.global_rank]
         gradients.append(gradient(run, mine))
-    if run.fabric.is_global_zero:
+    if run.ranks.fabric.is_global_zero:
         torch.save(gradients, sys.argv[2])
-    run.close()
+    run.rollouts.close()

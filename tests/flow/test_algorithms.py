@@ -13,10 +13,10 @@ import torch
 
 from rlkit.cli.main import main
 from rlkit.models.load import load_policy
+from rlkit.rollout.service import RolloutService
 from rlkit.sections import Model
 from rlkit.train.metrics import Meter
 from rlkit.train.rollouts import Rollouts, await_scores
-from rlkit.train.run import Run
 from tests.conftest import FAST, read_jsonl
 
 Rows = list[dict[str, Any]]
@@ -322,9 +322,9 @@ def test_rewards_are_scored_while_log_probs_are_computed(tmp_path: Path, monkeyp
     (tmp_path / "slow.py").write_text(SLOW)
     waiting: list[int] = []
 
-    def watched(run: Run, rollouts: Rollouts, meter: Meter) -> list[int]:
+    def watched(service: RolloutService, rollouts: Rollouts, meter: Meter) -> list[int]:
         waiting.append(sum(not task.done() for task in rollouts.scoring))
-        return await_scores(run, rollouts, meter)
+        return await_scores(service, rollouts, meter)
 
     monkeypatch.setattr("rlkit.train.step.await_scores", watched)  # called when log-probs is over
     reward = ("--reward=PythonReward", f"--reward.function={tmp_path}/slow.py:slow", "--reward.allow_code=true")

@@ -21,7 +21,7 @@ import pytest
 from rlkit.advantages import GRPO
 from rlkit.cli.main import main
 from rlkit.run.session import Session
-from rlkit.train.run import Run
+from rlkit.train.setup import TrainContext
 from rlkit.types import Batch
 from tests.conftest import FAST, read_jsonl
 
@@ -283,13 +283,13 @@ def test_signals_while_a_run_is_being_saved_leave_a_result(
     """One changes nothing, since the run ends anyway; a second one interrupts the saving, which is made again."""
     save, calls = Session.save, []
 
-    def interrupted(session: Session, run: Run, name: str) -> None:
+    def interrupted(session: Session, context: TrainContext, name: str) -> None:
         calls.append(name)
         if len(calls) == 1:
             for _ in range(signals):
                 os.kill(os.getpid(), signal.SIGINT)
                 time.sleep(0.5)
-        save(session, run, name)
+        save(session, context, name)
 
     monkeypatch.setattr(Session, "save", interrupted)
     assert main([*FIT, f"--out={tmp_path}/out"]) == (0 if signals == 1 else 130)

@@ -170,7 +170,7 @@ def test_validate_and_generate(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_bad_input_is_one_message_before_a_model_is_loaded(
     options: tuple[str, ...], message: str, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlkit.train.run.load_policy", lambda _: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("rlkit.train.models.load_policy", lambda _: pytest.fail("a model was loaded"))
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "long.jsonl").write_text(json.dumps({"prompt": "x" * 5000, "answer": "1"}) + "\n")
     filled = [o.format(empty=tmp_path / "empty.jsonl", long=tmp_path / "long.jsonl") for o in options]

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rlkit.ops.aggregate import Aggregation
-from rlkit.train.run import Run
+from rlkit.train.setup import TrainContext
 from tests.conftest import ROOT
 from tests.flow import ddp_gradients
 from tests.flow.ddp_gradients import LENGTHS, gradient, make_run
@@ -25,10 +25,10 @@ ROWS = list(range(len(LENGTHS)))
 
 
 @pytest.fixture(scope="module")
-def run() -> Iterator[Run]:
+def run() -> Iterator[TrainContext]:
     live = make_run(1)
     yield live
-    live.close()
+    live.rollouts.close()
 
 
 def assert_same(one: torch.Tensor, other: torch.Tensor) -> None:
@@ -42,7 +42,7 @@ MODES = st.sampled_from(["token_mean", "seq_mean_token_mean", "seq_mean_token_su
 @settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(order=st.permutations(ROWS), budget=st.integers(1, 300), mode=MODES)
 def test_any_split_into_micro_batches_gives_the_same_gradient(
-    run: Run, order: list[int], budget: int, mode: Aggregation
+    run: TrainContext, order: list[int], budget: int, mode: Aggregation
 ) -> None:
     whole = replace(run.recipe.train, aggregation=mode, max_tokens_per_micro_batch=100_000)
     run.recipe.train = whole
@@ -52,12 +52,12 @@ def test_any_split_into_micro_batches_gives_the_same_gradient(
     run.recipe.train = whole
 
 
-def test_the_gradient_is_that_of_the_loss_written_out(run: Run) -> None:
+def test_the_gradient_is_that_of_the_loss_written_out(run: TrainContext) -> None:
     """An independent few lines: full logits, the published formulae, one division by the count of tokens."""
     batch = ddp_gradients.example(ROWS)
     assert batch.old_logps is not None
     assert batch.ref_logps is not None
-    policy = run.actor.policy
+    policy = run.models.actor.policy
     logps = torch.log_softmax(policy(input_ids=batch.tokens).logits[:, :-1], -1)
     chosen = logps.gather(-1, batch.tokens[:, 1:, None]).squeeze(-1)
     mask, old, ref = batch.mask[:, 1:], batch.old_logps[:, 1:], batch.ref_logps[:, 1:]
@@ -73,7 +73,7 @@ def test_the_gradient_is_that_of_the_loss_written_out(run: Run) -> None:
 
 
 @pytest.mark.slow
-def test_any_division_over_two_ranks_gives_the_same_gradient(run: Run, tmp_path: Path) -> None:
+def test_any_division_over_two_ranks_gives_the_same_gradient(run: TrainContext, tmp_path: Path) -> None:
     rng = random.Random(0)
     divisions = [[0] * 8, [1] * 8, [0] + [1] * 7, *([rng.randint(0, 1) for _ in ROWS] for _ in range(5))]
     arguments = [",".join(map(str, division)) for division in divisions]

@@ -23,13 +23,13 @@ from rlkit.rollout.collate import add_rewards, collate
 from rlkit.rollout.collect import Sampler, collect
 from rlkit.rollout.conversation import LEGAL, Conversation, Limits, Phase
 from rlkit.rollout.participants import Participants
+from rlkit.rollout.service import RolloutService
 from rlkit.rollout.template import ChatTemplate
 from rlkit.rollout.workers import Workers
 from rlkit.testing import ScriptedEngine
 from rlkit.testing.models import build_tokenizer
 from rlkit.tools import Calculator
 from rlkit.tools.calculator import evaluate
-from rlkit.train.run import Run
 from rlkit.types import Completion, Message, Prompt, Request, Sampling, Score, StopReason, Trajectory
 
 TOKENIZER = build_tokenizer()
@@ -400,8 +400,9 @@ def test_a_question_and_its_answer_have_no_deadline(several: Any, seconds: float
     parts = {"tools": None, "environment": None, "conversation": None, "interaction": several and several()}
     rollout, train = SimpleNamespace(engine=None), SimpleNamespace(seed=0)
     recipe = SimpleNamespace(**parts, rollout=rollout, train=train)
-    run = SimpleNamespace(recipe=recipe, template=None, data=SimpleNamespace(participants=Participants()), context=64)
-    assert Run.sampler(run, Sampling(), 1, 1).seconds == seconds  # type: ignore[arg-type]
+    dialogue = SimpleNamespace(template=None, participants=Participants(), context=64)
+    service = SimpleNamespace(recipe=recipe, dialogue=dialogue, engine=None)
+    assert RolloutService.sampler(service, Sampling(), 1, 1).seconds == seconds  # type: ignore[arg-type]
 
 
 def test_a_user_answers_until_done() -> None:

@@ -13,24 +13,26 @@ from rlkit.cli.parsing.parser import parse
 from rlkit.distributed.fsdp2 import make_fabric
 from rlkit.engines import TorchEngine
 from rlkit.errors import EngineError, PartError
+from rlkit.rollout.service import RolloutService
 from rlkit.run.preflight.weight_check import check_weights
-from rlkit.train.data import load_data
-from rlkit.train.run import Run
+from rlkit.train.data import Data, load_data
+from rlkit.train.setup import prepare_rollouts
 from rlkit.types import Completion, Request
 
 
 @pytest.fixture(scope="module")
-def run() -> Iterator[Run]:
+def run() -> Iterator[tuple[Data, RolloutService]]:
     recipe = parse("validate", ["--recipe=quickstart", "--rollout.max_gap=0.2", "--fabric.accelerator=cpu"]).recipe
     fabric = make_fabric(recipe.fabric)
     fabric.launch()
-    live = Run(recipe, load_data(recipe), fabric, training=False)
-    live.sync_weights()
-    yield live
-    live.close()
+    data = load_data(recipe)
+    rollouts = prepare_rollouts(recipe, data, fabric)
+    rollouts.sync_weights()
+    yield data, rollouts
+    rollouts.close()
 
 
-def prove_with(run: Run, gaps: list[float], monkeypatch: pytest.MonkeyPatch) -> float:
+def prove_with(run: tuple[Data, RolloutService], gaps: list[float], monkeypatch: pytest.MonkeyPatch) -> float:
     """Prove an engine whose i-th answer's log-prob is `gaps[i]` away from what it should be."""
     ask = TorchEngine.generate
 
@@ -39,28 +41,35 @@ def prove_with(run: Run, gaps: list[float], monkeypatch: pytest.MonkeyPatch) -> 
         return replace(answer, logps=[answer.logps[0] + gaps[int(request.session.removeprefix("proof/"))]])
 
     monkeypatch.setattr(TorchEngine, "generate", wrong)
-    return check_weights(run)
+    return check_weights(*run)
 
 
-def test_the_gap_is_a_mean(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gap_is_a_mean(run: tuple[Data, RolloutService], monkeypatch: pytest.MonkeyPatch) -> None:
     """One token of four may be further away in bfloat16, as the least likely ones are: (0.4 + 0.2 + 0 + 0.1) / 4."""
     assert prove_with(run, [-0.4, -0.2, 0.0, -0.1], monkeypatch) == pytest.approx(0.175, abs=1e-4)
 
 
-def test_an_engine_with_other_weights_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_with_other_weights_is_refused(
+    run: tuple[Data, RolloutService], monkeypatch: pytest.MonkeyPatch
+) -> None:
     said = r"log-probs of 4 tokens are 0\.3 away from the trainer's on average, expected at most 0\.2"
     with pytest.raises(EngineError, match=said):
         prove_with(run, [-0.3] * 4, monkeypatch)
 
 
 @pytest.mark.parametrize("gap", [nan, 9.0])
-def test_a_log_prob_that_is_none_is_refused(run: Run, gap: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_prob_that_is_none_is_refused(
+    run: tuple[Data, RolloutService], gap: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(PartError, match="expected finite log-probs of at most 0"):
         prove_with(run, [0.0, gap, 0.0, 0.0], monkeypatch)
 
 
-def test_weights_that_are_not_finite_are_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    forward = run.actor.forward
-    monkeypatch.setattr(run.actor, "forward", lambda *args: forward(*args)._replace(logps=torch.full((1, 99), nan)))
+def test_weights_that_are_not_finite_are_refused(
+    run: tuple[Data, RolloutService], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    actor = run[1].actor
+    forward = actor.forward
+    monkeypatch.setattr(actor, "forward", lambda *args: forward(*args)._replace(logps=torch.full((1, 99), nan)))
     with pytest.raises(EngineError, match="inf away"):
         prove_with(run, [0.0] * 4, monkeypatch)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +12,8 @@ from rlkit.errors import CheckpointError, RecipeError
 from rlkit.models.store import CheckpointRef, Numbers, State, Store
 from rlkit.run.checkpoint.resume import compare
 from rlkit.run.checkpoint.state import as_data, numbers, restore
+from rlkit.sections import KLReward, Shaping
+from rlkit.train.shaping import RewardTransforms
 
 RECIPE: dict[str, Any] = {
     "model": {"path": "tiny", "lora": {"rank": 4}},
@@ -60,24 +61,29 @@ def test_what_does_not_fit_the_state_is_refused_by_force_too(tmp_path: Path, sec
         compare(found(tmp_path), changed(**sections), force=True)
 
 
-def a_run(coef: float = 0.5, count: float = 2.0) -> Any:
-    shaper = SimpleNamespace(count=count, mean=1.5, squares=0.25)
-    return SimpleNamespace(version=7, kl_penalty=SimpleNamespace(coef=coef), shaper=shaper)
+def transforms(coef: float = 0.5, count: float = 2.0) -> RewardTransforms:
+    made = RewardTransforms(Shaping(), KLReward())
+    assert made.shaper is not None
+    assert made.kl_penalty is not None
+    made.shaper.count, made.shaper.mean, made.shaper.squares = count, 1.5, 0.25
+    made.kl_penalty.coef = coef
+    return made
 
 
 def test_numbers_come_back(tmp_path: Path) -> None:
-    kept = numbers(a_run())
-    run = a_run(coef=9.0, count=0.0)
-    restore(run, found(tmp_path, Numbers.model_validate_json(kept.model_dump_json())))
-    assert (run.version, run.kl_penalty.coef, run.shaper.count, run.shaper.mean) == (7, 0.5, 2.0, 1.5)
+    kept = numbers(7, transforms())
+    assert kept == Numbers(version=7, kl_coef=0.5, shaper=(2.0, 1.5, 0.25))
+    later = transforms(coef=9.0, count=0.0)
+    restore(later, found(tmp_path, Numbers.model_validate_json(kept.model_dump_json())))
+    assert numbers(7, later) == kept
 
 
 @pytest.mark.parametrize("name", ["kl_coef", "shaper"])
 def test_a_state_without_what_the_run_needs_is_refused(tmp_path: Path, name: str) -> None:
-    kept = numbers(a_run())
+    kept = numbers(7, transforms())
     setattr(kept, name, None)
     with pytest.raises(CheckpointError, match=f"its state has no {name}, which its recipe needs"):
-        restore(a_run(), found(tmp_path, kept))
+        restore(transforms(), found(tmp_path, kept))
 
 
 def test_a_recipe_is_kept_without_aliases_and_what_json_lacks() -> None:

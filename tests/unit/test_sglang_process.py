@@ -25,7 +25,7 @@ from rlkit.engines.server.node import RetryPolicy
 from rlkit.engines.sglang.process import Launch, adapter_words, command, environment
 from rlkit.models.load import load_policy
 from rlkit.sections import Lora, Model
-from rlkit.train.run import fabric_for
+from rlkit.train.setup import fabric_for
 from tests.conftest import ROOT
 
 TORCHRUN = {

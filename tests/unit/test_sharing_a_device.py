@@ -14,8 +14,8 @@ from rlkit.cli.main import main
 from rlkit.distributed import offload
 from rlkit.distributed.offload import HostOffload
 from rlkit.engines import TorchEngine
+from rlkit.rollout import service
 from rlkit.run import memory
-from rlkit.train import run as loop_run
 from rlkit.train import step as loop_step
 from rlkit.types import Completion, Request
 from tests.conftest import FAST, read_jsonl
@@ -66,7 +66,7 @@ class Colocated:
         patch.setattr(HostOffload, "off_device", away)
         patch.setattr(HostOffload, "back", returned)
         patch.setattr(loop_step, "update_models", lambda *args: (self.note("learn"), learn(*args)))
-        for module in (loop_run, offload):
+        for module in (service, offload):
             patch.setattr(module, "free_cached", lambda _: self.note("free"))
 
     def note(self, event: str) -> None:

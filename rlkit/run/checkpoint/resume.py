@@ -7,7 +7,7 @@ from typing import Any
 from rlkit.errors import RecipeError, show
 from rlkit.models.store import CheckpointRef
 from rlkit.run.checkpoint.state import as_data, restore, tensors
-from rlkit.train.run import Run
+from rlkit.train.setup import TrainContext
 
 FIXED = ("model.path", "model.lora", "critic.path", "critic.lora")
 """Options that decide what a checkpoint's tensors are: none can change on resume."""
@@ -55,14 +55,15 @@ def compare(found: CheckpointRef, recipe_yaml: str, force: bool) -> list[str]:
     return list(lines.values())
 
 
-def load(run: Run, found: CheckpointRef) -> None:
+def load(context: TrainContext, found: CheckpointRef) -> None:
     """Bring a run to a checkpoint.
 
     Raises:
         CheckpointError: It is of another model, or has not all that the run needs.
     """
-    restore(run, found)
-    found.store.load(found.name, tensors(run, found.store.shapes(found.name)))
+    restore(context.transforms, found)
+    context.rollouts.version = found.state.numbers.version
+    found.store.load(found.name, tensors(context, found.store.shapes(found.name)))
 
 
 def _under(key: str, section: str) -> bool:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from rlkit.rollout.collate import collate
 from rlkit.run import memory
+from rlkit.train.data import Data
 from rlkit.train.logps import compute_logps
 from rlkit.train.metrics import Meter
 from rlkit.train.optim import set_learning_rate
 from rlkit.train.rollouts import await_scores, sample
-from rlkit.train.run import Run
+from rlkit.train.setup import TrainContext
 from rlkit.train.update import update_models
 from rlkit.types import StopReason, Trajectory
 
 
-def dry_run(run: Run) -> dict[str, float]:
+def dry_run(context: TrainContext) -> dict[str, float]:
     """Sample the first step and learn from rows as long as they can be, at a learning rate of 0.
 
     Returns:
@@ -22,29 +23,29 @@ def dry_run(run: Run) -> dict[str, float]:
     measured: dict[str, float] = {}
 
     def note(phase: str) -> None:
-        figures = memory.figures(run.device)
+        figures = memory.figures(context.device)
         measured[phase] = figures.get("memory/peak_device_mb", figures["memory/peak_rss_mb"])
 
     note("models loaded")
-    run.sync_weights()
-    await_scores(run, sample(run, 1, Meter()), Meter())
+    context.rollouts.sync_weights()
+    await_scores(context.rollouts, sample(context.data, context.rollouts, 1, Meter()), Meter())
     note("sampling")
-    batch = collate(_longest(run)).to(run.device)
-    compute_logps(run, batch)
+    batch = collate(_longest(context.data)).to(context.device)
+    compute_logps(context, batch)
     note("log-probs")
     batch.advantages = batch.mask.float()
     batch.returns = batch.mask.float()
-    for trained in (run.trained, run.critic):
+    for trained in (context.models.policy, context.models.critic):
         if trained is not None:
             set_learning_rate(trained.optimizer, 0.0)
-    update_models(run, batch, 1, Meter())
+    update_models(context, batch, 1, Meter())
     note("learning")
     return measured
 
 
-def _longest(run: Run) -> list[Trajectory]:
+def _longest(data: Data) -> list[Trajectory]:
     """Make as many rows of full length as a micro-batch takes."""
-    recipe, data = run.recipe, run.data
+    recipe = data.recipe
     length = min(data.longest + recipe.rollout.sampling.max_tokens, data.context)
     prompts = recipe.train.prompts_per_step
     rows = min(max(1, recipe.train.max_tokens_per_micro_batch // length), prompts * recipe.rollout.group_size)

@@ -10,46 +10,48 @@ import torch
 from rlkit.errors import EngineError
 from rlkit.interfaces import outputs
 from rlkit.registry import calling, require
-from rlkit.train.run import Run
+from rlkit.rollout.service import RolloutService
+from rlkit.train.data import Data
 from rlkit.types import Completion, Request, SampleKey, Sampling
 
 PROMPTS = 4
 """How many prompts are continued by one token."""
 
 
-def check_weights(run: Run) -> float:
+def check_weights(data: Data, service: RolloutService) -> float:
     """Compare the engine's log-prob of a token after a few prompts with the trainer's; return the mean gap.
 
     Raises:
         EngineError: It is larger than `rollout.max_gap`.
         PartError: The engine raised, or what it returned is no completion with weights of the current version.
     """
-    prompts = run.data.examples(PROMPTS)
-    whole = str(run.fabric.strategy.precision.precision).startswith("32")
-    whole &= all(weight.dtype is torch.float32 for weight in run.actor.parameters())
-    limit = run.recipe.rollout.max_gap or (1e-3 if whole else 0.2)
+    prompts = data.examples(PROMPTS)
+    recipe, actor, ranks = service.recipe, service.actor, service.ranks
+    whole = str(ranks.fabric.strategy.precision.precision).startswith("32")
+    whole &= all(weight.dtype is torch.float32 for weight in actor.parameters())
+    limit = recipe.rollout.max_gap or (1e-3 if whole else 0.2)
     sampling = Sampling(temperature=1.0, max_tokens=1)
-    asked = [tuple(run.template.start(prompt.messages)) for prompt in prompts if run.ranks.lead]
+    asked = [tuple(data.template.start(prompt.messages)) for prompt in prompts if ranks.lead]
     requests = [Request(ids, sampling, SampleKey(0, 0, f"proof/{i}", 0), f"proof/{i}") for i, ids in enumerate(asked)]
 
-    engine = run.recipe.rollout.engine
+    engine = service.engine
 
     async def ask() -> list[Completion]:
         with calling(engine, "generate"):
             return list(await asyncio.gather(*map(engine.generate, requests)))
 
-    answers = run.ranks.broadcast_tp(run.sample(ask()))
-    requests = run.ranks.broadcast_tp(requests)
+    answers = ranks.broadcast_tp(service.sample(ask()))
+    requests = ranks.broadcast_tp(requests)
     gaps = []
     for request, answer in zip(requests, answers, strict=True):
-        require(engine, "generate", outputs.of_engine(answer, request, run.version, run.stop_ids))
-        tokens = torch.tensor([[*request.tokens, *answer.tokens]], device=run.device)
+        require(engine, "generate", outputs.of_engine(answer, request, service.version, data.stop_ids))
+        tokens = torch.tensor([[*request.tokens, *answer.tokens]], device=ranks.fabric.device)
         mask = torch.zeros_like(tokens, dtype=torch.bool)
         mask[:, -1] = True
-        with torch.no_grad(), run.autocast():
-            gaps.append(abs(float(run.actor(tokens, mask).logps[0, -1]) - answer.logps[0]))
+        with torch.no_grad(), ranks.fabric.autocast():
+            gaps.append(abs(float(actor(tokens, mask).logps[0, -1]) - answer.logps[0]))
     mean = sum(gaps) / max(1, len(gaps))
-    gap = run.ranks.all_reduce_max(inf if isnan(mean) else mean)
+    gap = ranks.all_reduce_max(inf if isnan(mean) else mean)
     if gap > limit:
         raise EngineError(
             f"the engine does not sample from the trainer's weights: log-probs of {len(gaps)} tokens are {gap:.3g} "

@@ -1,0 +1,180 @@
+"""Rollouts of a run on this rank: the engine with the policy's weights, conversations, rewards and workers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any, Protocol, TypeVar
+
+from rlkit.distributed.offload import HostOffload, free_cached
+from rlkit.distributed.ranks import Ranks
+from rlkit.interfaces.engine import RolloutEngine
+from rlkit.interfaces.reward import RewardManager
+from rlkit.models.actor import Actor
+from rlkit.models.weights import PolicyWeights
+from rlkit.recipe import Recipe
+from rlkit.rollout.collect import BusyTimer, Sampler
+from rlkit.rollout.conversation import Limits
+from rlkit.rollout.loop import EventLoop
+from rlkit.rollout.participants import Participants
+from rlkit.rollout.scoring import score
+from rlkit.rollout.template import ChatTemplate
+from rlkit.rollout.workers import Workers
+from rlkit.sections import Conversation
+from rlkit.types import Sampling, Score, Trajectory
+
+T = TypeVar("T")
+
+WATCH_SECONDS = 0.5
+"""How often work is interrupted to check whether the engine has lost its weights."""
+
+
+class Dialogue(Protocol):
+    """What conversations are made with; read when they begin, since tools describe themselves once they are bound."""
+
+    @property
+    def template(self) -> ChatTemplate:
+        """Renders conversations."""
+
+    @property
+    def participants(self) -> Participants:
+        """Tools, a user, an environment."""
+
+    @property
+    def context(self) -> int:
+        """The policy's context in tokens."""
+
+
+class RolloutService:
+    """Samples from the policy and scores what it sampled.
+
+    Args:
+        recipe: Checked.
+        dialogue: What conversations are made with.
+        actor: The policy, whose weights the engine is synced with.
+        ranks: This rank among the others.
+        offload: What leaves the device while the engine samples.
+    """
+
+    def __init__(
+        self, recipe: Recipe, dialogue: Dialogue, actor: Actor, ranks: Ranks, offload: HostOffload | None = None
+    ) -> None:
+        self.recipe = recipe
+        self.dialogue = dialogue
+        self.actor = actor
+        self.ranks = ranks
+        self.version = 0
+        """Of the policy's weights: the number of steps that changed them."""
+        self._offload = offload
+        self._awake = False
+        self._loop = EventLoop()
+        cpus = max(1, (os.cpu_count() or 1) // ranks.fabric.world_size)
+        self._workers = Workers(recipe.reward.concurrency or min(4, cpus))
+
+    @property
+    def engine(self) -> RolloutEngine:
+        """The recipe's engine."""
+        return self.recipe.rollout.engine
+
+    def sampler(
+        self, sampling: Sampling, samples: int, step: int, *, attempt: int = 0, timer: BusyTimer | None = None
+    ) -> Sampler:
+        """Return what the conversations of a step have in common."""
+        recipe, conversation = self.recipe, self.recipe.conversation or Conversation()
+        multi_turn = recipe.tools or recipe.interaction or recipe.environment
+        turns = conversation.turns if multi_turn else 1
+        return Sampler(
+            self.engine,
+            self.dialogue.template,
+            sampling,
+            samples,
+            recipe.train.seed,
+            step,
+            attempt,
+            self.dialogue.participants,
+            Limits(turns, conversation.tokens, conversation.tool_calls, self.dialogue.context),
+            conversation.seconds if multi_turn else None,
+            conversation.check,
+            timer or BusyTimer(),
+        )
+
+    def shard_for_rank(self, items: Sequence[T]) -> Sequence[T]:
+        """Return the items that this rank samples: every n-th of them; none where another rank samples for it."""
+        return items[self.ranks.index :: self.ranks.count] if self.ranks.lead else []
+
+    def sample(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run work that calls the engine; all ranks must call this."""
+        with self.awake():
+            return self.wait(self._with_weights(work))
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run asynchronous work to its end."""
+        return self._loop.run(work)
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """Keep the engine ready to sample; all ranks must enter this.
+
+        What rollouts do not need leaves the device first, where the recipe says so; then an engine that shares the
+        device takes its memory. Work that samples several times enters this around all of it, so that such an engine
+        is synced once.
+        """
+        if self._awake:
+            yield
+            return
+        with ExitStack() as stack:
+            if self._offload is not None:
+                stack.enter_context(self._offload.off_device())
+            elif not self.engine.reads_policy:
+                free_cached(self.ranks.fabric.device)
+            if self.ranks.all_reduce_max(self.engine.needs_weights):
+                self.wait(self._sync())
+            stack.enter_context(self.engine.awake())
+            stack.callback(setattr, self, "_awake", False)
+            self._awake = True
+            yield
+
+    def sync_weights(self) -> None:
+        """Send the engine the weights, under the current version; all ranks must call this.
+
+        An engine that must be synced before it samples anyway is synced then: its memory may be the trainer's now.
+        """
+        if not self.ranks.all_reduce_max(self.engine.needs_weights):
+            self.wait(self._sync())
+
+    async def work(self, function: Callable[[Any], Any], argument: Any, timeout: float) -> Any:
+        """Call a function in a worker process; see `Runtime.work`."""
+        return await self._workers.call(function, argument, timeout)
+
+    async def score(self, reward: RewardManager, trajectories: Sequence[Trajectory]) -> list[Score]:
+        """Call a reward with its deadline, errors turned into scores."""
+        return await score(reward, trajectories, self._workers)
+
+    def close(self) -> None:
+        """Free what the service holds: the engine, the participants, the workers and the event loop."""
+        self.engine.close()
+        self.dialogue.participants.close()
+        self._workers.close()
+        self._loop.close()
+
+    async def _with_weights(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do work. If an engine loses its weights meanwhile, all ranks, each of which may hold a part of them, sync
+        theirs again once all have done their work or wait for that."""
+        task = asyncio.ensure_future(work)
+        try:
+            while True:
+                while not (task.done() or self.engine.needs_weights):
+                    await asyncio.wait((task,), timeout=WATCH_SECONDS)
+                if task.done():
+                    task.result()
+                if not await self.ranks.any(self.engine.needs_weights):
+                    return await task
+                await self._sync()
+        finally:
+            task.cancel()
+
+    async def _sync(self) -> None:
+        with nullcontext() if self._offload is None else self._offload.back(self.actor):
+            await self.engine.sync(PolicyWeights(self.actor.policy), self.version)

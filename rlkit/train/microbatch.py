@@ -1,0 +1,52 @@
+"""Micro-batches: rows of a batch in passes of bounded size, as many on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from rlkit.ops.batching import micro_batches
+from rlkit.types import Batch
+
+Agree = Callable[[float], float]
+"""Returns the largest of all ranks' values: `Ranks.all_reduce_max`."""
+
+Forward = Callable[[Tensor, Tensor], Sequence[Tensor]]
+"""From tokens and mask [b,t] to tensors [b,t]."""
+
+
+@torch.no_grad()
+def forward_in_micro_batches(fn: Forward, batch: Batch, limit: int, agree: Agree, *, count: int = 1) -> list[Tensor]:
+    """Compute `count` tensors [B,T] f32 without a gradient, micro-batch by micro-batch.
+
+    Args:
+        fn: Called as often on every rank; with a dummy row where a rank has no rows left.
+        batch: All rows of it.
+        limit: Tokens of a micro-batch, padding included.
+        agree: Over all ranks.
+        count: How many tensors `fn` returns.
+    """
+    found = [torch.zeros_like(batch.rollout_logps) for _ in range(count)]
+    for rows in aligned_micro_batches(batch, range(len(batch)), limit, agree):
+        _, tokens, mask = select_rows(batch, rows)
+        pieces = fn(tokens, mask)
+        for whole, piece in zip(found, pieces if rows else (), strict=bool(rows)):
+            whole[rows, : piece.shape[1]] = piece
+    return found
+
+
+def aligned_micro_batches(batch: Batch, rows: Sequence[int], limit: int, agree: Agree) -> list[list[int]]:
+    """Divide rows into micro-batches, as many on every rank: a rank with fewer gets empty ones at the end."""
+    lengths: list[int] = batch.attention[list(rows)].sum(-1).tolist()
+    micros = [[rows[i] for i in part] for part in micro_batches(lengths, limit)]
+    return micros + [[]] * (int(agree(len(micros))) - len(micros))
+
+
+def select_rows(batch: Batch, rows: Sequence[int]) -> tuple[Batch, Tensor, Tensor]:
+    """Return some rows with their tokens and mask; for no rows, a dummy row that keeps sharded ranks in lockstep."""
+    part = batch.rows(torch.tensor(rows, dtype=torch.long, device=batch.tokens.device))
+    if rows:
+        return part, part.tokens, part.mask
+    return part, part.tokens.new_zeros(1, 2), part.mask.new_zeros(1, 2)

@@ -1,0 +1,136 @@
+"""The models of a run on this rank: placed on its device, sharded where the strategy shards, with their optimizers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+import torch
+from lightning.fabric import Fabric
+from torch import nn
+
+from rlkit.distributed.fsdp2 import FSDP2, checkpoint_activations
+from rlkit.distributed.offload import HostOffload
+from rlkit.distributed.ranks import Ranks
+from rlkit.models.actor import Actor
+from rlkit.models.critic import ValueModel
+from rlkit.models.ema import WeightAverage
+from rlkit.models.load import load_backbone, load_policy
+from rlkit.models.reference import Reference
+from rlkit.recipe import Recipe
+from rlkit.sections import Critic, Train
+from rlkit.train.optim import make_optimizer
+
+M = TypeVar("M", bound=nn.Module)
+
+
+@dataclass(frozen=True)
+class TrainableModule(Generic[M]):
+    """A module that is trained, with its optimizer.
+
+    Args:
+        inner: The module itself, whose parameter names do not depend on the strategy.
+        module: The same as Fabric wraps it: what the forward and backward passes go through.
+        optimizer: As Fabric wraps it.
+        max_grad_norm: What its gradients are clipped to.
+    """
+
+    inner: M
+    module: Any
+    optimizer: Any
+    max_grad_norm: float
+
+
+class Placer:
+    """Puts modules on this rank's device, sharded where the strategy shards; all ranks must call its methods.
+
+    Args:
+        fabric: Launched.
+        ranks: This rank among the others.
+    """
+
+    def __init__(self, fabric: Fabric, ranks: Ranks) -> None:
+        self.fabric = fabric
+        self.ranks = ranks
+        self.sharded = isinstance(fabric.strategy, FSDP2)
+        self.empty = self.sharded and fabric.global_rank > 0
+        """Whether this rank loads modules without weights, which sharding brings from the first rank."""
+
+    def trainable(self, module: M, section: Train | Critic, recompute_activations: bool) -> TrainableModule[M]:
+        """Place a module that is trained and make its optimizer."""
+        if recompute_activations:
+            checkpoint_activations(module)
+        wrapped = self.fabric.setup_module(module)
+        self._find_root(module)
+        optimizer = self.fabric.setup_optimizers(make_optimizer(module, section))
+        return TrainableModule(module, wrapped, optimizer, section.max_grad_norm)
+
+    def frozen(self, module: nn.Module) -> None:
+        """Place a module that is not trained."""
+        if self.sharded:
+            self.fabric.setup_module(module)
+            self._find_root(module)
+        else:
+            module.to(self.fabric.device)
+
+    @torch.no_grad()
+    def _find_root(self, module: nn.Module) -> None:
+        """Run a sharded module once, so that FSDP finds its root before an inner module is called."""
+        if self.sharded:
+            if isinstance(module, Actor):  # only the first rank had weights to probe when it was loaded
+                module.chunked = bool(self.ranks.all_reduce_max(module.chunked))
+            tokens = torch.zeros(1, 2, dtype=torch.long, device=self.fabric.device)
+            module(tokens, tokens.bool())
+
+
+class Models:
+    """The policy, and the critic, the reference and the averaged weights where the recipe has them.
+
+    Args:
+        recipe: Checked.
+        placer: Of this rank.
+    """
+
+    def __init__(self, recipe: Recipe, placer: Placer) -> None:
+        train = recipe.train
+        actor = Actor(load_policy(recipe.model, train.seed, placer.empty))
+        self.policy = placer.trainable(actor, train, train.checkpoint_activations)
+        self.critic: TrainableModule[ValueModel] | None = None
+        if recipe.critic is not None:
+            model = replace(recipe.model, path=recipe.critic.path or recipe.model.path, lora=recipe.critic.lora)
+            values = ValueModel(load_backbone(model, train.seed, placer.empty))
+            self.critic = placer.trainable(values, recipe.critic, train.checkpoint_activations)
+        needed = recipe.needs_reference
+        self.reference = Reference(actor, recipe.model, placer.frozen, placer.empty) if needed else None
+        self.average = None if train.ema is None else WeightAverage(actor, train.ema)
+        self._recipe = recipe
+
+    @property
+    def actor(self) -> Actor:
+        """The policy's own module."""
+        return self.policy.inner
+
+    def update_ema_and_reference(self, step: int) -> None:
+        """After a step, update the averaged weights and the reference from the policy."""
+        if self.average is not None:
+            self.average.update()
+        section = self._recipe.reference
+        if section is not None and self.reference is not None and step % section.refresh_every == 0:
+            self.reference.update(self.actor, section.mix)
+
+    def offload(self, device: torch.device, keep_policy: bool) -> HostOffload:
+        """Return what no rollout needs: optimizers, critic and reference, and the policy if the engine has its own."""
+        trained = [t for t in (self.policy, self.critic) if t is not None]
+        modules: list[nn.Module] = [] if self.critic is None else [self.critic.inner]
+        if self.reference is not None and not self.reference.shared:
+            modules.append(self.reference.actor)
+        if not keep_policy:
+            modules.append(self.actor)
+        return HostOffload(modules, [t.optimizer.optimizer for t in trained], device)
+
+
+def load_actor(recipe: Recipe, placer: Placer) -> Actor:
+    """Load and place the policy for rollouts alone; it is not trained."""
+    actor = Actor(load_policy(recipe.model, recipe.train.seed, placer.empty, frozen=True))
+    placer.frozen(actor)
+    return actor

@@ -1,0 +1,87 @@
+"""Building what a run consists of from its recipe."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+from lightning.fabric import Fabric
+
+from rlkit.distributed.fsdp2 import make_fabric
+from rlkit.distributed.ranks import Ranks
+from rlkit.recipe import Recipe
+from rlkit.rollout.service import RolloutService
+from rlkit.train.data import Data
+from rlkit.train.models import Models, Placer, load_actor
+from rlkit.train.runtime import bind_parts
+from rlkit.train.shaping import RewardTransforms
+
+
+@dataclass(frozen=True)
+class TrainContext:
+    """What a training run consists of on this rank.
+
+    Args:
+        recipe: Checked.
+        data: The prompts.
+        ranks: This rank among the others.
+        models: What is trained, and what it is compared with.
+        rollouts: Samples from the policy and scores.
+        transforms: What changes rewards on their way to the advantages.
+    """
+
+    recipe: Recipe
+    data: Data
+    ranks: Ranks
+    models: Models
+    rollouts: RolloutService
+    transforms: RewardTransforms
+
+    @property
+    def device(self) -> torch.device:
+        """Where tensors of this rank are."""
+        return self.ranks.fabric.device
+
+
+def fabric_for(recipe: Recipe) -> Fabric:
+    """Make the recipe's Fabric, in the environment that its engine needs.
+
+    Raises:
+        RecipeError: The strategy is none that rlkit trains with.
+    """
+    for name, value in recipe.rollout.engine.environment.items():
+        os.environ.setdefault(name, value)
+    return make_fabric(recipe.fabric, recipe.train.deadline)
+
+
+def prepare_training(recipe: Recipe, data: Data, fabric: Fabric) -> TrainContext:
+    """Load and place all models and bind the parts.
+
+    Args:
+        recipe: Checked by `rlkit.recipe.check`.
+        data: From `load_data`.
+        fabric: Launched.
+    """
+    ranks = Ranks(fabric)
+    models = Models(recipe, Placer(fabric, ranks))
+    offload = None
+    if recipe.train.offload_during_rollout:
+        offload = models.offload(fabric.device, keep_policy=recipe.rollout.engine.reads_policy)
+    rollouts = RolloutService(recipe, data, models.actor, ranks, offload)
+    bind_parts(recipe, data, rollouts)
+    return TrainContext(recipe, data, ranks, models, rollouts, RewardTransforms(recipe.shaping, recipe.kl_reward))
+
+
+def prepare_rollouts(recipe: Recipe, data: Data, fabric: Fabric) -> RolloutService:
+    """Load and place the policy alone and bind the parts: for validation and generation.
+
+    Args:
+        recipe: Checked by `rlkit.recipe.check`.
+        data: From `load_data`.
+        fabric: Launched.
+    """
+    ranks = Ranks(fabric)
+    rollouts = RolloutService(recipe, data, load_actor(recipe, Placer(fabric, ranks)), ranks)
+    bind_parts(recipe, data, rollouts)
+    return rollouts
