@@ -204,16 +204,12 @@ def serve(requests: int, answers: int) -> None:
 
 
 def prepare(preparation: dict[str, Any]) -> None:
-    """Take over the trainer's import path and, where it is asked for, its main module: what has changed of them."""
-    from multiprocessing import process, spawn
+    """Take over the trainer's import path and working directory: what has changed of them."""
+    from multiprocessing import spawn
 
     changed = {name: value for name, value in preparation.items() if prepared.get(name) != value}
     prepared.update(changed)
-    vars(process.current_process())["_inheriting"] = True  # a main module that starts a run is an error, not a run
-    try:
-        spawn.prepare(changed)
-    finally:
-        del vars(process.current_process())["_inheriting"]
+    spawn.prepare(changed)
 
 
 def main() -> None:
@@ -236,7 +232,7 @@ def main() -> None:
         os.register_at_fork(after_in_child=partial(close, [requests, answers]))
         sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
         faulthandler.enable()
-        sys.modules["__main__"] = types.ModuleType("__main__")  # the trainer's, if it is wanted, and not this one
+        sys.modules["__main__"] = types.ModuleType("__main__")  # nothing that is sent finds this file in it
         serve(requests, answers)
         os._exit(0)
     os.dup2(null, 1)

@@ -18,6 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import spawn
 from typing import Any
 
+import cloudpickle
+
 from rlkit.errors import explain, shorten
 from rlkit.rollout import worker
 from rlkit.rollout.guard import paused
@@ -53,11 +55,14 @@ class Workers:
     async def call(self, function: Callable[[Any], Any], argument: Any, timeout: float) -> Any:
         """Return `function(argument)`, both pickled; the deadline, in seconds, counts from when the work starts.
 
+        What is defined in the main module or a notebook, or inside of a function, is sent by value: the worker never
+        runs the main module.
+
         Raises:
             WorkerError: It raised, hung, died, cannot be pickled, or returned what is no data.
         """
         try:
-            payload = pickle.dumps((function, argument))
+            payload = cloudpickle.dumps((function, argument))
         except Exception as error:  # pickling runs foreign code
             raise WorkerError(f"cannot be sent to a worker: {explain(error)}") from error
         with paused():  # there may be a queue
@@ -137,7 +142,7 @@ class _Process:
         self._limit(START_SECONDS, "start")
         if self.answered and select.select((self._answers,), (), (), 0)[0]:
             raise self._failed("ended, or wrote something, between two calls")
-        call, request = os.urandom(16), pickle.dumps((_preparation(payload), payload))
+        call, request = os.urandom(16), pickle.dumps((_preparation(), payload))
         try:
             self._write(HEADER.pack(call, len(request)) + request)
             kind, value = self._read_answer(call)
@@ -235,9 +240,8 @@ def _screen() -> int:
         return os.open(os.devnull, os.O_WRONLY)
 
 
-def _preparation(payload: bytes) -> dict[str, Any]:
-    """Return what a worker needs to find what the payload names; the main module only if that is among it."""
-    wanted = {"sys_path", "sys_argv", "orig_dir", "dir"}
-    if b"_main__" in payload:
-        wanted |= {"init_main_from_name", "init_main_from_path"}
-    return {name: value for name, value in spawn.get_preparation_data("rlkit-worker").items() if name in wanted}
+def _preparation() -> dict[str, Any]:
+    """Return what a worker needs to import what the payload names: no main module, of which nothing is imported."""
+    wanted = ("sys_path", "sys_argv", "orig_dir", "dir")
+    known = spawn.get_preparation_data("rlkit-worker")
+    return {name: known[name] for name in wanted if name in known}

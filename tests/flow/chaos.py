@@ -28,14 +28,13 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-if __name__ != "__mp_main__":  # a reward's worker imports this file too, and needs nothing of it
-    import torch
-    from safetensors.torch import load_file
+import torch
+from safetensors.torch import load_file
 
-    import rlkit.cli.fit
-    from rlkit.cli.main import main as run_rlkit
+import rlkit.cli.fit
+from rlkit.cli.main import main as run_rlkit
 
-    assert rlkit.cli.fit  # imported before the forks
+assert rlkit.cli.fit  # imported before the forks
 
 STEPS = 6
 GRPO = (

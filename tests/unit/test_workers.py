@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -148,20 +149,20 @@ from rlkit.rollout.workers import Workers
 from tests.unit.hostile import start
 
 print("imported as", __name__, file=sys.stderr)
+STEP = 1
 def own(number):
-    return number + 1
+    return number + STEP
 
-if __name__ == "__main__":
-    pool = Workers(1)
-    assert asyncio.run(pool.call(own, 1, 30)) == 2
-    asyncio.run(pool.call(start, (sys.argv[1], sys.argv[2]), 30))
-    print("ready", flush=True)
-    input()
+pool = Workers(1)
+assert asyncio.run(pool.call(own, 1, 30)) == 2
+asyncio.run(pool.call(start, (sys.argv[1], sys.argv[2]), 30))
+print("ready", flush=True)
+input()
 """
 
 
 def test_no_process_outlives_a_trainer_that_is_killed(tmp_path: Path) -> None:
-    """And a function of the trainer's main module can be called."""
+    """And a function of the trainer's main module can be called, which the worker does not run for it."""
     script, folder = tmp_path / "trainer.py", tmp_path / "pids"
     script.write_text(TRAINER)
     folder.mkdir()
@@ -178,7 +179,7 @@ def test_no_process_outlives_a_trainer_that_is_killed(tmp_path: Path) -> None:
             break
         time.sleep(0.01)
     assert not any(map(alive, pids))
-    assert printed.splitlines() == ["imported as __main__", "imported as __mp_main__"]
+    assert printed.splitlines() == ["imported as __main__"]
 
 
 def test_the_deadline_starts_with_the_work_and_not_in_the_queue() -> None:
@@ -191,9 +192,14 @@ def test_the_deadline_starts_with_the_work_and_not_in_the_queue() -> None:
     pool.close()
 
 
+def test_a_function_inside_of_a_function_is_sent_by_value(one: Workers) -> None:
+    step = 3
+    assert asyncio.run(one.call(lambda x: x + step, 1, 5)) == 4
+
+
 def test_what_cannot_be_sent_to_a_worker_says_so(one: Workers) -> None:
     with pytest.raises(WorkerError, match="cannot be sent to a worker"):
-        asyncio.run(one.call(lambda x: x, 1, 5))
+        asyncio.run(one.call(threading.Lock().acquire, True, 5))
     with pytest.raises(WorkerError, match=r"^ModuleNotFoundError: No module named 'nowhere'"):
         asyncio.run(one.call(Named("nowhere", "f"), 1, 5))  # type: ignore[arg-type]
 
