@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from fnmatch import fnmatch
 from typing import Any
@@ -21,7 +21,14 @@ from lightning.fabric.strategies import (  # type: ignore[attr-defined]
 from torch import Tensor, nn
 from torch.distributed._composable.checkpoint_activation import checkpoint
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -89,7 +96,7 @@ class FrozenHalf(Precision):
 def parallelize(module: nn.Module, mesh: DeviceMesh, options: dict[str, Any]) -> nn.Module:
     """Divide an actor, a critic or any other transformer in place: its matrices, then its blocks, then the rest.
 
-    `options` are those of `fully_shard`.
+    `options` are those of `fully_shard`. What `module.forward_methods` names may be called as `forward` is.
     """
     data, tensor = mesh["data_parallel"], mesh["tensor_parallel"]
     if tensor.size() > 1:
@@ -98,6 +105,8 @@ def parallelize(module: nn.Module, mesh: DeviceMesh, options: dict[str, Any]) ->
         fully_shard(block, mesh=data, **options)
     # the root's own parameters too, or whoever looks at them after a forward pass finds them unsharded
     fully_shard(module, mesh=data, **options, reshard_after_forward=True)
+    for method in getattr(module, "forward_methods", ()):
+        register_fsdp_forward_method(module, method)
     return module
 
 
@@ -234,6 +243,14 @@ def unsharded(module: nn.Module) -> Iterator[None]:
         for shard in shards:
             shard.set_reshard_after_forward(True, recurse=False)
             shard.reshard()
+
+
+def accumulating(fabric: Fabric, module: Any, more: bool) -> AbstractContextManager[None]:
+    """Put off the gradients' reduction in the backward pass of a micro-batch after which `more` follow.
+
+    Under FSDP2 each pass reduces them: until then every rank would hold the gradients of the whole model.
+    """
+    return fabric.no_backward_sync(module, enabled=more and not isinstance(fabric.strategy, FSDP2))
 
 
 def clip(fabric: Fabric, module: nn.Module, optimizer: Any, max_grad_norm: float) -> Tensor:

@@ -80,9 +80,7 @@ class Ranks:
                 value = work()
             except RlkitError as error:
                 problem = error
-        problem = self.gather_world(problem)[0]
-        if problem is not None:
-            raise problem
+        self.raise_any(problem)
         return value
 
     def gather(self, x: Tensor) -> Tensor:
@@ -97,11 +95,37 @@ class Ranks:
         dist.all_reduce(wrapped, dist.ReduceOp.MAX)
         return float(wrapped)
 
-    async def any(self, value: bool) -> bool:
-        """Whether a value is true on any rank; the event loop goes on until the others have come here too."""
+    def any(self, flag: bool) -> bool:
+        """Return whether a flag is true on any rank, those of tensor-parallel groups included."""
+        return self.all_reduce_max(flag) > 0
+
+    def all(self, flag: bool) -> bool:
+        """Return whether a flag is true on every rank, those of tensor-parallel groups included."""
+        return not self.any(not flag)
+
+    def same(self, value: T) -> T:
+        """Return the first rank's value, on every rank."""
         if self.fabric.world_size == 1:
             return value
-        wrapped = torch.tensor(float(value))  # on the CPU: a GPU that waits is busy, and an engine may be using it
+        wrapped = [value]
+        dist.broadcast_object_list(wrapped)
+        return wrapped[0]
+
+    def raise_any(self, error: RlkitError | None) -> None:
+        """Raise on every rank what some rank has to raise: its own error, else the one of the lowest rank.
+
+        Raises:
+            RlkitError: Some rank has an error.
+        """
+        found = [one for one in self.gather_world(error) if one is not None]
+        if found:
+            raise error or found[0]
+
+    async def any_async(self, flag: bool) -> bool:
+        """Return whether a flag is true on any rank; the event loop runs on until all ranks have called this."""
+        if self.fabric.world_size == 1:
+            return flag
+        wrapped = torch.tensor(float(flag))  # on the CPU: a GPU that waits is busy, and an engine may be using it
         work = dist.all_reduce(wrapped, dist.ReduceOp.MAX, async_op=True)
         while not work.is_completed():
             await asyncio.sleep(POLL_SECONDS)

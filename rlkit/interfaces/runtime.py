@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rlkit.types import Score, Trajectory
 
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rlkit.interfaces.reward import RewardManager
+
+
+T = TypeVar("T")
 
 
 class WeightStream(Protocol):
@@ -64,6 +67,19 @@ class Runtime(Protocol):
 
     def autocast(self) -> AbstractContextManager[None]:
         """Return the precision context under which the trainer runs the policy."""
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """Return the policy's logits [B,T,V] of tokens [B,T], in the precision in which it is trained.
+
+        All ranks must call this. A sharded policy is gathered layer by layer; ranks of one tensor-parallel group
+        must have the same tokens.
+        """
+
+    def gather_world(self, value: T) -> list[T]:
+        """Return every rank's value, those of tensor-parallel groups included, in the order of ranks."""
+
+    def broadcast_tp(self, value: T) -> T:
+        """Return the value of the first rank of this rank's tensor-parallel group."""
 
     def reduce(self, x: Tensor) -> Tensor:
         """Sum a tensor over the data-parallel group."""

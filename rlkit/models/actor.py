@@ -19,6 +19,9 @@ class Actor(nn.Module):
     model's own logits; models that treat them otherwise (soft caps, scales) are called whole.
     """
 
+    forward_methods = ("logits",)
+    """Methods that may be called as `forward` is: sharded weights are gathered layer by layer."""
+
     def __init__(self, policy: Any) -> None:
         super().__init__()
         self.policy = policy
@@ -44,6 +47,11 @@ class Actor(nn.Module):
         empty = torch.zeros(tokens.shape, device=tokens.device)
         index = torch.nn.functional.pad(chosen, (1, 0))
         return PolicyOutput(*(empty.masked_scatter(index, x) for x in found))
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """Return the model's own logits [B,T,V] of tokens [B,T]."""
+        logits: Tensor = self.policy(input_ids=tokens, use_cache=False).logits
+        return logits
 
     def _hidden(self, tokens: Tensor) -> Tensor:
         hidden: Tensor = base_model(self.policy).get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state

@@ -169,7 +169,7 @@ class RolloutService:
                     await asyncio.wait((task,), timeout=WATCH_SECONDS)
                 if task.done():
                     task.result()
-                if not await self.ranks.any(self.engine.needs_weights):
+                if not await self.ranks.any_async(self.engine.needs_weights):
                     return await task
                 await self._sync()
         finally:

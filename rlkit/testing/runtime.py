@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ from rlkit.interfaces.reward import RewardManager
 from rlkit.models.load import load_policy, load_tokenizer
 from rlkit.sections import Model
 from rlkit.types import Score, Trajectory
+
+T = TypeVar("T")
 
 
 class ExampleRuntime:
@@ -41,6 +43,17 @@ class ExampleRuntime:
 
     def autocast(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+    @torch.no_grad()
+    def logits(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.policy(input_ids=tokens, use_cache=False).logits
+        return logits
+
+    def gather_world(self, value: T) -> list[T]:
+        return [value]
+
+    def broadcast_tp(self, value: T) -> T:
+        return value
 
     def reduce(self, x: Tensor) -> Tensor:
         return x

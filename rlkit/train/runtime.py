@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ from rlkit.registry import calling
 from rlkit.rollout.service import RolloutService
 from rlkit.train.data import Data
 from rlkit.types import Score, Trajectory
+
+T = TypeVar("T")
 
 
 class PartRuntime:
@@ -52,6 +54,17 @@ class PartRuntime:
 
     def autocast(self) -> AbstractContextManager[None]:
         return self._ranks.fabric.autocast()
+
+    @torch.no_grad()
+    def logits(self, tokens: Tensor) -> Tensor:
+        with self.autocast():
+            return self._actor.logits(tokens)
+
+    def gather_world(self, value: T) -> list[T]:
+        return self._ranks.gather_world(value)
+
+    def broadcast_tp(self, value: T) -> T:
+        return self._ranks.broadcast_tp(value)
 
     def reduce(self, x: Tensor) -> Tensor:
         return self._ranks.all_reduce_sum(x)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rlkit.distributed.fsdp2 import clip
+from rlkit.distributed.fsdp2 import accumulating, clip
 from rlkit.interfaces import outputs
 from rlkit.ops import aggregate, kl
 from rlkit.ops.masked import Reducer, masked_mean, masked_sum
@@ -87,7 +87,7 @@ def accumulate_and_step(
     micros = aligned_micro_batches(batch, rows, limit, context.ranks.all_reduce_max)
     total = 0.0
     for i, micro in enumerate(micros):
-        with fabric.no_backward_sync(trained.module, enabled=i < len(micros) - 1):
+        with accumulating(fabric, trained.module, more=i < len(micros) - 1):
             loss = loss_of(micro) * context.ranks.count
             total += float(loss.detach()) if micro else 0.0
             fabric.backward(loss)

@@ -5,17 +5,21 @@ Only the first rank has loaded the weights.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 import weakref
 from typing import Any
 
+import pytest
 import torch
 from lightning.fabric import Fabric
 
 from rlkit import sections
 from rlkit.distributed.fsdp2 import make_fabric, unsharded
+from rlkit.distributed.ranks import Ranks
 from rlkit.engines.torch.decoder import why_not
+from rlkit.errors import RecipeError, RlkitError
 from rlkit.models.actor import Actor
 from rlkit.models.load import load_policy
 from rlkit.models.lora import base_model
@@ -74,10 +78,24 @@ def compute_in_half(fabric: Fabric, module: Any, expected: dict[str, torch.Tenso
     torch.testing.assert_close(out.logps.exp(), Actor(plain)(tokens, mask).logps.exp(), atol=0.05, rtol=0.0)
 
 
+def agree(fabric: Fabric) -> None:
+    """What the last rank alone knows, all know afterwards, those of tensor-parallel groups included."""
+    ranks, last = Ranks(fabric), fabric.global_rank == fabric.world_size - 1
+    assert [ranks.any(last), ranks.any(False), ranks.all(last), ranks.all(True)] == [True, False, False, True]
+    assert asyncio.run(ranks.any_async(last))
+    assert ranks.same({"rank": fabric.global_rank}) == {"rank": 0}
+    assert ranks.gather_world(fabric.global_rank) == list(range(fabric.world_size))
+    own = RecipeError(f"of rank {fabric.global_rank}")
+    with pytest.raises(RlkitError, match=f"of rank {fabric.global_rank or 1}"):  # its own, if it has one
+        ranks.raise_any(own if fabric.global_rank else None)
+    ranks.raise_any(None)
+
+
 if __name__ == "__main__":
     ranks, strategy = int(os.environ["WORLD_SIZE"]), sections.FSDP2(tensor_parallel=int(sys.argv[1]))
     fabric = make_fabric(sections.Fabric("cpu", ranks, strategy=strategy, precision=sys.argv[2]))
     fabric.launch()
+    agree(fabric)
     for lora in (False, True):
         stream(fabric, lora)
     print("streamed")

@@ -37,6 +37,13 @@ def test_weights_are_streamed_whole(ranks: int, tensor_parallel: int, precision:
     assert done.stdout.count("streamed") == ranks
 
 
+def test_no_rank_holds_a_whole_model_while_it_learns_or_is_asked(tmp_path: Path) -> None:
+    """Gradients are divided after every micro-batch, as planned; expected log-probs gather a layer at a time."""
+    done = torchrun(str(Path(__file__).with_name("sharded_memory.py")), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("planned; asked:") == 2
+
+
 def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
     """As on several nodes: somebody else starts the processes, Fabric finds them."""
     done = torchrun(

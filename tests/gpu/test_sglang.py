@@ -41,6 +41,9 @@ def bound() -> Iterator[tuple[SGLangEngine, Any, asyncio.Runner]]:
         autocast=lambda: torch.autocast("cuda", torch.bfloat16),
         reduce=lambda x: x,
         gather=lambda x: x,
+        gather_world=lambda x: [x],
+        broadcast_tp=lambda x: x,
+        logits=lambda tokens: policy(input_ids=tokens, use_cache=False).logits,
     )
     engine, runner = SGLangEngine(Launch(memory_fraction=0.3, release_memory=True)), asyncio.Runner()
     try:

@@ -48,6 +48,9 @@ class Trainer:
             tensor_parallel=1,
             reduce=lambda x: x,
             gather=lambda x: x,
+            gather_world=lambda x: [x],
+            broadcast_tp=lambda x: x,
+            logits=lambda tokens: self.runtime.policy(input_ids=tokens, use_cache=False).logits,
         )
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:

@@ -118,7 +118,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Launch, int 
 
 
 def start(engine: SGLangServer | SGLangEngine, device: str) -> None:
-    runtime: Any = SimpleNamespace(policy=None, device=torch.device(device), gather=lambda x: x)
+    runtime: Any = SimpleNamespace(
+        policy=None, device=torch.device(device), tensor_parallel=1, gather_world=lambda x: [x]
+    )
     engine._runtime, engine._stop_ids, engine._dtype = runtime, frozenset(), torch.bfloat16
     engine._trainers = engine._gpus_of_trainers()
     engine._start(0)
@@ -165,7 +167,7 @@ def test_a_process_is_told_how_long_it_may_hang(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("SGLANG_HEALTH_CHECK_TIMEOUT", raising=False)
     engine = SGLangEngine(retry=RetryPolicy(hang_seconds=7.0))
     policy = load_policy(Model("tiny"))
-    runtime: Any = SimpleNamespace(policy=policy, device=torch.device("cpu"), gather=lambda x: x)
+    runtime: Any = SimpleNamespace(policy=policy, device=torch.device("cpu"))
     engine._runtime, engine._stop_ids, engine._dtype, engine._trainers = runtime, frozenset(), torch.float32, set()
     monkeypatch.setattr("rlkit.engines.sglang.process.ServerProcess.start", lambda _: None)
     node = engine._launched(None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import random
 import socket
 import time
@@ -111,7 +110,7 @@ class SGLangRollouts(RolloutEngine):
         except EngineError as error:
             problem = str(error)
         here = {"run": uuid.uuid4().hex[:8], "urls": [node.url for node in self._own], "problem": problem}
-        ranks = [json.loads(line) for line in self._exchange(json.dumps(here))]
+        ranks = self._runtime.gather_world(here)
         for number, other in enumerate(ranks):
             if other["problem"]:
                 raise EngineError(problem or f"rank {number}: {other['problem']}")
@@ -123,7 +122,8 @@ class SGLangRollouts(RolloutEngine):
         if self.launch.adapter_only:
             for node in {*self._own, *self._nodes, *self._balance.fronts}:
                 node.adapter = f"rlkit-{self._run}"
-        self._push = Push(self._transport(), self._dtype, TOLERANCES[self._dtype], self.launch.adapter_only)
+        tolerance = TOLERANCES[self._dtype]
+        self._push = Push(self._transport(), self._dtype, tolerance, self.launch.adapter_only, runtime.broadcast_tp)
 
     def _engine_dtype(self, runtime: Runtime) -> torch.dtype:
         if self.launch.dtype != "auto":
@@ -136,14 +136,8 @@ class SGLangRollouts(RolloutEngine):
     def _gpus_of_trainers(self) -> set[int]:
         """Return the indices of the GPUs on this machine that some rank trains on."""
         device, host = self._runtime.device, socket.gethostname()
-        mine = [host, device.index or 0 if device.type == "cuda" else None]
-        ranks = [json.loads(line) for line in self._exchange(json.dumps(mine))]
-        return {gpu for where, gpu in ranks if where == host and gpu is not None}
-
-    def _exchange(self, text: str) -> list[str]:
-        """Return every rank's text, in the order of ranks."""
-        sent = torch.tensor(list(f"{text}\n".encode()), dtype=torch.uint8)
-        return bytes(self._runtime.gather(sent).tolist()).decode().splitlines()
+        mine = (host, device.index or 0 if device.type == "cuda" else None)
+        return {gpu for where, gpu in self._runtime.gather_world(mine) if where == host and gpu is not None}
 
     # requests
 
@@ -339,7 +333,7 @@ class SGLangRollouts(RolloutEngine):
 
     def _anywhere(self, here: bool) -> bool:
         """Whether something holds on any rank; every rank must call this."""
-        return bool(self._runtime.reduce(torch.tensor(float(here))) > 0)
+        return any(self._runtime.gather_world(here))
 
     # the run
 

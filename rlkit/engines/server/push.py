@@ -52,12 +52,14 @@ class Push:
         dtype: The engine's type; tensors are rounded to it before they travel.
         tolerance: How far log-probs may be apart.
         adapter_only: Adapters travel by themselves, and servers apply them.
+        broadcast_tp: Returns what the first rank of this rank's tensor-parallel group has.
     """
 
     transport: Transport
     dtype: torch.dtype
     tolerance: Tolerance
     adapter_only: bool = False
+    broadcast_tp: Callable[[list[list[int]]], list[list[int]]] = lambda rows: rows
     gap: Gap = field(default_factory=lambda: Gap(0.0, 0.0))
 
     async def push(
@@ -148,7 +150,8 @@ class Push:
     async def try_canary(self, nodes: Sequence[Node], row: Sequence[int], ask: Ask) -> Failures:
         """Have servers write some tokens greedily, and compare them with what the trainer finds likeliest.
 
-        Every rank asks the trainer once, also where it has no servers.
+        Every rank asks the trainer once, also where it has no servers; those of a tensor-parallel group about the rows
+        of its first rank, which alone has some.
         """
         wrong: Failures = {}
         answers = []
@@ -158,7 +161,8 @@ class Push:
             except Fault as fault:
                 answers.append(None)
                 wrong[node] = node.error("answer after the first sync", fault)
-        logps = iter(ask([[*row, *a["output_ids"]] for a in answers if a is not None] or [row]))
+        rows = self.broadcast_tp([[*row, *a["output_ids"]] for a in answers if a is not None] or [list(row)])
+        logps = iter(ask(rows))
         for node, answer in zip(nodes, answers, strict=True):
             if answer is not None:
                 gap = canary_gap(next(logps)[len(row) - 1 : -1], answer)

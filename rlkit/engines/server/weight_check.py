@@ -70,14 +70,17 @@ def probe_rows(tokenizer: Any, context: int) -> list[list[int]]:
 
 @torch.no_grad()
 def ask_policy(runtime: Runtime, rows: Sequence[Sequence[int]]) -> list[Tensor]:
-    """Ask the trainer's policy in its own precision; all ranks must call this, and a sharded one is whole meanwhile."""
+    """Return each row's log-probs under the trainer's policy, in its own precision.
+
+    All ranks must call this, those of one tensor-parallel group with the same rows. No rank holds the whole of a
+    sharded policy meanwhile.
+    """
     policy, width = runtime.policy, max(map(len, rows))
     tokens = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], device=runtime.device)
     training = policy.training
     policy.eval()
     try:
-        with runtime.unsharded(), runtime.autocast():
-            logits = policy(input_ids=tokens, use_cache=False).logits
+        logits = runtime.logits(tokens)
     finally:
         policy.train(training)
     return [torch.log_softmax(one[: len(row)].float(), -1).cpu() for one, row in zip(logits, rows, strict=True)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from math import lcm
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
@@ -145,14 +146,19 @@ class SGLangEngine(SGLangRollouts):
     def _start(self, rank: int) -> list[Node]:
         require_sglang()
         device = self._runtime.device
-        if rank % self.launch.tensor_parallel:
+        if rank % self._span:
             return []
         if device.type == "cpu" and self.launch.tensor_parallel > 1:
             raise EngineError(f"launch.tensor_parallel is {self.launch.tensor_parallel} on a CPU, expected 1")
         return [self._launched(device.index or 0 if device.type == "cuda" else None)]
 
     def _mine(self, urls: Sequence[Sequence[str]], rank: int) -> list[str]:
-        return list(urls[rank - rank % self.launch.tensor_parallel])
+        return list(urls[rank - rank % self._span])
+
+    @property
+    def _span(self) -> int:
+        """Return how many neighbouring ranks share an engine; only the first of a tensor-parallel group samples."""
+        return lcm(self.launch.tensor_parallel, self._runtime.tensor_parallel)
 
     def _transport(self) -> Transport:
         return TensorTransport(self._runtime.device)

@@ -1,0 +1,158 @@
+"""What the ranks of a run decide together about their servers; here each rank is a thread, and nothing needs SGLang."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from rlkit.engines import SGLangEngine, SGLangServer
+from rlkit.engines.sglang.node import Node
+from rlkit.engines.sglang.process import Launch
+from rlkit.engines.sglang.push import Mismatch, Push
+from rlkit.engines.sglang.states import State
+from rlkit.engines.sglang.weight_check import TOLERANCES
+from rlkit.errors import EngineError
+
+RANKS, TENSOR_PARALLEL = 4, 2
+PATIENCE = 20.0
+"""Seconds after which a rank that the others have left alone fails."""
+
+
+class Group:
+    """Ranks that exchange values; each must be a thread of its own."""
+
+    def __init__(self, size: int) -> None:
+        self.barrier, self.values = threading.Barrier(size, timeout=PATIENCE), [None] * size
+
+    def gather(self, place: int, value: Any) -> list[Any]:
+        self.values[place] = value
+        self.barrier.wait()
+        found = list(self.values)
+        self.barrier.wait()
+        return found
+
+
+class World:
+    """Four ranks in two tensor-parallel groups, and the runtime of each."""
+
+    def __init__(self) -> None:
+        self.all, self.pairs = Group(RANKS), [Group(TENSOR_PARALLEL) for _ in range(RANKS // TENSOR_PARALLEL)]
+
+    def runtime(self, rank: int) -> Any:
+        pair, place = self.pairs[rank // TENSOR_PARALLEL], rank % TENSOR_PARALLEL
+        return SimpleNamespace(
+            device=torch.device("cpu"),
+            tensor_parallel=TENSOR_PARALLEL,
+            gather_world=lambda value: self.all.gather(rank, value),
+            broadcast_tp=lambda value: pair.gather(place, value)[0],
+        )
+
+    def run(self, work: Callable[[int, Any], Any]) -> list[Any]:
+        """Return what a function returns, or raises, on every rank."""
+        found: list[Any] = [None] * RANKS
+
+        def one(rank: int) -> None:
+            try:
+                found[rank] = work(rank, self.runtime(rank))
+            except Exception as error:
+                found[rank] = error
+
+        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(RANKS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return found
+
+
+class Pushes(Push):
+    """Pushes nothing, and notes whether the base was to be pushed."""
+
+    def __init__(self, error: EngineError | None = None) -> None:
+        super().__init__(SimpleNamespace(), torch.float32, TOLERANCES[torch.float32])  # type: ignore[arg-type]
+        self.bases: list[bool] = []
+        self.error = error
+
+    async def push(
+        self, stream: Any, nodes: Any, label: str, expected: Any, base: bool = True
+    ) -> dict[Node, EngineError]:
+        self.bases.append(base)
+        return {} if self.error is None else dict.fromkeys(nodes, self.error)
+
+    async def diagnose(self, stream: Any, wrong: Any, label: str, expected: Any) -> EngineError | None:
+        return next(iter(wrong.values()), None)
+
+
+def engine_of(rank: int, runtime: Any, push: Push) -> SGLangServer:
+    """Return the engine of a rank; the first alone has a server, which has no weights yet."""
+    engine = SGLangServer(launch=Launch(adapter_only=True), check_weights=False)
+    engine._runtime, engine._push, engine._run = runtime, push, "run"
+    node = Node("http://127.0.0.1:1", engine.retry)
+    engine._own = [node] if rank == 0 else []
+    return engine
+
+
+def test_all_ranks_read_the_base_where_one_server_needs_it() -> None:
+    """Ranks 1 and 3 have no data-parallel peer with a server; they must read the stream all the same."""
+
+    def work(rank: int, runtime: Any) -> list[bool]:
+        push = Pushes()
+        engine = engine_of(rank, runtime, push)
+        for version, state in enumerate((State.COLD, State.READY)):
+            for node in engine._own:
+                node.state = state
+            asyncio.run(engine.sync(SimpleNamespace(), version))  # type: ignore[arg-type]
+        return push.bases
+
+    assert World().run(work) == [[True, False]] * RANKS
+
+
+@pytest.mark.parametrize("error", [Mismatch("wrong weights"), EngineError("it never came up")])
+def test_all_ranks_fail_with_a_server_of_one(error: EngineError) -> None:
+    def work(rank: int, runtime: Any) -> None:
+        asyncio.run(engine_of(rank, runtime, Pushes(error)).sync(SimpleNamespace(), 0))  # type: ignore[arg-type]
+
+    first, *others = World().run(work)
+    assert first is error
+    assert all("another rank" in str(other) for other in others)
+
+
+def test_a_tensor_parallel_group_asks_the_policy_about_the_rows_of_its_first_rank() -> None:
+    asked: dict[int, Any] = {}
+
+    def work(rank: int, runtime: Any) -> None:
+        async def generate(body: Any, deadline: float) -> dict[str, Any]:
+            return {"output_ids": [7, 8], "meta_info": {"output_token_logprobs": [[0.0, 7, None], [0.0, 8, None]]}}
+
+        def ask(rows: Any) -> list[torch.Tensor]:
+            asked[rank] = rows
+            return [torch.zeros(len(row), 10) for row in rows]
+
+        push = Push(SimpleNamespace(), torch.float32, TOLERANCES[torch.float32], False, runtime.broadcast_tp)  # type: ignore[arg-type]
+        nodes: Any = [SimpleNamespace(generate=generate, url="")] if rank == 0 else []
+        assert not asyncio.run(push.try_canary(nodes, [1, 2, 3], ask))
+
+    assert World().run(work) == [None] * RANKS
+    assert asked == {0: [[1, 2, 3, 7, 8]], 1: [[1, 2, 3, 7, 8]], 2: [[1, 2, 3]], 3: [[1, 2, 3]]}
+
+
+@pytest.mark.parametrize(("engine_ranks", "first"), [(1, [0, 0, 2, 2]), (2, [0, 0, 2, 2]), (4, [0, 0, 0, 0])])
+def test_engines_are_started_where_somebody_samples(
+    engine_ranks: int, first: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the first rank of a tensor-parallel group; the others would have a server that nobody asks."""
+    monkeypatch.setattr("rlkit.engines.sglang.engine.require_sglang", lambda: None)
+    monkeypatch.setattr(SGLangEngine, "_launched", lambda self, gpu: gpu)
+    urls = []
+    for rank in range(RANKS):
+        engine = SGLangEngine(Launch(tensor_parallel=engine_ranks))
+        engine._runtime = World().runtime(rank)
+        engine._runtime.device = torch.device("cuda", rank)
+        urls.append([str(gpu) for gpu in engine._start(rank)])
+    assert [engine._mine(urls, rank) for rank in range(RANKS)] == [[str(gpu)] for gpu in first]
