@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from rlkit import sections
 from rlkit.cli.main import main
 from rlkit.distributed.fsdp2 import blocks, make_fabric
-from rlkit.engines.sglang.weight_check import ask_policy
+from rlkit.engines.server.weight_check import ask_policy
 from rlkit.models.actor import Actor
 from rlkit.models.load import load_policy
 from rlkit.models.lora import base_model

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from rlkit.engines import SGLangEngine, SGLangServer
-from rlkit.engines.sglang.node import Node
+from rlkit.engines.server.node import Node
 from rlkit.engines.sglang.process import Launch
-from rlkit.engines.sglang.push import Mismatch, Push
-from rlkit.engines.sglang.states import State
-from rlkit.engines.sglang.weight_check import TOLERANCES
+from rlkit.engines.server.push import Mismatch, Push
+from rlkit.engines.server.states import State
+from rlkit.engines.server.weight_check import TOLERANCES
 from rlkit.errors import EngineError
 
 RANKS, TENSOR_PARALLEL = 4, 2
