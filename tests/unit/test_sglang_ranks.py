@@ -13,10 +13,10 @@ import torch
 
 from rlkit.engines import SGLangEngine, SGLangServer
 from rlkit.engines.server.node import Node
-from rlkit.engines.sglang.process import Launch
 from rlkit.engines.server.push import Mismatch, Push
 from rlkit.engines.server.states import State
 from rlkit.engines.server.weight_check import TOLERANCES
+from rlkit.engines.sglang.process import Launch
 from rlkit.errors import EngineError
 
 RANKS, TENSOR_PARALLEL = 4, 2
