@@ -26,6 +26,11 @@ class RolloutEngine(ABC):
     """Tokens of the model's context that it cannot fill; the run's context, and every limit, is that much less."""
 
     @property
+    def capacity(self) -> int | None:
+        """Return how many conversations it can hold at once, on this rank; None for any number."""
+        return None
+
+    @property
     def environment(self) -> Mapping[str, str]:
         """Return variables that the trainer's processes need before their first collective; set ones are kept."""
         return {}

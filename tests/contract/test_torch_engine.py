@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import cache
 from types import SimpleNamespace
@@ -266,6 +268,78 @@ def test_a_failure_reaches_everyone_who_waits() -> None:
         with pytest.raises(EngineError, match="RuntimeError: out of memory"):
             ask(engine, [request(PROMPTS[0]), request(PROMPTS[1])])
     assert ask(engine, [request(PROMPTS[0])])[0].tokens  # and the engine works again
+
+
+def test_a_prompt_pass_that_fails_reaches_the_requests_that_it_was_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = bound("qwen2")
+    monkeypatch.setattr(Decoder, "admit", lambda *_: int("x"))
+    with pytest.raises(EngineError, match="TorchEngine failed with ValueError: invalid literal"):
+        ask(engine, [request(PROMPTS[0])])
+
+
+class Gate:
+    """Holds the decode step in progress until it is opened; remembers the threads of all steps."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+        self.entered, self.opened = threading.Event(), threading.Event()
+        self.threads: list[str] = []
+        plain = Decoder.step
+
+        def held(decoder: Decoder, tokens: torch.Tensor) -> torch.Tensor:
+            self.threads.append(threading.current_thread().name)
+            if len(self.threads) == step:
+                self.entered.set()
+                assert self.opened.wait(30)
+            return plain(decoder, tokens)
+
+        monkeypatch.setattr(Decoder, "step", held)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+def test_the_event_loop_goes_on_while_a_step_decodes_and_a_sync_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third step is held meanwhile: its token is of the old version, the next one of the new."""
+    [expected] = ask(bound("qwen2"), [request(PROMPTS[0])])
+    engine = bound("qwen2")
+    gate = Gate(monkeypatch, step=3)
+
+    async def rollout() -> Completion:
+        answer = asyncio.create_task(engine.generate(request(PROMPTS[0])))
+        await until(gate.entered.is_set)
+        synced = asyncio.create_task(engine.sync(None, 7))  # type: ignore[arg-type]
+        await asyncio.sleep(0.05)  # the loop is not blocked
+        assert not synced.done()
+        assert engine.version == 0
+        gate.opened.set()
+        await synced
+        return await answer
+
+    found = asyncio.run(rollout())
+    assert (found.tokens, found.logps) == (expected.tokens, expected.logps)
+    assert found.versions == [0] * 4 + [7] * 20  # of the prompt's pass and of three steps
+    assert {name.rpartition("_")[0] for name in gate.threads} == {"rlkit-decode"}
+
+
+def test_cancelled_requests_end_the_decoding_and_awake_waits_for_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = bound("qwen2")
+    gate = Gate(monkeypatch, step=2)
+
+    async def rollout() -> None:
+        answer = asyncio.create_task(engine.generate(request(PROMPTS[0])))
+        await until(gate.entered.is_set)
+        answer.cancel()
+        await asyncio.wait((answer,))
+        threading.Timer(0.1, gate.opened.set).start()
+
+    with engine.awake():
+        asyncio.run(rollout())
+    assert gate.opened.is_set()
+    assert len(gate.threads) == 2
+    assert len(ask(engine, [request(PROMPTS[0])])[0].tokens) == 24
+    engine.close()
 
 
 def test_the_cache_reclaims_columns_of_rows_that_are_gone() -> None:
