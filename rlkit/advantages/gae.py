@@ -14,8 +14,8 @@ from rlkit.types import Batch
 class GAE(AdvantageEstimator):
     """A_t = sum of (gamma lam)^l delta_(t+l) with delta_t = r_t + gamma V_(t+1) - V_t, whitened over the whole batch.
 
-    Source: Schulman et al. 2015 (arXiv:1506.02438), equation 16. Tokens that the policy did not choose are passed
-    over. `returns` are A + V before the whitening.
+    Source: Schulman et al. 2015 (arXiv:1506.02438), equation 16. Tokens that the policy did not choose are
+    skipped. `returns` are A + V before the whitening.
 
     Args:
         gamma: Discount from one chosen token to the next.

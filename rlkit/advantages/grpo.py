@@ -14,7 +14,7 @@ class GRPO(AdvantageEstimator):
     """A = (R - mean of the group) / (std of the group + eps), the same for every token of a trajectory.
 
     Source: Shao et al. 2024 (arXiv:2402.03300), section 4.1.2; without the division by the sample standard deviation
-    it is Dr. GRPO's (Liu et al. 2025, arXiv:2503.20783). A group of equal rewards, or of one, gives exactly 0.
+    it is Dr. GRPO's (Liu et al. 2025, arXiv:2503.20783). Exactly 0 for a group of equal rewards or of one.
 
     Args:
         scale_by_std: Divide by the group's sample standard deviation.

@@ -12,7 +12,7 @@ from rlkit.types import Batch
 class MaxRL(AdvantageEstimator):
     """A = (R - mean of the group) / mean of the group, and 0 where that mean is not positive.
 
-    Source: Tajwar et al. 2026 (arXiv:2602.02710). A group of equal rewards, or of one, gives 0.
+    Source: Tajwar et al. 2026 (arXiv:2602.02710). 0 for a group of equal rewards or of one.
     """
 
     needs: ClassVar[Needs] = Needs.GROUPS

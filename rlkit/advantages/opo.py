@@ -14,7 +14,7 @@ from rlkit.types import Batch
 class OPO(AdvantageEstimator):
     """A = R - b with the group's mean reward weighted by length, b = sum of L R / sum of L.
 
-    Source: Hao et al. 2025 (arXiv:2505.23585). A group of equal rewards, or of one, gives 0.
+    Source: Hao et al. 2025 (arXiv:2505.23585). 0 for a group of equal rewards or of one.
     """
 
     needs: ClassVar[Needs] = Needs.GROUPS

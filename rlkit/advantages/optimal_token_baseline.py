@@ -16,8 +16,8 @@ class OptimalTokenBaseline(AdvantageEstimator):
     """A_t = G_t - b_t, with b_t the group's mean return at its t-th chosen token, weighted by gradient energy.
 
     w_t = 1 - 2 pi_t + sum of pi^2 (times the squared importance weight, if there is one), W_t = w_1 + ... + w_t,
-    b_t = sum of G_t W_t / (sum of W_t + 1e-8) over the group. Where only one trajectory is that long, b_t is 0; so it
-    is for a group of one, whose advantage is then the return: such groups get 0, as everywhere.
+    b_t = sum of G_t W_t / (sum of W_t + 1e-8) over the group. Where only one trajectory is that long, b_t is 0; the
+    advantage of a group of one, which would then be the return, is 0, as with the other estimators.
 
     Source: verl's `optimal_token_baseline` and `tir_optimal_token_baseline` (which counts chosen tokens, as here).
     """
@@ -46,7 +46,7 @@ class OptimalTokenBaseline(AdvantageEstimator):
 
 
 def _baseline(returns: Tensor, cumulative: Tensor, place: Tensor, mask: Tensor) -> Tensor:
-    """Return the baseline [N,T] of one group, all rows aligned by how many tokens were chosen before."""
+    """Return the baseline [N,T] of one group, with rows aligned by their chosen tokens."""
     zeros = returns.new_zeros(returns.shape[1])
     index = place[mask]
     weighted = zeros.scatter_add(0, index, (returns * cumulative)[mask])

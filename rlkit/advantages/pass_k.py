@@ -12,7 +12,7 @@ from rlkit.types import Batch
 
 
 class PassK(AdvantageEstimator):
-    """The best sample of a group gets its lead over the second best, all others 0; a tie for best gives 0 to all.
+    """A = R - the group's second best reward for the best sample of a group, else 0; 0 for all if the best are tied.
 
     Source: verl's `grpo_passk`, after Tang et al. 2025 (arXiv:2503.19595).
 

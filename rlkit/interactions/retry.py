@@ -1,4 +1,4 @@
-"""A user who says whether the answer is right, and lets the policy try again."""
+"""A user who checks the answer and lets the policy try again."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class Retry(Interaction):
-    """Compares the final answer with the prompt's; a wrong one may be mended.
+    """Compares the final answer with the prompt's; a wrong one may be corrected.
 
     Args:
         tries: How often the policy may try again.
-        text: What it is told then.
+        text: The message after a wrong answer.
         penalty: Taken off the reward for each wrong answer.
     """
 
@@ -42,17 +42,17 @@ class Retry(Interaction):
         state["left"] = self.tries
 
     async def reply(self, messages: Sequence[Message], state: State) -> Reply:
-        given, _ = final_answer(messages[-1]["content"])
-        if given is not None and state["answer"] is not None and await self._is_right(given, state["answer"]):
+        answer, _ = final_answer(messages[-1]["content"])
+        if answer is not None and state["answer"] is not None and await self._is_right(answer, state["answer"]):
             return Reply([], done=True)
         state["left"] -= 1
         return Reply([{"role": "user", "content": self.text}], done=state["left"] < 0, reward=-self.penalty)
 
-    async def _is_right(self, given: str, expected: str) -> bool:
+    async def _is_right(self, answer: str, expected: str) -> bool:
         """Compare in a worker; an answer that cannot be compared is wrong, unless the reference cannot be either."""
         try:
-            return bool(await self._work(_same, (given, expected), self.timeout))
-        except Exception:  # whatever the runtime raises for work that failed; the next line raises its own
+            return bool(await self._work(_same, (answer, expected), self.timeout))
+        except Exception:  # whatever the runtime raises for failed work; the next line raises its own error
             await self._work(_same, (expected, expected), self.timeout)
             return False
 

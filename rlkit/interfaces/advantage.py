@@ -1,4 +1,4 @@
-"""The interface of an advantage estimator: from rewards to credit for each token."""
+"""The interface of advantage estimators: from rewards to an advantage for each token."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ class AdvantageEstimator(ABC):
 
     needs: ClassVar[Needs] = Needs.NOTHING
     formula: ClassVar[str] = "see its documentation"
-    """What `explain` gives, with the constructor's options by name."""
+    """The objective as `rlkit explain` shows it, with the constructor's options as `{name}`."""
     reduce: Callable[[Tensor], Tensor] = staticmethod(lambda x: x)
-    """Sums a tensor over all ranks: for statistics of the whole batch. A group never straddles ranks."""
+    """Sums a tensor over all ranks, for statistics of the whole batch. A group is always on one rank."""
 
     def bind(self, runtime: Runtime) -> None:
-        """Receive what exists only once the run does."""
+        """Store what needs the run: called once process group, device and models exist."""
         self.reduce = runtime.reduce
 
     def explain(self) -> str:
-        """Return the formula in force, the options filled in."""
+        """Return the formula with the options filled in."""
         return self.formula.format(**vars(self))
 
     @abstractmethod
     def estimate(self, batch: Batch) -> None:
-        """Write the advantages into the batch; reads `token_rewards`, `mask` and `group`."""
+        """Write the advantages into the batch; read from `token_rewards`, `mask` and `group`."""

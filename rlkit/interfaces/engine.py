@@ -1,4 +1,4 @@
-"""The interface of a rollout engine: token ids in, token ids with log-probs out."""
+"""The interface of rollout engines: token ids in, token ids with log-probs out."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 
 class RolloutEngine(ABC):
-    """Continues token ids. The caller asks for one request at a time; batching is the engine's business.
+    """Continues token ids. The caller sends one request at a time; the engine batches them.
 
     Constructors store options; models and servers are touched in `bind` and later.
     """
 
     reads_policy: bool = False
-    """Whether it samples from the trainer's own weights, which then have to stay on the device."""
+    """Whether it samples from the trainer's own weights, which then stay on the device."""
 
     reserved: int = 0
-    """Tokens of the model's context that it cannot fill; the run's context, and every limit, is that much less."""
+    """Tokens of the model's context that the engine cannot use; subtracted from the run's context and its limits."""
 
     @property
     def capacity(self) -> int | None:
@@ -32,15 +32,15 @@ class RolloutEngine(ABC):
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """Return variables that the trainer's processes need before their first collective; set ones are kept."""
+        """Return environment variables that ranks need before their first collective; those already set are kept."""
         return {}
 
     @abstractmethod
     def bind(self, runtime: Runtime) -> None:
-        """Receive the tokenizer, the policy and the device.
+        """Connect to the run: tokenizer, policy, device.
 
         Raises:
-            EngineError: The engine cannot serve this run; the message says what to choose instead.
+            EngineError: The engine cannot serve this run; the message names the alternative.
         """
 
     @abstractmethod
@@ -50,32 +50,32 @@ class RolloutEngine(ABC):
         `Completion.logps` are those of `log_softmax(logits / temperature)`, and a stop id is part of the tokens.
 
         Raises:
-            RolloutError: This request failed; others may go on.
+            RolloutError: This request failed; others are not affected.
             TimeoutError: The request's deadline passed.
-            EngineError: The engine failed and the run cannot go on.
+            EngineError: The engine failed and the run cannot continue.
         """
 
     @abstractmethod
     async def sync(self, stream: WeightStream, version: int) -> None:
-        """Take the policy's weights; completions sampled afterwards carry this version."""
+        """Load the policy's weights; completions sampled afterwards carry this version."""
 
     @property
     def needs_weights(self) -> bool:
-        """Whether it must be synced again before it samples on: it gave up the weights' memory, or lost them.
+        """Whether weights must be synced before more is sampled: their memory was released, or they were lost.
 
-        The run looks before and while it samples, and syncs the engines of all ranks together if any needs it.
+        Checked before and during rollouts; the engines of all ranks are synced together if any needs it.
         """
         return False
 
     def awake(self) -> AbstractContextManager[None]:
-        """Hold the engine's memory while sampling; an engine that shares a device may give it back outside.
+        """Keep the engine's memory allocated while sampling; an engine that shares a device may release it outside.
 
-        All ranks enter it together, and none samples any more when one leaves.
+        All ranks enter it together, and leave it only once no rank samples any more.
         """
         return nullcontext()
 
     def health(self) -> dict[str, float]:
-        """Return gauges to log with the step; the run logs the largest of all ranks, so let more be worse."""
+        """Return gauges to log with the step; the maximum over all ranks is logged, so larger should mean worse."""
         return {}
 
     def close(self) -> None:

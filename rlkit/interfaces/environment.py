@@ -1,4 +1,4 @@
-"""The interface of an environment: a text game, or anything else that answers actions with observations."""
+"""The interface of environments: a text game, or anything else that maps actions to observations."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class Observation(NamedTuple):
-    """What an action leads to.
+    """The result of an action.
 
     Args:
-        text: What the policy reads.
+        text: The text that the policy reads.
         reward: The reward of the action, at the last token of its turn.
         done: Whether the episode is over.
     """
@@ -29,7 +29,7 @@ class Observation(NamedTuple):
 class Environment(ABC):
     """Plays one episode a conversation: an observation is a user's message, the policy's turn is the action.
 
-    All samples of a prompt get the same seed, so that they play the same game. Methods are coroutines of the
+    All samples of a prompt have the same seed, so that they play the same game. Methods are coroutines of the
     trainer's event loop. One that raises or takes longer than `timeout` ends its conversation with an error.
     """
 
@@ -37,15 +37,15 @@ class Environment(ABC):
     """Seconds for one step."""
 
     def bind(self, runtime: Runtime) -> None:
-        """Receive what exists only once the run does."""
+        """Store what needs the run: called once process group, device and models exist."""
 
     @abstractmethod
     async def reset(self, prompt: Prompt, seed: int, state: State) -> str:
-        """Begin an episode in an empty state; give the first observation, which follows the prompt's messages."""
+        """Start an episode in an empty state; return the first observation, which follows the prompt's messages."""
 
     @abstractmethod
     async def step(self, action: str, state: State) -> Observation:
-        """Answer the policy's turn."""
+        """Return the observation that follows the policy's turn."""
 
     async def close(self, state: State) -> None:
         """Free what the episode holds; always called once."""

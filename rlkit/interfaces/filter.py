@@ -1,4 +1,4 @@
-"""The interface of a filter: which groups are worth learning from."""
+"""The interface of group filters: which groups to train on."""
 
 from __future__ import annotations
 
@@ -18,4 +18,4 @@ class GroupFilter(ABC):
 
     @abstractmethod
     def keep(self, group: Sequence[Trajectory]) -> bool:
-        """Whether the policy shall learn from this group; all its scores have a reward."""
+        """Whether to train on this group; all its scores have a reward."""

@@ -1,4 +1,4 @@
-"""The interface of an interaction: a simulated user who answers the policy."""
+"""The interface of interactions: a simulated user who replies to the policy."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class Reply(NamedTuple):
-    """What the user says to a turn.
+    """The user's reply to a turn.
 
     Args:
-        messages: What the policy is told, as chat messages; none end the conversation.
+        messages: Chat messages for the policy; an empty list ends the conversation.
         done: Whether the conversation is over.
         reward: The reward of the policy's turn.
     """
@@ -28,7 +28,7 @@ class Reply(NamedTuple):
 
 
 class Interaction(ABC):
-    """Answers the policy's turns, so that a policy can be trained on feedback; many conversations share it.
+    """Replies to the policy's turns, to train on feedback; one instance serves many conversations.
 
     Methods are coroutines of the trainer's event loop. One that raises or takes longer than `timeout` ends its
     conversation with an error.
@@ -38,14 +38,14 @@ class Interaction(ABC):
     """Seconds for one reply."""
 
     def bind(self, runtime: Runtime) -> None:
-        """Receive what exists only once the run does."""
+        """Store what needs the run: called once process group, device and models exist."""
 
     async def start(self, prompt: Prompt, state: State) -> None:
         """Prepare one conversation's state."""
 
     @abstractmethod
     async def reply(self, messages: Sequence[Message], state: State) -> Reply:
-        """Answer the last of the messages, which is the policy's."""
+        """Reply to the last of the messages, which is the policy's."""
 
     async def finish(self, state: State) -> None:
         """Free what the conversation holds; always called once."""

@@ -1,4 +1,4 @@
-"""The interface of a policy loss."""
+"""The interface of policy losses."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ if TYPE_CHECKING:
 
 
 class PolicyLoss(ABC):
-    """Returns a loss for every token; it never divides: the loop weighs tokens by global counts.
+    """Returns a loss for every token, not reduced: the training loop weights tokens by global counts.
 
     `aggregation` is the mode of `rlkit.ops.aggregate.weights` that the loss was published with; a recipe's
-    `train.aggregation` overrides it. The loop multiplies by `batch.correction_weights`, unless the loss does so itself
-    and says `applies_correction`. A loss that treats some tokens of the mini-batch apart says `selects`.
+    `train.aggregation` overrides it. The training loop multiplies by `batch.correction_weights` unless
+    `applies_correction` is set: the loss does so itself. `selects` marks a loss that treats chosen tokens apart.
     """
 
     aggregation: ClassVar[Aggregation] = "token_mean"
     applies_correction: ClassVar[bool] = False
     selects: ClassVar[bool] = False
     formula: ClassVar[str] = "see its documentation"
-    """What `explain` gives, with the constructor's options by name."""
+    """The objective as `rlkit explain` shows it, with the constructor's options as `{name}`."""
     reduce: Callable[[Tensor], Tensor] = staticmethod(lambda x: x)
     """Sums a tensor over all ranks."""
     gather: Callable[[Tensor], Tensor] = staticmethod(lambda x: x)
     """Concatenates a vector of any length over all ranks."""
 
     def bind(self, runtime: Runtime) -> None:
-        """Receive what exists only once the run does."""
+        """Store what needs the run: called once process group, device and models exist."""
         self.reduce = runtime.reduce
         self.gather = runtime.gather
 
     def explain(self) -> str:
-        """Return the formula in force, the options filled in."""
+        """Return the formula with the options filled in."""
         return self.formula.format(**vars(self))
 
     @abstractmethod
@@ -51,4 +51,4 @@ class PolicyLoss(ABC):
 
         Called once a mini-batch, on every rank, with the current log-probs [B,T] and no gradient, if `selects`.
         """
-        raise NotImplementedError(f"{type(self).__name__} says that it selects tokens, but has no `select`")
+        raise NotImplementedError(f"{type(self).__name__} has `selects = True`, but no `select` method")

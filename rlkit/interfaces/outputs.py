@@ -1,6 +1,6 @@
-"""What parts of each kind must return: shared by the contracts for plugins' tests and by a run.
+"""Checks of what parts return, shared by a run and by the contracts for plugins' tests.
 
-Each function returns what is wrong, to follow the part's name in a message, or None.
+Each function returns what is wrong, phrased to follow the part's name in a message, or None.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rlkit.errors import show
 from rlkit.types import Batch, Completion, LossOutput, Prompt, Request, StopReason
 
 ROUNDING = 1e-3
-"""A log-prob of about 0 may come out above it by this much in half precision."""
+"""In half precision, a log-prob of about 0 may exceed 0 by this much."""
 
 
 def of_estimator(batch: Batch) -> str | None:
@@ -28,33 +28,33 @@ def of_estimator(batch: Batch) -> str | None:
         expected = tuple(batch.mask.shape)
         if not isinstance(value, torch.Tensor) or tuple(value.shape) != expected:
             given = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"type {type(value).__name__}"
-            return f"gave batch.{name} of {given}, expected a tensor of shape {expected}"
+            return f"wrote batch.{name} of {given}, expected a tensor of shape {expected}"
         if value.dtype != torch.float32 or not bool(value[batch.mask].isfinite().all()):
             rewards = [round(reward, 4) for reward in batch.rewards[:8].tolist()]
             broken = "" if value.dtype != torch.float32 else f" that are not finite ({_first_odd(value[batch.mask])})"
-            return f"gave {name} of {value.dtype}{broken} for rewards {rewards}, expected finite float32"
+            return f"wrote {name} of {value.dtype}{broken} for rewards {rewards}, expected finite float32"
     if not bool((batch.advantages[~batch.mask] == 0).all()):
-        return "gave advantages outside the mask, expected 0 there"
+        return "wrote advantages outside the mask, expected 0 there"
     return None
 
 
 def of_loss(out: object, mask: torch.Tensor) -> str | None:
     """Check a loss's output: a `LossOutput` with a floating-point loss [B,T] and metrics of one number each."""
     if not isinstance(out, LossOutput) or not isinstance(out.per_token, torch.Tensor):
-        return f"gave {show(out)}, expected a LossOutput of shape {tuple(mask.shape)}"
+        return f"returned {show(out)}, expected a LossOutput of shape {tuple(mask.shape)}"
     if out.per_token.shape != mask.shape:
         return (
-            f"gave a loss of shape {tuple(out.per_token.shape)}, expected a LossOutput of shape {tuple(mask.shape)}, "
-            "one for every token"
+            f"returned a loss of shape {tuple(out.per_token.shape)}, "
+            f"expected a LossOutput of shape {tuple(mask.shape)}, one for every token"
         )
     if not out.per_token.is_floating_point():
-        return f"gave a loss of {out.per_token.dtype}, expected float32"
+        return f"returned a loss of {out.per_token.dtype}, expected float32"
     if not isinstance(out.metrics, Mapping):
-        return f"gave metrics {show(out.metrics)}, expected tensors by name"
+        return f"returned metrics {show(out.metrics)}, expected tensors by name"
     for name, value in out.metrics.items():
         if not isinstance(value, torch.Tensor) or value.numel() != 1:
             given = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else show(value)
-            return f"gave the metric {name!r} as {given}, expected a tensor of one number"
+            return f"returned the metric {name!r} as {given}, expected a tensor of one number"
     return None
 
 
@@ -67,26 +67,26 @@ def of_selection(selected: object, mask: torch.Tensor) -> str | None:
 
 
 def of_filter(kept: object) -> str | None:
-    """Check a filter's answer: True or False."""
-    return None if isinstance(kept, bool) else f"gave {show(kept)} for a group, expected True or False"
+    """Check the result of a filter: True or False."""
+    return None if isinstance(kept, bool) else f"returned {show(kept)} for a group, expected True or False"
 
 
 def of_task(prompt: object) -> str | None:
     """Check a prompt: an id, and messages with role and content."""
     if not isinstance(prompt, Prompt) or not isinstance(prompt.id, str):
-        return f"gave {show(prompt)}, expected a Prompt with an id"
+        return f"returned {show(prompt)}, expected a Prompt with an id"
     fine = isinstance(prompt.messages, list) and prompt.messages
     if not fine or any(not isinstance(m, Mapping) or not {"role", "content"} <= set(m) for m in prompt.messages):
-        return f"gave the messages {show(prompt.messages)}, expected messages with role and content"
+        return f"returned the messages {show(prompt.messages)}, expected messages with role and content"
     if not isinstance(prompt.meta, Mapping):
-        return f"gave the meta {show(prompt.meta)}, expected values by name"
+        return f"returned the meta {show(prompt.meta)}, expected values by name"
     return None
 
 
 def of_engine(answer: object, request: Request, version: int, stop_ids: Collection[int]) -> str | None:
     """Check a completion: tokens within the budget, each with a log-prob and the version of the last sync."""
     if not isinstance(answer, Completion):
-        return f"gave {show(answer)}, expected a Completion"
+        return f"returned {show(answer)}, expected a Completion"
     count = len(answer.tokens)
     if not 1 <= count <= request.sampling.max_tokens:
         expected = f"1 to max_tokens = {request.sampling.max_tokens} tokens"
@@ -100,7 +100,7 @@ def of_engine(answer: object, request: Request, version: int, stop_ids: Collecti
         expected = "the stop id among the tokens, as the last"
     else:
         return None
-    return f"gave {show(answer)}, expected {expected}"
+    return f"returned {show(answer)}, expected {expected}"
 
 
 def _first_odd(values: torch.Tensor) -> float:

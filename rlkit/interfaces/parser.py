@@ -1,4 +1,4 @@
-"""The interface of a tool-call parser: from what the policy wrote to the calls that it made."""
+"""The interface of tool-call parsers: from the policy's text to its calls."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class ParsedTurn:
     """A turn of the policy.
 
     Args:
-        text: What it said besides its calls.
-        calls: Its calls, in order.
+        text: The text besides the calls.
+        calls: The calls, in order.
     """
 
     text: str

@@ -1,4 +1,4 @@
-"""The interface of a reward: from a finished conversation to a number."""
+"""The interface of rewards: from a finished conversation to a number."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ if TYPE_CHECKING:
 
 
 OnError = Literal["drop", "retry", "raise"]
-"""What becomes of a group in which a reward failed."""
+"""What happens to a group in which a reward failed."""
 
 
 class RewardManager(ABC):
-    """Scores the samples of one prompt together, in the trainer's process, without blocking it.
+    """Scores the samples of one prompt together, in the trainer's process, without blocking.
 
-    This is the form for rewards that wait (a service), that need the run's device, or that combine other rewards.
-    Plain code belongs in a `RewardFunction`, which runs where it can be killed.
+    Subclass it for rewards that await a service, need the run's device, or combine other rewards. Plain code belongs
+    in a `RewardFunction`, which runs in a process that can be killed.
 
-    `timeout` is in seconds, from the start of the work. `on_error` says what becomes of the prompt's group when a
-    score fails after that: `drop` leaves it out of the step, `retry` max_refills once more and then drops, `raise` ends
-    the run. Failures are counted in every case and never become a reward of 0.
+    `timeout` is in seconds, from the start of the work. `on_error` is what happens to the prompt's group when a score
+    fails: `drop` leaves the group out of the step, `retry` scores once more and then drops, `raise` ends the run.
+    Failures are counted in every case and never become a reward of 0.
     """
 
     timeout: float = 60.0
     on_error: OnError = "drop"
     concurrency: int | None = None
-    """How many calls of a `RewardFunction` may run at once; None takes the machine's number of CPUs."""
+    """How many calls of a `RewardFunction` may run at once; None means the machine's number of CPUs."""
     components: Sequence[str] | None = None
-    """The names of the components that scores will have, where they are known beforehand."""
+    """The names of the components of its scores; None if they are not known before a run."""
 
     def bind(self, runtime: Runtime) -> None:
-        """Receive what exists only once the run does."""
+        """Store what needs the run: called once process group, device and models exist."""
 
     @abstractmethod
     async def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
-        """Return one score per trajectory, in order. An accuracy, if there is one, is the component `accuracy`.
+        """Return one score per trajectory, in order; an accuracy is the component `accuracy`.
 
-        A call gets trajectories of exactly ONE prompt: while training all samples of its group, but for conversations
-        that failed; of a greedy answer, in validation and before a run fewer; on a retry those whose score failed.
+        All trajectories of a call belong to ONE prompt. In training they are the samples of its group, without failed
+        conversations; for greedy answers, in validation and before a run they are fewer; on a retry, those that failed.
         """
 
 
@@ -59,14 +59,13 @@ class RewardFunction(RewardManager):
 
     @abstractmethod
     def grade(self, trajectory: Trajectory) -> Score | float:
-        """Return the score. An accuracy, if there is one, is the component `accuracy`."""
+        """Return the score; an accuracy is the component `accuracy`."""
 
     def control(self, trajectory: Trajectory) -> Trajectory | None:
-        """Return an answer to the same prompt that can be graded if anything can, such as the reference's; None if
-        there is none.
+        """Return a gradable answer to the same prompt, such as the reference; None if there is none.
 
-        Where `grade` raises, hangs or dies on an answer but not on its control, the fault is the answer's: it gets
-        `ungradable`, and is counted, so that a policy cannot evade its score. Otherwise the score fails.
+        Where `grade` raises, hangs or dies on an answer but not on its control, the answer is at fault: its score
+        is `ungradable()`, and it is counted, so that a policy cannot evade its score. Otherwise the score fails.
         """
         return None
 
@@ -75,12 +74,12 @@ class RewardFunction(RewardManager):
         return Score(0.0, ungradable=True)
 
     async def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
-        """Grade here and now; a run does it in a worker instead."""
+        """Grade in this process; a run grades in a worker instead."""
         return [as_score(self.grade(trajectory)) for trajectory in trajectories]
 
 
 def as_score(value: object) -> Score:
-    """Turn what a reward gave into a score of plain floats; anything but finite numbers becomes an error."""
+    """Convert a reward's result to a score of plain floats; anything but finite numbers becomes an error."""
     score = value if isinstance(value, Score) else Score(value)  # type: ignore[arg-type]
     if score.error is not None:
         return Score(None, error=shorten(str(score.error)))
@@ -89,24 +88,24 @@ def as_score(value: object) -> Score:
         turns = None if score.turn_rewards is None else [as_number(turn) for turn in score.turn_rewards]
         return Score(as_number(score.reward), components, turns, ungradable=bool(score.ungradable))
     except Exception:  # foreign objects may raise anything
-        return Score(None, error=f"the reward gave {show(value)}, expected finite numbers")
+        return Score(None, error=f"the reward returned {show(value)}, expected finite numbers")
 
 
 def as_number(value: Any) -> float:
     """Return a number of Python, NumPy or torch as a float.
 
     Raises:
-        Exception: It is none, or not finite.
+        Exception: It is not a number, or not finite.
     """
     if not isinstance(value, Real) and callable(getattr(value, "item", None)):
         value = value.item()
     if not isinstance(value, Real) or not math.isfinite(found := float(value)):
-        raise ValueError(f"{show(value)} was given, expected a finite number")
+        raise ValueError(f"got {show(value)}, expected a finite number")
     return found
 
 
 def grade_as_data(call: tuple[RewardFunction, Trajectory]) -> dict[str, Any]:
-    """Grade a trajectory in a worker, from which only data comes back: the fields of the score."""
+    """Grade a trajectory in a worker; return the fields of the score, since a worker returns only data."""
     reward, trajectory = call
     return vars(as_score(reward.grade(trajectory)))
 

@@ -1,4 +1,4 @@
-"""What the run offers its parts: the only way a plugin reaches the trainer."""
+"""What a run offers its parts: the only access of a plugin to the trainer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class WeightStream(Protocol):
-    """All named tensors of the policy: known up front, read bucket by bucket."""
+    """All named tensors of the policy: names and shapes at once, values bucket by bucket."""
 
     @property
     def specs(self) -> Mapping[str, tuple[tuple[int, ...], torch.dtype]]:
@@ -36,7 +36,7 @@ class WeightStream(Protocol):
 
 
 class Runtime(Protocol):
-    """Given to every part's `bind` once the process group, the device and the models exist."""
+    """The argument of every part's `bind`, called once process group, device and models exist."""
 
     @property
     def tokenizer(self) -> Any:
@@ -48,7 +48,7 @@ class Runtime(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where tensors of this rank live."""
+        """The device of this rank's tensors."""
 
     @property
     def context(self) -> int:
@@ -63,7 +63,7 @@ class Runtime(Protocol):
         """How many ranks share each of the policy's matrix products; 1 without tensor parallelism."""
 
     def unsharded(self) -> AbstractContextManager[None]:
-        """Hold the policy's whole weights on this rank, so that its modules may be called; all ranks must enter."""
+        """Gather the policy's full weights on this rank, so that its modules may be called; all ranks must enter."""
 
     def autocast(self) -> AbstractContextManager[None]:
         """Return the precision context under which the trainer runs the policy."""
@@ -88,13 +88,13 @@ class Runtime(Protocol):
         """Concatenate a vector, whose length may differ, over the data-parallel group."""
 
     async def work(self, function: Callable[[Any], Any], argument: Any, timeout: float) -> Any:
-        """Run plain code in a worker process, which is killed at the deadline; function and argument are pickled.
+        """Run a function in a worker process that is killed at the deadline; function and argument are pickled.
 
-        Only data comes back: None, numbers, texts, lists (which tuples become) and dictionaries with texts as keys.
+        It may return data only: None, numbers, strings, lists (tuples become lists) and dictionaries with string keys.
 
         Raises:
-            Exception: The code raised, hung or died; the message says which.
+            Exception: The function raised, or its worker hung or died; the message names which.
         """
 
     async def score(self, reward: RewardManager, trajectories: Sequence[Trajectory]) -> list[Score]:
-        """Call a reward through the run's boundary: with its deadline, errors turned into scores."""
+        """Score trajectories with a reward under its deadline; errors become scores with `error`."""

@@ -1,4 +1,4 @@
-"""The interface of a task: where prompts come from."""
+"""The interface of tasks: the source of prompts."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Split = Literal["train", "validation"]
 
 
 class Task(ABC):
-    """Rows of data, and how a row becomes a prompt.
+    """Provides rows of data, and builds prompts from rows.
 
-    The constructor stores its options and touches no file: data is read when `rows` is called.
+    The constructor stores options and reads no file: data is read when `rows` is called.
     """
 
     @abstractmethod
     def rows(self, split: Split) -> Sequence[Mapping[str, Any]]:
-        """Return the rows of a split, indexable in any order; may load lazily.
+        """Return the rows of a split, indexable in any order; may be loaded lazily.
 
         Raises:
             RecipeError: The data is missing or not of the expected form.
@@ -27,4 +27,4 @@ class Task(ABC):
 
     @abstractmethod
     def prompt(self, row: Mapping[str, Any], index: int) -> Prompt:
-        """Turn a row into the prompt that the policy sees, with the answer that the reward sees."""
+        """Build a prompt from a row: messages for the policy, and the answer for the reward."""

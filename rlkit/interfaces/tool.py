@@ -1,4 +1,4 @@
-"""The interface of a tool: something that the policy may call while it answers."""
+"""The interface of tools, which the policy may call during a conversation."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ if TYPE_CHECKING:
     from rlkit.interfaces.runtime import Runtime
 
 State = dict[str, Any]
-"""What a tool, an interaction or an environment keeps of one conversation; each starts with an empty one."""
+"""What a tool, an interaction or an environment stores for one conversation; empty at its start."""
 
 
 class ToolReply(NamedTuple):
-    """What a call answers.
+    """The result of a call.
 
     Args:
-        text: What the policy reads.
+        text: The text that the policy reads.
         reward: The reward for having made the call, at the last token of its turn.
     """
 
@@ -25,13 +25,13 @@ class ToolReply(NamedTuple):
 
 
 class Tool(ABC):
-    """Called by the policy, in one conversation after `create` and before `release`; many conversations share it.
+    """Called by the policy: in a conversation after `create` and before `release`; one instance serves many of them.
 
     Methods are coroutines of the trainer's event loop, so they must await whatever takes time; plain code that may
     take long or hang belongs in a function under `rlkit.tool`, which runs in a process that is killed at its deadline.
-    A method that raises, or takes longer than `timeout`, costs an error message to the policy and a count.
+    When a method raises, or takes longer than `timeout`, the policy reads an error message and the failure is counted.
 
-    `name`, `description` and `parameters` (the JSON schema of the arguments, an object) are what the policy is told.
+    `name`, `description` and `parameters` (the JSON schema of the arguments, an object) are shown to the policy.
     Keyword arguments of a phase come from the row of the data: `tools: {name: {create: {...}, call: {...}}}`.
     """
 
@@ -44,14 +44,14 @@ class Tool(ABC):
     """How many calls may run at once, over all conversations; None for any number."""
 
     def bind(self, runtime: Runtime) -> None:
-        """Receive what exists only once the run does."""
+        """Store what needs the run: called once process group, device and models exist."""
 
     async def create(self, state: State, **kwargs: Any) -> None:
         """Prepare one conversation's state."""
 
     @abstractmethod
     async def call(self, arguments: dict[str, Any], state: State, **kwargs: Any) -> ToolReply | str:
-        """Answer a call whose arguments satisfy the schema."""
+        """Run a call whose arguments satisfy the schema."""
 
     async def reward(self, state: State, **kwargs: Any) -> float:
         """Return a reward for the use of the tool in the whole conversation, at its end."""

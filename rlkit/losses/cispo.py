@@ -11,13 +11,13 @@ from rlkit.types import Batch, LossOutput, PolicyOutput
 
 
 class CISPO(PolicyLoss):
-    """-sg(clip(r, 1 - clip_low, 1 + clip_high)) A logps: the weight is clipped, and no token loses its gradient.
+    """-sg(clip(r, 1 - clip_low, 1 + clip_high)) A logps: the weight is clipped, and every token keeps its gradient.
 
     Source: MiniMax 2025 (arXiv:2506.13585). The log-ratio is clamped to +-20.
 
     Args:
-        clip_low: How far below 1 the weight may fall; 1 leaves it free.
-        clip_high: How far above 1 it may rise.
+        clip_low: Lower bound of the weight, as a distance from 1; 1 is no bound.
+        clip_high: Upper bound of the weight, as a distance from 1.
     """
 
     formula: ClassVar[str] = "-sg(clip(r, 1 - {clip_low}, 1 + {clip_high})) A logp, r = exp(logp - old_logp)"

@@ -21,9 +21,9 @@ class ClipLoss(PolicyLoss):
     (arXiv:1912.09729, equation 5). The log-ratio is clamped to +-20.
 
     Args:
-        clip_low: How far below 1 the ratio may fall.
-        clip_high: How far above 1 it may rise.
-        clip_dual: Bound of the ratio where the advantage is negative, more than 1; None leaves it unbounded.
+        clip_low: Lower bound of the ratio, as a distance from 1.
+        clip_high: Upper bound of the ratio, as a distance from 1.
+        clip_dual: Upper bound of the ratio where the advantage is negative, more than 1; None is no bound.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Losses that treat the tokens apart whose log-probs and advantages covary most: they are what costs entropy."""
+"""Losses for the tokens whose log-probs and advantages covary most, which reduce entropy most."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ class _Covariance(PolicyLoss):
     selects: ClassVar[bool] = True
 
     def _covariance(self, logps: Tensor, batch: Batch) -> tuple[Tensor, float]:
-        """Return (A - mean A)(logp - mean logp) at each token [B,T], and how many tokens there are."""
+        """Return (A - mean A)(logp - mean logp) at each token [B,T], and the number of tokens."""
         assert batch.advantages is not None
         sums = [masked_sum(x.double(), batch.mask) for x in (batch.advantages, logps)]
         advantages, log_probs, tokens = self.reduce(torch.stack((*sums, batch.mask.sum().double())))
         count = tokens.clamp(min=1)
         return (batch.advantages - (advantages / count).float()) * (logps - (log_probs / count).float()), float(tokens)
 
-    def _largest(self, x: Tensor, able: Tensor, count: int) -> Tensor:
-        """Return where x [B,T] is among the `count` (at least one) largest of the able tokens of all ranks."""
-        everyone = self.gather(x[able])
-        if len(everyone) == 0:
-            return torch.zeros_like(able)
-        threshold = everyone.topk(min(max(count, 1), len(everyone))).values[-1]
+    def _largest(self, x: Tensor, eligible: Tensor, count: int) -> Tensor:
+        """Return where x [B,T] is among the `count` (at least one) largest of the eligible tokens of all ranks."""
+        values = self.gather(x[eligible])
+        if len(values) == 0:
+            return torch.zeros_like(eligible)
+        threshold = values.topk(min(max(count, 1), len(values))).values[-1]
         return x >= threshold
 
 
 class ClipCov(_Covariance):
     """The clipped loss, with 0 for a random few of the tokens whose covariance lies between two bounds.
 
-    Source: Cui et al. 2025 (arXiv:2505.22617). The tokens are chosen over the whole mini-batch, so that no split
-    matters; clipped ones are not among them.
+    Source: Cui et al. 2025 (arXiv:2505.22617). The tokens are selected over the global mini-batch, invariant
+    to its split; clipped ones are excluded.
 
     Args:
-        clip_low: How far below 1 the ratio may fall.
-        clip_high: How far above 1 it may rise.
-        fraction: How many tokens are chosen, as a share of all.
-        cov_low: The smallest covariance of a token that may be chosen.
+        clip_low: Lower bound of the ratio, as a distance from 1.
+        clip_high: Upper bound of the ratio, as a distance from 1.
+        fraction: Share of all tokens that is selected.
+        cov_low: The smallest covariance of an eligible token.
         cov_high: The largest.
     """
 
@@ -73,11 +73,11 @@ class ClipCov(_Covariance):
     def select(self, logps: Tensor, batch: Batch) -> Tensor:
         covariance, tokens = self._covariance(logps, batch)
         plain, clipped = self._both(logps, batch)
-        able = batch.mask & (clipped <= plain) & (covariance > self.cov_low) & (covariance < self.cov_high)
-        # a number for each token that depends on what was sampled there, not on where the row stands
+        eligible = batch.mask & (clipped <= plain) & (covariance > self.cov_low) & (covariance < self.cov_high)
+        # a pseudo-random number per token, from what was sampled there and not from the row's position
         bits = batch.rollout_logps.contiguous().view(torch.int32).long()
         priority = uniform(bits * 1_000_003 + batch.group[:, None], batch.tokens)
-        return able & self._largest(priority, able, int(self.fraction * tokens))
+        return eligible & self._largest(priority, eligible, int(self.fraction * tokens))
 
     def __call__(self, out: PolicyOutput, batch: Batch) -> LossOutput:
         assert batch.old_logps is not None
@@ -101,10 +101,10 @@ class ClipCov(_Covariance):
 class KLCov(_Covariance):
     """-A r, with coef |log r| added for the few tokens of the largest covariance.
 
-    Source: Cui et al. 2025 (arXiv:2505.22617). The tokens are chosen over the whole mini-batch.
+    Source: Cui et al. 2025 (arXiv:2505.22617). The tokens are selected over the global mini-batch.
 
     Args:
-        fraction: How many tokens are chosen, as a share of all.
+        fraction: Share of all tokens that is selected.
         coef: The weight of the penalty.
     """
 

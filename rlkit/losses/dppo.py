@@ -18,7 +18,7 @@ class DPPO(PolicyLoss):
     """-A sg(min(r, cap)) logps, where the token's divergence from the old policy is within bounds, else 0.
 
     The divergence is of the distribution {this token, all others}: total variation (the difference of probabilities)
-    or Kullback-Leibler. Only steps that lead further away are bounded.
+    or Kullback-Leibler. Only updates that increase it are bounded.
 
     Source: Qi et al. 2026 (arXiv:2602.04879).
 

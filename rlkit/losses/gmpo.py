@@ -17,11 +17,11 @@ class GMPO(PolicyLoss):
     """-A r with r the geometric mean of the sequence's clipped ratios, A the mean of its advantages.
 
     Source: Zhao et al. 2025 (arXiv:2507.20673). Each token carries its sequence's loss, so that the mean over
-    sequences of token means is the published one. Correction weights enter by their geometric mean.
+    sequences of token means is the published one. Correction weights are averaged geometrically.
 
     Args:
-        clip_low: How far below 0 a token's log-ratio may fall.
-        clip_high: How far above 0 it may rise.
+        clip_low: Lower bound of a token's log-ratio, as a distance from 0.
+        clip_high: Upper bound of a token's log-ratio, as a distance from 0.
     """
 
     aggregation: ClassVar[Aggregation] = "seq_mean_token_mean"

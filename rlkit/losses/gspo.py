@@ -19,8 +19,8 @@ class GSPO(PolicyLoss):
     Source: Zheng et al. 2025 (arXiv:2507.18071), GSPO-token. Published with the mean over sequences of token means.
 
     Args:
-        clip_low: How far below 1 the ratio may fall.
-        clip_high: How far above 1 it may rise.
+        clip_low: Lower bound of the ratio, as a distance from 1.
+        clip_high: Upper bound of the ratio, as a distance from 1.
     """
 
     aggregation: ClassVar[Aggregation] = "seq_mean_token_mean"

@@ -1,4 +1,4 @@
-"""From a loss for every token to one number: the weights come from global counts, so that no split matters."""
+"""Reduction of per-token losses: weights from global counts, invariant to the split into micro-batches and ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 Aggregation = Literal["token_mean", "token_sum", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"]
-"""How tokens and sequences count; names as the field has them."""
+"""How tokens and sequences are weighted."""
 
 
 def weights(
@@ -23,9 +23,9 @@ def weights(
 
     Args:
         mask: [B,T] bool, True where the policy chose the token.
-        mode: How tokens and sequences count.
-        tokens: How many tokens the whole mini-batch has under the mask (all ranks, all micro-batches).
-        sequences: How many sequences it has.
+        mode: How tokens and sequences are weighted.
+        tokens: Number of tokens under the mask in the global mini-batch (all ranks, all micro-batches).
+        sequences: Number of sequences in it.
         budget: The constant by which `seq_mean_token_sum_norm` divides: the response budget (Dr. GRPO).
 
     Raises:
@@ -46,5 +46,5 @@ def weights(
 
 def _count(value: Tensor | float | None, name: str, mode: Aggregation) -> Tensor | float:
     if value is None:
-        raise ValueError(f"aggregation {mode} divides by `{name}`, which was not given")
+        raise ValueError(f"aggregation {mode} divides by `{name}`, which is None")
     return torch.clamp(value, min=1) if isinstance(value, Tensor) else max(value, 1)

@@ -1,4 +1,4 @@
-"""Final answers of texts, and whether two are the same."""
+"""Extraction and comparison of final answers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from fractions import Fraction
 from rlkit.errors import RlkitError
 
 LONGEST = 500
-"""Characters of a final answer that are read."""
+"""The maximum number of characters of a final answer."""
 DEEPEST = 40
-"""Brackets inside one another."""
+"""The maximum depth of nested brackets."""
 
 _NUMBER = re.compile(r"[-+]?\$?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)?(?:\.[0-9]+)?(?:/[0-9]+)?%?")
 _FIRST = re.compile(r" *([-+]? ?[$€£¥₹]? ?[-+]?\.?[0-9])")
@@ -37,7 +37,7 @@ _SYNONYMS = (
 _TOO_LARGE = re.compile(
     r"\^[^+\-*/=,]{0,40}\^|\^\s*[{(]*\s*-?[0-9]{5}|[0-9]{5}[)}\s]*!|!\s*!|[0-9]{401}|[eE]\+?[0-9]{4}"
 )
-"""Towers of powers, large powers and factorials, and numbers that nobody writes: working them out may take for ever."""
+"""Towers of powers, large powers and factorials, and very long numbers, whose evaluation may never end."""
 
 
 class UngradableError(RlkitError):
@@ -49,12 +49,12 @@ def final_answer(text: str) -> tuple[str | None, bool]:
     if (marked := text.rfind("####")) >= 0:
         lines = [line.strip() for line in text[marked + 4 :].splitlines()]
         same_line = lines[0].strip("# ") if lines else ""
-        if same_line and (_says_something(same_line) or not any(lines[1:])):
-            return same_line, _says_something(same_line)
+        if same_line and (_is_answer(same_line) or not any(lines[1:])):
+            return same_line, _is_answer(same_line)
         following = next(filter(None, lines[1:]), "")
-        return (following if _says_something(following) else same_line or None), False
+        return (following if _is_answer(following) else same_line or None), False
     if (boxed := _last_boxed(text)) is not None:
-        return boxed.strip(), _says_something(boxed)
+        return boxed.strip(), _is_answer(boxed)
     whole = text.strip()
     if "\n" not in whole and _is_formula(_plain(whole)):
         return whole, False
@@ -88,9 +88,9 @@ def equal(given: str, expected: str) -> bool:
 
 
 def quantities(text: str) -> tuple[Fraction, ...] | None:
-    """Return the number that an answer names: two readings of a percentage, none of what names several numbers.
+    """Return the number in an answer: two readings of a percentage, an empty tuple where there are several numbers.
 
-    None is returned for what is not a number with or without units: a formula, or words.
+    Return None for what is not a number, with or without units: a formula, or words.
     """
     if len(text) > LONGEST:
         return None
@@ -126,7 +126,7 @@ def _are_units(rest: str) -> bool:
 
 
 def _value(found: re.Match[str]) -> Fraction | None:
-    """Return what the parts of a number come to; None where it is none."""
+    """Return the value of a matched number; None if it is not one."""
     whole = re.sub("[, ]", "", found["whole"])
     decimals, power, below = found["decimals"] or "", found["power"] or "", int(found["below"] or 1)
     if not whole + decimals or len(found[0]) > LONGEST or below == 0:
@@ -137,7 +137,7 @@ def _value(found: re.Match[str]) -> Fraction | None:
 
 
 def _close(given: Fraction, expected: Fraction) -> bool:
-    """Whether two numbers are equal; where they are no whole numbers, up to the sixth place."""
+    """Whether two numbers are equal; unless both are integers, up to a relative 1e-6."""
     if given.denominator == expected.denominator == 1:
         return given == expected
     tolerance = min(Fraction(1), abs(expected)) / 10**6
@@ -145,7 +145,7 @@ def _close(given: Fraction, expected: Fraction) -> bool:
 
 
 def _plain(text: str) -> str:
-    """Return an answer without what only says how it looks."""
+    """Return an answer without markup."""
     text = text if (boxed := _last_boxed(text)) is None else boxed
     text = re.sub(r"<<[^<>]*>>|\\left(?![a-z])|\\right(?![a-z])|\\displaystyle|\\[()\[\],;:!]|\*\*|__|`", "", text)
     text = _WRAPPED.sub(r" \1 ", text)
@@ -156,7 +156,7 @@ def _plain(text: str) -> str:
     return " ".join(text.split()).strip(" *_\"'.,;:!?")
 
 
-def _says_something(text: str) -> bool:
+def _is_answer(text: str) -> bool:
     found = quantities(text)
     return bool(found) or (found is None and _is_formula(_plain(text)))
 
@@ -168,7 +168,7 @@ def _is_formula(text: str) -> bool:
 
 
 def _bound(text: str) -> None:
-    """Refuse a formula whose value might not be found in any time."""
+    """Raise for a formula whose evaluation might not end."""
     depth = deepest = 0
     for character in text:
         depth += (character in "({[") - (character in ")}]")

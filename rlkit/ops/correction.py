@@ -1,4 +1,4 @@
-"""Corrections where the policy that sampled is not quite the policy that is trained (engine against trainer)."""
+"""Corrections for the mismatch between the policy that sampled (engine) and the one that is trained (trainer)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def accepted(
 ) -> Tensor:
     """Return the tokens [B,T] bool under the mask that are close enough to the trainer's policy to learn from.
 
-    k1 compares the ratio pi_trainer / pi_engine, at the given level, with [low, high] (low: 1 / high by default); k2 =
+    k1 compares the ratio pi_trainer / pi_engine, at `level`, with [low, high] (low: 1 / high by default); k2 =
     (log ratio)^2 / 2 and k3 = ratio - 1 - log ratio are kept up to `high`. A sequence is kept or rejected whole.
     """
     if mask.numel() == 0:
@@ -71,7 +71,7 @@ def accepted(
 
 
 class Gap(NamedTuple):
-    """How far the trainer's log-probs are from the engine's, over all ranks; scalars."""
+    """The mismatch of the trainer's log-probs and the engine's, over all ranks; scalars."""
 
     kl: Tensor  # mean of log pi_engine - log pi_trainer: KL(engine || trainer), k1
     k3: Tensor  # its low-variance estimate
@@ -85,7 +85,7 @@ class Gap(NamedTuple):
 
 
 def gap(old_logps: Tensor, rollout_logps: Tensor, mask: Tensor, reduce: Reducer = lambda x: x) -> Gap:
-    """Measure the gap; sequence figures are means over the rows that have tokens."""
+    """Measure the mismatch; sequence metrics are means over the rows that have tokens."""
     rows = mask.any(-1)
     log_ratio = (old_logps - rollout_logps).clamp(-20, 20)
     ratio = log_ratio.exp()

@@ -14,7 +14,7 @@ class GroupStats(NamedTuple):
     size: Tensor
     mean: Tensor
     std: Tensor  # sample standard deviation (n - 1); 0 for a group of one
-    equal: Tensor  # True where all values of the group are the same, or it has one only
+    equal: Tensor  # True where all values of the group are the same, or there is only one
 
 
 def group_stats(values: Tensor, group: Tensor) -> GroupStats:
@@ -43,7 +43,7 @@ def group_sum(values: Tensor, group: Tensor) -> Tensor:
 def normalized(values: Tensor, group: Tensor, eps: float | None) -> Tensor:
     """Return values [B] less their group's mean, divided by its sample standard deviation + eps unless that is None.
 
-    A group of equal values, or of one, gives exactly 0.
+    Exactly 0 for a group of equal values or of one.
     """
     stats = group_stats(values, group)
     centred = values - stats.mean

@@ -1,4 +1,4 @@
-"""Log-probs and entropies of tokens from hidden states, a chunk at a time: [N,V] logits never exist whole."""
+"""Log-probs and entropies of tokens from hidden states, in chunks: the full [N,V] logits are never materialised."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 CHUNK_ELEMENTS = 64 * 1024 * 1024
-"""Logits that may exist at once: 256 MiB of float32."""
+"""Logits per chunk: 256 MiB of float32."""
 
 
 def token_logps(
@@ -17,7 +17,7 @@ def token_logps(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return log-probs and entropies of `softmax(hidden @ weight.T + bias) / temperature)`.
 
-    The backward pass computes the logits anew, chunk by chunk.
+    The backward pass recomputes the logits, chunk by chunk.
 
     Args:
         hidden: [N,H]; the product runs in its type (or autocast's), the softmax in float32.
@@ -94,7 +94,7 @@ def _chunks(rows: int, vocabulary: int) -> list[slice]:
 
 
 def logits_logps(logits: Tensor, targets: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what `token_logps` gives from logits [N,V] that exist already."""
+    """Return the same as `token_logps` from materialised logits [N,V]."""
     all_logps = torch.log_softmax(logits.float() / temperature, dim=-1)
     probs = all_logps.exp()
     logps = all_logps.gather(-1, targets[:, None]).squeeze(-1)

@@ -12,13 +12,13 @@ Reducer = Callable[[Tensor], Tensor]
 
 
 def masked_sum(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """Sum x where the mask is True; what stands elsewhere, NaN included, does not count."""
+    """Sum x where the mask is True; other entries, NaN included, are ignored."""
     kept = torch.where(mask, x, torch.zeros((), dtype=x.dtype, device=x.device))
     return kept.sum() if dim is None else kept.sum(dim)
 
 
 def masked_mean(x: Tensor, mask: Tensor, reduce: Reducer = lambda x: x) -> Tensor:
-    """Return the mean of x where the mask is True, over all ranks if `reduce` sums over them; 0 if there is none."""
+    """Return the mean of x where the mask is True, over all ranks if `reduce` sums over them; 0 for an empty mask."""
     total = reduce(torch.stack((masked_sum(x.float(), mask), mask.sum().float())))
     mean: Tensor = total[0] / total[1].clamp(min=1)
     return mean
@@ -27,11 +27,11 @@ def masked_mean(x: Tensor, mask: Tensor, reduce: Reducer = lambda x: x) -> Tenso
 def whiten(x: Tensor, mask: Tensor, reduce: Reducer = lambda x: x) -> Tensor:
     """Return (x - mean) / sqrt(var + 1e-8) with the sample variance under the mask, over all ranks; 0 outside it.
 
-    With fewer than two values there is no variance: x stays as it is, and a warning says so.
+    With fewer than two values there is no variance: x is returned unchanged, with a warning.
     """
     total, count = reduce(torch.stack((masked_sum(x.double(), mask), mask.sum().double())))
     if count < 2:
-        warnings.warn(f"whitening needs two values, but there are {int(count)}: left as they are", stacklevel=2)
+        warnings.warn(f"whitening needs two values, but there are {int(count)}: left unchanged", stacklevel=2)
         return torch.where(mask, x, 0.0)
     mean = total / count
     spread = reduce(masked_sum((x.double() - mean) ** 2, mask)[None])[0]

@@ -1,4 +1,4 @@
-"""Random numbers as a function of a key and a counter, so that nothing depends on the order of a batch."""
+"""Random numbers as a function of a key and a counter, independent of the order of a batch."""
 
 from __future__ import annotations
 

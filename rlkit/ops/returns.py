@@ -1,4 +1,4 @@
-"""Returns and advantages along a trajectory; tokens that the policy did not choose are passed over."""
+"""Returns and advantages along a trajectory; tokens that the policy did not choose are skipped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Choosing tokens from logits."""
+"""Sampling tokens from logits."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from rlkit.parsers.text import Reading, named_call, read_json, scan
 
 
 def _token(words: str) -> str:
-    """Spell a control token: its bars are U+FF5C and its blanks U+2581."""
+    """Return a control token, whose bars are U+FF5C and blanks U+2581."""
     return "<\uff5c" + words.replace(" ", "\u2581") + "\uff5c>"
 
 
@@ -22,7 +22,7 @@ _EDGE = re.compile(rf"(?:```\s*)?(?:{_CALL_END}(?:\s*{_CALLS_END})?|{_CALLS_END}
 
 
 class DeepSeekParser(ToolParser):
-    """Reads DeepSeek's calls, which stand between control tokens and are themselves split by one, here called SEP.
+    """Reads DeepSeek's calls, which are enclosed by control tokens and split by another, here called SEP.
 
     V3 and R1 write `function SEP f` and, on the next line, the arguments in a fenced block of JSON; V3.1 and later
     write `f SEP {"a": 1}`.

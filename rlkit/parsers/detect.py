@@ -21,5 +21,5 @@ _MOST_SPECIFIC_FIRST: tuple[type[ToolParser], ...] = (
 
 
 def detect(template: str) -> type[ToolParser] | None:
-    """Return rlkit's parser for the calls that a chat template (Jinja source) asks for; None if it knows none."""
+    """Return rlkit's parser for the calls that a chat template (Jinja source) prescribes; None if there is none."""
     return next((parser for parser in _MOST_SPECIFIC_FIRST if parser.detects(template)), None)

@@ -14,7 +14,7 @@ _EDGE = re.compile(r"```")
 class JsonBlockParser(ToolParser):
     """Reads fenced blocks of JSON that hold `{"name": "f", "arguments": {"a": 1}}`; a block without arguments is text.
 
-    For models whose template says nothing about calls and whose prompt asks for this form: the recipe names it.
+    For models whose template has no tool calls and whose prompt prescribes this form; set it in the recipe.
     """
 
     @classmethod
@@ -28,7 +28,7 @@ class JsonBlockParser(ToolParser):
 def _read(text: str, opening: re.Match[str]) -> Reading:
     value, end = read_json(text, opening.end(), _EDGE)
     if isinstance(value, Malformed):
-        is_call = '"arguments"' in value.given
+        is_call = '"arguments"' in value.text
     else:
         is_call = isinstance(value, dict) and "arguments" in value
     return [to_call(value, "arguments")] if is_call else [], end

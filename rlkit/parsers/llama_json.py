@@ -17,7 +17,7 @@ _PARAMETERS = re.compile(r'"parameters\\?"\s*:')  # a backslash where the templa
 class LlamaJsonParser(ToolParser):
     """Reads `{"name": "f", "parameters": {"a": 1}}; {"name": "g", "parameters": {}}`, as Llama 3.1 and later write it.
 
-    `<|python_tag|>` may stand before a call. Without it an object is a call if it has `parameters`, or `arguments`
+    `<|python_tag|>` may precede a call. Without it an object is a call if it has `parameters`, or `arguments`
     instead, which these models write too; any other object is text.
     """
 

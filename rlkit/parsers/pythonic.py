@@ -12,7 +12,7 @@ from rlkit.parsers.text import Reading, balanced, failed, plain, scan
 
 _CALL = r"\[\s*([A-Za-z_][\w.]*)\s*\("
 _OPENING = re.compile(
-    # A turn may begin with any call; within prose a list is one of calls if its first has keywords or no arguments.
+    # A turn may start with any call; within prose, a list is read as calls if its first has keywords or no arguments.
     rf"(?:\A\s*|<\|python_(?:start|tag)\|>\s*)(?={_CALL})|(?={_CALL}\s*(?:\)|[A-Za-z_]\w*\s*=(?!=)))"
 )
 _CLOSING = re.compile(r"\s*<\|python_end\|>")
@@ -44,14 +44,14 @@ def _read(text: str, opening: re.Match[str]) -> Reading:
 
 
 def _calls(source: str, first: str) -> list[ToolCall]:
-    """Read a list of calls; one with an error, by the name of the first, if it is no list."""
+    """Read a list of calls; return one with an error, under the name of the first, if it is malformed."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of odd escapes in strings
             tree = ast.parse(source, mode="eval").body
         if isinstance(tree, ast.List):
             return [_call(node, source) for node in tree.elts]
-        why = "it is no list"
+        why = "it is not a list"
     except SyntaxError as error:
         why = error.msg
     except (ValueError, MemoryError, RecursionError):
@@ -70,7 +70,7 @@ def _call(node: ast.expr, source: str) -> ToolCall:
         try:
             arguments[key] = plain(ast.literal_eval(_Literals().visit(value)))
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-            return failed(name, source, f"the value of {key} is no literal that JSON can hold", _EXPECTED)
+            return failed(name, source, f"the value of {key} is not a literal that JSON can represent", _EXPECTED)
     return ToolCall(name, arguments)
 
 
@@ -84,7 +84,7 @@ def _name(node: ast.expr) -> str | None:
 
 
 class _Literals(ast.NodeTransformer):
-    """Writes JSON's names as Python's."""
+    """Replaces JSON's constants by Python's."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         return ast.Constant(_JSON_NAMES[node.id]) if node.id in _JSON_NAMES else node

@@ -44,13 +44,13 @@ def _read(text: str, opening: re.Match[str]) -> Reading:
     if name and closing is not None:
         return [ToolCall(name, arguments)], closing.end()
     stop, end = find_edge(text, position, _EDGE)
-    given = text[opening.start() : stop].removeprefix("<tool_call>").strip()
+    excerpt = text[opening.start() : stop].removeprefix("<tool_call>").strip()
     why = "it is not closed, or holds something besides complete parameters" if name else "the name is missing"
-    return [failed(name, given, why, _EXPECTED)], end
+    return [failed(name, excerpt, why, _EXPECTED)], end
 
 
 def _value(text: str, start: int) -> tuple[Any, int] | None:
-    """Return a parameter's value and where its end tag ends; None if it has none before the next parameter."""
+    """Return a parameter's value and the end of its end tag; None without one before the next parameter."""
     tag = "</parameter>"
     try:
         value, end = decode(text, start)

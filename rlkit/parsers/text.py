@@ -1,4 +1,4 @@
-"""What the parsers share: finding calls in a text, reading JSON out of it, and saying what is wrong with a call.
+"""Shared by the parsers: finding calls in a text, reading JSON in it, and describing malformed calls.
 
 The policy reads what is wrong as a tool's reply, so messages are the same for the same text, and their own words hold
 no control token, which a tokenizer would take for one.
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from rlkit.interfaces.parser import ParsedTurn, ToolCall
 
 Reading = tuple[list[ToolCall], int]
-"""The calls that begin somewhere, and where what follows them begins."""
+"""The calls at a position, and the position after them."""
 
 _DECODER = json.JSONDecoder()
 _BLANKS = re.compile(r"\s*")
@@ -24,14 +24,14 @@ _EXCERPT = 160
 
 
 class Malformed(NamedTuple):
-    """A text in the place of JSON, and why it is none."""
+    """Text where JSON was expected, and why it is not JSON."""
 
-    given: str
+    text: str
     why: str
 
 
 def scan(text: str, opening: re.Pattern[str], read: Callable[[str, re.Match[str]], Reading]) -> ParsedTurn:
-    """Read calls wherever `opening` matches; what is not read, or gives no call, is the text."""
+    """Read calls wherever `opening` matches; all else is the text."""
     calls: list[ToolCall] = []
     kept: list[str] = []
     position = 0
@@ -44,10 +44,10 @@ def scan(text: str, opening: re.Pattern[str], read: Callable[[str, re.Match[str]
 
 
 def decode(text: str, start: int) -> tuple[Any, int]:
-    """Return the JSON value at `start`, blanks aside, and where what follows it and its blanks begins.
+    """Return the JSON value at `start` and the position after it, skipping blanks before and after.
 
     Raises:
-        ValueError: There is none; the message says why.
+        ValueError: There is none, or it is malformed.
     """
     start = _after_blanks(text, start)
     try:
@@ -60,17 +60,17 @@ def decode(text: str, start: int) -> tuple[Any, int]:
 
 
 def plain(value: Any) -> Any:
-    """Return the value as JSON would bring it back.
+    """Return the value after a round trip through JSON.
 
     Raises:
         ValueError: It holds NaN, an infinity or half a surrogate pair.
-        TypeError: It holds something else that JSON cannot say.
+        TypeError: It holds something that JSON cannot represent.
     """
     return json.loads(json.dumps(value, ensure_ascii=False, allow_nan=False).encode())
 
 
 def read_json(text: str, start: int, edge: re.Pattern[str]) -> tuple[Any, int]:
-    """Return the JSON value, or `Malformed`, that ends where `edge` matches or the text ends; and the edge's end."""
+    """Return the JSON value, or `Malformed`, before the next match of `edge` or the end; and the edge's end."""
     try:
         value, end = decode(text, start)
         if end == len(text):
@@ -85,13 +85,13 @@ def read_json(text: str, start: int, edge: re.Pattern[str]) -> tuple[Any, int]:
 
 
 def find_edge(text: str, start: int, edge: re.Pattern[str]) -> tuple[int, int]:
-    """Return where the next edge begins and ends: the end of the text if there is none."""
+    """Return the span of the next edge; the end of the text if there is none."""
     found = edge.search(text, start)
     return found.span() if found else (len(text), len(text))
 
 
 def balanced(text: str, start: int, quotes: str = '"') -> int:
-    """Return where the bracket at `start` is closed, strings aside: the end of the text if it never is."""
+    """Return where the bracket at `start` is closed, ignoring strings; the end of the text if it never is."""
     strings = "|".join(rf"{q}[^{q}\\]*(?:\\.[^{q}\\]*)*{q}?" for q in quotes)
     depth = 0
     for mark in re.compile(rf"{strings}|[][(){{}}]", re.DOTALL).finditer(text, start):
@@ -102,35 +102,35 @@ def balanced(text: str, start: int, quotes: str = '"') -> int:
 
 
 def to_call(value: Any, key: str) -> ToolCall:
-    """Make a call of what should be a JSON object with a name and, under `key`, the arguments."""
+    """Return a call from what should be a JSON object with a name and, under `key`, the arguments."""
     expected = f'a JSON object {{"name": "...", "{key}": {{...}}}}'
     if isinstance(value, Malformed):
-        name = _NAME.search(value.given)
-        return failed(name[1] if name else "", value.given, value.why, expected)
-    given = json.dumps(value, ensure_ascii=False)
+        name = _NAME.search(value.text)
+        return failed(name[1] if name else "", value.text, value.why, expected)
+    excerpt = json.dumps(value, ensure_ascii=False)
     if not isinstance(value, dict):
-        return failed("", given, "it is no object", expected)
+        return failed("", excerpt, "it is not an object", expected)
     name, arguments = value.get("name"), value.get(key)
     if not isinstance(name, str) or not name:
-        return failed("", given, '"name" is missing or no string', expected)
+        return failed("", excerpt, '"name" is missing or not a string', expected)
     if not isinstance(arguments, dict):
-        return failed(name, given, f'"{key}" is missing or no object', expected)
+        return failed(name, excerpt, f'"{key}" is missing or not an object', expected)
     return ToolCall(name, arguments)
 
 
 def named_call(name: str, value: Any) -> ToolCall:
-    """Make a call of a name and what should be the JSON object of its arguments."""
+    """Return a call from a name and what should be the JSON object of its arguments."""
     if name and isinstance(value, dict):
         return ToolCall(name, value)
     if not isinstance(value, Malformed):
         value = Malformed(json.dumps(value, ensure_ascii=False), "the arguments are no object")
     why = value.why if name else "the name is missing"
-    return failed(name, value.given, why, "a name, then its arguments as a JSON object")
+    return failed(name, value.text, why, "a name, then its arguments as a JSON object")
 
 
-def failed(name: str, given: str, why: str, expected: str) -> ToolCall:
-    """Make a call that says what was given, why it is none, and what was expected."""
-    excerpt = given if len(given) <= _EXCERPT else f"{given[:_EXCERPT]}..."
+def failed(name: str, text: str, why: str, expected: str) -> ToolCall:
+    """Return a call whose error has an excerpt of the text, the reason, and what was expected."""
+    excerpt = text if len(text) <= _EXCERPT else f"{text[:_EXCERPT]}..."
     return ToolCall(name, error=f"cannot read the call {excerpt!r}: {why}; expected {expected}")
 
 

@@ -20,9 +20,9 @@ class Composite(RewardManager):
 
     Args:
         rewards: Rewards by name.
-        weights: Their weights, by the same names; those that are not given are 1.
+        weights: Their weights, by the same names; 1 by default.
         timeout: Seconds for the samples of one prompt.
-        on_error: What becomes of a group with a failed score.
+        on_error: What happens to a group with a failed score.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Composite(RewardManager):
         return Score(total, components, self._turns(scores), ungradable=any(score.ungradable for score in scores))
 
     def _turns(self, scores: Sequence[Score]) -> list[float] | None:
-        """Return the weighted sum of the rewards by turn, turn by turn; None if no component has any."""
+        """Return the weighted sum of the rewards of each turn; None if no component has any."""
         weights = [self.weights.get(name, 1.0) for name in self.rewards]
         rows = [
             [w * x for x in s.turn_rewards] for w, s in zip(weights, scores, strict=True) if s.turn_rewards is not None

@@ -1,4 +1,4 @@
-"""The reward of a run whose rewards come on the way."""
+"""The reward of runs whose rewards come from turns alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlkit.types import Score, Trajectory
 
 
 class EpisodeReward(RewardManager):
-    """Adds nothing to what an environment, a user or tools gave turn by turn; `accuracy` is whether that is above 0."""
+    """Adds 0 to the turn rewards of environment, user and tools; `accuracy` is whether their sum is above 0."""
 
     components = ("accuracy",)
 

@@ -13,7 +13,7 @@ class ExactReward(RewardFunction):
     Args:
         ignore_case: Compare without regard to upper and lower case.
         timeout: Seconds for one trajectory, from the start of the work.
-        on_error: What becomes of a group with a failed score.
+        on_error: What happens to a group with a failed score.
     """
 
     components = ("accuracy",)
@@ -26,8 +26,8 @@ class ExactReward(RewardFunction):
     def grade(self, trajectory: Trajectory) -> Score:
         if trajectory.prompt.answer is None:
             return Score(None, error=f"prompt {trajectory.prompt.id!r} has no answer to compare with")
-        given, expected = trajectory.text.strip(), trajectory.prompt.answer.strip()
+        answer, expected = trajectory.text.strip(), trajectory.prompt.answer.strip()
         if self.ignore_case:
-            given, expected = given.casefold(), expected.casefold()
-        right = float(given == expected)
+            answer, expected = answer.casefold(), expected.casefold()
+        right = float(answer == expected)
         return Score(right, {"accuracy": right})

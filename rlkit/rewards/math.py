@@ -16,7 +16,7 @@ class MathReward(RewardFunction):
     """1 if the final answer equals the reference's as mathematics; else 0.
 
     The final answer is what follows the last `####`, else the last `\\boxed{x}`, else the last number of the text.
-    Units, currencies, emphasis and words beside a number do not matter, `50%` is 50 or 0.5, and what names several
+    Units, currencies, emphasis and words beside a number do not matter, `50%` is 50 or 0.5, and an answer with several
     numbers is wrong. Formulae are compared by math-verify.
 
     An answer that cannot be graded, because it is too large or the grader fails on it but not on the reference's, is
@@ -26,7 +26,7 @@ class MathReward(RewardFunction):
         format_weight: Added where a number or a formula was marked by `####` or `\\boxed{}` in an answer that was not
             cut off.
         timeout: Seconds for one trajectory, from the start of the work.
-        on_error: What becomes of a group with a failed score.
+        on_error: What happens to a group with a failed score.
     """
 
     components = ("accuracy", "format")
@@ -42,9 +42,9 @@ class MathReward(RewardFunction):
         expected, _ = final_answer(trajectory.prompt.answer)
         if expected is None:
             return Score(None, error=f"prompt {trajectory.prompt.id!r} has no answer in {trajectory.prompt.answer!r}")
-        given, marked = final_answer(trajectory.text)
+        answer, marked = final_answer(trajectory.text)
         try:
-            right = float(given is not None and equal(given, expected))
+            right = float(answer is not None and equal(answer, expected))
         except UngradableError:
             return self.ungradable()
         credit = float(marked and trajectory.stop not in CUT_OFF)

@@ -1,4 +1,4 @@
-"""A reward that a model has learned."""
+"""A learned reward model."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 class ModelReward(RewardManager):
     """The output of a sequence classifier with one label, on the run's device.
 
-    The whole conversation, with what tools and users said, is rendered anew with the classifier's own chat template and
-    tokenizer, which may differ from the policy's; one without a template gets the messages as plain text.
+    The whole conversation, with the messages of tools and users, is rendered with the classifier's own chat template
+    and tokenizer, which may differ from the policy's; without a template it is plain text.
 
     Args:
         path: A folder or a name on the Hugging Face hub, with its weights as safetensors.
-        batch_size: Conversations of one forward pass.
-        max_length: Longer ones lose their beginning.
+        batch_size: Conversations per forward pass.
+        max_length: Tokens; longer conversations are truncated at their start.
         dtype: The type of the weights.
         timeout: Seconds for the samples of one prompt.
-        on_error: What becomes of a group with a failed score.
+        on_error: What happens to a group with a failed score.
     """
 
     components = ()

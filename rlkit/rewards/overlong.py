@@ -1,4 +1,4 @@
-"""DAPO's soft penalty for answers that come near the length limit."""
+"""DAPO's soft penalty for answers close to the length limit."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rlkit.types import Score, Trajectory
 class Overlong(RewardFunction):
     """0 up to `max_tokens - buffer` tokens of the policy, then falling by `factor` over the buffer.
 
-    Source: Yu et al. 2025 (arXiv:2503.14476), section 3.4. Beyond `max_tokens` it goes on falling.
+    Source: Yu et al. 2025 (arXiv:2503.14476), section 3.4. Beyond `max_tokens` it keeps falling.
 
     Args:
         max_tokens: The length at which the penalty is `factor`.
-        buffer: Over how many tokens it grows.
-        factor: Its size at `max_tokens`.
+        buffer: The number of tokens over which it grows.
+        factor: The penalty at `max_tokens`.
         timeout: Seconds for one trajectory, from the start of the work.
-        on_error: What becomes of a group with a failed score.
+        on_error: What happens to a group with a failed score.
     """
 
     components = ()

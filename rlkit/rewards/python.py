@@ -33,7 +33,7 @@ class PythonReward(RewardFunction):
         allow_code: Must be true for a function from a file: the recipe then runs that file's code.
         timeout: Seconds for one trajectory, from the start of the work.
         concurrency: Calls at once; null for as many as there are CPUs.
-        on_error: What becomes of a group with a failed score.
+        on_error: What happens to a group with a failed score.
     """
 
     def __init__(
@@ -80,14 +80,14 @@ class PythonReward(RewardFunction):
         return value  # type: ignore[no-any-return]
 
     def _columns(self, trajectory: Trajectory) -> dict[str, Any]:
-        """Return what a function for batches may take, of a batch of one."""
+        """Return the columns for a function over batches, as a batch of one."""
         prompt = trajectory.prompt
-        said = trajectory.messages[len(prompt.messages) :]
-        given: tuple[Any, Any] = (prompt.messages, said)
+        completion = trajectory.messages[len(prompt.messages) :]
+        texts: tuple[object, object] = (prompt.messages, completion)
         if self.completions == "text":
-            given = "\n\n".join(str(message["content"]) for message in prompt.messages), trajectory.text
+            texts = "\n\n".join(str(message["content"]) for message in prompt.messages), trajectory.text
         tokens = [token for token, chosen in zip(trajectory.tokens, trajectory.mask, strict=True) if chosen]
-        columns = {**prompt.meta, "answer": prompt.answer, "prompts": given[0], "completions": given[1]}
+        columns = {**prompt.meta, "answer": prompt.answer, "prompts": texts[0], "completions": texts[1]}
         return {name: [value] for name, value in {**columns, "completion_ids": tokens}.items()}
 
 

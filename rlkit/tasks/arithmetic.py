@@ -14,14 +14,14 @@ from rlkit.types import Prompt
 
 
 class Arithmetic(Task):
-    """Additions of two whole numbers from 0 to `max_operand`, such as `17 + 25 = ?`.
+    """Additions of two integers from 0 to `max_operand`, such as `17 + 25 = ?`.
 
-    Every pair is on one side of the split for good (by a hash of the pair), so that validation
-    problems are never trained on.
+    The split of a pair is fixed (by a hash of the pair), so that validation problems are never
+    trained on.
 
     Args:
         max_operand: The largest operand.
-        validation_size: How many held-out problems `rows("validation")` gives.
+        validation_size: The number of held-out problems in `rows("validation")`.
     """
 
     HELD_OUT = 0.1

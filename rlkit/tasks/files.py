@@ -16,13 +16,13 @@ from rlkit.tasks import sources
 from rlkit.types import Message, Prompt
 
 NO_VALIDATION = (
-    "the task has no validation rows: give task.validation_path, a share of the training rows to hold out "
+    "the task has no validation rows: set task.validation_path, a share of the training rows to hold out "
     "(task.validation_split: 0.05), or switch validation off (validation: null)"
 )
 
 
 class _Columns(Task):
-    """Rows whose prompt and answer stand in two columns, and a share of which may be held out."""
+    """Rows with prompt and answer in two columns; a share of them may be held out."""
 
     def __init__(self, prompt_field: str, answer_field: str | None, system: str | None, split_seed: int) -> None:
         self.prompt_field = prompt_field
@@ -32,7 +32,7 @@ class _Columns(Task):
 
     @abstractmethod
     def _source(self) -> str:
-        """Return what the rows come from, for messages."""
+        """Return the source of the rows, for messages."""
 
     def prompt(self, row: Mapping[str, Any], index: int) -> Prompt:
         return self._make(row, f"{self._source()}, row {index}", str(index))
@@ -58,7 +58,7 @@ class _Columns(Task):
         return _messages(content, f"{place}: {self.prompt_field!r}")
 
     def _divided(self, rows: sources.Rows, share: float, split: Split) -> sources.Rows:
-        """Return one side of the rows; which side a row is on depends on its prompt and the seed alone."""
+        """Return one split of the rows; a row's split depends on its prompt and the seed alone."""
 
         def content(row: sources.Row, index: int) -> str:
             messages = self._messages(row, f"{self._source()}, row {index}")
@@ -74,12 +74,12 @@ class Jsonl(_Columns):
     Args:
         path: The training file; a pattern such as `data/*.jsonl` or a list names several.
         validation_path: The validation files; null if there are none.
-        validation_split: The share of the training rows to hold out instead; which ones they are depends on their
-            prompts and `split_seed`, not on their order.
+        validation_split: The share of the training rows to hold out instead, selected by their prompts and
+            `split_seed`, whatever their order.
         prompt_field: The field with the prompt; `a.b` is the field `b` inside `a`.
         answer_field: The field with the answer, such as `reward_model.ground_truth`; null if there is none.
         system: A system message to put before each prompt.
-        split_seed: Another number holds out other rows.
+        split_seed: Seed of the selection of held-out rows.
     """
 
     def __init__(
@@ -111,15 +111,15 @@ class Jsonl(_Columns):
             raise RecipeError(NO_VALIDATION)
         return self._read(self.path, "task.path")
 
-    def _read(self, given: sources.Paths, option: str) -> sources.Rows:
-        return sources.jsonl(sources.expand(given, option), lambda row, place: self._make(row, place, ""))
+    def _read(self, paths: sources.Paths, option: str) -> sources.Rows:
+        return sources.jsonl(sources.expand(paths, option), lambda row, place: self._make(row, place, ""))
 
     def _source(self) -> str:
         return str(self.path)
 
 
 class HFDataset(_Columns):
-    """A data set of the Hugging Face hub, a local folder in its form, or parquet, JSON lines and CSV files.
+    """A data set of the Hugging Face hub or of a local folder in its layout, or parquet, JSON lines and CSV files.
 
     Args:
         path: A name such as `openai/gsm8k`, a folder, or a training file; a pattern or a list names several files.
@@ -130,7 +130,7 @@ class HFDataset(_Columns):
         prompt_field: The column with the prompt (text, or chat messages); `a.b` is the field `b` inside `a`.
         answer_field: The column with the answer, such as `reward_model.ground_truth`; null if there is none.
         system: A system message to put before each prompt.
-        split_seed: Another number holds out other rows.
+        split_seed: Seed of the selection of held-out rows.
     """
 
     def __init__(
@@ -171,8 +171,8 @@ class HFDataset(_Columns):
     def _is_file(self) -> bool:
         return isinstance(self.path, list) or Path(self.path).suffix in sources.KINDS or has_magic(self.path)
 
-    def _files(self, given: sources.Paths, option: str) -> sources.Rows:
-        paths = sources.expand(given, option)
+    def _files(self, names: sources.Paths, option: str) -> sources.Rows:
+        paths = sources.expand(names, option)
         if all(path.suffix == ".jsonl" for path in paths):  # whose errors name the line
             return sources.jsonl(paths, lambda row, place: self._make(row, place, ""))
         return sources.files(paths, option)
@@ -182,7 +182,7 @@ class HFDataset(_Columns):
 
 
 def _messages(content: object, place: str) -> list[Message]:
-    """Return chat messages from a text or from messages; a row of a table has nulls where a message has no such key.
+    """Return chat messages from a text or from messages, without the nulls that tables hold for missing keys.
 
     Raises:
         RecipeError: It is neither.
@@ -197,12 +197,12 @@ def _messages(content: object, place: str) -> list[Message]:
 
 
 def _is_message(message: object) -> bool:
-    """Whether it has a role, and a content: text, typed parts, or none beside tool calls."""
+    """Whether it has a role and a content: text, typed items, or null beside tool calls."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         return False
     content = message.get("content")
     if isinstance(content, list):
-        return all(isinstance(part, Mapping) and isinstance(part.get("type"), str) for part in content)
+        return all(isinstance(item, Mapping) and isinstance(item.get("type"), str) for item in content)
     return isinstance(content, str) or (content is None and bool(message.get("tool_calls")))
 
 

@@ -55,7 +55,7 @@ def _texts(row: Mapping[str, Any], place: str) -> list[str]:
     """Return a row's question and answer.
 
     Raises:
-        RecipeError: One is missing, or no text.
+        RecipeError: One is missing, or not text.
     """
     texts = [sources.column(row, name, place, "of GSM8K") for name in ("question", "answer")]
     for name, text in zip(("question", "answer"), texts, strict=True):

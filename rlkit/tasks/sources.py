@@ -18,14 +18,14 @@ Paths = str | list[str]
 """A file, a pattern such as `data/*.jsonl`, or a list of either."""
 
 KINDS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
-"""What `datasets` calls the kinds of files that it reads, by suffix."""
+"""Names of file formats in `datasets`, by suffix."""
 
 
 def existing(path: Path, option: str) -> Path:
-    """Return the path if something is there.
+    """Return the path if it exists.
 
     Raises:
-        RecipeError: Nothing is; the message names the option that gave the path, and what is near.
+        RecipeError: It does not; the message names the option and what exists nearby.
     """
     try:
         path = path.expanduser()
@@ -38,17 +38,17 @@ def existing(path: Path, option: str) -> Path:
     return path
 
 
-def expand(given: Paths, option: str) -> list[Path]:
+def expand(names: Paths, option: str) -> list[Path]:
     """Return the regular files that a path, a pattern, or a list of them names.
 
     Raises:
-        RecipeError: One is missing or is something else, which might never end: a folder, a pipe, a device.
+        RecipeError: One is missing or not a regular file: a folder, a pipe, a device.
     """
-    names = [given] if isinstance(given, str) else given
-    paths = [path for name in names for path in _matches(name, option)]
+    listed = [names] if isinstance(names, str) else names
+    paths = [path for name in listed for path in _matches(name, option)]
     if not paths:
         raise RecipeError(
-            f"{option} is {given!r}, expected a file, a pattern such as 'data/*.jsonl', or a list of them"
+            f"{option} is {names!r}, expected a file, a pattern such as 'data/*.jsonl', or a list of them"
         )
     return [regular(path, option) for path in paths]
 
@@ -106,7 +106,7 @@ def files(paths: Sequence[Path], option: str) -> Rows:
     except Exception as error:
         names = ", ".join(map(str, paths[:3])) + (" …" if len(paths) > 3 else "")
         cause: BaseException = error
-        while inner := cause.__cause__ or cause.__context__:  # what `datasets` itself says is only that it failed
+        while inner := cause.__cause__ or cause.__context__:  # the message of `datasets` itself is only that it failed
             cause = inner
         raise RecipeError(
             f"{option}: {names} cannot be read as {KINDS[paths[0].suffix]}: {_first_line(cause)}"
@@ -118,7 +118,7 @@ def hub(path: str, name: str | None, split: str, option: str) -> Rows:
     """Load a split of a data set of the Hugging Face hub, or of a local folder in its form, through `datasets`.
 
     Raises:
-        RecipeError: It cannot be had; the message says what `datasets` said and how to do without the hub.
+        RecipeError: It cannot be loaded; the message has the reason of `datasets` and the way without the hub.
     """
     import datasets
 
@@ -127,22 +127,22 @@ def hub(path: str, name: str | None, split: str, option: str) -> Rows:
     except Exception as error:
         kind = UnavailableError if unreachable(error) else RecipeError
         raise kind(
-            f"data set {path!r}, split {split!r} cannot be loaded: {_first_line(error)}. Without a network, give "
-            f"{option} a local folder or file"
+            f"data set {path!r}, split {split!r} cannot be loaded: {_first_line(error)}. Without a network, set "
+            f"{option} to a local folder or file"
         ) from error
 
 
 def divide(rows: Rows, share: float, seed: int, content: Callable[[Row, int], str]) -> tuple[Rows, Rows]:
     """Divide rows into those to train on and those to hold out, by a hash of each row's content and the seed.
 
-    The order of the rows does not matter, and rows of equal content are on the same side. Held-out rows are in the
-    order of their hashes, so that the first of them are the same ones too.
+    The order of the rows does not matter, and rows of equal content are in the same split. Held-out rows are sorted by
+    their hashes, so that the first of them do not depend on the order either.
 
     Args:
         rows: All of them.
-        share: How many to hold out, of 1; at least one row is.
-        seed: Another seed holds out other rows.
-        content: What identifies a row, from the row and its number.
+        share: The share to hold out; at least one row is.
+        seed: Seed of the selection.
+        content: Returns what identifies a row, from the row and its number.
     """
     texts = (f"{seed}\x1f{content(row, index)}" for index, row in enumerate(rows))
     hashes = [hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts]
@@ -153,10 +153,10 @@ def divide(rows: Rows, share: float, seed: int, content: Callable[[Row, int], st
 
 
 def column(row: Row, name: str, place: str, option: str) -> Any:
-    """Return the value of a column; `a.b` is the field `b` of the column `a`, unless a column is called so.
+    """Return the value of a column; `a.b` is the field `b` of the column `a`, unless a column has this name.
 
     Raises:
-        RecipeError: There is none; the message lists those that there are.
+        RecipeError: There is none; the message lists the columns of the row.
     """
     if name in row:
         return row[name]
@@ -224,7 +224,7 @@ def _parse(line: str, place: str) -> Row:
     except UnicodeEncodeError as error:
         found = error.object[error.start : error.end]
         raise RecipeError(
-            f"{place}: {found!a} is half of a surrogate pair, which no text can hold; remove it, or write the "
+            f"{place}: {found!a} is half of a surrogate pair, which is not valid text; remove it, or write the "
             "character in UTF-8"
         ) from error
     except (ValueError, RecursionError) as error:  # a number of thousands of digits is a ValueError

@@ -1,4 +1,4 @@
-"""For the tests of plugins: contracts to check a part against, an engine without a model, tiny models."""
+"""Utilities for plugins' tests: contracts that check a part, an engine without a model, tiny models."""
 
 from rlkit.testing import golden
 from rlkit.testing.conformance import Finding, check_options, check_plugin

@@ -1,4 +1,4 @@
-"""Everything that can be checked of a plugin's parts without knowing them: `check_plugin("my-tool", rlkit_my_tool)`."""
+"""Generic checks of all parts of a plugin: `check_plugin("my-tool", rlkit_my_tool)`."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ CONTRACTS: dict[str, Callable[[Any], Any]] = {
     "filters": contracts.check_filter,
     "parsers": contracts.check_parser,
 }
-"""What takes an instance, by kind."""
+"""Contracts that take an instance, by kind."""
 
 MAKER_CONTRACTS: dict[str, Callable[[Any], Any]] = {
     "tools": conversations.check_tool,
     "interactions": conversations.check_interaction,
     "engines": conversations.check_engine,
 }
-"""What takes the class, by kind."""
+"""Contracts that take the class, by kind."""
 
 
 class Finding(NamedTuple):
-    """How a check of a part went, and why where it is not `ok`; `not run` is what needs options or data."""
+    """The result of a check, with the reason unless it is `ok`; `not run` where options or data are missing."""
 
     part: str
     check: str
@@ -42,10 +42,10 @@ class Finding(NamedTuple):
 
 
 def check_plugin(name: str, module: Any) -> list[Finding]:
-    """Examine a plugin's module, for use in its tests.
+    """Run all checks on a plugin's module, for use in its tests.
 
     Raises:
-        AssertionError: A check failed; the message has all that did.
+        AssertionError: A check failed; the message lists all that did.
         PluginError: The plugin cannot be loaded.
     """
     registry = load_plugins([(name, module)], entry_points=False)
@@ -68,15 +68,15 @@ def examine(plugin: Plugin, registry: Registry) -> list[Finding]:
 
 
 def check_options(cls: type) -> None:
-    """Check that each option of a constructor has a type, a line of documentation, and a name of its own."""
+    """Check that each option of a constructor has a name, a type and a line of documentation."""
     for name, option in inspect.signature(cls).parameters.items():
         if option.kind in (option.VAR_POSITIONAL, option.VAR_KEYWORD):
-            raise AssertionError(f"{cls.__name__} takes *{name}, expected options by name: they are what a recipe says")
+            raise AssertionError(f"{cls.__name__} takes *{name}, expected named options, which a recipe can set")
         if option.annotation is option.empty:
             raise AssertionError(f"{cls.__name__}.{name} has no type; a recipe's value is checked against it")
         if not re.search(rf"^\s+{name}: ", cls.__doc__ or "", re.M):
             raise AssertionError(
-                f"{cls.__name__}.{name} is not documented; say `{name}: …` under Args: in its docstring"
+                f"{cls.__name__}.{name} is not documented; add `{name}: …` under Args: in its docstring"
             )
 
 
@@ -86,7 +86,7 @@ def _examine_part(part: Part, prompts: Sequence[Prompt]) -> Iterator[Finding]:
     if needed:
         yield Finding(part.name, "contract", "not run", f"it needs options: {', '.join(needed)}")
         return
-    yield (made := _run(part, "made with defaults", part.cls))
+    yield (made := _run(part, "constructed with defaults", part.cls))
     if made.state != "ok":
         return
     yield _run(part, "contract", _check_contract, part, prompts)
@@ -108,7 +108,7 @@ def _check_contract(part: Part, prompts: Sequence[Prompt]) -> None:
 
 
 def _check_environment(cls: Any, prompts: Sequence[Prompt]) -> None:
-    """Check an environment on the first prompt that it takes; those of the plugin's own tasks come first."""
+    """Check an environment on the first prompt that it accepts; those of the plugin's own tasks come first."""
     for number, prompt in enumerate(prompts, 1):
         try:
             conversations.check_environment(cls, prompt)
@@ -120,7 +120,7 @@ def _check_environment(cls: Any, prompts: Sequence[Prompt]) -> None:
 
 
 def _prompts(task: type) -> list[Prompt]:
-    with suppress(Exception):  # what is wrong with the task is found where the task is examined
+    with suppress(Exception):  # errors of the task are reported by its own checks
         return contracts.check_task(task())[:1]
     return []
 

@@ -1,4 +1,4 @@
-"""What every part of a kind must hold to: call these from a plugin's tests."""
+"""Contracts of each kind of part, to be called from a plugin's tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlkit.interfaces.task import Split, Task
 from rlkit.types import Batch, PolicyOutput, Prompt, Score, StopReason, Trajectory, Turn
 
 ODD_TEXTS = ("", " \n", "\x00\ufffd", "{[(<", r"\boxed{", "#### ", "१२", "1" * 5000)
-"""What a policy may write that nobody expects."""
+"""Unusual texts that a policy may write."""
 
 CALLS = (
     'See. <tool_call>{"name": "f", "arguments": {"a": [1, "}"]}}</tool_call>',
@@ -29,11 +29,11 @@ CALLS = (
     '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}]',
     '```json\n{"name": "f", "arguments": null}\n```',
 )
-"""Calls in the forms that are common."""
+"""Tool calls in common formats."""
 
 
 def example_batch(rewards: Sequence[float] = (1.0, 0.0, 0.0, 1.0), groups: Sequence[int] = (0, 0, 1, 1)) -> Batch:
-    """Make a batch with a two-token prompt and answers of one to four tokens, the last of which has the reward."""
+    """Return a batch with a two-token prompt and answers of one to four tokens, the last of which has the reward."""
     rows, width = len(rewards), 6
     lengths = [3 + i % 4 for i in range(rows)]
     columns = torch.arange(width)
@@ -57,7 +57,7 @@ def example_batch(rewards: Sequence[float] = (1.0, 0.0, 0.0, 1.0), groups: Seque
 
 
 def example_trajectory(text: str, answer: str | None = "4") -> Trajectory:
-    """Make a finished conversation with one token a character of the answer."""
+    """Return a finished conversation with one token per character of the answer."""
     count = len(text)
     return Trajectory(
         prompt=Prompt("example", [{"role": "user", "content": "2 + 2 = ?"}], answer),
@@ -75,8 +75,8 @@ def example_trajectory(text: str, answer: str | None = "4") -> Trajectory:
 def check_advantage(estimator: AdvantageEstimator) -> Batch:
     """Check that advantages have the batch's shape, are finite and float32, and are 0 outside the mask.
 
-    The batches hold what the estimator `needs`; beside an ordinary one there is one of equal rewards, one of large
-    rewards, and one without rows, as a rank may have.
+    The batches provide what the estimator `needs`: an ordinary one, one of equal rewards, one of large rewards, and one
+    without rows, as a rank may have.
     """
     for batch in (example_batch([1.0] * 4), example_batch((1e6, -1e6, 0.0, 1e6)), _without_rows(example_batch())):
         _estimate(estimator, batch)
@@ -110,9 +110,9 @@ def _without_rows(batch: Batch) -> Batch:
 
 
 def check_loss(loss: PolicyLoss) -> torch.Tensor:
-    """Check that the loss is per token, has a gradient, and ignores what stands outside the mask.
+    """Check that the loss is per token, has a gradient, and ignores values outside the mask.
 
-    It must be finite also where the policy has moved far, and on a batch without rows.
+    It must also be finite for large log-ratios and on a batch without rows.
     """
     for log_ratio, batch in ((20.0, example_batch()), (-20.0, example_batch()), (0.0, _without_rows(example_batch()))):
         _lose(loss, batch, log_ratio)
@@ -125,7 +125,7 @@ def check_loss(loss: PolicyLoss) -> torch.Tensor:
 
 
 def _lose(loss: PolicyLoss, batch: Batch, log_ratio: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the loss [B,T] of log-probs that are so far from the old ones, and those log-probs."""
+    """Return the loss [B,T] of log-probs at this distance from the old ones, and those log-probs."""
     name = type(loss).__name__
     assert batch.old_logps is not None
     batch.advantages = torch.where(batch.group[:, None] == 0, 1.0, -1.0) * batch.mask
@@ -149,39 +149,39 @@ def check_reward(reward: RewardManager, texts: Sequence[str] = ("#### 4", "", "#
             reward = pickle.loads(pickle.dumps(reward))
         except Exception as error:  # whatever pickling an attribute raises
             raise AssertionError(f"{name} cannot be pickled, as it must to be sent to a worker: {error}") from error
-    for given in (ODD_TEXTS, (), texts):
-        trajectories = [example_trajectory(text) for text in given]
+    for batch in (ODD_TEXTS, (), texts):
+        trajectories = [example_trajectory(text) for text in batch]
         scores = asyncio.run(reward.score(trajectories))
-        if len(scores) != len(given) or not all(isinstance(s, Score) for s in scores):
-            raise AssertionError(f"{name}.score gave {scores!r}, expected {len(given)} scores")
+        if len(scores) != len(batch) or not all(isinstance(s, Score) for s in scores):
+            raise AssertionError(f"{name}.score returned {scores!r}, expected {len(batch)} scores")
         raw = [reward.grade(t) for t in trajectories] if isinstance(reward, RewardFunction) else scores
-        for text, value in zip(given, raw, strict=True):
+        for text, value in zip(batch, raw, strict=True):
             if getattr(value, "error", None) is None and as_score(value).error:
-                raise AssertionError(f"{name} gave {value!r} for {text!r}, expected finite numbers, or an error")
+                raise AssertionError(f"{name} returned {value!r} for {text!r}, expected finite numbers, or an error")
     return scores
 
 
 def check_task(task: Task) -> list[Prompt]:
-    """Check that both splits have rows which become prompts with messages; give the first of each."""
+    """Check that both splits have rows that become prompts with messages; return the first prompt of each."""
     prompts = []
     for split in get_args(Split):
         rows = task.rows(split)
         if len(rows) == 0:
-            raise AssertionError(f"{type(task).__name__} gives no {split} rows")
+            raise AssertionError(f"{type(task).__name__} has no {split} rows")
         prompt = task.prompt(rows[0], 0)
         if problem := outputs.of_task(prompt):
             raise AssertionError(f"{type(task).__name__} {problem}")
         if task.prompt(task.rows(split)[0], 0) != prompt:
-            raise AssertionError(f"{type(task).__name__} gave another prompt for the same row of {split}")
+            raise AssertionError(f"{type(task).__name__} returned another prompt for the same row of {split}")
         prompts.append(prompt)
     return prompts
 
 
 def check_filter(group_filter: GroupFilter) -> None:
-    """Check that a filter says True or False of any scored group, and that its tries can be counted."""
+    """Check that a filter returns True or False for any scored group, and that `max_refills` is a valid count."""
     name = type(group_filter).__name__
     if group_filter.max_refills < 0:
-        raise AssertionError(f"{name}.tries is {group_filter.max_refills}, expected 0 or more")
+        raise AssertionError(f"{name}.max_refills is {group_filter.max_refills}, expected 0 or more")
     for rewards in ((1.0, 0.0), (0.0, 0.0), (1.0,)):
         group = [example_trajectory("#### 4") for _ in rewards]
         for trajectory, reward in zip(group, rewards, strict=True):
@@ -191,15 +191,15 @@ def check_filter(group_filter: GroupFilter) -> None:
 
 
 def check_parser(parser: ToolParser, texts: Sequence[str] = ()) -> list[ParsedTurn]:
-    """Check that a parser reads any text without raising, calls in many forms and cut anywhere among them.
+    """Check that a parser reads any text without raising, including calls in many formats, truncated anywhere.
 
     Args:
-        parser: What is checked.
-        texts: More that it has to read, calls in its own form above all; they are cut anywhere as well.
+        parser: The parser to check.
+        texts: Further texts, above all calls in its own format; they are truncated anywhere as well.
     """
     name = type(parser).__name__
     if not isinstance(found := parser.detects("{{ messages }}"), bool):
-        raise AssertionError(f"{name}.detects gave {found!r}, expected True or False")
+        raise AssertionError(f"{name}.detects returned {found!r}, expected True or False")
     plain = "The answer is four."
     if (turn := _parse(parser, plain)) != ParsedTurn(plain):
         raise AssertionError(f"{name} made {turn!r} of {plain!r}, expected the text and no calls")
@@ -213,10 +213,10 @@ def _parse(parser: ToolParser, text: str) -> ParsedTurn:
     except Exception as error:  # a parser must not raise anything
         raise AssertionError(f"{name}.parse raised {type(error).__name__}: {error} on {text!r}") from error
     if not isinstance(turn, ParsedTurn) or not isinstance(turn.text, str):
-        raise AssertionError(f"{name}.parse gave {turn!r} for {text!r}, expected a ParsedTurn")
+        raise AssertionError(f"{name}.parse returned {turn!r} for {text!r}, expected a ParsedTurn")
     for call in turn.calls:
         if not isinstance(call.name, str) or not isinstance(call.arguments, dict) or (call.error and call.arguments):
             raise AssertionError(
-                f"{name}.parse gave {call!r} for {text!r}, expected arguments by name, none with an error"
+                f"{name}.parse returned {call!r} for {text!r}, expected arguments by name, none with an error"
             )
     return turn

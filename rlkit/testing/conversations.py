@@ -1,7 +1,7 @@
-"""What must hold for parts that take part in conversations: tools, interactions, environments and engines.
+"""Contracts of the parts of conversations: tools, interactions, environments and engines.
 
-A check takes the class, or a function that makes a part that is not bound yet: `check_tool(lambda: MyTool(limit=3))`.
-It plays one conversation alone and two at once, and compares what they hear: nothing may leak from one to another.
+A check takes the class, or a function that returns an unbound part: `check_tool(lambda: MyTool(limit=3))`.
+It runs one conversation alone and two concurrently, and compares the replies: no state may leak between them.
 """
 
 from __future__ import annotations
@@ -26,34 +26,36 @@ from rlkit.types import Completion, Message, Prompt, Request, SampleKey, Samplin
 
 PROMPT = Prompt("example", [{"role": "user", "content": "2 + 2 = ?"}], "4")
 ACTIONS = ("1", "yes", "", "\x00{[(<", "four", "4")
-"""The policy's turns in a conversation; an environment has to answer whatever it is told."""
+"""The policy's turns in a conversation; an environment must accept any text."""
 
 P = TypeVar("P")
-Heard = list[Any]
-Talk = Callable[[P, State, Heard, int], Awaitable[None]]
-"""Plays a turn of a conversation, given by its number, and notes what the part said."""
+Replies = list[Any]
+PlayTurn = Callable[[P, State, Replies, int], Awaitable[None]]
+"""Runs a turn of the conversation with this number, and appends the part's reply."""
 Free = Callable[[P, State], Awaitable[None]]
 
 
-def check_tool(make: Callable[[], Tool], arguments: Mapping[str, Any] | None = None) -> Heard:
-    """Check a tool's description, its answers, that conversations are apart, and that it can be freed.
+def check_tool(make: Callable[[], Tool], arguments: Mapping[str, Any] | None = None) -> Replies:
+    """Check a tool's description and replies, the isolation of conversations, and the release of state.
 
     Args:
         make: The class, or a function that makes a tool.
-        arguments: Of each call; made up from the schema otherwise.
+        arguments: The arguments of each call; examples from the schema by default.
     """
 
-    async def talk(tool: Tool, state: State, heard: Heard, _number: int) -> None:
-        given = dict(example_arguments(tool.parameters) if arguments is None else arguments)
-        if not heard:
+    async def play_turn(tool: Tool, state: State, replies: Replies, _number: int) -> None:
+        call_arguments = dict(example_arguments(tool.parameters) if arguments is None else arguments)
+        if not replies:
             await tool.create(state)
-        answer = await tool.call(given, state)
+        answer = await tool.call(call_arguments, state)
         reply = ToolReply(answer) if isinstance(answer, str) else answer
         if not isinstance(reply, ToolReply) or not isinstance(reply.text, str) or not _finite(reply.reward):
-            raise AssertionError(f"{_name(tool)}.call gave {answer!r}, expected a text or a ToolReply of finite reward")
+            raise AssertionError(
+                f"{_name(tool)}.call returned {answer!r}, expected a text or a ToolReply of finite reward"
+            )
         if not _finite(reward := await tool.reward(state)):
-            raise AssertionError(f"{_name(tool)}.reward gave {reward!r}, expected a finite number")
-        heard.append(answer)
+            raise AssertionError(f"{_name(tool)}.reward returned {reward!r}, expected a finite number")
+        replies.append(answer)
 
     def start() -> Tool:
         tool = _bound(make)
@@ -67,75 +69,75 @@ def check_tool(make: Callable[[], Tool], arguments: Mapping[str, Any] | None = N
         await tool.release(state)
 
     _close_twice(make())  # as after a failure elsewhere, before `bind`
-    return asyncio.run(_compare(start, talk, release))
+    return asyncio.run(_compare(start, play_turn, release))
 
 
-def check_interaction(make: Callable[[], Interaction], prompt: Prompt = PROMPT) -> Heard:
-    """Check a simulated user's replies, that conversations are apart, and that it can be freed; give the replies."""
+def check_interaction(make: Callable[[], Interaction], prompt: Prompt = PROMPT) -> Replies:
+    """Check a user's replies, the isolation of conversations, and the release of state; return the replies."""
 
-    async def talk(user: Interaction, state: State, heard: Heard, _number: int) -> None:
-        if heard and heard[-1].done:
+    async def play_turn(user: Interaction, state: State, replies: Replies, _number: int) -> None:
+        if replies and replies[-1].done:
             return
-        if not heard:
+        if not replies:
             await user.start(prompt, state)
         messages: list[Message] = [*prompt.messages, {"role": "assistant", "content": "4"}]
-        for reply in heard:
+        for reply in replies:
             messages += [*reply.messages, {"role": "assistant", "content": ""}]
         before = copy.deepcopy(messages)
         reply = await user.reply(messages, state)
         if messages != before:
-            raise AssertionError(f"{_name(user)}.reply changed the messages that it was given; answer with new ones")
+            raise AssertionError(f"{_name(user)}.reply modified the messages of its argument; return new ones")
         if not isinstance(reply, Reply) or not isinstance(reply.done, bool) or not _finite(reply.reward):
-            raise AssertionError(f"{_name(user)}.reply gave {reply!r}, expected a Reply with a finite reward")
+            raise AssertionError(f"{_name(user)}.reply returned {reply!r}, expected a Reply with a finite reward")
         if any("role" not in m or "content" not in m for m in reply.messages) or not (reply.messages or reply.done):
             raise AssertionError(
-                f"{_name(user)}.reply gave {reply!r}, expected messages with role and content, or done"
+                f"{_name(user)}.reply returned {reply!r}, expected messages with role and content, or done"
             )
-        heard.append(reply)
+        replies.append(reply)
 
     async def finish(user: Interaction, state: State) -> None:
         await user.finish(state)
 
-    return asyncio.run(_compare(lambda: _bound(make), talk, finish))
+    return asyncio.run(_compare(lambda: _bound(make), play_turn, finish))
 
 
-def check_environment(make: Callable[[], Environment], prompt: Prompt = PROMPT) -> Heard:
-    """Check that an episode answers any action, that equal seeds play alike and apart, and that it can be freed.
+def check_environment(make: Callable[[], Environment], prompt: Prompt = PROMPT) -> Replies:
+    """Check that an episode accepts any action, that equal seeds reproduce it in isolation, and the release of state.
 
     Args:
         make: The class, or a function that makes an environment.
-        prompt: What it starts from.
+        prompt: The prompt of the episodes.
     """
 
-    async def talk(game: Environment, state: State, heard: Heard, number: int) -> None:
-        if not heard:
-            heard.append(first := await game.reset(prompt, number, state))
+    async def play_turn(game: Environment, state: State, replies: Replies, number: int) -> None:
+        if not replies:
+            replies.append(first := await game.reset(prompt, number, state))
             if not isinstance(first, str):
-                raise AssertionError(f"{_name(game)}.reset gave {first!r}, expected the first observation's text")
-        elif heard[-1].done:
+                raise AssertionError(f"{_name(game)}.reset returned {first!r}, expected the first observation's text")
+        elif replies[-1].done:
             return
-        action = ACTIONS[len(heard) - 1]
+        action = ACTIONS[len(replies) - 1]
         try:
             seen = await game.step(action, state)
         except Exception as error:  # the policy may write anything
             raise AssertionError(f"{_name(game)}.step raised {_what(error)} on the action {action!r}") from error
         fits = isinstance(seen, Observation) and isinstance(seen.text, str) and isinstance(seen.done, bool)
         if not fits or not _finite(seen.reward):
-            raise AssertionError(f"{_name(game)}.step gave {seen!r}, expected an Observation with a finite reward")
-        heard.append(seen)
+            raise AssertionError(f"{_name(game)}.step returned {seen!r}, expected an Observation with a finite reward")
+        replies.append(seen)
 
     async def close(game: Environment, state: State) -> None:
         await game.close(state)
 
-    return asyncio.run(_compare(lambda: _bound(make), talk, close, repeats=True))
+    return asyncio.run(_compare(lambda: _bound(make), play_turn, close, repeats=True))
 
 
 def check_engine(make: Callable[[], RolloutEngine], runtime: Runtime | None = None) -> list[Completion]:
-    """Check an engine's completions, their versions after a sync, and that it can be closed at any time.
+    """Check an engine's completions, their versions after a sync, and that closing never fails.
 
     Args:
         make: The class, or a function that makes an engine.
-        runtime: What it is bound to: rlkit's tiny model on the CPU otherwise.
+        runtime: The runtime to bind it to; rlkit's tiny model on the CPU by default.
     """
     runtime = ExampleRuntime() if runtime is None else runtime
     _close_twice(make())  # as after a failure elsewhere, before `bind`
@@ -148,23 +150,23 @@ def check_engine(make: Callable[[], RolloutEngine], runtime: Runtime | None = No
     keys = [SampleKey(0, 1, "example", sample) for sample in range(3)]
     requests = [Request(tokens, Sampling(max_tokens=4 if k.sample else 1), k, f"s{k.sample}") for k in keys]
 
-    async def ask() -> list[Completion]:
+    async def generate_all() -> list[Completion]:
         await engine.sync(PolicyWeights(runtime.policy), 3)
         with engine.awake():
             return list(await asyncio.gather(*map(engine.generate, requests)))
 
-    answers = asyncio.run(ask())
+    answers = asyncio.run(generate_all())
     for request, answer in zip(requests, answers, strict=True):
         if problem := outputs.of_engine(answer, request, 3, runtime.stop_ids):
             raise AssertionError(f"{_name(engine)}.generate {problem}")
     if not all(_finite(gauge) for gauge in engine.health().values()):
-        raise AssertionError(f"{_name(engine)}.health gave {engine.health()!r}, expected finite numbers by name")
+        raise AssertionError(f"{_name(engine)}.health returned {engine.health()!r}, expected finite numbers by name")
     _close_twice(engine)
     return answers
 
 
 def check_schema(schema: Any, where: str) -> None:
-    """Check that something is a JSON schema of an object, as a chat template and an engine can show it."""
+    """Check that a value is a JSON schema of an object."""
     try:
         json.dumps(schema, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -177,7 +179,7 @@ def check_schema(schema: Any, where: str) -> None:
 KINDS: dict[str, Any] = {
     "object": {}, "array": [], "string": "1", "integer": 1, "number": 1.0, "boolean": True, "null": None,
 }  # fmt: skip
-"""The types of a JSON schema, each with a value of it."""
+"""The types of a JSON schema, each with an example value."""
 
 
 def _check_schema(schema: Any, where: str) -> None:
@@ -201,7 +203,7 @@ def _check_schema(schema: Any, where: str) -> None:
 
 
 def example_arguments(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Make up arguments that satisfy a schema of an object, as far as types, enums and examples say."""
+    """Return arguments that satisfy an object's schema, as far as types, enums and examples determine them."""
     return {name: _example(inner) for name, inner in schema.get("properties", {}).items()}
 
 
@@ -214,33 +216,33 @@ def _example(schema: Mapping[str, Any]) -> Any:
     return example_arguments(schema) if kind == "object" else KINDS[kind]
 
 
-async def _compare(make: Callable[[], P], talk: Talk[P], free: Free[P], repeats: bool = False) -> Heard:
-    """Play two conversations each alone and then together with a new part; they must hear the same.
+async def _compare(make: Callable[[], P], play_turn: PlayTurn[P], free: Free[P], repeats: bool = False) -> Replies:
+    """Run two conversations, each alone and then both with one new part; the replies must be equal.
 
-    Where the first, played twice, differs, the part answers at random and nothing is compared, unless it has to repeat
-    itself.
+    If the first differs between two runs, the part is random and nothing is compared, unless `repeats` requires
+    reproducible replies.
     """
-    first, again, second = [(await _play(make(), talk, free, [number]))[0] for number in (0, 0, 1)]
+    first, again, second = [(await _play(make(), play_turn, free, [number]))[0] for number in (0, 0, 1)]
     part = make()
-    together = await _play(part, talk, free, [0, 1])
+    together = await _play(part, play_turn, free, [0, 1])
     if repeats and again != first:
-        raise AssertionError(f"{_name(part)} gave {again!r} after {first!r}, expected the same for the same seed")
-    for heard, alone in zip(together, (first, second), strict=True):
-        if again == first and heard != alone:
+        raise AssertionError(f"{_name(part)} returned {again!r} after {first!r}, expected the same for the same seed")
+    for replies, alone in zip(together, (first, second), strict=True):
+        if again == first and replies != alone:
             raise AssertionError(
-                f"{_name(part)} gave {heard!r} beside another conversation and {alone!r} alone; "
-                "what belongs to a conversation must be kept in its state"
+                f"{_name(part)} returned {replies!r} beside another conversation and {alone!r} alone; "
+                "what belongs to a conversation must be stored in its state"
             )
     return first
 
 
-async def _play(part: P, talk: Talk[P], free: Free[P], numbers: Sequence[int]) -> list[Heard]:
-    """Play conversations turn about, free each twice, and one that never began; give what each heard."""
+async def _play(part: P, play_turn: PlayTurn[P], free: Free[P], numbers: Sequence[int]) -> list[Replies]:
+    """Run conversations interleaved, free each twice, and one that never started; return the replies of each."""
     states: list[State] = [{} for _ in numbers]
-    heard: list[Heard] = [[] for _ in numbers]
+    replies: list[Replies] = [[] for _ in numbers]
     for _ in ACTIONS:
-        for state, own, number in zip(states, heard, numbers, strict=True):
-            await talk(part, state, own, number)
+        for state, own, number in zip(states, replies, numbers, strict=True):
+            await play_turn(part, state, own, number)
     for state, when in (*((s, w) for s in states for w in ("", " a second time")), ({}, " on an empty state")):
         try:
             await free(part, state)
@@ -251,7 +253,7 @@ async def _play(part: P, talk: Talk[P], free: Free[P], numbers: Sequence[int]) -
             ) from error
     if isinstance(part, Tool):
         _close_twice(part)
-    return heard
+    return replies
 
 
 def _bound(make: Callable[[], P]) -> P:

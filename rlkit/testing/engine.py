@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class FakeEngine(RolloutEngine):
-    """Answers with fixed texts in turn, each token at log-prob `logp`, and remembers what it was asked.
+    """Returns fixed texts, each token at log-prob `logp`, and records requests.
 
     Args:
-        texts: What sample 0, 1, … of a prompt answers; it starts over after the last.
+        texts: The texts of samples 0, 1, … of a prompt, in a cycle.
         logp: The log-prob of every token.
     """
 
@@ -45,12 +45,12 @@ class FakeEngine(RolloutEngine):
 
 
 class ScriptedEngine(RolloutEngine):
-    """Answers each turn with what a function says, the i-th token of a turn at log-prob -i/8, and remembers requests.
+    """Returns the text of a function for each turn, the i-th token at log-prob -i/8, and records requests.
 
     Args:
-        script: From a request and the number of its conversation's turn, from 0, to what the policy says. A text that
-            ends with `...` is cut there, without an end token.
-        delay: Seconds that a turn takes.
+        script: Maps a request and its turn's number, from 0, to the policy's text. A text that ends with `...` is cut
+            there, without an end token.
+        delay: Seconds per turn.
     """
 
     def __init__(self, script: Callable[[Request, int], str], delay: float = 0.0) -> None:

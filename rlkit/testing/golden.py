@@ -1,4 +1,4 @@
-"""Vectors worked by hand, to hold an estimator or a loss of your own against: `golden.check("GRPO", MyGRPO())`."""
+"""Vectors worked by hand, to check an estimator or a loss: `golden.check("GRPO", MyGRPO())`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LOSSES: dict[str, tuple[float, ...]] = {
 """Each token's loss, by loss."""
 
 OPTIONS = {"CISPO": {"clip_low": 1.0, "clip_high": 0.2}}
-"""What a part is told, where its vector is not that of its defaults."""
+"""Options of parts whose vector is not that of their defaults."""
 
 
 def check(name: str, part: AdvantageEstimator | PolicyLoss) -> None:
@@ -45,7 +45,7 @@ def check(name: str, part: AdvantageEstimator | PolicyLoss) -> None:
 
     Raises:
         KeyError: There is no such vector.
-        AssertionError: The part gives other numbers; the message shows both.
+        AssertionError: The part returns other numbers; the message shows both.
     """
     found, expected = (advantages(part), ADVANTAGES) if isinstance(part, AdvantageEstimator) else (losses(part), LOSSES)
     torch.testing.assert_close(
@@ -58,7 +58,7 @@ def check(name: str, part: AdvantageEstimator | PolicyLoss) -> None:
 
 
 def advantages(estimator: AdvantageEstimator) -> torch.Tensor:
-    """Return the advantages [7] that an estimator gives the answers."""
+    """Return an estimator's advantages [7] of the answers."""
     width = max(LENGTHS)
     mask = torch.arange(width) < torch.tensor(LENGTHS)[:, None]
     rewards = torch.zeros(len(REWARDS), width)

@@ -1,4 +1,4 @@
-"""Tiny random models of several architectures, and a tokenizer, all made on the spot."""
+"""Tiny random models of several architectures, and a tokenizer, built without downloads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool
 
 
 def build_tokenizer() -> Any:
-    """Make the byte-level tokenizer: one token a byte, and the ChatML markers."""
+    """Return the byte-level tokenizer: one token per byte, and the ChatML markers."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -42,11 +42,11 @@ def build_tokenizer() -> Any:
 
 
 def random_model(kind: str, seed: int = 0, **changes: Any) -> Any:
-    """Make a model of an architecture's name as transformers has it: `qwen2`, `llama`, `mistral`, `gemma2`, `gpt2` …
+    """Return a random model of an architecture of transformers: `qwen2`, `llama`, `mistral`, `gemma2`, `gpt2` …
 
     Args:
         kind: The `model_type`.
-        seed: Of the weights.
+        seed: Seed of the weights.
         changes: Configuration values other than the tiny ones.
     """
     import torch
@@ -63,7 +63,7 @@ def random_model(kind: str, seed: int = 0, **changes: Any) -> Any:
 
 
 def save_random_model(folder: Path, kind: str = "qwen2", seed: int = 0, **changes: Any) -> Path:
-    """Write a random model with its tokenizer as a Hugging Face folder; give the folder."""
+    """Write a random model with its tokenizer as a Hugging Face folder; return the folder."""
     random_model(kind, seed, **changes).save_pretrained(folder)
     build_tokenizer().save_pretrained(folder)
     return folder

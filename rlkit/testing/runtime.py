@@ -1,4 +1,4 @@
-"""What a run offers its parts, on one process and with the model that rlkit ships."""
+"""A runtime for tests: one process, and the model that rlkit ships."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class ExampleRuntime:
-    """A `Runtime` to `bind` parts to in tests; model and tokenizer are loaded when they are first asked for."""
+    """A `Runtime` to `bind` parts to in tests; model and tokenizer are loaded on first use."""
 
     device = torch.device("cpu")
     context = 4096
@@ -62,9 +62,9 @@ class ExampleRuntime:
         return x
 
     async def work(self, function: Callable[[Any], Any], argument: Any, timeout: float) -> Any:
-        """Call a function here and now, with no deadline; only data comes back, as from a worker."""
+        """Call a function in this process, without a deadline; it may return data only, as in a worker."""
         return json.loads(json.dumps(function(argument)))
 
     async def score(self, reward: RewardManager, trajectories: Sequence[Trajectory]) -> list[Score]:
-        """Call a reward here and now, with no deadline."""
+        """Call a reward in this process, without a deadline."""
         return await reward.score(trajectories)

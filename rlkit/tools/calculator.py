@@ -55,15 +55,17 @@ def evaluate(expression: str) -> float:
     """Return the value of an expression.
 
     Raises:
-        ValueError: It is none; the message says what was expected.
+        ValueError: It is not one, or too long.
         ZeroDivisionError: It divides by 0.
     """
     if len(expression) > LONGEST:
-        raise ValueError(f"an expression of {len(expression)} characters was given, expected at most {LONGEST}")
+        raise ValueError(f"the expression has {len(expression)} characters, expected at most {LONGEST}")
     try:
         value: float = _value(ast.parse(expression.strip(), mode="eval").body)
     except (SyntaxError, RecursionError, MemoryError, OverflowError) as error:
-        raise ValueError(f"{expression!r} is no arithmetic expression, expected such as (3 + 4) * 12") from error
+        raise ValueError(
+            f"{expression!r} is not an arithmetic expression, expected one such as (3 + 4) * 12"
+        ) from error
     return value
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class FunctionTool(Tool):
-    """A function as a tool: its name, its docstring and its signature are what the policy is told.
+    """A function as a tool: the policy is shown its name, docstring and signature.
 
     A plain function runs in a worker process that is killed at the deadline; a coroutine function on the event loop.
 
@@ -34,8 +34,8 @@ class FunctionTool(Tool):
             schema = get_json_schema(self.function)["function"]
         except Exception as error:  # it has several of its own
             raise PluginError(
-                f"{type(self).__name__} cannot be a tool: {error}; give every argument a type, and a line under "
-                "`Args:` in the docstring"
+                f"{type(self).__name__} cannot be a tool: {error}; annotate every argument with a type, and add a line "
+                "under `Args:` in the docstring"
             ) from error
         self.name, self.description, self.parameters = schema["name"], schema["description"], schema["parameters"]
         self.timeout = timeout
@@ -45,14 +45,14 @@ class FunctionTool(Tool):
         self._work = runtime.work
 
     async def call(self, arguments: dict[str, Any], state: State, **kwargs: Any) -> ToolReply | str:
-        given = arguments | kwargs
+        merged = arguments | kwargs
         if inspect.iscoroutinefunction(self.function):
-            return _reply(await self.function(**given))
-        return ToolReply(*await self._work(_call, (type(self), given), self.timeout))
+            return _reply(await self.function(**merged))
+        return ToolReply(*await self._work(_call, (type(self), merged), self.timeout))
 
 
 def tool(function: Callable[..., Any]) -> type[FunctionTool]:
-    """Make a tool's class of a function, to be registered by `rlkit_register`.
+    """Return a tool class for a function, to be registered by `rlkit_register`.
 
     The class takes the function's name and place, so that a recipe can name it: `tools: {add: my_package.add}`.
     """
@@ -61,7 +61,7 @@ def tool(function: Callable[..., Any]) -> type[FunctionTool]:
 
 
 def _call(what: tuple[type[FunctionTool], dict[str, Any]]) -> tuple[str, float]:
-    """Call the function in a worker, from which only data comes back."""
+    """Call the function in a worker, which returns only data."""
     cls, arguments = what
     reply = _reply(cls.function(**arguments))
     return reply.text, as_number(reply.reward)

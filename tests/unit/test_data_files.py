@@ -122,7 +122,7 @@ def test_a_share_of_a_parquet_file_stays_on_disk(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("task", [Jsonl, HFDataset])
 def test_no_validation_rows_names_the_options_that_there_are(tmp_path: Path, task: type[Jsonl]) -> None:
-    with pytest.raises(RecipeError, match=r"give task.validation_path, .*task.validation_split.*validation: null"):
+    with pytest.raises(RecipeError, match=r"set task.validation_path, .*task.validation_split.*validation: null"):
         task(write(tmp_path / "t.jsonl", *questions(1))).rows("validation")
 
 

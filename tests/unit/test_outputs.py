@@ -103,15 +103,15 @@ TINY = ("--train.steps=1", "--train.prompts_per_step=2", "--rollout.group_size=2
     [
         (
             "advantage=NanAdvantage",
-            "`estimate` gave advantages of torch.float32 that are not finite (nan) for rewards [",
+            "`estimate` wrote advantages of torch.float32 that are not finite (nan) for rewards [",
         ),
         ("advantage=RaisingAdvantage", "`estimate` raised RuntimeError: "),
-        ("loss=ScalarLoss", "`__call__` gave a loss of shape (), expected a LossOutput of shape (4, "),
+        ("loss=ScalarLoss", "`__call__` returned a loss of shape (), expected a LossOutput of shape (4, "),
         ("loss=NanLoss", "`__call__` gave a loss that is not finite"),
-        ("rollout.filter=SilentFilter", "`keep` gave None for a group, expected True or False"),
-        ("task=TextTask", "`prompt` gave '2 + 2', expected a Prompt with an id"),
+        ("rollout.filter=SilentFilter", "`keep` returned None for a group, expected True or False"),
+        ("task=TextTask", "`prompt` returned '2 + 2', expected a Prompt with an id"),
         ("task=KeyTask", "`prompt` raised KeyError: '2 + 2' ("),
-        ("rollout.engine=ShortEngine", "`generate` gave Completion(tokens=[5, 6]"),
+        ("rollout.engine=ShortEngine", "`generate` returned Completion(tokens=[5, 6]"),
     ],
 )
 @pytest.mark.usefixtures("faulty")
@@ -147,11 +147,11 @@ def test_advantages_are_checked_and_the_estimator_is_not_blamed_for_what_it_read
     zeros, rows = torch.zeros(4, 6), torch.zeros(4)
     for fields, message in (
         ({}, "Sets of tests: `estimate` left batch.advantages unset"),
-        ({"advantages": rows}, r"gave batch.advantages of shape \(4,\), expected a tensor of shape \(4, 6\)"),
-        ({"advantages": 0.0}, r"gave batch.advantages of type float, expected a tensor"),
-        ({"advantages": zeros.double()}, "gave advantages of torch.float64 for rewards"),
-        ({"advantages": zeros + 1}, "gave advantages outside the mask"),
-        ({"advantages": zeros, "returns": zeros / 0}, r"gave returns of torch.float32 that are not finite \(nan\)"),
+        ({"advantages": rows}, r"wrote batch.advantages of shape \(4,\), expected a tensor of shape \(4, 6\)"),
+        ({"advantages": 0.0}, r"wrote batch.advantages of type float, expected a tensor"),
+        ({"advantages": zeros.double()}, "wrote advantages of torch.float64 for rewards"),
+        ({"advantages": zeros + 1}, "wrote advantages outside the mask"),
+        ({"advantages": zeros, "returns": zeros / 0}, r"wrote returns of torch.float32 that are not finite \(nan\)"),
     ):
         with pytest.raises(PartError, match=message):
             estimated(example_batch(), **fields)
@@ -176,10 +176,10 @@ def test_a_loss_is_checked() -> None:
     zeros = torch.zeros(4, 6)
     for given, message in (
         (zeros, "expected a LossOutput of shape"),
-        (None, "gave None, expected a LossOutput"),
-        (LossOutput(zeros.long(), {}), "gave a loss of torch.int64"),
-        (LossOutput(zeros, [1]), r"gave metrics \[1\], expected tensors by name"),  # type: ignore[arg-type]
-        (LossOutput(zeros, {"kl": 0.5}), "gave the metric 'kl' as 0.5, expected a tensor"),  # type: ignore[dict-item]
+        (None, "returned None, expected a LossOutput"),
+        (LossOutput(zeros.long(), {}), "returned a loss of torch.int64"),
+        (LossOutput(zeros, [1]), r"returned metrics \[1\], expected tensors by name"),  # type: ignore[arg-type]
+        (LossOutput(zeros, {"kl": 0.5}), "returned the metric 'kl' as 0.5, expected a tensor"),  # type: ignore[dict-item]
         (LossOutput(zeros, {"kl": zeros}), r"the metric 'kl' as a tensor of shape \(4, 6\)"),
     ):
         with pytest.raises(PartError, match=message):

@@ -212,10 +212,15 @@ MALFORMED = [
     ),
     (HermesParser, "<tool_call>", "", [("", "Expecting value at character 0")]),
     (HermesParser, "<tool_call>f(1)</tool_call> B", "B", [("", "the call 'f(1)': Expecting value")]),
-    (HermesParser, "<tool_call>[1]</tool_call>", "", [("", "it is no object; expected a JSON object")]),
-    (HermesParser, '<tool_call>{"arguments": {}}</tool_call>', "", [("", '"name" is missing or no string')]),
-    (HermesParser, '<tool_call>{"name": 3, "arguments": {}}</tool_call>', "", [("", '"name" is missing or no string')]),
-    (HermesParser, '<tool_call>{"name": "f"}</tool_call>', "", [("f", '"arguments" is missing or no object')]),
+    (HermesParser, "<tool_call>[1]</tool_call>", "", [("", "it is not an object; expected a JSON object")]),
+    (HermesParser, '<tool_call>{"arguments": {}}</tool_call>', "", [("", '"name" is missing or not a string')]),
+    (
+        HermesParser,
+        '<tool_call>{"name": 3, "arguments": {}}</tool_call>',
+        "",
+        [("", '"name" is missing or not a string')],
+    ),
+    (HermesParser, '<tool_call>{"name": "f"}</tool_call>', "", [("f", '"arguments" is missing or not an object')]),
     (HermesParser, '<tool_call>{"name": "f", "arguments": "{}"}</tool_call>', "", [("f", "no object")]),
     (HermesParser, '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>', "", [("f", "not JSON compliant")]),
     (HermesParser, '<tool_call>{"name": "f", "arguments": {"a": "\\ud800"}}</tool_call>', "", [("f", "surrogates")]),
@@ -246,7 +251,7 @@ MALFORMED = [
     (LlamaJsonParser, '{"name": "f", "parameters": {"a": "}', "", [("f", "Unterminated string")]),
     (LlamaJsonParser, "{'name': 'f', 'parameters': {}}", "", [("", "property name enclosed in double quotes")]),
     (LlamaJsonParser, '{"parameters": {}}', "", [("", '"name" is missing')]),
-    (LlamaJsonParser, '{"name": "f", "parameters": []}', "", [("f", '"parameters" is missing or no object')]),
+    (LlamaJsonParser, '{"name": "f", "parameters": []}', "", [("f", '"parameters" is missing or not an object')]),
     (
         LlamaJsonParser,
         '<|python_tag|>g.call(query="x")',
@@ -259,17 +264,22 @@ MALFORMED = [
     (PythonicParser, "[f(1), g()]", "", [("f", "an argument has no name"), ("g", None)]),
     (PythonicParser, "[f(a=1, a=2)]", "", [("f", "two have the same")]),
     (PythonicParser, "[f(**{'a': 1})]", "", [("f", "an argument has no name")]),
-    (PythonicParser, "[f(a=open('x'))]", "", [("f", "the value of a is no literal")]),
-    (PythonicParser, "[f(a=1e999)]", "", [("f", "the value of a is no literal")]),
-    (PythonicParser, "[f(a={1})]", "", [("f", "the value of a is no literal")]),
-    (PythonicParser, "[f(a=b'x')]", "", [("f", "the value of a is no literal")]),
+    (PythonicParser, "[f(a=open('x'))]", "", [("f", "the value of a is not a literal")]),
+    (PythonicParser, "[f(a=1e999)]", "", [("f", "the value of a is not a literal")]),
+    (PythonicParser, "[f(a={1})]", "", [("f", "the value of a is not a literal")]),
+    (PythonicParser, "[f(a=b'x')]", "", [("f", "the value of a is not a literal")]),
     (PythonicParser, "[f(a=1), 3, g()(a=1)]", "", [("f", None), ("", "no call of a name"), ("", "no call of a name")]),
-    (PythonicParser, "[f(a=1) for f in g]", "", [("f", "it is no list")]),
+    (PythonicParser, "[f(a=1) for f in g]", "", [("f", "it is not a list")]),
     (PythonicParser, "[f(from=1)]", "", [("f", "expected [NAME(KEY=VALUE, ...), ...]")]),
     (PythonicParser, "[f(a=" + "-" * 90000 + "1)]", "", [("f", "it cannot be read as Python")]),
     (MistralParser, '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}', "", [("f", "Expecting ',' delimiter")]),
-    (MistralParser, 'A[TOOL_CALLS][{"arguments": {}}, 3]', "A", [("", '"name" is missing'), ("", "it is no object")]),
-    (MistralParser, "[TOOL_CALLS][]", "", [("", "it is no object")]),
+    (
+        MistralParser,
+        'A[TOOL_CALLS][{"arguments": {}}, 3]',
+        "A",
+        [("", '"name" is missing'), ("", "it is not an object")],
+    ),
+    (MistralParser, "[TOOL_CALLS][]", "", [("", "it is not an object")]),
     (MistralParser, '[TOOL_CALLS]f[ARGS]{"a": [TOOL_CALLS]g[ARGS]{}', "", [("f", "Expecting value"), ("g", None)]),
     (MistralParser, "[TOOL_CALLS]f[ARGS][1]", "", [("f", "the arguments are no object")]),
     (MistralParser, "[TOOL_CALLS][ARGS]{}", "", [("", "the name is missing")]),
@@ -289,8 +299,8 @@ MALFORMED = [
     (DeepSeekParser, deepseek("<|tool_call_begin|><|tool_sep|>{}<|tool_call_end|>"), "", [("", "name is missing")]),
     (JsonBlockParser, '```json\n{"name": "f", "arguments": {"a": }}\n```B', "B", [("f", "Expecting value")]),
     (JsonBlockParser, '```json\n{"name": "f", "arguments": {', "", [("f", "Expecting property name")]),
-    (JsonBlockParser, '```json\n{"arguments": {}}\n```', "", [("", '"name" is missing or no string')]),
-    (JsonBlockParser, '```json\n{"name": "f", "arguments": 1}\n```', "", [("f", "missing or no object")]),
+    (JsonBlockParser, '```json\n{"arguments": {}}\n```', "", [("", '"name" is missing or not a string')]),
+    (JsonBlockParser, '```json\n{"name": "f", "arguments": 1}\n```', "", [("f", "missing or not an object")]),
 ]
 
 
@@ -310,7 +320,7 @@ def test_malformed_calls_say_what_is_wrong(
 def test_an_error_says_what_was_given_and_what_was_expected() -> None:
     [call] = HermesParser().parse('<tool_call>{"name": "f", "arguments": 3}</tool_call>').calls
     assert call.error == (
-        """cannot read the call '{"name": "f", "arguments": 3}': "arguments" is missing or no object; """
+        """cannot read the call '{"name": "f", "arguments": 3}': "arguments" is missing or not an object; """
         """expected a JSON object {"name": "...", "arguments": {...}}"""
     )
     [long] = HermesParser().parse("<tool_call>" + "x" * 9000).calls

@@ -339,26 +339,26 @@ class EagerParser(StrictParser):
 @pytest.mark.parametrize(
     ("check", "broken", "message"),
     [
-        (check_tool, LeakyTool, r"LeakyTool gave \['1', '3'.* beside another conversation and \['1', '2'.* alone"),
-        (check_tool, MuteTool, "MuteTool.call gave None, expected a text or a ToolReply"),
+        (check_tool, LeakyTool, r"LeakyTool returned \['1', '3'.* beside another conversation and \['1', '2'.* alone"),
+        (check_tool, MuteTool, "MuteTool.call returned None, expected a text or a ToolReply"),
         (check_tool, GreedyTool, r"GreedyTool.release\(state\) a second time raised KeyError: 'calls'"),
         (check_tool, StubbornTool, r"StubbornTool.close\(\) a second time raised RuntimeError: closed already"),
-        (check_interaction, LeakyUser, "LeakyUser gave .*must be kept in its state"),
-        (check_interaction, SilentUser, "SilentUser.reply gave .*expected messages with role and content, or done"),
-        (check_interaction, Meddler, "Meddler.reply changed the messages"),
-        (check_environment, LeakyGame, "LeakyGame gave .* beside another conversation"),
+        (check_interaction, LeakyUser, "LeakyUser returned .*must be stored in its state"),
+        (check_interaction, SilentUser, "SilentUser.reply returned .*expected messages with role and content, or done"),
+        (check_interaction, Meddler, "Meddler.reply modified the messages"),
+        (check_environment, LeakyGame, "LeakyGame returned .* beside another conversation"),
         (check_environment, RandomGame, "expected the same for the same seed"),
         (check_environment, FragileGame, "FragileGame.step raised ValueError.* on the action 'yes'"),
-        (check_engine, LateEngine, "LateEngine.generate gave .*, expected the version of the last sync, 3"),
-        (check_engine, LongEngine, "LongEngine.generate gave .*, expected 1 to max_tokens = 1 tokens"),
-        (check_advantage, UnmaskedAdvantage(), "UnmaskedAdvantage gave advantages outside the mask"),
-        (check_advantage, Unsafe(), r"Unsafe gave advantages .* for rewards \[1.0, 1.0, 1.0, 1.0\], expected finite"),
-        (check_loss, MeanLoss(), r"MeanLoss gave a loss of shape \(\), expected a LossOutput of shape \(4, 6\)"),
+        (check_engine, LateEngine, "LateEngine.generate returned .*, expected the version of the last sync, 3"),
+        (check_engine, LongEngine, "LongEngine.generate returned .*, expected 1 to max_tokens = 1 tokens"),
+        (check_advantage, UnmaskedAdvantage(), "UnmaskedAdvantage wrote advantages outside the mask"),
+        (check_advantage, Unsafe(), r"Unsafe wrote advantages .* for rewards \[1.0, 1.0, 1.0, 1.0\], expected finite"),
+        (check_loss, MeanLoss(), r"MeanLoss returned a loss of shape \(\), expected a LossOutput of shape \(4, 6\)"),
         (check_loss, ExplodingLoss(), "ExplodingLoss is not finite where the log-ratio is 20"),
-        (check_reward, NanReward(), "NanReward gave nan for '', expected finite numbers, or an error"),
+        (check_reward, NanReward(), "NanReward returned nan for '', expected finite numbers, or an error"),
         (check_reward, ClosureReward(), "ClosureReward cannot be pickled"),
-        (check_task, EmptyTask(), "EmptyTask gives no train rows"),
-        (check_filter, UndecidedFilter(), "UndecidedFilter.keep gave 0.5"),
+        (check_task, EmptyTask(), "EmptyTask has no train rows"),
+        (check_filter, UndecidedFilter(), "UndecidedFilter.keep returned 0.5"),
         (check_parser, StrictParser(), "StrictParser.parse raised ValueError: unclosed on 'See. <tool_call>'"),
         (check_parser, EagerParser(), "EagerParser made .*expected the text and no calls"),
     ],
@@ -453,7 +453,7 @@ def test_plugins_test_prints_what_failed_and_exits_1(
     assert re.search(r"GoodTool +│ contract +│ ok", capsys.readouterr().out)
     assert main(["plugins", "test", "mixed"]) == 1
     out = capsys.readouterr().out
-    assert re.search(r"LeakyTool +│ contract +│ failed +│ LeakyTool gave \['1', '3'", out)
+    assert re.search(r"LeakyTool +│ contract +│ failed +│ LeakyTool returned \['1', '3'", out)
     assert re.search(r"Undocumented +│ options +│ failed +│ Undocumented.weight is not documented", out)
     assert main(["plugins", "test", "none"]) == 1
     assert "is a hook marked with @hookimpl?" in capsys.readouterr().out

@@ -84,7 +84,7 @@ def test_hf_dataset_reads_files(tmp_path: Path, suffix: str) -> None:
 
 
 def test_hf_dataset_without_a_network_says_what_to_do() -> None:
-    with pytest.raises(RecipeError, match=r"'nobody/nothing'.*give task.path a local folder"):
+    with pytest.raises(RecipeError, match=r"'nobody/nothing'.*set task.path to a local folder"):
         HFDataset("nobody/nothing").rows("train")
 
 
