@@ -221,7 +221,7 @@ MALFORMED = [
         [("", '"name" is missing or not a string')],
     ),
     (HermesParser, '<tool_call>{"name": "f"}</tool_call>', "", [("f", '"arguments" is missing or not an object')]),
-    (HermesParser, '<tool_call>{"name": "f", "arguments": "{}"}</tool_call>', "", [("f", "no object")]),
+    (HermesParser, '<tool_call>{"name": "f", "arguments": "{}"}</tool_call>', "", [("f", "not an object")]),
     (HermesParser, '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>', "", [("f", "not JSON compliant")]),
     (HermesParser, '<tool_call>{"name": "f", "arguments": {"a": "\\ud800"}}</tool_call>', "", [("f", "surrogates")]),
     (HermesParser, "<tool_call>" + "[" * 9000 + "</tool_call>", "", [("", "nested too deeply")]),
