@@ -12,7 +12,7 @@ import torch
 
 from rlkit.cli.display import say, show
 from rlkit.cli.plugins import show_plugins
-from rlkit.engines.sglang.process import release
+from rlkit.engines.sglang.launch import release
 from rlkit.errors import EngineError, RecipeError
 from rlkit.models.load import context_length, load_config, load_tokenizer, stop_ids
 from rlkit.models.size import parameters

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from rlkit.engines.server.transports import TensorTransport, serialize
+from rlkit.engines.server.transports import serialize
+from rlkit.engines.sglang.transports import SGLangTensors
 from rlkit.engines.torch.decoder import why_not
 from rlkit.testing import random_model
 
@@ -43,7 +44,7 @@ def readers(request: pytest.FixtureRequest) -> Iterator[list[subprocess.Popen[st
 
 def test_every_process_of_a_server_reads_what_was_sent(readers: list[subprocess.Popen[str]]) -> None:
     """The sender's memory is used again as soon as all have answered, and none of it stays lent."""
-    transport = TensorTransport(torch.device("cuda", 0))
+    transport = SGLangTensors(torch.device("cuda", 0))
     before = torch.cuda.memory_allocated()
     for number in range(BUCKETS):
         value = torch.full((SIDE, SIDE), float(number), dtype=torch.bfloat16, device="cuda")

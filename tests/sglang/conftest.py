@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from rlkit.engines import SGLangServer
-from rlkit.engines.server.node import RetryPolicy
+from rlkit.engines.server.retry import RetryPolicy
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.models.lora import base_model
 from rlkit.models.weights import PolicyWeights

@@ -13,11 +13,13 @@ import pytest
 from torch import Tensor
 
 from rlkit.engines import SGLangServer
+from rlkit.engines.server.api import Answer
 from rlkit.engines.server.http import Fault
 from rlkit.engines.server.node import Node
 from rlkit.engines.server.states import State
 from rlkit.errors import EngineError
 from rlkit.models.weights import PolicyWeights
+from rlkit.types import Request
 from tests.sglang.conftest import PROMPTS, RETRY, Trainer, request, server_pid
 
 
@@ -109,11 +111,11 @@ def test_a_restoration_that_is_given_up_halfway_is_made_again(trainer: Trainer, 
 def test_an_error_of_the_server_is_tried_again(trainer: Trainer, engine: SGLangServer) -> None:
     ask, asked = Node.ask, []
 
-    async def failing(node: Node, body: dict[str, Any], deadline: float) -> dict[str, Any]:
-        asked.append(body)
+    async def failing(node: Node, request: Request) -> Answer:
+        asked.append(request)
         if len(asked) == 1:
             raise Fault("answered 500: no luck", 500)
-        return await ask(node, body, deadline)
+        return await ask(node, request)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Node, "ask", failing)

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from rlkit.engines import SGLangServer
-from rlkit.engines.server.node import Node
-from rlkit.engines.sglang.process import free_port
+from rlkit.engines.server.http import Client
+from rlkit.engines.server.process import free_port
 from rlkit.errors import RolloutError
 from rlkit.models.actor import Actor
 from rlkit.types import StopReason
@@ -84,22 +84,22 @@ def test_a_request_that_the_server_refuses_is_data(trainer: Trainer, engine: SGL
         trainer.ask(engine, [request((264,))])
     odd = request(PROMPTS[0], top_p=0.5)
     object.__setattr__(odd.sampling, "top_p", 2.0)
-    with pytest.raises(RolloutError, match=r"in 1 attempts: POST .*/generate answered 400: .*top_p must be in"):
+    with pytest.raises(RolloutError, match=r"after 1 attempts: POST .*/generate answered 400: .*top_p must be in"):
         trainer.ask(engine, [odd])
 
 
 def test_turns_of_a_conversation_find_their_prefix_in_the_cache(trainer: Trainer, engine: SGLangServer) -> None:
     cached: list[int] = []
-    ask = Node.ask
+    post = Client.post
 
-    async def noted(node: Node, body: dict[str, Any], deadline: float) -> dict[str, Any]:
-        answer = await ask(node, body, deadline)
+    async def noted(client: Client, path: str, body: Any, deadline: float) -> Any:
+        answer = await post(client, path, body, deadline)
         cached.append(answer["meta_info"]["cached_tokens"])
         return answer
 
     first = (260, *range(50, 90))  # no other test starts so
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Node, "ask", noted)
+        patch.setattr(Client, "post", noted)
         [answer] = trainer.ask(engine, [request(first, session="talk")])
         second = (*first, *answer.tokens, 7, 8, 9)
         trainer.ask(engine, [request(second, session="talk")])

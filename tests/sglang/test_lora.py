@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlkit.engines import SGLangServer
 from rlkit.engines.server.states import State
-from rlkit.engines.sglang.process import Launch
+from rlkit.engines.sglang.launch import Launch
 from rlkit.errors import EngineError, RecipeError
 from rlkit.models.lora import add_lora
 from rlkit.models.weights import PolicyWeights

@@ -12,13 +12,15 @@ import torch
 from torch import Tensor
 
 from rlkit.engines import SGLangServer
+from rlkit.engines.server.api import Answer
 from rlkit.engines.server.node import Node
 from rlkit.engines.server.states import DEADLINES, State, Step
 from rlkit.engines.server.weight_check import ask_policy
-from rlkit.engines.sglang.process import Launch
+from rlkit.engines.sglang.launch import Launch
 from rlkit.errors import EngineError
 from rlkit.models.weights import PolicyWeights
 from rlkit.testing import random_model
+from rlkit.types import Request
 from tests.sglang.conftest import PROMPTS, RETRY, Trainer, request
 
 
@@ -175,12 +177,12 @@ def test_stale_answers_are_never_taken_for_current_ones(trainer: Trainer, second
     asked: list[Any] = []
     ask = Node.ask
 
-    async def forgetful(self: Node, body: dict[str, Any], deadline: float) -> dict[str, Any]:
-        answer = await ask(self, body, deadline)
+    async def forgetful(self: Node, request: Request) -> Answer:
+        answer = await ask(self, request)
         asked.append(answer)
-        if len(asked) == 1:  # as if somebody else had restarted it
-            answer["meta_info"]["weight_versions"] = [{"version": "default", "start": 0, "end": 24}]
-        return answer
+        if len(asked) > 1:
+            return answer
+        return replace(answer, labels=["default"] * 24)  # as if somebody else had restarted it
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Node, "ask", forgetful)
@@ -189,6 +191,6 @@ def test_stale_answers_are_never_taken_for_current_ones(trainer: Trainer, second
     assert set(answer.versions) == {trainer.version}
     assert other.health()["stale"] == 1
     label = {"new_version": "somebody-else", "abort_all_requests": False}
-    trainer.wait(node.client.post("/update_weight_version", label, 10.0))
+    trainer.wait(node.api.client.post("/update_weight_version", label, 10.0))
     assert trainer.is_served_by(other)  # it was given the weights again
     assert other.health()["stale"] > 1

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import tomllib
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,10 +18,9 @@ from packaging.requirements import Requirement
 
 from rlkit.cli.parsing.parser import parse
 from rlkit.engines import SGLangEngine, SGLangServer
-from rlkit.engines.server import engine as sglang_base
 from rlkit.engines.server.http import Client, Fault
-from rlkit.engines.server.node import RetryPolicy
-from rlkit.engines.sglang.process import Launch, adapter_words, command, environment
+from rlkit.engines.server.retry import RetryPolicy
+from rlkit.engines.sglang.launch import Launch, adapter_words, command, environment
 from rlkit.models.load import load_policy
 from rlkit.sections import Lora, Model
 from rlkit.train.setup import fabric_for
@@ -100,20 +98,18 @@ def test_there_is_room_for_a_probe_without_adapters() -> None:
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Launch, int | None]]]:
+def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Launch, int | None]]:
     """How servers were started: with what, and on which GPU; none is."""
     found: list[tuple[Launch, int | None]] = []
 
-    class Process:
-        url = "http://127.0.0.1:20000"
+    def words(model: Path, port: int, launch: Launch, dtype: str, gpu: int | None) -> list[str]:
+        found.append((launch, gpu))
+        return []
 
-        def __init__(self, policy: Any, stop_ids: Any, launch: Launch, dtype: str, gpu: int | None, **_: Any) -> None:
-            found.append((launch, gpu))
-
-        def start(self) -> None: ...
-
-    monkeypatch.setattr(sglang_base, "ServerProcess", Process)
+    monkeypatch.setattr("rlkit.engines.sglang.engine.command", words)
+    monkeypatch.setattr("rlkit.engines.sglang.engine.write_model", lambda *_: None)
     monkeypatch.setattr("rlkit.engines.sglang.engine.require_sglang", lambda: None)
+    monkeypatch.setattr("rlkit.engines.server.process.ServerProcess.start", lambda _: None)
     return found
 
 
@@ -123,7 +119,8 @@ def start(engine: SGLangServer | SGLangEngine, device: str) -> None:
     )
     engine._runtime, engine._stop_ids, engine._dtype = runtime, frozenset(), torch.bfloat16
     engine._trainers = engine._gpus_of_trainers()
-    engine._start(0)
+    for node in engine.start(0):
+        node.close()
 
 
 def test_an_engine_beside_the_trainer_leaves_it_room(started: list[tuple[Launch, int | None]]) -> None:
@@ -169,11 +166,9 @@ def test_a_process_is_told_how_long_it_may_hang(monkeypatch: pytest.MonkeyPatch)
     policy = load_policy(Model("tiny"))
     runtime: Any = SimpleNamespace(policy=policy, device=torch.device("cpu"))
     engine._runtime, engine._stop_ids, engine._dtype, engine._trainers = runtime, frozenset(), torch.float32, set()
-    monkeypatch.setattr("rlkit.engines.sglang.process.ServerProcess.start", lambda _: None)
-    node = engine._launched(None)
-    assert node.process is not None
-    assert node.process._environment["SGLANG_HEALTH_CHECK_TIMEOUT"] == "7"
-    node.process.close()
+    process = engine.process(None)
+    assert process.environment["SGLANG_HEALTH_CHECK_TIMEOUT"] == "7"
+    process.close()
 
 
 @pytest.mark.parametrize(("name", "version"), [("torch", "2.13.0"), ("transformers", "5.12.1")])

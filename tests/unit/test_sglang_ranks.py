@@ -12,11 +12,13 @@ import pytest
 import torch
 
 from rlkit.engines import SGLangEngine, SGLangServer
+from rlkit.engines.server.api import Answer
 from rlkit.engines.server.node import Node
 from rlkit.engines.server.push import Mismatch, Push
+from rlkit.engines.server.retry import RetryPolicy
 from rlkit.engines.server.states import State
 from rlkit.engines.server.weight_check import TOLERANCES
-from rlkit.engines.sglang.process import Launch
+from rlkit.engines.sglang.launch import Launch
 from rlkit.errors import EngineError
 
 RANKS, TENSOR_PARALLEL = 4, 2
@@ -93,7 +95,7 @@ def engine_of(rank: int, runtime: Any, push: Push) -> SGLangServer:
     """Return the engine of a rank; the first alone has a server, which has no weights yet."""
     engine = SGLangServer(launch=Launch(adapter_only=True), check_weights=False)
     engine._runtime, engine._push, engine._run = runtime, push, "run"
-    node = Node("http://127.0.0.1:1", engine.retry)
+    node = engine.node("http://127.0.0.1:1")
     engine._own = [node] if rank == 0 else []
     return engine
 
@@ -127,19 +129,20 @@ def test_a_tensor_parallel_group_asks_the_policy_about_the_rows_of_its_first_ran
     asked: dict[int, Any] = {}
 
     def work(rank: int, runtime: Any) -> None:
-        async def generate(body: Any, deadline: float) -> dict[str, Any]:
-            return {"output_ids": [7, 8], "meta_info": {"output_token_logprobs": [[0.0, 7, None], [0.0, 8, None]]}}
+        async def probe(rows: Any, count: int, deadline: float) -> list[Answer]:
+            return [Answer([2, 3, *[7] * count], [0.0] * (2 + count))]
 
         def ask(rows: Any) -> list[torch.Tensor]:
             asked[rank] = rows
             return [torch.zeros(len(row), 10) for row in rows]
 
         push = Push(SimpleNamespace(), torch.float32, TOLERANCES[torch.float32], False, runtime.broadcast_tp)  # type: ignore[arg-type]
-        nodes: Any = [SimpleNamespace(generate=generate, url="")] if rank == 0 else []
+        api: Any = SimpleNamespace(probe=probe)
+        nodes = [Node(api, RetryPolicy())] if rank == 0 else []
         assert not asyncio.run(push.try_canary(nodes, [1, 2, 3], ask))
 
     assert World().run(work) == [None] * RANKS
-    assert asked == {0: [[1, 2, 3, 7, 8]], 1: [[1, 2, 3, 7, 8]], 2: [[1, 2, 3]], 3: [[1, 2, 3]]}
+    assert asked == {0: [[1, 2, 3, *[7] * 16]], 1: [[1, 2, 3, *[7] * 16]], 2: [[1, 2, 3]], 3: [[1, 2, 3]]}
 
 
 @pytest.mark.parametrize(("engine_ranks", "first"), [(1, [0, 0, 2, 2]), (2, [0, 0, 2, 2]), (4, [0, 0, 0, 0])])
@@ -148,11 +151,12 @@ def test_engines_are_started_where_somebody_samples(
 ) -> None:
     """On the first rank of a tensor-parallel group; the others would have a server that nobody asks."""
     monkeypatch.setattr("rlkit.engines.sglang.engine.require_sglang", lambda: None)
-    monkeypatch.setattr(SGLangEngine, "_launched", lambda self, gpu: gpu)
+    monkeypatch.setattr(SGLangEngine, "process", lambda self, gpu: gpu)
+    monkeypatch.setattr(SGLangEngine, "started", lambda self, gpu: gpu)
     urls = []
     for rank in range(RANKS):
         engine = SGLangEngine(Launch(tensor_parallel=engine_ranks))
         engine._runtime = World().runtime(rank)
         engine._runtime.device = torch.device("cuda", rank)
-        urls.append([str(gpu) for gpu in engine._start(rank)])
-    assert [engine._mine(urls, rank) for rank in range(RANKS)] == [[str(gpu)] for gpu in first]
+        urls.append([str(gpu) for gpu in engine.start(rank)])
+    assert [engine.serving(urls, rank) for rank in range(RANKS)] == [[str(gpu)] for gpu in first]

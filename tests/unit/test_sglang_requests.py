@@ -12,11 +12,12 @@ import pytest
 
 from rlkit.cli.parsing.parser import parse
 from rlkit.engines import SGLangServer
-from rlkit.engines.server.http import Fault
+from rlkit.engines.server.api import Answer
+from rlkit.engines.server.http import Client, Fault
 from rlkit.engines.server.node import Node
 from rlkit.engines.server.routing import Balance
 from rlkit.engines.server.states import State
-from rlkit.engines.sglang.process import Launch
+from rlkit.engines.sglang.api import SGLangApi
 from rlkit.rollout.conversation import Conversation, Limits
 from rlkit.train.data import load_data
 from rlkit.types import Completion, Prompt, Request, SampleKey, Sampling, StopReason
@@ -26,23 +27,18 @@ class StubNode(Node):
     """A server that takes a moment, answers with one token, and remembers what it was asked."""
 
     def __init__(self, number: int, retry: Any) -> None:
-        super().__init__(f"http://127.0.0.1:{number}", retry)
+        super().__init__(SGLangApi(Client(f"http://127.0.0.1:{number}")), retry)
         self.state = State.READY
-        self.bodies: list[dict[str, Any]] = []
+        self.asked: list[Request] = []
         self.failures: list[Fault] = []
         self.revived = 0
 
-    async def ask(self, body: dict[str, Any], deadline: float) -> dict[str, Any]:
-        self.bodies.append(body)
+    async def ask(self, request: Request) -> Answer:
+        self.asked.append(request)
         await asyncio.sleep(0.001)
         if self.failures:
             raise self.failures.pop()
-        meta = {
-            "finish_reason": {"type": "stop"},
-            "weight_version": "run-0",
-            "output_token_logprobs": [[-0.5, 7, None]],
-        }
-        return {"output_ids": [7], "meta_info": meta}
+        return Answer([7], [-0.5], ["run-0"], stopped=True)
 
     async def healthy(self, deadline: float) -> bool:
         return False
@@ -70,7 +66,7 @@ def engine() -> SGLangServer:
     engine._stream, engine._sharded, engine._push = object(), False, Pushed()  # type: ignore[assignment]
     engine._nodes = [StubNode(number, engine.retry) for number in range(1, 5)]
     engine._own = engine._nodes
-    engine._balance = Balance(engine._fronts())
+    engine._balance = Balance(engine.fronts())
     return engine
 
 
@@ -80,14 +76,14 @@ def request(session: str, tokens: tuple[int, ...] = (5, 6), **sampling: Any) -> 
 
 def ask(engine: SGLangServer, sessions: Sequence[str]) -> list[int]:
     """Ask for a turn of each conversation at once; return how often each server was asked."""
-    before = [len(node.bodies) for node in stubs(engine)]
+    before = [len(node.asked) for node in stubs(engine)]
 
     async def together() -> list[Completion]:
         return list(await asyncio.gather(*(engine.generate(request(session)) for session in sessions)))
 
     assert [answer.tokens for answer in asyncio.run(together())] == [[7]] * len(sessions)
     assert [node.assigned for node in engine._nodes] == [0] * len(engine._nodes)
-    return [len(node.bodies) - count for node, count in zip(stubs(engine), before, strict=True)]
+    return [len(node.asked) - count for node, count in zip(stubs(engine), before, strict=True)]
 
 
 def stubs(engine: SGLangServer) -> list[StubNode]:
@@ -137,13 +133,27 @@ def test_the_context_that_sglang_leaves_is_the_runs(engine: SGLangServer) -> Non
     full = asyncio.run(engine.generate(request("full", tuple(range(3, 65)))))
     assert (full.tokens, full.stop) == ([], StopReason.CONTEXT)
     asyncio.run(engine.generate(request("nearly", tuple(range(3, 64)), max_tokens=9)))
-    assert stubs(engine)[0].bodies[-1]["sampling_params"]["max_new_tokens"] == 1
+    assert stubs(engine)[0].asked[-1].sampling.max_tokens == 1
 
 
-def test_a_sample_brings_its_own_seed(engine: SGLangServer) -> None:
+def test_a_sample_brings_its_own_seed() -> None:
     """The same in every run and on every server, another one for every sample, within SGLang's signed 64 bits."""
     keys = [SampleKey(0, 1, "p", 0), SampleKey(0, 1, "p", 0), SampleKey(0, 1, "p", 1), SampleKey(0, 2, "p", 0)]
-    asked = [engine._body(Request((5,), Sampling(), key, "s"), 8)["sampling_params"]["sampling_seed"] for key in keys]
+    asked: list[int] = []
+
+    class Server:
+        async def post(self, path: str, body: Any, deadline: float) -> Any:
+            asked.append(body["sampling_params"]["sampling_seed"])
+            meta = {
+                "finish_reason": {"type": "stop"},
+                "weight_version": "run-0",
+                "output_token_logprobs": [[-0.5, 7, None]],
+            }
+            return {"output_ids": [7], "meta_info": meta}
+
+    api = SGLangApi(Server())  # type: ignore[arg-type]
+    for key in keys:
+        assert asyncio.run(api.generate(Request((5,), Sampling(), key, "s"))) == Answer([7], [-0.5], ["run-0"], True)
     assert asked[0] == asked[1] == keys[0].hash()
     assert len(set(asked)) == 3
     assert all(-(2**63) <= seed < 2**63 for seed in asked)
@@ -157,7 +167,7 @@ def test_memory_that_ranks_share_is_released_before_any_goes_on(
     events: list[str] = []
     monkeypatch.setattr(StubNode, "release", lambda node: events.append("release"))
     monkeypatch.setattr(engine, "_anywhere", lambda here: events.append("meet"))
-    engine.launch = Launch(release_memory=True)
+    engine.release_memory = True
     engine._own = engine._nodes[:1]
     with suppress(RuntimeError), engine.awake():
         if fails:

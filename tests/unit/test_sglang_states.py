@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlkit.engines.server.states import DEADLINES, PATH_FROM_LOADING, PATH_TO_LOADING, TABLE, State, Step, after, walk
-from rlkit.engines.sglang.process import Launch, release
+from rlkit.engines.sglang.launch import Launch, release
 from rlkit.errors import EngineError
 from rlkit.ranges import outside
 

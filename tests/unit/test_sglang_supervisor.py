@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rlkit.engines.sglang.process import SUPERVISOR
+from rlkit.engines.server.process import SUPERVISOR
 
 SLEEPER = "import os, subprocess, sys, time; child = subprocess.Popen(['sleep', '100']); print(os.getpid(), child.pid, flush=True); time.sleep(100)"  # noqa: E501
 

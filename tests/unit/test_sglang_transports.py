@@ -13,8 +13,9 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from rlkit.engines.server.push import Push
-from rlkit.engines.server.transports import GroupTransport, TensorTransport
 from rlkit.engines.server.weight_check import Tolerance
+from rlkit.engines.sglang.api import SGLangApi
+from rlkit.engines.sglang.transports import SGLangGroup, SGLangTensors
 from rlkit.errors import EngineError
 
 BUCKET = [("a", torch.arange(6.0).view(2, 3)), ("b", torch.ones(2))]
@@ -36,10 +37,11 @@ class Recorder:
 @pytest.mark.parametrize("tp", [1, 4])
 def test_each_process_of_a_server_has_handles_of_its_own(tp: int) -> None:
     """One handle that several processes open is counted off several times, and its memory used again too early."""
-    transport, client = TensorTransport(CPU), Recorder()
-    parcel = transport.prepare(BUCKET)
-    asyncio.run(transport.load(client, tp, parcel))  # type: ignore[arg-type]
-    asyncio.run(transport.adapt(client, tp, "adapter", ({}, BUCKET)))  # type: ignore[arg-type]
+    transport, client = SGLangTensors(CPU), Recorder()
+    api = SGLangApi(client)  # type: ignore[arg-type]
+    api.tensor_parallel, api.adapter = tp, "adapter"
+    asyncio.run(transport.load(api, transport.prepare(BUCKET)))
+    asyncio.run(transport.adapt(api, ({}, BUCKET)))
     texts = [body["serialized_named_tensors"] for _, body in client.calls if "serialized_named_tensors" in body]
     assert [len(sent) for sent in texts] == [tp, tp]
     assert [len(set(sent)) for sent in texts] == [1, 1]  # by name of the same memory, on a CPU
@@ -49,11 +51,11 @@ def test_each_process_of_a_server_has_handles_of_its_own(tp: int) -> None:
 @pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
 def test_memory_that_ipc_cannot_hand_over_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "max_split_size_mb:512,expandable_segments:True")
-    TensorTransport(CPU)
-    with pytest.raises(EngineError, match=f"{name} is .* cannot be handed to SGLang by CUDA IPC; unset"):
-        TensorTransport(GPU)
+    SGLangTensors(CPU)
+    with pytest.raises(EngineError, match=f"{name} is .* cannot be shared with servers by CUDA IPC; unset"):
+        SGLangTensors(GPU)
     monkeypatch.setenv(name, "expandable_segments:False")
-    TensorTransport(GPU)
+    SGLangTensors(GPU)
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -68,7 +70,7 @@ def test_what_was_lent_is_collected_after_a_push(fails: bool, monkeypatch: pytes
 
     stream: Any = SimpleNamespace(specs={}, buckets=buckets)
     for device in (CPU, GPU):
-        push = Push(TensorTransport(device), torch.float32, Tolerance(1.0, 1.0))
+        push = Push(SGLangTensors(device), torch.float32, Tolerance(1.0, 1.0))
         work = push.push(stream, [], "run-1", None)
         if fails:
             with pytest.raises(RuntimeError, match="the stream broke"):
@@ -80,7 +82,7 @@ def test_what_was_lent_is_collected_after_a_push(fails: bool, monkeypatch: pytes
 
 def test_weights_that_wait_in_host_memory_move_to_the_groups_device() -> None:
     meta = torch.device("meta")  # stands for the GPU
-    sent = GroupTransport(meta).prepare([("a", torch.ones(2, 3).T)])
+    sent = SGLangGroup(meta).prepare([("a", torch.ones(2, 3).T)])
     assert [(name, x.device, x.is_contiguous()) for name, x in sent] == [("a", meta, True)]
 
 
@@ -108,7 +110,7 @@ def test_the_group_with_servers_is_none_of_the_trainers(trainers: Any, monkeypat
         return make(*args, **options)
 
     monkeypatch.setattr(c10d, "_new_process_group_helper", helper)
-    transport = GroupTransport(CPU)
+    transport = SGLangGroup(CPU)
 
     async def use() -> None:
         await transport.open([])

@@ -1,4 +1,4 @@
-"""What SGLangServer and SGLangEngine share: requests, retries, versions, syncs and their check_weights."""
+"""A rollout engine over servers: requests, retries, versions, syncs and their weight checks."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rlkit.engines.server.http import Fault
-from rlkit.engines.server.node import Hung, Node, RetryPolicy
+from rlkit.engines.server.api import Answer, ServerApi
+from rlkit.engines.server.http import Client, Fault
+from rlkit.engines.server.node import Hung, Node
+from rlkit.engines.server.process import ServerProcess
 from rlkit.engines.server.push import Failures, Mismatch, Push
+from rlkit.engines.server.retry import RetryPolicy
 from rlkit.engines.server.routing import Balance
 from rlkit.engines.server.states import State
 from rlkit.engines.server.transports import Transport
 from rlkit.engines.server.weight_check import TOLERANCES, Expected, ask_policy, probe_rows
-from rlkit.engines.sglang.process import BESIDE_TRAINER, Launch, ServerProcess
 from rlkit.errors import EngineError, RolloutError
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.types import Completion, Request, StopReason
@@ -36,21 +38,34 @@ OWNER_SECONDS = 0.5
 """Pauses in which a rank looks whether a server is back that it cannot bring back alone."""
 
 
-class SGLangRollouts(RolloutEngine):
-    """Rollouts from SGLang servers that hold the trainer's weights.
+class ServerEngine(RolloutEngine):
+    """Rollouts from servers that hold the trainer's weights: all ranks share those that the first one names.
+
+    A product's engine says how servers are called (`api`), which there are (`start`) and how weights travel
+    (`make_transport`).
 
     Args:
-        launch: How servers are started.
         retry: How long servers are waited for, and how often they may fail.
         check_weights: Compare log-probs with the trainer's after every sync.
+        dtype: The weights' type in the engine; `auto` is the type in which the trainer computes.
+        adapter_only: Push the base to servers once and then the adapters alone.
+        release_memory: Release servers' memory while the trainer learns.
     """
 
-    reserved = 2  # SGLang never fills the last two tokens of the context
-
-    def __init__(self, launch: Launch, retry: RetryPolicy, check_weights: bool) -> None:
-        self.launch = launch
+    def __init__(
+        self,
+        retry: RetryPolicy,
+        check_weights: bool,
+        *,
+        dtype: str = "auto",
+        adapter_only: bool = False,
+        release_memory: bool = False,
+    ) -> None:
         self.retry = retry
         self.check_weights = check_weights
+        self.dtype = dtype
+        self.adapter_only = adapter_only
+        self.release_memory = release_memory
         self.version = -1
         self._own: list[Node] = []
         self._nodes: list[Node] = []
@@ -62,34 +77,33 @@ class SGLangRollouts(RolloutEngine):
         self._starved = False
 
     @abstractmethod
-    def _start(self, rank: int) -> list[Node]:
-        """Return the servers to which this rank gives weights; those of rlkit have been started."""
-
-    def _launched(self, gpu: int | None) -> Node:
-        """Start a server, on a GPU and its successors or on the CPU."""
-        policy, dtype, launch = self._runtime.policy, str(self._dtype).removeprefix("torch."), self.launch
-        if self._shared(gpu) and launch.memory_fraction is None:
-            launch = replace(launch, memory_fraction=BESIDE_TRAINER)
-        hang = self.retry.hang_seconds
-        process = ServerProcess(policy, self._stop_ids, launch, dtype, gpu, hang_seconds=hang)
-        process.start()
-        return Node(process.url, self.retry, process)
-
-    def _shared(self, gpu: int | None) -> set[int]:
-        """Return those GPUs of a server, the first of which is given, that the trainer uses too."""
-        return set() if gpu is None else self._trainers.intersection(range(gpu, gpu + self.launch.tensor_parallel))
+    def api(self, client: Client) -> ServerApi:
+        """Return the calls of a server."""
 
     @abstractmethod
-    def _mine(self, urls: Sequence[Sequence[str]], rank: int) -> list[str]:
-        """Return the servers that this rank sends requests to, of those that each rank gives weights to."""
+    def start(self, rank: int) -> list[Node]:
+        """Return the servers to which this rank pushes weights; those of rlkit have been started."""
 
-    def _fronts(self) -> dict[Node, list[Node]]:
+    @abstractmethod
+    def make_transport(self) -> Transport[Any]:
+        """Return the way in which weights travel."""
+
+    def serving(self, urls: Sequence[Sequence[str]], rank: int) -> list[str]:
+        """Return the servers that this rank sends requests to, of those that each rank pushes weights to."""
+        return list(urls[0])
+
+    def fronts(self) -> dict[Node, list[Node]]:
         """Return what requests are sent to, each with the servers behind it: itself, if it is no router."""
         return {node: [node] for node in self._nodes}
 
-    @abstractmethod
-    def _transport(self) -> Transport:
-        """Return the way in which weights travel."""
+    def node(self, url: str, process: ServerProcess | None = None, owned: bool = True) -> Node:
+        """Return the server at an address."""
+        return Node(self.api(Client(url)), self.retry, process, owned)
+
+    def started(self, process: ServerProcess) -> Node:
+        """Start a server."""
+        process.start()
+        return self.node(process.url, process)
 
     def bind(self, runtime: Runtime) -> None:
         from rlkit.models.lora import adapted
@@ -101,12 +115,12 @@ class SGLangRollouts(RolloutEngine):
         self._ask = partial(ask_policy, runtime)
         self._rows = probe_rows(runtime.tokenizer, runtime.context)
         rank, world = _rank()
-        if self.launch.adapter_only and not adapted(runtime.policy):
+        if self.adapter_only and not adapted(runtime.policy):
             raise EngineError("launch.adapter_only is true, but there are no adapters; set model.lora, or leave it out")
         self._trainers = self._gpus_of_trainers()
         self._sharded = world > 1 and any(hasattr(p, "full_tensor") for p in runtime.policy.parameters())
         try:
-            self._own, problem = self._start(rank), ""
+            self._own, problem = self.start(rank), ""
         except EngineError as error:
             problem = str(error)
         here = {"run": uuid.uuid4().hex[:8], "urls": [node.url for node in self._own], "problem": problem}
@@ -115,19 +129,19 @@ class SGLangRollouts(RolloutEngine):
             if other["problem"]:
                 raise EngineError(problem or f"rank {number}: {other['problem']}")
         self._run = ranks[0]["run"]
-        mine = self._mine([other["urls"] for other in ranks], rank)
         own = {node.url: node for node in self._own}
-        self._nodes = [own.get(url) or Node(url, self.retry, owned=False) for url in mine]
-        self._balance = Balance(self._fronts())
-        if self.launch.adapter_only:
+        urls = self.serving([other["urls"] for other in ranks], rank)
+        self._nodes = [own.get(url) or self.node(url, owned=False) for url in urls]
+        self._balance = Balance(self.fronts())
+        if self.adapter_only:
             for node in {*self._own, *self._nodes, *self._balance.fronts}:
-                node.adapter = f"rlkit-{self._run}"
+                node.api.adapter = f"rlkit-{self._run}"
         tolerance = TOLERANCES[self._dtype]
-        self._push = Push(self._transport(), self._dtype, tolerance, self.launch.adapter_only, runtime.broadcast_tp)
+        self._push = Push(self.make_transport(), self._dtype, tolerance, self.adapter_only, runtime.broadcast_tp)
 
     def _engine_dtype(self, runtime: Runtime) -> torch.dtype:
-        if self.launch.dtype != "auto":
-            chosen: torch.dtype = getattr(torch, self.launch.dtype)
+        if self.dtype != "auto":
+            chosen: torch.dtype = getattr(torch, self.dtype)
             return chosen
         device = runtime.device.type
         with runtime.autocast():
@@ -147,10 +161,12 @@ class SGLangRollouts(RolloutEngine):
             return Completion([], [], [], StopReason.CONTEXT)
         if not request.tokens or not all(0 <= token < self._vocabulary for token in request.tokens):
             raise RolloutError(
-                f"SGLang was given the token ids {str(request.tokens)[:80]}, expected one or more from 0 to "
-                f"{self._vocabulary - 1}; others crash it"
+                f"{type(self).__name__} was given the token ids {str(request.tokens)[:80]}, expected one or more from "
+                f"0 to {self._vocabulary - 1}; others crash servers"
             )
-        budget = min(request.sampling.max_tokens, room)
+        sampling = request.sampling
+        stop_ids = tuple(sorted(self._stop_ids.union(sampling.stop_ids)))
+        wanted = replace(sampling, max_tokens=min(sampling.max_tokens, room), stop_ids=stop_ids)
         seconds = request.deadline or self.retry.request_seconds
         faults: list[str] = []
         async with asyncio.timeout(seconds):
@@ -158,64 +174,52 @@ class SGLangRollouts(RolloutEngine):
                 if attempt:
                     self._counts["retried"] += 1
                     await asyncio.sleep(0.1 * 2**attempt * (0.5 + random.random()))
-                node = self._balance.choose(request.session)
-                with node.assign():
-                    behind = self._balance.fronts[node]
-                    await asyncio.gather(*map(self._ready, behind))
-                    mended, begun = [server.mended for server in behind], self.version
-                    try:
-                        answer = await node.ask(self._body(request, budget), seconds)
-                        return self._completion(request, answer, begun)
-                    except Fault as fault:
-                        faults.append(str(fault))
-                        if fault.status is not None and 400 <= fault.status < 500:
-                            break
-                        firsts = await asyncio.gather(
-                            *(self._mend(*one, fault) for one in zip(behind, mended, strict=True))
-                        )
-                        if not any(firsts):  # the first brings it back, others go elsewhere
-                            self._balance.leave_lost(request.session)
-        raise RolloutError(f"SGLang gave no completion in {len(faults)} attempts: {faults[-1]}")
+                try:
+                    answer, versions = await self._attempt(replace(request, sampling=wanted, deadline=seconds))
+                except Fault as fault:
+                    faults.append(str(fault))
+                    if fault.status is not None and 400 <= fault.status < 500:
+                        break
+                else:
+                    return self._completion(request, answer, versions)
+        raise RolloutError(f"{type(self).__name__} had no completion after {len(faults)} attempts: {faults[-1]}")
 
-    def _body(self, request: Request, budget: int) -> dict[str, Any]:
-        sampling = request.sampling
-        return {
-            "input_ids": list(request.tokens),
-            "return_logprob": True,
-            "sampling_params": {
-                "temperature": sampling.temperature,
-                "max_new_tokens": budget,
-                "top_p": sampling.top_p,
-                "top_k": sampling.top_k or -1,
-                "stop_token_ids": sorted(self._stop_ids.union(sampling.stop_ids)),
-                "sampling_seed": request.key.hash(),  # read by servers that run deterministic inference
-            },
-        }
-
-    def _completion(self, request: Request, answer: dict[str, Any], begun: int) -> Completion:
-        """Read an answer.
+    async def _attempt(self, request: Request) -> tuple[Answer, list[int]]:
+        """Return a server's answer, and the version of each token.
 
         Raises:
-            Fault: It was aborted, or some of its tokens were sampled from weights that are not this run's, or older
+            Fault: There was none, or some of its tokens were sampled from weights that are not this run's, or older
                 than the ones that were there when it was asked for.
         """
-        meta = answer["meta_info"]
-        ended = meta["finish_reason"]["type"]
-        if ended not in {"stop", "length"}:
-            raise Fault(f"the request ended with {meta['finish_reason']}")
-        tokens: list[int] = answer["output_ids"]
-        spans = meta.get("weight_versions") or [{"version": meta["weight_version"], "start": 0, "end": len(tokens)}]
-        versions = [self._version_of(str(s["version"])) for s in spans for _ in range(s["start"], s["end"])]
-        if len(versions) != len(tokens) or any(not begun <= v <= self.version for v in versions):
+        node = self._balance.choose(request.session)
+        with node.assign():
+            behind = self._balance.fronts[node]
+            await asyncio.gather(*map(self._ready, behind))
+            mended, begun = [server.mended for server in behind], self.version
+            try:
+                answer = await node.ask(request)
+                return answer, self._versions(answer, begun)
+            except Fault as fault:
+                if fault.status is None or not 400 <= fault.status < 500:
+                    firsts = await asyncio.gather(
+                        *(self._mend(*one, fault) for one in zip(behind, mended, strict=True))
+                    )
+                    if not any(firsts):  # the first brings it back, others go elsewhere
+                        self._balance.leave_lost(request.session)
+                raise
+
+    def _versions(self, answer: Answer, begun: int) -> list[int]:
+        versions = [self._version_of(label) for label in answer.labels]
+        if len(versions) != len(answer.tokens) or any(not begun <= v <= self.version for v in versions):
             self._counts["stale"] += 1
-            labels = sorted({str(span["version"]) for span in spans})
-            raise Fault(f"tokens came from weights {', '.join(labels)}, expected {self._label(begun)}")
-        if ended == "stop":
-            stop = StopReason.STOP
-        else:
-            whole = len(tokens) >= request.sampling.max_tokens
-            stop = StopReason.LENGTH if whole else StopReason.CONTEXT
-        return Completion(tokens, [entry[0] for entry in meta["output_token_logprobs"]], versions, stop)
+            labels = ", ".join(sorted(set(answer.labels)))
+            raise Fault(f"tokens came from weights {labels}, expected {self._label(begun)}")
+        return versions
+
+    def _completion(self, request: Request, answer: Answer, versions: list[int]) -> Completion:
+        whole = len(answer.tokens) >= request.sampling.max_tokens
+        stop = StopReason.STOP if answer.stopped else StopReason.LENGTH if whole else StopReason.CONTEXT
+        return Completion(answer.tokens, answer.logps, versions, stop)
 
     def _label(self, version: int) -> str:
         return f"{self._run}-{version}"
@@ -238,7 +242,7 @@ class SGLangRollouts(RolloutEngine):
         """
         while node.lock.locked() or node.state is not State.READY:
             if self._stream is None:
-                raise EngineError("SGLang was asked for tokens before the first sync; it has no weights yet")
+                raise EngineError("servers were asked for tokens before the first sync; they have no weights yet")
             async with node.lock:
                 if node.state is not State.READY and node.owned and not self._sharded:
                     await self._restore(node)
@@ -299,21 +303,21 @@ class SGLangRollouts(RolloutEngine):
                 wrong |= await self._push.try_canary(right, self._rows[0], self._ask)
             if self._anywhere(bool(wrong)):
                 error = await self._push.diagnose(stream, wrong, label, self._expected)
-                raise error or EngineError("the weights of another rank's SGLang server are wrong; see its error")
+                raise error or EngineError("the weights of another rank's server are wrong; see its error")
         for node in self._nodes:
             if not node.owned:
                 node.state = State.READY
         self._sync_seconds = time.perf_counter() - started
 
     async def _push_until_well(self, stream: WeightStream, label: str) -> Failures:
-        """Push to all servers, again to those that failed once they are back; give those with the wrong weights.
+        """Push to all servers, again to those that failed once they are back; return those with the wrong weights.
 
         All ranks read the stream the same number of times.
         """
         waiting = list(self._own)
         wrong: Failures = {}
         while True:
-            base = not self.launch.adapter_only or self._anywhere(any(n.state is not State.READY for n in waiting))
+            base = not self.adapter_only or self._anywhere(any(n.state is not State.READY for n in waiting))
             failed = await self._push.push(stream, waiting, label, self._expected, base)
             wrong |= {node: error for node, error in failed.items() if isinstance(error, Mismatch)}
             waiting = [node for node in failed if node not in wrong]
@@ -329,7 +333,7 @@ class SGLangRollouts(RolloutEngine):
                 except EngineError as error:
                     fatal = error
             if self._anywhere(fatal is not None):
-                raise fatal or EngineError("an SGLang server of another rank failed; see its error")
+                raise fatal or EngineError("a server of another rank failed; see its error")
 
     def _anywhere(self, here: bool) -> bool:
         """Whether something holds on any rank; every rank must call this."""
@@ -342,7 +346,7 @@ class SGLangRollouts(RolloutEngine):
         return self._stream is None or self._starved or any(node.state is State.ASLEEP for node in self._own)
 
     def awake(self) -> AbstractContextManager[None]:
-        return self._released_after() if self.launch.release_memory else contextlib.nullcontext()
+        return self._released_after() if self.release_memory else contextlib.nullcontext()
 
     @contextmanager
     def _released_after(self) -> Iterator[None]:

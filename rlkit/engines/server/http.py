@@ -1,10 +1,11 @@
-"""Talking to an SGLang server: JSON over HTTP, every call with a deadline, errors with the server's own words."""
+"""Calls of a server: JSON over HTTP, every call with a deadline, errors with the server's own words."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import urllib.request
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,7 +16,11 @@ SHOWN = 2000
 
 
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Passes by any proxy of the environment, as aiohttp does."""
+"""Ignores any proxy of the environment, as aiohttp does."""
+
+
+UNREADABLE = (AttributeError, IndexError, KeyError, TypeError, ValueError)
+"""What reading an answer raises that is not of the form that it should have."""
 
 
 class Fault(Exception):
@@ -31,10 +36,12 @@ class Client:
 
     Args:
         url: Its address.
+        headers: Sent with every call.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, headers: Mapping[str, str] | None = None) -> None:
         self.url = url.rstrip("/")
+        self._headers = dict(headers or {})
         self._session: aiohttp.ClientSession | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -60,7 +67,7 @@ class Client:
         Raises:
             Fault: There was no answer in time, or one with an error.
         """
-        data, kind = json.dumps(body).encode(), {"Content-Type": "application/json"}
+        data, kind = json.dumps(body).encode(), {"Content-Type": "application/json", **self._headers}
         try:
             with _DIRECT.open(urllib.request.Request(self.url + path, data, kind), timeout=deadline):
                 pass
@@ -92,7 +99,7 @@ class Client:
         loop = asyncio.get_running_loop()
         if self._session is None or self._loop is not loop:
             self.close()
-            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=self._headers)
             self._loop = loop
         return self._session
 
@@ -101,7 +108,7 @@ class Client:
         session, loop, self._session = self._session, self._loop, None
         if session is None or loop is None or loop.is_closed():
             return
-        if loop.is_running():
-            self._closing = loop.create_task(session.close())
+        if loop.is_running():  # here, or in another thread
+            self._closing = asyncio.run_coroutine_threadsafe(session.close(), loop)
         else:
             loop.run_until_complete(session.close())

@@ -1,4 +1,4 @@
-"""Giving weights to several servers at once, proving that they have them, and finding what went wrong."""
+"""Pushing weights to several servers at once, checking that they have them, and finding what went wrong."""
 
 from __future__ import annotations
 
@@ -9,20 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rlkit.engines.server.http import Fault
+from rlkit.engines.server.api import Answer
+from rlkit.engines.server.http import UNREADABLE, Fault
 from rlkit.engines.server.node import Node
 from rlkit.engines.server.states import DEADLINES, State, Step
 from rlkit.engines.server.transports import Adapter, Bucket, Transport
-from rlkit.engines.server.weight_check import (
-    Ask,
-    Expected,
-    Gap,
-    Tolerance,
-    canary_body,
-    canary_gap,
-    probe_body,
-    probe_gap,
-)
+from rlkit.engines.server.weight_check import CANARY_TOKENS, Ask, Expected, Gap, Tolerance, gap_between
 from rlkit.errors import EngineError
 
 if TYPE_CHECKING:
@@ -37,7 +29,7 @@ MENDS = 0.05
 
 
 class Mismatch(EngineError):
-    """A server has weights, but gives other log-probs than the trainer."""
+    """A server has weights, but other log-probs than the trainer."""
 
 
 Failures = dict[Node, EngineError]
@@ -45,7 +37,7 @@ Failures = dict[Node, EngineError]
 
 @dataclass
 class Push:
-    """A way to give servers the trainer's weights.
+    """A way to push the trainer's weights to servers.
 
     Args:
         transport: How tensors travel.
@@ -55,7 +47,7 @@ class Push:
         broadcast_tp: Returns what the first rank of this rank's tensor-parallel group has.
     """
 
-    transport: Transport
+    transport: Transport[Any]
     dtype: torch.dtype
     tolerance: Tolerance
     adapter_only: bool = False
@@ -65,7 +57,7 @@ class Push:
     async def push(
         self, stream: WeightStream, nodes: Sequence[Node], label: str, expected: Expected | None, base: bool = True
     ) -> Failures:
-        """Return the servers all weights, or the adapters but not the `base`, and check_weights it.
+        """Push all weights to the servers, or the adapters but not the `base`, and check them.
 
         A failure of one server is none of the others. The stream is read to its end whatever happens to them, since
         other ranks may read it with this one.
@@ -88,7 +80,7 @@ class Push:
             await _each([n for n in nodes if n not in failed], step, failed)
 
         await each(lambda node: node.wait_ready())
-        targets = [(node.client, node.tp) for node in nodes if node not in failed]
+        targets = [node.api for node in nodes if node not in failed]
         if base and targets:
             try:
                 await self.transport.open(targets)
@@ -154,34 +146,47 @@ class Push:
         of its first rank, which alone has some.
         """
         wrong: Failures = {}
-        answers = []
+        written: dict[Node, Answer] = {}
         for node in nodes:
             try:
-                answers.append(await node.generate(canary_body(row), DEADLINES[Step.CHECK]))
+                [written[node]] = await self._probes(node, [row], CANARY_TOKENS)
             except Fault as fault:
-                answers.append(None)
                 wrong[node] = node.error("answer after the first sync", fault)
-        rows = self.broadcast_tp([[*row, *a["output_ids"]] for a in answers if a is not None] or [list(row)])
-        logps = iter(ask(rows))
-        for node, answer in zip(nodes, answers, strict=True):
-            if answer is not None:
-                gap = canary_gap(next(logps)[len(row) - 1 : -1], answer)
-                if not gap.within(self.tolerance):
-                    node.state = State.UNPROVEN
-                    wrong[node] = Mismatch(
-                        f"SGLang server {node.url} writes other tokens than the trainer after the first sync: "
-                        f"{gap.mean:.3g} nats apart on average, {gap.most:.3g} at most."
-                    )
+        rows = [[*row[:1], *answer.tokens] for answer in written.values()] or [list(row)]
+        logps = ask(self.broadcast_tp(rows))
+        for (node, answer), expected in zip(written.items(), logps, strict=False):
+            new = slice(len(row) - 1, None)
+            gap = gap_between([expected[:-1][new]], [Answer(answer.tokens[new], answer.logps[new])], CANARY_TOKENS)
+            if not gap.within(self.tolerance):
+                node.state = State.UNPROVEN
+                wrong[node] = Mismatch(
+                    f"{node.api.product} server {node.url} writes other tokens than the trainer after the first sync: "
+                    f"{gap.mean:.3g} nats apart on average, {gap.most:.3g} at most."
+                )
         return wrong
 
     async def _probe(self, node: Node, expected: Expected) -> Gap:
-        answers = await node.generate(probe_body(expected.rows), DEADLINES[Step.CHECK])
-        return probe_gap(expected, answers)
+        return gap_between(expected.logps, await self._probes(node, expected.rows, 1), 1)
+
+    async def _probes(self, node: Node, rows: Sequence[Sequence[int]], count: int) -> list[Answer]:
+        """Return the log-probs that a server has for rows of tokens and `count` tokens that it adds to each.
+
+        Raises:
+            Fault: It has none, or others than it was asked for.
+        """
+        try:
+            answers = await node.api.probe(rows, count, DEADLINES[Step.CHECK])
+        except UNREADABLE as error:
+            raise Fault(f"its log-probs cannot be read ({type(error).__name__}: {error})") from error
+        lengths = [(len(answer.tokens), len(answer.logps)) for answer in answers]
+        if lengths != [(len(row) - 1 + count,) * 2 for row in rows]:
+            raise Fault(f"it returned {lengths} tokens and log-probs for {len(rows)} rows of tokens")
+        return answers
 
     def _explain(self, node: Node, gap: Gap) -> str:
         limit = self.tolerance
         return (
-            f"SGLang server {node.url} has taken the weights, but gives other log-probs than the trainer: "
+            f"{node.api.product} server {node.url} has taken the weights, but has other log-probs than the trainer: "
             f"{gap.mean:.3g} nats apart on average and {gap.most:.3g} at most, expected {limit.mean:g} and "
             f"{limit.most:g} for {self.dtype}."
         )
@@ -189,7 +194,7 @@ class Push:
     async def diagnose(
         self, stream: WeightStream, wrong: Failures, label: str, expected: Expected | None
     ) -> EngineError | None:
-        """Send tensors again, one by one, to the first server that is wrong; give the error that names those to blame.
+        """Send tensors again, one by one, to the first server that is wrong; return an error that names those to blame.
 
         The stream is read to its end on every rank, also where no server is wrong.
         """
@@ -213,8 +218,8 @@ class Push:
             named = "; ".join(name for _, name in sorted(worst, reverse=True)[:NAMED])
             return EngineError(f"{wrong[node]} Sending a tensor again lessens the gap for: {named}.{stopped}")
         return EngineError(
-            f"{wrong[node]} Sending all tensors again changes nothing, so SGLang reads some of them, or computes, "
-            f"otherwise than transformers does for this model; choose rollout.engine: TorchEngine.{stopped}"
+            f"{wrong[node]} Sending all tensors again changes nothing, so {node.api.product} reads some of them, or "
+            f"computes, otherwise than transformers does for this model; choose rollout.engine: TorchEngine.{stopped}"
         )
 
     def _portions(self, stream: WeightStream) -> Iterator[tuple[str, Bucket, Adapter | None]]:
@@ -228,10 +233,10 @@ class Push:
                 yield ", ".join(name for name, _ in part), part, None
 
     async def _again(self, node: Node, part: Bucket, adapter: Adapter | None, label: str, expected: Expected) -> Gap:
-        """Send some tensors again, or the adapters; give the gap that is left."""
+        """Send some tensors again, or the adapters; return the gap that is left."""
         failed: Failures = {}
         if part:
-            await self.transport.open([(node.client, node.tp)])
+            await self.transport.open([node.api])
         await node.prepare(self.transport, base=bool(part))
         if part:
             await self._load(part, [node], failed)

@@ -1,4 +1,4 @@
-"""Which SGLang server a conversation goes to."""
+"""Which server a conversation goes to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SESSIONS = 65536
 
 
 class Balance:
-    """Shares conversations out among servers, and keeps each with the server that has its prefix in the cache.
+    """Distributes conversations among servers, and keeps each with the server that has its prefix in the cache.
 
     Args:
         fronts: What requests are sent to, each with the servers behind it: itself, if it is no router.

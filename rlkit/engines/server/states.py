@@ -1,4 +1,4 @@
-"""The order in which an SGLang server takes new weights: a table, and nothing that does I/O.
+"""The order in which a server takes new weights: a table, and nothing that does I/O.
 
 Seen to go wrong in other trainers: flushing while the KV cache is released, sampling from weights whose memory was
 released and never written again, forgetting to end an update. A step that the table does not allow is refused.
@@ -16,7 +16,7 @@ class State(StrEnum):
     """What is known of a server. Of the `bare` ones the KV cache's memory is released."""
 
     COLD = "cold"  # it answers, from weights that are not the trainer's
-    READY = "ready"  # it serves the trainer's weights, and has proven it
+    READY = "ready"  # it serves the trainer's weights, and they were checked
     ASLEEP = "asleep"  # paused, the memory of weights and KV cache released; what it held is lost
     PAUSED_BARE = "paused, bare"
     LOADING_BARE = "loading, bare"
@@ -97,7 +97,7 @@ def after(state: State, step: Step) -> State:
     allowed = TABLE[state]
     if step not in allowed:
         known = ", ".join(repr(str(s)) for s in allowed) or "nothing"
-        raise EngineError(f"an SGLang server that is {state} was asked to {step}; it may only: {known}")
+        raise EngineError(f"a server that is {state} was asked to {step}; it may only: {known}")
     return allowed[step]
 
 

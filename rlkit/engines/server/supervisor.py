@@ -1,6 +1,6 @@
 """Runs a server and outlives it: `python supervisor.py LOG COMMAND…`, with a pipe to the trainer as its input.
 
-SGLang's processes kill their parent when they crash; this one stands between them and the trainer. The server has a
+Some servers kill their parent when they crash; this one stands between them and the trainer. The server has a
 process group of its own, which is killed when the server ends, when the trainer closes the pipe, and when it dies.
 It imports nothing but the standard library, so that it is there at once.
 """

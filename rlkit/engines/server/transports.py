@@ -1,7 +1,8 @@
-"""Ways for weights to reach SGLang servers: shared memory on one node, a process group between nodes, files always.
+"""Ways for weights to reach servers: shared memory on one machine, a process group between machines, files always.
 
-A transport is asked bucket by bucket, for one server at a time or for all at once: `prepare` once a bucket, then
-`load` for every server. `finish` ends an update, when a server has had all buckets.
+A transport is called bucket by bucket, for one server at a time or for all at once: `prepare` once a bucket, then
+`load` for every server. `finish` ends an update, when a server has had all buckets. What a product is called for it
+is in subclasses.
 """
 
 from __future__ import annotations
@@ -16,23 +17,26 @@ import socket
 import tempfile
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from rlkit.engines.server.http import Client, Fault
+from rlkit.engines.server.api import ServerApi
+from rlkit.engines.server.process import free_port, write_model
 from rlkit.engines.server.states import DEADLINES, Step
-from rlkit.engines.sglang.process import free_port, write_model
 from rlkit.errors import EngineError
 
-AS_SGLANG = {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
-"""What SGLang sets for its side of a group; NCCL reads it once, when a process makes its first group."""
+SHARED_MEMORY = Path("/dev/shm")
+
+T = TypeVar("T")
+Parcel = TypeVar("Parcel")
+"""What `prepare` makes of a bucket."""
 
 Bucket = list[tuple[str, Tensor]]
 
@@ -40,30 +44,30 @@ Adapter = tuple[dict[str, Any], Bucket]
 """Adapters: their configuration and their tensors, in the form in which peft saves them."""
 
 
-class Transport(ABC):
+class Transport(ABC, Generic[Parcel]):
     """Brings buckets of tensors to servers. One that `brackets` is called between an update's begin and its end."""
 
     brackets = True
 
-    async def open(self, targets: Sequence[tuple[Client, int]]) -> None:
-        """Get ready for an update of these servers, each with the number of its GPUs."""
+    async def open(self, targets: Sequence[ServerApi]) -> None:
+        """Prepare for an update of these servers."""
 
     @abstractmethod
-    def prepare(self, bucket: Bucket) -> Any:
+    def prepare(self, bucket: Bucket) -> Parcel:
         """Make of a bucket what `load` sends, once for all servers."""
 
-    async def send(self, parcel: Any) -> None:
+    async def send(self, parcel: Parcel) -> None:
         """Do, beside all servers' `load`, what is done once for all of them."""
 
     @abstractmethod
-    async def load(self, client: Client, tp: int, parcel: Any) -> None:
+    async def load(self, api: ServerApi, parcel: Parcel) -> None:
         """Bring a server what `prepare` made."""
 
-    async def finish(self, client: Client) -> None:
+    async def finish(self, api: ServerApi) -> None:
         """Do what is left once a server has had all buckets."""
 
-    async def adapt(self, client: Client, tp: int, name: str, adapter: Adapter) -> None:
-        """Return a server adapters under a name, in place of those that had it."""
+    async def adapt(self, api: ServerApi, adapter: Adapter) -> None:
+        """Bring a server adapters under the name `api.adapter`, in place of those that had it."""
         raise NotImplementedError
 
     def end(self) -> None:
@@ -76,7 +80,34 @@ class Transport(ABC):
         """Free what is held for updates."""
 
 
-class TensorTransport(Transport):
+class FileTransport(Transport[Path]):
+    """Writes each bucket to a safetensors file that servers map: in shared memory, or on disk where that is full."""
+
+    def __init__(self) -> None:
+        self._file: Path | None = None
+
+    def prepare(self, bucket: Bucket) -> Path:
+        from safetensors.torch import save_file
+
+        self.end()
+        size = sum(tensor.numel() * tensor.element_size() for _, tensor in bucket)
+        fits = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 1.1 * size
+        number, name = tempfile.mkstemp(".safetensors", "rlkit-weights-", SHARED_MEMORY if fits else None)
+        os.close(number)
+        self._file = Path(name)
+        save_file({name: tensor.contiguous().cpu() for name, tensor in bucket}, self._file)
+        return self._file
+
+    def end(self) -> None:
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)
+        self._file = None
+
+    def close(self) -> None:
+        self.end()
+
+
+class TensorTransport(Transport[Bucket]):
     """Shared memory on a CPU and CUDA IPC on a GPU: only handles travel over HTTP.
 
     The tensors of a bucket are copied into one flat buffer of each type, which lives until all servers have answered.
@@ -94,40 +125,16 @@ class TensorTransport(Transport):
         for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
             if device.type == "cuda" and "expandable_segments:true" in os.environ.get(name, "").lower():
                 raise EngineError(
-                    f"{name} is {os.environ[name]!r}, whose segments cannot be handed to SGLang by CUDA IPC; unset "
-                    "expandable_segments, or choose SGLangServer with transport: disk"
+                    f"{name} is {os.environ[name]!r}, whose segments cannot be shared with servers by CUDA IPC; unset "
+                    "expandable_segments, or choose transport: disk"
                 )
 
     def prepare(self, bucket: Bucket) -> Bucket:
         return flatten(bucket)
 
-    async def load(self, client: Client, tp: int, parcel: Any) -> None:
-        body = {"serialized_named_tensors": [serialize(parcel) for _ in range(tp)], "flush_cache": False}
-        await client.post("/update_weights_from_tensor", body, DEADLINES[Step.LOAD])
-
-    async def adapt(self, client: Client, tp: int, name: str, adapter: Adapter) -> None:
-        config, tensors = adapter
-        flat = dict(flatten(tensors))
-        await _unload(client, name)
-        body = {
-            "lora_name": name,
-            "config_dict": config,
-            "serialized_named_tensors": [serialize(flat) for _ in range(tp)],
-        }
-        await client.post("/load_lora_adapter_from_tensors", body, DEADLINES[Step.ADAPT])
-
     def end(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
-
-
-async def _unload(client: Client, name: str) -> None:
-    """Let a server forget the adapters of a name; it refuses where it has none."""
-    try:
-        await client.post("/unload_lora_adapter", {"lora_name": name}, DEADLINES[Step.ADAPT])
-    except Fault as fault:
-        if fault.status is None:
-            raise
 
 
 def flatten(bucket: Bucket) -> Bucket:
@@ -160,7 +167,7 @@ def _shared_by_name() -> Iterator[None]:
         torch.multiprocessing.set_sharing_strategy(strategy)  # type: ignore[no-untyped-call]
 
 
-class DiskTransport(Transport):
+class DiskTransport(Transport[None]):
     """Writes a Hugging Face folder that servers read: slow, and always there.
 
     Args:
@@ -172,45 +179,51 @@ class DiskTransport(Transport):
 
     def __init__(self, policy: Any, folder: str | None = None) -> None:
         self._policy = policy
-        self._folder = Path(tempfile.mkdtemp(prefix="rlkit-weights-", dir=folder))
+        self.folder = Path(tempfile.mkdtemp(prefix="rlkit-weights-", dir=folder))
         self._index: dict[str, str] = {}
 
-    async def open(self, targets: Sequence[tuple[Client, int]]) -> None:
+    async def open(self, targets: Sequence[ServerApi]) -> None:
         self._index = {}
-        write_model(self._folder, self._policy, frozenset())
+        write_model(self.folder, self._policy, frozenset())
 
     def prepare(self, bucket: Bucket) -> None:
         from safetensors.torch import save_file
 
         file = f"model-{len(set(self._index.values())):05d}.safetensors"
-        save_file({name: tensor.contiguous().cpu() for name, tensor in bucket}, self._folder / file)
+        save_file({name: tensor.contiguous().cpu() for name, tensor in bucket}, self.folder / file)
         self._index |= {name: file for name, _ in bucket}
         index = {"metadata": {}, "weight_map": self._index}
-        (self._folder / "model.safetensors.index.json").write_text(json.dumps(index))
+        (self.folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
-    async def load(self, client: Client, tp: int, parcel: Any) -> None:
+    async def load(self, api: ServerApi, parcel: None) -> None:
         pass
 
-    async def finish(self, client: Client) -> None:
-        body = {"model_path": str(self._folder), "load_format": "auto", "flush_cache": False}
-        await client.post("/update_weights_from_disk", body, DEADLINES[Step.END])
-
-    async def adapt(self, client: Client, tp: int, name: str, adapter: Adapter) -> None:
+    def write_adapter(self, adapter: Adapter) -> str:
+        """Write adapters as peft does; return their folder."""
         from safetensors.torch import save_file
 
         config, tensors = adapter
-        folder = self._folder / "adapter"
+        folder = self.folder / "adapter"
         folder.mkdir(exist_ok=True)
         save_file({name: x.contiguous().cpu() for name, x in tensors}, folder / "adapter_model.safetensors")
         (folder / "adapter_config.json").write_text(json.dumps(config))
-        await _unload(client, name)
-        await client.post("/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)}, DEADLINES[Step.ADAPT])
+        return str(folder)
 
     def close(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
-class GroupTransport(Transport):
+class Joining(NamedTuple):
+    """How a server joins the process group: the address of its store, and its own first rank of `world`."""
+
+    host: str
+    port: int
+    first_rank: int
+    world: int
+    name: str
+
+
+class GroupTransport(Transport[Bucket]):
     """Broadcasts tensors over a process group of the trainer and all servers: nccl for GPUs, gloo for CPUs.
 
     The group is made anew whenever the servers of an update are others than those of the last one, or were restarted.
@@ -221,45 +234,45 @@ class GroupTransport(Transport):
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._backend = "nccl" if device.type == "cuda" else "gloo"
+        self.backend = "nccl" if device.type == "cuda" else "gloo"
         self._members: list[str] = []
         self._group: Any = None
         self._made = 0
 
-    async def open(self, targets: Sequence[tuple[Client, int]]) -> None:
-        members = [client.url for client, _ in targets]
+    @property
+    def name(self) -> str:
+        """The group's, as servers know it."""
+        return f"rlkit-{self._made}"
+
+    @abstractmethod
+    async def join(self, api: ServerApi, joining: Joining) -> None:
+        """Have a server join the group."""
+
+    async def open(self, targets: Sequence[ServerApi]) -> None:
+        members = [api.client.url for api in targets]
         if self._group is not None and members == self._members:
             return
         self.close_group()
         self._made += 1
-        host, port = _reachable(members), free_port()
-        world = 1 + sum(tp for _, tp in targets)
-        joining = [asyncio.create_task(_in_thread(self._join, host, port, world))]
-        offset = 1
-        for client, tp in targets:
-            body = {
-                "master_address": host, "master_port": port, "rank_offset": offset, "world_size": world,
-                "group_name": self._name, "backend": self._backend,
-            }  # fmt: skip
-            joining.append(asyncio.create_task(client.post("/init_weights_update_group", body, DEADLINES[Step.BEGIN])))
-            offset += tp
-        self._group, *_ = await asyncio.wait_for(asyncio.gather(*joining), DEADLINES[Step.BEGIN])
+        first = Joining(_reachable(members), free_port(), 1, 1 + sum(api.tensor_parallel for api in targets), self.name)
+        servers: list[asyncio.Task[None]] = []
+        trainer = asyncio.create_task(_in_thread(lambda: self._join(first)))
+        for api in targets:
+            servers.append(asyncio.create_task(self.join(api, first)))
+            first = first._replace(first_rank=first.first_rank + api.tensor_parallel)
+        self._group, *_ = await asyncio.wait_for(asyncio.gather(trainer, *servers), DEADLINES[Step.BEGIN])
         self._members = members
 
-    @property
-    def _name(self) -> str:
-        return f"rlkit-{self._made}"
-
-    def _join(self, host: str, port: int, world: int) -> Any:
-        """Make the group beside the trainer's own, in the way in which SGLang joins it."""
+    def _join(self, joining: Joining) -> Any:
+        """Make the group beside the trainer's own, in the way in which servers join it."""
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
         from torch.distributed import distributed_c10d as c10d
 
-        limit = timedelta(seconds=DEADLINES[Step.BEGIN])
+        limit, world = timedelta(seconds=DEADLINES[Step.BEGIN]), joining.world
         # not by c10d.rendezvous, which under torchrun takes the store for one that torchrun serves
-        store = TCPStore(host, port, world, is_master=True, timeout=limit, multi_tenant=True)
-        prefixed, backend = c10d.PrefixStore(self._name, store), c10d.Backend(self._backend)
-        name: Any = self._name
+        store = TCPStore(joining.host, joining.port, world, is_master=True, timeout=limit, multi_tenant=True)
+        prefixed, backend = c10d.PrefixStore(joining.name, store), c10d.Backend(self.backend)
+        name: Any = joining.name
         with _unbound():
             group, _ = c10d._new_process_group_helper(world, 0, [], backend, prefixed, name, timeout=limit)
         c10d._world.pg_group_ranks[group] = {i: i for i in range(world)}
@@ -268,22 +281,12 @@ class GroupTransport(Transport):
     def prepare(self, bucket: Bucket) -> Bucket:
         return [(name, tensor.to(self._device).contiguous()) for name, tensor in bucket]  # offloaded ones too
 
-    async def send(self, parcel: Any) -> None:
+    async def send(self, parcel: Bucket) -> None:
         def broadcast() -> None:
             for _, tensor in parcel:
                 torch.distributed.broadcast(tensor, src=0, group=self._group)
 
         await asyncio.wait_for(_in_thread(broadcast), DEADLINES[Step.LOAD])
-
-    async def load(self, client: Client, tp: int, parcel: Any) -> None:
-        body = {
-            "names": [name for name, _ in parcel],
-            "dtypes": [str(tensor.dtype).removeprefix("torch.") for _, tensor in parcel],
-            "shapes": [list(tensor.shape) for _, tensor in parcel],
-            "group_name": self._name,
-            "flush_cache": False,
-        }
-        await client.post("/update_weights_from_distributed", body, DEADLINES[Step.LOAD])
 
     def close_group(self) -> None:
         if self._group is not None:
@@ -308,22 +311,24 @@ def _unbound() -> Iterator[None]:
         own.bound_device_id = bound
 
 
-async def _in_thread(function: Any, *args: Any) -> Any:
+async def _in_thread(function: Callable[[], T]) -> T:
     """Run what blocks in a thread that, if it never returns, does not keep the process from ending."""
     loop = asyncio.get_running_loop()
-    done: asyncio.Future[Any] = loop.create_future()
+    done: asyncio.Future[T] = loop.create_future()
 
-    def set_result(result: Any, error: BaseException | None) -> None:
+    def set_result(result: T | None, error: BaseException | None) -> None:
         if not done.done():
-            done.set_result(result) if error is None else done.set_exception(error)
+            done.set_result(result) if error is None else done.set_exception(error)  # type: ignore[arg-type]
 
     def work() -> None:
+        result: T | None = None
+        failure: Exception | None = None
         try:
-            result, error = function(*args), None
-        except Exception as failure:
-            result, error = None, failure
+            result = function()
+        except Exception as error:
+            failure = error
         if not loop.is_closed():
-            loop.call_soon_threadsafe(set_result, result, error)
+            loop.call_soon_threadsafe(set_result, result, failure)
 
     threading.Thread(target=work, daemon=True).start()
     return await done

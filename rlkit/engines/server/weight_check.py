@@ -1,4 +1,4 @@
-"""The proof that a server has the trainer's weights: both give the same log-probs of the same tokens."""
+"""The check that a server has the trainer's weights: both have the same log-probs of the same tokens."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from rlkit.engines.server.api import Answer
     from rlkit.interfaces.runtime import Runtime
 
 TEXTS = (
@@ -23,7 +24,7 @@ TEXTS = (
 CANARY_TOKENS = 16
 
 Ask = Callable[[Sequence[Sequence[int]]], list[Tensor]]
-"""Asks the trainer: rows of token ids in, each row's log-probs [T,V] f32 out, of the token that follows each."""
+"""The trainer's forward pass: rows of token ids in, the log-probs [T,V] f32 of each next token out."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ TOLERANCES = {
 
 @dataclass(frozen=True)
 class Expected:
-    """What the trainer says: each row's tokens, and its log-probs [T,V] f32 of the token that follows each."""
+    """What the trainer computes: each row's tokens, and its log-probs [T,V] f32 of the token that follows each."""
 
     rows: list[list[int]]
     logps: list[Tensor]
@@ -52,7 +53,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class Gap:
-    """How far apart engine and trainer are; infinitely where one of them gives NaN."""
+    """How far apart engine and trainer are; infinitely where one of them has NaN."""
 
     mean: float
     most: float
@@ -86,38 +87,17 @@ def ask_policy(runtime: Runtime, rows: Sequence[Sequence[int]]) -> list[Tensor]:
     return [torch.log_softmax(one[: len(row)].float(), -1).cpu() for one, row in zip(logits, rows, strict=True)]
 
 
-def probe_body(rows: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Return the request that has a server score the probes and add the likeliest token to each."""
-    sampling = {"temperature": 0.0, "max_new_tokens": 1, "ignore_eos": True}
-    return {"input_ids": list(rows), "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
+def gap_between(expected: Sequence[Tensor], answers: Sequence[Answer], count: int) -> Gap:
+    """Compare servers' log-probs with the trainer's [T,V] of the same tokens.
 
-
-def canary_body(row: Sequence[int]) -> dict[str, Any]:
-    """Return the request for a greedy answer to a probe."""
-    sampling = {"temperature": 0.0, "max_new_tokens": CANARY_TOKENS, "ignore_eos": True}
-    return {"input_ids": list(row), "sampling_params": sampling, "return_logprob": True}
-
-
-def probe_gap(expected: Expected, answers: Sequence[dict[str, Any]]) -> Gap:
-    """Compare a server's log-probs with the trainer's, of the probes' tokens and of the one that it added to each."""
+    Of the last `count` tokens of each answer, which its server chose greedily, how much less likely than the likeliest
+    one the trainer finds them counts too.
+    """
     differences = []
-    for row, logps, answer in zip(expected.rows, expected.logps, answers, strict=True):
-        meta = answer["meta_info"]
-        scored = [*meta["input_token_logprobs"][1:], *meta["output_token_logprobs"]]
-        tokens = [*row[1:], *answer["output_ids"]]
-        found = torch.tensor([float("nan") if s[0] is None else s[0] for s in scored])
-        differences.append((logps[torch.arange(len(tokens)), torch.tensor(tokens)] - found).abs())
-    return _gap(torch.cat(differences))
-
-
-def canary_gap(expected: Tensor, answer: dict[str, Any]) -> Gap:
-    """Compare a greedy answer with the trainer's log-probs [T,V] of it, and with the tokens that it finds likeliest."""
-    tokens = torch.tensor(answer["output_ids"])
-    found = torch.tensor([s[0] for s in answer["meta_info"]["output_token_logprobs"]])
-    of_tokens = expected[torch.arange(len(tokens)), tokens]
-    return _gap(torch.maximum((of_tokens - found).abs(), expected.amax(-1) - of_tokens))
-
-
-def _gap(differences: Tensor) -> Gap:
-    differences = differences.nan_to_num(nan=torch.inf)
-    return Gap(float(differences.mean()), float(differences.max()))
+    for logps, answer in zip(expected, answers, strict=True):
+        of_tokens = logps[torch.arange(len(answer.tokens)), torch.tensor(answer.tokens)]
+        less = logps[: len(answer.tokens)].amax(-1) - of_tokens
+        less[: len(less) - count] = 0
+        differences.append(torch.maximum((of_tokens - torch.tensor(answer.logps)).abs(), less))
+    found = torch.cat(differences).nan_to_num(nan=torch.inf)
+    return Gap(float(found.mean()), float(found.max()))

@@ -3,28 +3,75 @@
 from __future__ import annotations
 
 import warnings
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import lcm
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 
-from rlkit.engines.server.engine import SGLangRollouts
-from rlkit.engines.server.node import Node, RetryPolicy
-from rlkit.engines.server.transports import (
-    AS_SGLANG,
-    DiskTransport,
-    GroupTransport,
-    TensorTransport,
-    Transport,
-    is_local,
-)
-from rlkit.engines.sglang.process import Launch, require_sglang
+from rlkit.engines.server.api import ServerApi
+from rlkit.engines.server.engine import ServerEngine
+from rlkit.engines.server.http import Client
+from rlkit.engines.server.node import Node
+from rlkit.engines.server.process import ServerProcess, write_model
+from rlkit.engines.server.retry import RetryPolicy
+from rlkit.engines.server.transports import Transport, is_local
+from rlkit.engines.sglang.api import SGLangApi
+from rlkit.engines.sglang.launch import BESIDE_TRAINER, Launch, adapter_words, command, environment, require_sglang
+from rlkit.engines.sglang.transports import AS_SGLANG, SGLangDisk, SGLangGroup, SGLangTensors
 from rlkit.errors import EngineError, RecipeError
 from rlkit.ranges import NUMBER, Count
 
 LAUNCH = Launch()
 RETRY = RetryPolicy()
+
+
+class SGLangRollouts(ServerEngine):
+    """What SGLangServer and SGLangEngine share: how servers are called and started.
+
+    Args:
+        launch: How servers are started.
+        retry: How long servers are waited for, and how often they may fail.
+        check_weights: Compare log-probs with the trainer's after every sync.
+    """
+
+    reserved = 2  # SGLang never fills the last two tokens of the context
+
+    def __init__(self, launch: Launch, retry: RetryPolicy, check_weights: bool) -> None:
+        super().__init__(
+            retry,
+            check_weights,
+            dtype=launch.dtype,
+            adapter_only=launch.adapter_only,
+            release_memory=launch.release_memory,
+        )
+        self.launch = launch
+
+    @abstractmethod
+    def start(self, rank: int) -> list[Node]: ...
+
+    def api(self, client: Client) -> ServerApi:
+        return SGLangApi(client)
+
+    def process(self, gpu: int | None) -> ServerProcess:
+        """Return a server that is to run on a GPU and its successors, or on the CPU."""
+        policy, dtype, launch = self._runtime.policy, str(self._dtype).removeprefix("torch."), self.launch
+        if self._shared(gpu) and launch.memory_fraction is None:
+            launch = replace(launch, memory_fraction=BESIDE_TRAINER)
+
+        def words(folder: Path, port: int) -> list[str]:
+            write_model(folder / "model", policy, self._stop_ids)
+            adapters = adapter_words(policy, gpu) if launch.adapter_only else []
+            return [*command(folder / "model", port, launch, dtype, gpu), *adapters, *launch.args]
+
+        return ServerProcess("sglang", words, environment(gpu, self.retry.hang_seconds))
+
+    def _shared(self, gpu: int | None) -> set[int]:
+        """Return those GPUs of a server, the first of which is given, that the trainer uses too."""
+        return set() if gpu is None else self._trainers.intersection(range(gpu, gpu + self.launch.tensor_parallel))
 
 
 class SGLangServer(SGLangRollouts):
@@ -87,11 +134,11 @@ class SGLangServer(SGLangRollouts):
         local = self.transport == "auto" and all(map(is_local, self.urls))
         return {} if local or self.transport in ("tensor", "disk") else AS_SGLANG
 
-    def _start(self, rank: int) -> list[Node]:
+    def start(self, rank: int) -> list[Node]:
         if rank > 0:
             return []
         if self.urls:
-            return [Node(url, self.retry) for url in self.urls]
+            return [self.node(url) for url in self.urls]
         require_sglang()
         gpus = self._runtime.device.type == "cuda"
         firsts = [self.first_gpu + i * self.launch.tensor_parallel if gpus else None for i in range(self.servers)]
@@ -102,28 +149,25 @@ class SGLangServer(SGLangRollouts):
                 "first one that is free, or choose SGLangEngine, which shares each rank's GPU",
                 stacklevel=2,
             )
-        return [self._launched(first) for first in firsts]
+        return [self.started(self.process(first)) for first in firsts]
 
-    def _mine(self, urls: Sequence[Sequence[str]], rank: int) -> list[str]:
-        return list(urls[0])
-
-    def _fronts(self) -> dict[Node, list[Node]]:
+    def fronts(self) -> dict[Node, list[Node]]:
         if self.router is None:
-            return super()._fronts()
-        return {Node(self.router, self.retry, owned=False): self._nodes}
+            return super().fronts()
+        return {self.node(self.router, owned=False): self._nodes}
 
-    def _transport(self) -> Transport:
+    def make_transport(self) -> Transport[Any]:
         if self.transport == "disk":
-            return DiskTransport(self._runtime.policy, self.folder)
+            return SGLangDisk(self._runtime.policy, self.folder)
         here = all(is_local(node.url) for node in self._nodes)
         if self.transport == "tensor" or (self.transport == "auto" and here):
-            return TensorTransport(self._runtime.device)
+            return SGLangTensors(self._runtime.device)
         if self.launch.adapter_only:
             raise EngineError(
                 "launch.adapter_only is true, and adapters cannot travel over a process group; set transport: disk and "
                 "a folder that the servers see, or leave launch.adapter_only out"
             )
-        return GroupTransport(self._runtime.device)
+        return SGLangGroup(self._runtime.device)
 
 
 class SGLangEngine(SGLangRollouts):
@@ -143,16 +187,16 @@ class SGLangEngine(SGLangRollouts):
     def __init__(self, launch: Launch = LAUNCH, retry: RetryPolicy = RETRY, check_weights: bool = True) -> None:
         super().__init__(launch, retry, check_weights)
 
-    def _start(self, rank: int) -> list[Node]:
+    def start(self, rank: int) -> list[Node]:
         require_sglang()
         device = self._runtime.device
         if rank % self._span:
             return []
         if device.type == "cpu" and self.launch.tensor_parallel > 1:
             raise EngineError(f"launch.tensor_parallel is {self.launch.tensor_parallel} on a CPU, expected 1")
-        return [self._launched(device.index or 0 if device.type == "cuda" else None)]
+        return [self.started(self.process(device.index or 0 if device.type == "cuda" else None))]
 
-    def _mine(self, urls: Sequence[Sequence[str]], rank: int) -> list[str]:
+    def serving(self, urls: Sequence[Sequence[str]], rank: int) -> list[str]:
         return list(urls[rank - rank % self._span])
 
     @property
@@ -160,5 +204,5 @@ class SGLangEngine(SGLangRollouts):
         """Return how many neighbouring ranks share an engine; only the first of a tensor-parallel group samples."""
         return lcm(self.launch.tensor_parallel, self._runtime.tensor_parallel)
 
-    def _transport(self) -> Transport:
-        return TensorTransport(self._runtime.device)
+    def make_transport(self) -> Transport[Any]:
+        return SGLangTensors(self._runtime.device)

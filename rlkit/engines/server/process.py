@@ -1,0 +1,125 @@
+"""A server that rlkit starts: its process, its environment, its log."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlkit.engines.server import supervisor
+from rlkit.errors import EngineError
+
+SUPERVISOR = Path(supervisor.__file__)
+TAIL_LINES = 25
+PORTS = range(20000, 30000)
+
+OF_TRAINERS = re.compile(
+    "(LOCAL_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|NODE_RANK|(GROUP|ROLE)_.*|TORCHELASTIC_.*|TORCH_NCCL_.*|PYTORCH_.*ALLOC_CONF"
+)
+"""Environment variables of the trainer's process group, launcher, watchdog and allocator; a server has its own of each.
+
+Under torchrun's `TORCHELASTIC_USE_AGENT_STORE` its store would wait for one that nobody serves.
+"""
+
+HERE = "127.0.0.1,localhost"
+
+
+def free_port() -> int:
+    """Return a port of 127.0.0.1 that nobody listens on.
+
+    It is below those that the kernel assigns, one of which a server's own sockets may take before it listens.
+    """
+    for port in random.sample(PORTS, len(PORTS)):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise EngineError(f"no port from {PORTS.start} to {PORTS.stop - 1} is free on 127.0.0.1")
+
+
+def write_model(folder: Path, policy: Any, stop_ids: frozenset[int]) -> None:
+    """Write what a server needs to build the model; its weights come from the trainer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = copy.deepcopy(policy.config)
+    config.architectures = config.architectures or [type(policy).__name__]
+    config.save_pretrained(folder)
+    if stop_ids and policy.generation_config is not None:
+        ends = type(policy.generation_config)(eos_token_id=sorted(stop_ids))
+        ends.save_pretrained(folder)
+
+
+def server_environment() -> dict[str, str]:
+    """Return the trainer's environment, but for what is the trainer's own."""
+    found = {name: value for name, value in os.environ.items() if not OF_TRAINERS.fullmatch(name)}
+    for name in ("no_proxy", "NO_PROXY"):
+        found[name] = ",".join(filter(None, (found.get(name), HERE)))
+    return found
+
+
+class ServerProcess:
+    """A server under its supervisor, on a port of this machine only.
+
+    Args:
+        product: What it is called in the name of its folder.
+        command: Returns its command line, given its folder, which it may fill, and its port.
+        environment: Its environment variables.
+    """
+
+    def __init__(
+        self, product: str, command: Callable[[Path, int], Sequence[str]], environment: Mapping[str, str]
+    ) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix=f"rlkit-{product}-"))
+        self.log = self._folder / "server.log"
+        self._supervisor: subprocess.Popen[bytes] | None = None
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        self.environment = environment
+        self._words = command(self._folder, port)
+
+    def start(self) -> None:
+        """Start it, or start it again; some time later it answers at `url`."""
+        self.kill()
+        self._supervisor = subprocess.Popen(
+            (sys.executable, "-S", "-E", str(SUPERVISOR), str(self.log), *self._words),
+            stdin=subprocess.PIPE,
+            env=self.environment,
+            start_new_session=True,
+        )
+
+    @property
+    def alive(self) -> bool:
+        """Whether the server runs."""
+        return self._supervisor is not None and self._supervisor.poll() is None
+
+    def tail(self) -> str:
+        """Return the end of its log, and the last exceptions that stand before it."""
+        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
+        raised = [line for line in lines[-1000:-TAIL_LINES] if re.match(r"[\w.]*(Error|Exception)\b", line)]
+        return "\n".join([*raised[-3:], *lines[-TAIL_LINES:]])
+
+    def kill(self) -> None:
+        """End it at once, with all its children."""
+        if self._supervisor is not None:
+            assert self._supervisor.stdin is not None
+            self._supervisor.stdin.close()
+            try:
+                self._supervisor.wait(10.0)
+            except subprocess.TimeoutExpired:
+                self._supervisor.send_signal(signal.SIGKILL)
+                self._supervisor.wait()
+        self._supervisor = None
+
+    def close(self) -> None:
+        """End it and remove its folder."""
+        self.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)

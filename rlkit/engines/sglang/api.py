@@ -1,0 +1,113 @@
+"""SGLang's endpoints."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+from rlkit.engines.server.api import Answer, ServerApi
+from rlkit.engines.server.http import Client, Fault
+from rlkit.engines.server.states import DEADLINES, Step
+from rlkit.engines.sglang.launch import release
+from rlkit.types import Request
+
+BRACKETS_SINCE = (0, 5, 18)
+"""From here on an update stands between `begin_weight_update` and `end_weight_update`, and may come in the middle of
+requests; before, those begin anew."""
+
+WEIGHTS, CACHE = "weights", "kv_cache"
+RETRACT, ABORT = {"mode": "retract"}, {"mode": "abort"}
+
+
+class SGLangApi(ServerApi):
+    """The calls of an SGLang server."""
+
+    product = "SGLang"
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client)
+        self._brackets = True
+        self._released = False
+
+    async def health(self, deadline: float) -> None:
+        await self.client.get("/health", deadline)
+
+    async def inspect(self, started: bool) -> None:
+        info = await self.client.get("/server_info", 30.0)
+        if started:
+            with contextlib.suppress(Fault):
+                await self.client.post("/freeze_gc", {}, 30.0)  # or it walks all that it has imported at every flush
+        self.tensor_parallel = int(info.get("tp_size") or 1)
+        self._brackets = release(str(info.get("version"))) >= BRACKETS_SINCE
+        self._released = False
+
+    async def weight_version(self) -> str:
+        info = await self.client.get("/model_info", 10.0)
+        return str(info.get("weight_version"))
+
+    async def perform(self, step: Step, label: str, brackets: bool) -> None:
+        brackets = brackets and self._brackets
+        if step is Step.BEGIN and not self._brackets and not self._released:
+            await self.client.post("/flush_cache", {}, DEADLINES[step])  # such releases crash if anything is cached
+        calls: dict[Step, tuple[str, dict[str, Any]] | None] = {
+            Step.PAUSE: ("/pause_generation", RETRACT if self._brackets and not self.adapter else ABORT),
+            Step.RESUME_WEIGHTS: ("/resume_memory_occupation", {"tags": [WEIGHTS]}),
+            Step.BEGIN: ("/begin_weight_update", {}) if brackets else None,
+            Step.END: ("/end_weight_update", {}) if brackets else None,
+            Step.RESUME_KV: ("/resume_memory_occupation", {"tags": [CACHE]}),
+            Step.FLUSH: ("/flush_cache", {}),
+            Step.LABEL: ("/update_weight_version", {"new_version": label, "abort_all_requests": False}),
+            Step.CONTINUE: ("/continue_generation", {}),
+        }
+        if (call := calls[step]) is not None:
+            await self.client.post(*call, DEADLINES[step])
+        if step is Step.RESUME_KV:
+            self._released = False
+
+    async def reset(self, deadline: float) -> None:
+        for path in ("/end_weight_update", "/continue_generation"):
+            try:
+                await self.client.post(path, {}, deadline)
+            except Fault as fault:
+                if fault.status is None:  # with one, it says that it has nothing open
+                    raise
+
+    def release(self, deadline: float) -> None:
+        self.client.post_now("/pause_generation", RETRACT, deadline)  # SGLang crashes if it is not idle
+        self.client.post_now("/release_memory_occupation", {"tags": [WEIGHTS, CACHE]}, deadline)
+        self._released = True
+
+    async def generate(self, request: Request) -> Answer:
+        sampling = request.sampling
+        wanted = {
+            "temperature": sampling.temperature,
+            "max_new_tokens": sampling.max_tokens,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k or -1,
+            "stop_token_ids": list(sampling.stop_ids),
+            "sampling_seed": request.key.hash(),  # read by servers that run deterministic inference
+        }
+        answer = await self._sample(list(request.tokens), wanted, request.deadline or DEADLINES[Step.CHECK])
+        meta, tokens = answer["meta_info"], list(map(int, answer["output_ids"]))
+        ended = meta["finish_reason"]["type"]
+        if ended not in {"stop", "length"}:
+            raise Fault(f"the request ended with {meta['finish_reason']}")
+        spans = meta.get("weight_versions") or [{"version": meta["weight_version"], "start": 0, "end": len(tokens)}]
+        labels = [str(span["version"]) for span in spans for _ in range(span["start"], span["end"])]
+        return Answer(tokens, [float(entry[0]) for entry in meta["output_token_logprobs"]], labels, ended == "stop")
+
+    async def probe(self, rows: Sequence[Sequence[int]], count: int, deadline: float) -> list[Answer]:
+        greedy = {"temperature": 0.0, "max_new_tokens": count, "ignore_eos": True}
+        answers = await self._sample(list(map(list, rows)), greedy, deadline, logprob_start_len=0)
+        found = []
+        for row, answer in zip(rows, answers, strict=True):
+            meta = answer["meta_info"]
+            scored = [*meta["input_token_logprobs"][1:], *meta["output_token_logprobs"]]
+            logps = [float("nan") if entry[0] is None else float(entry[0]) for entry in scored]
+            found.append(Answer([*row[1:], *answer["output_ids"]], logps))
+        return found
+
+    async def _sample(self, ids: list[Any], sampling: dict[str, Any], deadline: float, **options: int) -> Any:
+        body = {"input_ids": ids, "sampling_params": sampling, "return_logprob": True, "lora_path": self.adapter}
+        return await self.client.post("/generate", {**body, **options}, deadline)

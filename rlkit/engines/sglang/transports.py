@@ -1,0 +1,81 @@
+"""The endpoints by which SGLang servers take weights, for each way in which these travel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rlkit.engines.server.api import ServerApi
+from rlkit.engines.server.http import Fault
+from rlkit.engines.server.states import DEADLINES, Step
+from rlkit.engines.server.transports import (
+    Adapter,
+    Bucket,
+    DiskTransport,
+    GroupTransport,
+    Joining,
+    TensorTransport,
+    flatten,
+    serialize,
+)
+
+AS_SGLANG = {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
+"""What SGLang sets for its side of a group; NCCL reads it once, when a process makes its first group."""
+
+
+async def _adapt(api: ServerApi, path: str, body: Mapping[str, object]) -> None:
+    """Load adapters in place of those that have the name; a server refuses to unload where it has none."""
+    deadline = DEADLINES[Step.ADAPT]
+    try:
+        await api.client.post("/unload_lora_adapter", {"lora_name": api.adapter}, deadline)
+    except Fault as fault:
+        if fault.status is None:
+            raise
+    await api.client.post(path, {"lora_name": api.adapter, **body}, deadline)
+
+
+class SGLangTensors(TensorTransport):
+    """Weights in shared memory, or by CUDA IPC: only handles travel over HTTP."""
+
+    async def load(self, api: ServerApi, parcel: Bucket) -> None:
+        handles = [serialize(parcel) for _ in range(api.tensor_parallel)]
+        body = {"serialized_named_tensors": handles, "flush_cache": False}
+        await api.client.post("/update_weights_from_tensor", body, DEADLINES[Step.LOAD])
+
+    async def adapt(self, api: ServerApi, adapter: Adapter) -> None:
+        config, tensors = adapter
+        flat = dict(flatten(tensors))
+        handles = [serialize(flat) for _ in range(api.tensor_parallel)]
+        body = {"config_dict": config, "serialized_named_tensors": handles}
+        await _adapt(api, "/load_lora_adapter_from_tensors", body)
+
+
+class SGLangDisk(DiskTransport):
+    """Weights in a folder that servers read."""
+
+    async def finish(self, api: ServerApi) -> None:
+        body = {"model_path": str(self.folder), "load_format": "auto", "flush_cache": False}
+        await api.client.post("/update_weights_from_disk", body, DEADLINES[Step.END])
+
+    async def adapt(self, api: ServerApi, adapter: Adapter) -> None:
+        await _adapt(api, "/load_lora_adapter", {"lora_path": self.write_adapter(adapter)})
+
+
+class SGLangGroup(GroupTransport):
+    """Weights over a process group of the trainer and all servers."""
+
+    async def join(self, api: ServerApi, joining: Joining) -> None:
+        body = {
+            "master_address": joining.host, "master_port": joining.port, "rank_offset": joining.first_rank,
+            "world_size": joining.world, "group_name": joining.name, "backend": self.backend,
+        }  # fmt: skip
+        await api.client.post("/init_weights_update_group", body, DEADLINES[Step.BEGIN])
+
+    async def load(self, api: ServerApi, parcel: Bucket) -> None:
+        body = {
+            "names": [name for name, _ in parcel],
+            "dtypes": [str(tensor.dtype).removeprefix("torch.") for _, tensor in parcel],
+            "shapes": [list(tensor.shape) for _, tensor in parcel],
+            "group_name": self.name,
+            "flush_cache": False,
+        }
+        await api.client.post("/update_weights_from_distributed", body, DEADLINES[Step.LOAD])
