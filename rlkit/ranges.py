@@ -66,8 +66,10 @@ Count = Annotated[int, Ge(1), Le(2**16), NUMBER]
 """How many are made, held or run at once."""
 Repeats = Annotated[int, Ge(0), Le(1000), NUMBER]
 """How often something is done again."""
+Beta = Annotated[float, Ge(0), Lt(1), NUMBER]
+"""A decay of a moving average."""
 LearningRate = Annotated[float, Gt(0), Le(1), NUMBER]
-"""AdamW moves a weight by about this much in a step."""
+"""An optimizer such as AdamW moves a weight by about this much in a step."""
 Temperature = Annotated[float, Ge(0), Le(100), NUMBER]
 Seconds = Annotated[float, Gt(0), Le(YEAR), NUMBER]
 

@@ -1,0 +1,62 @@
+"""The interface of an optimizer: from groups of weights to one of torch's optimizers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+class WeightKind(StrEnum):
+    """What a weight is.
+
+    MATRIX is a matrix in a transformer block, EMBEDDING an embedding, an output head or any other matrix, and VECTOR a
+    bias or a norm's scale.
+    """
+
+    MATRIX = "matrix"
+    EMBEDDING = "embedding"
+    VECTOR = "vector"
+
+
+class WeightGroup(NamedTuple):
+    """Weights of one kind whose shards lie on the same ranks, so that they can be updated together.
+
+    Args:
+        kind: What they are.
+        weights: Trainable tensors, in the order of the model.
+        weight_decay: The recipe's; 0 for vectors.
+    """
+
+    kind: WeightKind
+    weights: list[Tensor]
+    weight_decay: float
+
+    def options(self) -> dict[str, object]:
+        """Return the group as torch's optimizers take it."""
+        return {"params": self.weights, "weight_decay": self.weight_decay}
+
+
+class Optimizer(ABC):
+    """Makes the optimizer of the policy or of the critic; the constructor holds the algorithm's own numbers.
+
+    The learning rate, the weight decay and the clipping of gradients are the loop's: `train.lr`, `train.weight_decay`
+    and `train.max_grad_norm`. Before each step the loop sets `lr` in every parameter group. A checkpoint holds the
+    state of each weight, so its values must be tensors.
+    """
+
+    formula: ClassVar[str] = ""
+    """What `explain` prints after the class's name, with the constructor's options by name."""
+
+    @abstractmethod
+    def make(self, groups: Sequence[WeightGroup], lr: float) -> torch.optim.Optimizer:
+        """Return an optimizer of all weights of the groups."""
+
+    def explain(self) -> str:
+        """Return the class's name and its options in force."""
+        return f"{type(self).__name__} {self.formula.format(**vars(self))}".rstrip()

@@ -1,0 +1,72 @@
+"""Muon for the matrices of the transformer, AdamW for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+from annotated_types import Ge, Le
+
+from rlkit.errors import RecipeError
+from rlkit.interfaces.optimizer import Optimizer, WeightGroup, WeightKind
+from rlkit.ranges import NUMBER, Beta, PositiveFloat
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Muon(Optimizer):
+    """Momentum made orthogonal by Newton-Schulz steps (Jordan et al. 2024, kellerjordan.github.io/posts/muon).
+
+    It updates the matrices of the transformer's blocks; embeddings, heads and vectors get AdamW. Updates are scaled to
+    the size of AdamW's (Liu et al. 2025, arXiv:2502.16982, eq. 4), so that one `lr` and one `weight_decay` serve both.
+
+    Args:
+        momentum: The momentum's decay.
+        nesterov: Use Nesterov's momentum.
+        newton_schulz_steps: Steps that make an update orthogonal.
+        betas: AdamW's, for the rest.
+        eps: AdamW's, for the rest.
+    """
+
+    formula = "momentum {momentum} on the blocks' matrices, AdamW betas {betas}, eps {eps:g} on the rest"
+
+    def __init__(
+        self,
+        momentum: Beta = 0.95,
+        nesterov: bool = True,
+        newton_schulz_steps: Annotated[int, Ge(1), Le(20), NUMBER] = 5,
+        betas: tuple[Beta, Beta] = (0.9, 0.999),
+        eps: PositiveFloat = 1e-8,
+    ) -> None:
+        self.momentum = momentum
+        self.nesterov = nesterov
+        self.newton_schulz_steps = newton_schulz_steps
+        self.betas = betas
+        self.eps = eps
+
+    def make(self, groups: Sequence[WeightGroup], lr: float) -> torch.optim.Optimizer:
+        """Return both as one optimizer.
+
+        Raises:
+            RecipeError: The model has no matrices in blocks that are trained.
+        """
+        import torch
+
+        from rlkit.optimizers.combined import Combined
+
+        matrices = [group.options() for group in groups if group.kind is WeightKind.MATRIX]
+        rest = [group.options() for group in groups if group.kind is not WeightKind.MATRIX]
+        if not matrices:
+            raise RecipeError("optimizer Muon found no trainable matrix in a transformer block; choose AdamW")
+        muon = torch.optim.Muon(
+            matrices,
+            lr=lr,
+            momentum=self.momentum,
+            nesterov=self.nesterov,
+            ns_steps=self.newton_schulz_steps,
+            adjust_lr_fn="match_rms_adamw",
+        )
+        if not rest:
+            return muon
+        return Combined([muon, torch.optim.AdamW(rest, lr=lr, betas=self.betas, eps=self.eps)])

@@ -1,0 +1,13 @@
+"""A learning rate that stays."""
+
+from __future__ import annotations
+
+from rlkit.interfaces.schedule import Schedule
+
+
+class Constant(Schedule):
+    """Keeps the learning rate."""
+
+    def factor(self, progress: float) -> float:
+        """Return 1."""
+        return 1.0

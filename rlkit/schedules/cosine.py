@@ -1,0 +1,25 @@
+"""A learning rate that falls on half a cosine."""
+
+from __future__ import annotations
+
+import math
+
+from rlkit.interfaces.schedule import Schedule
+from rlkit.ranges import Share
+
+
+class Cosine(Schedule):
+    """Lowers the learning rate on half a cosine to its floor (Loshchilov and Hutter 2017, arXiv:1608.03983, eq. 5).
+
+    Args:
+        min_lr_ratio: The floor, as a share of `lr`.
+    """
+
+    formula = "to {min_lr_ratio:g} lr"
+
+    def __init__(self, min_lr_ratio: Share = 0.0) -> None:
+        self.min_lr_ratio = min_lr_ratio
+
+    def factor(self, progress: float) -> float:
+        """Return floor + (1 - floor) * (1 + cos(pi * progress)) / 2."""
+        return self.min_lr_ratio + (1 - self.min_lr_ratio) * 0.5 * (1 + math.cos(math.pi * progress))
