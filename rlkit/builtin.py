@@ -2,10 +2,34 @@
 
 from __future__ import annotations
 
-from rlkit import advantages, engines, filters, interactions, losses, parsers, rewards, tasks, tools
+from rlkit import (
+    advantages,
+    engines,
+    filters,
+    interactions,
+    losses,
+    optimizers,
+    parsers,
+    rewards,
+    schedules,
+    tasks,
+    tools,
+)
 from rlkit.hooks import Register, hookimpl
 
-PACKAGES = (advantages, engines, filters, interactions, losses, parsers, rewards, tasks, tools)
+PACKAGES = (
+    advantages,
+    engines,
+    filters,
+    interactions,
+    losses,
+    optimizers,
+    parsers,
+    rewards,
+    schedules,
+    tasks,
+    tools,
+)
 """Whose `__all__` names parts."""
 
 

@@ -23,8 +23,10 @@ from rlkit.interfaces.environment import Environment
 from rlkit.interfaces.filter import GroupFilter
 from rlkit.interfaces.interaction import Interaction
 from rlkit.interfaces.loss import PolicyLoss
+from rlkit.interfaces.optimizer import Optimizer
 from rlkit.interfaces.parser import ToolParser
 from rlkit.interfaces.reward import RewardManager
+from rlkit.interfaces.schedule import Schedule
 from rlkit.interfaces.task import Task
 from rlkit.interfaces.tool import Tool
 
@@ -58,6 +60,8 @@ KINDS: dict[str, Kind] = {
     "interactions": Kind("interaction", Interaction, "interaction"),
     "environments": Kind("environment", Environment, "environment"),
     "parsers": Kind("parser", ToolParser, "parser"),
+    "optimizers": Kind("optimizer", Optimizer, "train.optimizer"),
+    "schedules": Kind("schedule", Schedule, "train.schedule"),
 }
 """All kinds of parts, by their names in the plural. A class subclasses exactly one of the interfaces."""
 

@@ -215,6 +215,12 @@ def _check_numbers(recipe: Recipe) -> Iterator[str]:
             f"train.minibatches is {train.minibatches}, but a step has only train.prompts_per_step = "
             f"{train.prompts_per_step} prompts and a group is never divided; set it to {train.prompts_per_step} or less"
         )
+    for name, section in (("train", train), ("critic", recipe.critic)):
+        if section is not None and section.warmup_ratio is not None and section.warmup_steps:
+            yield (
+                f"{name}.warmup_steps is {section.warmup_steps} and {name}.warmup_ratio is {section.warmup_ratio}, but "
+                "a warm-up has one length; remove one of them"
+            )
     for key in ("correction", "rejection"):
         low, high = _value(recipe, f"{key}.low"), _value(recipe, f"{key}.high")
         if low is not None and low >= high:

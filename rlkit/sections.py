@@ -9,9 +9,12 @@ from annotated_types import Ge, Le
 
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.interfaces.filter import GroupFilter
+from rlkit.interfaces.optimizer import Optimizer
+from rlkit.interfaces.schedule import Schedule
 from rlkit.ops.aggregate import Aggregation
 from rlkit.ops.correction import RejectLevel, Statistic, WeightLevel
 from rlkit.ops.kl import KLEstimator
+from rlkit.optimizers import AdamW
 from rlkit.ranges import (
     NUMBER,
     Count,
@@ -23,11 +26,10 @@ from rlkit.ranges import (
     PositiveInt,
     PositiveShare,
     Seconds,
+    ShareBelowOne,
 )
+from rlkit.schedules import Constant
 from rlkit.types import Sampling
-
-Schedule = Literal["constant", "linear", "cosine"]
-"""How the learning rate goes on after the warm-up."""
 
 
 @dataclass
@@ -97,10 +99,12 @@ class Train:
         minibatches: Optimizer steps an epoch over a rollout.
         epochs: Passes over a rollout.
         max_tokens_per_micro_batch: Tokens of one forward and backward pass, padding included.
-        lr: AdamW's largest learning rate.
-        weight_decay: AdamW's, for matrices only.
+        lr: The largest learning rate.
+        optimizer: Its algorithm, with the algorithm's own numbers.
+        weight_decay: For matrices only.
         schedule: How the learning rate goes on after the warm-up.
         warmup_steps: Rollout steps in which it rises from 0.
+        warmup_ratio: The same as a share of `steps`, rounded up; null where `warmup_steps` says it.
         max_grad_norm: The gradient's norm is clipped to this.
         entropy_coef: Adds the policy's entropy to what is maximised.
         checkpoint_activations: Compute activations again in the backward pass instead of keeping them: less memory,
@@ -124,9 +128,11 @@ class Train:
     epochs: Count = 1
     max_tokens_per_micro_batch: PositiveInt = 16384
     lr: LearningRate = 1e-6
+    optimizer: Optimizer = field(default_factory=AdamW)
     weight_decay: NonNegativeFloat = 0.0
-    schedule: Schedule = "constant"
+    schedule: Schedule = field(default_factory=Constant)
     warmup_steps: NonNegativeInt = 0
+    warmup_ratio: ShareBelowOne | None = None
     max_grad_norm: PositiveFloat = 1.0
     entropy_coef: FiniteFloat = 0.0
     checkpoint_activations: bool = False
@@ -304,9 +310,11 @@ class Critic:
         path: The backbone's model, with the policy's tokenizer; null takes the policy's.
         lora: Train adapters of the backbone, and the head, instead of all weights.
         lr: Its largest learning rate.
-        weight_decay: AdamW's, for matrices only.
+        optimizer: Its algorithm, with the algorithm's own numbers.
+        weight_decay: For matrices only.
         schedule: How the learning rate goes on after the warm-up.
         warmup_steps: Rollout steps in which it rises from 0.
+        warmup_ratio: The same as a share of `train.steps`, rounded up; null where `warmup_steps` says it.
         max_grad_norm: The gradient's norm is clipped to this.
         clip: How far a value may move from the old one before its loss is clipped; null lets it.
         policy_delay_steps: Steps at the start in which the critic learns and the policy does not.
@@ -315,9 +323,11 @@ class Critic:
     path: str | None = None
     lora: Lora | None = None
     lr: LearningRate = 1e-5
+    optimizer: Optimizer = field(default_factory=AdamW)
     weight_decay: NonNegativeFloat = 0.0
-    schedule: Schedule = "constant"
+    schedule: Schedule = field(default_factory=Constant)
     warmup_steps: NonNegativeInt = 0
+    warmup_ratio: ShareBelowOne | None = None
     max_grad_norm: PositiveFloat = 1.0
     clip: PositiveFloat | None = 0.5
     policy_delay_steps: NonNegativeInt = 0

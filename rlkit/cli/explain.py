@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from rlkit.cli.display import say
 from rlkit.cli.parsing.parser import parse
 from rlkit.recipe import Recipe
+from rlkit.sections import Critic, Train
 
 NORMALISERS = {
     "token_mean": "sum over all tokens / N_tokens",
@@ -118,9 +119,10 @@ def _training(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield "average", f"EMA of the weights with decay {train.ema}, saved beside them"
 
 
-def _optimizer(section: object) -> str:
-    values = vars(section)
+def _optimizer(section: Train | Critic) -> str:
+    ratio = section.warmup_ratio
+    warmup = f"{section.warmup_steps} steps" if ratio is None else f"{ratio:.0%} of the steps"
     return (
-        f"AdamW lr {values['lr']} ({values['schedule']}, {values['warmup_steps']} steps of warm-up), weight decay "
-        f"{values['weight_decay']}, gradient norm <= {values['max_grad_norm']}"
+        f"{section.optimizer.explain()}, lr {section.lr} ({section.schedule.explain()}, {warmup} of warm-up), "
+        f"weight decay {section.weight_decay}, gradient norm <= {section.max_grad_norm}"
     )

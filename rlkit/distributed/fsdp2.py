@@ -143,7 +143,8 @@ def _fill(module: nn.Module, weights: dict[str, Tensor], device: torch.device) -
 def blocks(module: nn.Module) -> list[nn.Module]:
     """Return the transformer's layers, by the names of their classes that its model states."""
     names = {n for m in module.modules() for n in (getattr(m, "_no_split_modules", None) or ())}
-    return [m for m in module.modules() if type(m).__name__ in names]
+    # sharded ones are of a subclass that fully_shard makes
+    return [m for m in module.modules() if names & {cls.__name__ for cls in type(m).__mro__}]
 
 
 def checkpoint_activations(module: nn.Module) -> None:

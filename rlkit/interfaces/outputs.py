@@ -71,6 +71,12 @@ def of_filter(kept: object) -> str | None:
     return None if isinstance(kept, bool) else f"returned {show(kept)} for a group, expected True or False"
 
 
+def of_schedule(factor: object) -> str | None:
+    """Check a share of the learning rate: finite and not negative."""
+    fine = isinstance(factor, int | float) and math.isfinite(factor) and factor >= 0
+    return None if fine else f"returned {show(factor)}, expected a finite number of 0 or more"
+
+
 def of_task(prompt: object) -> str | None:
     """Check a prompt: an id, and messages with role and content."""
     if not isinstance(prompt, Prompt) or not isinstance(prompt.id, str):

@@ -21,6 +21,8 @@ CONTRACTS: dict[str, Callable[[Any], Any]] = {
     "tasks": contracts.check_task,
     "filters": contracts.check_filter,
     "parsers": contracts.check_parser,
+    "optimizers": contracts.check_optimizer,
+    "schedules": contracts.check_schedule,
 }
 """Contracts that take an instance, by kind."""
 

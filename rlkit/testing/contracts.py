@@ -13,9 +13,12 @@ from rlkit.interfaces import outputs
 from rlkit.interfaces.advantage import AdvantageEstimator, Needs
 from rlkit.interfaces.filter import GroupFilter
 from rlkit.interfaces.loss import PolicyLoss
+from rlkit.interfaces.optimizer import Optimizer
 from rlkit.interfaces.parser import ParsedTurn, ToolParser
 from rlkit.interfaces.reward import RewardFunction, RewardManager, as_score
+from rlkit.interfaces.schedule import Schedule
 from rlkit.interfaces.task import Split, Task
+from rlkit.optimizers.trial import try_out
 from rlkit.types import Batch, PolicyOutput, Prompt, Score, StopReason, Trajectory, Turn
 
 ODD_TEXTS = ("", " \n", "\x00\ufffd", "{[(<", r"\boxed{", "#### ", "१२", "1" * 5000)
@@ -204,6 +207,19 @@ def check_parser(parser: ToolParser, texts: Sequence[str] = ()) -> list[ParsedTu
     if (turn := _parse(parser, plain)) != ParsedTurn(plain):
         raise AssertionError(f"{name} made {turn!r} of {plain!r}, expected the text and no calls")
     return [_parse(parser, text[:end]) for text in (*CALLS, *ODD_TEXTS[:-1], *texts) for end in range(len(text) + 1)]
+
+
+def check_optimizer(optimizer: Optimizer) -> None:
+    """Check that it steps all weights that it is given, and keeps a state that a checkpoint can hold."""
+    if (problem := try_out(optimizer)) is not None:
+        raise AssertionError(f"`make` {problem}")
+
+
+def check_schedule(schedule: Schedule) -> None:
+    """Check the learning rate's factor along a run."""
+    for progress in (0.0, 0.25, 0.5, 0.999):
+        if (problem := outputs.of_schedule(schedule.factor(progress))) is not None:
+            raise AssertionError(f"`factor` at {progress} {problem}")
 
 
 def _parse(parser: ToolParser, text: str) -> ParsedTurn:

@@ -1,35 +1,74 @@
-"""The optimizer and the learning rate."""
+"""Optimizers and learning rates of the policy and the critic."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from rlkit.distributed.fsdp2 import by_mesh
+from rlkit.distributed.fsdp2 import blocks, by_mesh
+from rlkit.interfaces import outputs
+from rlkit.interfaces.optimizer import WeightGroup, WeightKind
+from rlkit.interfaces.schedule import Schedule
+from rlkit.optimizers.trial import problem_of, try_out
+from rlkit.registry import calling, require
 from rlkit.sections import Critic, Train
 
 
 def make_optimizer(module: nn.Module, section: Train | Critic) -> torch.optim.Optimizer:
-    """Make AdamW over what is trainable; weight decay is for matrices only."""
-    trainable = [p for p in module.parameters() if p.requires_grad]
-    matrices, others = [p for p in trainable if p.dim() >= 2], [p for p in trainable if p.dim() < 2]
-    decays = ((matrices, section.weight_decay), (others, 0.0))
-    groups = [{"params": part, "weight_decay": decay} for some, decay in decays for part in by_mesh(some)]
-    return torch.optim.AdamW(groups, lr=section.lr)
+    """Make the section's optimizer over what is trainable.
+
+    Raises:
+        PartError: The part raised, left weights out, or keeps a state that no checkpoint can hold.
+        RecipeError: It has no use for the model's weights.
+    """
+    part, groups = section.optimizer, list(weight_groups(module, section.weight_decay))
+    with calling(part, "make"):
+        require(part, "make", try_out(part, section.lr))
+        made = part.make(groups, section.lr)
+    require(part, "make", problem_of(made, groups))
+    return made
+
+
+def weight_groups(module: nn.Module, weight_decay: float) -> Iterator[WeightGroup]:
+    """Yield the trainable weights by kind and by the ranks that share them; only matrices decay."""
+    inside = {id(weight) for block in blocks(module) for weight in block.parameters()}
+    kinds: dict[WeightKind, list[Tensor]] = {kind: [] for kind in WeightKind}
+    for weight in module.parameters():
+        if weight.requires_grad:
+            kind = WeightKind.MATRIX if id(weight) in inside and weight.dim() == 2 else WeightKind.EMBEDDING
+            kinds[kind if weight.dim() >= 2 else WeightKind.VECTOR].append(weight)
+    for kind, weights in kinds.items():
+        decay = 0.0 if kind is WeightKind.VECTOR else weight_decay
+        yield from (WeightGroup(kind, some, decay) for some in by_mesh(weights))
+
+
+def warmup_steps(section: Train | Critic, steps: int) -> int:
+    """Return the rollout steps, out of `steps`, in which the learning rate rises."""
+    if section.warmup_ratio is None:
+        return section.warmup_steps
+    return math.ceil(section.warmup_ratio * steps)
 
 
 def learning_rate(section: Train | Critic, step: int, steps: int) -> float:
-    """Return the rate of a step (the first is 1) out of `steps`: a linear warm-up, then the schedule."""
-    if step <= section.warmup_steps:
-        return section.lr * step / (section.warmup_steps + 1)
-    if section.schedule == "constant":
-        return section.lr
-    done = (step - 1 - section.warmup_steps) / max(1, steps - section.warmup_steps)
-    if section.schedule == "linear":
-        return section.lr * (1 - done)
-    return section.lr * 0.5 * (1 + math.cos(math.pi * done))
+    """Return the rate of a step (the first is 1) out of `steps`: a linear warm-up, then the schedule.
+
+    Raises:
+        PartError: The schedule's factor is no number, not finite or negative.
+    """
+    warmup = warmup_steps(section, steps)
+    if step <= warmup:
+        return section.lr * step / (warmup + 1)
+    return section.lr * _factor(section.schedule, (step - 1 - warmup) / max(1, steps - warmup))
+
+
+def _factor(schedule: Schedule, progress: float) -> float:
+    with calling(schedule, "factor"):
+        factor = schedule.factor(progress)
+    require(schedule, "factor", outputs.of_schedule(factor))
+    return factor
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

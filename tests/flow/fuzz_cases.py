@@ -43,7 +43,7 @@ train:
   max_tokens_per_micro_batch: 4096
   lr: 1.0e-05
   weight_decay: 0.01
-  schedule: cosine
+  schedule: Cosine
   warmup_steps: 1
   max_grad_norm: 1.0
   entropy_coef: 0.001

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 BASE = (
     "fit", "--recipe=quickstart", "--train.steps=3", "--train.prompts_per_step=4", "--rollout.group_size=4",
-    "--validation.limit=3", "--validation.samples=0", "--save.every=1", "--train.schedule=constant",
+    "--validation.limit=3", "--validation.samples=0", "--save.every=1", "--train.schedule=Constant",
 )  # fmt: skip
 
 

@@ -158,7 +158,7 @@ def signalled(number: int, out: Path, times: int = 1) -> int:
 
     thread = threading.Thread(target=send)
     thread.start()
-    status = main([*FIT, "--train.steps=100000", "--train.schedule=constant", f"--out={out}"])
+    status = main([*FIT, "--train.steps=100000", "--train.schedule=Constant", f"--out={out}"])
     thread.join()
     return status
 
@@ -302,7 +302,7 @@ def test_signals_while_a_run_is_being_saved_leave_a_result(
 @pytest.mark.parametrize("trial", range(TRIALS))
 @pytest.mark.parametrize("strategy", TWO)
 def test_a_second_ctrl_c_ends_all_ranks_at_once(strategy: str, trial: int, tmp_path: Path) -> None:
-    options = ("--train.steps=100000", "--train.prompts_per_step=64", "--save.every=1", "--train.schedule=constant")
+    options = ("--train.steps=100000", "--train.prompts_per_step=64", "--save.every=1", "--train.schedule=Constant")
     process = start(tmp_path, *TWO[strategy], *options)
     wait_for((tmp_path / "out" / "rollouts" / "validation-before.jsonl.gz").exists, process)
     ranks = pids(tmp_path)

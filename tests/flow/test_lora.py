@@ -19,7 +19,7 @@ from tests.conftest import read_jsonl, rlkit
 
 pytestmark = pytest.mark.slow
 
-FEW = ("--train.steps=3", "--train.prompts_per_step=4", "--train.schedule=constant", "--validation.limit=8")
+FEW = ("--train.steps=3", "--train.prompts_per_step=4", "--train.schedule=Constant", "--validation.limit=8")
 CHECKPOINT = "checkpoints/step-000003"
 
 

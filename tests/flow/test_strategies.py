@@ -129,10 +129,10 @@ def test_the_embedded_engine_refuses_tensor_parallel(folder: Path) -> None:
 
 def test_a_run_goes_on_under_another_number_of_ranks(folder: Path) -> None:
     """Two steps on one rank and two on two ranks end where four on one do, and the other way round."""
-    whole = run(folder, "four", "--train.steps=4", "--train.schedule=constant")
+    whole = run(folder, "four", "--train.steps=4", "--train.schedule=Constant")
     for name, before, after in (("grown", (), TWO["fsdp2"]), ("shrunk", TWO["fsdp2"], ("--fabric.devices=1",))):
-        run(folder, name, "--train.schedule=constant", *before)
-        out = run(folder, name, "--train.steps=4", "--train.schedule=constant", *after, "--resume=auto")
+        run(folder, name, "--train.schedule=Constant", *before)
+        out = run(folder, name, "--train.steps=4", "--train.schedule=Constant", *after, "--resume=auto")
         for key, tensor in weights(whole).items():
             torch.testing.assert_close(weights(out)[key], tensor, atol=1e-4, rtol=1e-3, msg=key)
         assert [row["step"] for row in read_jsonl(out / "metrics.jsonl")] == [1, 2, 3, 4]
@@ -152,7 +152,7 @@ def start(folder: Path, name: str, *args: str) -> subprocess.Popen[str]:
 @pytest.mark.parametrize("name", ["ddp", "fsdp2"])
 def test_a_rank_that_dies_ends_the_run_and_is_named(name: str, folder: Path) -> None:
     out = folder / f"dies-{name}"
-    process = start(folder, out.name, *TWO[name], "--train.steps=1000", "--train.schedule=constant", "--save.every=0")
+    process = start(folder, out.name, *TWO[name], "--train.steps=1000", "--train.schedule=Constant", "--save.every=0")
     while not (out / "rollouts" / "step-00002.jsonl.gz").exists():
         assert process.poll() is None
         time.sleep(0.05)

@@ -25,7 +25,7 @@ SOURCES = list((ROOT / "rlkit").rglob("*.py")) + list((ROOT / "plugins").glob("*
 
 FLOORS = [
     {"types", "errors", "ranges", "text"},
-    {"interfaces", "ops"},
+    {"interfaces", "ops", "optimizers", "schedules"},
     {"hooks", "registry", "recipe", "sections", "log"},
     {"distributed"},
     {"models"},
@@ -88,7 +88,7 @@ def test_a_floor_imports_only_lower_floors() -> None:
 def test_parts_do_not_import_their_siblings() -> None:
     wrong = []
     no_parts = ("rlkit.parsers.text", "rlkit.parsers.detect")  # what parsers share, and what chooses one of them
-    for part in ("advantages", "losses", "rewards", "engines", "parsers"):
+    for part in ("advantages", "losses", "rewards", "engines", "parsers", "schedules"):
         for path in (ROOT / "rlkit" / part).glob("*.py"):
             if path.stem != "__init__" and f"rlkit.{part}.{path.stem}" not in no_parts:
                 siblings = {m for m in imports(path) if m.startswith(f"rlkit.{part}")} - {"rlkit.parsers.text"}

@@ -33,7 +33,7 @@ from tests.conftest import read_jsonl
 
 SHORT = (
     "--recipe=quickstart", "--train.steps=1", "--train.prompts_per_step=2", "--rollout.group_size=2",
-    "--validation.limit=1", "--validation.samples=0", "--fabric.accelerator=cpu", "--train.schedule=constant",
+    "--validation.limit=1", "--validation.samples=0", "--fabric.accelerator=cpu", "--train.schedule=Constant",
 )  # fmt: skip
 
 

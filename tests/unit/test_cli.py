@@ -77,7 +77,7 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
         ("--rollout.sampling.top_p 0.9", "set top_p: 1 and top_k: 0"),
         ("--rollout.sampling.temperature 0", "temperature is 0"),
         ("--rollout.sampling.max_tokens 0", "rollout.sampling.max_tokens is 0, expected a whole number of 1 or more"),
-        ("--train.schedule cosin", "train.schedule is 'cosin', expected one of constant, linear, cosine"),
+        ("--train.schedule cosin", "train.schedule is 'cosin', which no plugin offers; did you mean 'Cosine'?"),
         ("--train.aggregation mean", "train.aggregation is 'mean', expected one of token_mean"),
         ("--train.minibatches 99", "train.minibatches is 99, but a step has only"),
         ("--train.lr 0", "train.lr is 0, expected a number above 0"),

@@ -17,7 +17,7 @@ from rlkit.train.shaping import RewardTransforms
 
 RECIPE: dict[str, Any] = {
     "model": {"path": "tiny", "lora": {"rank": 4}},
-    "train": {"steps": 3, "lr": 0.1, "schedule": "constant", "ema": None},
+    "train": {"steps": 3, "lr": 0.1, "schedule": {"class_path": "rlkit.schedules.Constant"}, "ema": None},
     "save": {"every": 1},
 }
 
@@ -44,7 +44,14 @@ def test_what_changes_no_learning_is_only_shown(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("section", [{"lr": 0.2}, {"steps": 9, "schedule": "cosine"}])
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"lr": 0.2},
+        {"steps": 9, "schedule": {"class_path": "rlkit.schedules.Cosine"}},
+        {"steps": 9, "warmup_ratio": 0.1},
+    ],
+)
 def test_what_changes_the_learning_needs_force(tmp_path: Path, section: dict[str, Any]) -> None:
     """The number of steps does where the learning rate decays by it."""
     with pytest.raises(RecipeError, match=rf"train.{next(iter(section))}: .*(\n.*)*add --force"):
@@ -54,7 +61,7 @@ def test_what_changes_the_learning_needs_force(tmp_path: Path, section: dict[str
 
 @pytest.mark.parametrize(
     "sections", [{"model": {"path": "other"}}, {"model": {"lora": {"rank": 8}}}, {"critic": {"lr": 1.0}},
-                 {"train": {"ema": 0.9}}]
+                 {"train": {"ema": 0.9}}, {"train": {"optimizer": {"class_path": "rlkit.optimizers.Muon"}}}]
 )  # fmt: skip
 def test_what_does_not_fit_the_state_is_refused_by_force_too(tmp_path: Path, sections: dict[str, Any]) -> None:
     with pytest.raises(RecipeError, match="the recipe does not fit .*step-000003"):

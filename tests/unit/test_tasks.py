@@ -17,7 +17,6 @@ from rlkit.sections import Model, Train
 from rlkit.tasks import GSM8K, Arithmetic, HFDataset, Jsonl
 from rlkit.testing import check_task
 from rlkit.train.data import Data
-from rlkit.train.optim import learning_rate
 from rlkit.types import Prompt
 
 
@@ -176,16 +175,3 @@ def test_a_prompt_that_the_template_refuses_is_named() -> None:
     tokenizer.chat_template = "{{ raise_exception('no') }}"
     with pytest.raises(RecipeError, match=r"prompt '[01]': the chat template cannot render the roles user"):
         data.check_lengths()
-
-
-@pytest.mark.parametrize(
-    ("schedule", "rates"),
-    [
-        ("constant", [1 / 3, 2 / 3, 1, 1, 1, 1]),
-        ("linear", [1 / 3, 2 / 3, 1, 0.75, 0.5, 0.25]),
-        ("cosine", [1 / 3, 2 / 3, 1, 0.853553, 0.5, 0.146447]),  # (1 + cos(pi k/4)) / 2
-    ],
-)
-def test_learning_rates_by_hand(schedule, rates) -> None:
-    train = Train(steps=6, warmup_steps=2, lr=1.0, schedule=schedule)
-    assert [learning_rate(train, step, 6) for step in range(1, 7)] == pytest.approx(rates, rel=1e-5)

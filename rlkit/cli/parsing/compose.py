@@ -198,6 +198,9 @@ class Composer:
     ) -> dict[str, Any]:
         """Set options of a section, or of a part, in its node."""
         known = options(owner.cls) if isinstance(owner, Part) else owner
+        for missing in known.keys() - node.keys():  # a default part is written out, as if the recipe named it
+            if (part := known[missing].part) is not None:
+                node[missing] = self._set(Place(f"{key}.{missing}", known[missing].hint), ABSENT, part.__name__)
         for name, rest, value in entries:
             inner = f"{key}.{name}" if key else name
             if name in known:

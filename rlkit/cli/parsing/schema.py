@@ -8,7 +8,7 @@ import operator
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
 from pathlib import PurePath
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -28,10 +28,11 @@ class Untyped:
 
 
 class Option(NamedTuple):
-    """An option of a section or of a part: its type, and whether it has no default."""
+    """An option of a section or of a part: its type, whether it has no default, and the class of a default part."""
 
     hint: Any
     required: bool
+    part: type | None = None
 
 
 class Section(NamedTuple):
@@ -129,7 +130,7 @@ def options(cls: type) -> dict[str, Option]:
     if is_dataclass(cls):
         hints = get_type_hints(cls, include_extras=True)
         return {
-            f.name: Option(hints[f.name], f.default is MISSING and f.default_factory is MISSING)
+            f.name: Option(hints[f.name], f.default is MISSING and f.default_factory is MISSING, _part(f))
             for f in fields(cls)
             if f.init
         }
@@ -145,6 +146,12 @@ def options(cls: type) -> dict[str, Option]:
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             break
     return found
+
+
+def _part(option: Field[Any]) -> type | None:
+    """Return the class of the part that an option is by default."""
+    made = option.default_factory
+    return made if isinstance(made, type) and kinds_of(made) else None
 
 
 def _hint(parameter: inspect.Parameter, init: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from rlkit.errors import RecipeError, show
@@ -9,7 +10,16 @@ from rlkit.models.store import CheckpointRef
 from rlkit.run.checkpoint.state import as_data, restore, tensors
 from rlkit.train.setup import TrainContext
 
-FIXED = ("model.path", "model.lora", "critic.path", "critic.lora")
+FIXED = (
+    "model.path",
+    "model.lora",
+    "train.optimizer.class_path",
+    "train.optimizer.init_args.name",
+    "critic.path",
+    "critic.lora",
+    "critic.optimizer.class_path",
+    "critic.optimizer.init_args.name",
+)
 """Options that decide what a checkpoint's tensors are: none can change on resume."""
 
 PRESENT = ("critic", "reference", "shaping", "kl_reward", "train.ema")
@@ -43,8 +53,7 @@ def compare(found: CheckpointRef, recipe_yaml: str, force: bool) -> list[str]:
     broken = [line for key, line in lines.items() if any(_under(key, part) for part in (*FIXED, *moved))]
     if broken:
         raise RecipeError(f"the recipe does not fit {found.place}:\n" + "\n".join(broken))
-    decays = {"linear", "cosine"} & {new.get("train.schedule"), new.get("critic.schedule")}
-    free = FREE if decays else (*FREE, "train.steps")
+    free = FREE if _decays(new) else (*FREE, "train.steps")
     rest = [line for key, line in lines.items() if not any(_under(key, part) for part in free)]
     if rest and not force:
         raise RecipeError(
@@ -64,6 +73,13 @@ def load(context: TrainContext, found: CheckpointRef) -> None:
     restore(context.transforms, found)
     context.rollouts.version = found.state.numbers.version
     found.store.load(found.name, tensors(context, found.store.shapes(found.name)))
+
+
+def _decays(recipe: Mapping[str, Any]) -> bool:
+    """Whether a learning rate depends on `train.steps`."""
+    schedules = {recipe.get(f"{section}.schedule.class_path") for section in ("train", "critic")} - {None}
+    ratios = {recipe.get(f"{section}.warmup_ratio") for section in ("train", "critic")} - {None}
+    return bool(ratios or schedules - {"rlkit.schedules.Constant"})
 
 
 def _under(key: str, section: str) -> bool:

@@ -6,13 +6,13 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-import torch
 import yaml
 from torch import Tensor
 
 from rlkit.errors import CheckpointError
 from rlkit.models.store import CheckpointRef, Numbers
 from rlkit.models.weights import trainable
+from rlkit.optimizers.trial import materialize_state
 from rlkit.train.models import TrainableModule
 from rlkit.train.setup import TrainContext
 from rlkit.train.shaping import RewardTransforms
@@ -35,8 +35,10 @@ def tensors(context: TrainContext, known: Collection[str] | None = None) -> dict
             module = trained.inner
             parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
             found |= trainable(name, module)
-            if known is not None and any(k.startswith(f"{name}/optimizer.") for k in known):
-                _allocate(trained, parameters)
+            if known is not None:
+                stepped = {k.rpartition(".")[0] for k in known}
+                some = [p for n, p in parameters.items() if f"{name}/optimizer.{n}" in stepped]
+                materialize_state(trained.optimizer.optimizer, some)
             found |= _optimizer_state(f"{name}/optimizer", trained, parameters)
     if models.average is not None:
         found |= {f"average.{i}": t for i, t in enumerate(models.average.tensors)}
@@ -75,15 +77,6 @@ def as_data(recipe_yaml: str) -> dict[str, Any]:
     """Return a recipe as JSON holds it: without the aliases of YAML, which can stand for more than fits in memory."""
     content: dict[str, Any] = json.loads(json.dumps(yaml.safe_load(recipe_yaml), default=str), parse_constant=str)
     return content
-
-
-def _allocate(trained: TrainableModule[Any], parameters: Mapping[str, Tensor]) -> None:
-    for parameter in parameters.values():
-        trained.optimizer.optimizer.state[parameter] = {
-            "step": torch.tensor(0.0),
-            "exp_avg": torch.zeros_like(parameter),
-            "exp_avg_sq": torch.zeros_like(parameter),
-        }
 
 
 def _optimizer_state(prefix: str, trained: TrainableModule[Any], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
