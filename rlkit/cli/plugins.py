@@ -16,7 +16,7 @@ USAGE = """usage: rlkit plugins list          installed plugins and the parts th
        rlkit plugins new NAME --kind KIND [--out DIR]
                                    write a package with a working part, its tests and its README;
                                    KIND is one of tool, reward, advantage, engine, loss, task, interaction, environment,
-                                   filter, parser
+                                   filter, parser, optimizer, schedule
        rlkit plugins test NAME     check an installed plugin's parts against what their interfaces ask for
 """
 
