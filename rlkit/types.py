@@ -9,14 +9,33 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rlkit.batch import Batch, RolloutBatch, TrainBatch
 from rlkit.ranges import NonNegativeInt, PositiveInt, PositiveShare, Temperature
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+__all__ = [
+    "Batch",
+    "Completion",
+    "LossOutput",
+    "Message",
+    "PolicyOutput",
+    "Prompt",
+    "Request",
+    "RolloutBatch",
+    "SampleKey",
+    "Sampling",
+    "Score",
+    "StopReason",
+    "TrainBatch",
+    "Trajectory",
+    "Turn",
+]
 
 Message = dict[str, Any]
 """A chat message: `role`, `content` (text or typed parts) and whatever else the chat template reads."""
@@ -231,107 +250,6 @@ class Trajectory:
         if self.score is None or self.score.reward is None:
             return None
         return self.score.reward + sum(self.score.turn_rewards or ()) + sum(self.turn_rewards)
-
-
-@dataclass
-class Batch:
-    """Trajectories as right-padded tensors: what estimators and losses read.
-
-    B trajectories of this rank (0 on some), T tokens of the longest of them. `x[b,t]` speaks of `tokens[b,t]`, so that
-    nothing is shifted: `logps[b,t] = log p(tokens[b,t] | tokens[b,:t])`. All rows of a group are on one rank, and what
-    the recipe does not need is None. A loss sees a micro-batch: some rows of the batch.
-
-    Args:
-        tokens: [B,T] i64, 0 in the padding.
-        attention: [B,T] bool, False in the padding.
-        mask: [B,T] bool, True where the policy chose the token.
-        rollout_logps: [B,T] f32, the engine's log-probs; 0 outside the mask.
-        group: [B] i64, which rows are samples of one prompt.
-        versions: [B,T] i64, of the weights that sampled a token; -1 outside the mask.
-        token_rewards: [B,T] f32, the COMPLETE signal: the score at the last chosen token, rewards of turns at the ends
-            of theirs, shaped where the recipe says so, less KL where it is in the reward.
-        rewards: [B] f32, each row's sum before shaping and KL.
-        components: [B,K] f32, the components of the scores, ordered as `component_names`; 0 where a score lacks one.
-        component_names: The K names.
-        trainer_logps: [B,T] f32, the trainer's log-probs before it learns from this batch; NaN in rows that were not
-            computed.
-        old_logps: [B,T] f32, what ratios compare with: the trainer's log-probs before the update, or the engine's.
-        ref_logps: [B,T] f32, the reference's.
-        values: [B,T] f32, the critic's value of the state before each token was chosen; 0 outside the mask.
-        advantages: [B,T] f32, set by the estimator; 0 outside the mask.
-        returns: [B,T] f32, set by the estimator: what the critic learns.
-        correction_weights: [B,T] f32, importance weights against the engine's mismatch, which multiply the loss.
-        accepted: [B,T] bool, False where a token is rejected or not the policy's.
-        sum_pi_squared: [B,T] f32, the sum of squared probabilities over the vocabulary, at each token.
-        selected: [B,T] bool, the tokens that the loss chose in `select`.
-        greedy_rewards: [B] f32, the reward of a greedy answer to the row's prompt, shaped like `token_rewards`.
-        position_ids: [B,T] i64, reserved; None.
-        media: Reserved for images; None.
-
-    Raises:
-        ValueError: A field has the wrong shape; the message names it.
-    """
-
-    tokens: Tensor
-    attention: Tensor
-    mask: Tensor
-    rollout_logps: Tensor
-    group: Tensor
-    versions: Tensor
-    token_rewards: Tensor
-    rewards: Tensor
-    components: Tensor
-    component_names: tuple[str, ...] = ()
-    trainer_logps: Tensor | None = None
-    old_logps: Tensor | None = None
-    ref_logps: Tensor | None = None
-    values: Tensor | None = None
-    advantages: Tensor | None = None
-    returns: Tensor | None = None
-    correction_weights: Tensor | None = None
-    accepted: Tensor | None = None
-    sum_pi_squared: Tensor | None = None
-    selected: Tensor | None = None
-    greedy_rewards: Tensor | None = None
-    position_ids: Tensor | None = None
-    media: Any = None
-
-    def __post_init__(self) -> None:
-        self.check()
-
-    def check(self) -> None:
-        """Compare every field's shape with `tokens`."""
-        rows, width = self.tokens.shape
-        expected: dict[str, tuple[int, ...]] = dict.fromkeys(("group", "rewards", "greedy_rewards"), (rows,))
-        expected["components"] = (rows, len(self.component_names))
-        for name, value in self.tensors().items():
-            shape = expected.get(name, (rows, width))
-            if tuple(value.shape) != shape:
-                raise ValueError(f"Batch.{name} has shape {tuple(value.shape)}, expected {shape}")
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the fields that are set and are tensors, by name."""
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("component_names", "media")}
-        return {name: value for name, value in values.items() if value is not None}
-
-    def __len__(self) -> int:
-        return int(self.tokens.shape[0])
-
-    def outcomes(self) -> Tensor:
-        """Return each trajectory's whole reward [B], KL in the reward included."""
-        return self.token_rewards.sum(-1)
-
-    def rows(self, index: Tensor) -> Batch:
-        """Return the chosen rows, cut to the longest of them."""
-        width = int(self.attention[index].sum(-1).max()) if len(index) else 0
-        chosen = {name: value[index] for name, value in self.tensors().items()}
-        cut = {name: value[:, :width] for name, value in chosen.items() if value.dim() == 2 and name != "components"}
-        return Batch(**{**chosen, **cut}, component_names=self.component_names)
-
-    def to(self, device: Any) -> Batch:
-        """Return the same batch on another device."""
-        moved = {name: value.to(device) for name, value in self.tensors().items()}
-        return Batch(**moved, component_names=self.component_names, media=self.media)
 
 
 class PolicyOutput(NamedTuple):

@@ -30,7 +30,7 @@ class GAE(AdvantageEstimator):
         self.lam = lam
 
     def estimate(self, batch: Batch) -> None:
-        assert batch.values is not None
-        raw = gae(batch.token_rewards, batch.values, batch.mask, self.gamma, self.lam)
-        batch.returns = (raw + batch.values) * batch.mask
+        values = batch.required("values")
+        raw = gae(batch.token_rewards, values, batch.mask, self.gamma, self.lam)
+        batch.returns = (raw + values) * batch.mask
         batch.advantages = whiten(raw, batch.mask, self.reduce)

@@ -26,10 +26,8 @@ class OptimalTokenBaseline(AdvantageEstimator):
     formula: ClassVar[str] = "A_t = G_t - sum_group(G_t W_t) / (sum_group(W_t) + 1e-8), W = cumsum(1 - 2 pi + sum pi^2)"
 
     def estimate(self, batch: Batch) -> None:
-        assert batch.old_logps is not None
-        assert batch.sum_pi_squared is not None
         mask = batch.mask
-        energy = 1 - 2 * batch.old_logps.exp() + batch.sum_pi_squared
+        energy = 1 - 2 * batch.required("old_logps").exp() + batch.required("sum_pi_squared")
         if batch.correction_weights is not None:
             energy = energy * batch.correction_weights**2
         returns = discounted(batch.token_rewards, mask)

@@ -26,7 +26,6 @@ class ReMax(AdvantageEstimator):
         self.gamma = gamma
 
     def estimate(self, batch: Batch) -> None:
-        assert batch.greedy_rewards is not None
         returns = discounted(batch.token_rewards, batch.mask, self.gamma)
         batch.returns = returns
-        batch.advantages = (returns - batch.greedy_rewards[:, None]) * batch.mask
+        batch.advantages = (returns - batch.required("greedy_rewards")[:, None]) * batch.mask

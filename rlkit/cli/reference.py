@@ -5,16 +5,18 @@ from __future__ import annotations
 import inspect
 import pkgutil
 from collections.abc import Iterator
+from dataclasses import is_dataclass
 from importlib import import_module
 from typing import Any
 
-from rlkit import interfaces, types
+from rlkit import batch, interfaces, types
 
 
 def known() -> dict[str, type]:
     """Return all public classes of `rlkit.types` and `rlkit.interfaces`, by name."""
     modules = [
         types,
+        batch,
         *(import_module(f"rlkit.interfaces.{found.name}") for found in pkgutil.iter_modules(interfaces.__path__)),
     ]
     return {
@@ -29,6 +31,8 @@ def describe(cls: type) -> str:
     """Return what a class is for: its docstring, with its fields, then its members with theirs."""
     members = "\n\n".join(f"    {head}\n{_indented(doc, 8)}" for head, doc in _members(cls))
     text = f"{cls.__name__}  (from {cls.__module__} import {cls.__name__})\n\n{inspect.cleandoc(cls.__doc__ or '')}"
+    for base in filter(is_dataclass, cls.__mro__[1:]):
+        text += f"\n\nIt is a {base.__name__}: {inspect.cleandoc(base.__doc__ or '')}"
     return f"{text}\n\nMembers:\n\n{members}" if members else text
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
 from rlkit.ops.aggregate import Aggregation
-from rlkit.types import Batch, LossOutput, PolicyOutput
+from rlkit.types import LossOutput, PolicyOutput, TrainBatch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,10 +43,10 @@ class PolicyLoss(ABC):
         return self.formula.format(**vars(self))
 
     @abstractmethod
-    def __call__(self, out: PolicyOutput, batch: Batch) -> LossOutput:
+    def __call__(self, out: PolicyOutput, batch: TrainBatch) -> LossOutput:
         """Compare `out.logps` with `batch.old_logps` under `batch.advantages`; all [B,T] f32."""
 
-    def select(self, logps: Tensor, batch: Batch) -> Tensor:
+    def select(self, logps: Tensor, batch: TrainBatch) -> Tensor:
         """Return which tokens [B,T] bool of this rank's mini-batch are treated apart, as `batch.selected`.
 
         Called once a mini-batch, on every rank, with the current log-probs [B,T] and no gradient, if `selects`.

@@ -7,7 +7,7 @@ from typing import ClassVar
 from rlkit.interfaces.loss import PolicyLoss
 from rlkit.ops.masked import masked_mean
 from rlkit.ranges import NonNegativeFloat, Share
-from rlkit.types import Batch, LossOutput, PolicyOutput
+from rlkit.types import LossOutput, PolicyOutput, TrainBatch
 
 
 class CISPO(PolicyLoss):
@@ -26,9 +26,7 @@ class CISPO(PolicyLoss):
         self.clip_low = clip_low
         self.clip_high = clip_high
 
-    def __call__(self, out: PolicyOutput, batch: Batch) -> LossOutput:
-        assert batch.old_logps is not None
-        assert batch.advantages is not None
+    def __call__(self, out: PolicyOutput, batch: TrainBatch) -> LossOutput:
         log_ratio = (out.logps.detach() - batch.old_logps).clamp(-20, 20)
         ratio = log_ratio.exp()
         weight = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)

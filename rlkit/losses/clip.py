@@ -10,7 +10,7 @@ from annotated_types import Gt, Le
 from rlkit.interfaces.loss import PolicyLoss
 from rlkit.ops.masked import masked_mean
 from rlkit.ranges import LARGEST_FLOAT, NUMBER, NonNegativeFloat, Share
-from rlkit.types import Batch, LossOutput, PolicyOutput
+from rlkit.types import LossOutput, PolicyOutput, TrainBatch
 
 
 class ClipLoss(PolicyLoss):
@@ -40,9 +40,7 @@ class ClipLoss(PolicyLoss):
         dual = "" if self.clip_dual is None else f", at most -{self.clip_dual} A where A < 0"
         return f"max(-A r, -A clip(r, 1 - {self.clip_low}, 1 + {self.clip_high})), r = exp(logp - old_logp){dual}"
 
-    def __call__(self, out: PolicyOutput, batch: Batch) -> LossOutput:
-        assert batch.old_logps is not None
-        assert batch.advantages is not None
+    def __call__(self, out: PolicyOutput, batch: TrainBatch) -> LossOutput:
         mask, advantages = batch.mask, batch.advantages
         log_ratio = (out.logps - batch.old_logps).clamp(-20, 20)
         ratio = log_ratio.exp()

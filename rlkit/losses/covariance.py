@@ -11,7 +11,7 @@ from rlkit.interfaces.loss import PolicyLoss
 from rlkit.ops.masked import masked_mean, masked_sum
 from rlkit.ops.random import uniform
 from rlkit.ranges import FiniteFloat, NonNegativeFloat, PositiveShare, Share
-from rlkit.types import Batch, LossOutput, PolicyOutput
+from rlkit.types import LossOutput, PolicyOutput, TrainBatch
 
 
 class _Covariance(PolicyLoss):
@@ -19,9 +19,8 @@ class _Covariance(PolicyLoss):
 
     selects: ClassVar[bool] = True
 
-    def _covariance(self, logps: Tensor, batch: Batch) -> tuple[Tensor, float]:
+    def _covariance(self, logps: Tensor, batch: TrainBatch) -> tuple[Tensor, float]:
         """Return (A - mean A)(logp - mean logp) at each token [B,T], and the number of tokens."""
-        assert batch.advantages is not None
         sums = [masked_sum(x.double(), batch.mask) for x in (batch.advantages, logps)]
         advantages, log_probs, tokens = self.reduce(torch.stack((*sums, batch.mask.sum().double())))
         count = tokens.clamp(min=1)
@@ -70,7 +69,7 @@ class ClipCov(_Covariance):
         self.cov_low = cov_low
         self.cov_high = cov_high
 
-    def select(self, logps: Tensor, batch: Batch) -> Tensor:
+    def select(self, logps: Tensor, batch: TrainBatch) -> Tensor:
         covariance, tokens = self._covariance(logps, batch)
         plain, clipped = self._both(logps, batch)
         eligible = batch.mask & (clipped <= plain) & (covariance > self.cov_low) & (covariance < self.cov_high)
@@ -79,9 +78,7 @@ class ClipCov(_Covariance):
         priority = uniform(bits * 1_000_003 + batch.group[:, None], batch.tokens)
         return eligible & self._largest(priority, eligible, int(self.fraction * tokens))
 
-    def __call__(self, out: PolicyOutput, batch: Batch) -> LossOutput:
-        assert batch.old_logps is not None
-        assert batch.selected is not None
+    def __call__(self, out: PolicyOutput, batch: TrainBatch) -> LossOutput:
         plain, clipped = self._both(out.logps, batch)
         metrics = {
             "clip_fraction": masked_mean(clipped > plain, batch.mask),
@@ -90,9 +87,7 @@ class ClipCov(_Covariance):
         }
         return LossOutput(torch.maximum(plain, clipped) * ~batch.selected, metrics)
 
-    def _both(self, logps: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        assert batch.old_logps is not None
-        assert batch.advantages is not None
+    def _both(self, logps: Tensor, batch: TrainBatch) -> tuple[Tensor, Tensor]:
         ratio = (logps - batch.old_logps).exp()
         clipped = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
         return -batch.advantages * ratio, -batch.advantages * clipped
@@ -114,14 +109,11 @@ class KLCov(_Covariance):
         self.fraction = fraction
         self.coef = coef
 
-    def select(self, logps: Tensor, batch: Batch) -> Tensor:
+    def select(self, logps: Tensor, batch: TrainBatch) -> Tensor:
         covariance, tokens = self._covariance(logps, batch)
         return batch.mask & self._largest(covariance, batch.mask, int(self.fraction * tokens))
 
-    def __call__(self, out: PolicyOutput, batch: Batch) -> LossOutput:
-        assert batch.old_logps is not None
-        assert batch.advantages is not None
-        assert batch.selected is not None
+    def __call__(self, out: PolicyOutput, batch: TrainBatch) -> LossOutput:
         log_ratio = out.logps - batch.old_logps
         loss = -batch.advantages * log_ratio.exp() + self.coef * log_ratio.abs() * batch.selected
         metrics = {

@@ -11,7 +11,7 @@ from torch import Tensor
 from rlkit.interfaces.loss import PolicyLoss
 from rlkit.ops.masked import masked_mean
 from rlkit.ranges import LARGEST_FLOAT, NUMBER, NonNegativeFloat
-from rlkit.types import Batch, LossOutput, PolicyOutput
+from rlkit.types import LossOutput, PolicyOutput, TrainBatch
 
 
 class DPPO(PolicyLoss):
@@ -43,9 +43,7 @@ class DPPO(PolicyLoss):
         self.clip_high = clip_high
         self.cap = cap
 
-    def __call__(self, out: PolicyOutput, batch: Batch) -> LossOutput:
-        assert batch.old_logps is not None
-        assert batch.advantages is not None
+    def __call__(self, out: PolicyOutput, batch: TrainBatch) -> LossOutput:
         logps, old = out.logps.detach(), batch.old_logps
         within = self._within(logps, old, batch.advantages > 0)
         ratio = (logps - old).clamp(-20, 20).exp().clamp(max=self.cap)

@@ -10,7 +10,7 @@ from rlkit.interfaces.loss import PolicyLoss
 from rlkit.ops.aggregate import Aggregation
 from rlkit.ops.masked import masked_mean, masked_sum
 from rlkit.ranges import NonNegativeFloat, Share
-from rlkit.types import Batch, LossOutput, PolicyOutput
+from rlkit.types import LossOutput, PolicyOutput, TrainBatch
 
 
 class GSPO(PolicyLoss):
@@ -30,9 +30,7 @@ class GSPO(PolicyLoss):
         self.clip_low = clip_low
         self.clip_high = clip_high
 
-    def __call__(self, out: PolicyOutput, batch: Batch) -> LossOutput:
-        assert batch.old_logps is not None
-        assert batch.advantages is not None
+    def __call__(self, out: PolicyOutput, batch: TrainBatch) -> LossOutput:
         mask, advantages = batch.mask, batch.advantages
         log_ratio = out.logps - batch.old_logps
         mean = masked_sum(log_ratio, mask, -1) / mask.sum(-1).clamp(min=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from rlkit.interfaces.loss import PolicyLoss
-from rlkit.types import Batch, LossOutput, PolicyOutput
+from rlkit.types import LossOutput, PolicyOutput, TrainBatch
 
 
 class PolicyGradient(PolicyLoss):
@@ -16,6 +16,5 @@ class PolicyGradient(PolicyLoss):
 
     formula: ClassVar[str] = "-A logp"
 
-    def __call__(self, out: PolicyOutput, batch: Batch) -> LossOutput:
-        assert batch.advantages is not None
+    def __call__(self, out: PolicyOutput, batch: TrainBatch) -> LossOutput:
         return LossOutput(-batch.advantages * out.logps, {})

@@ -10,7 +10,7 @@ from rlkit.interfaces.loss import PolicyLoss
 from rlkit.ops.aggregate import Aggregation
 from rlkit.ops.masked import masked_mean
 from rlkit.ranges import PositiveFloat
-from rlkit.types import Batch, LossOutput, PolicyOutput
+from rlkit.types import LossOutput, PolicyOutput, TrainBatch
 
 
 class SAPO(PolicyLoss):
@@ -31,9 +31,7 @@ class SAPO(PolicyLoss):
         self.tau_pos = tau_pos
         self.tau_neg = tau_neg
 
-    def __call__(self, out: PolicyOutput, batch: Batch) -> LossOutput:
-        assert batch.old_logps is not None
-        assert batch.advantages is not None
+    def __call__(self, out: PolicyOutput, batch: TrainBatch) -> LossOutput:
         log_ratio = (out.logps - batch.old_logps).clamp(-20, 20)
         tau = torch.where(batch.advantages > 0, self.tau_pos, self.tau_neg)
         gate = torch.sigmoid(tau * (log_ratio.exp() - 1)) * 4 / tau

@@ -1,4 +1,4 @@
-"""Dividing rows into micro-batches."""
+"""Dividing rows into micro-batches, and groups among ranks."""
 
 from __future__ import annotations
 
@@ -28,3 +28,12 @@ def micro_batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
             batches.append([i])
             width = max(1, lengths[i])
     return batches
+
+
+def assign(sizes: Sequence[int], ranks: int) -> list[int]:
+    """Return the rank of each group: the largest first, each to the rank with the least so far (Graham 1969)."""
+    loads, chosen = [0] * ranks, [0] * len(sizes)
+    for i in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+        chosen[i] = min(range(ranks), key=lambda rank: (loads[rank], rank))
+        loads[chosen[i]] += sizes[i]
+    return chosen

@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlkit.types import Batch, Trajectory
+from rlkit.types import Batch, RolloutBatch, Trajectory
 
 
-def collate(trajectories: Sequence[Trajectory]) -> Batch:
-    """Make a right-padded batch, on the CPU; its rewards are 0 until `add_rewards`."""
+def collate(trajectories: Sequence[Trajectory]) -> RolloutBatch:
+    """Make a right-padded batch, on the CPU."""
     width = max((len(t.tokens) for t in trajectories), default=0)
-    return Batch(
+    return RolloutBatch(
         tokens=_padded([t.tokens for t in trajectories], width, 0, torch.long),
         attention=_padded([[True] * len(t.tokens) for t in trajectories], width, False, torch.bool),
         mask=_padded([t.mask for t in trajectories], width, False, torch.bool),
         rollout_logps=_padded([t.logps for t in trajectories], width, 0.0, torch.float32),
         group=torch.tensor([t.group for t in trajectories], dtype=torch.long),
         versions=_padded([t.versions for t in trajectories], width, -1, torch.long),
-        token_rewards=torch.zeros(len(trajectories), width),
-        rewards=torch.zeros(len(trajectories)),
-        components=torch.zeros(len(trajectories), 0),
     )
 
 
-def add_rewards(batch: Batch, trajectories: Sequence[Trajectory]) -> None:
-    """Fill the rewards of a batch from its trajectories, which all were scored and have tokens of the policy.
+def add_rewards(batch: RolloutBatch, trajectories: Sequence[Trajectory]) -> Batch:
+    """Return a batch with the rewards of its trajectories, which all were scored and have tokens of the policy.
 
     The reward sits on the last token that the policy chose; a turn's reward on the last token of that turn.
 
@@ -38,13 +36,15 @@ def add_rewards(batch: Batch, trajectories: Sequence[Trajectory]) -> None:
     width = batch.tokens.shape[1]
     names = tuple(sorted({name for t in trajectories if t.score for name in t.score.components}))
     components = [[t.score.components.get(name, 0.0) for name in names] for t in trajectories if t.score]
-    rewards = _padded([_token_rewards(t) for t in trajectories], width, 0.0, torch.float32)
-    batch.token_rewards = rewards.to(batch.tokens.device)
-    batch.rewards = batch.token_rewards.sum(-1)
+    rewards = _padded([_token_rewards(t) for t in trajectories], width, 0.0, torch.float32).to(batch.tokens.device)
     table = torch.tensor(components, dtype=torch.float32).reshape(len(trajectories), len(names))
-    batch.components = table.to(batch.tokens.device)
-    batch.component_names = names
-    batch.check()
+    return Batch(
+        **{f.name: getattr(batch, f.name) for f in fields(RolloutBatch)},
+        token_rewards=rewards,
+        rewards=rewards.sum(-1),
+        components=table.to(batch.tokens.device),
+        component_names=names,
+    )
 
 
 def _padded(rows: list[list[Any]], width: int, fill: Any, dtype: torch.dtype) -> Tensor:

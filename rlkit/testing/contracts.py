@@ -19,7 +19,7 @@ from rlkit.interfaces.reward import RewardFunction, RewardManager, as_score
 from rlkit.interfaces.schedule import Schedule
 from rlkit.interfaces.task import Split, Task
 from rlkit.optimizers.trial import try_out
-from rlkit.types import Batch, PolicyOutput, Prompt, Score, StopReason, Trajectory, Turn
+from rlkit.types import Batch, PolicyOutput, Prompt, Score, StopReason, TrainBatch, Trajectory, Turn
 
 ODD_TEXTS = ("", " \n", "\x00\ufffd", "{[(<", r"\boxed{", "#### ", "१२", "1" * 5000)
 """Unusual texts that a policy may write."""
@@ -130,13 +130,14 @@ def check_loss(loss: PolicyLoss) -> torch.Tensor:
 def _lose(loss: PolicyLoss, batch: Batch, log_ratio: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the loss [B,T] of log-probs at this distance from the old ones, and those log-probs."""
     name = type(loss).__name__
-    assert batch.old_logps is not None
     batch.advantages = torch.where(batch.group[:, None] == 0, 1.0, -1.0) * batch.mask
-    logps = ((batch.old_logps + log_ratio) * batch.mask).requires_grad_()
-    batch.selected = loss.select(logps.detach(), batch) if loss.selects else None
-    if loss.selects and (problem := outputs.of_selection(batch.selected, batch.mask)):
-        raise AssertionError(f"{name} {problem}")
-    out = loss(PolicyOutput(logps, torch.zeros_like(logps)), batch)
+    ready = TrainBatch.of(batch)
+    logps = ((ready.old_logps + log_ratio) * batch.mask).requires_grad_()
+    if loss.selects:
+        ready.selected = loss.select(logps.detach(), ready)
+        if problem := outputs.of_selection(ready.selected, batch.mask):
+            raise AssertionError(f"{name} {problem}")
+    out = loss(PolicyOutput(logps, torch.zeros_like(logps)), ready)
     if problem := outputs.of_loss(out, batch.mask):
         raise AssertionError(f"{name} {problem}")
     if not bool(out.per_token.isfinite().all()):

@@ -6,7 +6,7 @@ import torch
 
 from rlkit.interfaces.advantage import AdvantageEstimator
 from rlkit.interfaces.loss import PolicyLoss
-from rlkit.types import Batch, PolicyOutput
+from rlkit.types import Batch, PolicyOutput, TrainBatch
 
 REWARDS = (1.0, 0.0, 0.0, 1.0, 0.5, 1.0, 1.0)
 GROUPS = (0, 0, 0, 0, 1, 2, 2)
@@ -75,7 +75,7 @@ def losses(loss: PolicyLoss) -> torch.Tensor:
     mask = torch.ones(len(TOKENS), 1, dtype=torch.bool)
     batch = _batch(mask, torch.zeros(len(TOKENS), 1), torch.arange(len(TOKENS)))
     batch.old_logps, batch.advantages = torch.full(mask.shape, -1.0), signs
-    return loss(PolicyOutput(log_ratios - 1.0, None), batch).per_token[:, 0]
+    return loss(PolicyOutput(log_ratios - 1.0, None), TrainBatch.of(batch)).per_token[:, 0]
 
 
 def _batch(mask: torch.Tensor, rewards: torch.Tensor, group: torch.Tensor) -> Batch:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from rlkit.ops.batching import micro_batches
-from rlkit.types import Batch
+from rlkit.types import RolloutBatch
+
+B = TypeVar("B", bound=RolloutBatch)
 
 Agree = Callable[[float], float]
 """Returns the largest of all ranks' values: `Ranks.all_reduce_max`."""
@@ -18,7 +21,9 @@ Forward = Callable[[Tensor, Tensor], Sequence[Tensor]]
 
 
 @torch.no_grad()
-def forward_in_micro_batches(fn: Forward, batch: Batch, limit: int, agree: Agree, *, count: int = 1) -> list[Tensor]:
+def forward_in_micro_batches(
+    fn: Forward, batch: RolloutBatch, limit: int, agree: Agree, *, count: int = 1
+) -> list[Tensor]:
     """Compute `count` tensors [B,T] f32 without a gradient, micro-batch by micro-batch.
 
     Args:
@@ -37,14 +42,14 @@ def forward_in_micro_batches(fn: Forward, batch: Batch, limit: int, agree: Agree
     return found
 
 
-def aligned_micro_batches(batch: Batch, rows: Sequence[int], limit: int, agree: Agree) -> list[list[int]]:
+def aligned_micro_batches(batch: RolloutBatch, rows: Sequence[int], limit: int, agree: Agree) -> list[list[int]]:
     """Divide rows into micro-batches, as many on every rank: a rank with fewer gets empty ones at the end."""
     lengths: list[int] = batch.attention[list(rows)].sum(-1).tolist()
     micros = [[rows[i] for i in part] for part in micro_batches(lengths, limit)]
     return micros + [[]] * (int(agree(len(micros))) - len(micros))
 
 
-def select_rows(batch: Batch, rows: Sequence[int]) -> tuple[Batch, Tensor, Tensor]:
+def select_rows(batch: B, rows: Sequence[int]) -> tuple[B, Tensor, Tensor]:
     """Return some rows with their tokens and mask; for no rows, a dummy row that keeps sharded ranks in lockstep."""
     part = batch.rows(torch.tensor(rows, dtype=torch.long, device=batch.tokens.device))
     if rows:

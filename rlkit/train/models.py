@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import torch
 from lightning.fabric import Fabric
-from torch import nn
+from torch import Tensor, nn
 
-from rlkit.distributed.fsdp2 import FSDP2, checkpoint_activations
+from rlkit.distributed.fsdp2 import FSDP2, accumulating, checkpoint_activations, clip
 from rlkit.distributed.offload import HostOffload
 from rlkit.distributed.ranks import Ranks
 from rlkit.models.actor import Actor
@@ -33,12 +34,28 @@ class TrainableModule(Generic[M]):
         module: The same as Fabric wraps it: what the forward and backward passes go through.
         optimizer: As Fabric wraps it.
         max_grad_norm: What its gradients are clipped to.
+        fabric: Launched.
+        ranks: Data-parallel ranks, over whose gradients the strategy takes the mean.
     """
 
     inner: M
     module: Any
     optimizer: Any
     max_grad_norm: float
+    fabric: Fabric
+    ranks: int
+
+    def accumulating(self, more: bool) -> AbstractContextManager[None]:
+        """Return the context of a pass; ranks exchange gradients in the last one, after which no `more` follow."""
+        return accumulating(self.fabric, self.module, more)
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of this rank's share of a loss: the gradients of all ranks add up."""
+        self.fabric.backward(loss * self.ranks)
+
+    def clip_gradients(self) -> Tensor:
+        """Clip the gradient over all ranks; return its norm before, which may not be finite."""
+        return clip(self.fabric, self.module, self.optimizer, self.max_grad_norm)
 
 
 class Placer:
@@ -63,7 +80,7 @@ class Placer:
         wrapped = self.fabric.setup_module(module)
         self._find_root(module)
         optimizer = self.fabric.setup_optimizers(make_optimizer(module, section))
-        return TrainableModule(module, wrapped, optimizer, section.max_grad_norm)
+        return TrainableModule(module, wrapped, optimizer, section.max_grad_norm, self.fabric, self.ranks.count)
 
     def frozen(self, module: nn.Module) -> None:
         """Place a module that is not trained."""

@@ -8,13 +8,14 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from rlkit.distributed.ranks import Ranks
 from rlkit.interfaces import outputs
 from rlkit.interfaces.advantage import Needs
 from rlkit.interfaces.filter import GroupFilter
+from rlkit.ops.batching import assign
 from rlkit.registry import calling, require
 from rlkit.rollout.collect import BusyTimer, Sampler, collect
 from rlkit.rollout.service import RolloutService
-from rlkit.train.balance import plan
 from rlkit.train.data import Data
 from rlkit.train.metrics import Meter
 from rlkit.types import Prompt, Sampling, StopReason, Trajectory
@@ -46,7 +47,7 @@ def sample(data: Data, service: RolloutService, number: int, meter: Meter) -> Ro
     rollouts = Rollouts(greedy={} if Needs.GREEDY in service.recipe.advantage.needs else None)
     service.sample(_sample(data, service, number, rollouts, meter))
     ranks = service.ranks
-    rollouts.dispatch = plan(ranks, rollouts.sampled, meter)
+    rollouts.dispatch = assign_groups(ranks, rollouts.sampled, meter)
     moved = ranks.exchange([[rollouts.sampled[i] for i in route] for route in rollouts.dispatch])
     rollouts.train_on = ranks.broadcast_tp(moved)
     return rollouts
@@ -68,6 +69,27 @@ async def _sample(data: Data, service: RolloutService, number: int, rollouts: Ro
         if attempt < chosen.max_refills:
             prompts = [(group, data.spare(number, attempt, group)) for group in dropped]
             meter.count("filter/refilled", len(prompts))
+
+
+def assign_groups(ranks: Ranks, sampled: Sequence[Trajectory], meter: Meter) -> list[list[int]]:
+    """Assign whole groups to ranks by their tokens, all ranks alike; log how uneven the work was before and is now.
+
+    Returns:
+        For each rank the places in `sampled` of the trajectories that it trains on.
+    """
+    if ranks.count == 1:
+        return [list(range(len(sampled)))]
+    sizes: dict[int, int] = defaultdict(int)
+    for trajectory in sampled:
+        sizes[trajectory.group] += len(trajectory.tokens)
+    known = ranks.gather_dp(dict(sizes))
+    everything = sorted((group, size) for mine in known for group, size in mine.items())
+    rank_of = dict(zip((g for g, _ in everything), assign([s for _, s in everything], ranks.count), strict=True))
+    before = [sum(mine.values()) for mine in known]
+    after = [sum(size for group, size in everything if rank_of[group] == rank) for rank in range(ranks.count)]
+    for name, loads in (("before", before), ("after", after)):
+        meter.max(f"imbalance/{name}", max(loads) * ranks.count / max(sum(loads), 1))
+    return [[i for i, t in enumerate(sampled) if rank_of[t.group] == rank] for rank in range(ranks.count)]
 
 
 def await_scores(service: RolloutService, rollouts: Rollouts, meter: Meter) -> list[int]:

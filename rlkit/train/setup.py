@@ -12,10 +12,10 @@ from rlkit.distributed.fsdp2 import make_fabric
 from rlkit.distributed.ranks import Ranks
 from rlkit.recipe import Recipe
 from rlkit.rollout.service import RolloutService
+from rlkit.train.credit import RewardTransforms
 from rlkit.train.data import Data
 from rlkit.train.models import Models, Placer, load_actor
 from rlkit.train.runtime import bind_parts
-from rlkit.train.shaping import RewardTransforms
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ STAGES = {
     "rollout": "train.rollouts._play",
     "scoring": "train.step.await_scores",
     "logps": "train.step.compute_logps",
-    "policy": "train.update.update",
+    "policy": "train.update.update_policy",
     "critic": "train.update.update_critic",
     "copy": "run.checkpoint.write.Writer.save",
     "write": "run.checkpoint.write.Writer._write",

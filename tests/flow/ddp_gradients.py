@@ -14,8 +14,8 @@ from rlkit.distributed.fsdp2 import make_fabric
 from rlkit.train.data import load_data
 from rlkit.train.metrics import Meter
 from rlkit.train.setup import TrainContext, prepare_training
-from rlkit.train.update import update
-from rlkit.types import Batch
+from rlkit.train.update import update_policy
+from rlkit.types import Batch, TrainBatch
 
 LENGTHS = (9, 17, 12, 30, 8, 21, 15, 11)
 
@@ -54,8 +54,8 @@ def gradient(run: TrainContext, rows: list[int]) -> torch.Tensor:
         seen.append(torch.cat([p.grad.flatten().clone() for p in run.models.actor.parameters()]))
 
     handle = run.models.policy.optimizer.optimizer.register_step_pre_hook(look)
-    batch = example(rows)
-    update(run, batch, list(range(len(batch))), Meter())
+    batch = TrainBatch.of(example(rows))
+    update_policy(run, batch, list(range(len(batch))), Meter())
     handle.remove()
     return seen[0]
 

@@ -278,8 +278,7 @@ def test_a_tool_is_called_and_the_whole_run_is_as_written_by_hand() -> None:
     assert done.turn_rewards == [0.5, 2.0]  # the call's, and the conversation's at its last turn
     assert adder.lives == [["create", {}, "call", {}, "reward", {}, "release", {}]]
     done.score = Score(10.0)
-    batch = collate([done])
-    add_rewards(batch, [done])
+    batch = add_rewards(collate([done]), [done])
     ends = [turn.end - 1 for turn in done.turns if turn.role == "assistant"]
     assert {i: x for i, x in enumerate(batch.token_rewards[0].tolist()) if x} == {ends[0]: 0.5, ends[1]: 12.0}
     assert done.reward == 12.5

@@ -14,7 +14,7 @@ from rlkit.models.ema import WeightAverage
 from rlkit.ops.correction import accepted, gap, importance_weights
 from rlkit.sections import KLReward, Shaping
 from rlkit.testing import example_batch, example_trajectory
-from rlkit.train.shaping import KLPenalty, RewardShaper
+from rlkit.train.credit import KLPenalty, RewardShaper
 from rlkit.types import Score
 
 # ratios trainer / engine: row 0: 4, 1/4 and one outside the mask; row 1: 1.5, 1, 1
@@ -103,7 +103,7 @@ def penalised(section: KLReward, steps: int = 1) -> tuple[KLPenalty, list[dict[s
 def test_kl_in_the_reward_by_hand() -> None:
     # k1 = 0.5 at each token; the rewards of 1 and 0 stay on the last tokens
     _, [figures], rewards = penalised(KLReward(coef=0.1))
-    assert figures == {"kl_reward": pytest.approx(0.5), "kl_coef": 0.1}
+    assert figures == {"reward/kl_reward": pytest.approx(0.5), "reward/kl_coef": 0.1}
     assert rewards[0].tolist() == pytest.approx([0, 0, 0.95, 0, 0, 0])
     assert rewards[1].tolist() == pytest.approx([0, 0, -0.05, -0.05, 0, 0])
 
@@ -111,7 +111,7 @@ def test_kl_in_the_reward_by_hand() -> None:
 def test_the_kl_coefficient_adapts() -> None:
     # KL 0.5 against a target of 0.1: the error is clipped to 0.2; two trajectories, horizon 10
     _, figures, _ = penalised(KLReward(coef=0.1, target=0.1, horizon=10), steps=2)
-    assert figures[1]["kl_coef"] == pytest.approx(0.1 * (1 + 0.2 * 2 / 10))
+    assert figures[1]["reward/kl_coef"] == pytest.approx(0.1 * (1 + 0.2 * 2 / 10))
     # against a target of 0.55 the error is 0.5 / 0.55 - 1
     penalty, _, _ = penalised(KLReward(coef=0.1, target=0.55, horizon=10))
     assert penalty.coef == pytest.approx(0.1 * (1 + (0.5 / 0.55 - 1) * 2 / 10))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from rlkit.losses import CISPO, DPPO, GMPO, GSPO, SAPO, ClipCov, ClipLoss, KLCov
 from rlkit.ops import aggregate
 from rlkit.ranges import outside
 from rlkit.testing import check_loss, example_batch, golden
-from rlkit.types import Batch, PolicyOutput
+from rlkit.types import PolicyOutput, TrainBatch
 
 SMOOTH = [ClipLoss(), ClipLoss(clip_dual=3.0), PolicyGradient(), SAPO(), GMPO(), KLCov(fraction=0.2)]
 ALL = [*SMOOTH, GSPO(), CISPO(), DPPO(), DPPO("kl"), ClipCov(fraction=0.2)]
@@ -22,12 +23,12 @@ def name(loss: object) -> str:
     return type(loss).__name__ if isinstance(loss, PolicyLoss) else ""
 
 
-def row(log_ratios: list[float], advantage: float, old: float = -1.0) -> tuple[Batch, torch.Tensor]:
+def row(log_ratios: list[float], advantage: float, old: float = -1.0) -> tuple[TrainBatch, torch.Tensor]:
     """Make one row of as many tokens, and the current log-probs."""
     n = len(log_ratios)
     mask = torch.ones(1, n, dtype=torch.bool)
     zeros = torch.zeros(1, n)
-    batch = Batch(
+    batch = TrainBatch(
         tokens=torch.arange(n)[None],
         attention=mask,
         mask=mask,
@@ -39,6 +40,8 @@ def row(log_ratios: list[float], advantage: float, old: float = -1.0) -> tuple[B
         components=torch.zeros(1, 0),
         old_logps=torch.full((1, n), old),
         advantages=torch.full((1, n), float(advantage)),
+        trainer_logps=torch.full((1, n), old),
+        accepted=mask,
         selected=torch.zeros(1, n, dtype=torch.bool),
     )
     return batch, torch.tensor([log_ratios]) + old
@@ -111,7 +114,7 @@ def test_dppo_caps_the_ratio() -> None:
     assert found == pytest.approx(-30 * math.log(0.03), rel=1e-5)
 
 
-def covariance_batch() -> tuple[Batch, torch.Tensor]:
+def covariance_batch() -> tuple[TrainBatch, torch.Tensor]:
     """Advantages 2 and -2 in turn, log-probs that rise: the covariance of each token is easy to order."""
     batch, _ = row([0.0] * 6, 0)
     batch.advantages = torch.tensor([[2.0, -2, 2, -2, 2, -2]])
@@ -157,18 +160,17 @@ def test_a_covariance_at_a_bound_of_clip_cov_is_outside_it(low: float, high: flo
     assert selected[0].nonzero().flatten().tolist() == chosen
 
 
-def example(dtype: torch.dtype = torch.float64) -> tuple[Batch, torch.Tensor]:
+def example(dtype: torch.dtype = torch.float64) -> tuple[TrainBatch, torch.Tensor]:
     """Make four rows in double precision with ratios around 1, some beyond the clip's bounds."""
-    batch = example_batch()
+    batch = TrainBatch.of(replace(example_batch(), advantages=torch.zeros(4, 6)))
     generator = torch.Generator().manual_seed(0)
-    assert batch.old_logps is not None
     batch.old_logps = (-1 - torch.rand(batch.mask.shape, generator=generator)).to(dtype) * batch.mask
     shift = 0.5 * torch.randn(batch.mask.shape, generator=generator).to(dtype) * batch.mask
     batch.advantages = torch.randn(len(batch), 1, generator=generator).to(dtype) * batch.mask
     return batch, batch.old_logps + shift
 
 
-def total(loss: PolicyLoss, logps: torch.Tensor, batch: Batch) -> torch.Tensor:
+def total(loss: PolicyLoss, logps: torch.Tensor, batch: TrainBatch) -> torch.Tensor:
     if loss.selects:
         batch.selected = loss.select(logps.detach(), batch)
     weights = aggregate.weights(batch.mask, "seq_mean_token_mean", sequences=4).double()
@@ -185,7 +187,6 @@ def test_gradients_equal_finite_differences(loss: PolicyLoss) -> None:
 def test_gradients_with_stopped_weights_by_formula(loss: PolicyLoss) -> None:
     """d loss / d logp = -A w for a stopped weight w: the clipped ratio, or the sequence's where it is not clipped."""
     batch, logps = example()
-    assert batch.old_logps is not None
     assert batch.advantages is not None
     (found,) = torch.autograd.grad(total(loss, logps.requires_grad_(), batch), logps)
     mask, a, lr = batch.mask, batch.advantages, (logps.detach() - batch.old_logps)
@@ -203,7 +204,6 @@ def test_gradients_with_stopped_weights_by_formula(loss: PolicyLoss) -> None:
 @pytest.mark.parametrize("loss", [x for x in ALL if not isinstance(x, ClipCov)], ids=name)
 def test_on_policy_the_gradient_is_the_plain_policy_gradient(loss: PolicyLoss) -> None:
     batch, _ = example()
-    assert batch.old_logps is not None
     gradients = []
     for which in (loss, PolicyGradient()):
         logps = batch.old_logps.clone().requires_grad_()

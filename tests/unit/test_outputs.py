@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,10 +18,19 @@ from rlkit.interfaces.advantage import AdvantageEstimator
 from rlkit.losses import ClipLoss
 from rlkit.registry import calling, require
 from rlkit.testing import example_batch
-from rlkit.train.metrics import Meter
-from rlkit.train.step import estimate
-from rlkit.train.update import call_loss
-from rlkit.types import Completion, LossOutput, PolicyOutput, Prompt, Request, SampleKey, Sampling, StopReason
+from rlkit.train.credit import estimate
+from rlkit.train.objective import Counts, Objective
+from rlkit.types import (
+    Completion,
+    LossOutput,
+    PolicyOutput,
+    Prompt,
+    Request,
+    SampleKey,
+    Sampling,
+    StopReason,
+    TrainBatch,
+)  # fmt: skip
 from tests.conftest import write_plugin
 
 PARTS = """
@@ -107,7 +116,7 @@ TINY = ("--train.steps=1", "--train.prompts_per_step=2", "--rollout.group_size=2
         ),
         ("advantage=RaisingAdvantage", "`estimate` raised RuntimeError: "),
         ("loss=ScalarLoss", "`__call__` returned a loss of shape (), expected a LossOutput of shape (4, "),
-        ("loss=NanLoss", "`__call__` gave a loss that is not finite"),
+        ("loss=NanLoss", "`__call__` returned a loss that is not finite"),
         ("rollout.filter=SilentFilter", "`keep` returned None for a group, expected True or False"),
         ("task=TextTask", "`prompt` returned '2 + 2', expected a Prompt with an id"),
         ("task=KeyTask", "`prompt` raised KeyError: '2 + 2' ("),
@@ -138,9 +147,8 @@ class Sets(AdvantageEstimator):
             setattr(batch, name, value)
 
 
-def estimated(batch: Any, critic: object = None, **fields: Any) -> None:
-    recipe = SimpleNamespace(advantage=Sets(**fields), critic=critic)
-    estimate(SimpleNamespace(recipe=recipe), batch, Meter())  # type: ignore[arg-type]
+def estimated(batch: Any, critic: bool = False, **fields: Any) -> None:
+    estimate(Sets(**fields), batch, has_critic=critic)
 
 
 def test_advantages_are_checked_and_the_estimator_is_not_blamed_for_what_it_read() -> None:
@@ -164,15 +172,14 @@ def test_advantages_are_checked_and_the_estimator_is_not_blamed_for_what_it_read
 
 
 def test_a_loss_is_checked() -> None:
-    batch = example_batch()
-    batch.advantages = batch.mask.float()
+    batch = TrainBatch.of(replace(example_batch(), advantages=torch.ones(4, 6)))
     out = PolicyOutput(batch.rollout_logps, torch.zeros(4, 6))
 
     def called(loss: Any, version: int = 0) -> Any:
-        run = SimpleNamespace(recipe=SimpleNamespace(loss=loss), version=version)
-        return call_loss(run, out, batch)  # type: ignore[arg-type]
+        objective = Objective(loss, "token_mean", 1, strict=version == 0)
+        return objective.share(out, batch, Counts(torch.tensor(1.0), torch.tensor(1.0)))
 
-    assert isinstance(called(ClipLoss()), LossOutput)
+    assert called(ClipLoss()).loss.isfinite()
     zeros = torch.zeros(4, 6)
     for given, message in (
         (zeros, "expected a LossOutput of shape"),
@@ -185,7 +192,7 @@ def test_a_loss_is_checked() -> None:
         with pytest.raises(PartError, match=message):
             called(lambda out, batch, given=given: given)
     infinite = LossOutput(zeros + torch.inf, {})
-    assert called(lambda out, batch: infinite, version=3) is infinite  # the policy may have gone astray by then
+    assert called(lambda out, batch: infinite, version=3).loss == torch.inf  # the policy may have gone astray by then
 
 
 def test_selections_completions_and_prompts() -> None:

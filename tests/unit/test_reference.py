@@ -8,6 +8,7 @@ from dataclasses import fields, is_dataclass
 from typing import get_type_hints
 
 import pytest
+import torch
 from torch import Tensor
 
 from rlkit import types
@@ -15,12 +16,25 @@ from rlkit.cli import reference
 from rlkit.cli.main import main
 from tests.conftest import ROOT
 
-NAMED = {"Batch", "Trajectory", "Prompt", "PolicyOutput", "LossOutput", "Runtime", "Score", "Completion", "Request"}
+NAMED = {
+    "Batch",
+    "RolloutBatch",
+    "TrainBatch",
+    "Trajectory",
+    "Prompt",
+    "PolicyOutput",
+    "LossOutput",
+    "Runtime",
+    "Score",
+    "Completion",
+    "Request",
+}
 
 
 def documented(cls: type) -> dict[str, str]:
-    """Return the meaning of each field that the docstring lists."""
-    return dict(re.findall(r"^    (\w+): (.+)", inspect.cleandoc(cls.__doc__ or ""), re.M))
+    """Return the meaning of each field that the docstring, or that of a class it extends, lists."""
+    docs = [inspect.cleandoc(base.__doc__ or "") for base in reversed(cls.__mro__) if base.__module__ == cls.__module__]
+    return dict(re.findall(r"^    (\w+): (.+)", "\n".join(docs), re.M))
 
 
 def test_every_field_is_documented_and_tensors_say_their_shape() -> None:
@@ -31,8 +45,8 @@ def test_every_field_is_documented_and_tensors_say_their_shape() -> None:
         told = documented(cls) if names else {}
         assert [field for field in names if field not in told] == [], name
         assert [field for field in told if field not in {*names, "ValueError"}] == [], name
-    for cls in (types.Batch, types.PolicyOutput, types.LossOutput):
-        for field, hint in get_type_hints(cls, {**vars(types), "Tensor": Tensor}).items():
+    for cls in (types.TrainBatch, types.PolicyOutput, types.LossOutput):
+        for field, hint in get_type_hints(cls, {**vars(types), "torch": torch, "Tensor": Tensor}).items():
             if hint in (Tensor, Tensor | None):
                 assert re.match(r"\[B(,[TK])?\] (f32|i64|bool)\b", documented(cls)[field]), f"{cls.__name__}.{field}"
 
@@ -56,7 +70,7 @@ def test_what_is_shown_says_what_authors_asked(capsys: pytest.CaptureFixture[str
     for name, text in (
         ("LossOutput", "the mean over all micro-batches, optimizer steps and ranks"),
         ("RewardManager", "trajectories of exactly ONE prompt"),
-        ("Batch", "mask: [B,T] bool, True where the policy chose the token"),
+        ("TrainBatch", "mask: [B,T] bool, True where the policy chose the token"),
     ):
         assert main(["plugins", "show", name]) == 0
         assert text in capsys.readouterr().out

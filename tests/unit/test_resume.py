@@ -13,7 +13,7 @@ from rlkit.models.store import CheckpointRef, Numbers, State, Store
 from rlkit.run.checkpoint.resume import compare
 from rlkit.run.checkpoint.state import as_data, numbers, restore
 from rlkit.sections import KLReward, Shaping
-from rlkit.train.shaping import RewardTransforms
+from rlkit.train.credit import RewardTransforms
 
 RECIPE: dict[str, Any] = {
     "model": {"path": "tiny", "lora": {"rank": 4}},

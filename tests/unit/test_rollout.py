@@ -132,8 +132,7 @@ def test_collate_pads_and_puts_the_reward_on_the_last_sampled_token() -> None:
     # an observation after the answer: the reward stays with the policy's last token
     b.tokens, b.mask = [*b.tokens, 8, 9], [*b.mask, False, False]
     b.logps, b.versions, b.turns = [*b.logps, 0.0, 0.0], [*b.versions, -1, -1], [*b.turns, Turn("tool", 3, 5)]
-    batch = collate([a, b])
-    add_rewards(batch, [a, b])
+    batch = add_rewards(collate([a, b]), [a, b])
     assert batch.tokens.tolist() == [[1, 2, 3, 4, 5, 6], [1, 2, 3, 8, 9, 0]]
     assert batch.attention.sum(-1).tolist() == [6, 5]
     assert batch.token_rewards.tolist() == [[0, 0, 0, 0, 0, 1.75], [0, 0, -1, 0, 0, 0]]
@@ -158,8 +157,7 @@ def test_turn_rewards_of_a_wrong_number_are_a_failure_that_names_the_reward(work
 
 
 def test_collate_of_nothing_is_an_empty_batch() -> None:
-    batch = collate([])
-    add_rewards(batch, [])
+    batch = add_rewards(collate([]), [])
     assert len(batch) == 0
     assert batch.tokens.shape == (0, 0)
 
@@ -168,8 +166,8 @@ def test_a_batch_names_the_field_of_the_wrong_shape() -> None:
     batch = collate([example_trajectory("4")])
     with pytest.raises(ValueError, match="'example' has no reward"):
         add_rewards(batch, [example_trajectory("4")])
-    batch.advantages = torch.zeros(1, 2)
-    with pytest.raises(ValueError, match=r"Batch.advantages has shape \(1, 2\), expected \(1, 3\)"):
+    batch.values = torch.zeros(1, 2)
+    with pytest.raises(ValueError, match=r"RolloutBatch.values has shape \(1, 2\), expected \(1, 3\)"):
         batch.check()
 
 

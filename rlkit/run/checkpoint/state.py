@@ -13,9 +13,9 @@ from rlkit.errors import CheckpointError
 from rlkit.models.store import CheckpointRef, Numbers
 from rlkit.models.weights import trainable
 from rlkit.optimizers.trial import materialize_state
+from rlkit.train.credit import RewardTransforms
 from rlkit.train.models import TrainableModule
 from rlkit.train.setup import TrainContext
-from rlkit.train.shaping import RewardTransforms
 
 
 def tensors(context: TrainContext, known: Collection[str] | None = None) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlkit.rollout.collate import collate
+from rlkit.rollout.collate import add_rewards, collate
 from rlkit.run import memory
 from rlkit.train.data import Data
 from rlkit.train.logps import compute_logps
@@ -11,7 +11,7 @@ from rlkit.train.optim import set_learning_rate
 from rlkit.train.rollouts import await_scores, sample
 from rlkit.train.setup import TrainContext
 from rlkit.train.update import update_models
-from rlkit.types import StopReason, Trajectory
+from rlkit.types import Score, StopReason, Trajectory
 
 
 def dry_run(context: TrainContext) -> dict[str, float]:
@@ -30,9 +30,11 @@ def dry_run(context: TrainContext) -> dict[str, float]:
     context.rollouts.sync_weights()
     await_scores(context.rollouts, sample(context.data, context.rollouts, 1, Meter()), Meter())
     note("sampling")
-    batch = collate(_longest(context.data)).to(context.device)
-    compute_logps(context, batch)
+    longest = _longest(context.data)
+    sampled = collate(longest).to(context.device)
+    compute_logps(context, sampled)
     note("log-probs")
+    batch = add_rewards(sampled, longest)
     batch.advantages = batch.mask.float()
     batch.returns = batch.mask.float()
     for trained in (context.models.policy, context.models.critic):
@@ -60,6 +62,7 @@ def _longest(data: Data) -> list[Trajectory]:
             logps=[-1.0 * chosen for chosen in mask],
             versions=[0 if chosen else -1 for chosen in mask],
             stop=StopReason.LENGTH,
+            score=Score(0.0),
         )
         for i in range(rows)
     ]

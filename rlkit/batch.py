@@ -1,0 +1,189 @@
+"""A step's trajectories as tensors, phase by phase: `RolloutBatch`, with rewards `Batch`, for updates `TrainBatch`.
+
+Legend: B trajectories on this rank, T tokens. `x[b,t]` is about `tokens[b,t]`, so that nothing is shifted:
+`logps[b,t] = log p(tokens[b,t] | tokens[b,:t])`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from math import nan
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+PER_ROW = ("group", "rewards", "greedy_rewards")
+"""Fields of a batch with one number for each row."""
+NO_TENSORS = ("component_names", "media")
+"""Fields of a batch that are no tensors."""
+PROVIDERS = {
+    "values": "an estimator that reads it has Needs.VALUES in its `needs`",
+    "old_logps": "an estimator that reads it has Needs.OLD_LOGPS in its `needs`",
+    "sum_pi_squared": "an estimator that reads it has Needs.SUM_PI_SQUARED in its `needs`",
+    "greedy_rewards": "an estimator that reads it has Needs.GREEDY in its `needs`",
+    "ref_logps": "the recipe needs a `kl_loss:` or `kl_reward:` section",
+    "advantages": "an estimator's `estimate` sets it",
+    "returns": "an estimator's `estimate` sets it where a critic is trained",
+}
+"""What makes a field of a batch available, for error messages."""
+
+
+@dataclass(kw_only=True)
+class RolloutBatch:
+    """Trajectories as right-padded tensors, before they have rewards.
+
+    B is 0 on some ranks, T is the longest row's. All rows of a group are on one rank. What may be None is there where
+    the recipe needs it; `required` returns it or says what provides it.
+
+    Args:
+        tokens: [B,T] i64, 0 in the padding.
+        attention: [B,T] bool, False in the padding.
+        mask: [B,T] bool, True where the policy chose the token.
+        rollout_logps: [B,T] f32, the engine's log-probs; 0 outside the mask.
+        group: [B] i64, which rows are samples of one prompt.
+        versions: [B,T] i64, of the weights that sampled a token; -1 outside the mask.
+        trainer_logps: [B,T] f32, the trainer's log-probs before the update; NaN in rows that were not computed.
+        old_logps: [B,T] f32, what ratios compare with: the trainer's log-probs before the update, or the engine's.
+        ref_logps: [B,T] f32, the reference's.
+        values: [B,T] f32, the critic's value of the state before each token was chosen; 0 outside the mask.
+        sum_pi_squared: [B,T] f32, the sum of squared probabilities over the vocabulary, at each token.
+        position_ids: [B,T] i64, reserved; None.
+        media: Reserved for images; None.
+
+    Raises:
+        ValueError: A field has the wrong shape; the message names it.
+    """
+
+    tokens: Tensor
+    attention: Tensor
+    mask: Tensor
+    rollout_logps: Tensor
+    group: Tensor
+    versions: Tensor
+    trainer_logps: Tensor | None = None
+    old_logps: Tensor | None = None
+    ref_logps: Tensor | None = None
+    values: Tensor | None = None
+    sum_pi_squared: Tensor | None = None
+    position_ids: Tensor | None = None
+    media: Any = None
+
+    def __post_init__(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Compare every field's shape with `tokens`."""
+        rows, width = self.tokens.shape
+        for name, value in self.tensors().items():
+            shape = (rows,) if name in PER_ROW else (rows, self.columns(name, width))
+            if tuple(value.shape) != shape:
+                raise ValueError(f"{type(self).__name__}.{name} has shape {tuple(value.shape)}, expected {shape}")
+
+    def columns(self, name: str, width: int) -> int:
+        """Return how many columns a field has where there are `width` tokens."""
+        return width
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the fields that are set and are tensors, by name."""
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in NO_TENSORS}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def required(self, name: str) -> Tensor:
+        """Return a field that may be None.
+
+        Raises:
+            ValueError: It is None; the message says what provides it.
+        """
+        value: Tensor | None = getattr(self, name)
+        if value is None:
+            raise ValueError(f"batch.{name} is not computed in this run; {PROVIDERS.get(name, 'set it first')}")
+        return value
+
+    def __len__(self) -> int:
+        return int(self.tokens.shape[0])
+
+    def rows(self, index: Tensor) -> Self:
+        """Return the chosen rows, cut to the longest of them."""
+        width = int(self.attention[index].sum(-1).max()) if len(index) else 0
+        chosen = {name: value[index] for name, value in self.tensors().items()}
+        cut = {name: x[:, : self.columns(name, width)] for name, x in chosen.items() if name not in PER_ROW}
+        return replace(self, **{**chosen, **cut}, media=None)
+
+    def to(self, device: torch.device) -> Self:
+        """Return the same batch on another device."""
+        return replace(self, **{name: value.to(device) for name, value in self.tensors().items()})
+
+
+@dataclass(kw_only=True)
+class Batch(RolloutBatch):
+    """A `RolloutBatch` with rewards: what estimators read, and write the advantages into.
+
+    Args:
+        token_rewards: [B,T] f32, the COMPLETE signal: the score at the last chosen token, rewards of turns at the ends
+            of theirs, shaped where the recipe says so, less KL where it is in the reward.
+        rewards: [B] f32, each row's sum before shaping and KL.
+        components: [B,K] f32, the components of the scores, in the order of `component_names`; 0 where a score has no
+            such component.
+        component_names: The K names.
+        greedy_rewards: [B] f32, the reward of a greedy answer to the row's prompt, shaped like `token_rewards`.
+        advantages: [B,T] f32, set by the estimator; 0 outside the mask.
+        returns: [B,T] f32, set by the estimator: what the critic learns.
+        correction_weights: [B,T] f32, importance weights against the engine's mismatch, which multiply the loss.
+        accepted: [B,T] bool, False where a token is rejected or not the policy's.
+    """
+
+    token_rewards: Tensor
+    rewards: Tensor
+    components: Tensor
+    component_names: tuple[str, ...] = ()
+    greedy_rewards: Tensor | None = None
+    advantages: Tensor | None = None
+    returns: Tensor | None = None
+    correction_weights: Tensor | None = None
+    accepted: Tensor | None = None
+
+    def columns(self, name: str, width: int) -> int:
+        """Return how many columns a field has where there are `width` tokens."""
+        return len(self.component_names) if name == "components" else width
+
+    def outcomes(self) -> Tensor:
+        """Return each trajectory's whole reward [B], KL in the reward included."""
+        return self.token_rewards.sum(-1)
+
+
+@dataclass(kw_only=True)
+class TrainBatch(Batch):
+    """A `Batch` with all that a policy loss reads; a loss sees a micro-batch: some rows of it.
+
+    Args:
+        trainer_logps: [B,T] f32, as in `RolloutBatch`; NaN until the first pass of an update computes them.
+        old_logps: [B,T] f32, as in `RolloutBatch`; the same tensor as `trainer_logps` where those are compared with.
+        advantages: [B,T] f32, 0 outside the mask.
+        accepted: [B,T] bool, the mask, less the tokens that the recipe rejects.
+        selected: [B,T] bool, the tokens that the loss chose in `select`; none for a loss that does not.
+    """
+
+    trainer_logps: Tensor = field()  # a field without a default: the base's None would be inherited
+    old_logps: Tensor = field()
+    advantages: Tensor = field()
+    accepted: Tensor = field()
+    selected: Tensor
+
+    @classmethod
+    def of(cls, batch: Batch) -> TrainBatch:
+        """Return a batch whose advantages are set, ready for updates.
+
+        Log-probs of the trainer that nothing needed so far are NaN: the first pass of an update fills them in.
+
+        Raises:
+            ValueError: The advantages are not set.
+        """
+        known = {f.name: getattr(batch, f.name) for f in fields(Batch)}
+        trainer = batch.rollout_logps.new_full(batch.tokens.shape, nan) if batch.trainer_logps is None else None
+        known["advantages"] = batch.required("advantages")
+        known["trainer_logps"] = batch.trainer_logps if trainer is None else trainer
+        known["old_logps"] = known["trainer_logps"] if batch.old_logps is None else batch.old_logps
+        known["accepted"] = batch.mask if batch.accepted is None else batch.accepted
+        return cls(**known, selected=batch.mask.new_zeros(batch.mask.shape))

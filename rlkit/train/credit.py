@@ -1,0 +1,157 @@
+"""From rewards to advantages: corrections, transforms of rewards whose state checkpoints hold, and the estimator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from rlkit.interfaces import outputs
+from rlkit.interfaces.advantage import AdvantageEstimator
+from rlkit.ops import correction, kl
+from rlkit.ops.masked import Reducer, masked_mean, masked_sum
+from rlkit.registry import calling, require
+from rlkit.sections import Correction, KLReward, Rejection, Shaping
+from rlkit.types import Batch, Trajectory
+
+Figures = dict[str, float]
+
+
+class RewardTransforms:
+    """Changes rewards on their way to the advantages; checkpoints hold its state."""
+
+    def __init__(self, shaping: Shaping | None, kl: KLReward | None) -> None:
+        self.shaper = None if shaping is None else RewardShaper(shaping)
+        self.kl_penalty = None if kl is None else KLPenalty(kl)
+
+    def apply(self, batch: Batch, reduce: Reducer) -> Figures:
+        """Shape `batch.token_rewards`, then take KL off them; return figures by name."""
+        if self.shaper is not None:
+            self.shaper.apply(batch, reduce)
+        return {} if self.kl_penalty is None else self.kl_penalty.apply(batch, reduce)
+
+
+class KLPenalty:
+    """Takes KL to the reference off the token rewards, with a fixed or an adaptive coefficient.
+
+    Adaptive: beta <- beta (1 + clip(KL / target - 1, -0.2, 0.2) n / horizon) after each batch of n trajectories.
+    """
+
+    def __init__(self, section: KLReward) -> None:
+        self.section = section
+        self.coef = section.coef
+
+    def apply(self, batch: Batch, reduce: Reducer) -> Figures:
+        """Change `batch.token_rewards`; return the divergence and the coefficient that was used."""
+        logps, ref_logps = batch.required("trainer_logps"), batch.required("ref_logps")
+        penalty = kl.estimate(logps, ref_logps, self.section.estimator) * batch.mask
+        batch.token_rewards = batch.token_rewards - self.coef * penalty
+        per_row = masked_sum(penalty, batch.mask, -1) / batch.mask.sum(-1).clamp(min=1)
+        rows = batch.mask.any(-1)
+        divergence = float(masked_mean(per_row, rows, reduce))
+        used = self.coef
+        if self.section.target is not None:
+            count = float(reduce(rows.sum().float()))
+            error = min(max(divergence / self.section.target - 1, -0.2), 0.2)
+            self.coef *= 1 + error * count / self.section.horizon
+        return {"reward/kl_reward": divergence, "reward/kl_coef": used}
+
+
+class RewardShaper:
+    """Clips rewards and divides them by their running standard deviation (Welford's, merged batch by batch)."""
+
+    def __init__(self, section: Shaping) -> None:
+        self.section = section
+        self.count = 0.0
+        self.mean = 0.0
+        self.squares = 0.0
+
+    def apply(self, batch: Batch, reduce: Reducer) -> None:
+        """Change `batch.token_rewards`, row by row in proportion, so that each row's sum is the shaped reward.
+
+        Rewards of greedy answers, which these are compared with, are shaped alike.
+        """
+        if self.section.normalize:
+            self._observe(batch.rewards.double(), reduce)
+        batch.token_rewards = (batch.token_rewards * self._scale(batch.rewards)[:, None]).float()
+        if batch.greedy_rewards is not None:
+            batch.greedy_rewards = (batch.greedy_rewards * self._scale(batch.greedy_rewards)).float()
+
+    def _scale(self, rewards: Tensor) -> Tensor:
+        """Return what each reward [B] is multiplied by, in float64."""
+        std = (self.squares / max(self.count - 1, 1)) ** 0.5 if self.section.normalize else 0.0
+        scale = torch.full_like(rewards, 1 / std if std > 0 else 1.0, dtype=torch.float64)
+        if self.section.clip is not None:
+            scale = scale.minimum(self.section.clip / rewards.double().abs())  # infinite where the reward is 0
+        return scale
+
+    def _observe(self, rewards: Tensor, reduce: Reducer) -> None:
+        count, total = reduce(torch.stack((torch.ones_like(rewards).sum(), rewards.sum()))).tolist()
+        if count == 0:
+            return
+        mean = total / count
+        squares = float(reduce(((rewards - mean) ** 2).sum()))
+        apart, together = mean - self.mean, self.count + count
+        self.squares += squares + apart**2 * self.count * count / together
+        self.mean += apart * count / together
+        self.count = together
+
+
+def correct(batch: Batch, weigh: Correction | None, reject: Rejection | None, reduce: Reducer) -> Figures:
+    """Set the weights and the accepted tokens by the gap between engine and trainer; return figures by name."""
+    figures = {}
+    if weigh is not None:
+        weights = correction.importance_weights(
+            batch.required("trainer_logps"),
+            batch.rollout_logps,
+            batch.mask,
+            level=weigh.level,
+            low=weigh.low,
+            high=weigh.high,
+        )
+        batch.correction_weights = weights
+        figures["correction/weight_mean"] = float(masked_mean(weights, batch.mask, reduce))
+    if reject is not None:
+        accepted = correction.accepted(
+            batch.required("trainer_logps"),
+            batch.rollout_logps,
+            batch.mask,
+            statistic=reject.statistic,
+            level=reject.level,
+            low=reject.low,
+            high=reject.high,
+        )
+        batch.accepted = accepted
+        figures["correction/rejected"] = 1 - float(masked_mean(accepted, batch.mask, reduce))
+    return figures
+
+
+def estimate(estimator: AdvantageEstimator, batch: Batch, has_critic: bool = False) -> None:
+    """Fill the advantages, and name the estimator if they are not what they must be.
+
+    Raises:
+        PartError: It raised, left a field unset, or what it set has another shape or type, or is not finite though
+            all that it read was.
+    """
+    read = batch.tensors().values()
+    with calling(estimator, "estimate"):
+        estimator.estimate(batch)
+    problem = outputs.of_estimator(batch)
+    if problem is not None and (batch.advantages is None or _finite(read)):
+        require(estimator, "estimate", problem)
+    if has_critic and batch.returns is None:
+        require(estimator, "estimate", "left batch.returns unset, which the critic learns from")
+
+
+def attach_advantages(trajectories: Sequence[Trajectory], batch: Batch) -> None:
+    """Copy what was made of each trajectory into its `credit`, for the run folder."""
+    known = {"advantages": batch.advantages, "values": batch.values, "greedy_reward": batch.greedy_rewards}
+    for name, tensor in known.items():
+        if tensor is not None:
+            for trajectory, row in zip(trajectories, tensor.tolist(), strict=True):
+                trajectory.credit[name] = row[: len(trajectory.tokens)] if isinstance(row, list) else row
+
+
+def _finite(tensors: Iterable[Tensor]) -> bool:
+    return all(bool(x.isfinite().all()) for x in tensors if x.is_floating_point())

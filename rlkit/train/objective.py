@@ -1,0 +1,131 @@
+"""The losses of a micro-batch, as shares of a mini-batch's: no split into micro-batches or ranks changes their sum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rlkit.interfaces import outputs
+from rlkit.interfaces.loss import PolicyLoss
+from rlkit.ops import aggregate, kl
+from rlkit.ops.aggregate import Aggregation
+from rlkit.ops.masked import Reducer, masked_mean, masked_sum
+from rlkit.recipe import Recipe
+from rlkit.registry import calling, require
+from rlkit.sections import KLLoss
+from rlkit.types import LossOutput, PolicyOutput, TrainBatch
+
+
+class Counts(NamedTuple):
+    """What a mini-batch has over all ranks: the only numbers that a loss is divided by."""
+
+    tokens: Tensor
+    sequences: Tensor
+
+
+class LossShare(NamedTuple):
+    """A micro-batch's share of a mini-batch's loss, and figures to average by its number of tokens."""
+
+    loss: Tensor
+    figures: dict[str, Tensor]
+
+
+def count_tokens(mask: Tensor, reduce: Reducer) -> Counts:
+    """Count the tokens and the sequences under a mask, over all ranks."""
+    tokens, sequences = reduce(torch.stack((mask.sum(), mask.any(-1).sum())).float())
+    return Counts(tokens, sequences)
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What the policy's updates minimise.
+
+    Args:
+        loss: For each token.
+        aggregation: How tokens and sequences count.
+        budget: The response budget, by which `seq_mean_token_sum_norm` divides.
+        entropy_coef: Weight of the policy's entropy, which is maximised.
+        kl: Weight and estimator of the divergence from the reference.
+        keep_in_denominator: Whether rejected tokens count in what the loss is divided by.
+        strict: Whether a loss that is not finite is refused, if all that it reads is.
+    """
+
+    loss: PolicyLoss
+    aggregation: Aggregation
+    budget: int
+    entropy_coef: float = 0.0
+    kl: KLLoss | None = None
+    keep_in_denominator: bool = False
+    strict: bool = False
+
+    @classmethod
+    def of(cls, recipe: Recipe, strict: bool = False) -> Objective:
+        """Return the recipe's objective."""
+        return cls(
+            recipe.loss,
+            recipe.train.aggregation or recipe.loss.aggregation,
+            recipe.rollout.sampling.max_tokens,
+            recipe.train.entropy_coef,
+            recipe.kl_loss,
+            recipe.rejection is not None and recipe.rejection.keep_in_denominator,
+            strict,
+        )
+
+    def denominator(self, batch: TrainBatch) -> Tensor:
+        """Return the tokens [B,T] that the loss is divided by."""
+        return batch.mask if self.keep_in_denominator else batch.accepted
+
+    def share(self, out: PolicyOutput, batch: TrainBatch, counts: Counts) -> LossShare:
+        """Return a micro-batch's share of the mini-batch's loss.
+
+        Raises:
+            PartError: The loss raised, or its output is not what it must be.
+        """
+        per_token, figures = self._terms(self._call(out, batch), out, batch)
+        weights = aggregate.weights(
+            self.denominator(batch),
+            self.aggregation,
+            tokens=counts.tokens,
+            sequences=counts.sequences,
+            budget=self.budget,
+        )
+        loss = masked_sum(per_token * weights, batch.accepted)
+        return LossShare(loss, {name: figure.detach() for name, figure in figures.items()})
+
+    def _call(self, out: PolicyOutput, batch: TrainBatch) -> LossOutput:
+        with calling(self.loss, "__call__"):
+            result = self.loss(out, batch)
+        require(self.loss, "__call__", outputs.of_loss(result, batch.mask))
+        if self.strict:
+            read = (out.logps, batch.old_logps, batch.advantages, result.per_token)
+            *sound, finite = (bool(x[batch.mask].isfinite().all()) for x in read)
+            require(self.loss, "__call__", "returned a loss that is not finite" if all(sound) and not finite else None)
+        return result
+
+    def _terms(self, result: LossOutput, out: PolicyOutput, batch: TrainBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Weigh the policy loss for the engine's mismatch, and add the entropy and KL terms, token by token."""
+        per_token, figures = result.per_token, dict(result.metrics)
+        if batch.correction_weights is not None and not self.loss.applies_correction:
+            per_token = per_token * batch.correction_weights
+        if out.entropy is not None:
+            figures["entropy"] = masked_mean(out.entropy, batch.mask)
+            if self.entropy_coef:
+                per_token = per_token - self.entropy_coef * out.entropy
+        if self.kl is not None:
+            divergence = kl.estimate(out.logps, batch.required("ref_logps"), self.kl.estimator)
+            figures["kl_ref"] = masked_mean(divergence, batch.mask)
+            per_token = per_token + self.kl.coef * divergence
+        return per_token, figures
+
+
+def value_share(values: Tensor, batch: TrainBatch, tokens: Tensor, clip: float | None) -> LossShare:
+    """Return a micro-batch's share of 0.5 mean(max((v - R)^2, (clip(v, v_old +- clip) - R)^2)) over `tokens` tokens."""
+    old, returns = batch.required("values"), batch.required("returns")
+    clipped = error = (values - returns) ** 2
+    if clip is not None:
+        clipped = (torch.clamp(values, old - clip, old + clip) - returns) ** 2
+    loss = 0.5 * masked_sum(torch.maximum(error, clipped), batch.mask) / tokens
+    return LossShare(loss, {"clip_fraction": masked_mean(clipped > error, batch.mask)})
