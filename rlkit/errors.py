@@ -1,21 +1,21 @@
-"""What rlkit raises. A message says what was given, what was expected and what to do."""
+"""rlkit's errors. A message has the actual value, the expected one and the remedy."""
 
 from __future__ import annotations
 
 LONGEST = 2000
-"""Characters of a text that rlkit did not write, in a message."""
+"""Maximum characters of external text in a message."""
 
 
 def shorten(text: str, limit: int = LONGEST) -> str:
-    """Return a text that can be written anywhere, without its middle where it is longer than `limit` characters."""
+    """Return a printable text, without its middle if it is longer than `limit` characters."""
     if len(text) > limit:
-        half = (limit - 40) // 2  # the note takes the rest
+        half = (limit - 40) // 2  # the remaining characters are for the note
         text = f"{text[:half]} [… {len(text) - 2 * half} characters …] {text[-half:]}"
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def show(value: object, limit: int = 200) -> str:
-    """Return a value as Python writes it, whatever it is and however long that would be."""
+    """Return the `repr` of any value, shortened."""
     try:
         return shorten(repr(value), limit)
     except Exception as error:  # a `__repr__` may raise anything, and that of an integer of 5,000 digits does
@@ -32,23 +32,23 @@ def explain(error: BaseException) -> str:
 
 
 class RlkitError(Exception):
-    """An error that is explained by its message: the command line prints it without a traceback."""
+    """An error whose message is sufficient: the command line prints it without a traceback."""
 
     exit_code = 1
 
 
 class RecipeError(RlkitError):
-    """The recipe, an option or the data that they name is wrong; nothing has been trained yet."""
+    """The recipe, an option or the data that they name is wrong; raised before anything is trained."""
 
     exit_code = 2
 
 
 class UnavailableError(RecipeError):
-    """A model or data set is not on this machine, and the hub that may have it cannot be reached."""
+    """A model or data set is not on this machine, and the hub cannot be reached."""
 
 
 def unreachable(error: BaseException) -> bool:
-    """Whether a network that cannot be reached, or must not be asked, is behind an error."""
+    """Whether an error is caused by a network that is unreachable or switched off."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ConnectionError) or type(cause).__name__ in ("LocalEntryNotFoundError", "ConnectError"):
@@ -58,7 +58,7 @@ def unreachable(error: BaseException) -> bool:
 
 
 class PluginError(RlkitError):
-    """A plugin cannot be loaded, or what it offers is not what its interface asks for."""
+    """A plugin cannot be loaded, or what it registers does not implement its interface."""
 
     exit_code = 2
 
@@ -68,15 +68,15 @@ class PartError(RlkitError):
 
 
 class EngineError(RlkitError):
-    """A rollout engine failed, or cannot do what it was asked."""
+    """A rollout engine failed, or cannot serve the run."""
 
 
 class RolloutError(RlkitError):
-    """Rollouts or rewards failed in a way that the run's policy does not tolerate."""
+    """Rollouts or rewards failed beyond what the recipe tolerates."""
 
 
 class TrainingError(RlkitError):
-    """The run's steps teach the policy nothing; all ranks raise it after the same step."""
+    """Training makes no progress; all ranks raise it after the same step."""
 
 
 class CheckpointError(RlkitError):
@@ -84,4 +84,4 @@ class CheckpointError(RlkitError):
 
 
 class RankError(RlkitError):
-    """Another rank of the run failed or cannot be reached; the message says which, and why where that is known."""
+    """Another rank of the run failed or cannot be reached; the message names it, and the cause if known."""

@@ -1,7 +1,7 @@
 """The ranges of numbers, stated once in their types: the command line shows them and refuses what is outside.
 
 Another range is `Annotated[int, Ge(4), Le(999), NUMBER]`: bounds on both sides, then `NUMBER`, which refuses true and
-false and words the error. NaN, infinities and null are in no range; an option that may be null says
+false and words the error. NaN, infinities and null are in no range; an option that may be null has
 `PositiveFloat | None`.
 """
 
@@ -19,9 +19,9 @@ from annotated_types import Ge, Gt, Le, Lt
 
 LARGEST = 2**31 - 1
 LARGEST_FLOAT = 1e30
-"""Larger numbers would soon overflow float32."""
+"""Larger numbers could overflow float32."""
 UNSAID = (LARGEST, LARGEST_FLOAT)
-"""Bounds that all numbers have, which are told to whoever crosses them."""
+"""Bounds of all numbers, omitted from the text of a range."""
 YEAR = 365 * 24 * 3600.0
 
 
@@ -59,17 +59,17 @@ PositiveFloat = Annotated[float, Gt(0), Le(LARGEST_FLOAT), NUMBER]
 NonNegativeFloat = Annotated[float, Ge(0), Le(LARGEST_FLOAT), NUMBER]
 FiniteFloat = Annotated[float, Ge(-LARGEST_FLOAT), Le(LARGEST_FLOAT), NUMBER]
 Share = Annotated[float, Ge(0), Le(1), NUMBER]
-"""A part of a whole."""
+"""A fraction."""
 PositiveShare = Annotated[float, Gt(0), Le(1), NUMBER]
 ShareBelowOne = Annotated[float, Gt(0), Lt(1), NUMBER]
 Count = Annotated[int, Ge(1), Le(2**16), NUMBER]
-"""How many are made, held or run at once."""
+"""Number of objects created or run at once."""
 Repeats = Annotated[int, Ge(0), Le(1000), NUMBER]
-"""How often something is done again."""
+"""Number of repetitions."""
 Beta = Annotated[float, Ge(0), Lt(1), NUMBER]
 """A decay of a moving average."""
 LearningRate = Annotated[float, Gt(0), Le(1), NUMBER]
-"""An optimizer such as AdamW moves a weight by about this much in a step."""
+"""An optimizer such as AdamW changes a weight by about this much per step."""
 Temperature = Annotated[float, Ge(0), Le(100), NUMBER]
 Seconds = Annotated[float, Gt(0), Le(YEAR), NUMBER]
 
@@ -154,14 +154,14 @@ def _holds_number(hint: Any) -> bool:
 
 def _words(kind: str, bounds: Mapping[str, Any], complete: bool = False) -> str:
     """Return `a number above 0`; leave out the bounds of `UNSAID`, unless the text is to be complete."""
-    said = {
+    shown = {
         name: f"{bounds[name]:.10g}"
         for name in ("ge", "gt", "le", "lt")
         if name in bounds and (complete or abs(bounds[name]) not in UNSAID)
     }
     noun = "a whole number" if kind == "int" else "a number"
-    if {"ge", "le"} <= set(said):
-        return f"{noun} from {said['ge']} to {said['le']}"
+    if {"ge", "le"} <= set(shown):
+        return f"{noun} from {shown['ge']} to {shown['le']}"
     forms = {"ge": "of {} or more", "gt": "above {}", "le": "at most {}", "lt": "below {}"}
-    limits = " and ".join(forms[name].format(bound) for name, bound in said.items())
+    limits = " and ".join(forms[name].format(bound) for name, bound in shown.items())
     return f"{noun} {limits}".rstrip()

@@ -72,7 +72,7 @@ class Recipe:
 
     @property
     def validates(self) -> bool:
-        """Whether held-out prompts are answered; `validation: null` and `limit: 0` switch that off."""
+        """Whether to validate; `validation: null` and `limit: 0` switch it off."""
         return self.validation is not None and self.validation.limit > 0
 
     @property
@@ -92,7 +92,7 @@ class Recipe:
 
 
 def check(recipe: Recipe) -> None:
-    """Check all that can be known without reading data or loading a model.
+    """Check the recipe without reading data or loading a model.
 
     Raises:
         RecipeError: Something does not fit; the message has a line for each thing, with the remedy.
@@ -184,7 +184,7 @@ def _check_sampling(recipe: Recipe) -> Iterator[str]:
 
 
 def _check_best(recipe: Recipe) -> Iterator[str]:
-    """Check what a figure's name shows; one that no step has is refused when the first is done."""
+    """Check the name of the metric; one that is not among a step's metrics is refused after the first step."""
     key, validation = recipe.save.keep_best, recipe.validation
     if key is None:
         return
@@ -240,6 +240,6 @@ def _check_model(recipe: Recipe) -> Iterator[str]:
     looks_local = path.startswith((".", "/", "~")) or (path.count("/") > 1 and "://" not in path)
     if looks_local and not Path(path).expanduser().is_dir():
         yield (
-            f"model.path is {show(path)}, which is no folder; give a folder of a model, an adapter or a run, a hub "
+            f"model.path is {show(path)}, which is no folder; use a folder of a model, an adapter or a run, a hub "
             "name, or `tiny`"
         )

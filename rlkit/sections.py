@@ -69,15 +69,15 @@ class Model:
 
 @dataclass
 class Rollout:
-    """How trajectories are made.
+    """How trajectories are sampled.
 
     Args:
-        engine: Where tokens are sampled.
+        engine: The rollout engine.
         group_size: Samples of each prompt.
-        sampling: How tokens are chosen while training.
-        filter: Which groups are worth learning from; null learns from all.
-        max_gap: How far log-probs of a few tokens may be from the trainer's, on average, in the proof before the first
-            rollout; null for 1e-3 in float32 and 0.2 below.
+        sampling: How tokens are sampled in training.
+        filter: Which groups to train on; null trains on all.
+        max_gap: The largest mean distance of the engine's log-probs of a few tokens from the trainer's, in the weight
+            check before the first rollout; null for 1e-3 in float32 and 0.2 in lower precisions.
         skip_long_prompts: Leave out prompts that do not fit the context, instead of refusing the run.
     """
 
@@ -94,32 +94,32 @@ class Train:
     """The training loop.
 
     Args:
-        steps: Rollout steps of the run.
-        prompts_per_step: Prompts of a step, over all ranks.
-        minibatches: Optimizer steps an epoch over a rollout.
+        steps: Rollout steps in total.
+        prompts_per_step: Prompts per step, over all ranks.
+        minibatches: Optimizer steps per epoch over a rollout.
         epochs: Passes over a rollout.
-        max_tokens_per_micro_batch: Tokens of one forward and backward pass, padding included.
-        lr: The largest learning rate.
-        optimizer: Its algorithm, with the algorithm's own numbers.
+        max_tokens_per_micro_batch: Maximum tokens per forward and backward pass, padding included.
+        lr: The peak learning rate.
+        optimizer: The optimizer, with its hyperparameters.
         weight_decay: For matrices only.
-        schedule: How the learning rate goes on after the warm-up.
-        warmup_steps: Rollout steps in which it rises from 0.
-        warmup_ratio: The same as a share of `steps`, rounded up; null where `warmup_steps` says it.
+        schedule: The learning rate after the warm-up.
+        warmup_steps: Rollout steps in which the learning rate rises from 0.
+        warmup_ratio: The same as a share of `steps`, rounded up; null for `warmup_steps`.
         max_grad_norm: The gradient's norm is clipped to this.
         entropy_coef: Adds the policy's entropy to what is maximised.
-        checkpoint_activations: Compute activations again in the backward pass instead of keeping them: less memory,
-            about a third more time.
-        offload_during_rollout: Move to host memory, while sampling, what sampling does not need: optimizer states,
-            critic and reference, and the policy where the engine has its own copy.
+        checkpoint_activations: Recompute activations in the backward pass instead of storing them: less memory, about
+            a third more time.
+        offload_during_rollout: Offload to host memory, during rollouts, what sampling does not need: optimizer states,
+            critic and reference, and the policy if the engine has its own copy.
         deadline: Seconds that a rank waits for the others before the run ends.
-        aggregation: How tokens and sequences count; null takes the loss's own.
-        old_logps: The policy that ratios compare with: the trainer's before the update, recomputed, or the engine's.
-        ema: Decay a step of an average of the weights, saved as `ema/` beside `final/`; null for none.
+        aggregation: How tokens and sequences are weighted; null for the loss's default.
+        old_logps: The denominator of ratios: the trainer's log-probs before the update, recomputed, or the engine's.
+        ema: Decay per step of a moving average of the weights, saved as `ema/` beside `final/`; null for none.
         seed: Of the data's order and of every sampled token.
-        require_reward: Refuse the run if the reward fails when it is called once before the first step; false only
-            warns, for a service that starts later.
-        max_steps_without_signal: End the run after so many steps in a row in which all samples of each prompt had equal
-            rewards; null never does.
+        require_reward: Refuse the run if the trial call of the reward before the first step fails; false warns only,
+            for a service that starts later.
+        max_steps_without_signal: End the run after this many consecutive steps in which all samples of each prompt had
+            equal rewards; null for no limit.
     """
 
     steps: PositiveInt
@@ -153,7 +153,7 @@ class Train:
 
 @dataclass
 class FSDP2:
-    """The strategy that divides parameters, gradients and optimizer states among all ranks.
+    """The strategy that shards parameters, gradients and optimizer states over all ranks.
 
     Args:
         tensor_parallel: Ranks that share each matrix product; the others are data-parallel. Divides the ranks.
@@ -172,17 +172,17 @@ Environment = Literal[
 
 @dataclass
 class Fabric:
-    """Where a run takes place: the options of Lightning Fabric that rlkit trains with.
+    """The options of Lightning Fabric that rlkit trains with.
 
     Args:
-        accelerator: The kind of device; `auto` takes a GPU where there is one.
-        devices: How many of a node, or which ones.
-        num_nodes: Machines.
-        strategy: How ranks share the work: `ddp` copies the model, `fsdp2` divides it, and so does `FSDP2`, which has
-            options; `auto` is `ddp` on several devices.
+        accelerator: The kind of device; `auto` is a GPU if there is one.
+        devices: How many per node, or which ones.
+        num_nodes: Number of nodes.
+        strategy: How ranks share the work: `ddp` replicates the model, `fsdp2` shards it, and so does `FSDP2`, which
+            has options; `auto` is `ddp` on several devices.
         precision: Of the computations; trained weights are float32 in any case, and `bf16-true` is for frozen ones
             under adapters.
-        plugins: What starts the processes, where Fabric does not find it out by itself.
+        plugins: The cluster environment, if Fabric does not detect it.
     """
 
     accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps"] = "auto"
@@ -201,14 +201,14 @@ class Fabric:
 
 @dataclass
 class Save:
-    """Checkpoints: all that a run needs to go on as if it had never stopped.
+    """Checkpoints: all that a run needs to resume as if it had never stopped.
 
     Args:
-        every: Steps between two; 0 for none on the way. The last step has one in any case, and so has a Ctrl-C's.
-        keep_last: How many stay; older ones are removed.
-        keep_best: A figure of `metrics.jsonl`, the higher the better, say `validation/accuracy`: its best step has a
-            checkpoint, which stays as well.
-        folder: Where to: a folder or any fsspec URL; null for `checkpoints/` in the run folder.
+        every: Steps between checkpoints; 0 for none during the run. The last step, or that of a Ctrl-C, always has one.
+        keep_last: How many to keep; older ones are removed.
+        keep_best: A metric of `metrics.jsonl`, higher is better, such as `validation/accuracy`: the checkpoint of its
+            best step is kept as well.
+        folder: A folder or any fsspec URL; null for `checkpoints/` in the run folder.
     """
 
     every: NonNegativeInt = 100
@@ -226,10 +226,10 @@ class Validation:
     """Held-out prompts, answered greedily and by sampling; null for none.
 
     Args:
-        every: Validate after every so many steps too; 0 only before and after training.
+        every: Steps between validations; 0 for validation before and after training only.
         limit: Prompts, from the start of the split; 0 for none.
-        samples: Sampled answers of each prompt, besides the greedy one; 0 for none.
-        sampling: How they are sampled; null takes the training's.
+        samples: Sampled answers per prompt, besides the greedy one; 0 for none.
+        sampling: How they are sampled; null for the sampling of training.
     """
 
     every: NonNegativeInt = 0
@@ -240,14 +240,14 @@ class Validation:
 
 @dataclass
 class Conversation:
-    """What ends a conversation of several turns; only with tools, an interaction or an environment.
+    """Limits of conversations of several turns; only with tools, an interaction or an environment.
 
     Args:
-        turns: Turns of the policy at most.
-        tokens: Its tokens in all its turns; null for as many as the context takes. `sampling.max_tokens` is a turn's.
-        tool_calls: Calls at most; a turn with more of them ends the conversation.
-        seconds: Its deadline; the time that the engine takes, its queue included, does not count.
-        check: Compare each conversation with the template's own rendering: count what differs, or fail it (`strict`).
+        turns: Maximum turns of the policy.
+        tokens: Maximum tokens of all its turns; null for the context's limit. `sampling.max_tokens` limits one turn.
+        tool_calls: Maximum number of calls; a turn that exceeds it ends the conversation.
+        seconds: Deadline; the time in the engine, its queue included, does not count.
+        check: Compare each conversation with the template's own rendering: count differences, or fail it (`strict`).
     """
 
     turns: Count = 8
@@ -277,10 +277,10 @@ class KLReward:
     With a target the coefficient adapts (Ziegler et al. 2019, arXiv:1909.08593, section 2.2).
 
     Args:
-        coef: Its weight; the first one where it adapts.
+        coef: Its weight; the initial one if it adapts.
         estimator: The estimator; see `rlkit.ops.kl`.
-        target: The divergence to hold; null keeps the coefficient.
-        horizon: Trajectories in which an adapting coefficient reacts.
+        target: The target divergence; null for a constant coefficient.
+        horizon: Time scale of the adaptation, in trajectories.
     """
 
     coef: PositiveFloat = 0.001
@@ -291,11 +291,11 @@ class KLReward:
 
 @dataclass
 class Reference:
-    """The policy that KL is measured against, where it shall not stay the initial one.
+    """Updates of the policy that KL is measured against; without them it stays the initial one.
 
     Args:
-        refresh_every: Steps after which it follows the policy.
-        mix: How far: reference = mix * policy + (1 - mix) * reference.
+        refresh_every: Steps between updates.
+        mix: Weight of the policy: reference = mix * policy + (1 - mix) * reference.
     """
 
     refresh_every: PositiveInt
@@ -309,15 +309,15 @@ class Critic:
     Args:
         path: The backbone's model, with the policy's tokenizer; null takes the policy's.
         lora: Train adapters of the backbone, and the head, instead of all weights.
-        lr: Its largest learning rate.
-        optimizer: Its algorithm, with the algorithm's own numbers.
+        lr: The peak learning rate.
+        optimizer: The optimizer, with its hyperparameters.
         weight_decay: For matrices only.
-        schedule: How the learning rate goes on after the warm-up.
-        warmup_steps: Rollout steps in which it rises from 0.
-        warmup_ratio: The same as a share of `train.steps`, rounded up; null where `warmup_steps` says it.
+        schedule: The learning rate after the warm-up.
+        warmup_steps: Rollout steps in which the learning rate rises from 0.
+        warmup_ratio: The same as a share of `train.steps`, rounded up; null for `warmup_steps`.
         max_grad_norm: The gradient's norm is clipped to this.
-        clip: How far a value may move from the old one before its loss is clipped; null lets it.
-        policy_delay_steps: Steps at the start in which the critic learns and the policy does not.
+        clip: The largest change of a value from the old one before its loss is clipped; null for no clipping.
+        policy_delay_steps: Steps at the start in which only the critic is trained.
     """
 
     path: str | None = None
@@ -335,7 +335,7 @@ class Critic:
 
 @dataclass
 class Shaping:
-    """What is done to rewards before they become advantages; logged rewards stay as they were.
+    """Transformations of rewards before advantages are computed; logged rewards are unchanged.
 
     Args:
         clip: Rewards are clipped to +- this.
@@ -348,10 +348,10 @@ class Shaping:
 
 @dataclass
 class Correction:
-    """Weighs each token's loss by pi_trainer / pi_engine.
+    """Weights each token's loss by pi_trainer / pi_engine.
 
     Args:
-        level: The ratio of a token, or of the whole sequence.
+        level: The ratio of each token, or of the whole sequence.
         low: Weights below this, or above `high`, become 0 (IcePop); null caps them at `high` (TIS).
         high: The largest weight.
     """
@@ -363,7 +363,7 @@ class Correction:
 
 @dataclass
 class Rejection:
-    """Leaves out tokens or sequences whose engine and trainer are too far apart.
+    """Rejects tokens or sequences for which engine and trainer differ too much.
 
     Args:
         statistic: k1 (the ratio itself), k2 or k3.

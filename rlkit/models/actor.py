@@ -1,4 +1,4 @@
-"""The policy as a module that gives log-probs: what Fabric sets up and the loop trains."""
+"""The policy as a module that returns log-probs: what Fabric sets up and the training loop trains."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rlkit.types import PolicyOutput
 
 
 class Actor(nn.Module):
-    """Wraps a causal language model; `forward` gives log-probs and entropies of the tokens under the mask.
+    """Wraps a causal language model; `forward` returns log-probs and entropies of the tokens under the mask.
 
     The output layer runs in chunks, on masked tokens only, where a probe at the start shows that this equals the
-    model's own logits; models that treat them otherwise (soft caps, scales) are called whole.
+    model's own logits; models that transform them (soft caps, scales) are called as they are.
     """
 
     forward_methods = ("logits",)
-    """Methods that may be called as `forward` is: sharded weights are gathered layer by layer."""
+    """Methods that FSDP treats as `forward`: sharded weights are gathered layer by layer."""
 
     def __init__(self, policy: Any) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Actor(nn.Module):
     @torch.no_grad()
     def _probe(self) -> bool:
         head = base_model(self.policy).get_output_embeddings()
-        if type(head) is not nn.Linear or head.weight.is_meta:  # what has no weights yet says nothing
+        if type(head) is not nn.Linear or head.weight.is_meta:  # a module without weights cannot be compared
             return False
         tokens = torch.arange(2, 10, device=head.weight.device)[None] % head.weight.shape[0]
         try:

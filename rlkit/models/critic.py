@@ -12,7 +12,7 @@ class ValueModel(nn.Module):
     """A transformer's backbone with a value head, which starts at 0.
 
     Args:
-        backbone: A Hugging Face model that gives hidden states.
+        backbone: A Hugging Face model that returns hidden states.
     """
 
     def __init__(self, backbone: Any) -> None:

@@ -1,4 +1,4 @@
-"""An exponential moving average of what is trained."""
+"""An exponential moving average of trainable parameters."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import nn
 
 
 class WeightAverage:
-    """Follows a module's trainable parameters: average = decay * average + (1 - decay) * parameter.
+    """The average of a module's trainable parameters: average = decay * average + (1 - decay) * parameter.
 
     Args:
-        module: Whose parameters.
+        module: The module.
         decay: From 0 (no memory) to 1.
     """
 
@@ -24,13 +24,13 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Follow by one step."""
+        """Update the average after a step."""
         for average, parameter in zip(self.tensors, self._parameters, strict=True):
             average.lerp_(parameter, 1 - self.decay)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Put the average in the module's place for a while."""
+        """Swap the average into the module within the context."""
         self._swap()
         try:
             yield

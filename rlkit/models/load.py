@@ -23,7 +23,7 @@ __all__ = ["SHIPPED", "resolve"]
 
 
 def load_config(model: Model) -> Any:
-    """Read the model's configuration; no weights.
+    """Read the model's configuration, without weights.
 
     Raises:
         RecipeError: There is none at `model.path`.
@@ -57,16 +57,16 @@ def load_tokenizer(model: Model) -> Any:
 
 
 def load_policy(model: Model, seed: int = 0, empty: bool = False, frozen: bool = False) -> Any:
-    """Load a causal language model, with adapters if the recipe asks for LoRA.
+    """Load a causal language model, with adapters if the recipe has `model.lora`.
 
-    Weights that are trained are float32, frozen ones of `model.dtype`. An adapter goes on as it is where the recipe
-    asks for LoRA, and is merged where it does not; on anything else adapters start anew.
+    Weights that are trained are float32, frozen ones of `model.dtype`. With `model.lora`, an adapter at
+    `model.path` is trained further, and any other model gets new adapters; without it, an adapter is merged.
 
     Args:
-        model: Which one.
-        seed: Of new adapters.
-        empty: Leave the weights out, since another rank will send them.
-        frozen: Nothing of it will be trained.
+        model: The recipe's section.
+        seed: Seed of new adapters.
+        empty: Load no weights: another rank sends them.
+        frozen: The model is not trained at all.
 
     Raises:
         RecipeError: The model cannot be loaded, or an adapter's target names no module.
@@ -87,9 +87,9 @@ def load_backbone(model: Model, seed: int = 0, empty: bool = False) -> Any:
     """Load a model without its output layer, adapters of `model.path` merged and those of `model.lora` new.
 
     Args:
-        model: Which one.
-        seed: Of new adapters.
-        empty: Leave the weights out, since another rank will send them.
+        model: The recipe's section.
+        seed: Seed of new adapters.
+        empty: Load no weights: another rank sends them.
 
     Raises:
         RecipeError: It cannot be loaded, or an adapter's target names no module.
@@ -110,14 +110,14 @@ def load_backbone(model: Model, seed: int = 0, empty: bool = False) -> Any:
 
 @dataclass
 class _Loader:
-    """Loads what a source names, and what that rests on."""
+    """Loads a source, and the models it is based on."""
 
     kind: Any
     model: Model
     empty: bool
 
     def load(self, source: Source, dtype: torch.dtype) -> Any:
-        """Load a model, or what an adapter or a checkpoint rests on with its adapters or weights."""
+        """Load a model; for an adapter or a checkpoint, its base with its adapters or weights."""
         if source.base is None:
             return self._pretrained(source, dtype)
         policy = self.whole(source.base, dtype)
@@ -190,7 +190,7 @@ def _explained(model: Model, source: Source) -> Iterator[None]:
         named = "which" if source.base is None else f"{source}, which"
         kind = UnavailableError if unreachable(error) else RecipeError
         raise kind(
-            f"model.path is {show(model.path)}, {named} cannot be loaded: {first_line} Give a folder with a model (as "
+            f"model.path is {show(model.path)}, {named} cannot be loaded: {first_line} Use a folder with a model (as "
             "safetensors), an adapter or a run, a name on the hub, or `tiny`"
         ) from error
 
@@ -198,13 +198,13 @@ def _explained(model: Model, source: Source) -> Iterator[None]:
 def save_policy(policy: Any, tokenizer: Any, folder: Path, weights: dict[str, torch.Tensor] | None = None) -> None:
     """Write a Hugging Face folder: the model, or its adapter alone, with the tokenizer.
 
-    It is written beside and then renamed, so that a folder of that name is always whole.
+    It is written under another name and then renamed, so that a folder of that name is always complete.
 
     Args:
         policy: The model.
         tokenizer: Its tokenizer.
-        folder: Where to.
-        weights: Whole tensors under the names of the policy's own, where it is sharded.
+        folder: The folder to write.
+        weights: Full tensors under the names of the policy's own, if it is sharded.
 
     Raises:
         CheckpointError: It cannot be written.
@@ -212,11 +212,13 @@ def save_policy(policy: Any, tokenizer: Any, folder: Path, weights: dict[str, to
     beside = folder.with_name(folder.name + ".partial")
     try:
         shutil.rmtree(beside, ignore_errors=True)
-        options = {"save_embedding_layers": False} if has_lora(policy) else {}  # they are frozen; spares the hub a look
+        options = (
+            {"save_embedding_layers": False} if has_lora(policy) else {}
+        )  # they are frozen; avoids a request to the hub
         policy.save_pretrained(beside, state_dict=weights, **options)
         tokenizer.save_pretrained(beside)
         shutil.rmtree(folder, ignore_errors=True)
         beside.rename(folder)
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(beside, ignore_errors=True)  # where the disk is full, it makes room for how the run ended
+        shutil.rmtree(beside, ignore_errors=True)  # on a full disk, it frees space for `result.json`
         raise CheckpointError(f"{folder} cannot be written: {error}") from error

@@ -22,10 +22,10 @@ def add_lora(policy: Any, lora: Lora, seed: int = 0, base: str | None = None, ta
 
     Args:
         policy: The model.
-        lora: Their shape.
-        seed: Of their first values.
-        base: The model's name or folder, which saved adapters record; None for what the model says of itself.
-        task: What the model does, in peft's words.
+        lora: The shape of the adapters.
+        seed: Seed of their initial values.
+        base: The model's name or folder, which saved adapters record; None for the model's own record.
+        task: peft's task type of the model.
 
     Raises:
         RecipeError: A target names no module.
@@ -84,12 +84,12 @@ def has_lora(policy: Any) -> bool:
 
 
 def base_model(policy: Any) -> Any:
-    """Return the Hugging Face model itself, its layers holding the adapters if there are any."""
+    """Return the Hugging Face model itself, including adapters in its layers."""
     return policy.get_base_model() if has_lora(policy) else policy
 
 
 def adapters_off(policy: Any) -> AbstractContextManager[None]:
-    """Run the policy as it was before training."""
+    """Run the policy without its adapters."""
     context: AbstractContextManager[None] = policy.disable_adapter()
     return context
 
@@ -100,7 +100,7 @@ def adapted(policy: Any) -> dict[str, Any]:
 
 
 def adapter_config(policy: Any) -> dict[str, Any]:
-    """Return what a server needs to know of the adapters, in the form of peft's adapter_config.json."""
+    """Return the adapters' configuration for a server, in the form of peft's adapter_config.json."""
     config = policy.peft_config[policy.active_adapter]
     return {
         "peft_type": "LORA",
@@ -118,7 +118,7 @@ def adapter_tensors(policy: Any) -> list[tuple[str, Tensor]]:
 
 
 def delta(layer: Any) -> Tensor:
-    """Return what a layer's adapters add to its weight; of sharded ones all ranks must call this."""
+    """Return the update of a layer's weight by its adapters; if they are sharded, all ranks must call this."""
     parts = []
     for name in layer.active_adapters:
         if name in layer.lora_A and isinstance(layer.lora_A[name].weight, DTensor):

@@ -1,4 +1,4 @@
-"""The policy as it was at the start: what KL is measured against."""
+"""The reference policy that KL is measured against: the initial policy."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Reference:
 
     Args:
         actor: The policy.
-        model: Where the initial policy is loaded from.
-        place: Puts a module on the device.
-        empty: Whether that brings the weights as well.
+        model: The recipe's section, from which the initial policy is loaded.
+        place: Moves a module to the device.
+        empty: Whether `place` loads the weights as well.
     """
 
     def __init__(self, actor: Actor, model: Model, place: Callable[[Actor], None], empty: bool = False) -> None:
@@ -33,7 +33,7 @@ class Reference:
 
     @torch.no_grad()
     def update(self, actor: Actor, mix: float) -> None:
-        """Move towards the policy: reference = mix * policy + (1 - mix) * reference; a shared one cannot."""
+        """Update towards the policy: reference = mix * policy + (1 - mix) * reference; not for a shared one."""
         for mine, theirs in zip(self.actor.parameters(), actor.parameters(), strict=True):
             mine.lerp_(theirs, mix)
 

@@ -1,4 +1,4 @@
-"""How large a model is, without loading it."""
+"""The size of a model, without loading it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         ("7B", 3584, 18944, 28, 28, 4, 152064),
     )
 }  # fmt: skip
-"""The shapes of models that recipes name, so that a run can be estimated where the hub cannot be reached."""
+"""The shapes of models in shipped recipes, for estimates without access to the hub."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class Size:
     """A model's shape.
 
     Args:
-        config: Its configuration, of the text model.
-        base: Its parameters, tied ones once.
-        lora: Those of its adapters.
+        config: The configuration of the text model.
+        base: The number of its parameters, tied ones counted once.
+        lora: The number of parameters of its adapters.
     """
 
     config: Any
@@ -50,7 +50,7 @@ class Size:
 
 
 def find_config(model: Model) -> Any:
-    """Return a model's configuration, without asking the hub where the shape is known.
+    """Return a model's configuration, without access to the hub if the shape is known.
 
     Raises:
         RecipeError: `model.path` names nothing that can be read; UnavailableError where the hub cannot be reached.
@@ -73,7 +73,7 @@ def size_of(config: Any, lora: Lora | None = None, trust_remote_code: bool = Fal
 
 
 def parameters(model: Model) -> int:
-    """Count a model's parameters, tied ones once."""
+    """Return the number of a model's parameters, tied ones counted once."""
     return size_of(load_config(model), trust_remote_code=model.trust_remote_code).base
 
 
@@ -82,7 +82,7 @@ def _count(policy: Any) -> int:
 
 
 def kv_bytes(config: Any, tokens: int, width: int = 4) -> int:
-    """Return the bytes of a key-value cache of so many tokens, of `width` bytes a number."""
+    """Return the bytes of a key-value cache of a number of tokens, at `width` bytes per number."""
     heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
     size = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
     return tokens * int(config.num_hidden_layers) * 2 * heads * size * width

@@ -24,23 +24,23 @@ ADAPTER = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 DEEPEST = 8
-"""Adapters and checkpoints that may rest on one another."""
+"""The maximum number of adapters and checkpoints between a path and its base model."""
 
 UNREAD = ("alpha_pattern", "alora_invocation_tokens", "layer_replication", "use_dora", "use_qalora")
-"""Features of peft that change what an adapter computes, and that its tensors do not show."""
+"""Features of peft that change the computation of an adapter, but are not visible in its tensors."""
 
 PLAIN_INITS = (None, True, False, "gaussian", "orthogonal", "eva")
-"""Initialisations of an adapter that leave the base's weights as they were."""
+"""Initialisations of an adapter that leave the base's weights unchanged."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a policy's weights are.
+    """The place of a policy's weights.
 
     Args:
         place: The folder of a model, an adapter or a checkpoint, or a model's name on the hub.
-        base: What an adapter or a checkpoint was trained from; None for a model.
-        lora: The adapters that `place` holds; None where it holds all weights.
+        base: The source that an adapter or a checkpoint was trained from; None for a model.
+        lora: The shape of the adapters at `place`; None if it has all weights.
         checkpoint: Whether `place` is a checkpoint of rlkit.
     """
 
@@ -51,12 +51,12 @@ class Source:
 
     @property
     def model(self) -> str:
-        """The folder or hub name of the model at the bottom, whose configuration holds for all above it."""
+        """The folder or hub name of the base model, whose configuration applies to all sources on it."""
         return self.place if self.base is None else self.base.model
 
     @property
     def tokenizer(self) -> str:
-        """Where the tokenizer is."""
+        """The place of the tokenizer."""
         if self.base is None or isfile(Path(self.place, "tokenizer_config.json")):
             return self.place
         return self.base.tokenizer
@@ -70,25 +70,25 @@ class Source:
 
 
 def resolve(path: str) -> str:
-    """Return the folder of a shipped model for its name, and any other path as it is."""
+    """Return the folder of a shipped model for its name, and any other path unchanged."""
     if path in SHIPPED and not Path(path, "config.json").exists():
         return str(SHIPPED[path])
     return str(Path(path).expanduser()) if path.startswith("~") else path
 
 
 def locate(path: str, depth: int = 0) -> Source:
-    """Find what a path names, and what that was trained from.
+    """Return the source at a path, with its bases.
 
     Args:
         path: A name on the hub, or a folder: of a model, an adapter, a checkpoint, or a run, of which `final/` is
             taken, or its newest checkpoint where that is of a later step.
-        depth: How many adapters and checkpoints lead here.
+        depth: The number of adapters and checkpoints on it so far.
 
     Raises:
         RecipeError: It is an adapter or a checkpoint that cannot be read, or whose base cannot be found.
     """
     if depth > DEEPEST:
-        raise RecipeError(f"{path!r} rests on more than {DEEPEST} other adapters or checkpoints; merge some of them")
+        raise RecipeError(f"{path!r} is based on more than {DEEPEST} other adapters or checkpoints; merge some of them")
     if "://" in path:
         return _checkpoint(_remote(path), depth)
     folder = Path(resolve(path))
@@ -105,7 +105,7 @@ def locate(path: str, depth: int = 0) -> Source:
 
 
 def source_of(model: Model) -> Source:
-    """Find what a recipe's `model:` starts from.
+    """Return the source of a recipe's `model:`.
 
     Raises:
         RecipeError: It cannot be read, or it is an adapter and `model.lora` describes another one.
@@ -165,7 +165,7 @@ def _adapter(folder: Path, depth: int) -> Source:
     unread += [] if config.get("init_lora_weights") in PLAIN_INITS else ["init_lora_weights"]
     if config.get("peft_type") != "LORA" or unread:
         what = f"has {unread[0]} = {config[unread[0]]!r}" if unread else f"is of type {config.get('peft_type')!r}"
-        raise RecipeError(f"{folder} {what}, expected plain LoRA; merge it into its model with peft, and give that")
+        raise RecipeError(f"{folder} {what}, expected plain LoRA; merge it into its model with peft, and use that")
     shapes = _shapes(folder / ADAPTER_WEIGHTS)
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if type(rank) is not int or not all(rank in shape for name, shape in shapes.items() if ".lora_" in name):
@@ -192,7 +192,7 @@ def _shapes(file: Path) -> dict[str, list[int]]:
 def _base(folder: Path, named: object, depth: int) -> Source:
     remedy = f"set base_model_name_or_path in {folder / ADAPTER} to the model's folder or its name on the hub"
     if not isinstance(named, str) or not named:
-        raise RecipeError(f"the adapter {folder} does not say which model it belongs to; {remedy}")
+        raise RecipeError(f"the adapter {folder} does not name its base model; {remedy}")
     on_the_hub = named.count("/") <= 1 and not named.startswith((".", "/", "~"))
     if not on_the_hub and not isdir(resolve(named)):
         raise RecipeError(f"the adapter {folder} belongs to {named!r}, which is not on this machine; {remedy}")
@@ -200,15 +200,15 @@ def _base(folder: Path, named: object, depth: int) -> Source:
 
 
 def _checkpoint(found: CheckpointRef, depth: int) -> Source:
-    """Read which model a checkpoint's recipe names, and its adapters; the tensors are left where they are."""
+    """Read a checkpoint's base model and adapters from its recipe, without its tensors."""
     model = found.model()
     base = locate(model.path, depth + 1)
     if model.lora is not None and base.lora is not None and base.base is not None:
-        base = base.base  # the run went on from adapters, whose values the checkpoint's are by now
+        base = base.base  # the run resumed adapters, whose values are in the checkpoint
     return Source(found.place, base, model.lora, checkpoint=True)
 
 
 @lru_cache(maxsize=1)
 def _remote(url: str) -> CheckpointRef:
-    """Open a checkpoint at a URL, whose files are read as often as they are compared with their checksums."""
+    """Open a checkpoint at a URL; its files are verified each time."""
     return open_checkpoint(url)

@@ -1,4 +1,4 @@
-"""Folders of checkpoints: what is in them, read as data that anybody may have written and proved by checksums."""
+"""Folders of checkpoints, read as untrusted data and verified by checksums."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rlkit.models.tensor_files import TensorReader, first_problem
 from rlkit.ranges import FiniteFloat, NonNegativeFloat, NonNegativeInt
 from rlkit.sections import Model
 
-# one process needs no process group, and nobody needs to be told
+# a single process needs no process group, and no warning about it
 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 
 MANIFEST = "manifest.json"
@@ -32,7 +32,7 @@ STATE = "state.json"
 FORMAT = 2
 
 JSON_LIMIT = 16 * 1024 * 1024
-"""Bytes of a checkpoint's JSON files at most."""
+"""Maximum bytes of a checkpoint's JSON files."""
 
 NAME = re.compile(r"step-([0-9]{6,12})")
 
@@ -43,7 +43,7 @@ Content = TypeVar("Content", bound=BaseModel)
 
 
 class Numbers(BaseModel, strict=True, extra="forbid"):
-    """The numbers that a run's next step depends on, besides its tensors, its seed and its step."""
+    """The numbers that the next step depends on, besides tensors, seed and step."""
 
     version: NonNegativeInt
     kl_coef: FiniteFloat | None = None
@@ -51,16 +51,16 @@ class Numbers(BaseModel, strict=True, extra="forbid"):
 
 
 class State(BaseModel, strict=True, extra="forbid"):
-    """What a checkpoint says of its run.
+    """The state of a run in a checkpoint.
 
     Args:
-        step: The last step that is done.
-        recipe: The run's, every option filled in.
-        numbers: The run's.
-        before: The figures of the validation before training.
-        best: The best value of a figure that a checkpoint has, and the step of that checkpoint.
-        figure: Which figure that is: the run's `save.keep_best`.
-        stalled: Steps in a row, up to this one, that taught the policy nothing.
+        step: The last completed step.
+        recipe: The run's recipe with all options.
+        numbers: The run's numbers.
+        before: The metrics of the validation before training.
+        best: The best value of the metric among checkpoints, and its step.
+        figure: That metric: the run's `save.keep_best`.
+        stalled: Consecutive stalled steps, up to this one.
     """
 
     step: NonNegativeInt
@@ -89,9 +89,9 @@ class Manifest(Version, extra="forbid"):
 
 
 class Store:
-    """A folder of checkpoints, here or anywhere that fsspec reaches; each is `step-<number>`.
+    """A folder of checkpoints in any file system of fsspec; each is `step-<number>`.
 
-    A checkpoint is written under another name and then renamed; one that holds no manifest is not one.
+    A checkpoint is written under another name and then renamed; a folder without a manifest is not a checkpoint.
 
     Args:
         url: A path or an fsspec URL.
@@ -104,10 +104,10 @@ class Store:
         self.url = url.rstrip("/")
         try:
             self.fs, self.root = fsspec.core.url_to_fs(self.url)
-        except Exception as error:  # whatever a file system's client raises where it cannot be set up
+        except Exception as error:  # whatever a file system's client raises when it cannot be set up
             why = str(error).strip().partition("\n")[0]
             raise CheckpointError(
-                f"{url!r} is no place for checkpoints: {why}. Give a folder, or a URL whose file system can be reached "
+                f"{url!r} cannot hold checkpoints: {why}. Use a folder, or a URL whose file system can be reached "
                 "from here (packages for object stores: s3fs, gcsfs, adlfs; for hdfs:// pyarrow and Hadoop's libraries)"
             ) from error
 
@@ -119,7 +119,7 @@ class Store:
         return [name for name in self.entries() if self.fs.exists(self.path(name, MANIFEST))]
 
     def entries(self, suffix: str = "") -> list[str]:
-        """Return all folders named as checkpoints, be they whole or not, with a suffix; the latest step first."""
+        """Return all folders named as checkpoints with a suffix, complete or not; the latest step first."""
         self.fs.invalidate_cache()
         try:
             listed = self.fs.ls(self.root, detail=False) if self.fs.isdir(self.root) else []
@@ -130,7 +130,7 @@ class Store:
         return [f"{name}{suffix}" for name in sorted(filter(NAME.fullmatch, bare), key=step_of, reverse=True)]
 
     def manifest(self, name: str) -> Manifest:
-        """Read which files a checkpoint has.
+        """Read a checkpoint's manifest.
 
         Raises:
             CheckpointError: There is no manifest, it is malformed, of another format, or lists no state or no tensors.
@@ -146,18 +146,18 @@ class Store:
         return found
 
     def state(self, name: str) -> State:
-        """Read what a checkpoint says of its run.
+        """Read the state of the run in a checkpoint.
 
         Raises:
             CheckpointError: It is missing, malformed, or of another step than its name.
         """
         found = self._read(name, STATE, State)
         if found.step != step_of(name):
-            raise CheckpointError(f"{self.url}/{name} is damaged: {STATE} says that it is of step {found.step}")
+            raise CheckpointError(f"{self.url}/{name} is damaged: {STATE} is of step {found.step}")
         return found
 
     def verify(self, name: str, ranks: Ranks | None = None) -> None:
-        """Compare every file with the manifest, and read all but the tensors; ranks, where given, share the work.
+        """Verify every file against the manifest, and read all but the tensors; `ranks` share the work.
 
         Raises:
             CheckpointError: A file is missing, cut short, changed or malformed; the message names it.
@@ -168,7 +168,7 @@ class Store:
             listed = self.manifest(name).files
             for file in sorted(listed)[first::every]:
                 if self.digest(name, file) != listed[file]:
-                    wrong.append(f"{self.url}/{name} is damaged: {file} is not what was written")
+                    wrong.append(f"{self.url}/{name} is damaged: {file} does not match its checksum")
             if not wrong:
                 self.state(name)
                 self._tensors(name)
@@ -188,7 +188,7 @@ class Store:
         return found.hexdigest()
 
     def load(self, name: str, into: dict[str, Tensor], alone: bool = False) -> None:
-        """Load tensors in place, resharded where the ranks have changed; all must call this, unless one is `alone`.
+        """Load tensors in place, resharded if the ranks have changed; all must call this, unless one is `alone`.
 
         Raises:
             CheckpointError: The checkpoint is of another model, or damaged.
@@ -214,18 +214,18 @@ class Store:
             lines.write(content.model_dump_json())
 
     def publish(self, partial: str, name: str) -> None:
-        """Return a checkpoint its name; one of that name is removed."""
+        """Rename a partial checkpoint to its final name, replacing one of that name."""
         self.remove(name)
         self.fs.mv(self.path(partial), self.path(name), recursive=True)
 
     def withdraw(self, name: str) -> None:
-        """Remove a checkpoint's manifest, so that the folder is none any more; of a link to elsewhere only the link."""
+        """Remove a checkpoint's manifest, so that it is no longer a checkpoint; of a link, remove only the link."""
         if self.fs.exists(self.path(name, MANIFEST)):
             linked = self.fs.info(self.path(name)).get("islink")
             self.fs.rm_file(self.path(name) if linked else self.path(name, MANIFEST))
 
     def remove(self, name: str) -> None:
-        """Remove a checkpoint, or what is left of one."""
+        """Remove a checkpoint, or its remains."""
         self.withdraw(name)
         if self.fs.exists(self.path(name)):
             self.fs.rm(self.path(name), recursive=True)
@@ -259,12 +259,14 @@ class Store:
 
     @contextmanager
     def _open(self, name: str, file: str) -> Iterator[Any]:
-        """Open a file of a checkpoint, which must be one: no link to elsewhere, no device."""
+        """Open a file of a checkpoint, which must be a regular file: no link, no device."""
         path = self.path(name, file)
         try:
             about = self.fs.info(path)
             if about["type"] != "file" or about.get("islink"):
-                raise CheckpointError(f"{self.url}/{name} is damaged: {file} is no plain file, but a link or a device")
+                raise CheckpointError(
+                    f"{self.url}/{name} is damaged: {file} is not a regular file, but a link or a device"
+                )
             with self.fs.open(path, "rb") as stream:
                 yield stream
         except OSError as error:
@@ -273,7 +275,7 @@ class Store:
 
 @dataclass
 class CheckpointRef:
-    """A checkpoint whose files are as they were written."""
+    """A verified checkpoint."""
 
     store: Store
     name: str
@@ -284,7 +286,7 @@ class CheckpointRef:
         return f"{self.store.url}/{self.name}"
 
     def model(self) -> Model:
-        """Return the recipe's `model:`; code that comes with the model is never trusted on a checkpoint's word.
+        """Return the recipe's `model:`; `trust_remote_code` in a checkpoint is ignored.
 
         Raises:
             CheckpointError: The recipe has no such section, or one that does not fit the tensors.
@@ -305,8 +307,8 @@ class CheckpointRef:
 def open_checkpoint(place: str, ranks: Ranks | None = None) -> CheckpointRef:
     """Open a checkpoint by its own path, or the newest one of a run folder or a folder of checkpoints.
 
-    Its files are compared with their checksums, and its state is read as data of known types. Ranks, where they are
-    given, share the work; all must call this.
+    Its files are compared with their checksums, and its state is read as data of known types. `ranks` share the work;
+    all must call this.
 
     Raises:
         CheckpointError: There is none, or it is damaged; the message names another one that is whole.
@@ -320,11 +322,13 @@ def open_checkpoint(place: str, ranks: Ranks | None = None) -> CheckpointRef:
     store = Store(parent or ".")
     if name in _names(store, ranks):
         return _whole(store, name, ranks)
-    raise CheckpointError(f"there is no whole checkpoint at {place!r}; give a run folder, or one of its checkpoints")
+    raise CheckpointError(
+        f"there is no whole checkpoint at {place!r}; expected a run folder, or one of its checkpoints"
+    )
 
 
 def newest_whole(store: Store, ranks: Ranks | None = None) -> tuple[CheckpointRef | None, list[str]]:
-    """Return the newest checkpoint whose files are as they were written, and what is wrong with newer ones."""
+    """Return the newest intact checkpoint, and the problems of newer ones."""
     damaged: list[str] = []
     for name in _names(store, ranks):
         try:
@@ -345,7 +349,7 @@ def name_of(step: int) -> str:
 
 
 def _names(store: Store, ranks: Ranks | None) -> list[str]:
-    """Return a store's checkpoints as the first rank lists them: another may see an older state of the folder."""
+    """Return the first rank's list of a store's checkpoints: others may see an older state of the folder."""
     names = store.names()
     return names if ranks is None else ranks.gather_world(names)[0]
 

@@ -34,7 +34,7 @@ from torch.futures import Future
 from rlkit.errors import CheckpointError
 
 HEADER_LIMIT = 100_000_000
-"""Bytes of a header at most, as in the safetensors library."""
+"""Maximum bytes of a header, as in the safetensors library."""
 
 DTYPES = {
     "F64": torch.float64,
@@ -55,7 +55,7 @@ Extents = Annotated[list[Extent], MaxLen(16)]
 
 
 class Entry(BaseModel, strict=True):
-    """What a header says of one tensor."""
+    """The header's entry of one tensor."""
 
     dtype: str
     shape: Extents
@@ -63,7 +63,7 @@ class Entry(BaseModel, strict=True):
 
 
 class Place(BaseModel, strict=True):
-    """Where a rank's part lies in the whole tensor."""
+    """The position of a rank's shard in the full tensor."""
 
     saved_offsets: Extents
 
@@ -74,7 +74,7 @@ PLACES = TypeAdapter(dict[str, Place])
 
 @dataclass(frozen=True)
 class Chunk:
-    """A part of a tensor: `shape` elements at `offsets` in it, `length` bytes from `start` of `file`."""
+    """A chunk of a tensor: `shape` elements at `offsets` in it, `length` bytes from `start` of `file`."""
 
     file: str
     dtype: torch.dtype
@@ -118,7 +118,7 @@ class TensorWriter(StorageWriter):
         return [replace(plan, storage_data=rank) for rank, plan in enumerate(plans)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write the header, whose sizes are known from the plan, and then one tensor after the other."""
+        """Write the header, whose sizes are known from the plan, and then the tensors in order."""
         header: dict[str, Any] = {}
         places: dict[str, Any] = {}
         at = 0
@@ -145,7 +145,7 @@ class TensorWriter(StorageWriter):
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Write nothing: the headers have it all."""
+        """Write nothing: all metadata is in the headers."""
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:  # noqa: ARG003 (torch's interface)
@@ -153,7 +153,7 @@ class TensorWriter(StorageWriter):
 
 
 class TensorReader(StorageReader):
-    """Reads tensors from files that anybody may have written.
+    """Reads tensors from untrusted files.
 
     Args:
         fs: The fsspec file system.
@@ -171,7 +171,7 @@ class TensorReader(StorageReader):
         pass
 
     def read_metadata(self) -> Metadata:  # type: ignore[override]
-        """Read which tensors there are.
+        """Read the metadata of all tensors.
 
         Raises:
             CheckpointError: A header is malformed or contradicts its file or the other headers.
@@ -188,12 +188,12 @@ class TensorReader(StorageReader):
 
     def _join(self, name: str, chunks: list[Chunk]) -> TensorStorageMetadata:
         first = chunks[0]
-        full = [chunk for chunk in chunks if chunk.length] or [first]  # ranks beyond the last row have empty parts
+        full = [chunk for chunk in chunks if chunk.length] or [first]  # ranks beyond the last row have empty chunks
         alike = {(len(chunk.shape), chunk.dtype) for chunk in chunks} == {(len(first.shape), first.dtype)}
         size = [max(ends) for ends in zip(*(chunk.end for chunk in full), strict=True)] if alike else []
         places = {chunk.offsets for chunk in full}
         if not alike or len(places) < len(full) or prod(size) != sum(prod(chunk.shape) for chunk in full):
-            raise CheckpointError(f"{self.folder} is damaged: the parts of {name} in its files make no whole tensor")
+            raise CheckpointError(f"{self.folder} is damaged: the chunks of {name} in its files make no full tensor")
         for chunk in full:
             self._chunks[MetadataIndex(name, chunk.offsets)] = chunk
         return TensorStorageMetadata(
@@ -212,7 +212,7 @@ class TensorReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read what the plan asks for, file by file and from its start to its end."""
+        """Read the plan's chunks, file by file in order of their offsets."""
         items = sorted(
             ((self._chunks[item.storage_index], item) for item in plan.items),
             key=lambda pair: (pair[0].file, pair[0].start),
@@ -237,7 +237,7 @@ class TensorReader(StorageReader):
 
 
 def read_header(fs: Any, folder: str, file: str) -> dict[str, Chunk]:
-    """Read which tensors a file has.
+    """Read the header of a file.
 
     Raises:
         CheckpointError: It has no header of the format, or one that contradicts the file's size.
@@ -256,11 +256,11 @@ def read_header(fs: Any, folder: str, file: str) -> dict[str, Chunk]:
         return {name: _chunk(file, entry, places[name], 8 + length, size) for name, entry in entries.items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError, struct.error) as error:
         what = first_problem(error) if isinstance(error, ValidationError) else repr(error)
-        raise CheckpointError(f"{path} is damaged: it is no file of tensors: {what}") from error
+        raise CheckpointError(f"{path} is damaged: it is not a file of tensors: {what}") from error
 
 
 def first_problem(error: ValidationError) -> str:
-    """Say where content is not as it must be, and why."""
+    """Describe the first invalid field."""
     first = error.errors(include_url=False, include_input=False)[0]
     return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}".removeprefix(": ")
 
@@ -271,7 +271,7 @@ def _chunk(file: str, entry: Entry, place: Place, start: int, size: int) -> Chun
     if end - begin != prod(entry.shape) * dtype.itemsize or start + end > size:
         raise ValueError(f"bytes {begin} to {end} of {size} cannot hold {entry.dtype} of the shape {entry.shape}")
     if len(place.saved_offsets) != len(entry.shape):
-        raise ValueError(f"a part of the shape {entry.shape} cannot be at {place.saved_offsets}")
+        raise ValueError(f"a chunk of the shape {entry.shape} cannot be at {place.saved_offsets}")
     return Chunk(file, dtype, tuple(entry.shape), tuple(place.saved_offsets), start + begin, end - begin)
 
 
@@ -286,12 +286,12 @@ def _read(stream: Any, chunk: Chunk) -> Tensor:
 
 
 def _bytes(data: Any) -> memoryview:
-    """Return a tensor's bytes, without a copy where it is on the CPU."""
+    """Return a tensor's bytes, without a copy if it is on the CPU."""
     return memoryview(data.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
 def _sync(stream: Any) -> None:
-    """Bring a file to the disk, where it is one."""
+    """Flush a local file to the disk."""
     try:
         stream.flush()
         os.fsync(stream.fileno())

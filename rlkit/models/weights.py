@@ -13,7 +13,7 @@ from rlkit.models.lora import adapter_config, adapter_tensors, base_model, delta
 
 
 class PolicyWeights:
-    """All parameters under their Hugging Face names, whole, in buckets of bounded size; adapters merged or apart.
+    """All full parameters under their Hugging Face names, in buckets of bounded size; adapters merged or separate.
 
     `specs` has every name with its shape and type, known before the first bucket. Peak extra memory is one bucket
     and its largest merged or gathered tensor. Of a sharded policy all ranks must read the buckets in step.
@@ -39,7 +39,7 @@ class PolicyWeights:
 
     @torch.no_grad()
     def buckets(self, merged: bool = True) -> Iterator[list[tuple[str, Tensor]]]:
-        """Return the tensors, detached, adapters `merged` or left out; what has none shares the policy's memory."""
+        """Return detached tensors, adapters `merged` or left out; all others share the policy's memory."""
         bucket: list[tuple[str, Tensor]] = []
         size = 0
         for name, (adapter, parameter) in self._sources.items():
@@ -56,7 +56,7 @@ class PolicyWeights:
 
     @torch.no_grad()
     def adapter(self) -> tuple[dict[str, Any], list[tuple[str, Tensor]]] | None:
-        """Return the adapters' configuration and whole tensors, named as peft saves them; None if there are none."""
+        """Return the adapters' configuration and full tensors, named as peft saves them; None if there are none."""
         if not has_lora(self._policy):
             return None
         return adapter_config(self._policy), [

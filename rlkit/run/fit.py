@@ -1,4 +1,4 @@
-"""Training from a recipe to a run folder, ended well however it ends."""
+"""Training from a recipe to a run folder, with an orderly end in every case."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def fit(
 
 
 def _leave(peers: Peers, failure: Exception | None, at_once: bool) -> None:
-    """Tell the other ranks how this one ended; a process that is ended at once does not return where there are any."""
+    """Record for the other ranks how this one ended; if there are any, a process ended at once does not return."""
     if at_once and peers.fabric.world_size > 1:
         peers.leave(INTERRUPTED)
     if not at_once:
@@ -94,7 +94,7 @@ def _leave(peers: Peers, failure: Exception | None, at_once: bool) -> None:
 
 
 def _outcome_of(work: Callable[[], None]) -> BaseException | None:
-    """Do the work; return what ended it early, be it a Ctrl-C that comes while an error is on its way."""
+    """Run the session; return what ended it early, including a Ctrl-C during the handling of an error."""
     try:
         try:
             work()
@@ -106,7 +106,7 @@ def _outcome_of(work: Callable[[], None]) -> BaseException | None:
 
 
 def _as_exception(error: BaseException) -> Exception:
-    """Return the error itself, or one that says what would otherwise end the process without a word."""
+    """Return the error itself, or an explained one for an exit that would otherwise be silent."""
     if isinstance(error, Exception):
         return error
     failure = RlkitError(f"the run was ended by {type(error).__name__}({error}), which some part raised")

@@ -1,4 +1,4 @@
-"""The run folder: all that a run leaves behind."""
+"""The run folder: all files that a run writes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PACKAGES = (DISTRIBUTION, "torch", "lightning", "transformers", "peft", "dataset
 
 
 def default_folder(recipe_name: str) -> Path:
-    """Return a folder name that is not taken: `runs/<recipe>-<time>`."""
+    """Return an unused folder name: `runs/<recipe>-<time>`."""
     name = f"{recipe_name}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder, number = Path("runs") / name, 1
     while folder.exists():
@@ -38,7 +38,7 @@ class RunFolder:
     Args:
         path: A folder that does not exist yet, is empty, or holds the run that is resumed.
         recipe_yaml: The recipe, every option filled in.
-        rank: Ranks write rollouts side by side; rank 0 writes the rest.
+        rank: Each rank writes its own rollouts; rank 0 writes everything else.
     """
 
     def __init__(self, path: Path, recipe_yaml: str, rank: int = 0) -> None:
@@ -47,7 +47,7 @@ class RunFolder:
         self.rank = rank
 
     def create(self, registry: Registry, resumed: bool = False) -> None:
-        """Make the folder and write what the run is.
+        """Create the folder and write `recipe.yaml` and `environment.json`.
 
         Raises:
             RecipeError: It holds another run than the one that is resumed, or cannot be written.
@@ -80,7 +80,7 @@ class RunFolder:
         suffix = f".rank{self.rank}" if self.rank else ""
         path = self.path / "rollouts" / f"{name}{suffix}.jsonl.gz"
         beside = path.with_suffix(".partial")
-        # what UTF-8 cannot say, half of a surrogate pair, becomes JSON's own escape for it
+        # half of a surrogate pair, which UTF-8 cannot encode, is escaped as in JSON
         with gzip.open(beside, "wt", compresslevel=5, encoding="utf-8", errors="backslashreplace") as lines:
             for trajectory in trajectories:
                 lines.write(json.dumps(_as_row(trajectory), ensure_ascii=False) + "\n")
@@ -97,7 +97,7 @@ class RunFolder:
 
 
 def first_groups(trajectories: Sequence[Trajectory], limit: int | None) -> Sequence[Trajectory]:
-    """Return the groups with the smallest numbers, at least one, that have no more trajectories than the limit."""
+    """Return the groups with the smallest numbers whose trajectories fit the limit, at least one group."""
     if limit is None or len(trajectories) <= limit:
         return trajectories
     groups: dict[int, list[Trajectory]] = defaultdict(list)
@@ -112,7 +112,7 @@ def first_groups(trajectories: Sequence[Trajectory], limit: int | None) -> Seque
 
 
 def environment(registry: Registry) -> dict[str, Any]:
-    """Describe what the run depends on besides its recipe."""
+    """Return what the run depends on besides its recipe."""
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),

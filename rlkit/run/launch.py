@@ -32,7 +32,7 @@ class Job:
         registry: The parts that can be named.
         name: Begins the name of the default run folder.
         out: The run folder; None for the resumed run's, or a new one.
-        resume: A checkpoint, a run folder, or `auto` for the newest checkpoint in `out`, if any; None to start anew.
+        resume: A checkpoint, a run folder, or `auto` for the newest checkpoint in `out`, if any; None for a new run.
         force: Resume although the recipe has changed what is learned.
     """
 

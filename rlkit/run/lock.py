@@ -1,4 +1,4 @@
-"""A lock on a folder: one run at a time writes into it, and who comes second learns which run that is."""
+"""A lock on a folder: one run at a time writes into it, and a second one is refused with the name of the first."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from rlkit.errors import RecipeError
 
 FILE = "lock"
 UNSUPPORTED = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
-"""What file systems without locks answer."""
+"""Errors of file systems without locks."""
 
 
 class Lock:
-    """Holds a folder until it is released or the process ends, however it ends: the operating system keeps the lock.
+    """Locks a folder until it is released or the process ends, however it ends: the operating system holds the lock.
 
-    It belongs to the process and is not inherited by children, which may outlive a run that is killed. Nothing else in
+    The lock belongs to the process and is not inherited by children, which may outlive a killed run. Nothing else in
     the process may open the file meanwhile: closing it would release the lock.
 
     Args:
-        folder: StepResult where it is missing.
+        folder: Created if it is missing.
 
     Raises:
         RecipeError: Another process holds the folder, which the message names, or it cannot be written.
@@ -60,7 +60,7 @@ class Lock:
         os.pwrite(self._file, json.dumps(mine).encode(), 0)
 
     def release(self) -> None:
-        """Let other runs have the folder."""
+        """Release the folder for other runs."""
         os.close(self._file)
 
 

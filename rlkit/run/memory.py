@@ -1,4 +1,4 @@
-"""How much memory the run takes, and how much there is."""
+"""Memory in use, and its limit."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 
 CLOSE = 0.9
-"""Above this share of what there is, the run warns."""
+"""The share of the limit above which the run warns."""
 
 
 def rss_mb() -> float:
-    """Return the resident memory of this process in MiB; 0 where the system does not tell."""
+    """Return the resident memory of this process in MiB; 0 if the system does not report it."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:
@@ -22,7 +22,7 @@ def rss_mb() -> float:
 
 
 def peak_rss_mb() -> float:
-    """Return the largest resident memory that this process has had, in MiB."""
+    """Return the peak resident memory of this process, in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
@@ -40,7 +40,7 @@ def limit_mb() -> float:
 def figures(device: torch.device) -> dict[str, float]:
     """Return the host's and the device's memory in MiB, peaks included, and the largest share of a limit.
 
-    Of a device, that is what this process has had at most, of what other processes (an engine's) leave it.
+    For a device, the peak of this process and what other processes (such as an engine) leave to it.
     """
     found = {"rss_mb": rss_mb(), "peak_rss_mb": peak_rss_mb()}
     shares = [found["rss_mb"] / limit_mb()]

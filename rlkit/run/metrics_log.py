@@ -1,4 +1,4 @@
-"""A run's figures on disk: `metrics.jsonl`, and the loggers of the recipe."""
+"""A run's metrics: `metrics.jsonl`, and the loggers of the recipe."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlkit.run.folder import RunFolder
 
 
 def loggers(log: Log, folder: RunFolder) -> list[Any]:
-    """Make the loggers that the recipe asks for.
+    """Return the loggers of the recipe.
 
     Raises:
         RecipeError: A logger's package is not installed.
@@ -32,19 +32,19 @@ def loggers(log: Log, folder: RunFolder) -> list[Any]:
             id=folder.run_id(),
             resume="allow",
         )
-        wandb.experiment  # noqa: B018 (opens the run now, where a failure costs nothing)
+        wandb.experiment  # noqa: B018 (starts the run now, before anything is spent)
     except ModuleNotFoundError as error:
         raise RecipeError("log.wandb needs the package wandb: pip install 'rlkit-fabric[wandb]'") from error
     return [wandb]
 
 
 class MetricsLog:
-    """Appends a JSON object a step to `metrics.jsonl`, and hands the same figures to loggers.
+    """Appends a JSON object per step to `metrics.jsonl`, and passes the same metrics to loggers.
 
     Args:
         path: The file.
         loggers: From `loggers`.
-        done: The last step whose line stays; a resumed run makes the later ones again.
+        done: The last step whose line is kept; a resumed run repeats later ones.
     """
 
     def __init__(self, path: Path, loggers: list[Any], done: int = 0) -> None:
@@ -58,7 +58,7 @@ class MetricsLog:
         self._loggers = loggers
 
     def write(self, step: int, figures: dict[str, float]) -> None:
-        """Write a step's figures.
+        """Write a step's metrics.
 
         Raises:
             OSError: The file cannot be written, as where the disk is full; its lines are kept for the next time.
@@ -71,7 +71,7 @@ class MetricsLog:
                 logger.log_metrics(figures, step)
 
     def close(self, status: str) -> None:
-        """End the file and the loggers, which know `success` and `failed` only."""
+        """Close the file and the loggers, whose only states are `success` and `failed`."""
         try:
             self._flush()
         finally:
@@ -93,7 +93,7 @@ class MetricsLog:
 
 
 def _steps(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a file of metrics with their steps, in order; what a killed process cut short is left out."""
+    """Yield the lines of a file of metrics with their steps, in order, skipping truncated lines of killed processes."""
     last = 0
     for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else ():
         try:

@@ -11,24 +11,24 @@ from rlkit.recipe import Recipe
 from rlkit.text import part_name
 
 STALLED = 3
-"""So many steps in a row without a usable gradient end the run."""
+"""Consecutive steps without a usable gradient that end the run."""
 
 WITHOUT_SIGNAL = 5
-"""After so many steps in a row whose groups all have equal rewards, the run warns."""
+"""Consecutive steps whose groups all have equal rewards before a warning."""
 
 
 @dataclass
 class Progress:
-    """Counts steps in a row that teach nothing.
+    """Counts consecutive steps without a learning signal.
 
     A step is *stalled* if it makes no optimizer step, since rewards or conversations failed or numbers are not finite.
     It is *without signal* if all advantages are 0 or the filter dropped every group, as where all samples of a prompt
     are right: that is no failure, and a run may go on for long like that.
 
     Args:
-        recipe: Names the parts, and says how many steps without signal are too many.
-        stalled: Steps in a row until now.
-        without_signal: Likewise.
+        recipe: Has the parts' names, and `train.max_steps_without_signal`.
+        stalled: Consecutive steps until now.
+        without_signal: Consecutive steps without signal so far.
     """
 
     recipe: Recipe
@@ -62,13 +62,13 @@ class Progress:
             raise self.failure(number)
 
     def stalls(self, number: int, figures: Mapping[str, float]) -> bool:
-        """Whether a step made no optimizer step of what should learn in it, for another reason than equal rewards."""
+        """Whether a step made no optimizer step where it should, for another reason than equal rewards."""
         critic = self.recipe.critic
         name = "critic/steps" if critic is not None and number <= critic.policy_delay_steps else "update/steps"
         return not figures.get(name) and not self.quiet(number, figures)
 
     def quiet(self, number: int, figures: Mapping[str, float]) -> bool:
-        """Whether nothing tells the samples of a step's groups from one another."""
+        """Whether all samples of each group have equal rewards."""
         if figures.get("update/steps"):
             return figures.get("advantage/abs_mean") == 0
         return figures.get("filter/dropped", 0.0) > 0 and not figures.get("update/not_finite")
@@ -80,25 +80,25 @@ class Progress:
         return TrainingError(f"{self.stalled} steps in a row, up to step {number}, taught nothing: {cause}{often}")
 
     def _warn(self, number: int) -> Iterator[str]:
-        said = (
+        problem = (
             f"{self.without_signal} steps in a row, up to step {number}, had no group with unequal rewards, so there "
             "was nothing to learn: choose easier or harder prompts, or raise rollout.group_size or the sampling "
             "temperature"
         )
         if self.without_signal == WITHOUT_SIGNAL:
-            yield f"warning: {said}"
+            yield f"warning: {problem}"
         limit = self.recipe.train.max_steps_without_signal
         if limit is not None and self.without_signal >= limit:
-            raise TrainingError(f"{said} (train.max_steps_without_signal is {limit})")
+            raise TrainingError(f"{problem} (train.max_steps_without_signal is {limit})")
 
     def _cause(self, figures: Mapping[str, float], errors: Counter[str]) -> str:
-        """Say what kept a step from teaching anything, with the remedy."""
+        """Describe why a step had no learning signal, with the remedy."""
         samples = f"{figures.get('rollout/samples', 0):.0f}"
         most = "".join(f"; {times} times: {shorten(text, 500)}" for text, times in errors.most_common(1))
         if unusable := figures.get("advantage/not_finite"):
             return (
-                f"advantage {part_name(self.recipe.advantage)} gave {unusable:.0f} values that are NaN or infinite; "
-                "mend it, or choose another one"
+                f"advantage {part_name(self.recipe.advantage)} returned {unusable:.0f} NaN or infinite values; "
+                "fix it, or choose another one"
             )
         if figures.get("update/not_finite"):
             return (
@@ -107,7 +107,7 @@ class Progress:
             )
         if failed := figures.get("reward/failed"):
             return (
-                f"reward {part_name(self.recipe.reward)} failed on {failed:.0f} of {samples} samples{most}; mend it, "
+                f"reward {part_name(self.recipe.reward)} failed on {failed:.0f} of {samples} samples{most}; fix it, "
                 "or what it calls"
             )
         if failed := figures.get("rollout/failed"):

@@ -39,10 +39,10 @@ Figures = dict[str, float]
 
 
 class Reporter(Protocol):
-    """Shows a run to a person."""
+    """Displays a run."""
 
     def note(self, text: str) -> None:
-        """Say something."""
+        """Show a line of text."""
 
     def step(self, number: int, figures: Figures) -> None:
         """Show a step's figures."""
@@ -129,7 +129,7 @@ class Session:
         self.outcome.status = "interrupted" if self.stopping else "ok"
 
     def _agree(self, context: TrainContext) -> None:
-        """Let all ranks know whether one of them was asked to end; every rank must call this."""
+        """Agree on whether any rank was asked to stop; every rank must call this."""
         asked = self.signals is not None and self.signals.asked is not None
         self.stopping = bool(context.ranks.all_reduce_max(asked))
 
@@ -196,7 +196,7 @@ class Session:
         trial = context.ranks.gather_world(trial)[0]
         if trial.failed and context.recipe.train.require_reward:
             raise RecipeError(
-                f"{trial.text}; mend it, or set train.require_reward: false if it only works later, as a service may"
+                f"{trial.text}; fix it, or set train.require_reward: false if it only works later, as a service may"
             )
         self.reporter.note(f"warning: {trial.text}" if trial.failed else trial.text)
 
@@ -287,7 +287,7 @@ class Session:
                 self.save(context, "ema")
 
     def _attempt(self, what: str, work: Callable[[], object]) -> None:
-        """Do what the run can do without, as where the disk is full: a failure is a warning."""
+        """Run an optional action, such as writing rollouts: a failure, such as a full disk, is a warning."""
         try:
             work()
         except Exception as error:
@@ -303,7 +303,7 @@ class Session:
         self.outcome.error = {"type": type(failure).__name__, "message": redact(shorten(str(failure)))}
 
     def _advice(self) -> str:
-        """Say in which folder everything is, and the command that goes on from there."""
+        """Return the run's folder and the command that continues from it."""
         path = shlex.quote(str(self.folder.path))
         try:
             saved = self.saver is not None and bool(self.saver.writer.store.names())

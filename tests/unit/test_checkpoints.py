@@ -130,7 +130,7 @@ def test_parts_of_several_ranks_make_the_whole(store: Store) -> None:
     for wrong in (files[:1] + files[2:], files[:2]):
         if wrong == files[:2]:
             write_part(store, 1, whole, 1, 5)
-        with pytest.raises(CheckpointError, match="the parts of w in its files make no whole tensor"):
+        with pytest.raises(CheckpointError, match="the chunks of w in its files make no full tensor"):
             TensorReader(store.fs, store.path("step-000001"), wrong).read_metadata()
 
 
@@ -166,8 +166,8 @@ def test_files_that_are_not_as_they_were_written_are_named(store: Store, ranks: 
     found, damaged = newest_whole(store)
     assert found is not None
     assert found.name == "step-000001"
-    assert damaged == [f"{store.url}/step-000002 is damaged: {file_of(0)} is not what was written"]
-    with pytest.raises(CheckpointError, match="not what was written; .*step-000001 is whole"):
+    assert damaged == [f"{store.url}/step-000002 is damaged: {file_of(0)} does not match its checksum"]
+    with pytest.raises(CheckpointError, match="does not match its checksum; .*step-000001 is whole"):
         open_checkpoint(store.url)
 
 
@@ -482,6 +482,6 @@ def test_runs_do_not_mix_their_checkpoints(tmp_path: Path, capsys: pytest.Captur
     )
     assert main(["fit", *SHORT, f"--out={tmp_path / 'c'}", "--save.folder=hdfs://nowhere/kept"]) == 2
     message = capsys.readouterr().err
-    assert "save.folder: 'hdfs://nowhere/kept' is no place for checkpoints: " in message
+    assert "save.folder: 'hdfs://nowhere/kept' cannot hold checkpoints: " in message
     assert not (tmp_path / "c").exists()
     assert name_of(1) == "step-000001"

@@ -67,7 +67,7 @@ def test_a_reward_that_cannot_tell_right_from_wrong_is_warned_of() -> None:
     async def broken(trajectories: object) -> list[Score]:
         return [Score(None, error="no service"), Score(0.0)]
 
-    assert "does not tell them apart" in asyncio.run(plan.try_reward(constant, prompt)).text
+    assert "both are scored alike" in asyncio.run(plan.try_reward(constant, prompt)).text
     assert asyncio.run(plan.try_reward(broken, prompt)) == ("the reward fails on 'p': no service", True)
 
 

@@ -38,7 +38,7 @@ def see(progress: Progress, *steps: dict[str, float], errors: tuple[str, ...] = 
             "reward MathReward failed on 16 of 16 samples; 2 times: KeyErr",
         ),
         (NOT_FINITE, (), "no gradient was finite; .* lower train.lr"),
-        (NOT_FINITE | {"advantage/not_finite": 30.0}, (), "advantage GRPO gave 30 values that are NaN or infinite"),
+        (NOT_FINITE | {"advantage/not_finite": 30.0}, (), "advantage GRPO returned 30 NaN or infinite values"),
         (
             {"rollout/failed": 16.0, "rollout/samples": 16.0},
             ("no engine",),

@@ -128,7 +128,7 @@ def test_adapters_of_an_adapter_merged_are_found_through_both(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"base_model_name_or_path": None}, "does not say which model it belongs to; set base_model_name_or_path in"),
+        ({"base_model_name_or_path": None}, "does not name its base model; set base_model_name_or_path in"),
         ({"base_model_name_or_path": "/nowhere/a/model"}, "'/nowhere/a/model', which is not on this machine; set base"),
         ({"base_model_name_or_path": "nobody/nothing"}, "nobody/nothing, which cannot be loaded"),
         ({"peft_type": "IA3"}, "is of type 'IA3', expected plain LoRA"),
@@ -151,7 +151,7 @@ def test_adapters_that_cannot_be_used_say_why(
 
 def test_an_adapter_that_rests_on_itself_is_refused(adapter: tuple[Path, torch.Tensor], tmp_path: Path) -> None:
     copied(adapter, tmp_path / "a", base_model_name_or_path=str(tmp_path / "a"))
-    with pytest.raises(RecipeError, match="rests on more than 8 other adapters"):
+    with pytest.raises(RecipeError, match="is based on more than 8 other adapters"):
         locate(str(tmp_path / "a"))
 
 

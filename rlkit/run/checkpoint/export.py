@@ -28,19 +28,20 @@ def export(
         out: The folder to write.
         merge: Merge the adapter into the model, in float32.
         dtype: What a model's weights are rounded to in the end; an adapter's stay float32.
-        trust_remote_code: Run code that comes with the model; the checkpoint's own word for it does not count.
+        trust_remote_code: Run code that comes with the model; the setting in the checkpoint is ignored.
 
     Returns:
         The folder or URL that was taken.
 
     Raises:
         CheckpointError: There is none, it is damaged or of another model, or there is no adapter to merge.
-        RecipeError: The model that an adapter or a checkpoint rests on cannot be found.
+        RecipeError: The base model of an adapter or a checkpoint cannot be found.
     """
     source = locate(checkpoint)
     if source.base is None and not Path(source.place, "config.json").is_file():
         raise CheckpointError(
-            f"there is no whole checkpoint at {checkpoint!r}; give a run folder, its final/ or one of its checkpoints"
+            f"there is no whole checkpoint at {checkpoint!r}; "
+            "expected a run folder, its final/ or one of its checkpoints"
         )
     if merge and source.lora is None:
         raise CheckpointError(f"{source.place} has no adapter to merge; leave out --merge-lora")

@@ -1,4 +1,4 @@
-"""Going on from a checkpoint: which one, whether the recipe still fits it, and bringing the run to it."""
+"""Resuming: which checkpoint, whether the recipe still fits it, and loading it into the run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FIXED = (
 """Options that decide what a checkpoint's tensors are: none can change on resume."""
 
 PRESENT = ("critic", "reference", "shaping", "kl_reward", "train.ema")
-"""What has state if it is there at all: it can neither come nor go."""
+"""Sections with state, which can neither be added nor removed on resume."""
 
 FREE = (
     "fabric",
@@ -37,14 +37,14 @@ FREE = (
     "train.require_reward",
     "train.max_steps_without_signal",
 )
-"""Options that may change: what is learned stays the same. `train.steps` too, where no learning rate decays by it."""
+"""Options that may change without affecting training. `train.steps` too, where no learning rate decays by it."""
 
 
 def compare(found: CheckpointRef, recipe_yaml: str, force: bool) -> list[str]:
-    """Return a line for each difference that a resumed run may have.
+    """Return a line for each difference between the checkpoint's recipe and the current one.
 
     Raises:
-        RecipeError: A difference breaks the state, or changes what is learned and `force` is not given.
+        RecipeError: A difference breaks the state, or changes the training without `force`.
     """
     old, new = _flat(found.state.recipe), _flat(as_data(recipe_yaml))
     changed = [key for key in sorted(old | new) if old.get(key) != new.get(key)]
@@ -54,18 +54,18 @@ def compare(found: CheckpointRef, recipe_yaml: str, force: bool) -> list[str]:
     if broken:
         raise RecipeError(f"the recipe does not fit {found.place}:\n" + "\n".join(broken))
     free = FREE if _decays(new) else (*FREE, "train.steps")
-    rest = [line for key, line in lines.items() if not any(_under(key, part) for part in free)]
-    if rest and not force:
+    changes = [line for key, line in lines.items() if not any(_under(key, part) for part in free)]
+    if changes and not force:
         raise RecipeError(
             f"the recipe is not that of {found.place}:\n"
-            + "\n".join(rest)
+            + "\n".join(changes)
             + "\nadd --force to go on with it as it is now"
         )
     return list(lines.values())
 
 
 def load(context: TrainContext, found: CheckpointRef) -> None:
-    """Bring a run to a checkpoint.
+    """Load a checkpoint into a run.
 
     Raises:
         CheckpointError: It is of another model, or has not all that the run needs.

@@ -90,7 +90,7 @@ class Writer:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _write(self, tensors: dict[str, Any], state: State) -> Best | None:
-        """Write the tensors and the checksums, and give the checkpoint its name; return which one is the best then."""
+        """Write the tensors and the checksums, and rename the checkpoint; return the best one afterwards."""
         name, rank = name_of(state.step), self.ranks.fabric.global_rank
         partial, digests, problem = f"{name}.partial", {}, None
         try:

@@ -1,4 +1,4 @@
-"""A step that changes nothing, to see how much memory the run's longest rows take."""
+"""A step without an update, to measure the memory of the longest rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlkit.types import Score, StopReason, Trajectory
 
 
 def dry_run(context: TrainContext) -> dict[str, float]:
-    """Sample the first step and learn from rows as long as they can be, at a learning rate of 0.
+    """Sample the first step and train on rows of maximum length, at a learning rate of 0.
 
     Returns:
         The peak in MiB after each phase: of the device, or of this process where there is only the CPU.
@@ -46,7 +46,7 @@ def dry_run(context: TrainContext) -> dict[str, float]:
 
 
 def _longest(data: Data) -> list[Trajectory]:
-    """Make as many rows of full length as a micro-batch takes."""
+    """Return as many rows of maximum length as a micro-batch holds."""
     recipe = data.recipe
     length = min(data.longest + recipe.rollout.sampling.max_tokens, data.context)
     prompts = recipe.train.prompts_per_step

@@ -1,4 +1,4 @@
-"""What a run will take, estimated from the models' shapes: tokens, work, time and memory; nothing is loaded."""
+"""Estimates of a run from the models' shapes: tokens, operations, time and memory; nothing is loaded."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ ADAM = 2
 """Moments that AdamW keeps of each trained parameter."""
 
 FLOPS = {"float32": 67e12, "half": 989e12, "mixed": 989e12}
-"""What an H100 computes in a second, by how the trainer computes."""
+"""Operations per second of an H100, by the trainer's precision."""
 
 USED = 0.3
-"""The share of it that learning is assumed to reach."""
+"""The assumed utilisation in training."""
 
 BANDWIDTH = 2e12
-"""Bytes a second that a decode step moves of the weights: about 60% of an H100's."""
+"""Bytes of weights per second read by a decode step: about 60% of an H100's bandwidth."""
 
 STEP_SERVER, STEP_LAYER = 3e-3, 0.6e-3
 """Seconds of a decode step besides: of a server with CUDA graphs in all, and of a layer called from Python."""
@@ -35,7 +35,7 @@ adapters alone; `half` are adapters on a base in bfloat16 without autocast. They
 
 @dataclass(frozen=True)
 class Setting:
-    """What an estimate needs to know.
+    """The inputs of an estimate.
 
     Args:
         recipe: The run's.
@@ -121,7 +121,7 @@ def _passes(known: Setting, lora: int) -> int:
 
 
 def lines(known: Setting) -> Iterator[str]:
-    """Say what a step will take, and what that assumes."""
+    """Yield the estimated cost of a step, with its assumptions."""
     recipe, found = known.recipe, work(known)
     each = "" if known.ranks == 1 else " on each rank"
     yield (

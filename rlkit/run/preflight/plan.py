@@ -1,4 +1,4 @@
-"""Pre-flight: how a run's numbers work out, and whether the reward does its part."""
+"""Pre-flight checks: batch sizes and lengths, and a trial call of the reward."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from rlkit.train.data import Data
 from rlkit.types import Prompt, Score, StopReason, Trajectory, Turn
 
 LEAST_LORA_RATE = 5e-6
-"""With a learning rate below this adapters hardly learn: they want ten times what whole weights do, or more."""
+"""The smallest useful learning rate of adapters, which need at least ten times that of full fine-tuning."""
 
 Scorer = Callable[[Sequence[Trajectory]], Awaitable[list[Score]]]
 
 
 def lines(data: Data, ranks: int = 1) -> Iterator[str]:
-    """Say how batch sizes and lengths work out on so many data-parallel ranks, and what in the recipe looks wrong."""
+    """Yield batch sizes and lengths for a number of data-parallel ranks, and warnings about the recipe."""
     yield from batches(data.recipe, len(data.train), ranks)
     yield from lengths(data)
 
 
 def batches(recipe: Recipe, rows: int | None, ranks: int = 1) -> Iterator[str]:
-    """Say what is trained and how batch sizes work out, with the nearest even value where one is off.
+    """Yield what is trained and the batch sizes, with the nearest even value if one is uneven.
 
     Args:
         recipe: Checked.
@@ -57,7 +57,7 @@ def batches(recipe: Recipe, rows: int | None, ranks: int = 1) -> Iterator[str]:
 
 
 def adapters(recipe: Recipe) -> Iterator[str]:
-    """Say what training goes on from, where that is no plain model; warn of rates with which adapters hardly learn."""
+    """Yield the source of the weights, unless it is a plain model; warn of learning rates too low for adapters."""
     source = source_of(recipe.model)
     if source.base is not None:
         goes_on = "trained further" if recipe.model.lora is not None else "all weights are trained, adapters merged"
@@ -74,7 +74,7 @@ def adapters(recipe: Recipe) -> Iterator[str]:
 
 
 def lengths(data: Data) -> Iterator[str]:
-    """Say how prompts, answers, the context and micro-batches fit together."""
+    """Yield how prompts, answers, the context and micro-batches fit together."""
     train, answer = data.recipe.train, data.recipe.rollout.sampling.max_tokens
     longest = data.longest
     room = min(answer, data.context - longest)
@@ -94,7 +94,7 @@ def lengths(data: Data) -> Iterator[str]:
 
 
 class Trial(NamedTuple):
-    """What came of calling the reward before the run: a line to show, and whether it failed."""
+    """The result of the trial call of the reward: a line to show, and whether it failed."""
 
     text: str
     failed: bool = False
@@ -108,8 +108,8 @@ async def try_reward(score: Scorer, prompt: Prompt) -> Trial:
         return Trial(str(error), failed=True)
     if right.reward is None or other.reward is None:
         return Trial(f"the reward fails on {prompt.id!r}: {right.error or other.error}", failed=True)
-    told = f"reward: {right.reward:g} for the answer of {prompt.id!r}, {other.reward:g} for 'I do not know.'"
-    return Trial(told if right.reward > other.reward else f"warning: {told}: it does not tell them apart")
+    line = f"reward: {right.reward:g} for the answer of {prompt.id!r}, {other.reward:g} for 'I do not know.'"
+    return Trial(line if right.reward > other.reward else f"warning: {line}: both are scored alike")
 
 
 def _answered(prompt: Prompt, text: str) -> Trajectory:

@@ -1,4 +1,4 @@
-"""The proof that the engine samples from the trainer's weights, before anything is trained on its tokens."""
+"""The check that the engine samples from the trainer's weights, before anything is trained on its tokens."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ def check_weights(data: Data, service: RolloutService) -> float:
     limit = recipe.rollout.max_gap or (1e-3 if whole else 0.2)
     sampling = Sampling(temperature=1.0, max_tokens=1)
     asked = [tuple(data.template.start(prompt.messages)) for prompt in prompts if ranks.lead]
-    requests = [Request(ids, sampling, SampleKey(0, 0, f"proof/{i}", 0), f"proof/{i}") for i, ids in enumerate(asked)]
+    requests = [
+        Request(ids, sampling, SampleKey(0, 0, f"weight-check/{i}", 0), f"weight-check/{i}")
+        for i, ids in enumerate(asked)
+    ]
 
     engine = service.engine
 

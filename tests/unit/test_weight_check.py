@@ -38,7 +38,7 @@ def prove_with(run: tuple[Data, RolloutService], gaps: list[float], monkeypatch:
 
     async def wrong(engine: TorchEngine, request: Request) -> Completion:
         answer = await ask(engine, request)
-        return replace(answer, logps=[answer.logps[0] + gaps[int(request.session.removeprefix("proof/"))]])
+        return replace(answer, logps=[answer.logps[0] + gaps[int(request.session.removeprefix("weight-check/"))]])
 
     monkeypatch.setattr(TorchEngine, "generate", wrong)
     return check_weights(*run)
