@@ -1,20 +1,27 @@
-"""A reward that is any Python function."""
+"""Rewards that are any Python function: named in a recipe, or handed over in Python."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Callable, Mapping
+import pickle
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from rlkit.errors import RecipeError, show
-from rlkit.interfaces.reward import OnError, RewardFunction
+import cloudpickle
+
+from rlkit.errors import RecipeError, explain, show
+from rlkit.interfaces.reward import OnError, RewardFunction, RewardManager, as_score
 from rlkit.ranges import Count, Seconds
 from rlkit.types import Score, Trajectory
+
+Completions = Literal["messages", "text"]
+"""How a function for batches reads completions and prompts."""
 
 
 class PythonReward(RewardFunction):
@@ -41,7 +48,7 @@ class PythonReward(RewardFunction):
         function: str,
         allow_code: bool = False,
         *,
-        completions: Literal["messages", "text"] = "messages",
+        completions: Completions = "messages",
         timeout: Seconds = 10.0,
         concurrency: Count | None = None,
         on_error: OnError = "drop",
@@ -63,21 +70,138 @@ class PythonReward(RewardFunction):
         self.on_error = on_error
 
     def grade(self, trajectory: Trajectory) -> Score | float:
-        function, parameters = _load(self.function)
-        in_lists = "completions" in parameters
-        known = self._columns(trajectory) if in_lists else _fields(trajectory)
-        value = function(**_arguments(self.function, parameters, known))
-        if inspect.isawaitable(value):
-            value = asyncio.run(_await(value))
-        if in_lists:
+        return Grader(self.function, _load(self.function), self.completions).grade(trajectory)
+
+
+class FunctionReward(RewardFunction):
+    """Calls a function object, sync or async, in a worker process; for Python, since no recipe can name it.
+
+    The function may be defined anywhere, in a script or a notebook too: it is sent by value, with the globals that it
+    reads as they are when this object is made. What it changes in them stays in the worker.
+
+    Args:
+        function: Takes and returns what a function of `PythonReward` does.
+        completions: What `completions` and `prompts` hold: chat messages, or texts.
+        timeout: Seconds for one trajectory, from the start of the work.
+        concurrency: Calls at once; None for as many as there are CPUs.
+        on_error: What becomes of a group with a failed score.
+
+    Raises:
+        RecipeError: The function cannot be sent to another process.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        completions: Completions = "messages",
+        timeout: Seconds = 10.0,
+        concurrency: Count | None = None,
+        on_error: OnError = "drop",
+    ) -> None:
+        try:
+            self._sent = cloudpickle.dumps(function)
+        except Exception as error:  # pickling runs foreign code
+            raise RecipeError(
+                f"reward {_name(function)} cannot be sent to a worker process: {explain(error)}; make what it uses "
+                "inside of it, or make it `async def`: it then runs in this process"
+            ) from error
+        self._described = _describe(function)
+        self._called = _name(function)
+        self.completions = completions
+        self.timeout = timeout
+        self.concurrency = concurrency
+        self.on_error = on_error
+
+    def grade(self, trajectory: Trajectory) -> Score | float:
+        return Grader(self._called, _received(self._sent), self.completions).grade(trajectory)
+
+    def __repr__(self) -> str:
+        return f"FunctionReward({self._described})"
+
+
+class AsyncFunctionReward(RewardManager):
+    """Awaits a coroutine function on the run's event loop, in the trainer's process; for Python, as `FunctionReward`.
+
+    It shares the objects of the script or notebook that it is defined in, and must await whatever takes time: it suits
+    functions that ask a service.
+
+    Args:
+        function: Takes and returns what a function of `PythonReward` does.
+        completions: What `completions` and `prompts` hold: chat messages, or texts.
+        timeout: Seconds for the samples of one prompt.
+        on_error: What becomes of a group with a failed score.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Awaitable[Any]],
+        *,
+        completions: Completions = "messages",
+        timeout: Seconds = 60.0,
+        on_error: OnError = "drop",
+    ) -> None:
+        self._grader = Grader(_name(function), function, completions)
+        self._described = _describe(function)
+        self.timeout = timeout
+        self.on_error = on_error
+
+    async def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
+        return list(await asyncio.gather(*map(self._score, trajectories)))
+
+    async def _score(self, trajectory: Trajectory) -> Score:
+        try:
+            return as_score(self._grader.read(await self._grader.call(trajectory)))
+        except Exception as error:  # a user's code may raise anything, and costs its own sample alone
+            return Score(None, error=explain(error))
+
+    def __repr__(self) -> str:
+        return f"AsyncFunctionReward({self._described})"
+
+
+class Grader(NamedTuple):
+    """A user's function, called for one trajectory with what it asks for.
+
+    Args:
+        name: What messages call it.
+        function: The function.
+        completions: What `completions` and `prompts` hold: chat messages, or texts.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    completions: Completions
+
+    def grade(self, trajectory: Trajectory) -> Score | float:
+        """Return the score; a coroutine function is run to its end.
+
+        Raises:
+            TypeError: The function asks for what there is not.
+            ValueError: It returned something else than a score.
+        """
+        value = self.call(trajectory)
+        return self.read(asyncio.run(_await(value)) if inspect.isawaitable(value) else value)
+
+    def call(self, trajectory: Trajectory) -> Any:
+        """Return what the function returns: an awaitable, if it is a coroutine function."""
+        known = self._columns(trajectory) if self._in_lists else _fields(trajectory)
+        return self.function(**_arguments(self.name, _parameters(self.function), known))
+
+    def read(self, value: Any) -> Score | float:
+        """Return the score in what the function returned."""
+        if self._in_lists:
             if not hasattr(value, "__len__") or len(value) != 1:
-                raise ValueError(f"{self.function} returned {show(value)}, expected a list with one number")
+                raise ValueError(f"{self.name} returned {show(value)}, expected a list with one number")
             value = value[0]
         if isinstance(value, dict):
             if "reward" not in value:
-                raise ValueError(f"{self.function} returned the components {list(value)}, expected one named 'reward'")
-            return Score(value["reward"], {name: component for name, component in value.items() if name != "reward"})
+                raise ValueError(f"{self.name} returned the components {list(value)}, expected one named 'reward'")
+            return Score(value["reward"], {name: part for name, part in value.items() if name != "reward"})
         return value  # type: ignore[no-any-return]
+
+    @property
+    def _in_lists(self) -> bool:
+        return "completions" in _parameters(self.function)
 
     def _columns(self, trajectory: Trajectory) -> dict[str, Any]:
         """Return the columns for a function over batches, as a batch of one."""
@@ -124,8 +248,8 @@ async def _await(value: Any) -> Any:
 
 
 @cache
-def _load(function: str) -> tuple[Callable[..., Any], Mapping[str, inspect.Parameter]]:
-    """Import the function, once a worker, and look which arguments it takes."""
+def _load(function: str) -> Callable[..., Any]:
+    """Import the function, once a worker."""
     place, _, name = function.rpartition(":")
     if place.endswith(".py"):
         spec = importlib.util.spec_from_file_location("rlkit_python_reward", place)
@@ -135,5 +259,28 @@ def _load(function: str) -> tuple[Callable[..., Any], Mapping[str, inspect.Param
         spec.loader.exec_module(module)
     else:
         module = importlib.import_module(place)
-    found = getattr(module, name)
-    return found, inspect.signature(found).parameters
+    return getattr(module, name)  # type: ignore[no-any-return]
+
+
+@cache
+def _received(sent: bytes) -> Callable[..., Any]:
+    """Return the function that was sent, the same one for all calls of a worker: it may keep something between them."""
+    return pickle.loads(sent)  # type: ignore[no-any-return]
+
+
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(function).parameters
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def _describe(function: Callable[..., Any]) -> str:
+    """Return a function's name with a digest of its code: another function of the same name has another one."""
+    try:
+        code = inspect.getsource(function)
+    except (OSError, TypeError):  # it was typed into a prompt, or is another object that can be called
+        compiled = getattr(function, "__code__", None)
+        code = "" if compiled is None else compiled.co_code.hex()
+    return f"{_name(function)}, code {hashlib.sha256(code.encode()).hexdigest()[:8]}"
