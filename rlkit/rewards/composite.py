@@ -38,7 +38,7 @@ class Composite(RewardManager):
             names = ", ".join(rewards) or "none"
             raise RecipeError(f"Composite weighs {unknown or 'nothing'}, expected names among its rewards: {names}")
         self.rewards = rewards
-        self.weights = weights or {}
+        self.weights = weights
         self.timeout = timeout
         self.on_error = on_error
         limits = [r.concurrency for r in rewards.values() if r.concurrency is not None]
@@ -62,13 +62,16 @@ class Composite(RewardManager):
         for name, score in zip(self.rewards, scores, strict=True):
             if score.reward is None:
                 return Score(None, error=f"component {name}: {score.error}")
-            total += self.weights.get(name, 1.0) * score.reward
+            total += self._weight(name) * score.reward
             components |= {**score.components, name: score.reward}
         return Score(total, components, self._turns(scores), ungradable=any(score.ungradable for score in scores))
 
+    def _weight(self, name: str) -> float:
+        return (self.weights or {}).get(name, 1.0)
+
     def _turns(self, scores: Sequence[Score]) -> list[float] | None:
         """Return the weighted sum of the rewards of each turn; None if no component has any."""
-        weights = [self.weights.get(name, 1.0) for name in self.rewards]
+        weights = [self._weight(name) for name in self.rewards]
         rows = [
             [w * x for x in s.turn_rewards] for w, s in zip(weights, scores, strict=True) if s.turn_rewards is not None
         ]

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rlkit.cli.parsing import suggest
+from rlkit.cli.parsing.objects import PYTHON, is_described
 from rlkit.cli.parsing.reader import load
 from rlkit.cli.parsing.schema import (
     Choice,
@@ -25,6 +26,7 @@ from rlkit.cli.parsing.schema import (
     options,
     shape,
 )
+from rlkit.hooks import kinds_of
 from rlkit.recipe import Recipe
 from rlkit.registry import Part, Registry
 
@@ -87,6 +89,8 @@ class Composer:
         """Return a node with a value laid over it, or with one of the options inside of it changed."""
         allowed = shape(place.hint, self.registry)
         inside, path = allowed.inside, place.path
+        if isinstance(inside, Choice) and not path and (_is_kind(value, inside.kind) or is_described(value)):
+            return value
         if not path and isinstance(value, str) and inside is not None:
             value = _structured(value)
         if not path and value is None and allowed.optional:
@@ -229,7 +233,11 @@ class Composer:
     def _require(self, node: Any, hint: Any, key: str) -> None:
         """Note the options without a default that nothing has given."""
         inside = shape(hint, self.registry).inside
-        if isinstance(inside, Names) and isinstance(node, Mapping):
+        if isinstance(inside, Choice) and is_described(node):
+            said = node.removeprefix(PYTHON)
+            problem = f"{key} is the Python object {said}, which no recipe can name: run it from Python, where"
+            self._complain(key, f"{problem} fit(recipe, resume=FOLDER) goes on with a run, or give --{key}")
+        elif isinstance(inside, Names) and isinstance(node, Mapping):
             for name, inner in node.items():
                 self._require(inner, inside.hint, f"{key}.{name}")
         elif isinstance(inside, Items) and isinstance(node, list):
@@ -249,6 +257,11 @@ class Composer:
                     self._complain(
                         inner, f"{who} needs {name!r}, which is not given; expected --{inner} with {expected}"
                     )
+
+
+def _is_kind(value: object, kind: str) -> bool:
+    """Whether a value is a part of a kind, handed over in Python."""
+    return kind in kinds_of(type(value))
 
 
 def _entries(path: Path, value: Any) -> list[Entry]:

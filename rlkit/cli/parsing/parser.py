@@ -15,6 +15,7 @@ from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, Na
 from rlkit.cli.parsing import suggest
 from rlkit.cli.parsing.compose import Composer
 from rlkit.cli.parsing.credentials import expand, withhold
+from rlkit.cli.parsing.objects import without_objects
 from rlkit.cli.parsing.reader import find, folder, read
 from rlkit.cli.parsing.schema import Choice, import_paths, reachable
 from rlkit.errors import RecipeError
@@ -80,19 +81,36 @@ def parse(verb: str, argv: Sequence[str], own: Own = ()) -> Parsed:
         composer.add(read(find(recipe)))
     for key, value in given.overrides:
         composer.override(key, value)
+    built, whole = build(verb, composer, registry, given.problems)
+    return Parsed(built, whole, Path(given.recipes[0]).stem, given.options, registry)
+
+
+def build(verb: str, composer: Composer, registry: Registry, problems: Sequence[str] = ()) -> tuple[Recipe, str]:
+    """Return a composed recipe, checked and its parts built, and as YAML with every option filled in.
+
+    Args:
+        verb: For messages.
+        composer: Has all that was given.
+        registry: The parts that can be named.
+        problems: What was wrong before.
+
+    Raises:
+        RecipeError: Something is unknown, missing, of the wrong type, or does not fit the rest.
+    """
     tree = composer.finish()
-    if problems := [*given.problems, *composer.problems]:
-        raise RecipeError("\n".join(problems))
+    if found := [*problems, *composer.problems]:
+        raise RecipeError("\n".join(found))
     parser = make_parser(verb, registry)
     try:
         namespace = parser.parse_object(tree, env=False)
-        whole = parser.dump(namespace, skip_unset=False)  # a null whose default is something else must stay
+        # a null whose default is something else must stay
+        whole = parser.dump(without_objects(namespace.clone()), skip_unset=False, skip_validation=True)
         built = parser.instantiate(expand(namespace))
     except (ArgumentError, ValueError, TypeError) as error:  # what a constructor raises, too
         raise RecipeError(f"the recipe cannot be built: {' '.join(str(error).split())}") from error
-    made = Recipe(**{f.name: getattr(built, f.name) for f in fields(Recipe)})
-    check(made)
-    return Parsed(made, withhold(whole), Path(given.recipes[0]).stem, given.options, registry)
+    recipe = Recipe(**{f.name: getattr(built, f.name) for f in fields(Recipe)})
+    check(recipe)
+    return recipe, withhold(whole)
 
 
 class _HelpFormatter(DefaultHelpFormatter):
