@@ -81,7 +81,7 @@ class Rollout:
         skip_long_prompts: Leave out prompts that do not fit the context, instead of refusing the run.
     """
 
-    engine: RolloutEngine
+    engine: RolloutEngine = None  # type: ignore[assignment]  # until a recipe is composed, which names TorchEngine
     group_size: Count = 8
     sampling: Sampling = field(default_factory=Sampling)
     filter: GroupFilter | None = None

@@ -21,7 +21,7 @@ NO_VALIDATION = (
 )
 
 
-class _Columns(Task):
+class Columns(Task):
     """Rows with prompt and answer in two columns; a share of them may be held out."""
 
     def __init__(self, prompt_field: str, answer_field: str | None, system: str | None, split_seed: int) -> None:
@@ -68,7 +68,7 @@ class _Columns(Task):
         return train if split == "train" else held_out
 
 
-class Jsonl(_Columns):
+class Jsonl(Columns):
     """Files with one JSON object a line: a prompt (text, or chat messages), an answer, anything else as `meta`.
 
     Args:
@@ -118,7 +118,7 @@ class Jsonl(_Columns):
         return str(self.path)
 
 
-class HFDataset(_Columns):
+class HFDataset(Columns):
     """A data set of the Hugging Face hub or of a local folder in its layout, or parquet, JSON lines and CSV files.
 
     Args:

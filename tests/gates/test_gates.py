@@ -34,6 +34,7 @@ FLOORS = [
     {"train"},
     {"run"},
     {"cli"},
+    {"api"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 ALLOWED_UP = {("registry", "builtin")}  # the registry loads the built-in plugin as it loads any other

@@ -1,0 +1,241 @@
+"""The Python API: `fit(Recipe(...))`, with objects where a recipe in YAML has names.
+
+    from rlkit import Recipe, fit
+
+    def right(text, answer):
+        return float(answer in text)
+
+    result = fit(Recipe(model="tiny", task=[{"prompt": "2 + 2 = ?", "answer": "4"}], reward=right))
+
+It works in a script, without `if __name__ == "__main__"`, and in a notebook.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from inspect import iscoroutinefunction
+from pathlib import Path
+from typing import Any
+
+from rlkit import recipe as built
+from rlkit.cli.display import Display
+from rlkit.cli.parsing.compose import Composer
+from rlkit.cli.parsing.objects import as_data
+from rlkit.cli.parsing.parser import build
+from rlkit.errors import RecipeError
+from rlkit.interfaces.advantage import AdvantageEstimator
+from rlkit.interfaces.environment import Environment
+from rlkit.interfaces.interaction import Interaction
+from rlkit.interfaces.loss import PolicyLoss
+from rlkit.interfaces.parser import ToolParser
+from rlkit.interfaces.reward import RewardManager
+from rlkit.interfaces.task import Task
+from rlkit.interfaces.tool import Tool
+from rlkit.log import Log
+from rlkit.registry import Registry, load_plugins
+from rlkit.rewards.python import AsyncFunctionReward, FunctionReward
+from rlkit.run.launch import Job, launch
+from rlkit.run.signals import raised
+from rlkit.sections import (
+    Conversation,
+    Correction,
+    Critic,
+    Fabric,
+    KLLoss,
+    KLReward,
+    Model,
+    Reference,
+    Rejection,
+    Rollout,
+    Save,
+    Shaping,
+    Train,
+    Validation,
+)
+from rlkit.tasks.rows import Rows
+from rlkit.tools.function import tool
+
+Data = Mapping[str, Any]
+"""A section's options, or a part's `class_path` and `init_args`, as in YAML."""
+Named = str | Data
+"""A part by its class's name, with options or without, as in YAML."""
+
+
+class Unset:
+    """Says of a section that it is as in a recipe without it."""
+
+    def __repr__(self) -> str:
+        return "unset"
+
+
+UNSET = Unset()
+
+
+@dataclass
+class Recipe:
+    """All of a run: the sections of a recipe, as objects; what is left out is as in a recipe in YAML.
+
+    Parts describe: each run builds its own from their options, but for those that no recipe can name, such as functions
+    and classes of a script, which are taken as they are.
+
+    Args:
+        model: The policy; a text is its `path`.
+        task: Where prompts come from; a list of rows, or a `datasets.Dataset`, becomes `rlkit.tasks.rows.Rows`.
+        reward: Scores answers; a function takes and returns what `PythonReward` documents, and runs in worker
+            processes, or in this process if it is `async`.
+        advantage: From rewards to credit.
+        loss: The policy loss.
+        rollout: How trajectories are sampled; `Rollout` without an engine has `TorchEngine`.
+        train: The training loop.
+        tools: Tools by name; a function becomes one by `rlkit.tool`.
+        validation: Held-out prompts; None for none, and left out: none where a list of rows holds none out.
+    """
+
+    model: Model | Named
+    task: Task | Named | Sequence[Data]
+    reward: RewardManager | Callable[..., Any] | Named
+    advantage: AdvantageEstimator | Named = "GRPO"
+    loss: PolicyLoss | Named = "ClipLoss"
+    rollout: Rollout | Data = field(default_factory=Rollout)
+    train: Train | Data = field(default_factory=lambda: Train(steps=100))
+    critic: Critic | Data | None = None
+    kl_loss: KLLoss | Data | None = None
+    kl_reward: KLReward | Data | None = None
+    reference: Reference | Data | None = None
+    shaping: Shaping | Data | None = None
+    correction: Correction | Data | None = None
+    rejection: Rejection | Data | None = None
+    tools: Mapping[str, Tool | Callable[..., Any] | Named] | None = None
+    parser: ToolParser | Named | None = None
+    interaction: Interaction | Named | None = None
+    environment: Environment | Named | None = None
+    conversation: Conversation | Data | None = None
+    validation: Validation | Data | Unset | None = UNSET
+    save: Save | Data = field(default_factory=Save)
+    log: Log | Data = field(default_factory=Log)
+    fabric: Fabric | Data = field(default_factory=Fabric)
+
+    def yaml(self) -> str:
+        """Return the recipe as YAML, every option filled in, as the run folder keeps it.
+
+        Raises:
+            RecipeError: Something is unknown, of the wrong type, out of its range, or does not fit the rest.
+        """
+        return _build(self)[1]
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended.
+
+    Args:
+        status: `ok`, or `interrupted` by a signal.
+        folder: The run folder.
+        steps: How many were made, those before a resume included.
+        seconds: How long it took.
+        validation: Figures `before` and `after`; None where there were none.
+        metrics: The figures of each step, as in `metrics.jsonl`.
+    """
+
+    status: str
+    folder: Path
+    steps: int
+    seconds: float
+    validation: Mapping[str, Mapping[str, float] | None]
+    metrics: list[dict[str, float]] = field(repr=False)
+
+    @property
+    def model(self) -> Path | None:
+        """The trained model's folder, or its adapter's; None if no step was made."""
+        final = self.folder / "final"
+        return final if final.is_dir() else None
+
+    def columns(self) -> dict[str, list[float | None]]:
+        """Return the figures by name, None where a step has none: `pandas.DataFrame(result.columns())`."""
+        names = dict.fromkeys(name for row in self.metrics for name in row)
+        return {name: [row.get(name) for row in self.metrics] for name in names}
+
+
+def fit(
+    recipe: Recipe,
+    *,
+    out: str | Path | None = None,
+    resume: str | Path | None = None,
+    force: bool = False,
+    quiet: bool = False,
+) -> Result:
+    """Train a policy; Ctrl-C ends the run after the step in progress, and it is saved.
+
+    Args:
+        recipe: All of the run.
+        out: The run folder; None for the resumed run's, or a new one, `runs/python-<time>`.
+        resume: Go on from a checkpoint: its path, a run folder, or `auto` for the newest in `out`, if any.
+        force: Resume although the recipe has changed what is learned.
+        quiet: Show nothing.
+
+    Raises:
+        RecipeError: Something is wrong with the recipe, its data or the folder; nothing has been trained yet.
+        RlkitError: The run failed; its folder has what was learned.
+    """
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    with raised():
+        checked, yaml, registry = _build(recipe)
+        job = Job(checked, yaml, registry, "python", _text(out), _text(resume), force)
+        outcome, folder = launch(job, lambda first: Display(checked.train.steps, quiet=quiet or not first))
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return Result(
+        outcome.status, folder, outcome.steps, outcome.seconds, outcome.validation, [json.loads(line) for line in lines]
+    )
+
+
+def _text(place: str | Path | None) -> str | None:
+    return None if place is None else str(place)
+
+
+def _build(recipe: Recipe) -> tuple[built.Recipe, str, Registry]:
+    """Return the recipe as the command line would have it, checked, and as YAML."""
+    if not isinstance(recipe, Recipe):
+        raise RecipeError(f"fit was given {type(recipe).__name__}, expected an rlkit.Recipe")
+    registry = load_plugins()
+    registry.require_healthy()
+    for note in registry.notes:
+        warnings.warn(note, stacklevel=3)
+    composer = Composer(registry)
+    composer.add(as_data(_sections(recipe), registry))
+    return *build("fit", composer, registry), registry
+
+
+def _sections(recipe: Recipe) -> dict[str, Any]:
+    """Return the sections that are given, in a form that a recipe in YAML may have, or as parts."""
+    sections = {f.name: getattr(recipe, f.name) for f in fields(recipe)}
+    sections["task"] = task = _as_task(recipe.task)
+    sections["reward"] = _as_reward(recipe.reward)
+    if isinstance(recipe.model, str):
+        sections["model"] = Model(recipe.model)
+    if recipe.tools is not None:
+        sections["tools"] = {name: _as_tool(one) for name, one in recipe.tools.items()}
+    if isinstance(recipe.validation, Unset):
+        del sections["validation"]
+        if isinstance(task, Rows) and not task.holds_out:
+            sections["validation"] = None
+    return sections
+
+
+def _as_task(task: Task | Named | Sequence[Data]) -> Task | Named:
+    return task if isinstance(task, Task | str | Mapping) else Rows(task)
+
+
+def _as_reward(reward: RewardManager | Callable[..., Any] | Named) -> RewardManager | Named:
+    if isinstance(reward, RewardManager | str | Mapping) or not callable(reward):
+        return reward
+    return AsyncFunctionReward(reward) if iscoroutinefunction(reward) else FunctionReward(reward)
+
+
+def _as_tool(one: Tool | Callable[..., Any] | Named) -> Tool | Named:
+    if isinstance(one, type) and issubclass(one, Tool):
+        return one()
+    return one if isinstance(one, Tool | str | Mapping) or not callable(one) else tool(one)()

@@ -1,0 +1,108 @@
+"""A task of rows in memory, for Python."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlkit.errors import RecipeError, show
+from rlkit.interfaces.task import Split
+from rlkit.ranges import NonNegativeInt, ShareBelowOne
+from rlkit.tasks import sources
+from rlkit.tasks.files import Columns
+from rlkit.types import Prompt
+
+
+class Rows(Columns):
+    """Rows that a script or a notebook has: a list of dictionaries, or a `datasets.Dataset`.
+
+    No recipe can name it: `Jsonl` and `HFDataset` read rows from files.
+
+    Args:
+        rows: The training rows: a prompt (text, or chat messages), an answer if there is one, anything else as `meta`.
+        validation: The validation rows; None if there are none.
+        validation_split: The share of the training rows to hold out instead; which ones they are depends on their
+            prompts and `split_seed`, not on their order.
+        prompt_field: The field with the prompt; `a.b` is the field `b` inside `a`.
+        answer_field: The field with the answer; None if there is none.
+        system: A system message to put before each prompt.
+        split_seed: Another number holds out other rows.
+
+    Raises:
+        RecipeError: The rows are no such sequence.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        validation: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        validation_split: ShareBelowOne | None = None,
+        prompt_field: str = "prompt",
+        answer_field: str | None = "answer",
+        system: str | None = None,
+        split_seed: NonNegativeInt = 0,
+    ) -> None:
+        super().__init__(prompt_field, answer_field, system, split_seed)
+        if validation is not None and validation_split is not None:
+            raise RecipeError(f"Rows has validation rows and validation_split={validation_split}; remove one")
+        self.train = _sequence(rows, "rows")
+        self.validation = None if validation is None else _sequence(validation, "validation")
+        self.validation_split = validation_split
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether there are rows to validate on."""
+        return self.validation is not None or self.validation_split is not None
+
+    def rows(self, split: Split) -> Sequence[Mapping[str, Any]]:
+        if split == "validation" and self.validation is not None:
+            return self.validation
+        if self.validation_split is not None:
+            return self._divided(self.train, self.validation_split, split)
+        if split == "validation":
+            raise RecipeError(
+                "the task has no validation rows: give Rows(rows, validation=...), a share of the rows to hold out "
+                "(validation_split=0.05), or switch validation off (validation=None)"
+            )
+        return self.train
+
+    def prompt(self, row: Mapping[str, Any], index: int) -> Prompt:
+        if not isinstance(row, Mapping):
+            raise RecipeError(
+                f"{self._source()}, row {index} is {show(row)}, expected a dictionary such as "
+                '{"prompt": "2 + 2 = ?", "answer": "4"}'
+            )
+        return super().prompt({"answer": None, **row}, index)
+
+    def _source(self) -> str:
+        return "task"
+
+    def __repr__(self) -> str:
+        options = (self.validation_split, self.prompt_field, self.answer_field, self.system, self.split_seed)
+        digest = hashlib.sha256(repr(options).encode())
+        for rows in (self.train, self.validation or ()):
+            digest.update(_digest(rows))
+        return f"Rows({len(self.train)} rows, digest {digest.hexdigest()[:8]})"
+
+
+def _sequence(rows: Any, name: str) -> sources.Rows:
+    if isinstance(rows, str | bytes | Mapping) or not (hasattr(rows, "__len__") and hasattr(rows, "__getitem__")):
+        raise RecipeError(
+            f"Rows has {name}={show(rows)}, expected a list of dictionaries, or a split of a data set: list(...) makes "
+            "one of a generator"
+        )
+    return rows  # type: ignore[no-any-return]
+
+
+def _digest(rows: sources.Rows) -> bytes:
+    """Return what tells rows from others; of a `datasets.Dataset`, which may be large, its own fingerprint."""
+    known = getattr(rows, "_fingerprint", None)
+    if known is not None:
+        return str(known).encode()
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(json.dumps(row, sort_keys=True, default=str).encode())
+    return digest.digest()

@@ -1,0 +1,186 @@
+"""The Python API: objects where a recipe has names, the same checks, and runs that leave the same behind."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rlkit import Recipe, fit, recipe
+from rlkit.advantages import GAE, GRPO
+from rlkit.api import Result
+from rlkit.cli.main import main
+from rlkit.cli.parsing.compose import Composer
+from rlkit.cli.parsing.objects import as_data
+from rlkit.cli.parsing.parser import build
+from rlkit.errors import RecipeError
+from rlkit.filters import ZeroSignal
+from rlkit.registry import load_plugins
+from rlkit.rewards import Composite, ExactReward
+from rlkit.sections import Fabric, KLLoss, Model, Rollout, Train, Validation
+from rlkit.tasks.rows import Rows
+from rlkit.types import Sampling
+from tests.conftest import read_jsonl
+from tests.unit.user_rewards import BONUS, Own, awaited, right, trl_style
+
+ROWS = [{"prompt": f"{a} + {b} = ?", "answer": str(a + b)} for a in range(10, 20) for b in range(10, 20)]
+CPU = Fabric(accelerator="cpu", devices=1)
+SMALL = {"rollout": Rollout(group_size=2, sampling=Sampling(max_tokens=12)), "fabric": CPU}
+
+
+def small(reward: Any = right, task: Any = ROWS, steps: int = 1, **sections: Any) -> Recipe:
+    return Recipe("tiny", task, reward, train=Train(steps=steps, prompts_per_step=2), **{**SMALL, **sections})
+
+
+def written(one: Recipe) -> dict[str, Any]:
+    return yaml.safe_load(one.yaml())
+
+
+def test_the_sections_are_those_of_a_recipe() -> None:
+    assert {f.name for f in fields(Recipe)} == {f.name for f in fields(recipe.Recipe)}
+
+
+def test_the_smallest_recipe_is_a_model_a_task_and_a_reward() -> None:
+    made = written(Recipe("tiny", ROWS, right))
+    assert made["model"]["path"] == "tiny"
+    assert made["rollout"]["engine"]["class_path"] == "rlkit.engines.TorchEngine"
+    assert (made["rollout"]["group_size"], made["train"]["steps"]) == (8, 100)
+    assert made["advantage"]["class_path"] == "rlkit.advantages.GRPO"
+    assert made["validation"] is None  # the rows hold none out
+    assert made["task"].startswith("python object: Rows(100 rows, digest ")
+    assert made["reward"].startswith("python object: FunctionReward(right, code ")
+
+
+def test_names_objects_and_yaml_say_the_same() -> None:
+    names = Recipe({"path": "tiny"}, "Arithmetic", "ExactReward", train={"steps": 3}, rollout={"group_size": 4})
+    objects = Recipe(
+        Model("tiny"), "Arithmetic", ExactReward(), GRPO(), rollout=Rollout(group_size=4), train=Train(steps=3)
+    )
+    composer = Composer(load_plugins())
+    composer.add({"model": {"path": "tiny"}, "task": "Arithmetic", "reward": "ExactReward", "advantage": "GRPO"})
+    composer.add({"loss": "ClipLoss", "train": {"steps": 3}, "rollout": {"group_size": 4}})
+    assert build("fit", composer, composer.registry)[1] == names.yaml() == objects.yaml()
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"train": Train(steps=0)}, "train.steps is 0, expected a whole number of 1 or more"),
+        ({"train": Train(steps=1, lr=float("nan"))}, "train.lr is nan, expected a number above 0 and at most 1"),
+        ({"train": Train(steps=1, schedule="cosin")}, "train.schedule is 'cosin', expected one of constant, "),  # type: ignore[arg-type]
+        ({"train": {"stps": 1}}, "unknown option 'train.stps'; did you mean 'train.steps'?"),
+        ({"advantage": GRPO(eps=-1)}, "advantage.eps is -1, expected a number"),
+        ({"advantage": "GRPOO"}, "advantage is 'GRPOO', which no plugin offers; did you mean 'GRPO'?"),
+        ({"advantage": GAE()}, "advantage GAE needs values, but the recipe has no `critic:` section"),
+        ({"advantage": ExactReward()}, "advantage is 'ExactReward', which is one of the rewards; known advantages: "),
+        ({"advantage": Own()}, "Own object"),
+        ({"loss": None}, "loss is null, expected the name of a class"),
+        ({"reward": 3}, "reward is 3, expected the name of a class"),
+        ({"model": "/nowhere"}, "model.path is '/nowhere', which is no folder"),
+        ({"kl_loss": KLLoss(coef=-1)}, "kl_loss.coef is -1, expected a number above 0"),
+        ({"validation": Validation()}, "the task has no validation rows: give Rows(rows, validation=...)"),
+        ({"task": [3]}, 'task, row 0 is 3, expected a dictionary such as {"prompt": '),
+        ({"task": [{"question": "2 + 2?"}]}, "task, row 0"),
+        ({"task": (row for row in ROWS)}, "expected a list of dictionaries"),
+        ({"task": []}, "gives no train rows"),
+    ],
+)
+def test_what_is_wrong_is_said_as_on_the_command_line(tmp_path: Path, sections: dict[str, Any], message: str) -> None:
+    given = {"model": "tiny", "task": ROWS, "reward": right, **SMALL, **sections}
+    with pytest.raises(RecipeError) as raised:
+        fit(Recipe(**given), out=tmp_path / "out")
+    assert message in str(raised.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_function_that_cannot_be_sent_is_refused_with_the_remedy() -> None:
+    import threading
+
+    lock = threading.Lock()
+
+    def locked(text: str) -> float:
+        with lock:
+            return 1.0
+
+    with pytest.raises(RecipeError, match=r"reward locked cannot be sent to a worker process: .*make it `async def`"):
+        small(locked).yaml()
+
+
+def validated(rows: list[dict[str, str]], steps: int) -> Recipe:
+    return small(steps=steps, task=Rows(rows, validation=ROWS[:4]), validation=Validation(samples=0))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return fit(validated(ROWS, 2), out=tmp_path_factory.mktemp("api") / "out", quiet=True)
+
+
+def test_a_run_returns_what_it_leaves_in_its_folder(trained: Result, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (trained.status, trained.steps) == ("ok", 2)
+    assert trained.metrics == read_jsonl(trained.folder / "metrics.jsonl")
+    assert trained.columns()["step"] == [1, 2]
+    assert trained.columns()["reward/mean"] == [row["reward/mean"] for row in trained.metrics]
+    assert min(trained.columns()["reward/mean"]) >= BONUS  # type: ignore[type-var]
+    assert trained.validation == json.loads((trained.folder / "result.json").read_text())["validation"]
+    assert set(trained.validation["after"] or {}) >= {"accuracy", "reward"}
+    assert trained.model == trained.folder / "final"
+    assert "metrics" not in repr(trained)
+
+
+def test_a_run_with_objects_is_resumed_from_python_only(trained: Result, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "--resume", str(trained.folder)]) == 2
+    printed = capsys.readouterr().err
+    assert "task is the Python object Rows(100 rows, digest " in printed
+    assert "reward is the Python object FunctionReward(right, code " in printed
+    assert "fit(recipe, resume=FOLDER) goes on with a run, or give --reward" in printed
+    longer = fit(validated(ROWS, 3), resume=trained.folder, quiet=True)
+    assert (longer.steps, longer.folder, len(longer.metrics)) == (3, trained.folder, 3)
+    assert longer.metrics[:2] == trained.metrics
+    assert capsys.readouterr().out == ""
+    with pytest.raises(RecipeError, match=r"task: 'python object: Rows\(100 rows.* in the checkpoint"):
+        fit(validated(ROWS[1:], 3), resume=trained.folder, quiet=True)
+
+
+@pytest.mark.parametrize("reward", [awaited, trl_style, Own(), Composite({"own": Own(), "exact": ExactReward()})])
+def test_any_reward_trains(tmp_path: Path, reward: Any) -> None:
+    done = fit(small(reward), out=tmp_path / "out", quiet=True)
+    assert done.metrics[0]["reward/failed"] == 0
+    assert done.metrics[0]["rollout/samples"] == 4
+
+
+def test_a_data_set_is_a_task(tmp_path: Path) -> None:
+    from datasets import Dataset
+
+    task = Rows(Dataset.from_list(ROWS), validation_split=0.2, system="Add.")
+    done = fit(small(task=task, validation=Validation(limit=3, samples=0)), out=tmp_path / "out", quiet=True)
+    rows = read_jsonl(tmp_path / "out" / "rollouts" / "step-00001.jsonl.gz")
+    assert rows[0]["messages"][0] == {"role": "system", "content": "Add."}
+    assert done.validation["before"] is not None
+    assert written(small(task=Dataset.from_list(ROWS)))["task"].startswith("python object: Rows(100 rows, digest ")
+
+
+def test_a_recipe_can_be_run_twice_and_its_parts_are_written(tmp_path: Path) -> None:
+    rollout = Rollout(group_size=2, sampling=Sampling(max_tokens=12), filter=ZeroSignal(max_refills=0))
+    made = small(rollout=rollout)
+    first, second = (fit(made, out=tmp_path / name, quiet=True) for name in "ab")
+    figures = [{k: v for k, v in r.metrics[0].items() if not k.startswith(("time", "memory"))} for r in (first, second)]
+    assert figures[0] == figures[1]
+    assert written(made)["rollout"]["filter"]["class_path"] == "rlkit.filters.ZeroSignal"
+
+
+def test_every_registered_part_keeps_its_options_under_their_names() -> None:
+    registry = load_plugins(entry_points=False)
+    lost = []
+    for parts in registry.parts.values():
+        for part in parts.values():
+            try:
+                made = part.cls()
+            except (TypeError, RecipeError):  # it has options without defaults; the shipped recipes have most of them
+                continue
+            if not isinstance(as_data(made, registry), dict):
+                lost.append(part.name)
+    assert not lost
