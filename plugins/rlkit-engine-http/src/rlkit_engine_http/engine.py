@@ -1,0 +1,142 @@
+"""The trainer's side: how servers are called and started, and how weights reach them."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from annotated_types import Ge, Le
+
+from rlkit.engines.server.api import Answer, ServerApi
+from rlkit.engines.server.engine import ServerEngine
+from rlkit.engines.server.http import Client
+from rlkit.engines.server.node import Node
+from rlkit.engines.server.process import ServerProcess, server_environment, write_model
+from rlkit.engines.server.retry import RetryPolicy
+from rlkit.engines.server.states import DEADLINES, Step
+from rlkit.engines.server.transports import FileTransport, Transport
+from rlkit.ranges import NUMBER, Count, PositiveInt
+from rlkit.types import Request
+
+RETRY = RetryPolicy()
+TOKEN = "RLKIT_ENGINE_TOKEN"
+"""The environment variable with the secret that every call must bring."""
+
+PACKAGES = Path(__file__).parents[1]
+
+
+class HttpApi(ServerApi):
+    """The calls of `python -m rlkit_engine_http`."""
+
+    product = "HttpEngine"
+
+    async def health(self, deadline: float) -> None:
+        await self.client.get("/health", deadline)
+
+    async def weight_version(self) -> str:
+        answer = await self.client.get("/health", 10.0)
+        return str(answer["label"])
+
+    async def generate(self, request: Request) -> Answer:
+        sampling = request.sampling
+        body = {
+            "tokens": request.tokens,
+            "key": request.key,
+            "max_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "stop_ids": sampling.stop_ids,
+        }
+        return read_answer(await self.client.post("/generate", body, request.deadline or DEADLINES[Step.CHECK]))
+
+    async def probe(self, rows: Sequence[Sequence[int]], count: int, deadline: float) -> list[Answer]:
+        return [read_answer(a) for a in await self.client.post("/probe", {"rows": rows, "count": count}, deadline)]
+
+    async def perform(self, step: Step, label: str, brackets: bool) -> None:
+        if step is Step.PAUSE:
+            await self.client.post("/pause", {}, DEADLINES[step])
+        if step is Step.CONTINUE:
+            await self.client.post("/continue", {"label": label}, DEADLINES[step])
+
+
+def read_answer(answer: Any) -> Answer:
+    """Read what a server returned; raises one of `UNREADABLE` if it is no answer."""
+    labels = [str(label) for label in answer["labels"]]
+    return Answer(
+        list(map(int, answer["tokens"])), list(map(float, answer["logps"])), labels, answer["stopped"] is True
+    )
+
+
+class SharedFiles(FileTransport):
+    """Weights in files of shared memory; only their names travel over HTTP."""
+
+    async def load(self, api: ServerApi, parcel: Path) -> None:
+        await api.client.post("/weights", {"file": str(parcel)}, DEADLINES[Step.LOAD])
+
+
+class HttpEngine(ServerEngine):
+    """TorchEngine in processes of their own on this machine, which sample on other cores or GPUs than the trainer.
+
+    Samples are those of TorchEngine, token for token, but for floating-point noise. A server that dies or hangs is
+    restarted, given the weights again, and asked again for what it had not finished. It listens on 127.0.0.1 only, and
+    answers calls only that bring the run's secret.
+
+    Args:
+        servers: How many to start.
+        first_gpu: The index of the first server's GPU, where the trainer is on a GPU; the next server takes the next.
+        threads: CPU threads of each server.
+        max_rows: Requests in a server's batch at once; others wait.
+        max_kv_tokens: Bound of a server's key-value cache, as rows times the longest row.
+        retry: How long servers are waited for, and how often they may fail.
+        check_weights: Compare log-probs with the trainer's after every sync.
+    """
+
+    def __init__(
+        self,
+        servers: Count = 1,
+        *,
+        first_gpu: Annotated[int, Ge(0), Le(1023), NUMBER] = 1,
+        threads: Count = 1,
+        max_rows: Count = 256,
+        max_kv_tokens: PositiveInt = 262144,
+        retry: RetryPolicy = RETRY,
+        check_weights: bool = True,
+    ) -> None:
+        super().__init__(retry, check_weights)
+        self.servers = servers
+        self.first_gpu = first_gpu
+        self.threads = threads
+        self.max_rows = max_rows
+        self.max_kv_tokens = max_kv_tokens
+        self._secret = secrets.token_urlsafe(32)
+
+    def api(self, client: Client) -> ServerApi:
+        return HttpApi(Client(client.url, {"Authorization": f"Bearer {self._secret}"}))
+
+    def make_transport(self) -> Transport[Any]:
+        return SharedFiles()
+
+    def start(self, rank: int) -> list[Node]:
+        return [self.started(self.process(number)) for number in range(self.servers)] if rank == 0 else []
+
+    def process(self, number: int) -> ServerProcess:
+        """Return a server that is to run."""
+        environment = server_environment() | {TOKEN: self._secret, "OMP_NUM_THREADS": str(self.threads)}
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(PACKAGES), environment.get("PYTHONPATH"))))
+        return ServerProcess("engine-http", lambda folder, port: self.command(folder, port, number), environment)
+
+    def command(self, folder: Path, port: int, number: int) -> list[str]:
+        """Return a server's command line; write what it needs to build the model."""
+        write_model(folder / "model", self._runtime.policy, frozenset())
+        device = "cpu" if self._runtime.device.type == "cpu" else f"cuda:{self.first_gpu + number}"
+        options = {
+            "port": port, "context": self._runtime.context, "device": device, "max-rows": self.max_rows,
+            "dtype": str(self._dtype).removeprefix("torch."), "max-kv-tokens": self.max_kv_tokens,
+        }  # fmt: skip
+        words = (sys.executable, "-P", "-m", "rlkit_engine_http", str(folder / "model"))
+        return [*words, *(f"--{name}={value}" for name, value in options.items())]

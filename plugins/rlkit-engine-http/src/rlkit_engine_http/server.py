@@ -1,0 +1,198 @@
+"""The server's side: TorchEngine behind HTTP, with weights that arrive while it is paused."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import torch
+from aiohttp import web
+
+from rlkit.engines.server.api import Answer
+from rlkit.engines.server.http import UNREADABLE
+from rlkit.engines.torch.engine import TorchEngine
+from rlkit.types import Request, SampleKey, Sampling, StopReason
+
+CHUNK_TOKENS = 128
+"""A long answer is sampled in chunks of so many tokens, between which the server can be paused."""
+
+LARGEST_BODY = 64 * 1024 * 1024
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True)
+class ServerRuntime:
+    """What TorchEngine reads of a `Runtime`."""
+
+    policy: Any
+    context: int
+    device: torch.device
+    stop_ids: frozenset[int] = frozenset()
+    """None: a request names its own."""
+    tensor_parallel: int = 1
+
+    def unsharded(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def autocast(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+@dataclass
+class Sampler:
+    """Samples while it is not paused; it begins so, without weights.
+
+    Args:
+        engine: What samples.
+        policy: The engine's model, into which weights are copied.
+    """
+
+    engine: TorchEngine
+    policy: Any
+    label: str = ""
+    """Of the weights."""
+    _running: asyncio.Event = field(default_factory=asyncio.Event)
+    _idle: asyncio.Event = field(default_factory=asyncio.Event)
+    _chunks: int = 0
+
+    def __post_init__(self) -> None:
+        self._idle.set()
+        self._parameters = dict(self.policy.named_parameters())
+        self.device = next(self.policy.parameters()).device
+
+    async def generate(self, request: Request) -> Answer:
+        """Continue a request's tokens; a pause splits the answer, and what follows comes from the weights then."""
+        found, sampling = Answer([], []), request.sampling
+        while True:
+            left = sampling.max_tokens - len(found.tokens)
+            part = replace(sampling, max_tokens=min(left, CHUNK_TOKENS))
+            async with self._chunk():
+                done = await self.engine.generate(
+                    replace(request, tokens=(*request.tokens, *found.tokens), sampling=part)
+                )
+                found.labels.extend([self.label] * len(done.tokens))
+            found.tokens.extend(done.tokens)
+            found.logps.extend(done.logps)
+            if done.stop is not StopReason.LENGTH or left <= CHUNK_TOKENS:
+                return replace(found, stopped=done.stop is StopReason.STOP)
+
+    @asynccontextmanager
+    async def _chunk(self) -> AsyncIterator[None]:
+        """Wait until it is not paused; a pause waits for this to end."""
+        while not self._running.is_set():
+            await self._running.wait()
+        self._chunks += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._chunks -= 1
+            if not self._chunks:
+                self._idle.set()
+
+    async def probe(self, row: list[int], count: int) -> Answer:
+        """Return a row's tokens but the first, and `count` likeliest ones, with their log-probs."""
+        greedy = Sampling(max_tokens=count, temperature=0.0)
+        written = await self.generate(Request(tuple(row), greedy, SampleKey(0, 0, "probe", 0), "probe"))
+        return Answer([*row[1:], *written.tokens], [*await asyncio.to_thread(self._score, row), *written.logps])
+
+    @torch.inference_mode()
+    def _score(self, row: list[int]) -> list[float]:
+        tokens = torch.tensor([row], device=self.device)
+        logps = torch.log_softmax(self.policy(input_ids=tokens, use_cache=False).logits[0, :-1].float(), -1)
+        found: list[float] = logps.gather(-1, tokens[0, 1:, None]).squeeze(-1).tolist()
+        return found
+
+    async def pause(self) -> None:
+        """Stop sampling; returns when nothing is sampled any more."""
+        self._running.clear()
+        await self._idle.wait()
+
+    def go_on(self, label: str) -> None:
+        """Sample on, from weights of this label."""
+        self.label = label
+        self._running.set()
+
+    def load(self, file: str) -> None:
+        """Copy weights from a safetensors file.
+
+        Raises:
+            ValueError: It is not paused, or the file has a tensor that the model has not.
+        """
+        from safetensors import safe_open
+
+        if self._running.is_set() or self._chunks:
+            raise ValueError("weights came while the server samples; pause it first")
+        with safe_open(file, framework="pt") as tensors, torch.no_grad():
+            for name in tensors.keys():  # noqa: SIM118 (no mapping)
+                tensor, mine = tensors.get_tensor(name), self._parameters.get(name)
+                if mine is None or mine.shape != tensor.shape:
+                    expected = "none" if mine is None else list(mine.shape)
+                    raise ValueError(f"{name} has the shape {list(tensor.shape)}, expected {expected}")
+                mine.copy_(tensor)
+
+
+def application(sampler: Sampler, secret: str) -> web.Application:
+    """Return the endpoints: JSON in and out, for callers that bring the secret."""
+
+    @web.middleware
+    async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if not hmac.compare_digest(request.headers.get("Authorization", "").encode(), f"Bearer {secret}".encode()):
+            return web.json_response({"error": "the secret is missing or wrong"}, status=403)
+        try:
+            return await handler(request)
+        except UNREADABLE as error:
+            return web.json_response({"error": f"{type(error).__name__}: {error}"}, status=400)
+
+    async def health(_: web.Request) -> web.Response:
+        return web.json_response({"label": sampler.label})
+
+    async def generate(request: web.Request) -> web.Response:
+        return web.json_response(asdict(await sampler.generate(read_request(await request.json()))))
+
+    async def probe(request: web.Request) -> web.Response:
+        body = await request.json()
+        rows = [list(map(int, row)) for row in body["rows"]]
+        answers = await asyncio.gather(*(sampler.probe(row, int(body["count"])) for row in rows))
+        return web.json_response([asdict(answer) for answer in answers])
+
+    async def pause(_: web.Request) -> web.Response:
+        await sampler.pause()
+        return web.json_response({})
+
+    async def weights(request: web.Request) -> web.Response:
+        await asyncio.to_thread(sampler.load, str((await request.json())["file"]))
+        return web.json_response({})
+
+    async def go_on(request: web.Request) -> web.Response:
+        sampler.go_on(str((await request.json())["label"]))
+        return web.json_response({})
+
+    app = web.Application(middlewares=[guarded], client_max_size=LARGEST_BODY)
+    app.router.add_get("/health", health)
+    for path, handler in (
+        ("/generate", generate), ("/probe", probe), ("/pause", pause), ("/weights", weights), ("/continue", go_on),
+    ):  # fmt: skip
+        app.router.add_post(path, handler)
+    return app
+
+
+def read_request(body: Any) -> Request:
+    """Read what to sample; raises one of `UNREADABLE` if it is nothing that can be sampled."""
+    seed, step, prompt, sample, attempt = body["key"]
+    sampling = Sampling(
+        temperature=float(body["temperature"]),
+        top_p=float(body["top_p"]),
+        top_k=int(body["top_k"]),
+        max_tokens=int(body["max_tokens"]),
+        stop_ids=tuple(map(int, body["stop_ids"])),
+    )
+    key = SampleKey(int(seed), int(step), str(prompt), int(sample), int(attempt))
+    if sampling.max_tokens < 1 or not body["tokens"]:
+        raise ValueError(f"max_tokens is {sampling.max_tokens} after {len(body['tokens'])} tokens, expected 1 or more")
+    return Request(tuple(map(int, body["tokens"])), sampling, key, session="")
