@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch.distributed import distributed_c10d as c10d
 
+from rlkit.engines.server.api import ServerApi
 from rlkit.engines.server.push import Push
+from rlkit.engines.server.transports import FileTransport
 from rlkit.engines.server.weight_check import Tolerance
 from rlkit.engines.sglang.api import SGLangApi
 from rlkit.engines.sglang.transports import SGLangGroup, SGLangTensors
@@ -84,6 +88,35 @@ def test_weights_that_wait_in_host_memory_move_to_the_groups_device() -> None:
     meta = torch.device("meta")  # stands for the GPU
     sent = SGLangGroup(meta).prepare([("a", torch.ones(2, 3).T)])
     assert [(name, x.device, x.is_contiguous()) for name, x in sent] == [("a", meta, True)]
+
+
+def test_a_buckets_file_lasts_until_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Files(FileTransport):
+        async def load(self, api: ServerApi, parcel: Path) -> None: ...
+
+    monkeypatch.setattr("rlkit.engines.server.transports.SHARED_MEMORY", tmp_path)
+    transport = Files()
+    first = transport.prepare(BUCKET)
+    assert first.parent == tmp_path
+    assert {name: x.tolist() for name, x in load_file(first).items()} == {name: x.tolist() for name, x in BUCKET}
+    second = transport.prepare(BUCKET[:1])
+    assert [file.name for file in tmp_path.iterdir()] == [second.name]
+    transport.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_weights_that_shared_memory_has_no_room_for_go_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Files(FileTransport):
+        async def load(self, api: ServerApi, parcel: Path) -> None: ...
+
+    monkeypatch.setattr("rlkit.engines.server.transports.SHARED_MEMORY", tmp_path / "shm")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert Files().prepare(BUCKET).parent == tmp_path
+    (tmp_path / "shm").mkdir()
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=32))  # BUCKET has 24 + 8 bytes
+    transport = Files()
+    assert transport.prepare(BUCKET).parent == tmp_path
+    assert transport.prepare(BUCKET[1:]).parent == tmp_path / "shm"
 
 
 @pytest.fixture

@@ -1,0 +1,283 @@
+"""What becomes of a run's servers: death, hangs, slowness, stale and wrong weights. Each is a real process, in which a
+stub stands for the model; see `stub_server`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import pytest
+import torch
+from rlkit_engine_http import HttpEngine
+from torch import Tensor, nn
+
+from rlkit.engines.server.node import Node
+from rlkit.engines.server.retry import RetryPolicy
+from rlkit.engines.server.states import State
+from rlkit.errors import EngineError, RolloutError
+from rlkit.types import Completion, Request, SampleKey, Sampling
+
+T = TypeVar("T")
+VOCABULARY = 5
+RETRY = RetryPolicy(request_seconds=30.0, start_seconds=20.0, hang_seconds=10.0, retries=6)
+HASTY = RetryPolicy(request_seconds=30.0, start_seconds=20.0, hang_seconds=0.4, retries=6)
+
+
+class StubEngine(HttpEngine):
+    """HttpEngine, but for what its processes run."""
+
+    broken = False
+
+    def command(self, folder: Path, port: int, number: int) -> list[str]:
+        script = str(Path(__file__).with_name("stub_server.py"))
+        return [sys.executable, "-S", "-E", script, "broken" if self.broken else str(port)]
+
+
+class Policy(nn.Module):
+    """Logits that are the sum of two vectors, whatever came before."""
+
+    config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(vocab_size=VOCABULARY))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Parameter(torch.tensor([0.5, 0.0, -0.5, 0.25, 0.0]))
+        self.b = nn.Parameter(torch.zeros(VOCABULARY))
+
+    @torch.no_grad()
+    def likeliest(self, token: int) -> None:
+        """Make a token the one that servers write."""
+        self.b.zero_()
+        self.b[token] = 2.0
+
+
+class Weights:
+    """The policy's weights, one tensor a bucket."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.tensors = {name: x.detach().clone() for name, x in policy.named_parameters()}
+        self.specs = {name: (tuple(x.shape), x.dtype) for name, x in self.tensors.items()}
+
+    def buckets(self, merged: bool = True) -> Iterator[list[tuple[str, Tensor]]]:
+        yield from ([item] for item in self.tensors.items())
+
+    def adapter(self) -> None:
+        return None
+
+
+class Trainer:
+    """A policy, its engine, and the event loop of both."""
+
+    def __init__(self) -> None:
+        self.policy = Policy()
+        self.version = 0
+        self.runner = asyncio.Runner()
+        self.engines: list[StubEngine] = []
+
+    def engine(self, retry: RetryPolicy = RETRY, servers: int = 1) -> StubEngine:
+        """Return an engine with weights."""
+        engine = StubEngine(servers, retry=retry)
+        self.engines.append(engine)
+        engine.bind(self.runtime)
+        self.sync(engine, 1)
+        return engine
+
+    @property
+    def runtime(self) -> Any:
+        return SimpleNamespace(
+            policy=self.policy,
+            tokenizer=SimpleNamespace(encode=lambda text, **_: [ord(c) % VOCABULARY for c in text]),
+            device=torch.device("cpu"),
+            context=1000,
+            stop_ids=frozenset(),
+            autocast=nullcontext,
+            logits=lambda tokens: (self.policy.a + self.policy.b).detach().expand(*tokens.shape, VOCABULARY),
+            gather_world=lambda value: [value],
+            broadcast_tp=lambda value: value,
+        )
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.runner.run(work)
+
+    def sync(self, engine: StubEngine, token: int) -> None:
+        """Push weights under which a token is the likeliest."""
+        self.policy.likeliest(token)
+        self.version += 1
+        self.wait(engine.sync(Weights(self.policy), self.version))
+
+    def ask(self, engine: StubEngine, count: int, meanwhile: Callable[[], None] | None = None) -> list[Completion]:
+        """Ask for ten tokens of so many conversations at once; `meanwhile` is called in the middle."""
+
+        async def together() -> list[Completion]:
+            asked = [asyncio.create_task(engine.generate(request(i))) for i in range(count)]
+            if meanwhile is not None:
+                await asyncio.sleep(0.15)
+                meanwhile()
+            return list(await asyncio.gather(*asked))
+
+        return self.wait(together())
+
+    def control(self, node: Node, **what: Any) -> Any:
+        return self.wait(node.api.client.post("/control", what, 5.0))
+
+
+def request(number: int, count: int = 10) -> Request:
+    return Request((1, 2), Sampling(max_tokens=count), SampleKey(0, 1, str(number), 0), f"conversation {number}")
+
+
+def pid_of(node: Node) -> int:
+    """Return the process that serves, a child of its supervisor."""
+    assert node.process is not None
+    assert node.process._supervisor is not None
+    path = Path(f"/proc/{node.process._supervisor.pid}/task/{node.process._supervisor.pid}/children")
+    [pid] = map(int, path.read_text().split())
+    return pid
+
+
+def wait_until(done: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def trainer() -> Iterator[Trainer]:
+    trainer = Trainer()
+    yield trainer
+    for engine in trainer.engines:
+        engine.close()
+    trainer.runner.close()
+
+
+def all_written(answers: Sequence[Completion], token: int, version: int) -> bool:
+    return all((a.tokens, a.versions) == ([token] * 10, [version] * 10) for a in answers)
+
+
+@pytest.mark.parametrize(("number", "retry"), [(signal.SIGKILL, RETRY), (signal.SIGSTOP, HASTY)])
+def test_a_server_that_dies_or_hangs_in_mid_request_is_replaced(
+    trainer: Trainer, number: signal.Signals, retry: RetryPolicy
+) -> None:
+    engine = trainer.engine(retry)
+    [node] = engine._own
+    trainer.control(node, delay=0.03)
+    before = pid_of(node)
+    answers = trainer.ask(engine, 8, lambda: os.kill(before, number))
+    assert all_written(answers, 1, trainer.version)
+    health = engine.health()
+    assert (health["restarts"], health["servers_down"]) == (1, 0)
+    assert health["retried"] >= 1
+    assert pid_of(node) != before
+    assert not Path(f"/proc/{before}").exists()
+
+
+def test_a_server_that_is_slow_is_left_alone(trainer: Trainer) -> None:
+    """Requests take twice as long as a server may hang, but it answers that it lives."""
+    engine = trainer.engine(HASTY)
+    trainer.control(engine._own[0], delay=0.08)
+    assert all_written(trainer.ask(engine, 4), 1, trainer.version)
+    assert (engine.health()["restarts"], engine.health()["retried"]) == (0, 0)
+
+
+def test_a_server_that_dies_between_rollouts_is_back_at_the_next_sync(trainer: Trainer) -> None:
+    engine = trainer.engine()
+    [node] = engine._own
+    os.kill(pid_of(node), signal.SIGKILL)
+    wait_until(lambda: node.ended)
+    trainer.sync(engine, 3)
+    assert all_written(trainer.ask(engine, 4), 3, trainer.version)
+    assert engine.health()["restarts"] == 1
+
+
+def test_a_server_that_dies_again_and_again_ends_the_run(trainer: Trainer) -> None:
+    engine = trainer.engine(RetryPolicy(request_seconds=30.0, start_seconds=20.0, restarts=0))
+    trainer.control(engine._own[0], dies=True)
+    with pytest.raises(EngineError, match=r"(?s)could not go on: it failed 1 times since .* ended with exit code 7"):
+        trainer.ask(engine, 1)
+
+
+def test_a_server_that_cannot_start_is_named_with_its_log(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StubEngine, "broken", True)
+    with pytest.raises(EngineError, match=r"(?s)could not start: its process ended.*there is no room for the model"):
+        trainer.engine(RetryPolicy(restarts=0))
+
+
+def test_stale_weights_are_noticed_and_replaced(trainer: Trainer) -> None:
+    engine = trainer.engine()
+    [node] = engine._own
+    trainer.control(node, label="another-run-7", weights={"a": [0.0] * 4 + [9.0], "b": [0.0] * 5})
+    assert all_written(trainer.ask(engine, 1), 1, trainer.version)
+    assert (engine.health()["stale"], engine.health()["restarts"]) == (1, 0)
+
+
+def test_a_tensor_that_arrived_wrong_is_named(trainer: Trainer) -> None:
+    engine = trainer.engine()
+    trainer.control(engine._own[0], spoils="b")
+    with pytest.raises(EngineError, match=r"other log-probs than the trainer: .* lessens the gap for: b \(now "):
+        trainer.sync(engine, 2)
+    assert engine._own[0].state is State.UNPROVEN
+    trainer.sync(engine, 2)
+    assert all_written(trainer.ask(engine, 2), 2, trainer.version)
+
+
+def test_what_is_no_answer_costs_its_conversation(trainer: Trainer) -> None:
+    engine = trainer.engine(RetryPolicy(request_seconds=30.0, retries=1))
+    trainer.control(engine._own[0], babbles=True)
+    with pytest.raises(RolloutError, match=r"no completion after 2 attempts: .* what is no completion \(KeyError"):
+        trainer.ask(engine, 1)
+    trainer.control(engine._own[0], babbles=False)
+    assert all_written(trainer.ask(engine, 1), 1, trainer.version)
+
+
+def test_64_conversations_over_4_servers_are_16_each_and_a_dead_one_gets_none(trainer: Trainer) -> None:
+    engine = trainer.engine(servers=4)
+
+    def asked() -> list[int]:
+        return [0 if node.ended else trainer.control(node)["asked"] for node in engine._own]
+
+    assert all_written(trainer.ask(engine, 64), 1, trainer.version)
+    assert asked() == [16] * 4
+    assert all_written(trainer.ask(engine, 64), 1, trainer.version)  # each where it was before
+    assert asked() == [32] * 4
+    engine._balance._homes.clear()
+    os.kill(pid_of(engine._own[2]), signal.SIGKILL)
+    wait_until(lambda: engine._own[2].ended)
+    assert all_written(trainer.ask(engine, 63), 1, trainer.version)
+    assert asked() == [53, 53, 0, 53]
+    assert engine.health()["restarts"] == 0
+
+
+def test_weights_that_arrive_in_mid_request_sample_its_rest(trainer: Trainer) -> None:
+    engine = trainer.engine()
+    trainer.control(engine._own[0], delay=0.03)
+
+    async def both() -> list[Completion]:
+        asked = [asyncio.create_task(engine.generate(request(i, 20))) for i in range(3)]
+        await asyncio.sleep(0.15)
+        trainer.policy.likeliest(4)
+        trainer.version += 1
+        await engine.sync(Weights(trainer.policy), trainer.version)
+        return list(await asyncio.gather(*asked))
+
+    for answer in trainer.wait(both()):
+        old = answer.versions.count(1)
+        assert 0 < old < 20
+        assert answer.versions == [1] * old + [2] * (20 - old)
+        assert answer.tokens == [1] * old + [4] * (20 - old)
+
+
+def test_nothing_is_left_of_a_run(trainer: Trainer) -> None:
+    engine = trainer.engine(servers=2)
+    processes = [node.process for node in engine._own if node.process is not None]
+    pids = [pid_of(node) for node in engine._own]
+    folders = [process.log.parent for process in processes]
+    engine.close()
+    assert not any(folder.exists() for folder in folders)
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
