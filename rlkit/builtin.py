@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rlkit import (
     advantages,
     engines,
@@ -17,6 +19,7 @@ from rlkit import (
 )
 from rlkit.hooks import Register, hookimpl
 
+HERE = Path(__file__).parent
 PACKAGES = (
     advantages,
     engines,
@@ -38,3 +41,9 @@ def rlkit_register(register: Register) -> None:
     for package in PACKAGES:
         for name in package.__all__:
             register(getattr(package, name))
+
+
+@hookimpl
+def rlkit_recipes() -> Path:
+    """Return the folder of the shipped recipes: in the wheel, or beside the package in a checkout."""
+    return HERE / "recipes" if (HERE / "recipes").is_dir() else HERE.parent / "recipes"

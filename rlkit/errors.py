@@ -67,6 +67,10 @@ class PartError(RlkitError):
     """A part raised, or returned what its interface does not allow; the message names it and its plugin."""
 
 
+class CommandError(RlkitError):
+    """A plugin's verb of the command line raised; the message names the verb, the plugin and its distribution."""
+
+
 class EngineError(RlkitError):
     """A rollout engine failed, or cannot serve the run."""
 

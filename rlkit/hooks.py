@@ -13,6 +13,7 @@ and its pyproject.toml has `[project.entry-points.rlkit]` with `length-reward = 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import pluggy
@@ -39,6 +40,11 @@ Register = Callable[[type], None]
 @hookspec
 def rlkit_register(register: Register) -> None:
     """Register classes that a recipe may name; the interface that a class subclasses tells its kind."""
+
+
+@hookspec(firstresult=True)
+def rlkit_recipes() -> Path | str | None:
+    """Return a folder of recipes: each `NAME.yaml` in it is then found by `--recipe NAME`. They are read as data."""
 
 
 class Kind(NamedTuple):

@@ -4,36 +4,20 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import os
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pluggy
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
 
 from rlkit import hooks
+from rlkit.commands import VERBS
 from rlkit.errors import PartError, PluginError, RlkitError, explain, show
-
-DISABLE_VARIABLE = "RLKIT_DISABLE_PLUGINS"
-DISTRIBUTION = "rlkit-fabric"
-"""What rlkit is called where packages are installed; the name `rlkit` there is another project's."""
-
-
-@dataclass
-class Plugin:
-    """A plugin and how loading it went: `error` is None if it works."""
-
-    name: str
-    distribution: str
-    version: str
-    module: str
-    error: str | None = None
-    disabled: bool = False
+from rlkit.installed import DISABLE_VARIABLE, DISTRIBUTION, Plugin, disabled_names, installed
 
 
 @dataclass
@@ -49,11 +33,19 @@ class Part:
         return self.cls.__name__
 
 
+class RecipeFile(NamedTuple):
+    """A recipe that is found by its name, and the plugin whose it is."""
+
+    path: Path
+    plugin: Plugin
+
+
 @dataclass
 class Registry:
     """All parts by kind and class name; a value, not a global."""
 
     parts: dict[str, dict[str, Part]] = field(default_factory=lambda: {kind: {} for kind in hooks.KINDS})
+    recipes: dict[str, RecipeFile] = field(default_factory=dict)
     plugins: list[Plugin] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """What a user should know although nothing is refused."""
@@ -71,8 +63,7 @@ class Registry:
             PluginError: A plugin is; the message names it, its version and how to disable it.
         """
         for plugin in self.plugins:
-            if plugin.error is not None:
-                raise PluginError(_complaint(plugin))
+            plugin.require_healthy()
 
 
 def origin(part: object) -> str:
@@ -124,12 +115,13 @@ def load_plugins(extra: Iterable[tuple[str, Any]] = (), entry_points: bool = Tru
     A plugin that cannot be loaded is listed with its error and the rest goes on; `Registry.require_healthy` refuses.
 
     Raises:
-        PluginError: Two distributions use one plugin name, or two plugins offer one class name for a kind.
+        PluginError: Two distributions use one plugin name, or two plugins one class name of a kind, or one recipe name.
     """
     from rlkit import builtin
 
     registry = Registry()
-    own = Plugin("builtin", DISTRIBUTION, metadata.version(DISTRIBUTION), "rlkit.builtin")
+    version = metadata.version(DISTRIBUTION)
+    own = Plugin("builtin", DISTRIBUTION, version, "rlkit.builtin", made_for=f"=={version}")
     _add(registry, own, builtin)
     if entry_points:
         _load_entry_points(registry)
@@ -139,34 +131,26 @@ def load_plugins(extra: Iterable[tuple[str, Any]] = (), entry_points: bool = Tru
 
 
 def _load_entry_points(registry: Registry) -> None:
-    entries = sorted(metadata.entry_points(group="rlkit"), key=lambda e: e.name)
-    disabled = {name.strip() for name in os.environ.get(DISABLE_VARIABLE, "").split(",")} - {""}
-    registry.notes += _unknown(disabled, [entry.name for entry in entries])
-    seen: dict[str, Plugin] = {}
-    for entry in entries:
-        dist = entry.dist
-        plugin = Plugin(entry.name, dist.name if dist else "?", dist.version if dist else "?", entry.value)
-        if entry.name in disabled:
-            plugin.disabled = True
+    plugins = installed()
+    registry.notes += _unknown(disabled_names(), [plugin.name for plugin in plugins])
+    for plugin in plugins:
+        registry.notes += _shadowed(plugin)
+        if plugin.disabled or plugin.error is not None or plugin.hooks is None:
             registry.plugins.append(plugin)
             continue
-        if (first := seen.get(entry.name)) is not None:
-            if first.distribution == plugin.distribution:
-                continue
-            raise PluginError(
-                f"plugin name {entry.name!r} is used by two distributions, {first.distribution} and "
-                f"{plugin.distribution}; uninstall one, or set {DISABLE_VARIABLE}={entry.name} to use neither"
-            )
-        seen[entry.name] = plugin
-        plugin.error = _unfit(plugin, (dist.requires if dist else None) or [])
         try:
-            module = None if plugin.error else entry.load()
+            module = plugin.hooks.load()
         except (Exception, SystemExit) as error:  # whatever a plugin's import raises is reported under its name
-            plugin.error = f"importing {entry.value} raised {explain(error)}"
-        if plugin.error is not None:
+            plugin.error = f"importing {plugin.module} raised {explain(error)}"
             registry.plugins.append(plugin)
-            continue
-        _add(registry, plugin, module)
+        else:
+            _add(registry, plugin, module)
+
+
+def _shadowed(plugin: Plugin) -> Iterator[str]:
+    """Yield a note for each of a plugin's verbs that is never run."""
+    for verb in sorted(VERBS.keys() & plugin.commands.keys()):
+        yield f"{plugin} has a verb {verb!r}, which is rlkit's own and never runs the plugin's; call it otherwise"
 
 
 def _unknown(disabled: Iterable[str], installed: Sequence[str]) -> Iterator[str]:
@@ -175,23 +159,6 @@ def _unknown(disabled: Iterable[str], installed: Sequence[str]) -> Iterator[str]
         near = difflib.get_close_matches(name, installed, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"installed: {', '.join(installed) or 'none'}"
         yield f"{DISABLE_VARIABLE} names {name!r}, which is no installed plugin; {hint}"
-
-
-def _unfit(plugin: Plugin, requires: Iterable[str]) -> str | None:
-    """Return why a plugin's distribution does not fit this rlkit, by the versions that its metadata asks for."""
-    version = metadata.version(DISTRIBUTION)
-    for text in requires:
-        try:
-            needed = Requirement(text)
-        except InvalidRequirement:  # of another package's making; pip has installed it all the same
-            continue
-        here = needed.marker is None or needed.marker.evaluate({"extra": ""})
-        if here and canonicalize_name(needed.name) == DISTRIBUTION and not needed.specifier.contains(version, True):
-            return (
-                f"it needs {DISTRIBUTION}{needed.specifier}, but {version} is installed; install versions that fit: "
-                f"pip install --upgrade {plugin.distribution} {DISTRIBUTION}"
-            )
-    return None
 
 
 def _add(registry: Registry, plugin: Plugin, module: Any) -> None:
@@ -204,6 +171,7 @@ def _add(registry: Registry, plugin: Plugin, module: Any) -> None:
         manager.register(module, plugin.name)
         manager.check_pending()
         manager.hook.rlkit_register(register=lambda cls: found.append(Part(_kind_of(cls), cls, plugin)))
+        recipes = _recipes_in(manager.hook.rlkit_recipes())
     except PluginError as error:
         plugin.error = str(error)
         return
@@ -211,14 +179,33 @@ def _add(registry: Registry, plugin: Plugin, module: Any) -> None:
         plugin.error = f"{explain(error)}{_hook_hint(str(error))}"
         return
     for part in found:
-        other = registry.parts[part.kind].get(part.name)
-        if other is not None:
-            raise PluginError(
-                f"plugins {other.plugin.name!r} ({other.plugin.distribution}) and {plugin.name!r} "
-                f"({plugin.distribution}) both offer {part.name} among {part.kind}; "
-                f"uninstall one, or set {DISABLE_VARIABLE}={plugin.name}"
-            )
+        if (other := registry.parts[part.kind].get(part.name)) is not None:
+            raise _clash(other.plugin, plugin, f"{part.name} among {part.kind}")
         registry.parts[part.kind][part.name] = part
+    for name, path in recipes.items():
+        if (first := registry.recipes.get(name)) is not None:
+            raise _clash(first.plugin, plugin, f"a recipe {name!r}")
+        registry.recipes[name] = RecipeFile(path, plugin)
+
+
+def _clash(first: Plugin, second: Plugin, what: str) -> PluginError:
+    return PluginError(
+        f"plugins {first.name!r} ({first.distribution}) and {second.name!r} ({second.distribution}) both offer {what}; "
+        f"uninstall one, or set {DISABLE_VARIABLE}={second.name}"
+    )
+
+
+def _recipes_in(folder: object) -> dict[str, Path]:
+    """Return the recipes of a plugin's folder by name; none where it has no folder.
+
+    Raises:
+        PluginError: It is no folder.
+    """
+    if folder is None:
+        return {}
+    if not isinstance(folder, str | Path) or not Path(folder).is_dir():
+        raise PluginError(f"rlkit_recipes returned {show(folder)}, expected a folder of recipes; is it in the wheel?")
+    return {path.stem: path for path in sorted(Path(folder).glob("*.yaml"))}
 
 
 def _kind_of(cls: type) -> str:
@@ -251,10 +238,3 @@ def _hook_hint(message: str) -> str:
     if "unknown hook" not in message:
         return ""
     return f"; hooks: {', '.join(name for name in vars(hooks) if name.startswith('rlkit_'))}"
-
-
-def _complaint(plugin: Plugin) -> str:
-    return (
-        f"plugin {plugin.name!r} of {plugin.distribution} {plugin.version} cannot be loaded: {plugin.error}. "
-        f"Mend or uninstall it, or set {DISABLE_VARIABLE}={plugin.name}"
-    )

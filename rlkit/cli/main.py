@@ -10,32 +10,22 @@ from importlib import import_module
 
 from rlkit import __version__
 from rlkit.cli.streams import unfailing
-from rlkit.errors import RecipeError, RlkitError, shorten
+from rlkit.commands import VERBS, plugin_verbs, run_plugin_verb
+from rlkit.errors import RlkitError, shorten
 from rlkit.text import safe
 
 LONGEST = 20_000
 """Characters of an error that are shown."""
 
-VERBS = {
-    "fit": "train a policy from a recipe",
-    "validate": "answer a recipe's validation prompts and score the answers",
-    "generate": "hold one conversation with a recipe's policy",
-    "explain": "print the objective that a recipe optimises, as formulae",
-    "recipe": "list, show or check recipes",
-    "plugins": "list, show, make or test plugins",
-    "data": "write a task's prompts to files",
-    "export": "write a checkpoint's policy as a Hugging Face folder",
-    "doctor": "look at this machine and installation",
-}
-
 
 def usage() -> str:
     """Return the text of `rlkit --help`."""
     verbs = "\n".join(f"  {verb:<10} {what}" for verb, what in VERBS.items())
+    added = "".join(f"  {safe(verb):<10} from {safe(source)}\n" for verb, source in plugin_verbs().items())
     return (
         "usage: rlkit VERB [options]\n\n"
         "Post-train language models with reinforcement learning, from plugins and recipes.\n\n"
-        f"verbs:\n{verbs}\n\n"
+        f"verbs:\n{verbs}\n{added}\n"
         "  rlkit fit --recipe quickstart          train a tiny model on this machine, in minutes\n"
         "  rlkit VERB --help                      all of a verb's options\n"
         "  --debug, after any verb                show the traceback of an error\n"
@@ -63,9 +53,9 @@ def _run(args: list[str]) -> int:
     debug = "--debug" in args
     rest = [a for a in args[1:] if a != "--debug"]
     try:
-        if args[0] not in VERBS:
-            raise RecipeError(_unknown_verb(args[0]))
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        if args[0] not in VERBS:
+            return run_plugin_verb(args[0], rest)
         return int(import_module(f"rlkit.cli.{args[0]}").run(rest))
     except RlkitError as error:
         if debug:
@@ -79,11 +69,3 @@ def _run(args: list[str]) -> int:
             raise
         print("interrupted", file=sys.stderr)
         return 130
-
-
-def _unknown_verb(given: str) -> str:
-    from difflib import get_close_matches
-
-    near = get_close_matches(given, VERBS, 1)
-    hint = f"did you mean {near[0]!r}?" if near else f"verbs: {', '.join(VERBS)}"
-    return f"{given!r} is no verb of rlkit; {hint}"

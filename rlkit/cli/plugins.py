@@ -4,25 +4,36 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
+from rlkit.cli import reference
 from rlkit.cli.display import say, show
-from rlkit.errors import RecipeError
-from rlkit.registry import Part, Plugin, Registry, load_plugins
+from rlkit.cli.parsing.parser import parse
+from rlkit.cli.scaffold import WRITTEN
+from rlkit.commands import VERBS
+from rlkit.errors import RecipeError, RlkitError
+from rlkit.hooks import KINDS
+from rlkit.installed import Plugin
+from rlkit.registry import Part, Registry, load_plugins
+from rlkit.testing.conformance import Finding, examine
 
-USAGE = """usage: rlkit plugins list          installed plugins and the parts that they offer
-       rlkit plugins show NAME     a part's options, a plugin's parts, or what plugins are written against:
-                                   Batch, Trajectory, Prompt, PolicyOutput, LossOutput, Runtime, RewardFunction …
+EXAMPLES = {path.stem: path for path in sorted((Path(__file__).parent / "examples").glob("[!_]*.py"))}
+"""A worked example for each way to extend rlkit."""
+
+USAGE = f"""usage: rlkit plugins list          installed plugins, the rlkit that they are made for, what they offer
+       rlkit plugins show NAME     a part's options, a plugin's parts, a kind of part, or a type that plugins use:
+                                   Batch, Trajectory, Prompt, PolicyOutput, LossOutput, Runtime, RewardFunction ...
+       rlkit plugins show SEAM     a worked example of a plugin; SEAM is one of {", ".join(EXAMPLES)}
        rlkit plugins new NAME --kind KIND [--out DIR]
-                                   write a package with a working part, its tests and its README;
-                                   KIND is one of tool, reward, advantage, engine, loss, task, interaction, environment,
-                                   filter, parser, optimizer, schedule
-       rlkit plugins test NAME     check an installed plugin's parts against what their interfaces ask for
+                                   write a package that works, with its tests and its README; KIND is one of
+                                   {", ".join(WRITTEN)}
+       rlkit plugins test NAME     check an installed plugin: its parts against their interfaces, verbs and recipes
 """
 
 
 def run(argv: Sequence[str]) -> int:
-    """List, show, make or test; give the exit status: 2 where a listed plugin is broken, 1 where a check failed."""
+    """List, show, make or test; return the exit status: 2 where a listed plugin is broken, 1 where a check failed."""
     verb, rest = (argv[0], list(argv[1:])) if argv else ("", [])
     if verb == "new":
         return _new(rest)
@@ -53,11 +64,23 @@ def _new(argv: Sequence[str]) -> int:
 
 
 def _test(name: str, registry: Registry) -> int:
-    from rlkit.testing.conformance import examine
-
-    findings = [f for plugin in _find_plugins(name, registry) for f in examine(plugin, registry)]
-    show(("part", "check", "result", "why"), [(f.part, f.check, f.state, f.why) for f in findings])
+    findings = []
+    for plugin in _find_plugins(name, registry):
+        findings += [*examine(plugin, registry), *_check_recipes(plugin, registry)]
+    show(("of", "check", "result", "why"), [(f.part, f.check, f.state, f.why) for f in findings])
     return 1 if any(finding.state == "failed" for finding in findings) else 0
+
+
+def _check_recipes(plugin: Plugin, registry: Registry) -> Iterator[Finding]:
+    """Read and build each recipe of a plugin, as a run would."""
+    for name, (_, owner) in registry.recipes.items():
+        if owner is plugin:
+            try:
+                parse("recipe check", [name])
+            except RlkitError as error:
+                yield Finding(name, "recipe", "failed", str(error))
+            else:
+                yield Finding(name, "recipe", "ok")
 
 
 def _find_plugins(name: str, registry: Registry) -> list[Plugin]:
@@ -82,29 +105,47 @@ def show_plugins(registry: Registry) -> None:
         state = (
             "disabled" if plugin.disabled else f"BROKEN: {plugin.error}" if plugin.error else _offers(plugin, registry)
         )
-        rows.append((plugin.name, plugin.distribution, plugin.version, state))
-    show(("plugin", "distribution", "version", "offers"), rows)
+        rows.append((plugin.name, plugin.distribution, plugin.version, plugin.made_for or "any", state))
+    show(("plugin", "distribution", "version", "made for rlkit", "offers"), rows)
 
 
 def _offers(plugin: Plugin, registry: Registry) -> str:
-    """Return a line for each kind of which a plugin offers parts."""
+    """Return a line for each kind of which a plugin offers parts, then one for its verbs and one for its recipes."""
     offers = {kind: [p.name for p in parts.values() if p.plugin is plugin] for kind, parts in registry.parts.items()}
+    offers["commands"] = [f"rlkit {verb}" for verb in plugin.commands if verb not in VERBS]
+    offers["recipes"] = [name for name, (_, owner) in registry.recipes.items() if owner is plugin]
     return "\n".join(f"{kind}: {', '.join(names)}" for kind, names in offers.items() if names) or "nothing"
 
 
 def _show(name: str, registry: Registry) -> str:
-    from rlkit.cli import reference
-
+    if name in EXAMPLES:
+        return EXAMPLES[name].read_text(encoding="utf-8").rstrip()
     types = reference.known()
     parts = [part for parts in registry.parts.values() for part in parts.values()]
     shown = [_describe(part) for part in parts if name in (part.name, part.plugin.name)]
+    shown += [_describe_kind(kind, registry) for kind, (single, _, _) in KINDS.items() if name in (kind, single)]
+    shown += [_describe_rest(plugin, registry) for plugin in registry.plugins if plugin.name == name]
     shown += [reference.describe(types[name])] if name in types else []
     if not shown:
-        names = [*(part.name for part in parts), *(plugin.name for plugin in registry.plugins), *types]
+        plugins = [plugin.name for plugin in registry.plugins]
+        names = [*(part.name for part in parts), *plugins, *types, *KINDS, *EXAMPLES]
         near = difflib.get_close_matches(name, names, 1)
         hint = f"did you mean {near[0]!r}?" if near else "see rlkit plugins list"
-        raise RecipeError(f"no part, plugin or type is named {name!r}; {hint}")
-    return "\n\n".join(shown)
+        raise RecipeError(f"no part, plugin, kind or type is named {name!r}; {hint}")
+    return "\n\n".join(filter(None, shown))
+
+
+def _describe_kind(kind: str, registry: Registry) -> str:
+    """Return a kind's interface, the recipe's key that names parts of it, and those that there are."""
+    names = ", ".join(registry.parts[kind]) or "none"
+    return f"{kind}: `{KINDS[kind].key}:` in a recipe; {names}\n\n{reference.describe(KINDS[kind].interface)}"
+
+
+def _describe_rest(plugin: Plugin, registry: Registry) -> str:
+    """Return a plugin's verbs and recipes."""
+    return "\n".join(
+        line for line in _offers(plugin, registry).splitlines() if line.startswith(("commands", "recipes"))
+    )
 
 
 def _describe(part: Part) -> str:

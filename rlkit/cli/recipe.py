@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from lightning.fabric import Fabric
 
 from rlkit.cli.display import say
-from rlkit.cli.parsing.parser import Parsed, folder, parse
+from rlkit.cli.parsing.parser import Parsed, parse
 from rlkit.distributed.fsdp2 import FSDP2
 from rlkit.errors import RecipeError, UnavailableError
+from rlkit.installed import DISTRIBUTION
 from rlkit.interfaces.reward import RewardManager
 from rlkit.interfaces.runtime import Runtime
+from rlkit.registry import Registry, load_plugins
 from rlkit.rewards import ModelReward, PythonReward
 from rlkit.rollout.scoring import score
 from rlkit.rollout.workers import Workers
@@ -24,13 +27,16 @@ from rlkit.train.data import Data, load_data
 from rlkit.train.setup import fabric_for, prepare_training
 from rlkit.types import Score, Trajectory
 
-USAGE = """usage: rlkit recipe list                       the shipped recipes
+USAGE = """usage: rlkit recipe list                       the shipped recipes, and those of plugins
        rlkit recipe show NAME [overrides]      the recipe with every option filled in
        rlkit recipe check NAME [overrides]     check it, its data, its model's context and template, its reward
        rlkit recipe check NAME --deep          load the models too, and measure a step that changes nothing
 """
 EXAMPLES = 64
 """Prompts that are measured for the mean length of all."""
+
+LONGEST = 500
+"""Characters of a recipe's summary."""
 
 PROMPT = 128
 """Tokens of a prompt, as assumed where there is neither tokenizer nor data."""
@@ -45,9 +51,7 @@ def run(argv: Sequence[str]) -> int:
         print(USAGE, end="")
         return 0 if verb else 2
     if verb == "list":
-        for path in sorted(folder().glob("*.yaml")):
-            say(f"{path.stem:<20} {path.read_text(encoding='utf-8').splitlines()[0].lstrip('# ')}")
-        return 0
+        return _list(load_plugins())
     if verb not in ("show", "check"):
         raise RecipeError(f"rlkit recipe was given {verb!r}, expected list, show or check")
     parsed = parse(f"recipe {verb}", rest, [DEEP] if verb == "check" else [])
@@ -64,6 +68,25 @@ def run(argv: Sequence[str]) -> int:
     except UnavailableError as error:
         return _check_without_data(parsed, error)
     return _check(parsed, data)
+
+
+def _list(registry: Registry) -> int:
+    for name, (path, plugin) in sorted(registry.recipes.items()):
+        source = "" if plugin.distribution == DISTRIBUTION else f" (from {plugin.distribution})"
+        say(f"{name:<20} {_summary(path)}{source}")
+    for plugin in registry.plugins:
+        if plugin.error is not None:
+            say(f"note: {plugin} cannot be loaded, nor its recipes be listed; see rlkit plugins list")
+    return 0
+
+
+def _summary(path: Path) -> str:
+    """Return the comment with which a recipe begins."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            return file.readline(LONGEST).strip().lstrip("# ")
+    except (OSError, ValueError) as error:
+        return f"cannot be read: {error}"
 
 
 def _check(parsed: Parsed, data: Data) -> int:

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from rlkit.errors import RecipeError, shorten
-from rlkit.registry import DISTRIBUTION, Registry
+from rlkit.installed import DISTRIBUTION
+from rlkit.registry import Registry
 from rlkit.text import redact, redact_arguments
 from rlkit.types import Trajectory
 

@@ -6,10 +6,15 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from rlkit import __version__
+from rlkit.commands import VERBS
 from rlkit.errors import RecipeError
-from rlkit.registry import Part, Plugin, Registry, load_plugins
+from rlkit.installed import DISTRIBUTION, Plugin
+from rlkit.registry import Part, Registry, load_plugins
 from rlkit.testing import contracts, conversations, golden
 from rlkit.testing.runtime import ExampleRuntime
 from rlkit.types import Prompt
@@ -63,10 +68,44 @@ def examine(plugin: Plugin, registry: Registry) -> list[Finding]:
     if plugin.error is not None or plugin.disabled:
         return [Finding(plugin.name, "loads", "failed", plugin.error or "it is disabled")]
     parts = [part for parts in registry.parts.values() for part in parts.values() if part.plugin is plugin]
-    if not parts:
-        return [Finding(plugin.name, "offers parts", "failed", "it registers none; is a hook marked with @hookimpl?")]
+    recipes = [name for name, (_, owner) in registry.recipes.items() if owner is plugin]
+    if not (parts or recipes or plugin.commands):
+        why = "it has no parts, recipes or verbs; is a hook marked with @hookimpl?"
+        return [Finding(plugin.name, "offers parts", "failed", why)]
+    findings = (
+        [_run(plugin.name, "made for a range of rlkit", _check_range, plugin)]
+        if plugin.hooks or plugin.commands
+        else []
+    )
+    findings += [finding for verb in plugin.commands for finding in _examine_verb(plugin, verb)]
+    findings += [_run(name, "begins with what it is", _check_recipe, registry.recipes[name].path) for name in recipes]
     prompts = [prompt for part in parts if part.kind == "tasks" for prompt in _prompts(part.cls)]
-    return [finding for part in parts for finding in _examine_part(part, [*prompts, conversations.PROMPT])]
+    return findings + [f for part in parts for f in _examine_part(part, [*prompts, conversations.PROMPT])]
+
+
+def _check_recipe(path: Path) -> None:
+    first = path.read_text(encoding="utf-8").partition("\n")[0]
+    if not re.match(r"# *\S", first):
+        raise AssertionError(f"{path.name} begins with {first!r}, expected `# ...`, which `rlkit recipe list` prints")
+
+
+def _check_range(plugin: Plugin) -> None:
+    if not plugin.made_for:
+        raise AssertionError(
+            f"it would be loaded by any rlkit; state the versions that it is made for: dependencies = "
+            f'["{DISTRIBUTION}>={__version__},<..."]'
+        )
+
+
+def _examine_verb(plugin: Plugin, verb: str) -> Iterator[Finding]:
+    if verb in VERBS:
+        yield Finding(f"rlkit {verb}", "name", "failed", "it is rlkit's own verb, which no plugin can replace")
+    yield _run(f"rlkit {verb}", "can be called", _check_verb, plugin.commands[verb])
+
+
+def _check_verb(entry: EntryPoint) -> None:
+    if not callable(found := entry.load()):
+        raise AssertionError(f"{entry.value} is {found!r}, expected a function of the words after the verb")
 
 
 def check_options(cls: type) -> None:
@@ -83,17 +122,17 @@ def check_options(cls: type) -> None:
 
 
 def _examine_part(part: Part, prompts: Sequence[Prompt]) -> Iterator[Finding]:
-    yield _run(part, "options", check_options, part.cls)
+    yield _run(part.name, "options", check_options, part.cls)
     needed = [p.name for p in inspect.signature(part.cls).parameters.values() if p.default is p.empty]
     if needed:
         yield Finding(part.name, "contract", "not run", f"it needs options: {', '.join(needed)}")
         return
-    yield (made := _run(part, "constructed with defaults", part.cls))
+    yield (made := _run(part.name, "constructed with defaults", part.cls))
     if made.state != "ok":
         return
-    yield _run(part, "contract", _check_contract, part, prompts)
+    yield _run(part.name, "contract", _check_contract, part, prompts)
     if part.name in (*golden.ADVANTAGES, *golden.LOSSES) and part.kind in ("advantages", "losses"):
-        yield _run(part, "golden vector", golden.check, part.name, part.cls(**golden.OPTIONS.get(part.name, {})))
+        yield _run(part.name, "golden vector", golden.check, part.name, part.cls(**golden.OPTIONS.get(part.name, {})))
 
 
 def _check_contract(part: Part, prompts: Sequence[Prompt]) -> None:
@@ -127,13 +166,13 @@ def _prompts(task: type) -> list[Prompt]:
     return []
 
 
-def _run(part: Part, check: str, function: Callable[..., Any], *arguments: Any) -> Finding:
+def _run(name: str, check: str, function: Callable[..., Any], *arguments: Any) -> Finding:
     try:
         function(*arguments)
     except RecipeError as error:
-        return Finding(part.name, check, "not run", str(error))
+        return Finding(name, check, "not run", str(error))
     except AssertionError as error:
-        return Finding(part.name, check, "failed", str(error) or "an assertion of its own failed")
+        return Finding(name, check, "failed", str(error) or "an assertion of its own failed")
     except Exception as error:  # a plugin's own code may raise anything
-        return Finding(part.name, check, "failed", f"{type(error).__name__}: {error}")
-    return Finding(part.name, check, "ok")
+        return Finding(name, check, "failed", f"{type(error).__name__}: {error}")
+    return Finding(name, check, "ok")

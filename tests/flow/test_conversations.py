@@ -90,8 +90,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_model_learns_to_guess(site: Path, tmp_path: Path) -> None:
     """Of four numbers two guesses find three: 0.75 is the best, and guessing blindly finds 0.44."""
-    recipe = ROOT / "plugins" / "rlkit-env-games" / "recipes" / "quick_guess.yaml"
-    rows, validation = fit(f"--recipe={recipe}", cwd=tmp_path, PYTHONPATH=str(site))
+    rows, validation = fit("--recipe=quick_guess", cwd=tmp_path, PYTHONPATH=str(site))
     assert validation["before"]["sampled_accuracy"] < 0.55
     assert 0.6 < validation["after"]["sampled_accuracy"] <= 0.82
     assert rows[-1]["conversation/turns"] <= 2
@@ -107,10 +106,10 @@ def test_the_model_learns_to_search(site: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "recipe", ["rlkit-env-games/recipes/grpo_guess.yaml", "rlkit-tool-search/recipes/grpo_search.yaml"]
+    "recipe", ["grpo_guess", str(ROOT / "plugins" / "rlkit-tool-search" / "recipes" / "grpo_search.yaml")]
 )
 def test_the_plugins_recipes_parse(recipe: str, site: Path, tmp_path: Path) -> None:
-    done = rlkit("recipe", "show", str(ROOT / "plugins" / recipe), cwd=tmp_path, PYTHONPATH=str(site))
+    done = rlkit("recipe", "show", recipe, cwd=tmp_path, PYTHONPATH=str(site))
     assert done.returncode == 0, done.stderr
 
 

@@ -26,7 +26,7 @@ SOURCES = list((ROOT / "rlkit").rglob("*.py")) + list((ROOT / "plugins").glob("*
 FLOORS = [
     {"types", "batch", "errors", "ranges", "text"},
     {"interfaces", "ops", "optimizers", "schedules"},
-    {"hooks", "registry", "recipe", "sections", "log"},
+    {"hooks", "installed", "commands", "registry", "recipe", "sections", "log"},
     {"distributed"},
     {"models"},
     {"advantages", "losses", "rewards", "tasks", "tools", "parsers", "interactions", "filters", "engines"},

@@ -8,16 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from rlkit.builtin import rlkit_recipes
 from rlkit.cli.main import main
-from rlkit.cli.parsing.parser import folder, parse, split
+from rlkit.cli.parsing.parser import parse, split
 from rlkit.errors import RecipeError
 
 
-@pytest.mark.parametrize("recipe", sorted(p.stem for p in folder().glob("*.yaml")))
+@pytest.mark.parametrize("recipe", sorted(p.stem for p in rlkit_recipes().glob("*.yaml")))
 def test_every_shipped_recipe_parses_and_is_short(recipe: str) -> None:
     assert parse("fit", ["--recipe", recipe]).recipe.train.steps > 0
     assert parse("fit", ["--recipe", recipe, "--model.lora.rank=16"]).recipe.model.lora is not None
-    lines = (folder() / f"{recipe}.yaml").read_text().splitlines()
+    lines = (rlkit_recipes() / f"{recipe}.yaml").read_text().splitlines()
     assert len(lines) <= 25
     assert lines[0].startswith("# ")
 
@@ -95,7 +96,7 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
         ("--save.keep_best best", "save.keep_best is 'best', expected a figure of metrics.jsonl, such as"),
         ("--save.keep_best validation/acc", "save.keep_best is 'validation/acc', expected one of validation/accuracy"),
         ("--save.keep_best validation/reward", "but no step validates; set validation.every to 1 or more"),
-        (f"--recipe {'n' * 5000}", "neither a file nor a shipped recipe"),
+        (f"--recipe {'n' * 5000}", "neither a file nor a known recipe"),
         ("--task.path=\udc80", "'--task.path' holds bytes that are not UTF-8, expected text"),
         ("--task.path \udc80", "'--task.path' holds bytes that are not UTF-8, expected text"),
         ("--tools={'':Calculator}", "tools has a name that is empty"),
@@ -140,7 +141,7 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
         ("--fabric.loggers x", "fabric.loggers is not an option of rlkit: metrics go to `metrics.jsonl`"),
         ("--rollout.engine null", "rollout.engine is null, expected the name of a class: SGLangEngine"),
         ('--reward {"class_path":3}', "reward is 3, expected the name of a class: Composite"),
-        ("--recipe quickstrt", "neither a file nor a shipped recipe; did you mean 'quickstart'?"),
+        ("--recipe quickstrt", "neither a file nor a known recipe; did you mean 'quickstart'?"),
     ],
 )
 def test_a_mistake_is_one_message_and_exit_2(options: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,8 @@ from rlkit.cli.main import main
 from rlkit.cli.parsing import parser
 from rlkit.cli.parsing.suggest import PACKAGES
 from rlkit.errors import RecipeError
-from rlkit.registry import Plugin, Registry, load_plugins
+from rlkit.installed import Plugin
+from rlkit.registry import Registry, load_plugins
 from rlkit.rewards import MathReward
 from tests.conftest import ROOT
 
@@ -87,7 +88,7 @@ def test_another_class_starts_with_its_own_defaults_and_the_same_one_keeps_its_o
 
 def test_parts_of_plugins_that_are_not_there_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its distribution is not installed, its plugin is disabled, or does not register the class."""
-    dist = SimpleNamespace(name="rlkit-length-reward", version="0.1.0")
+    dist = SimpleNamespace(name="rlkit-length-reward", version="0.1.0", requires=[])
     entry = SimpleNamespace(name="length", value="rlkit_length_reward", dist=dist, load=pytest.fail)
     monkeypatch.setattr(metadata, "entry_points", lambda group: [])
     assert (
@@ -210,7 +211,7 @@ def test_what_export_is_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_listings_show_what_is_broken(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     known = load_plugins(entry_points=False)
     registry = Registry(
-        known.parts, [*known.plugins, Plugin("sick", "rlkit-sick", "1.2", "sick", error="it [/sneezed]")]
+        known.parts, plugins=[*known.plugins, Plugin("sick", "rlkit-sick", "1.2", "sick", error="it [/sneezed]")]
     )
     for module, argv in ((plugins, ["plugins", "list"]), (doctor, ["doctor"])):
         monkeypatch.setattr(module, "load_plugins", lambda: registry)

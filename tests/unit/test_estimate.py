@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from rlkit.builtin import rlkit_recipes
 from rlkit.cli.main import main
-from rlkit.cli.parsing.parser import folder, parse
+from rlkit.cli.parsing.parser import parse
 from rlkit.models.size import SHAPES, size_of
 from rlkit.recipe import Recipe
 from rlkit.run.preflight import estimate
@@ -96,7 +97,7 @@ def test_a_critic_counts(shapes: dict[str, Path]) -> None:
     assert states == pytest.approx([base * (12 + 12 + 4), base * (12 + 2 + 2) + lora * 12])
 
 
-@pytest.mark.parametrize("name", [path.stem for path in sorted(folder().glob("*_gsm8k*.yaml"))])
+@pytest.mark.parametrize("name", [path.stem for path in sorted(rlkit_recipes().glob("*_gsm8k*.yaml"))])
 def test_recipes_are_checked_without_a_network(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipe", "check", name]) == 0
     out = capsys.readouterr().out

@@ -121,7 +121,7 @@ def fail() -> None:
 def test_entry_points_are_loaded_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     good = plugin("good", Other)[1]
     entries = [entry("bad", "rlkit-bad", fail), entry("good", "rlkit-good", lambda: good)]
-    monkeypatch.setattr(metadata, "entry_points", lambda group: entries)
+    monkeypatch.setattr(metadata, "entry_points", lambda group: entries if group == "rlkit" else [])
     registry = load_plugins()
     assert "Other" in registry.parts["rewards"]
     with pytest.raises(PluginError, match=r"plugin 'bad' of rlkit-bad 1.2 .*no module named 'left_pad'"):
@@ -135,7 +135,7 @@ def test_entry_points_are_loaded_one_by_one(monkeypatch: pytest.MonkeyPatch) -> 
 def test_two_distributions_with_one_entry_point_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     module = plugin("same")[1]
     entries = [entry("same", dist, lambda: module) for dist in ("rlkit-a", "rlkit-b")]
-    monkeypatch.setattr(metadata, "entry_points", lambda group: entries)
+    monkeypatch.setattr(metadata, "entry_points", lambda group: entries if group == "rlkit" else [])
     with pytest.raises(PluginError, match="'same' is used by two distributions, rlkit-a and rlkit-b"):
         load_plugins()
 
@@ -159,7 +159,7 @@ def test_a_plugin_for_another_rlkit_is_not_imported_and_says_what_to_do(
     module = plugin("picky", Other)[1]
     imported: list[ModuleType] = []
     entries = [entry("picky", "rlkit-picky", lambda: imported.append(module) or module, requirement)]  # type: ignore[func-returns-value]
-    monkeypatch.setattr(metadata, "entry_points", lambda group: entries)
+    monkeypatch.setattr(metadata, "entry_points", lambda group: entries if group == "rlkit" else [])
     registry = load_plugins()
     assert bool(imported) == ("Other" in registry.parts["rewards"]) == fits
     if fits:

@@ -21,7 +21,7 @@ import yaml
 from rlkit import hookimpl
 from rlkit.cli.main import main
 from rlkit.cli.plugins import USAGE
-from rlkit.cli.scaffold import PLURALS, scaffold
+from rlkit.cli.scaffold import PLURALS, WRITTEN, scaffold
 from rlkit.errors import RecipeError
 from rlkit.interfaces.advantage import AdvantageEstimator
 from rlkit.interfaces.engine import RolloutEngine
@@ -64,7 +64,7 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a package of every kind."""
     folder = tmp_path_factory.mktemp("packages")
-    for kind in PLURALS:
+    for kind in WRITTEN:
         scaffold(f"rlkit-my-{kind}", kind, folder / f"rlkit-my-{kind}")
     return folder
 
@@ -75,7 +75,7 @@ def test_their_own_tests_pass_as_they_are(packages: Path) -> None:
     env = {**os.environ, "PYTHONPATH": sources}
     done = subprocess.run(command, cwd=packages, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
-    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 2 * len(PLURALS)  # type: ignore[index]
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 2 * len(WRITTEN)  # type: ignore[index]
 
 
 @pytest.mark.parametrize("kind", PLURALS)
@@ -126,7 +126,7 @@ def test_a_folder_that_holds_something_is_refused(
     assert main(["plugins", "new", "rlkit-your-tool", "--kind", "tool", "--out", "empty"]) == 0
     assert main(["plugins", "new", "rlkit-your-tool", "--kind", "toll"]) == 2
     assert main(["plugins", "new", "rlkit-your-tool", "--kind", "tool", "--in=x"]) == 2
-    assert all(kind in USAGE for kind in PLURALS)
+    assert all(kind in USAGE for kind in WRITTEN)
 
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {}}
@@ -443,12 +443,12 @@ def test_plugins_test_prints_what_failed_and_exits_1(
         SimpleNamespace(
             name=name,
             value=name,
-            dist=SimpleNamespace(name=dist, version="1", requires=[]),
+            dist=SimpleNamespace(name=dist, version="1", requires=["rlkit-fabric>=0.1,<0.2"]),
             load=lambda name=name: modules[name],
         )
         for name, dist in dists.items()
     ]
-    monkeypatch.setattr(metadata, "entry_points", lambda group: entries)
+    monkeypatch.setattr(metadata, "entry_points", lambda group: entries if group == "rlkit" else [])
     assert main(["plugins", "test", "rlkit_fine"]) == 0
     assert re.search(r"GoodTool +│ contract +│ ok", capsys.readouterr().out)
     assert main(["plugins", "test", "mixed"]) == 1

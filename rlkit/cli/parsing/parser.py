@@ -16,14 +16,14 @@ from rlkit.cli.parsing import suggest
 from rlkit.cli.parsing.compose import Composer
 from rlkit.cli.parsing.credentials import expand, withhold
 from rlkit.cli.parsing.objects import without_objects
-from rlkit.cli.parsing.reader import find, folder, read
+from rlkit.cli.parsing.reader import find, read
 from rlkit.cli.parsing.schema import Choice, import_paths, reachable
 from rlkit.errors import RecipeError
 from rlkit.ranges import in_words, resolve
 from rlkit.recipe import Recipe, check
 from rlkit.registry import Registry, load_plugins
 
-__all__ = ["Parsed", "folder", "make_parser", "parse", "split"]
+__all__ = ["Parsed", "make_parser", "parse", "split"]
 
 Own = Sequence[tuple[str, dict[str, Any]]]
 """A verb's own options, as (flag, keywords of `add_argument`)."""
@@ -72,13 +72,11 @@ def parse(verb: str, argv: Sequence[str], own: Own = ()) -> Parsed:
     if given.help:
         _print_help(verb, given, own, registry)
     if not given.recipes:
-        given.problems.append(
-            f"rlkit {verb} needs a recipe: --recipe FILE or a shipped one's name (see rlkit recipe list)"
-        )
+        given.problems.append(f"rlkit {verb} needs a recipe: --recipe FILE or a name (see rlkit recipe list)")
         raise RecipeError("\n".join(given.problems))
     composer = Composer(registry)
     for recipe in given.recipes:
-        composer.add(read(find(recipe)))
+        composer.add(read(find(recipe, registry.recipes)))
     for key, value in given.overrides:
         composer.override(key, value)
     built, whole = build(verb, composer, registry, given.problems)
@@ -228,7 +226,10 @@ def _print_help(verb: str, given: Given, own: Own, registry: Registry) -> NoRetu
         parser = Parser(prog=f"rlkit {verb}", description=description, add_help=False)
         parser.add_class_arguments(cls, key)
     else:
-        parser.add_argument("--recipe", help="A file, or a shipped recipe's name; several stack, the last one wins.")
+        parser.add_argument(
+            "--recipe",
+            help="A file, or a name of `rlkit recipe list`; several stack, the last wins.",
+        )
         for flag, keywords in own:
             parser.add_argument(flag, **keywords)
     for action in parser._actions:

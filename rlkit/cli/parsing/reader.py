@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -13,6 +14,7 @@ import yaml
 from jsonargparse import get_loader
 
 from rlkit.errors import RecipeError, shorten
+from rlkit.registry import RecipeFile
 
 MAX_BYTES, MAX_DEPTH, MAX_NODES = 1 << 20, 20, 20_000
 """How large a recipe may be: its file, its nesting, and its nodes once every alias is written out.
@@ -21,26 +23,19 @@ A part inside of a part is three levels deeper, and takes jsonargparse twice as 
 """
 
 
-def folder() -> Path:
-    """Return the folder of the shipped recipes: in the wheel, or beside the package in a checkout."""
-    package = Path(__file__).parents[2]
-    return package / "recipes" if (package / "recipes").is_dir() else package.parent / "recipes"
-
-
-def find(recipe: str) -> Path:
-    """Return the path of a recipe: a file, or the bare name of a shipped one.
+def find(recipe: str, named: Mapping[str, RecipeFile]) -> Path:
+    """Return the path of a recipe: a file, or the name of a shipped one or of a plugin's.
 
     Raises:
         RecipeError: There is neither.
     """
     if os.path.isfile(recipe):  # which is False for what can be no path, too
         return Path(recipe)
-    shipped = {path.stem: path for path in sorted(folder().glob("*.yaml"))}
-    if recipe.removesuffix(".yaml") in shipped:
-        return shipped[recipe.removesuffix(".yaml")]
-    near = get_close_matches(recipe, shipped, 1)
-    hint = f"did you mean {near[0]!r}?" if near else f"shipped: {', '.join(shipped)}"
-    raise RecipeError(f"--recipe is {shorten(recipe, 200)!r}, neither a file nor a shipped recipe; {hint}")
+    if (found := named.get(recipe.removesuffix(".yaml"))) is not None:
+        return found.path
+    near = get_close_matches(recipe, named, 1)
+    hint = f"did you mean {near[0]!r}?" if near else f"recipes: {', '.join(named)}"
+    raise RecipeError(f"--recipe is {shorten(recipe, 200)!r}, neither a file nor a known recipe; {hint}")
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -10,8 +10,9 @@ from pathlib import PurePath
 from typing import Any
 
 from rlkit.cli.parsing.schema import Choice, Names, Section, describe, import_paths, options, shape
+from rlkit.installed import DISABLE_VARIABLE
 from rlkit.recipe import Recipe
-from rlkit.registry import DISABLE_VARIABLE, Registry
+from rlkit.registry import Registry
 
 GONE = {
     "fabric.callbacks": "rlkit's loop calls no callbacks of Lightning; remove it",

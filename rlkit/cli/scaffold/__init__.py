@@ -1,7 +1,7 @@
-"""`rlkit plugins new`: a package with a working part, from the templates beside this file.
+"""`rlkit plugins new`: a package with a working part, verb or recipe, from the templates beside this file.
 
-`pyproject.toml.tmpl`, `README.md.tmpl`, `module.py.tmpl` and `test.py.tmpl` are shared; `<kind>.tmpl` has what differs:
-a summary, then the sections `recipe`, `part` and `test`.
+`pyproject.toml.tmpl` and `README.md.tmpl` are shared; `<kind>.tmpl` has a summary, then sections. Those of a part are
+`recipe`, `part` and `test`, which `part.md.tmpl`, `module.py.tmpl` and `test.py.tmpl` frame.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from pathlib import Path
 from string import Template
 from typing import NamedTuple
 
+from rlkit.commands import VERBS
 from rlkit.errors import RecipeError
 from rlkit.hooks import KINDS
 from rlkit.registry import load_plugins
 
 HERE = Path(__file__).parent
 PLURALS = {kind.name: plural for plural, kind in KINDS.items()}
-"""What can be made."""
+WRITTEN = [*PLURALS, "command", "recipe"]
+"""What a new package can offer."""
 PREFIX = "rlkit-"
 
 
@@ -35,10 +37,10 @@ class Names(NamedTuple):
 
 
 def new(argv: Sequence[str]) -> Path:
-    """Write a package as the command line says; give its folder."""
+    """Write a package as the command line says; return its folder."""
     parser = argparse.ArgumentParser(prog="rlkit plugins new", allow_abbrev=False, exit_on_error=False)
     parser.add_argument("name", metavar="NAME", help="The distribution's name, such as rlkit-my-tool.")
-    parser.add_argument("--kind", choices=PLURALS, required=True, help="What the plugin offers.")
+    parser.add_argument("--kind", choices=WRITTEN, required=True, help="What the plugin offers.")
     parser.add_argument("--out", metavar="DIR", help="The package's folder; NAME by default.")
     try:
         options, unknown = parser.parse_known_args(argv)
@@ -50,28 +52,41 @@ def new(argv: Sequence[str]) -> Path:
 
 
 def scaffold(name: str, kind: str, out: Path) -> Path:
-    """Write a package that offers one part of a kind; give its folder.
+    """Write a package that offers one thing of a kind; return its folder.
 
     Raises:
-        RecipeError: The name does not do, or the folder holds something.
+        RecipeError: The name cannot be used, or the folder is not empty.
     """
     names = names_of(name)
-    summary, *sections = re.split(r"^==== \w+\n", _read(kind), flags=re.M)
-    _check_free(names, kind, sections[1])
+    summary, *rest = re.split(r"^==== (\w+)\n", _read(kind), flags=re.M)
+    sections = dict(zip(rest[::2], rest[1::2], strict=True))
+    _check_free(names, kind, sections.get("part", ""))
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RecipeError(f"{out} exists and is not an empty folder; choose a new one with --out DIR")
-    values = {**names._asdict(), "summary": summary.strip(), "kind": kind}
-    recipe, part, test = (Template(section).substitute(values).strip() for section in sections)
-    values |= {"recipe": recipe, "part": part, "test": test}
-    for template, path in (
-        ("pyproject.toml", "pyproject.toml"),
-        ("README.md", "README.md"),
-        ("module.py", f"src/{names.module}/__init__.py"),
-        ("test.py", f"tests/test_{names.module}.py"),
-    ):
+    values = {**names._asdict(), "summary": summary.strip(), "kind": kind, "group": "rlkit", "object": names.module}
+    if kind == "command":
+        values |= {"group": '"rlkit.commands"', "object": f"{names.module}:run"}
+    for path, text in _files(names, kind, values, sections).items():
         (out / path).parent.mkdir(parents=True, exist_ok=True)
-        (out / path).write_text(Template(_read(template)).substitute(values), encoding="utf-8")
+        (out / path).write_text(f"{text.strip()}\n", encoding="utf-8")
     return out
+
+
+def _files(names: Names, kind: str, values: dict[str, str], sections: dict[str, str]) -> dict[str, str]:
+    """Return the texts of a package's files by path."""
+    filled = {section: Template(text).substitute(values).strip() for section, text in sections.items()}
+    if kind in PLURALS:
+        frames = {"code": "module.py", "test": "test.py", "use": "part.md"}
+        filled |= {section: Template(_read(frame)).substitute(values | filled) for section, frame in frames.items()}
+    files = {
+        "pyproject.toml": Template(_read("pyproject.toml")).substitute(values),
+        "README.md": Template(_read("README.md")).substitute(values | filled),
+        f"src/{names.module}/__init__.py": filled["code"],
+        f"tests/test_{names.module}.py": filled["test"],
+    }
+    if "file" in filled:
+        files[f"src/{names.module}/recipes/{names.plugin}.yaml"] = filled["file"]
+    return files
 
 
 def names_of(name: str) -> Names:
@@ -97,9 +112,18 @@ def _check_free(names: Names, kind: str, part: str) -> None:
         raise RecipeError(
             f"NAME is {names.name!r}, but there is a module {names.module} already; uninstall it or choose another name"
         )
-    offered = load_plugins(entry_points=False).parts[PLURALS[kind]]
-    if names.cls in offered or re.search(rf"\b{names.cls}\b", part):
-        raise RecipeError(f"NAME is {names.name!r}, but rlkit has {names.cls} itself; try {PREFIX}my-{names.plugin}")
+    registry = load_plugins(entry_points=False)
+    if kind == "command":
+        taken, what = names.plugin in VERBS, f"the verb {names.plugin!r}"
+    elif kind == "recipe":
+        taken, what = names.plugin in registry.recipes, f"a recipe {names.plugin!r}"
+    else:
+        taken, what = (
+            names.cls in registry.parts[PLURALS[kind]] or bool(re.search(rf"\b{names.cls}\b", part)),
+            names.cls,
+        )
+    if taken:
+        raise RecipeError(f"NAME is {names.name!r}, but rlkit has {what} itself; try {PREFIX}my-{names.plugin}")
 
 
 def _read(template: str) -> str:

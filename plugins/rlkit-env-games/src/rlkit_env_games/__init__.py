@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rlkit.hooks import Register, hookimpl
 from rlkit_env_games.guess import GuessNumber, GuessTask, hidden_number, optimal_guess
 from rlkit_env_games.maze import CalculatorMaze, Maze, MazeTask, draw_maze, optimal_move, shortest_path
@@ -26,3 +28,9 @@ def rlkit_register(register: Register) -> None:
     register(CalculatorMaze)
     register(GuessTask)
     register(MazeTask)
+
+
+@hookimpl
+def rlkit_recipes() -> Path:
+    """Return the folder of `quick_guess` and `grpo_guess`."""
+    return Path(__file__).parent / "recipes"

@@ -1,0 +1,116 @@
+"""The verbs of the command line: rlkit's own, and those that plugins add.
+
+A plugin's verb is a function that takes the words after the verb and returns the exit status. The plugin's
+pyproject.toml names it under `[project.entry-points."rlkit.commands"]`: `hello = "rlkit_hello.commands:run"`.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlkit.errors import CommandError, PluginError, RecipeError, RlkitError, explain, show
+
+if TYPE_CHECKING:
+    from rlkit.installed import Plugin
+
+VERBS = {
+    "fit": "train a policy from a recipe",
+    "validate": "answer a recipe's validation prompts and score the answers",
+    "generate": "hold one conversation with a recipe's policy",
+    "explain": "print the objective that a recipe optimises, as formulae",
+    "recipe": "list, show or check recipes",
+    "plugins": "list, show, make or test plugins",
+    "data": "write a task's prompts to files",
+    "export": "write a checkpoint's policy as a Hugging Face folder",
+    "doctor": "look at this machine and installation",
+}
+"""rlkit's own verbs, which no plugin can replace."""
+
+_SECTION = "[rlkit.commands]"
+
+
+def plugin_verbs() -> dict[str, str]:
+    """Return plugins' verbs and their distributions, read off the files that pip leaves beside installed packages.
+
+    This is for `rlkit --help`: it takes a twentieth of the time of `importlib.metadata`, which running a verb uses.
+    """
+    verbs: dict[str, str] = {}
+    for path in (found for place in sys.path for found in Path(place).glob("*.dist-info/entry_points.txt")):
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, ValueError):  # no plugin of rlkit's, or one that `rlkit plugins list` names
+            continue
+        distribution = path.parent.name.partition("-")[0].replace("_", "-")
+        for name in _names(lines):
+            if name not in VERBS:
+                verbs.setdefault(name, distribution)
+    return dict(sorted(verbs.items()))
+
+
+def _names(lines: Sequence[str]) -> Iterator[str]:
+    """Yield the names of the section for verbs."""
+    inside = False
+    for line in map(str.strip, lines):
+        if line.startswith("["):
+            inside = line == _SECTION
+        elif inside and "=" in line:
+            yield line.partition("=")[0].strip()
+
+
+def run_plugin_verb(verb: str, argv: Sequence[str]) -> int:
+    """Run a plugin's verb; return its exit status.
+
+    Raises:
+        RecipeError: There is no such verb.
+        PluginError: The plugin is disabled, broken or made for another rlkit, or two plugins have the verb.
+        CommandError: The plugin's function raised; one of rlkit's own errors passes as it is.
+    """
+    plugin = _owner(verb)
+    name = f"the verb {verb!r} of {plugin}"
+    try:
+        function = plugin.commands[verb].load()
+    except (Exception, SystemExit) as error:  # whatever a plugin's import raises is reported under its name
+        raise PluginError(f"{name} cannot be loaded: importing it raised {explain(error)}") from error
+    try:
+        status = function(argv)
+    except (RlkitError, MemoryError):
+        raise
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise CommandError(
+            f"{name} raised {explain(error)} ({last.filename}, line {last.lineno}); --debug shows the traceback"
+        ) from error
+    if status is not None and not isinstance(status, int):
+        raise CommandError(f"{name} returned {show(status)}, expected an exit status, or None for 0")
+    return status or 0
+
+
+def _owner(verb: str) -> Plugin:
+    from rlkit.installed import DISABLE_VARIABLE, installed
+
+    plugins = installed()
+    owners = [plugin for plugin in plugins if verb in plugin.commands]
+    enabled = [plugin for plugin in owners if not plugin.disabled]
+    if len(enabled) > 1:
+        raise PluginError(
+            f"the verb {verb!r} is offered by {enabled[0]} and by {enabled[1]}; uninstall one, or set "
+            f"{DISABLE_VARIABLE}={enabled[1].name}"
+        )
+    if enabled:
+        enabled[0].require_healthy()
+        return enabled[0]
+    if owners:
+        raise PluginError(f"{verb!r} is a verb of {owners[0]}, which {DISABLE_VARIABLE} disables; unset it")
+    raise RecipeError(_unknown_verb(verb, [*VERBS, *(name for plugin in plugins for name in plugin.commands)]))
+
+
+def _unknown_verb(given: str, known: Sequence[str]) -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(given, known, 1)
+    hint = f"did you mean {near[0]!r}?" if near else f"verbs: {', '.join(known)}"
+    return f"{given!r} is no verb of rlkit; {hint}"
