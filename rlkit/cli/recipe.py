@@ -101,7 +101,7 @@ def _check(parsed: Parsed, data: Data) -> int:
         say(f"warning: {warning}")
     measured = [data.length(prompt) for prompt in data.examples(EXAMPLES)]
     _estimate(estimate.setting(recipe, sum(measured) / len(measured), data.longest, ranks, shards))
-    if parsed.options.deep:
+    if parsed.options.deep:  # agreed: all ranks have the same command line
         _measure(parsed, data, fabric)
     elif reason := _untried(recipe.reward):
         say(f"reward: not tried, since it {reason}; add --deep to try it")

@@ -228,7 +228,9 @@ def make_fabric(section: sections.Fabric, deadline: float = DEADLINE.total_secon
 
 def full_tensor(tensor: Tensor) -> Tensor:
     """Return a tensor whole; for a sharded one all its ranks must call this."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    if not isinstance(tensor, DTensor):  # agreed: a tensor is sharded on all its ranks or on none
+        return tensor
+    return tensor.full_tensor()
 
 
 @contextmanager
@@ -255,13 +257,14 @@ def accumulating(fabric: Fabric, module: Any, more: bool) -> AbstractContextMana
 
 
 def clip(fabric: Fabric, module: nn.Module, optimizer: Any, max_grad_norm: float) -> Tensor:
-    """Clip the gradients to a norm over all ranks; give the norm before, which may not be finite."""
+    """Clip the gradients to a norm over all ranks; return the norm before, which may not be finite."""
     if not isinstance(fabric.strategy, FSDP2):
         norm = fabric.clip_gradients(module, optimizer, max_norm=max_grad_norm, error_if_nonfinite=False)
         assert norm is not None
         return norm
     grads = [p.grad for p in module.parameters() if p.grad is not None]
     meshes = by_mesh(grads)
+    # agreed: the modules are the same on every rank
     norms = [full_tensor(torch.nn.utils.get_total_norm(group)) for group in meshes]
     norm = torch.stack([n.to(fabric.device) for n in norms]).square().sum().sqrt()
     for group in meshes:

@@ -83,6 +83,19 @@ class Ranks:
         self.raise_any(problem)
         return value
 
+    def from_first(self, work: Callable[[], T]) -> T:
+        """Do something on the first rank and return its value on every rank; what it raises is raised on every rank.
+
+        Raises:
+            RlkitError: What `work` raised.
+        """
+        found: T = self.same(self.on_first(work))  # type: ignore[assignment]
+        return found
+
+    def barrier(self) -> None:
+        """Wait until all ranks have called this."""
+        self.fabric.barrier()
+
     def gather(self, x: Tensor) -> Tensor:
         """Concatenate a vector, whose length may differ, over the data-parallel ranks."""
         return x if self.count == 1 else torch.cat(self.gather_dp(x.cpu())).to(x.device)
@@ -151,3 +164,23 @@ class Ranks:
         dist.all_to_all_single(incoming, torch.cat(payloads), arriving, sizes[self.index], group=self._data)
         parts = torch.split(incoming, arriving)
         return [item for part in parts for item in pickle.loads(part.numpy().tobytes())]
+
+
+class SideGroup:
+    """The same ranks on a connection of its own, for a thread beside the one that trains; all ranks must make it.
+
+    Args:
+        fabric: Launched.
+    """
+
+    def __init__(self, fabric: Fabric) -> None:
+        self._size = fabric.world_size
+        self.group = dist.new_group(backend="gloo") if self._size > 1 else None
+
+    def gather_world(self, value: T) -> list[T]:
+        """Return every rank's value, in order."""
+        if self.group is None:
+            return [value]
+        found: list[Any] = [None] * self._size
+        dist.all_gather_object(found, value, group=self.group)
+        return found

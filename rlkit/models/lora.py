@@ -120,7 +120,8 @@ def adapter_tensors(policy: Any) -> list[tuple[str, Tensor]]:
 def delta(layer: Any) -> Tensor:
     """Return the update of a layer's weight by its adapters; if they are sharded, all ranks must call this."""
     parts = []
-    for name in layer.active_adapters:
+    for name in layer.active_adapters:  # agreed: the modules are the same on every rank
+        # agreed: and so is how they are sharded
         if name in layer.lora_A and isinstance(layer.lora_A[name].weight, DTensor):
             product = (
                 full_tensor(layer.lora_B[name].weight) @ full_tensor(layer.lora_A[name].weight) * layer.scaling[name]

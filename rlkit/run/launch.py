@@ -97,7 +97,7 @@ def _check_store(recipe: Recipe) -> None:
 def _train(job: Job, data: Data, fabric: Fabric, reporter: Reporter) -> tuple[Outcome, Path]:
     """Open the run folder, which no other process may use meanwhile, and train."""
     ranks = Ranks(fabric)
-    path = Path(fabric.broadcast(str(job.folder)))
+    path = Path(ranks.same(str(job.folder)))
     lock = ranks.on_first(lambda: Lock(path) if path.is_dir() else None)
     try:
         resumed = None if job.resume is None else _find(job, path, ranks, reporter)

@@ -16,6 +16,7 @@ from typing import Any
 
 from lightning.fabric import Fabric
 
+from rlkit.distributed.ranks import Ranks
 from rlkit.errors import RankError, explain
 from rlkit.text import redact, safe
 
@@ -47,9 +48,13 @@ class Peers:
         for thread in threading.enumerate():
             if thread.name == "child-process-observer":  # it would kill this process without a word
                 thread._child_processes = []  # type: ignore[attr-defined]
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._note({})
-        fabric.barrier()
+        problem = None
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._note({})
+        except OSError as error:
+            problem = RankError(f"rank {fabric.global_rank} cannot write into {self.folder}: {explain(error)}")
+        Ranks(fabric).raise_any(problem)
         self._known = {rank: self._read(rank) for rank in range(fabric.world_size)}
         threading.Thread(target=self._watch, daemon=True, name="rlkit-peers").start()
 

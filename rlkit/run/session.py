@@ -106,12 +106,13 @@ class Session:
             return tensors(context), self._state(context, best)
 
         self._agree(context)
+        # agreed: `stopping` is, and all ranks count the same steps
         while not self.stopping and self.outcome.steps < train.steps:
             number = self.outcome.steps + 1
             made = step(context, number)
-            figures = made.figures | {
-                k: context.ranks.all_reduce_max(v) for k, v in memory.figures(context.device).items()
-            }
+            used = memory.figures(context.device)
+            # agreed: the names are the same on every rank
+            figures = made.figures | {name: context.ranks.all_reduce_max(x) for name, x in used.items()}
             self.outcome.steps = number
             self._dump(context, f"step-{number:05d}", made.rollouts.all, number)
             if every and number % every == 0 and number < train.steps:
@@ -131,7 +132,7 @@ class Session:
     def _agree(self, context: TrainContext) -> None:
         """Agree on whether any rank was asked to stop; every rank must call this."""
         asked = self.signals is not None and self.signals.asked is not None
-        self.stopping = bool(context.ranks.all_reduce_max(asked))
+        self.stopping = context.ranks.any(asked)
 
     def validate(self, context: TrainContext, when: str) -> Figures:
         """Return the figures on held-out prompts, and leave the answers in the run folder."""
@@ -193,7 +194,7 @@ class Session:
         reward, rollouts, trial = context.recipe.reward, context.rollouts, Trial("")
         if self.first:
             trial = rollouts.wait(try_reward(lambda t: rollouts.score(reward, t), *context.data.examples(1)))
-        trial = context.ranks.gather_world(trial)[0]
+        trial = context.ranks.same(trial)
         if trial.failed and context.recipe.train.require_reward:
             raise RecipeError(
                 f"{trial.text}; fix it, or set train.require_reward: false if it only works later, as a service may"
@@ -225,10 +226,10 @@ class Session:
             batch = {key: tensor.contiguous().clone() for key, tensor in made.batch.tensors().items()}
             self._attempt(name, lambda: save_file(batch, self.folder.path / name))
             self.reporter.note(f"warning: step {number} had a gradient that is not finite; its batch is kept: {name}")
-        if self.progress is None:
+        if self.progress is None:  # agreed: there is one while steps are made
             return
         errors = made.rollouts.errors
-        if self.progress.stalls(number, figures):
+        if self.progress.stalls(number, figures):  # agreed: by the figures of all ranks
             errors = sum(context.ranks.gather_dp(errors), Counter())
         for warning in self.progress.see(number, figures, errors):
             self.reporter.note(warning)
@@ -277,8 +278,9 @@ class Session:
 
     def _keep(self, context: TrainContext | None, failure: Exception | None, at_once: bool) -> None:
         """Save the policy; of one whose shards other ranks hold, who may be gone, the checkpoints must do."""
-        if context is None or not self.outcome.steps:
+        if context is None or not self.outcome.steps:  # agreed: all ranks count the same steps
             return
+        # agreed: by what `agreed` says; a rank that waits here for one that has ended is ended by `Peers`
         if isinstance(context.ranks.fabric.strategy, FSDP2) and (at_once or not agreed(failure)):
             return
         self.save(context, "final")

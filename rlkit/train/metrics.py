@@ -36,7 +36,7 @@ class Meter:
         self._maxima[name] = max(float(value), self._maxima.get(name, float("-inf")))
 
     def result(self, ranks: Ranks) -> dict[str, float]:
-        """Return all figures over all ranks; every rank must call this."""
+        """Return all figures over all ranks, the same on each; every rank must call this."""
         total = Meter()
         for sums, maxima in ranks.gather_dp((dict(self._sums), self._maxima)):
             for name, (value, weight) in sums.items():
@@ -45,4 +45,5 @@ class Meter:
             for name, value in maxima.items():
                 total.max(name, value)
         figures = {name: value / weight if weight else value for name, (value, weight) in total._sums.items()}
-        return dict(sorted((figures | total._maxima).items()))
+        # those of a tensor-parallel group may differ, since the first one samples for all
+        return ranks.broadcast_tp(dict(sorted((figures | total._maxima).items())))

@@ -84,7 +84,7 @@ class Placer:
 
     def frozen(self, module: nn.Module) -> None:
         """Place a module that is not trained."""
-        if self.sharded:
+        if self.sharded:  # agreed: by the strategy
             self.fabric.setup_module(module)
             self._find_root(module)
         else:
@@ -93,9 +93,9 @@ class Placer:
     @torch.no_grad()
     def _find_root(self, module: nn.Module) -> None:
         """Run a sharded module once, so that FSDP finds its root before an inner module is called."""
-        if self.sharded:
-            if isinstance(module, Actor):  # only the first rank had weights to probe when it was loaded
-                module.chunked = bool(self.ranks.all_reduce_max(module.chunked))
+        if self.sharded:  # agreed: by the strategy
+            if isinstance(module, Actor):  # agreed: all ranks place the same module
+                module.chunked = self.ranks.any(module.chunked)  # only the first rank had weights to probe
             tokens = torch.zeros(1, 2, dtype=torch.long, device=self.fabric.device)
             module(tokens, tokens.bool())
 

@@ -59,9 +59,7 @@ def step(context: TrainContext, number: int) -> StepResult:
     meter.max("version", context.rollouts.version)
     for name, gauge in context.rollouts.engine.health().items():
         meter.max(f"engine/{name}", gauge)
-    figures = context.ranks.broadcast_tp(
-        meter.result(context.ranks)
-    )  # ranks of a tensor-parallel group decide alike by them
+    figures = meter.result(context.ranks)
     figures["time/tokens_per_second"] = figures.get("rollout/tokens", 0.0) / max(figures["time/sample"], 1e-9)
     return StepResult(rollouts, batch, figures)
 

@@ -56,7 +56,7 @@ def update_models(context: TrainContext, scored: Batch, step: int, meter: Meter)
     critic = context.recipe.critic
     record = scored.trainer_logps is None
     batch = TrainBatch.of(scored)
-    for groups in mini_batches(context.recipe.train, step):
+    for groups in mini_batches(context.recipe.train, step):  # agreed: their order is seeded
         rows = [i for i, group in enumerate(batch.group.tolist()) if group in groups]
         if critic is not None:
             update_critic(context, batch, rows, meter)

@@ -405,7 +405,9 @@ def test_a_folder_that_one_rank_cannot_make_keeps_all_from_writing(store: Store)
     """As the second of two ranks sees it, which has no trouble itself."""
     told = ["PermissionError: denied", None]
     second: Any = SimpleNamespace(
-        fabric=SimpleNamespace(world_size=1, is_global_zero=False, global_rank=1), gather_world=lambda problem: told
+        fabric=SimpleNamespace(world_size=1, is_global_zero=False, global_rank=1),
+        gather_world=lambda problem: told,
+        from_first=lambda work: work(),
     )
     writer = Writer(store, Save(), second)
     with pytest.raises(CheckpointError, match="cannot be written: PermissionError: denied; there is none before it"):

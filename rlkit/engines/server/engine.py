@@ -240,10 +240,12 @@ class ServerEngine(RolloutEngine):
         Raises:
             EngineError: It cannot be brought back, and the run cannot go on.
         """
+        # agreed: only a server of an unsharded policy is restored here, whose weights are all on this rank
         while node.lock.locked() or node.state is not State.READY:
             if self._stream is None:
                 raise EngineError("servers were asked for tokens before the first sync; they have no weights yet")
             async with node.lock:
+                # agreed: as above
                 if node.state is not State.READY and node.owned and not self._sharded:
                     await self._restore(node)
                 elif not node.owned and await node.weight_version() == self._label(self.version):

@@ -87,7 +87,7 @@ class Push:
             except (Fault, OSError, RuntimeError, TimeoutError) as error:
                 failed |= {n: n.broken("prepare for new weights", error) for n in nodes if n not in failed}
         await each(lambda node: node.prepare(self.transport, base))
-        for bucket in self._buckets(stream) if base else ():
+        for bucket in self._buckets(stream) if base else ():  # agreed: `base` is the same in every rank's call
             alive = [node for node in nodes if node not in failed]
             if alive:
                 await self._load(bucket, alive, failed)
@@ -121,11 +121,12 @@ class Push:
             failed |= {node: _broken(node, error) for node in nodes if node not in failed}
 
     def _buckets(self, stream: WeightStream) -> Iterator[Bucket]:
+        # agreed: an option of the recipe
         for bucket in stream.buckets(merged=False) if self.adapter_only else stream.buckets():
             yield [(name, x.to(self.dtype) if x.is_floating_point() else x) for name, x in bucket]
 
     def _adapter(self, stream: WeightStream) -> Adapter | None:
-        found = stream.adapter() if self.adapter_only else None
+        found = stream.adapter() if self.adapter_only else None  # agreed: an option of the recipe
         return None if found is None else (found[0], [(name, x.to(self.dtype)) for name, x in found[1]])
 
     async def check_weights(self, node: Node, expected: Expected) -> None:

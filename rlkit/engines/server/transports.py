@@ -19,7 +19,6 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -27,6 +26,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from rlkit.distributed.sender_group import SenderGroup
 from rlkit.engines.server.api import ServerApi
 from rlkit.engines.server.process import free_port, write_model
 from rlkit.engines.server.states import DEADLINES, Step
@@ -236,7 +236,7 @@ class GroupTransport(Transport[Bucket]):
         self._device = device
         self.backend = "nccl" if device.type == "cuda" else "gloo"
         self._members: list[str] = []
-        self._group: Any = None
+        self._group: SenderGroup | None = None
         self._made = 0
 
     @property
@@ -256,59 +256,30 @@ class GroupTransport(Transport[Bucket]):
         self._made += 1
         first = Joining(_reachable(members), free_port(), 1, 1 + sum(api.tensor_parallel for api in targets), self.name)
         servers: list[asyncio.Task[None]] = []
-        trainer = asyncio.create_task(_in_thread(lambda: self._join(first)))
+        address, world, seconds = (first.host, first.port), first.world, DEADLINES[Step.BEGIN]
+        own = _in_thread(lambda: SenderGroup(self.backend, address, world, self.name, seconds))
+        trainer = asyncio.create_task(own)
         for api in targets:
             servers.append(asyncio.create_task(self.join(api, first)))
             first = first._replace(first_rank=first.first_rank + api.tensor_parallel)
         self._group, *_ = await asyncio.wait_for(asyncio.gather(trainer, *servers), DEADLINES[Step.BEGIN])
         self._members = members
 
-    def _join(self, joining: Joining) -> Any:
-        """Make the group beside the trainer's own, in the way in which servers join it."""
-        from torch.distributed import TCPStore  # type: ignore[attr-defined]
-        from torch.distributed import distributed_c10d as c10d
-
-        limit, world = timedelta(seconds=DEADLINES[Step.BEGIN]), joining.world
-        # not by c10d.rendezvous, which under torchrun takes the store for one that torchrun serves
-        store = TCPStore(joining.host, joining.port, world, is_master=True, timeout=limit, multi_tenant=True)
-        prefixed, backend = c10d.PrefixStore(joining.name, store), c10d.Backend(self.backend)
-        name: Any = joining.name
-        with _unbound():
-            group, _ = c10d._new_process_group_helper(world, 0, [], backend, prefixed, name, timeout=limit)
-        c10d._world.pg_group_ranks[group] = {i: i for i in range(world)}
-        return group
-
     def prepare(self, bucket: Bucket) -> Bucket:
         return [(name, tensor.to(self._device).contiguous()) for name, tensor in bucket]  # offloaded ones too
 
     async def send(self, parcel: Bucket) -> None:
-        def broadcast() -> None:
-            for _, tensor in parcel:
-                torch.distributed.broadcast(tensor, src=0, group=self._group)
-
-        await asyncio.wait_for(_in_thread(broadcast), DEADLINES[Step.LOAD])
+        group = self._group
+        assert group is not None
+        await asyncio.wait_for(_in_thread(lambda: group.broadcast(x for _, x in parcel)), DEADLINES[Step.LOAD])
 
     def close_group(self) -> None:
         if self._group is not None:
-            torch.distributed.destroy_process_group(self._group)
+            self._group.close()
         self._group, self._members = None, []
 
     def close(self) -> None:
         self.close_group()
-
-
-@contextmanager
-def _unbound() -> Iterator[None]:
-    """Keep torch from splitting the new group off the trainer's, which would wait for all of the trainer's ranks."""
-    own: Any = torch.distributed.group.WORLD if torch.distributed.is_initialized() else None
-    if own is None or own.bound_device_id is None:
-        yield
-        return
-    bound, own.bound_device_id = own.bound_device_id, None
-    try:
-        yield
-    finally:
-        own.bound_device_id = bound
 
 
 async def _in_thread(function: Callable[[], T]) -> T:

@@ -7,13 +7,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from math import isfinite
 from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
-from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
-from rlkit.distributed.ranks import Ranks
+from rlkit.distributed.ranks import Ranks, SideGroup
+from rlkit.distributed.tensor_store import save_tensors
 from rlkit.errors import CheckpointError, RecipeError
 from rlkit.models.store import FORMAT, MANIFEST, STATE, Manifest, State, Store, name_of, step_of
 from rlkit.models.tensor_files import TensorWriter, file_of
@@ -44,17 +42,17 @@ class Writer:
         self.store = store
         self.section = section
         self.ranks = ranks
-        names = store.names()
+        names = ranks.from_first(store.names)
         self.best = best if best is not None and name_of(best[1]) in names else None
         self._abandoned = [name for name in names if step_of(name) > step]
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rlkit-checkpoint")
         self._writing: Future[Best | None] | None = None
-        self._group = dist.new_group(backend="gloo") if ranks.fabric.world_size > 1 else None
+        self._group = SideGroup(ranks.fabric)
 
     @property
     def busy(self) -> bool:
         """Whether some rank is still writing; all ranks must ask."""
-        return bool(self.ranks.all_reduce_max(self._writing is not None and not self._writing.done()))
+        return self.ranks.any(self._writing is not None and not self._writing.done())
 
     def save(self, tensors: dict[str, Tensor], state: State) -> None:
         """Copy the tensors and start writing; `finish` must have been called since the last time.
@@ -95,17 +93,15 @@ class Writer:
         partial, digests, problem = f"{name}.partial", {}, None
         try:
             writer = TensorWriter(self.store.fs, self.store.path(partial))
-            save_tensors(tensors, storage_writer=writer, process_group=self._group, no_dist=self._group is None)
+            save_tensors(tensors, writer, self._group.group)
             own = [file_of(rank)] if self.store.fs.exists(self.store.path(partial, file_of(rank))) else []
             if rank == 0:
                 self.store.write(partial, STATE, state)
                 own.append(STATE)
             digests = {file: self.store.digest(partial, file) for file in own}
-        except CheckpointException as error:  # no Exception, as torch has it
-            problem = str(next(cause for cause, _ in error.failures.values()))
         except Exception as error:  # the other ranks must learn of whatever it was
             problem = str(error)
-        everyone = self._gather((problem, digests))
+        everyone = self._group.gather_world((problem, digests))
         self._agree(name, [found for found, _ in everyone])
         if rank == 0:
             try:
@@ -118,15 +114,8 @@ class Writer:
                 self._prune(state.best)
             except Exception as error:  # the other ranks wait to learn of it
                 problem = str(error)
-        self._agree(name, self._gather(problem))
+        self._agree(name, self._group.gather_world(problem))
         return state.best
-
-    def _gather(self, value: Any) -> list[Any]:
-        if self._group is None:
-            return [value]
-        everyone: list[Any] = [None] * dist.get_world_size(self._group)
-        dist.all_gather_object(everyone, value, group=self._group)
-        return everyone
 
     def _prune(self, best: Best | None) -> None:
         """Remove what need not stay, and what processes that were killed have left behind."""
@@ -173,7 +162,7 @@ class Saver:
 
         Args:
             step: The step that is done.
-            figures: The step's.
+            figures: The step's, the same on every rank.
             content: Returns what to save; it gets which checkpoint will be the best.
 
         Returns:
@@ -188,13 +177,15 @@ class Saver:
         value = figures.get(key) if key is not None else None
         due = every > 0 and step % every == 0
         better = self._better(value)
-        if not due and not better:
+        if not due and not better:  # agreed: all ranks count the same steps
             return {}
-        if due and not better and self.writer.busy:
+        # agreed: `better` is
+        if not better and self.writer.busy:
             return {"checkpoint/skipped": 1.0}
         failed = not self._attempt(self.writer.finish)
-        if due or self._better(value):  # what was being written may be better still
-            best = (value, step) if value is not None and self._better(value) else self.writer.best
+        better = self._better(value)  # what was being written may be better still
+        if due or better:
+            best = (value, step) if value is not None and better else self.writer.best
             if self._attempt(lambda: self.writer.save(*content(best))):
                 self.saved = step
             else:
@@ -208,6 +199,7 @@ class Saver:
             CheckpointError: The last step has no checkpoint.
         """
         written = self._attempt(self.writer.finish)
+        # agreed: all ranks count the same steps, and a checkpoint is whole for all of them or for none
         if step > 0 and (not written or step != self.saved):
             self.writer.save(*content(self.writer.best))
             self.writer.finish()
@@ -223,7 +215,7 @@ class Saver:
     def _better(self, value: float | None) -> bool:
         best = self.writer.best
         mine = value is not None and isfinite(value) and (best is None or value > best[0])
-        return bool(self.writer.ranks.all_reduce_max(mine))
+        return self.writer.ranks.any(mine)
 
     def _attempt(self, work: Callable[[], object]) -> bool:
         """Do something that may fail; return whether it did not."""
