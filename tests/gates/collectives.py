@@ -31,7 +31,7 @@ PASSED = {"reduce", "gather", "agree"}
 
 OF_RUNTIME = {"reduce", "gather", "gather_world", "broadcast_tp", "logits", "unsharded"}
 
-AGREED = {"recipe", "section", "strategy", "world_size", "tensor_parallel", "models"}
+AGREED = {"recipe", "section", "strategy", "world_size", "tensor_parallel", "models", "step"}
 """Names and attributes that are alike on all ranks, with all that hangs on them."""
 
 PART_ROOMS = {"advantages", "losses", "engines", "filters", "rewards", "interactions"}
