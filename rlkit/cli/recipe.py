@@ -12,6 +12,7 @@ from lightning.fabric import Fabric
 
 from rlkit.cli.display import say
 from rlkit.cli.parsing.parser import Parsed, parse
+from rlkit.cli.script import as_python
 from rlkit.distributed.fsdp2 import FSDP2
 from rlkit.errors import RecipeError, UnavailableError
 from rlkit.installed import DISTRIBUTION
@@ -29,6 +30,7 @@ from rlkit.types import Score, Trajectory
 
 USAGE = """usage: rlkit recipe list                       the shipped recipes, and those of plugins
        rlkit recipe show NAME [overrides]      the recipe with every option filled in
+       rlkit recipe show NAME --python         a Python script that runs the same
        rlkit recipe check NAME [overrides]     check it, its data, its model's context and template, its reward
        rlkit recipe check NAME --deep          load the models too, and measure a step that changes nothing
 """
@@ -41,11 +43,12 @@ LONGEST = 500
 PROMPT = 128
 """Tokens of a prompt, as assumed where there is neither tokenizer nor data."""
 
+PYTHON = ("--python", {"action": "store_true", "help": "Print a Python script that runs the same."})
 DEEP = ("--deep", {"action": "store_true", "help": "Load models, run code of the user's, measure a step's memory."})
 
 
 def run(argv: Sequence[str]) -> int:
-    """List, show or check; give the exit status."""
+    """List, show or check; return the exit status."""
     verb, rest = (argv[0], list(argv[1:])) if argv else ("", [])
     if verb in ("", "-h", "--help"):
         print(USAGE, end="")
@@ -54,9 +57,10 @@ def run(argv: Sequence[str]) -> int:
         return _list(load_plugins())
     if verb not in ("show", "check"):
         raise RecipeError(f"rlkit recipe was given {verb!r}, expected list, show or check")
-    parsed = parse(f"recipe {verb}", rest, [DEEP] if verb == "check" else [])
+    parsed = parse(f"recipe {verb}", rest, [DEEP if verb == "check" else PYTHON])
     if verb == "show":
-        print(parsed.yaml, end="")
+        shown = as_python(parsed.yaml, f"The recipe {parsed.name}.", parsed.registry)
+        print(shown if parsed.options.python else parsed.yaml, end="")
         return 0
     if parsed.recipe.model.trust_remote_code and not parsed.options.deep:
         raise RecipeError(

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rlkit.cli.parsing import suggest
-from rlkit.cli.parsing.objects import PYTHON, is_described
+from rlkit.cli.parsing.objects import PYTHON, as_data, is_described
 from rlkit.cli.parsing.reader import load
 from rlkit.cli.parsing.schema import (
     Choice,
@@ -97,6 +97,8 @@ class Composer:
             return None
         if isinstance(inside, Section) and not path and _names_section(value, inside):
             value = value.get("init_args") or {} if isinstance(value, Mapping) else {}
+            if not value and not any(option.required for option in options(inside.cls).values()):
+                value = as_data(inside.cls(), self.registry)  # an empty section says nothing to jsonargparse
         if isinstance(value, Mapping) and "class_path" in value and not path and not isinstance(inside, Choice):
             self._complain(
                 place.key, f"{place.key} names the class {value['class_path']!r}, expected {self._describe(place)}"

@@ -1,0 +1,121 @@
+"""`rlkit recipe show --python`: a recipe as a script for the Python API."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from typing import Any
+
+import yaml
+
+from rlkit.cli.parsing.objects import as_data
+from rlkit.cli.parsing.schema import Choice, Items, Names, Section, import_paths, options, shape
+from rlkit.recipe import Recipe
+from rlkit.registry import Registry
+
+WIDTH = 100
+"""Characters of a line, beyond which a call is broken into several."""
+
+
+def as_python(recipe_yaml: str, title: str, registry: Registry) -> str:
+    """Return a script that runs a recipe; options that have their default value are left out.
+
+    Args:
+        recipe_yaml: Every option filled in, without credentials.
+        title: What the script's docstring says.
+        registry: The parts that the recipe may name.
+    """
+    tree = yaml.safe_load(recipe_yaml)
+    printer = _Printer()
+    recipe = printer.call("Recipe", _arguments(tree, Recipe, registry), 0)
+    return (
+        f'"""{title}"""\n\nfrom rlkit import Recipe, fit\n{printer.imports()}\n'
+        f"recipe = {recipe}\n\nresult = fit(recipe)\nprint(result)\n"
+    )
+
+
+@dataclass
+class _Made:
+    """A section or a part, by its class and the options that are not the default."""
+
+    cls: type
+    arguments: dict[str, Any]
+
+
+def _arguments(given: Mapping[str, Any], cls: type, registry: Registry) -> dict[str, Any]:
+    """Return the options of a section or of a part, but for those that have their default value."""
+    defaults, known = _defaults(cls), options(cls)
+    found = {name: _node(value, known[name].hint, registry) for name, value in given.items()}
+    usual = {name: _node(as_data(value, registry), known[name].hint, registry) for name, value in defaults.items()}
+    return {name: node for name, node in found.items() if name not in usual or usual[name] != node}
+
+
+def _node(value: Any, hint: Any, registry: Registry) -> Any:
+    """Return a value of a recipe, sections and parts in it as `_Made`."""
+    inside = shape(hint, registry).inside
+    if isinstance(inside, Items) and isinstance(value, list):
+        return [_node(item, inside.hint, registry) for item in value]
+    if isinstance(inside, Names) and isinstance(value, Mapping):
+        return {name: _node(item, inside.hint, registry) for name, item in value.items()}
+    if isinstance(inside, Section) and isinstance(value, Mapping):
+        return _Made(inside.cls, _arguments(value, inside.cls, registry))
+    part = inside.find(value["class_path"]) if isinstance(inside, Choice) and isinstance(value, Mapping) else None
+    return value if part is None else _Made(part.cls, _arguments(value.get("init_args", {}), part.cls, registry))
+
+
+def _defaults(cls: type) -> dict[str, Any]:
+    """Return the default values of a class's options, as far as it has any."""
+    if is_dataclass(cls):
+        made = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields(cls)}
+        return {name: value for name, value in made.items() if value is not MISSING}
+    found: dict[str, Any] = {}
+    for base in reversed([c for c in cls.__mro__ if "__init__" in vars(c) and c is not object]):
+        parameters = inspect.signature(base.__init__).parameters  # type: ignore[misc]
+        found |= {p.name: p.default for p in parameters.values() if p.default is not p.empty}
+    return {name: value for name, value in found.items() if name in options(cls)}
+
+
+class _Printer:
+    """Writes values as Python, and notes what these import."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[str, str]] = {}
+        """By the name in the script: a class's module, and its name there."""
+
+    def call(self, name: str, arguments: Mapping[str, Any], indent: int) -> str:
+        written = [f"{key}={self._value(value, indent + 4)}" for key, value in arguments.items()]
+        return self._within(f"{name}(", written, ")", indent)
+
+    def imports(self) -> str:
+        lines = defaultdict(list)
+        for name, (module, known) in sorted(self._known.items()):
+            lines[module].append(known if name == known else f"{known} as {name}")
+        return "".join(f"from {module} import {', '.join(names)}\n" for module, names in sorted(lines.items()))
+
+    def _value(self, value: Any, indent: int) -> str:
+        if isinstance(value, _Made):
+            return self.call(self._name(value.cls), value.arguments, indent)
+        if isinstance(value, list):
+            return self._within("[", [self._value(item, indent + 4) for item in value], "]", indent)
+        if isinstance(value, Mapping):
+            items = [f"{self._value(key, 0)}: {self._value(item, indent + 4)}" for key, item in value.items()]
+            return self._within("{", items, "}", indent)
+        return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+
+    def _within(self, start: str, items: list[str], end: str, indent: int) -> str:
+        """Return items between brackets: in one line, or each in its own."""
+        line = start + ", ".join(items) + end
+        if indent + len(line) <= WIDTH and "\n" not in line:
+            return line
+        return start + "".join(f"\n{' ' * (indent + 4)}{item}," for item in items) + f"\n{' ' * indent}{end}"
+
+    def _name(self, cls: type) -> str:
+        """Return what the script calls a class, which it imports."""
+        module, _, known = import_paths(cls)[0].rpartition(".")
+        name = known
+        while self._known.setdefault(name, (module, known)) != (module, known):
+            name += "_"
+        return name
