@@ -9,8 +9,9 @@ import pytest
 
 import rlkit
 from rlkit import Recipe
+from rlkit.builtin import rlkit_recipes
 from rlkit.cli.main import main
-from rlkit.cli.parsing.parser import folder, parse
+from rlkit.cli.parsing.parser import parse
 from rlkit.cli.script import as_python
 from tests.conftest import FAST, read_jsonl
 
@@ -26,7 +27,7 @@ def run(script: str, monkeypatch: pytest.MonkeyPatch) -> Recipe:
     return given[0]
 
 
-@pytest.mark.parametrize("path", sorted(folder().glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(rlkit_recipes().glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_script_of_every_shipped_recipe_is_the_recipe(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parsed = parse("recipe show", [str(path)])
     script = as_python(parsed.yaml, parsed.name, parsed.registry)
