@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from aiohttp import web
+from safetensors import SafetensorError, safe_open
 
 from rlkit.engines.server.api import Answer
 from rlkit.engines.server.http import UNREADABLE
@@ -123,9 +124,8 @@ class Sampler:
 
         Raises:
             ValueError: It is not paused, or the file has a tensor that the model has not.
+            SafetensorError: It is no such file.
         """
-        from safetensors import safe_open
-
         if self._running.is_set() or self._chunks:
             raise ValueError("weights came while the server samples; pause it first")
         with safe_open(file, framework="pt") as tensors, torch.no_grad():
@@ -146,7 +146,7 @@ def application(sampler: Sampler, secret: str) -> web.Application:
             return web.json_response({"error": "the secret is missing or wrong"}, status=403)
         try:
             return await handler(request)
-        except UNREADABLE as error:
+        except (*UNREADABLE, OSError, SafetensorError) as error:
             return web.json_response({"error": f"{type(error).__name__}: {error}"}, status=400)
 
     async def health(_: web.Request) -> web.Response:

@@ -1,0 +1,272 @@
+"""What a server samples, between which weights, and for whom; and HttpEngine in runs."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import torch
+from aiohttp.test_utils import TestClient, TestServer
+from rlkit_engine_http import HttpApi
+from rlkit_engine_http import server as server_module
+from rlkit_engine_http.server import Sampler, ServerRuntime, application, read_request
+from safetensors.torch import save_file
+
+from rlkit.engines import TorchEngine
+from rlkit.engines.server.api import Answer
+from rlkit.engines.server.http import Client, Fault
+from rlkit.testing import random_model
+from rlkit.types import Request, SampleKey, Sampling
+from tests.conftest import FAST, ROOT, read_jsonl, rlkit, write_plugin
+
+T = TypeVar("T")
+SECRET = "not to be guessed"
+PROMPTS = [(5, 9, 200, 31), (7, 7, 7, 12, 99, 104, 32, 8, 45, 61, 3), (40,)]
+
+
+def request(tokens: tuple[int, ...], sample: int = 0, **sampling: Any) -> Request:
+    return Request(tokens, Sampling(**{"max_tokens": 24, **sampling}), SampleKey(3, 1, "p", sample), "s")
+
+
+def torch_engine(policy: Any) -> TorchEngine:
+    engine = TorchEngine()
+    engine.bind(ServerRuntime(policy, 512, torch.device("cpu")))  # type: ignore[arg-type]
+    return engine
+
+
+def sampler(policy: Any) -> Sampler:
+    return Sampler(torch_engine(policy), policy)
+
+
+async def calls(policy: Any, secret: str = SECRET) -> tuple[TestClient[Any, Any], HttpApi]:
+    """Return a server, and an api that reaches it with a secret."""
+    client = TestClient(TestServer(application(sampler(policy), SECRET)))
+    await client.start_server()
+    return client, HttpApi(Client(str(client.make_url("")), {"Authorization": f"Bearer {secret}"}))
+
+
+@pytest.fixture(scope="module")
+def policy() -> Any:
+    return random_model("qwen2").eval()
+
+
+@pytest.mark.parametrize("chunk", [128, 5])
+def test_samples_are_those_of_torch_engine(policy: Any, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over HTTP, in one chunk or in many: tokens, ends and, but for noise, log-probs."""
+    monkeypatch.setattr(server_module, "CHUNK_TOKENS", chunk)
+    asked = [request(p, i, temperature=0.9, top_k=50, stop_ids=(8, 9)) for i, p in enumerate(PROMPTS * 4)]
+
+    async def both() -> None:
+        client, api = await calls(policy)
+        await api.client.post("/continue", {"label": "run-3"}, 5.0)
+        found = await asyncio.gather(*map(api.generate, asked))
+        engine = torch_engine(policy)
+        plain = await asyncio.gather(*map(engine.generate, asked))
+        for answer, completion in zip(found, plain, strict=True):
+            assert answer.tokens == completion.tokens
+            assert answer.logps == pytest.approx(completion.logps, abs=1e-5)
+            assert answer.labels == ["run-3"] * len(completion.tokens)
+            assert answer.stopped == (completion.stop == "stop")
+        assert len({tuple(answer.tokens) for answer in found}) == len(asked)
+        api.client.close()
+        await client.close()
+
+    asyncio.run(both())
+
+
+def test_a_pause_splits_an_answer_and_the_rest_comes_from_the_new_weights(
+    policy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "CHUNK_TOKENS", 4)
+    old, new = random_model("qwen2", seed=1).eval(), random_model("qwen2", seed=2).eval()
+    save_file(dict(new.named_parameters()), tmp_path / "new.safetensors")
+    whole = request(PROMPTS[0], max_tokens=40)
+
+    async def run() -> Answer:
+        serving = sampler(old)
+        serving.go_on("run-0")
+        asked = asyncio.create_task(serving.generate(whole))
+        while serving.engine.health()["rows_peak"] == 0:
+            await asyncio.sleep(0)
+        await serving.pause()
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.shield(asked), 0.1)
+        serving.load(str(tmp_path / "new.safetensors"))
+        serving.go_on("run-1")
+        return await asked
+
+    answer = asyncio.run(run())
+    first = answer.labels.count("run-0")
+    assert answer.labels == ["run-0"] * first + ["run-1"] * (40 - first)
+    assert 0 < first < 40
+    assert first % 4 == 0
+    before, *_ = asyncio.run(together(random_model("qwen2", seed=1).eval(), request(PROMPTS[0], max_tokens=first)))
+    continued = request((*PROMPTS[0], *before), max_tokens=40 - first)
+    after, *_ = asyncio.run(together(new, continued))
+    assert answer.tokens == [*before, *after]
+
+
+async def together(policy: Any, *requests: Request) -> list[list[int]]:
+    engine = torch_engine(policy)
+    return [done.tokens for done in await asyncio.gather(*map(engine.generate, requests))]
+
+
+def test_probes_are_the_trainers_log_probs_and_its_likeliest_tokens(policy: Any) -> None:
+    async def run() -> list[Answer]:
+        client, api = await calls(policy)
+        await api.client.post("/continue", {"label": "run-0"}, 5.0)
+        found = await api.probe(PROMPTS, 3, 5.0)
+        api.client.close()
+        await client.close()
+        return found
+
+    for row, answer in zip(PROMPTS, asyncio.run(run()), strict=True):
+        assert answer.tokens[: len(row) - 1] == list(row[1:])
+        tokens = torch.tensor([[row[0], *answer.tokens]])
+        logps = torch.log_softmax(policy(tokens).logits[0, :-1].float(), -1)
+        assert answer.tokens[-3:] == logps[-3:].argmax(-1).tolist()
+        expected = logps.gather(-1, tokens[0, 1:, None]).squeeze(-1)
+        assert answer.logps == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+class Touch:
+    """Makes a file where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+def test_calls_without_the_secret_and_hostile_ones_are_refused(policy: Any, tmp_path: Path) -> None:
+    pickled, ran = tmp_path / "weights.safetensors", tmp_path / "ran"
+    pickled.write_bytes(pickle.dumps(Touch(ran)))
+    save_file({"lm_head.weight": torch.zeros(2, 2)}, tmp_path / "small.safetensors")
+    save_file({"other": torch.zeros(2)}, tmp_path / "other.safetensors")
+    good = {"key": [0, 1, "p", 0, 0], "max_tokens": 4, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "stop_ids": []}
+    refused = [
+        ("/generate", {**good, "tokens": []}, "expected 1 or more"),
+        ("/generate", {**good, "tokens": [5], "max_tokens": 0}, "expected 1 or more"),
+        ("/generate", {**good, "tokens": [5], "key": "x"}, "ValueError"),
+        ("/generate", {}, "KeyError"),
+        ("/generate", [], "TypeError"),
+        ("/weights", {"file": str(pickled)}, "SafetensorError"),
+        ("/weights", {"file": str(tmp_path / "small.safetensors")}, r"expected \[\d+, \d+\]"),
+        ("/weights", {"file": str(tmp_path / "other.safetensors")}, "expected none"),
+        ("/weights", {"file": str(tmp_path / "absent")}, "FileNotFoundError"),
+    ]
+
+    async def run() -> None:
+        client, api = await calls(policy)
+        for path, body, words in refused:
+            with pytest.raises(Fault, match=rf"answered 400: .*{words}"):
+                await api.client.post(path, body, 5.0)
+        for stranger in (Client(api.client.url), Client(api.client.url, {"Authorization": f"Bearer {SECRET}x"})):
+            for path in ("/generate", "/weights", "/pause", "/none"):
+                with pytest.raises(Fault, match="answered 403: .*the secret is missing or wrong"):
+                    await stranger.post(path, {}, 5.0)
+            with pytest.raises(Fault, match="answered 403"):
+                await stranger.get("/health", 5.0)
+            stranger.close()
+        await api.client.post("/continue", {"label": "run-0"}, 5.0)
+        with pytest.raises(Fault, match="while the server samples; pause it first"):
+            await api.client.post("/weights", {"file": str(tmp_path / "small.safetensors")}, 5.0)
+        await api.health(5.0)
+        api.client.close()
+        await client.close()
+
+    asyncio.run(run())
+    assert not ran.exists()
+
+
+def test_a_request_survives_its_way() -> None:
+    asked = request((5, 6), 7, temperature=0.5, top_p=0.9, top_k=3, stop_ids=(1, 2))
+    sent: list[Any] = []
+
+    class Recorder:
+        async def post(self, path: str, body: Any, deadline: float) -> Any:
+            sent.append(json.loads(json.dumps(body)))
+            return {"tokens": [7], "logps": [-0.5], "labels": ["run-0"], "stopped": True}
+
+    answer = asyncio.run(HttpApi(Recorder()).generate(asked))  # type: ignore[arg-type]
+    assert answer == Answer([7], [-0.5], ["run-0"], True)
+    found = read_request(sent[0])
+    assert (found.tokens, found.sampling, found.key) == (asked.tokens, asked.sampling, asked.key)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The path of a folder where HttpEngine is installed."""
+    folder = tmp_path_factory.mktemp("site")
+    source = "from rlkit_engine_http import *\nfrom rlkit_engine_http import rlkit_register\n"
+    write_plugin(folder, "engine_http", source)
+    return os.pathsep.join((str(folder), str(ROOT / "plugins" / "rlkit-engine-http" / "src")))
+
+
+def sampled(out: Path) -> list[Any]:
+    """Return the tokens, versions and rewards of a run's conversations."""
+    files = sorted((out / "rollouts").glob("step-*.jsonl.gz"))
+    rows = [json.loads(line) for file in files for line in gzip.decompress(file.read_bytes()).splitlines()]
+    return [(row["tokens"], row["versions"], row["reward"]) for row in rows]
+
+
+@pytest.mark.slow
+def test_runs_sample_the_same_tokens_with_either_engine(site: str, tmp_path: Path) -> None:
+    for name, options in (("TorchEngine", ()), ("HttpEngine", ("--rollout.engine.servers=2",))):
+        words = ("--recipe=quickstart", *FAST, f"--rollout.engine={name}", *options, f"--out={name}")
+        done = rlkit("fit", *words, cwd=tmp_path, PYTHONPATH=site)
+        assert done.returncode == 0, done.stderr
+    found = sampled(tmp_path / "HttpEngine")
+    assert len(found) == 2 * 4 * 4
+    assert found == sampled(tmp_path / "TorchEngine")
+    results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("TorchEngine", "HttpEngine")]
+    assert results[0]["validation"] == results[1]["validation"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_run_goes_on_when_its_server_dies_or_hangs(site: str, tmp_path: Path, number: signal.Signals) -> None:
+    words = ["--recipe=quickstart", *FAST, "--train.steps=12", "--rollout.engine=HttpEngine", "--out=out"]
+    words += ["--rollout.engine.retry.hang_seconds=3"]
+    command = (sys.executable, "-m", "rlkit", "fit", *words)
+    run = subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": site})
+    metrics = tmp_path / "out" / "metrics.jsonl"
+    try:
+        while not metrics.exists() or len(metrics.read_text().splitlines()) < 3:
+            assert run.poll() is None
+            time.sleep(0.02)
+        os.kill(serving(run.pid), number)
+        assert run.wait(200) == 0
+    finally:
+        run.kill()
+    rows = read_jsonl(metrics)
+    assert len(rows) == 12
+    assert rows[-1]["engine/restarts"] == 1
+    assert sum(row["rollout/failed"] for row in rows) == 0
+    assert all(row["mismatch/max"] < 1e-3 for row in rows)
+
+
+def children(pid: int) -> list[str]:
+    return [child for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()]
+
+
+def serving(pid: int) -> int:
+    """Return the server among a process's descendants."""
+    for child in map(int, children(pid)):
+        words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+        if b"rlkit_engine_http" in words and not any(word.endswith(b"supervisor.py") for word in words):
+            return child
+        if found := serving(child):
+            return found
+    return 0
