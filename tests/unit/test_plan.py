@@ -11,10 +11,10 @@ from rlkit.cli.main import main
 from rlkit.cli.parsing.parser import parse
 from rlkit.errors import RecipeError
 from rlkit.models.load import load_tokenizer
+from rlkit.ops.batching import assign
 from rlkit.rollout.template import CALL_ID, USER, ChatTemplate
 from rlkit.run.preflight import plan
 from rlkit.sections import Model
-from rlkit.train import balance
 from rlkit.train.data import load_data
 from rlkit.types import Prompt, Score
 
@@ -73,8 +73,8 @@ def test_a_reward_that_cannot_tell_right_from_wrong_is_warned_of() -> None:
 
 def test_groups_go_to_the_rank_with_the_least() -> None:
     """9 to rank 0, 7 to rank 1, 6 to rank 1 (13), 5 to rank 0 (14), 2 to rank 1 (15)."""
-    assert balance.assign([5, 9, 2, 7, 6], 2) == [0, 0, 1, 1, 1]
-    assert balance.assign([], 3) == []
+    assert assign([5, 9, 2, 7, 6], 2) == [0, 0, 1, 1, 1]
+    assert assign([], 3) == []
 
 
 def tokenizer_with(template: str) -> object:

@@ -126,6 +126,6 @@ def test_help_says_ranges_in_words(capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit):
             main(["fit", "--recipe", "quickstart", option])
     text = " ".join(capsys.readouterr().out.split())
-    assert "AdamW's largest learning rate. (type: number above 0 and at most 1, default: 1e-06)" in text
+    assert "The peak learning rate. (type: number above 0 and at most 1, default: 1e-06)" in text
     assert "Added to the standard deviation. (type: number above 0, default: 1e-06)" in text
     assert "Annotated" not in text

@@ -57,7 +57,12 @@ class Colocated:
                 yield
             self.note("policy leaves")
 
-        learn = loop_step.update_models
+        update = loop_step.update_models
+
+        def updated(*args: Any) -> Any:
+            self.note("update")
+            return update(*args)
+
         patch.setattr(TorchEngine, "reads_policy", False)
         patch.setattr(TorchEngine, "needs_weights", property(lambda _: self.asleep))
         patch.setattr(TorchEngine, "sync", synced)
@@ -65,7 +70,7 @@ class Colocated:
         patch.setattr(TorchEngine, "awake", awake)
         patch.setattr(HostOffload, "off_device", away)
         patch.setattr(HostOffload, "back", returned)
-        patch.setattr(loop_step, "update_models", lambda *args: (self.note("learn"), learn(*args)))
+        patch.setattr(loop_step, "update_models", updated)
         for module in (service, offload):
             patch.setattr(module, "free_cached", lambda _: self.note("free"))
 
@@ -88,7 +93,7 @@ def test_the_engine_takes_its_memory_once_the_trainer_has_left(
         rollout += ["trainer returns"]
     else:
         rollout = ["free", "take memory", "sample", "give memory back"]
-    proof, before, step, after = rollout, rollout, [*rollout, "learn"], rollout
+    proof, before, step, after = rollout, rollout, [*rollout, "update"], rollout
     assert found.events == [*proof, *before, *step, *after]
     [row] = read_jsonl(out / "metrics.jsonl")
     assert row["version"] == 1
@@ -102,7 +107,7 @@ def test_an_engine_that_stays_awake_takes_the_weights_at_the_end_of_a_step(
     options = ("--train.steps=1", "--validation=null", f"--out={tmp_path / 'out'}")
     assert main(["fit", "--recipe=quickstart", *FAST, *options]) == 0
     sampled = ["free", "sample", "give memory back"]
-    assert found.events == ["take memory", *sampled, *sampled, "learn", "take memory"]
+    assert found.events == ["take memory", *sampled, *sampled, "update", "take memory"]
 
 
 def test_memory_that_an_engine_had_opened_is_freed_before_what_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
