@@ -8,14 +8,18 @@ false and words the error. NaN, infinities and null are in no range; an option t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import is_dataclass
 from functools import cache
 from itertools import chain
 from types import FunctionType
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt
+
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler, TypeAdapter
+    from pydantic_core import CoreSchema
 
 LARGEST = 2**31 - 1
 LARGEST_FLOAT = 1e30
@@ -31,12 +35,12 @@ class _Number:
     def __repr__(self) -> str:
         return "NUMBER"
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         from pydantic_core import PydanticCustomError, ValidationError, core_schema
 
         schema = handler(source)
 
-        def validate(value: Any, number: Any) -> Any:
+        def validate(value: object, number: Callable[[object], object]) -> object:
             complete = False
             try:
                 if not isinstance(value, bool):
@@ -44,7 +48,7 @@ class _Number:
             except ValidationError as error:
                 crossed = error.errors(include_url=False)[0].get("ctx", {})
                 complete = any(abs(bound) in UNSAID for bound in crossed.values() if isinstance(bound, int | float))
-            expected = _words(schema["type"], schema, complete)
+            expected = _words(schema["type"], cast(Mapping[str, float], schema), complete)
             raise PydanticCustomError("range", "expected {words}", {"words": expected})
 
         return core_schema.no_info_wrap_validator_function(validate, schema)
@@ -85,26 +89,26 @@ def in_words(text: str) -> str:
     return re.sub(r"Optional\[([^\[\]]*number[^\[\]]*)\]", r"\1 or null", text)
 
 
-def resolve(cls: Any) -> None:
+def resolve(cls: type) -> None:
     """Turn annotations that are text into types, in a class's constructor and in the sections that it takes.
 
     jsonargparse would do it, but its way drops `Annotated`, and the range with it.
     """
     hints = _hints(cls)
-    if hints and isinstance(cls.__init__, FunctionType):
-        cls.__init__.__annotations__ = dict(hints)
+    if hints and isinstance(init := _init(cls), FunctionType):
+        init.__annotations__ = dict(hints)
     for section in chain.from_iterable((hint, *get_args(hint)) for hint in hints.values()):
         if isinstance(section, type) and is_dataclass(section):
             resolve(section)
 
 
-def outside(owner: Any, key: str = "") -> Iterator[str]:
+def outside(owner: object, key: str = "") -> Iterator[str]:
     """Yield a message for each number outside of its range: in a section's fields, in what a part keeps under the
     name of its constructor's argument, and in the sections and parts that these hold.
 
     The command line refuses such numbers before; this is for sections and parts that are made in Python.
     """
-    for name, hint in _hints(owner.__class__).items():
+    for name, hint in _hints(cast(Hashable, owner.__class__)).items():
         if name not in getattr(owner, "__dict__", ()):
             continue
         value, here = getattr(owner, name), f"{key}.{name}".lstrip(".")
@@ -115,7 +119,7 @@ def outside(owner: Any, key: str = "") -> Iterator[str]:
             yield from outside(held, here if inner is None else f"{here}.{inner}")
 
 
-def expected(hint: Any, value: Any) -> str | None:
+def expected(hint: object, value: object) -> str | None:
     """Return what a type asks for, in words, where a value is not of it or out of its range; None where it is."""
     from pydantic import ValidationError
 
@@ -127,32 +131,36 @@ def expected(hint: Any, value: Any) -> str | None:
     return None
 
 
-def _refusals(hint: Any, value: Any, key: str) -> Iterator[str]:
+def _refusals(hint: object, value: object, key: str) -> Iterator[str]:
     if (words := expected(hint, value)) is not None:
         yield f"{key} is {value!r}, expected {words}"
 
 
 @cache
-def _adapter(hint: Any) -> Any:
+def _adapter(hint: Any) -> TypeAdapter[object]:
     from pydantic import TypeAdapter
 
     return TypeAdapter(hint)
 
 
+def _init(cls: type) -> object:
+    return getattr(cls, "__init__")  # noqa: B009 (mypy refuses the attribute, which a subclass may replace)
+
+
 @cache
-def _hints(cls: Any) -> dict[str, Any]:
+def _hints(cls: Any) -> dict[str, object]:
     """Return the types of a class's options."""
     try:
-        return get_type_hints(cls.__init__, include_extras=True)
+        return get_type_hints(_init(cls), include_extras=True)
     except NameError:  # a plugin's, imported for type checkers alone
         return {}
 
 
-def _holds_number(hint: Any) -> bool:
+def _holds_number(hint: object) -> bool:
     return NUMBER in getattr(hint, "__metadata__", ()) or any(map(_holds_number, get_args(hint)))
 
 
-def _words(kind: str, bounds: Mapping[str, Any], complete: bool = False) -> str:
+def _words(kind: str, bounds: Mapping[str, float], complete: bool = False) -> str:
     """Return `a number above 0`; leave out the bounds of `UNSAID`, unless the text is to be complete."""
     shown = {
         name: f"{bounds[name]:.10g}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from rlkit.errors import RecipeError, show
 from rlkit.interfaces.advantage import AdvantageEstimator, Needs
@@ -36,6 +36,9 @@ from rlkit.sections import (
     Validation,
 )
 
+if TYPE_CHECKING:
+    from rlkit.interfaces.runtime import Bindable
+
 
 @dataclass
 class Recipe:
@@ -65,7 +68,7 @@ class Recipe:
     log: Log = field(default_factory=Log)
     fabric: Fabric = field(default_factory=Fabric)
 
-    def parts(self) -> list[Any]:
+    def parts(self) -> list[Bindable]:
         """Return the parts that are bound to the run."""
         known = (self.rollout.engine, self.reward, self.advantage, self.loss, self.interaction, self.environment)
         return [part for part in known if part is not None] + list((self.tools or {}).values())
@@ -223,16 +226,16 @@ def _check_numbers(recipe: Recipe) -> Iterator[str]:
             )
     for key in ("correction", "rejection"):
         low, high = _value(recipe, f"{key}.low"), _value(recipe, f"{key}.high")
-        if low is not None and low >= high:
+        if low is not None and high is not None and low >= high:
             yield f"{key}.low is {low} and {key}.high is {high}, expected low < high"
 
 
-def _value(recipe: Recipe, key: str) -> Any:
+def _value(recipe: Recipe, key: str) -> float | None:
     """Return an option by its key; None if its section is absent."""
     value: Any = recipe
     for name in key.split("."):
         value = None if value is None else getattr(value, name)
-    return value
+    return cast("float | None", value)
 
 
 def _check_model(recipe: Recipe) -> Iterator[str]:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pluggy
 
@@ -109,7 +109,7 @@ def require(part: object, method: str, problem: str | None) -> None:
         raise PartError(f"{origin(part)}: `{method}` {problem}")
 
 
-def load_plugins(extra: Iterable[tuple[str, Any]] = (), entry_points: bool = True) -> Registry:
+def load_plugins(extra: Iterable[tuple[str, object]] = (), entry_points: bool = True) -> Registry:
     """Load the built-in parts, then those of installed distributions, then `extra` (name, module) pairs.
 
     A plugin that cannot be loaded is listed with its error and the rest goes on; `Registry.require_healthy` refuses.
@@ -161,7 +161,7 @@ def _unknown(disabled: Iterable[str], installed: Sequence[str]) -> Iterator[str]
         yield f"{DISABLE_VARIABLE} names {name!r}, which is no installed plugin; {hint}"
 
 
-def _add(registry: Registry, plugin: Plugin, module: Any) -> None:
+def _add(registry: Registry, plugin: Plugin, module: object) -> None:
     """Collect what one plugin registers; all of it or, if anything is wrong, nothing."""
     registry.plugins.append(plugin)
     manager = pluggy.PluginManager("rlkit")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 HIDDEN = "***"
 
@@ -54,7 +53,7 @@ def redact_arguments(arguments: Sequence[str]) -> list[str]:
     ]
 
 
-def redact_tree(value: Any) -> Any:
+def redact_tree(value: object) -> object:
     """Return nested mappings and lists whose texts have no credentials."""
     if isinstance(value, str):
         return redact(value)

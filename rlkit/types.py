@@ -37,6 +37,10 @@ __all__ = [
     "Turn",
 ]
 
+JsonObject = dict[str, Any]
+"""A JSON object: values are None, booleans, numbers, texts, lists and objects."""
+Row = Mapping[str, Any]
+"""A row of a data set, by column."""
 Message = dict[str, Any]
 """A chat message: `role`, `content` (text or typed parts) and whatever else the chat template reads."""
 

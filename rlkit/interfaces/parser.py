@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any
+
+from rlkit.types import JsonObject
 
 
 @dataclass
@@ -18,7 +19,7 @@ class ToolCall:
     """
 
     name: str
-    arguments: dict[str, Any] = field(default_factory=dict)
+    arguments: JsonObject = field(default_factory=dict)
     error: str | None = None
 
 

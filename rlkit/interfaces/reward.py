@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from rlkit.errors import shorten, show
 from rlkit.types import Score, Trajectory
@@ -91,26 +91,26 @@ def as_score(value: object) -> Score:
         return Score(None, error=f"the reward returned {show(value)}, expected finite numbers")
 
 
-def as_number(value: Any) -> float:
+def as_number(value: object) -> float:
     """Return a number of Python, NumPy or torch as a float.
 
     Raises:
         Exception: It is not a number, or not finite.
     """
-    if not isinstance(value, Real) and callable(getattr(value, "item", None)):
-        value = value.item()
+    if not isinstance(value, Real) and callable(item := getattr(value, "item", None)):
+        value = item()
     if not isinstance(value, Real) or not math.isfinite(found := float(value)):
         raise ValueError(f"got {show(value)}, expected a finite number")
     return found
 
 
-def grade_as_data(call: tuple[RewardFunction, Trajectory]) -> dict[str, Any]:
+def grade_as_data(call: tuple[RewardFunction, Trajectory]) -> dict[str, object]:
     """Grade a trajectory in a worker; return the fields of the score, since a worker returns only data."""
     reward, trajectory = call
     return vars(as_score(reward.grade(trajectory)))
 
 
-def grade_control(call: tuple[RewardFunction, Trajectory]) -> dict[str, Any] | None:
+def grade_control(call: tuple[RewardFunction, Trajectory]) -> dict[str, object] | None:
     """Grade a trajectory's control in a worker; return the score of what is ungradable, None if that fails too."""
     reward, trajectory = call
     control = reward.control(trajectory)

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from rlkit.types import Score, Trajectory
+from rlkit.types import JsonObject, Score, Trajectory
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from rlkit.interfaces.model import CausalLM, Tokenizer
     from rlkit.interfaces.reward import RewardManager
 
 
@@ -31,19 +32,26 @@ class WeightStream(Protocol):
         Adapters are `merged` into them, or left out.
         """
 
-    def adapter(self) -> tuple[dict[str, Any], list[tuple[str, Tensor]]] | None:
+    def adapter(self) -> tuple[JsonObject, list[tuple[str, Tensor]]] | None:
         """Return the adapters' configuration and full tensors, named as peft saves them; None if there are none."""
+
+
+class Bindable(Protocol):
+    """A part that is bound to the run."""
+
+    def bind(self, runtime: Runtime) -> None:
+        """Store what needs the run."""
 
 
 class Runtime(Protocol):
     """The argument of every part's `bind`, called once process group, device and models exist."""
 
     @property
-    def tokenizer(self) -> Any:
+    def tokenizer(self) -> Tokenizer:
         """The policy's tokenizer, with its chat template."""
 
     @property
-    def policy(self) -> Any:
+    def policy(self) -> CausalLM:
         """The Hugging Face causal language model that is being trained."""
 
     @property
@@ -87,7 +95,7 @@ class Runtime(Protocol):
     def gather(self, x: Tensor) -> Tensor:
         """Concatenate a vector, whose length may differ, over the data-parallel group."""
 
-    async def work(self, function: Callable[[Any], Any], argument: Any, timeout: float) -> Any:
+    async def work(self, function: Callable[[T], object], argument: T, timeout: float) -> Any:
         """Run a function in a worker process that is killed at the deadline; function and argument are pickled.
 
         It may return data only: None, numbers, strings, lists (tuples become lists) and dictionaries with string keys.

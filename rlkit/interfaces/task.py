@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
-from rlkit.types import Prompt
+from rlkit.types import Prompt, Row
 
 Split = Literal["train", "validation"]
 
@@ -18,7 +18,7 @@ class Task(ABC):
     """
 
     @abstractmethod
-    def rows(self, split: Split) -> Sequence[Mapping[str, Any]]:
+    def rows(self, split: Split) -> Sequence[Row]:
         """Return the rows of a split, indexable in any order; may be loaded lazily.
 
         Raises:
@@ -26,5 +26,5 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def prompt(self, row: Mapping[str, Any], index: int) -> Prompt:
+    def prompt(self, row: Row, index: int) -> Prompt:
         """Build a prompt from a row: messages for the policy, and the answer for the reward."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rlkit.types import JsonObject
+
 if TYPE_CHECKING:
     from rlkit.interfaces.runtime import Runtime
 
@@ -37,7 +39,7 @@ class Tool(ABC):
 
     name: str
     description: str
-    parameters: dict[str, Any]
+    parameters: JsonObject
     timeout: float = 30.0
     """Seconds for one call, from the start of the work."""
     concurrency: int | None = None
@@ -46,18 +48,18 @@ class Tool(ABC):
     def bind(self, runtime: Runtime) -> None:
         """Store what needs the run: called once process group, device and models exist."""
 
-    async def create(self, state: State, **kwargs: Any) -> None:
+    async def create(self, state: State, **kwargs: object) -> None:
         """Prepare one conversation's state."""
 
     @abstractmethod
-    async def call(self, arguments: dict[str, Any], state: State, **kwargs: Any) -> ToolReply | str:
+    async def call(self, arguments: JsonObject, state: State, **kwargs: object) -> ToolReply | str:
         """Run a call whose arguments satisfy the schema."""
 
-    async def reward(self, state: State, **kwargs: Any) -> float:
+    async def reward(self, state: State, **kwargs: object) -> float:
         """Return a reward for the use of the tool in the whole conversation, at its end."""
         return 0.0
 
-    async def release(self, state: State, **kwargs: Any) -> None:
+    async def release(self, state: State, **kwargs: object) -> None:
         """Free what the conversation holds; always called once, however the conversation ended."""
 
     def close(self) -> None:

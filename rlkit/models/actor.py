@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,9 @@ from torch import Tensor, nn
 from rlkit.models.lora import base_model
 from rlkit.ops.logps import logits_logps, token_logps
 from rlkit.types import PolicyOutput
+
+if TYPE_CHECKING:
+    from rlkit.interfaces.model import CausalLM
 
 
 class Actor(nn.Module):
@@ -22,7 +25,7 @@ class Actor(nn.Module):
     forward_methods = ("logits",)
     """Methods that FSDP treats as `forward`: sharded weights are gathered layer by layer."""
 
-    def __init__(self, policy: Any) -> None:
+    def __init__(self, policy: CausalLM) -> None:
         super().__init__()
         self.policy = policy
         self.chunked = self._probe()

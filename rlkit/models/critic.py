@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from rlkit.interfaces.model import CausalLM
 
 
 class ValueModel(nn.Module):
@@ -15,7 +18,7 @@ class ValueModel(nn.Module):
         backbone: A Hugging Face model that returns hidden states.
     """
 
-    def __init__(self, backbone: Any) -> None:
+    def __init__(self, backbone: CausalLM) -> None:
         super().__init__()
         self.backbone = backbone
         self.head = nn.Linear(backbone.config.get_text_config().hidden_size, 1, bias=False)

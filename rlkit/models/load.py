@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from safetensors import SafetensorError
@@ -19,10 +19,14 @@ from rlkit.models.store import Store
 from rlkit.models.weights import trainable
 from rlkit.sections import Model
 
+if TYPE_CHECKING:
+    from rlkit.interfaces.model import CausalLM, ModelConfig, Tokenizer
+
+
 __all__ = ["SHIPPED", "resolve"]
 
 
-def load_config(model: Model) -> Any:
+def load_config(model: Model) -> ModelConfig:
     """Read the model's configuration, without weights.
 
     Raises:
@@ -32,10 +36,11 @@ def load_config(model: Model) -> Any:
 
     source = source_of(model)
     with _explained(model, source):
-        return AutoConfig.from_pretrained(source.model, trust_remote_code=model.trust_remote_code)
+        config: ModelConfig = AutoConfig.from_pretrained(source.model, trust_remote_code=model.trust_remote_code)
+    return config
 
 
-def load_tokenizer(model: Model) -> Any:
+def load_tokenizer(model: Model) -> Tokenizer:
     """Load the tokenizer.
 
     Raises:
@@ -45,7 +50,8 @@ def load_tokenizer(model: Model) -> Any:
 
     source = source_of(model)
     with _explained(model, source):
-        tokenizer = AutoTokenizer.from_pretrained(source.tokenizer, trust_remote_code=model.trust_remote_code)
+        options = {"trust_remote_code": model.trust_remote_code}
+        tokenizer: Tokenizer = AutoTokenizer.from_pretrained(source.tokenizer, **options)
     if tokenizer.chat_template is None:
         raise RecipeError(
             f"model.path {model.path!r} has a tokenizer without a chat template, so messages cannot be rendered; "
@@ -56,7 +62,7 @@ def load_tokenizer(model: Model) -> Any:
     return tokenizer
 
 
-def load_policy(model: Model, seed: int = 0, empty: bool = False, frozen: bool = False) -> Any:
+def load_policy(model: Model, seed: int = 0, empty: bool = False, frozen: bool = False) -> CausalLM:
     """Load a causal language model, with adapters if the recipe has `model.lora`.
 
     Weights that are trained are float32, frozen ones of `model.dtype`. With `model.lora`, an adapter at
@@ -83,7 +89,7 @@ def load_policy(model: Model, seed: int = 0, empty: bool = False, frozen: bool =
     return add_lora(loader.whole(source, dtype), model.lora, seed, base_name(model.path))
 
 
-def load_backbone(model: Model, seed: int = 0, empty: bool = False) -> Any:
+def load_backbone(model: Model, seed: int = 0, empty: bool = False) -> CausalLM:
     """Load a model without its output layer, adapters of `model.path` merged and those of `model.lora` new.
 
     Args:
@@ -97,10 +103,8 @@ def load_backbone(model: Model, seed: int = 0, empty: bool = False) -> Any:
     from transformers import AutoModel, AutoModelForCausalLM
 
     dtype = torch.float32 if model.lora is None else getattr(torch, model.dtype)
-    source, plain = (
-        locate(model.path),
-        replace(model, lora=None),
-    )  # adapters at the path are merged, whatever their rank
+    source = locate(model.path)
+    plain = replace(model, lora=None)  # adapters at the path are merged, whatever their rank
     if source.base is None:
         backbone = _Loader(AutoModel, plain, empty).whole(source, dtype)
     else:
@@ -108,15 +112,25 @@ def load_backbone(model: Model, seed: int = 0, empty: bool = False) -> Any:
     return backbone if model.lora is None else add_lora(backbone, model.lora, seed, task="FEATURE_EXTRACTION")
 
 
+class AutoClass(Protocol):
+    """`AutoModelForCausalLM` of transformers, or another of its kind."""
+
+    def from_pretrained(self, path: str, **options: object) -> CausalLM:
+        """Return the model at a path."""
+
+    def from_config(self, config: ModelConfig, **options: object) -> CausalLM:
+        """Return a model without weights of its own."""
+
+
 @dataclass
 class _Loader:
     """Loads a source, and the models it is based on."""
 
-    kind: Any
+    kind: AutoClass
     model: Model
     empty: bool
 
-    def load(self, source: Source, dtype: torch.dtype) -> Any:
+    def load(self, source: Source, dtype: torch.dtype) -> CausalLM:
         """Load a model; for an adapter or a checkpoint, its base with its adapters or weights."""
         if source.base is None:
             return self._pretrained(source, dtype)
@@ -134,7 +148,7 @@ class _Loader:
             load_adapter(policy, Path(source.place, ADAPTER_WEIGHTS))
         return policy
 
-    def whole(self, source: Source, dtype: torch.dtype) -> Any:
+    def whole(self, source: Source, dtype: torch.dtype) -> CausalLM:
         """Load a source without adapters: merged in float32, then rounded."""
         if source.base is None:
             return self._pretrained(source, dtype)
@@ -143,7 +157,7 @@ class _Loader:
         policy = self.load(source, torch.float32)
         return cast(merged(policy) if has_lora(policy) else policy, dtype)
 
-    def _pretrained(self, source: Source, dtype: torch.dtype) -> Any:
+    def _pretrained(self, source: Source, dtype: torch.dtype) -> CausalLM:
         from transformers.utils import logging
 
         logging.disable_progress_bar()
@@ -155,7 +169,7 @@ class _Loader:
                 return self.kind.from_config(load_config(self.model), **options).eval()
 
 
-def cast(policy: Any, dtype: torch.dtype) -> Any:
+def cast(policy: CausalLM, dtype: torch.dtype) -> CausalLM:
     """Round the weights, but not the buffers: the positions' frequencies stay float32."""
     for parameter in policy.parameters():
         parameter.data = parameter.data.to(dtype)
@@ -163,13 +177,13 @@ def cast(policy: Any, dtype: torch.dtype) -> Any:
     return policy
 
 
-def context_length(config: Any) -> int:
+def context_length(config: ModelConfig) -> int:
     """Return the number of tokens that the model can attend to; a large number where it states none."""
     text = config.get_text_config()
     return int(getattr(text, "max_position_embeddings", None) or 1 << 20)
 
 
-def stop_ids(model: Model, tokenizer: Any) -> frozenset[int]:
+def stop_ids(model: Model, tokenizer: Tokenizer) -> frozenset[int]:
     """Return the ids that end a turn: those of the generation configuration and the tokenizer's end token."""
     from transformers import GenerationConfig
 
@@ -195,7 +209,9 @@ def _explained(model: Model, source: Source) -> Iterator[None]:
         ) from error
 
 
-def save_policy(policy: Any, tokenizer: Any, folder: Path, weights: dict[str, torch.Tensor] | None = None) -> None:
+def save_policy(
+    policy: CausalLM, tokenizer: Tokenizer, folder: Path, weights: dict[str, torch.Tensor] | None = None
+) -> None:
     """Write a Hugging Face folder: the model, or its adapter alone, with the tokenizer.
 
     It is written under another name and then renamed, so that a folder of that name is always complete.
@@ -212,9 +228,8 @@ def save_policy(policy: Any, tokenizer: Any, folder: Path, weights: dict[str, to
     beside = folder.with_name(folder.name + ".partial")
     try:
         shutil.rmtree(beside, ignore_errors=True)
-        options = (
-            {"save_embedding_layers": False} if has_lora(policy) else {}
-        )  # they are frozen; avoids a request to the hub
+        # embeddings are frozen; without the option peft asks the hub whether they have changed
+        options = {"save_embedding_layers": False} if has_lora(policy) else {}
         policy.save_pretrained(beside, state_dict=weights, **options)
         tokenizer.save_pretrained(beside)
         shutil.rmtree(folder, ignore_errors=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 from safetensors import SafetensorError
@@ -15,9 +15,13 @@ from torch.distributed.tensor import DTensor
 from rlkit.distributed.fsdp2 import full_tensor
 from rlkit.errors import RecipeError
 from rlkit.sections import Lora
+from rlkit.types import JsonObject
+
+if TYPE_CHECKING:
+    from rlkit.interfaces.model import AdapterLayer, CausalLM
 
 
-def add_lora(policy: Any, lora: Lora, seed: int = 0, base: str | None = None, task: str = "CAUSAL_LM") -> Any:
+def add_lora(policy: CausalLM, lora: Lora, seed: int = 0, base: str | None = None, task: str = "CAUSAL_LM") -> CausalLM:
     """Freeze a model and add adapters in float32 to train, the same on every rank.
 
     Args:
@@ -37,7 +41,7 @@ def add_lora(policy: Any, lora: Lora, seed: int = 0, base: str | None = None, ta
         with torch.random.fork_rng(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")
             torch.manual_seed(seed)
-            adapted = get_peft_model(policy, config)
+            adapted: CausalLM = get_peft_model(policy, config)
     except ValueError as error:
         names = sorted(
             {name.rpartition(".")[2] for name, module in policy.named_modules() if hasattr(module, "weight")}
@@ -49,7 +53,7 @@ def add_lora(policy: Any, lora: Lora, seed: int = 0, base: str | None = None, ta
     return adapted
 
 
-def load_adapter(policy: Any, file: Path) -> None:
+def load_adapter(policy: CausalLM, file: Path) -> None:
     """Load the adapters' values from safetensors, in place.
 
     Raises:
@@ -78,28 +82,28 @@ def load_adapter(policy: Any, file: Path) -> None:
             tensor.copy_(saved[name])
 
 
-def has_lora(policy: Any) -> bool:
+def has_lora(policy: CausalLM) -> bool:
     """Whether the policy has adapters."""
     return hasattr(policy, "peft_config")
 
 
-def base_model(policy: Any) -> Any:
+def base_model(policy: CausalLM) -> CausalLM:
     """Return the Hugging Face model itself, including adapters in its layers."""
     return policy.get_base_model() if has_lora(policy) else policy
 
 
-def adapters_off(policy: Any) -> AbstractContextManager[None]:
+def adapters_off(policy: CausalLM) -> AbstractContextManager[None]:
     """Run the policy without its adapters."""
-    context: AbstractContextManager[None] = policy.disable_adapter()
-    return context
+    return policy.disable_adapter()
 
 
-def adapted(policy: Any) -> dict[str, Any]:
+def adapted(policy: CausalLM) -> dict[str, AdapterLayer]:
     """Return a layer with adapters for each name that such layers have within their blocks; none without LoRA."""
-    return {name.rpartition(".")[2]: part for name, part in policy.named_modules() if hasattr(part, "lora_A")}
+    layers = [(name, layer) for name, layer in policy.named_modules() if hasattr(layer, "lora_A")]
+    return {name.rpartition(".")[2]: cast("AdapterLayer", layer) for name, layer in layers}
 
 
-def adapter_config(policy: Any) -> dict[str, Any]:
+def adapter_config(policy: CausalLM) -> JsonObject:
     """Return the adapters' configuration for a server, in the form of peft's adapter_config.json."""
     config = policy.peft_config[policy.active_adapter]
     return {
@@ -111,13 +115,13 @@ def adapter_config(policy: Any) -> dict[str, Any]:
     }
 
 
-def adapter_tensors(policy: Any) -> list[tuple[str, Tensor]]:
+def adapter_tensors(policy: CausalLM) -> list[tuple[str, Tensor]]:
     """Return the adapters' parameters under the names that peft saves them by."""
     active = f".{policy.active_adapter}."
     return [(name.replace(active, "."), x) for name, x in policy.named_parameters() if "lora_" in name]
 
 
-def delta(layer: Any) -> Tensor:
+def delta(layer: AdapterLayer) -> Tensor:
     """Return the update of a layer's weight by its adapters; if they are sharded, all ranks must call this."""
     parts = []
     for name in layer.active_adapters:  # agreed: the modules are the same on every rank
@@ -133,10 +137,11 @@ def delta(layer: Any) -> Tensor:
 
 
 @torch.no_grad()
-def merged(policy: Any) -> Any:
+def merged(policy: CausalLM) -> CausalLM:
     """Return the model with its adapters merged into its weights, in float32 and then rounded to the weights' type."""
     for layer in policy.modules():
         if hasattr(layer, "get_delta_weight"):
-            weight = layer.get_base_layer().weight
-            weight.copy_(weight.float() + delta(layer))
+            adapter = cast("AdapterLayer", layer)
+            weight = adapter.get_base_layer().weight
+            weight.copy_(weight.float() + delta(adapter))
     return policy.unload().requires_grad_(True)  # peft leaves them frozen

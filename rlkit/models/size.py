@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from rlkit.models.load import load_config
 from rlkit.models.lora import add_lora
 from rlkit.models.source import source_of
 from rlkit.sections import Lora, Model
 
-SHAPES: dict[str, dict[str, Any]] = {
+if TYPE_CHECKING:
+    from rlkit.interfaces.model import ModelConfig
+
+
+SHAPES: dict[str, dict[str, int]] = {
     f"Qwen/Qwen2.5-{size}{kind}": {
         "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers, "num_attention_heads": heads,
         "num_key_value_heads": shared, "vocab_size": words, "tie_word_embeddings": hidden < 3000,
@@ -39,7 +44,7 @@ class Size:
         lora: The number of parameters of its adapters.
     """
 
-    config: Any
+    config: ModelConfig
     base: int
     lora: int = 0
 
@@ -49,7 +54,7 @@ class Size:
         return self.lora or self.base
 
 
-def find_config(model: Model) -> Any:
+def find_config(model: Model) -> ModelConfig:
     """Return a model's configuration, without access to the hub if the shape is known.
 
     Raises:
@@ -61,7 +66,7 @@ def find_config(model: Model) -> Any:
     return load_config(model) if shape is None else AutoConfig.for_model("qwen2", **shape)
 
 
-def size_of(config: Any, lora: Lora | None = None, trust_remote_code: bool = False) -> Size:
+def size_of(config: ModelConfig, lora: Lora | None = None, trust_remote_code: bool = False) -> Size:
     """Count a model's parameters, and those of its adapters, on the meta device."""
     from transformers import AutoModelForCausalLM
 
@@ -77,11 +82,11 @@ def parameters(model: Model) -> int:
     return size_of(load_config(model), trust_remote_code=model.trust_remote_code).base
 
 
-def _count(policy: Any) -> int:
+def _count(policy: nn.Module) -> int:
     return sum(int(p.numel()) for p in policy.parameters())
 
 
-def kv_bytes(config: Any, tokens: int, width: int = 4) -> int:
+def kv_bytes(config: ModelConfig, tokens: int, width: int = 4) -> int:
     """Return the bytes of a key-value cache of a number of tokens, at `width` bytes per number."""
     heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
     size = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)

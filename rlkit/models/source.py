@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from os.path import isdir, isfile  # which are false, and no error, for names that no file can have
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
@@ -16,6 +15,7 @@ from rlkit.errors import RecipeError
 from rlkit.models.store import CheckpointRef, Store, open_checkpoint, step_of
 from rlkit.ranges import LARGEST
 from rlkit.sections import Lora, Model
+from rlkit.types import JsonObject
 
 SHIPPED = {"tiny": Path(__file__).parent / "tiny", "tiny-tools": Path(__file__).parent / "tiny_tools"}
 """Models that come with rlkit: for additions, and for conversations with tools and games."""
@@ -146,7 +146,7 @@ def _within(folder: Path) -> Path | None:
     return None if store is None else Path(store.root, str(name))
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _json(path: Path) -> JsonObject:
     """Read a JSON object; an empty one where there is none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

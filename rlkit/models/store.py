@@ -21,6 +21,7 @@ from rlkit.errors import CheckpointError
 from rlkit.models.tensor_files import TensorReader, first_problem
 from rlkit.ranges import FiniteFloat, NonNegativeFloat, NonNegativeInt
 from rlkit.sections import Model
+from rlkit.types import JsonObject
 
 # a single process needs no process group, and no warning about it
 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
@@ -62,7 +63,7 @@ class State(BaseModel, strict=True, extra="forbid"):
     """
 
     step: NonNegativeInt
-    recipe: dict[str, Any]
+    recipe: JsonObject
     numbers: Numbers
     before: dict[str, FiniteFloat] | None = None
     best: tuple[FiniteFloat, NonNegativeInt] | None = None

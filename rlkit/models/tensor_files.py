@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from io import UnsupportedOperation
 from math import prod
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO, Protocol
 
 import torch
 from annotated_types import Ge, Le, Len, MaxLen
@@ -21,6 +21,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import from_json
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
@@ -93,6 +94,14 @@ def file_of(rank: int) -> str:
     return f"rank-{rank:05d}.safetensors"
 
 
+class FileSystem(Protocol):
+    """What is used of an fsspec file system, which has no types."""
+
+    def open(self, path: str, mode: str) -> BinaryIO: ...
+
+    def size(self, path: str) -> int: ...
+
+
 class TensorWriter(StorageWriter):
     """Writes a rank's tensors into a folder that exists.
 
@@ -101,14 +110,14 @@ class TensorWriter(StorageWriter):
         folder: The folder's path in it.
     """
 
-    def __init__(self, fs: Any, folder: str) -> None:
+    def __init__(self, fs: FileSystem, folder: str) -> None:
         self.fs = fs
         self.folder = folder
 
-    def reset(self, checkpoint_id: Any = None) -> None:
+    def reset(self, checkpoint_id: object = None) -> None:
         pass
 
-    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+    def set_up_storage_writer(self, is_coordinator: bool, *args: object, **kwargs: object) -> None:
         pass
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
@@ -119,8 +128,8 @@ class TensorWriter(StorageWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write the header, whose sizes are known from the plan, and then the tensors in order."""
-        header: dict[str, Any] = {}
-        places: dict[str, Any] = {}
+        header: dict[str, object] = {}
+        places: dict[str, object] = {}
         at = 0
         for item in plan.items:
             name, data = item.index.fqn, item.tensor_data
@@ -148,7 +157,7 @@ class TensorWriter(StorageWriter):
         """Write nothing: all metadata is in the headers."""
 
     @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:  # noqa: ARG003 (torch's interface)
+    def validate_checkpoint_id(cls, checkpoint_id: object) -> bool:  # noqa: ARG003 (torch's interface)
         return True
 
 
@@ -161,13 +170,13 @@ class TensorReader(StorageReader):
         files: The names of all ranks' files.
     """
 
-    def __init__(self, fs: Any, folder: str, files: Sequence[str]) -> None:
+    def __init__(self, fs: FileSystem, folder: str, files: Sequence[str]) -> None:
         self.fs = fs
         self.folder = folder
         self.files = files
         self._chunks: dict[MetadataIndex, Chunk] = {}
 
-    def reset(self, checkpoint_id: Any = None) -> None:
+    def reset(self, checkpoint_id: object = None) -> None:
         pass
 
     def read_metadata(self) -> Metadata:  # type: ignore[override]
@@ -181,7 +190,7 @@ class TensorReader(StorageReader):
             for name, chunk in read_header(self.fs, self.folder, file).items():
                 parts.setdefault(name, []).append(chunk)
         self._chunks = {}
-        tensors: dict[str, Any] = {}
+        tensors: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
         for name, chunks in parts.items():
             tensors[name] = self._join(name, chunks)
         return Metadata(tensors)
@@ -202,7 +211,7 @@ class TensorReader(StorageReader):
             [ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.shape)) for chunk in full],
         )
 
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: object, **kwargs: object) -> None:
         pass
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
@@ -232,11 +241,11 @@ class TensorReader(StorageReader):
         return done
 
     @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:  # noqa: ARG003 (torch's interface)
+    def validate_checkpoint_id(cls, checkpoint_id: object) -> bool:  # noqa: ARG003 (torch's interface)
         return True
 
 
-def read_header(fs: Any, folder: str, file: str) -> dict[str, Chunk]:
+def read_header(fs: FileSystem, folder: str, file: str) -> dict[str, Chunk]:
     """Read the header of a file.
 
     Raises:
@@ -275,12 +284,12 @@ def _chunk(file: str, entry: Entry, place: Place, start: int, size: int) -> Chun
     return Chunk(file, dtype, tuple(entry.shape), tuple(place.saved_offsets), start + begin, end - begin)
 
 
-def _read(stream: Any, chunk: Chunk) -> Tensor:
+def _read(stream: BinaryIO, chunk: Chunk) -> Tensor:
     if not chunk.length:
         return torch.empty(chunk.shape, dtype=chunk.dtype)
     data = bytearray(chunk.length)
     stream.seek(chunk.start)
-    if stream.readinto(data) != chunk.length:
+    if stream.readinto(data) != chunk.length:  # type: ignore[attr-defined]
         raise CheckpointError(f"{chunk.file} is damaged: it ends within a tensor")
     return torch.frombuffer(data, dtype=chunk.dtype).reshape(chunk.shape)
 
@@ -290,7 +299,7 @@ def _bytes(data: Any) -> memoryview:
     return memoryview(data.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
-def _sync(stream: Any) -> None:
+def _sync(stream: BinaryIO) -> None:
     """Flush a local file to the disk."""
     try:
         stream.flush()

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
 
 from rlkit.distributed.fsdp2 import full_tensor
 from rlkit.models.lora import adapter_config, adapter_tensors, base_model, delta, has_lora
+from rlkit.types import JsonObject
+
+if TYPE_CHECKING:
+    from rlkit.interfaces.model import AdapterLayer, CausalLM
 
 
 class PolicyWeights:
@@ -23,12 +27,16 @@ class PolicyWeights:
         bucket_bytes: A bucket ends with the tensor that reaches this.
     """
 
-    def __init__(self, policy: Any, bucket_bytes: int = 256 * 1024 * 1024) -> None:
+    def __init__(self, policy: CausalLM, bucket_bytes: int = 256 * 1024 * 1024) -> None:
         self.bucket_bytes = bucket_bytes
         self._policy = policy
         base = base_model(policy)
-        adapters = {f"{name}.weight": part for name, part in base.named_modules() if hasattr(part, "get_delta_weight")}
-        self._sources: dict[str, tuple[Any, Tensor]] = {}
+        adapters = {
+            f"{name}.weight": cast("AdapterLayer", part)
+            for name, part in base.named_modules()
+            if hasattr(part, "get_delta_weight")
+        }
+        self._sources: dict[str, tuple[AdapterLayer | None, Tensor]] = {}
         for name, parameter in base.named_parameters():  # tied weights come once, under their first name
             if "lora_" not in name:
                 plain = name.replace(".base_layer.", ".")
@@ -55,7 +63,7 @@ class PolicyWeights:
             yield bucket
 
     @torch.no_grad()
-    def adapter(self) -> tuple[dict[str, Any], list[tuple[str, Tensor]]] | None:
+    def adapter(self) -> tuple[JsonObject, list[tuple[str, Tensor]]] | None:
         """Return the adapters' configuration and full tensors, named as peft saves them; None if there are none."""
         if not has_lora(self._policy):  # agreed: parameters are the same on every rank
             return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from typing import Any
 
 from rlkit.interfaces.parser import ParsedTurn, ToolCall, ToolParser
 from rlkit.parsers.text import Reading, balanced, failed, plain, scan
@@ -65,7 +64,7 @@ def _call(node: ast.expr, source: str) -> ToolCall:
     values = {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg is not None}
     if len(values) < len(node.args) + len(node.keywords):
         return failed(name, source, "an argument has no name, or two have the same", _EXPECTED)
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, object] = {}
     for key, value in values.items():
         try:
             arguments[key] = plain(ast.literal_eval(_Literals().visit(value)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from rlkit.interfaces.parser import ParsedTurn, ToolCall, ToolParser
 from rlkit.parsers.text import Reading, decode, failed, find_edge, scan
@@ -33,7 +32,7 @@ class QwenCoderParser(ToolParser):
 
 def _read(text: str, opening: re.Match[str]) -> Reading:
     name = (opening["name"] or "").strip()
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, object] = {}
     position = opening.end()
     while (parameter := _PARAMETER.match(text, position)) is not None:
         value = _value(text, parameter.end())
@@ -49,7 +48,7 @@ def _read(text: str, opening: re.Match[str]) -> Reading:
     return [failed(name, excerpt, why, _EXPECTED)], end
 
 
-def _value(text: str, start: int) -> tuple[Any, int] | None:
+def _value(text: str, start: int) -> tuple[object, int] | None:
     """Return a parameter's value and the end of its end tag; None without one before the next parameter."""
     tag = "</parameter>"
     try:

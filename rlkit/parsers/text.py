@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rlkit.interfaces.parser import ParsedTurn, ToolCall
 
@@ -43,7 +43,7 @@ def scan(text: str, opening: re.Pattern[str], read: Callable[[str, re.Match[str]
     return ParsedTurn("".join([*kept, text[position:]]).strip(), calls)
 
 
-def decode(text: str, start: int) -> tuple[Any, int]:
+def decode(text: str, start: int) -> tuple[object, int]:
     """Return the JSON value at `start` and the position after it, skipping blanks before and after.
 
     Raises:
@@ -59,7 +59,7 @@ def decode(text: str, start: int) -> tuple[Any, int]:
         raise ValueError("it is nested too deeply") from None
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> object:
     """Return the value after a round trip through JSON.
 
     Raises:
@@ -69,7 +69,7 @@ def plain(value: Any) -> Any:
     return json.loads(json.dumps(value, ensure_ascii=False, allow_nan=False).encode())
 
 
-def read_json(text: str, start: int, edge: re.Pattern[str]) -> tuple[Any, int]:
+def read_json(text: str, start: int, edge: re.Pattern[str]) -> tuple[object, int]:
     """Return the JSON value, or `Malformed`, before the next match of `edge` or the end; and the edge's end."""
     try:
         value, end = decode(text, start)
@@ -101,7 +101,7 @@ def balanced(text: str, start: int, quotes: str = '"') -> int:
     return len(text)
 
 
-def to_call(value: Any, key: str) -> ToolCall:
+def to_call(value: object, key: str) -> ToolCall:
     """Return a call from what should be a JSON object with a name and, under `key`, the arguments."""
     expected = f'a JSON object {{"name": "...", "{key}": {{...}}}}'
     if isinstance(value, Malformed):
@@ -118,7 +118,7 @@ def to_call(value: Any, key: str) -> ToolCall:
     return ToolCall(name, arguments)
 
 
-def named_call(name: str, value: Any) -> ToolCall:
+def named_call(name: str, value: object) -> ToolCall:
     """Return a call from a name and what should be the JSON object of its arguments."""
     if name and isinstance(value, dict):
         return ToolCall(name, value)

@@ -92,7 +92,7 @@ class FunctionReward(RewardFunction):
 
     def __init__(
         self,
-        function: Callable[..., Any],
+        function: Callable[..., object],
         *,
         completions: Completions = "messages",
         timeout: Seconds = 10.0,
@@ -135,7 +135,7 @@ class AsyncFunctionReward(RewardManager):
 
     def __init__(
         self,
-        function: Callable[..., Awaitable[Any]],
+        function: Callable[..., Awaitable[object]],
         *,
         completions: Completions = "messages",
         timeout: Seconds = 60.0,
@@ -169,7 +169,7 @@ class Grader(NamedTuple):
     """
 
     name: str
-    function: Callable[..., Any]
+    function: Callable[..., object]
     completions: Completions
 
     def grade(self, trajectory: Trajectory) -> Score | float:
@@ -203,7 +203,7 @@ class Grader(NamedTuple):
     def _in_lists(self) -> bool:
         return "completions" in _parameters(self.function)
 
-    def _columns(self, trajectory: Trajectory) -> dict[str, Any]:
+    def _columns(self, trajectory: Trajectory) -> dict[str, object]:
         """Return the columns for a function over batches, as a batch of one."""
         prompt = trajectory.prompt
         completion = trajectory.messages[len(prompt.messages) :]
@@ -215,14 +215,16 @@ class Grader(NamedTuple):
         return {name: [value] for name, value in {**columns, "completion_ids": tokens}.items()}
 
 
-def _fields(trajectory: Trajectory) -> dict[str, Any]:
+def _fields(trajectory: Trajectory) -> dict[str, object]:
     """Return what a function for one trajectory may take."""
     prompt = trajectory.prompt
     own = {"text": trajectory.text, "answer": prompt.answer, "messages": prompt.messages, "meta": prompt.meta}
     return {**prompt.meta, **own, "trajectory": trajectory}
 
 
-def _arguments(function: str, parameters: Mapping[str, inspect.Parameter], known: dict[str, Any]) -> dict[str, Any]:
+def _arguments(
+    function: str, parameters: Mapping[str, inspect.Parameter], known: dict[str, object]
+) -> dict[str, object]:
     """Return the arguments that a function takes.
 
     Raises:
@@ -243,12 +245,12 @@ def _arguments(function: str, parameters: Mapping[str, inspect.Parameter], known
     return {name: known[name] for name in names}
 
 
-async def _await(value: Any) -> Any:
+async def _await(value: Awaitable[object]) -> object:
     return await value
 
 
 @cache
-def _load(function: str) -> Callable[..., Any]:
+def _load(function: str) -> Callable[..., object]:
     """Import the function, once a worker."""
     place, _, name = function.rpartition(":")
     if place.endswith(".py"):
@@ -263,20 +265,20 @@ def _load(function: str) -> Callable[..., Any]:
 
 
 @cache
-def _received(sent: bytes) -> Callable[..., Any]:
+def _received(sent: bytes) -> Callable[..., object]:
     """Return the function that was sent, the same one for all calls of a worker: it may keep something between them."""
     return pickle.loads(sent)  # type: ignore[no-any-return]
 
 
-def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+def _parameters(function: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(function).parameters
 
 
-def _name(function: Callable[..., Any]) -> str:
+def _name(function: Callable[..., object]) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
-def _describe(function: Callable[..., Any]) -> str:
+def _describe(function: Callable[..., object]) -> str:
     """Return a function's name with a digest of its code: another function of the same name has another one."""
     try:
         code = inspect.getsource(function)

@@ -10,7 +10,6 @@ from base64 import b64encode
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from rlkit.errors import RecipeError
@@ -82,7 +81,7 @@ class RemoteReward(RewardManager):
                 await asyncio.sleep(0.2 * 2**attempt * (1 + random.random()))
         raise AssertionError("unreachable")
 
-    def _post(self, body: bytes) -> Any:
+    def _post(self, body: bytes) -> object:
         headers, parts = {"Content-Type": "application/json"}, urlsplit(self.url)
         login, _, host = parts.netloc.rpartition("@")
         if login:  # which urllib would take for a part of the host's name
@@ -92,7 +91,7 @@ class RemoteReward(RewardManager):
             return json.load(answer)
 
 
-def _parse(answer: Any, count: int) -> list[Score]:
+def _parse(answer: object, count: int) -> list[Score]:
     scores = answer.get("scores") if isinstance(answer, dict) else None
     if not isinstance(scores, list) or len(scores) != count:
         raise ValueError(f"answered {str(answer)[:200]}, expected an object with {count} `scores`")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,8 +46,8 @@ def add_rewards(batch: RolloutBatch, trajectories: Sequence[Trajectory]) -> Batc
     )
 
 
-def _padded(rows: list[list[Any]], width: int, fill: Any, dtype: torch.dtype) -> Tensor:
-    full = [row + [fill] * (width - len(row)) for row in rows]
+def _padded(rows: Sequence[Sequence[float]], width: int, fill: float, dtype: torch.dtype) -> Tensor:
+    full = [[*row] + [fill] * (width - len(row)) for row in rows]
     return torch.tensor(full, dtype=dtype).reshape(len(rows), width)
 
 

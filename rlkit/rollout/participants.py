@@ -19,7 +19,7 @@ from rlkit.interfaces.reward import as_number
 from rlkit.interfaces.tool import State, Tool, ToolReply
 from rlkit.rollout.conversation import Conversation
 from rlkit.rollout.guard import GuardError, guard
-from rlkit.types import Message, SampleKey
+from rlkit.types import JsonObject, Message, SampleKey
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ class Participants:
             tool.name = name
         self.slots = {n: asyncio.Semaphore(t.concurrency) for n, t in self.tools.items() if t.concurrency is not None}
 
-    def schemas(self) -> list[dict[str, Any]]:
+    def schemas(self) -> list[JsonObject]:
         """Return the tools as a chat template shows them."""
         return [
             {

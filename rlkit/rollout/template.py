@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlkit.errors import RecipeError
-from rlkit.types import Message
+from rlkit.types import JsonObject, Message
 
 USER: Message = {"role": "user", "content": "How many apples are left?"}
 SAID = "There are seven."
@@ -46,7 +46,7 @@ class ChatTemplate:
         tools: JSON schemas that the template shows to the policy.
     """
 
-    def __init__(self, tokenizer: Any, stop_ids: Collection[int], tools: Sequence[dict[str, Any]] = ()) -> None:
+    def __init__(self, tokenizer: Any, stop_ids: Collection[int], tools: Sequence[JsonObject] = ()) -> None:
         self.tokenizer = tokenizer
         self.stop_ids = frozenset(stop_ids)
         self.tools = list(tools) or None
@@ -209,7 +209,7 @@ def _stand_ins(messages: Sequence[Message]) -> Iterator[tuple[Message, str]]:
     yield ANSWER, SAID
 
 
-def _call(result: Message, what: str) -> dict[str, Any]:
+def _call(result: Message, what: str) -> JsonObject:
     function = {"name": result.get("name", "count"), "arguments": {"what": what}}
     return {"id": result.get("tool_call_id", CALL_ID), "type": "function", "function": function}
 

@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from rlkit.errors import RecipeError, shorten
 from rlkit.installed import DISTRIBUTION
@@ -87,11 +86,11 @@ class RunFolder:
                 lines.write(json.dumps(_as_row(trajectory), ensure_ascii=False) + "\n")
         beside.rename(path)
 
-    def result(self, result: dict[str, Any]) -> None:
+    def result(self, result: dict[str, object]) -> None:
         """Write how the run ended."""
         self._write("result.json", result)
 
-    def _write(self, name: str, content: dict[str, Any]) -> None:
+    def _write(self, name: str, content: dict[str, object]) -> None:
         beside = self.path / f"{name}.partial"
         beside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         beside.rename(self.path / name)
@@ -112,7 +111,7 @@ def first_groups(trajectories: Sequence[Trajectory], limit: int | None) -> Seque
     return kept
 
 
-def environment(registry: Registry) -> dict[str, Any]:
+def environment(registry: Registry) -> dict[str, object]:
     """Return what the run depends on besides its recipe."""
     return {
         "python": platform.python_version(),
@@ -132,7 +131,7 @@ def _git_sha() -> str | None:
     return done.stdout.strip() or None
 
 
-def _as_row(trajectory: Trajectory) -> dict[str, Any]:
+def _as_row(trajectory: Trajectory) -> dict[str, object]:
     score = trajectory.score
     return {
         "prompt": trajectory.prompt.id,

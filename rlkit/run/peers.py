@@ -12,13 +12,13 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from lightning.fabric import Fabric
 
 from rlkit.distributed.ranks import Ranks
 from rlkit.errors import RankError, explain
 from rlkit.text import redact, safe
+from rlkit.types import JsonObject
 
 COLLECTIVE = re.compile(r"gloo|nccl|processgroup|tcpstore|connection (closed|reset)|\bc10d\b", re.IGNORECASE)
 """What errors of collectives say, which are raised where another rank is missing."""
@@ -62,7 +62,7 @@ class Peers:
         """Leave a note of how this rank ended: well, by an error, or at once by a signal of that name."""
         if self.fabric.world_size == 1:
             return
-        note: dict[str, Any] = {"done": True} if error is None else {"error": redact(explain(error))}
+        note: JsonObject = {"done": True} if error is None else {"error": redact(explain(error))}
         try:
             self._note(note if interrupted is None else {"interrupted": interrupted})
         except OSError as problem:  # a full disk: the others will see that this process is gone
@@ -101,15 +101,15 @@ class Peers:
             if process.poll() is None:
                 process.kill()
 
-    def _note(self, more: dict[str, Any]) -> None:
+    def _note(self, more: JsonObject) -> None:
         path = self.folder / f"{self.fabric.global_rank}.json"
         beside = path.with_suffix(".partial")
         beside.write_text(json.dumps(self._mine | more), encoding="utf-8")
         beside.rename(path)
 
-    def _read(self, rank: int) -> dict[str, Any]:
+    def _read(self, rank: int) -> JsonObject:
         try:
-            note: dict[str, Any] = json.loads((self.folder / f"{rank}.json").read_text(encoding="utf-8"))
+            note: JsonObject = json.loads((self.folder / f"{rank}.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
         return note

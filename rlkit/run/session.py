@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Any, Protocol
+from typing import Protocol
 
 from safetensors.torch import save_file
 from torch import Tensor
@@ -33,7 +33,7 @@ from rlkit.text import redact
 from rlkit.train.evaluate import evaluate
 from rlkit.train.setup import TrainContext
 from rlkit.train.step import StepResult, step
-from rlkit.types import Trajectory
+from rlkit.types import JsonObject, Trajectory
 
 Figures = dict[str, float]
 
@@ -47,7 +47,7 @@ class Reporter(Protocol):
     def step(self, number: int, figures: Figures) -> None:
         """Show a step's figures."""
 
-    def finish(self, result: dict[str, Any], advice: str) -> None:
+    def finish(self, result: JsonObject, advice: str) -> None:
         """Show how the run ended, and what the user may do next."""
 
 

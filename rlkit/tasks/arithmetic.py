@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated
 
 from annotated_types import Ge, Le
 
 from rlkit.interfaces.task import Split, Task
 from rlkit.ranges import NUMBER, PositiveInt
-from rlkit.types import Prompt
+from rlkit.types import Prompt, Row
 
 
 class Arithmetic(Task):
@@ -32,7 +32,7 @@ class Arithmetic(Task):
         self.max_operand = max_operand
         self.validation_size = validation_size
 
-    def rows(self, split: Split) -> Sequence[Mapping[str, Any]]:
+    def rows(self, split: Split) -> Sequence[Row]:
         numbers = range(self.max_operand + 1)
         pairs = ((a, b) for a in numbers for b in numbers)
         rows = sorted((_hash(a, b), a, b) for a, b in pairs)
@@ -40,7 +40,7 @@ class Arithmetic(Task):
         chosen = rows[:held_out][: self.validation_size] if split == "validation" else rows[held_out:]
         return [{"question": f"{a} + {b} = ?", "answer": str(a + b)} for _, a, b in chosen]
 
-    def prompt(self, row: Mapping[str, Any], index: int) -> Prompt:
+    def prompt(self, row: Row, index: int) -> Prompt:
         return Prompt(
             id=row["question"],
             messages=[{"role": "user", "content": row["question"]}],

@@ -7,13 +7,12 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from glob import has_magic
 from pathlib import Path
-from typing import Any
 
 from rlkit.errors import RecipeError, show
 from rlkit.interfaces.task import Split, Task
 from rlkit.ranges import NonNegativeInt, ShareBelowOne
 from rlkit.tasks import sources
-from rlkit.types import Message, Prompt
+from rlkit.types import Message, Prompt, Row
 
 NO_VALIDATION = (
     "the task has no validation rows: set task.validation_path, a share of the training rows to hold out "
@@ -34,10 +33,10 @@ class Columns(Task):
     def _source(self) -> str:
         """Return the source of the rows, for messages."""
 
-    def prompt(self, row: Mapping[str, Any], index: int) -> Prompt:
+    def prompt(self, row: Row, index: int) -> Prompt:
         return self._make(row, f"{self._source()}, row {index}", str(index))
 
-    def _make(self, row: Mapping[str, Any], place: str, name: str) -> Prompt:
+    def _make(self, row: Row, place: str, name: str) -> Prompt:
         messages = self._messages(row, place)
         if self.system is not None:
             messages.insert(0, {"role": "system", "content": self.system})
@@ -52,7 +51,7 @@ class Columns(Task):
             meta={key: value for key, value in row.items() if key not in used},
         )
 
-    def _messages(self, row: Mapping[str, Any], place: str) -> list[Message]:
+    def _messages(self, row: Row, place: str) -> list[Message]:
         """Return the messages in a row, without the recipe's system message."""
         content = sources.column(row, self.prompt_field, place, "task.prompt_field")
         return _messages(content, f"{place}: {self.prompt_field!r}")
@@ -60,7 +59,7 @@ class Columns(Task):
     def _divided(self, rows: sources.Rows, share: float, split: Split) -> sources.Rows:
         """Return one split of the rows; a row's split depends on its prompt and the seed alone."""
 
-        def content(row: sources.Row, index: int) -> str:
+        def content(row: Row, index: int) -> str:
             messages = self._messages(row, f"{self._source()}, row {index}")
             return json.dumps(messages, sort_keys=True, default=str)
 
@@ -102,7 +101,7 @@ class Jsonl(Columns):
         self.validation_path = validation_path
         self.validation_split = validation_split
 
-    def rows(self, split: Split) -> Sequence[Mapping[str, Any]]:
+    def rows(self, split: Split) -> Sequence[Row]:
         if split == "validation" and self.validation_path is not None:
             return self._read(self.validation_path, "task.validation_path")
         if self.validation_split is not None:
@@ -153,7 +152,7 @@ class HFDataset(Columns):
         self.train_split = train_split
         self.validation_split = validation_split
 
-    def rows(self, split: Split) -> Sequence[Mapping[str, Any]]:
+    def rows(self, split: Split) -> Sequence[Row]:
         if split == "validation" and self.validation_path is not None:
             return self._files(self.validation_path, "task.validation_path")
         if not isinstance(self.validation_split, str):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rlkit.errors import RecipeError, show
 from rlkit.interfaces.task import Split, Task
 from rlkit.tasks import sources
-from rlkit.types import Prompt
+from rlkit.types import Prompt, Row
 
 FILES = {"train": "train", "validation": "test"}
 
@@ -31,7 +30,7 @@ class GSM8K(Task):
         self.path = path
         self.instruction = instruction
 
-    def rows(self, split: Split) -> Sequence[Mapping[str, Any]]:
+    def rows(self, split: Split) -> Sequence[Row]:
         if self.path is None:
             return sources.hub("openai/gsm8k", name="main", split=FILES[split], option="task.path")
         folder = sources.existing(Path(self.path), option="task.path")
@@ -41,7 +40,7 @@ class GSM8K(Task):
         found = sorted(folder.rglob(f"{FILES[split]}-*.parquet")) or [folder / f"{FILES[split]}.jsonl"]
         return sources.files(found, option="task.path")
 
-    def prompt(self, row: Mapping[str, Any], index: int) -> Prompt:
+    def prompt(self, row: Row, index: int) -> Prompt:
         question, answer = _texts(row, f"task {type(self).__name__}, row {index}")
         return Prompt(
             id=f"gsm8k-{index}",
@@ -51,14 +50,15 @@ class GSM8K(Task):
         )
 
 
-def _texts(row: Mapping[str, Any], place: str) -> list[str]:
+def _texts(row: Row, place: str) -> list[str]:
     """Return a row's question and answer.
 
     Raises:
         RecipeError: One is missing, or not text.
     """
-    texts = [sources.column(row, name, place, "of GSM8K") for name in ("question", "answer")]
-    for name, text in zip(("question", "answer"), texts, strict=True):
-        if not isinstance(text, str):
+    texts: list[str] = []
+    for name in ("question", "answer"):
+        if not isinstance(text := sources.column(row, name, place, "of GSM8K"), str):
             raise RecipeError(f"{place}: {name!r} is {show(text)}, expected text")
+        texts.append(text)
     return texts

@@ -8,11 +8,11 @@ import json
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from rlkit.errors import RecipeError, UnavailableError, show, unreachable
+from rlkit.types import Row
 
-Row = Mapping[str, Any]
 Rows = Sequence[Row]
 Paths = str | list[str]
 """A file, a pattern such as `data/*.jsonl`, or a list of either."""
@@ -152,7 +152,7 @@ def divide(rows: Rows, share: float, seed: int, content: Callable[[Row, int], st
     return _select(rows, kept), _select(rows, held_out)
 
 
-def column(row: Row, name: str, place: str, option: str) -> Any:
+def column(row: Row, name: str, place: str, option: str) -> object:
     """Return the value of a column; `a.b` is the field `b` of the column `a`, unless a column has this name.
 
     Raises:
@@ -160,7 +160,7 @@ def column(row: Row, name: str, place: str, option: str) -> Any:
     """
     if name in row:
         return row[name]
-    value: Any = row
+    value: object = row
     for key in name.split("."):
         if not isinstance(value, Mapping) or key not in value:
             raise RecipeError(

@@ -14,12 +14,13 @@ from rlkit import __version__
 from rlkit.commands import VERBS
 from rlkit.errors import RecipeError
 from rlkit.installed import DISTRIBUTION, Plugin
+from rlkit.interfaces.environment import Environment
 from rlkit.registry import Part, Registry, load_plugins
 from rlkit.testing import contracts, conversations, golden
 from rlkit.testing.runtime import ExampleRuntime
 from rlkit.types import Prompt
 
-CONTRACTS: dict[str, Callable[[Any], Any]] = {
+CONTRACTS: dict[str, Callable[..., object]] = {
     "advantages": contracts.check_advantage,
     "losses": contracts.check_loss,
     "rewards": contracts.check_reward,
@@ -31,7 +32,7 @@ CONTRACTS: dict[str, Callable[[Any], Any]] = {
 }
 """Contracts that take an instance, by kind."""
 
-MAKER_CONTRACTS: dict[str, Callable[[Any], Any]] = {
+MAKER_CONTRACTS: dict[str, Callable[..., object]] = {
     "tools": conversations.check_tool,
     "interactions": conversations.check_interaction,
     "engines": conversations.check_engine,
@@ -48,7 +49,7 @@ class Finding(NamedTuple):
     why: str = ""
 
 
-def check_plugin(name: str, module: Any) -> list[Finding]:
+def check_plugin(name: str, module: object) -> list[Finding]:
     """Run all checks on a plugin's module, for use in its tests.
 
     Raises:
@@ -136,7 +137,7 @@ def _examine_part(part: Part, prompts: Sequence[Prompt]) -> Iterator[Finding]:
 
 
 def _check_contract(part: Part, prompts: Sequence[Prompt]) -> None:
-    cls: Any = part.cls
+    cls: type[Any] = part.cls
     if part.kind == "environments":
         _check_environment(cls, prompts)
     elif part.kind in MAKER_CONTRACTS:
@@ -148,7 +149,7 @@ def _check_contract(part: Part, prompts: Sequence[Prompt]) -> None:
         CONTRACTS[part.kind](made)
 
 
-def _check_environment(cls: Any, prompts: Sequence[Prompt]) -> None:
+def _check_environment(cls: type[Environment], prompts: Sequence[Prompt]) -> None:
     """Check an environment on the first prompt that it accepts; those of the plugin's own tasks come first."""
     for number, prompt in enumerate(prompts, 1):
         try:
@@ -166,7 +167,7 @@ def _prompts(task: type) -> list[Prompt]:
     return []
 
 
-def _run(name: str, check: str, function: Callable[..., Any], *arguments: Any) -> Finding:
+def _run(name: str, check: str, function: Callable[..., object], *arguments: object) -> Finding:
     try:
         function(*arguments)
     except RecipeError as error:

@@ -11,18 +11,18 @@ import copy
 import json
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from rlkit.errors import EngineError, RecipeError
 from rlkit.interfaces import outputs
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.interfaces.environment import Environment, Observation
 from rlkit.interfaces.interaction import Interaction, Reply
-from rlkit.interfaces.runtime import Runtime
+from rlkit.interfaces.runtime import Bindable, Runtime
 from rlkit.interfaces.tool import State, Tool, ToolReply
 from rlkit.models.weights import PolicyWeights
 from rlkit.testing.runtime import ExampleRuntime
-from rlkit.types import Completion, Message, Prompt, Request, SampleKey, Sampling
+from rlkit.types import Completion, JsonObject, Message, Prompt, Request, SampleKey, Sampling
 
 PROMPT = Prompt("example", [{"role": "user", "content": "2 + 2 = ?"}], "4")
 ACTIONS = ("1", "yes", "", "\x00{[(<", "four", "4")
@@ -35,7 +35,7 @@ PlayTurn = Callable[[P, State, Replies, int], Awaitable[None]]
 Free = Callable[[P, State], Awaitable[None]]
 
 
-def check_tool(make: Callable[[], Tool], arguments: Mapping[str, Any] | None = None) -> Replies:
+def check_tool(make: Callable[[], Tool], arguments: Mapping[str, object] | None = None) -> Replies:
     """Check a tool's description and replies, the isolation of conversations, and the release of state.
 
     Args:
@@ -165,7 +165,7 @@ def check_engine(make: Callable[[], RolloutEngine], runtime: Runtime | None = No
     return answers
 
 
-def check_schema(schema: Any, where: str) -> None:
+def check_schema(schema: object, where: str) -> None:
     """Check that a value is a JSON schema of an object."""
     try:
         json.dumps(schema, allow_nan=False)
@@ -176,13 +176,13 @@ def check_schema(schema: Any, where: str) -> None:
     _check_schema(schema, where)
 
 
-KINDS: dict[str, Any] = {
+KINDS: dict[str, object] = {
     "object": {}, "array": [], "string": "1", "integer": 1, "number": 1.0, "boolean": True, "null": None,
 }  # fmt: skip
 """The types of a JSON schema, each with an example value."""
 
 
-def _check_schema(schema: Any, where: str) -> None:
+def _check_schema(schema: object, where: str) -> None:
     if not isinstance(schema, dict):
         raise AssertionError(f"{where} is {schema!r}, expected a schema")
     kinds = schema.get("type", [])
@@ -202,12 +202,12 @@ def _check_schema(schema: Any, where: str) -> None:
         _check_schema(schema["items"], f"{where}.items")
 
 
-def example_arguments(schema: Mapping[str, Any]) -> dict[str, Any]:
+def example_arguments(schema: JsonObject) -> dict[str, object]:
     """Return arguments that satisfy an object's schema, as far as types, enums and examples determine them."""
     return {name: _example(inner) for name, inner in schema.get("properties", {}).items()}
 
 
-def _example(schema: Mapping[str, Any]) -> Any:
+def _example(schema: JsonObject) -> object:
     fixed = [schema[key] for key in ("const", "default") if key in schema]
     if choices := fixed or schema.get("examples") or schema.get("enum"):
         return choices[0]
@@ -257,9 +257,9 @@ async def _play(part: P, play_turn: PlayTurn[P], free: Free[P], numbers: Sequenc
 
 
 def _bound(make: Callable[[], P]) -> P:
-    part: Any = make()
-    part.bind(ExampleRuntime())
-    return part  # type: ignore[no-any-return]
+    part = make()
+    cast(Bindable, part).bind(ExampleRuntime())
+    return part
 
 
 def _close_twice(part: Tool | RolloutEngine) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rlkit.interfaces.model import CausalLM, Tokenizer
+
 
 SIZES = {
     "vocab_size": 264,
@@ -23,25 +27,26 @@ TEMPLATE = (
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<think>", "</think>"]
 
 
-def build_tokenizer() -> Any:
+def build_tokenizer() -> Tokenizer:
     """Return the byte-level tokenizer: one token per byte, and the ChatML markers."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import AddedToken, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer as Core
     from transformers import PreTrainedTokenizerFast
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    core = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    core = Core(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     core.decoder = decoders.ByteLevel()
     core.add_special_tokens([AddedToken(s, special=True) for s in SPECIAL[:3]])
     core.add_tokens([AddedToken(s, special=False, normalized=False) for s in SPECIAL[3:]])
-    tokenizer = PreTrainedTokenizerFast(
+    tokenizer: Tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|endoftext|>", model_max_length=4096
     )
     tokenizer.chat_template = TEMPLATE
     return tokenizer
 
 
-def random_model(kind: str, seed: int = 0, **changes: Any) -> Any:
+def random_model(kind: str, seed: int = 0, **changes: object) -> CausalLM:
     """Return a random model of an architecture of transformers: `qwen2`, `llama`, `mistral`, `gemma2`, `gpt2` …
 
     Args:
@@ -57,12 +62,12 @@ def random_model(kind: str, seed: int = 0, **changes: Any) -> Any:
     values = {**SIZES, "bos_token_id": None, "eos_token_id": stop, "pad_token_id": pad, **changes}
     config = AutoConfig.for_model(kind, **values)
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config).eval()
+    model: CausalLM = AutoModelForCausalLM.from_config(config).eval()
     model.generation_config = GenerationConfig(eos_token_id=stop, pad_token_id=pad)
     return model
 
 
-def save_random_model(folder: Path, kind: str = "qwen2", seed: int = 0, **changes: Any) -> Path:
+def save_random_model(folder: Path, kind: str = "qwen2", seed: int = 0, **changes: object) -> Path:
     """Write a random model with its tokenizer as a Hugging Face folder; return the folder."""
     random_model(kind, seed, **changes).save_pretrained(folder)
     build_tokenizer().save_pretrained(folder)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,10 @@ from rlkit.interfaces.reward import RewardManager
 from rlkit.models.load import load_policy, load_tokenizer
 from rlkit.sections import Model
 from rlkit.types import Score, Trajectory
+
+if TYPE_CHECKING:
+    from rlkit.interfaces.model import CausalLM, Tokenizer
+
 
 T = TypeVar("T")
 
@@ -27,11 +31,11 @@ class ExampleRuntime:
     tensor_parallel = 1
 
     @cached_property
-    def tokenizer(self) -> Any:
+    def tokenizer(self) -> Tokenizer:
         return load_tokenizer(Model(path="tiny"))
 
     @cached_property
-    def policy(self) -> Any:
+    def policy(self) -> CausalLM:
         return load_policy(Model(path="tiny")).eval()
 
     @property
@@ -61,7 +65,7 @@ class ExampleRuntime:
     def gather(self, x: Tensor) -> Tensor:
         return x
 
-    async def work(self, function: Callable[[Any], Any], argument: Any, timeout: float) -> Any:
+    async def work(self, function: Callable[[T], object], argument: T, timeout: float) -> Any:
         """Call a function in this process, without a deadline; it may return data only, as in a worker."""
         return json.loads(json.dumps(function(argument)))
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable
-from typing import Any
 
 from rlkit.interfaces.tool import State, Tool, ToolReply
 from rlkit.ranges import FiniteFloat
 
-BINARY: dict[type, Callable[[Any, Any], Any]] = {
+BINARY: dict[type, Callable[[float, float], float]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -18,7 +17,7 @@ BINARY: dict[type, Callable[[Any, Any], Any]] = {
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
 }
-UNARY: dict[type, Callable[[Any], Any]] = {ast.USub: operator.neg, ast.UAdd: operator.pos}
+UNARY: dict[type, Callable[[float], float]] = {ast.USub: operator.neg, ast.UAdd: operator.pos}
 LONGEST = 200
 
 
@@ -42,12 +41,12 @@ class Calculator(Tool):
             "required": [argument],
         }
 
-    async def call(self, arguments: dict[str, Any], state: State, **kwargs: Any) -> ToolReply:
-        value = evaluate(arguments[self.argument])
+    async def call(self, arguments: dict[str, object], state: State, **kwargs: object) -> ToolReply:
+        value = evaluate(str(arguments[self.argument]))
         state["answered"] = True
         return ToolReply(f"{value:g}" if isinstance(value, float) and value.is_integer() else str(value))
 
-    async def reward(self, state: State, **kwargs: Any) -> float:
+    async def reward(self, state: State, **kwargs: object) -> float:
         return self.bonus if state.get("answered") else 0.0
 
 
@@ -61,7 +60,7 @@ def evaluate(expression: str) -> float:
     if len(expression) > LONGEST:
         raise ValueError(f"the expression has {len(expression)} characters, expected at most {LONGEST}")
     try:
-        value: float = _value(ast.parse(expression.strip(), mode="eval").body)
+        value = _value(ast.parse(expression.strip(), mode="eval").body)
     except (SyntaxError, RecursionError, MemoryError, OverflowError) as error:
         raise ValueError(
             f"{expression!r} is not an arithmetic expression, expected one such as (3 + 4) * 12"
@@ -69,8 +68,8 @@ def evaluate(expression: str) -> float:
     return value
 
 
-def _value(node: ast.expr) -> Any:
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+def _value(node: ast.expr) -> float:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
         return node.value
     if isinstance(node, ast.BinOp) and type(node.op) in BINARY:
         return BINARY[type(node.op)](_value(node.left), _value(node.right))

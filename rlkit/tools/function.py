@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from rlkit.errors import PluginError
 from rlkit.interfaces.reward import as_number
@@ -25,7 +25,7 @@ class FunctionTool(Tool):
         concurrency: Calls at once; null for any number.
     """
 
-    function: ClassVar[Callable[..., Any]]
+    function: ClassVar[Callable[..., object]]
 
     def __init__(self, timeout: Seconds = 30.0, concurrency: Count | None = None) -> None:
         from transformers.utils import get_json_schema
@@ -44,14 +44,14 @@ class FunctionTool(Tool):
     def bind(self, runtime: Runtime) -> None:
         self._work = runtime.work
 
-    async def call(self, arguments: dict[str, Any], state: State, **kwargs: Any) -> ToolReply | str:
+    async def call(self, arguments: dict[str, object], state: State, **kwargs: object) -> ToolReply | str:
         merged = arguments | kwargs
         if inspect.iscoroutinefunction(self.function):
             return _reply(await self.function(**merged))
         return ToolReply(*await self._work(_call, (type(self), merged), self.timeout))
 
 
-def tool(function: Callable[..., Any]) -> type[FunctionTool]:
+def tool(function: Callable[..., object]) -> type[FunctionTool]:
     """Return a tool class for a function, to be registered by `rlkit_register`.
 
     The class takes the function's name and place, so that a recipe can name it: `tools: {add: my_package.add}`.
@@ -60,12 +60,12 @@ def tool(function: Callable[..., Any]) -> type[FunctionTool]:
     return type(function.__name__, (FunctionTool,), names | {"__qualname__": function.__qualname__})
 
 
-def _call(what: tuple[type[FunctionTool], dict[str, Any]]) -> tuple[str, float]:
+def _call(what: tuple[type[FunctionTool], dict[str, object]]) -> tuple[str, float]:
     """Call the function in a worker, which returns only data."""
     cls, arguments = what
     reply = _reply(cls.function(**arguments))
     return reply.text, as_number(reply.reward)
 
 
-def _reply(answer: Any) -> ToolReply:
+def _reply(answer: object) -> ToolReply:
     return answer if isinstance(answer, ToolReply) else ToolReply(str(answer))

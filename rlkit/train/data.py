@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
@@ -20,7 +20,7 @@ from rlkit.recipe import Recipe
 from rlkit.registry import calling, require
 from rlkit.rollout.participants import Participants
 from rlkit.rollout.template import USER, ChatTemplate
-from rlkit.types import Prompt
+from rlkit.types import Prompt, Row
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Data:
     tokenizer: Any
     context: int
     recipe: Recipe
-    train: Sequence[Mapping[str, Any]]
+    train: Sequence[Row]
     validation: list[Prompt]
     stop_ids: frozenset[int] = frozenset()
     longest: int = 0
@@ -171,7 +171,7 @@ def load_data(recipe: Recipe) -> Data:
     return data
 
 
-def make_prompt(task: Task, rows: Sequence[Mapping[str, Any]], index: int) -> Prompt:
+def make_prompt(task: Task, rows: Sequence[Row], index: int) -> Prompt:
     """Return the prompt of a row.
 
     Raises:
@@ -184,7 +184,7 @@ def make_prompt(task: Task, rows: Sequence[Mapping[str, Any]], index: int) -> Pr
     return prompt
 
 
-def _rows(recipe: Recipe, split: Split) -> Sequence[Mapping[str, Any]]:
+def _rows(recipe: Recipe, split: Split) -> Sequence[Row]:
     with calling(recipe.task, "rows"):
         rows = recipe.task.rows(split)
     if len(rows) == 0:

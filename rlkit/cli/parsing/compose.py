@@ -31,9 +31,9 @@ from rlkit.recipe import Recipe
 from rlkit.registry import Part, Registry
 
 Path = Sequence[str]
-Entry = tuple[str, Path, Any]
+Entry = tuple[str, Path, object]
 """An option's name, the path inside of it, and a value."""
-ABSENT: Any = object()
+ABSENT: object = object()
 """Stands for an option that nothing has given."""
 SPEC = ("class_path", "init_args")
 
@@ -42,7 +42,7 @@ class Place(NamedTuple):
     """Where a value goes: the key and type of an option, and the path inside of it."""
 
     key: str
-    hint: Any
+    hint: object
     path: Path = ()
 
 
@@ -55,12 +55,12 @@ class Composer:
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
-        self.tree: dict[str, Any] = {}
+        self.tree: dict[str, object] = {}
         self.problems: list[str] = []
         self._wrong: list[str] = []
         self.override("rollout.engine", "TorchEngine")
 
-    def add(self, sections: Mapping[str, Any]) -> None:
+    def add(self, sections: Mapping[str, object]) -> None:
         """Lay a recipe's sections over what is there."""
         self.tree = self._fill(dict(self.tree), options(Recipe), "", _entries((), sections))
 
@@ -68,7 +68,7 @@ class Composer:
         """Set one option, named by its dotted key, to what its text says."""
         self.tree = self._fill(dict(self.tree), options(Recipe), "", _entries(key.split("."), value))
 
-    def finish(self) -> dict[str, Any]:
+    def finish(self) -> dict[str, object]:
         """Return the tree, after noting what it lacks."""
         missing = [name for name, option in options(Recipe).items() if option.required and name not in self.tree]
         if missing := [name for name in missing if not self._failed(name)]:
@@ -85,7 +85,7 @@ class Composer:
     def _failed(self, key: str) -> bool:
         return any(wrong == key or wrong.startswith(f"{key}.") for wrong in self._wrong)
 
-    def _set(self, place: Place, old: Any, value: Any) -> Any:
+    def _set(self, place: Place, old: object, value: object) -> object:
         """Return a node with a value laid over it, or with one of the options inside of it changed."""
         allowed = shape(place.hint, self.registry)
         inside, path = allowed.inside, place.path
@@ -120,7 +120,7 @@ class Composer:
             return old
         return self._plain(allowed, place, old, value)
 
-    def _plain(self, allowed: Shape, place: Place, old: Any, value: Any) -> Any:
+    def _plain(self, allowed: Shape, place: Place, old: object, value: object) -> object:
         if value == "null" and (allowed.optional or not fits(value, allowed.plain)):
             value = None
         if value is None and allowed.optional:
@@ -135,13 +135,13 @@ class Composer:
             return value
         return old
 
-    def _section(self, inside: Section, place: Place, old: Any, value: Any) -> Any:
+    def _section(self, inside: Section, place: Place, old: object, value: object) -> object:
         if not place.path and not isinstance(value, Mapping):
             return self._wrong_value(place, value, old)
         node = dict(old) if isinstance(old, Mapping) else {}
         return self._fill(node, options(inside.cls), place.key, _entries(place.path, value))
 
-    def _choice(self, inside: Choice, place: Place, old: Any, value: Any) -> Any:
+    def _choice(self, inside: Choice, place: Place, old: object, value: Any) -> object:
         key, path = place.key, tuple(place.path)
         before = old if isinstance(old, dict) else {"class_path": None, "init_args": {}}
         if len(path) > 1 and path[0] == "init_args":
@@ -177,7 +177,7 @@ class Composer:
         kept = before["init_args"] if before["class_path"] == class_path else {}
         return {"class_path": class_path, "init_args": self._fill(dict(kept), part, key, _entries(path, given))}
 
-    def _names(self, inside: Names, place: Place, old: Any, value: Any) -> Any:
+    def _names(self, inside: Names, place: Place, old: object, value: Any) -> object:
         if not place.path and not isinstance(value, Mapping):
             return self._wrong_value(place, value, old)
         before = old if isinstance(old, Mapping) else {}
@@ -193,15 +193,15 @@ class Composer:
                 node[name] = new
         return node
 
-    def _items(self, inside: Items, place: Place, old: Any, value: Any) -> Any:
+    def _items(self, inside: Items, place: Place, old: object, value: object) -> object:
         if place.path or not isinstance(value, list):
             return self._wrong_value(place, value, old)
         new = [self._set(Place(f"{place.key}.{i}", inside.hint), ABSENT, item) for i, item in enumerate(value)]
         return [node for node in new if node is not ABSENT]
 
     def _fill(
-        self, node: dict[str, Any], owner: Part | Mapping[str, Option], key: str, entries: Iterable[Entry]
-    ) -> dict[str, Any]:
+        self, node: dict[str, object], owner: Part | Mapping[str, Option], key: str, entries: Iterable[Entry]
+    ) -> dict[str, object]:
         """Set options of a section, or of a part, in its node."""
         known = options(owner.cls) if isinstance(owner, Part) else owner
         for missing in known.keys() - node.keys():  # a default part is written out, as if the recipe named it
@@ -224,7 +224,7 @@ class Composer:
     def _unknown(self, key: str) -> None:
         self._complain(key, suggest.unknown_option(key, self.tree, self.registry))
 
-    def _wrong_value(self, place: Place, value: Any, old: Any = None) -> Any:
+    def _wrong_value(self, place: Place, value: object, old: object = None) -> object:
         """Complain, and return what stays."""
         self._complain(place.key, suggest.wrong_value(place.key, value, place.hint, self.registry))
         return old
@@ -232,11 +232,11 @@ class Composer:
     def _describe(self, place: Place) -> str:
         return describe(place.hint, self.registry)
 
-    def _require(self, node: Any, hint: Any, key: str) -> None:
+    def _require(self, node: object, hint: object, key: str) -> None:
         """Note the options without a default that nothing has given."""
         inside = shape(hint, self.registry).inside
         if isinstance(inside, Choice) and is_described(node):
-            said = node.removeprefix(PYTHON)
+            said = str(node).removeprefix(PYTHON)
             problem = f"{key} is the Python object {said}, which no recipe can name: run it from Python, where"
             self._complain(key, f"{problem} fit(recipe, resume=FOLDER) goes on with a run, or give --{key}")
         elif isinstance(inside, Names) and isinstance(node, Mapping):
@@ -274,7 +274,7 @@ def _entries(path: Path, value: Any) -> list[Entry]:
     return [(names[0], names[1:], inner) for names, inner in dotted]
 
 
-def _names_section(value: Any, inside: Section) -> bool:
+def _names_section(value: object, inside: Section) -> bool:
     """Whether a value names a section's class, as `FSDP2` does."""
     name = value.get("class_path") if isinstance(value, Mapping) and set(value) <= set(SPEC) else value
     if not isinstance(name, str):
@@ -282,7 +282,7 @@ def _names_section(value: Any, inside: Section) -> bool:
     return name in (inside.cls.__name__, *import_paths(inside.cls))
 
 
-def _structured(value: str) -> Any:
+def _structured(value: str) -> object:
     """Return the list or mapping that a text holds, or null; any other text stays as it is."""
     try:
         loaded = load(value)
@@ -291,7 +291,7 @@ def _structured(value: str) -> Any:
     return loaded if isinstance(loaded, dict | list) or loaded is None else value
 
 
-def _class_in(value: Any) -> str | None:
+def _class_in(value: object) -> str | None:
     """Return the class that a plain value names somewhere in it."""
     value = _structured(value) if isinstance(value, str) else value
     if isinstance(value, Mapping):

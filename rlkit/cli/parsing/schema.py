@@ -30,7 +30,7 @@ class Untyped:
 class Option(NamedTuple):
     """An option of a section or of a part: its type, whether it has no default, and the class of a default part."""
 
-    hint: Any
+    hint: object
     required: bool
     part: type | None = None
 
@@ -47,7 +47,7 @@ class Choice(NamedTuple):
     kind: str
     parts: dict[str, Part]
 
-    def find(self, name: Any) -> Part | None:
+    def find(self, name: object) -> Part | None:
         """Return the part that a class's name or path means; None if it is none of these."""
         for part in self.parts.values():
             paths = import_paths(part.cls)
@@ -59,13 +59,13 @@ class Choice(NamedTuple):
 class Names(NamedTuple):
     """A place for any names, each with a value of one type."""
 
-    hint: Any
+    hint: object
 
 
 class Items(NamedTuple):
     """A place for a list whose items are parts or sections."""
 
-    hint: Any
+    hint: object
 
 
 class Shape(NamedTuple):
@@ -73,11 +73,11 @@ class Shape(NamedTuple):
 
     optional: bool
     inside: Section | Choice | Names | Items | None
-    plain: Any
+    plain: object
     """The type of plain values; None if there can be none."""
 
 
-def shape(hint: Any, registry: Registry) -> Shape:
+def shape(hint: object, registry: Registry) -> Shape:
     """Return what a type allows."""
     members = get_args(hint) if get_origin(hint) in UNIONS else (hint,)
     members = tuple(Any if m is Untyped else m for m in members)
@@ -91,7 +91,7 @@ def shape(hint: Any, registry: Registry) -> Shape:
     return Shape(optional, inside, functools.reduce(operator.or_, plain) if plain else None)
 
 
-def _inside(hint: Any, registry: Registry) -> Section | Choice | Names | Items | None:
+def _inside(hint: object, registry: Registry) -> Section | Choice | Names | Items | None:
     origin, arguments = get_origin(hint), get_args(hint)
     if isinstance(hint, type) and is_dataclass(hint):
         return Section(hint)
@@ -104,7 +104,7 @@ def _inside(hint: Any, registry: Registry) -> Section | Choice | Names | Items |
     return Items(arguments[0]) if listed and shape(arguments[0], registry).inside is not None else None
 
 
-def _is_data(hint: Any) -> bool:
+def _is_data(hint: object) -> bool:
     """Whether a plain value fits the type: nothing that would have to be imported, called or built."""
     origin = get_origin(hint)
     if origin is Annotated:
@@ -148,13 +148,13 @@ def options(cls: type) -> dict[str, Option]:
     return found
 
 
-def _part(option: Field[Any]) -> type | None:
+def _part(option: Field[object]) -> type | None:
     """Return the class of the part that an option is by default."""
     made = option.default_factory
     return made if isinstance(made, type) and kinds_of(made) else None
 
 
-def _hint(parameter: inspect.Parameter, init: Any) -> Any:
+def _hint(parameter: inspect.Parameter, init: object) -> object:
     """Return a parameter's type; Any where only type checkers know it."""
     if parameter.annotation is parameter.empty:
         return Untyped
@@ -183,7 +183,7 @@ def reachable(cls: type, registry: Registry, seen: set[type] | None = None) -> s
     return seen
 
 
-def _classes(hint: Any, registry: Registry) -> Iterator[type]:
+def _classes(hint: object, registry: Registry) -> Iterator[type]:
     inside = shape(hint, registry).inside
     if isinstance(inside, Section):
         yield inside.cls
@@ -193,7 +193,7 @@ def _classes(hint: Any, registry: Registry) -> Iterator[type]:
         yield from _classes(inside.hint, registry)
 
 
-def fits(value: Any, hint: Any) -> bool:
+def fits(value: object, hint: object) -> bool:
     """Whether a plain value, or the text of one, is of a type and in its range."""
     loaded = _loaded(value)
     members = get_args(hint) if get_origin(hint) in UNIONS else (hint,)
@@ -206,7 +206,7 @@ def fits(value: Any, hint: Any) -> bool:
     return True
 
 
-def _loaded(value: Any) -> Any:
+def _loaded(value: object) -> object:
     try:
         return load(value) if isinstance(value, str) else value
     except ValueError:
@@ -214,13 +214,13 @@ def _loaded(value: Any) -> Any:
 
 
 @functools.cache
-def _checker(hint: Any) -> ArgumentParser:
+def _checker(hint: object) -> ArgumentParser:
     parser = ArgumentParser(exit_on_error=False, default_env=False)
     parser.add_argument("--value", type=hint)
     return parser
 
 
-def describe(hint: Any, registry: Registry, value: Any = None) -> str:
+def describe(hint: object, registry: Registry, value: object = None) -> str:
     """Say in words what a type allows, to whoever gave a value that it does not."""
     allowed = shape(hint, registry)
     words = [_plain(allowed.plain, value)] if allowed.plain is not None else []
@@ -238,10 +238,12 @@ def describe(hint: Any, registry: Registry, value: Any = None) -> str:
     return f"{said}, or null" if allowed.optional else said
 
 
-PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Any: "anything"}
+PLAIN: dict[object, str] = {
+    int: "a whole number", float: "a number", bool: "true or false", str: "text", Any: "anything",
+}  # fmt: skip
 
 
-def _plain(hint: Any, value: Any) -> str:
+def _plain(hint: object, value: object) -> str:
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return expected(hint, _loaded(value)) or _plain(arguments[0], value)

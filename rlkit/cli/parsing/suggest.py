@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import PurePath
-from typing import Any
 
 from rlkit.cli.parsing.schema import Choice, Names, Section, describe, import_paths, options, shape
 from rlkit.installed import DISABLE_VARIABLE
@@ -35,13 +34,13 @@ PACKAGES = {
 YAML = {None: "null", True: "true", False: "false"}
 
 
-def wrong_value(key: str, value: Any, hint: Any, registry: Registry) -> str:
+def wrong_value(key: str, value: object, hint: object, registry: Registry) -> str:
     """Say that a value is not of its option's type, or out of its range."""
     remedy = f"; {_remedy(key)}" if _remedy(key) else ""
     return f"{key} is {shown(value)}, expected {describe(hint, registry, value)}{remedy}"
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """Return a given value as a message shows it: numbers bare, other texts in quotes, and not all of a long one."""
     if value is None or isinstance(value, bool):
         return YAML[value]
@@ -55,7 +54,7 @@ def shown(value: Any) -> str:
 
 def _remedy(key: str) -> str:
     """Return what a section's field says about values that it does not take."""
-    cls: Any = Recipe
+    cls: object = Recipe
     remedy = ""
     for name in key.split("."):
         found = {f.name: f for f in fields(cls)} if is_dataclass(cls) else {}
@@ -65,7 +64,7 @@ def _remedy(key: str) -> str:
     return str(remedy)
 
 
-def unknown_option(key: str, tree: Mapping[str, Any], registry: Registry) -> str:
+def unknown_option(key: str, tree: Mapping[str, object], registry: Registry) -> str:
     """Say that there is no such option, and which is nearest among those that this recipe could have."""
     if key in GONE:
         return f"{key} is not an option of rlkit: {GONE[key]}"
@@ -90,7 +89,7 @@ def nearest(given: str, known: Sequence[str], present: Sequence[str] = ()) -> st
     return f"known: {', '.join(listed[:12])}" if listed else "it has none"
 
 
-def known_keys(registry: Registry, tree: Mapping[str, Any]) -> dict[str, bool]:
+def known_keys(registry: Registry, tree: Mapping[str, object]) -> dict[str, bool]:
     """Return every key that the recipe may have, and whether it lies in a section that the recipe has.
 
     Of parts there are the options of the classes that the recipe names.
@@ -98,7 +97,7 @@ def known_keys(registry: Registry, tree: Mapping[str, Any]) -> dict[str, bool]:
     return dict(sorted(_keys(Recipe, registry, tree, "")))
 
 
-def _keys(cls: type, registry: Registry, tree: Any, prefix: str, present: bool = True) -> Iterator[tuple[str, bool]]:
+def _keys(cls: type, registry: Registry, tree: object, prefix: str, present: bool = True) -> Iterator[tuple[str, bool]]:
     for name, option in options(cls).items():
         allowed = shape(option.hint, registry)
         inside, node = allowed.inside, tree.get(name) if isinstance(tree, Mapping) else None
@@ -112,7 +111,7 @@ def _keys(cls: type, registry: Registry, tree: Any, prefix: str, present: bool =
             yield from _keys(inside.cls, registry, node, f"{prefix}{name}.", here)
 
 
-def unknown_class(key: str, name: Any, inside: Choice, registry: Registry) -> str:
+def unknown_class(key: str, name: object, inside: Choice, registry: Registry) -> str:
     """Say why a name is none of a key's classes: misspelt, of another kind, disabled, or not there; and what to do."""
     given = f"{key} is {shown(name)}"
     listed = ", ".join(inside.parts) or "none"
@@ -156,7 +155,7 @@ def _state(distribution: str, registry: Registry) -> str:
 
 def classes_at(key: str, registry: Registry) -> Choice | Section | None:
     """Return what a key may name, or the section that it is, for its help; None if it is neither."""
-    inside: Any = Section(Recipe)
+    inside: object = Section(Recipe)
     for name in key.split("."):
         if not isinstance(inside, Section) or name not in options(inside.cls):
             return None

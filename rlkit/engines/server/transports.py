@@ -31,6 +31,7 @@ from rlkit.engines.server.api import ServerApi
 from rlkit.engines.server.process import free_port, write_model
 from rlkit.engines.server.states import DEADLINES, Step
 from rlkit.errors import EngineError
+from rlkit.types import JsonObject
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -40,7 +41,7 @@ Parcel = TypeVar("Parcel")
 
 Bucket = list[tuple[str, Tensor]]
 
-Adapter = tuple[dict[str, Any], Bucket]
+Adapter = tuple[JsonObject, Bucket]
 """Adapters: their configuration and their tensors, in the form in which peft saves them."""
 
 

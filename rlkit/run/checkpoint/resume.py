@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from rlkit.errors import RecipeError, show
 from rlkit.models.store import CheckpointRef
@@ -75,7 +74,7 @@ def load(context: TrainContext, found: CheckpointRef) -> None:
     found.store.load(found.name, tensors(context, found.store.shapes(found.name)))
 
 
-def _decays(recipe: Mapping[str, Any]) -> bool:
+def _decays(recipe: Mapping[str, object]) -> bool:
     """Whether a learning rate depends on `train.steps`."""
     schedules = {recipe.get(f"{section}.schedule.class_path") for section in ("train", "critic")} - {None}
     ratios = {recipe.get(f"{section}.warmup_ratio") for section in ("train", "critic")} - {None}
@@ -86,7 +85,7 @@ def _under(key: str, section: str) -> bool:
     return key == section or key.startswith(f"{section}.")
 
 
-def _flat(section: Any, prefix: str = "") -> dict[str, Any]:
+def _flat(section: object, prefix: str = "") -> dict[str, object]:
     if not isinstance(section, dict):
         return {} if section is None else {prefix: section}
     return {k: v for name, part in section.items() for k, v in _flat(part, f"{prefix}.{name}".lstrip(".")).items()}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from math import isfinite
-from typing import Any
 
 from torch import Tensor
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
@@ -87,10 +86,12 @@ class Writer:
         """End the thread."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _write(self, tensors: dict[str, Any], state: State) -> Best | None:
+    def _write(self, tensors: dict[str, Tensor], state: State) -> Best | None:
         """Write the tensors and the checksums, and rename the checkpoint; return the best one afterwards."""
         name, rank = name_of(state.step), self.ranks.fabric.global_rank
-        partial, digests, problem = f"{name}.partial", {}, None
+        partial = f"{name}.partial"
+        digests: dict[str, str] = {}
+        problem: str | None = None
         try:
             writer = TensorWriter(self.store.fs, self.store.path(partial))
             save_tensors(tensors, writer, self._group.group)
