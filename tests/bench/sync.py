@@ -2,8 +2,8 @@
 
     PYTHONPATH=.:tests/sglang/shim OMP_NUM_THREADS=1 python tests/bench/sync.py
 
-A model of 27M float32 parameters with LoRA of rank 16, on the CPU. Each round syncs once each way, proof
-included; printed are the medians of the seconds.
+A model of 27M float32 parameters with LoRA of rank 16, on the CPU. Each round syncs once each way, weight
+check included; printed are the medians of the seconds.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def test_adapters_travel_alone_after_the_base(adapted: Trainer, tmp_path: Path) 
             learn(adapted, seed)
             assert publish(adapted, engine) == bases
             assert adapted.is_served_by(engine)
-            assert engine.health()["proof_gap"] < 1e-4
+            assert engine.health()["weight_gap"] < 1e-4
         Watched.spoilt = True
         with pytest.raises(EngineError, match="lessens the gap for: the adapters"):
             publish(adapted, engine)

@@ -48,7 +48,7 @@ def test_greedy_output_equals_generate_before_and_after(trainer: Trainer, second
         trainer.learn(seed)
         trainer.publish(other)
         assert trainer.is_served_by(other)
-        assert other.health()["proof_gap"] < 1e-4
+        assert other.health()["weight_gap"] < 1e-4
 
 
 def test_memory_is_released_and_weights_come_back_with_it(trainer: Trainer, second: Any) -> None:
@@ -113,7 +113,7 @@ def test_a_difference_that_stays_is_said_to_stay(trainer: Trainer, engine: SGLan
 
 
 def test_weights_of_another_model_are_refused(trainer: Trainer, engine: SGLangServer) -> None:
-    """The trainer of whom the proof asks is not the one whose weights were sent."""
+    """The trainer whose log-probs are compared is not the one whose weights were sent."""
     other = Trainer(random_model("qwen2", seed=99))
     ask, engine._ask = engine._ask, lambda rows: ask_policy(other.runtime, rows)
     with pytest.raises(EngineError, match="other log-probs than the trainer"):

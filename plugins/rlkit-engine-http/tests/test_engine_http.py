@@ -235,6 +235,17 @@ def test_runs_sample_the_same_tokens_with_either_engine(site: str, tmp_path: Pat
 
 
 @pytest.mark.slow
+def test_ranks_share_servers(site: str, tmp_path: Path) -> None:
+    words = ("--recipe=quickstart", *FAST, "--rollout.engine=HttpEngine", "--fabric.devices=2", "--out=out")
+    done = rlkit("fit", *words, cwd=tmp_path, PYTHONPATH=site)
+    assert done.returncode == 0, done.stderr
+    for row in read_jsonl(tmp_path / "out" / "metrics.jsonl"):
+        assert row["engine/servers"] == 1
+        assert row["mismatch/max"] < 1e-3
+        assert row["rollout/failed"] == row["engine/retried"] == 0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_run_goes_on_when_its_server_dies_or_hangs(site: str, tmp_path: Path, number: signal.Signals) -> None:
     words = ["--recipe=quickstart", *FAST, "--train.steps=12", "--rollout.engine=HttpEngine", "--out=out"]

@@ -230,7 +230,7 @@ def test_a_tensor_that_arrived_wrong_is_named(trainer: Trainer) -> None:
     trainer.control(engine._own[0], spoils="b")
     with pytest.raises(EngineError, match=r"other log-probs than the trainer: .* lessens the gap for: b \(now "):
         trainer.sync(engine, 2)
-    assert engine._own[0].state is State.UNPROVEN
+    assert engine._own[0].state is State.UNCHECKED
     trainer.sync(engine, 2)
     assert all_written(trainer.ask(engine, 2), 2, trainer.version)
 

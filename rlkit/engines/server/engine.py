@@ -161,8 +161,8 @@ class ServerEngine(RolloutEngine):
             return Completion([], [], [], StopReason.CONTEXT)
         if not request.tokens or not all(0 <= token < self._vocabulary for token in request.tokens):
             raise RolloutError(
-                f"{type(self).__name__} was given the token ids {str(request.tokens)[:80]}, expected one or more from "
-                f"0 to {self._vocabulary - 1}; others crash servers"
+                f"{type(self).__name__} got the token ids {str(request.tokens)[:80]}, expected one or more from 0 to "
+                f"{self._vocabulary - 1}; others crash servers"
             )
         sampling = request.sampling
         stop_ids = tuple(sorted(self._stop_ids.union(sampling.stop_ids)))
@@ -234,8 +234,8 @@ class ServerEngine(RolloutEngine):
     async def _ready(self, node: Node) -> None:
         """Wait until a server may be asked: a sync is over, memory is back, a fault is mended.
 
-        A server that another rank gives weights to, or that takes those of a sharded trainer, is out of this rank's
-        hands: it says that it `needs_weights`, and waits.
+        This rank cannot restore a server to which another rank pushes weights, or which takes those of a sharded
+        trainer: the engine then `needs_weights`, and this waits.
 
         Raises:
             EngineError: It cannot be brought back, and the run cannot go on.
@@ -367,7 +367,7 @@ class ServerEngine(RolloutEngine):
         return {
             "servers": float(len(self._nodes)),
             "servers_down": float(sum(n.state not in {State.READY, State.ASLEEP} for n in self._nodes)),
-            "proof_gap": self._push.gap.most,
+            "weight_gap": self._push.gap.most,
             "sync_seconds": self._sync_seconds,
             **{name: float(count) for name, count in self._counts.items()},
         }

@@ -32,7 +32,7 @@ WATCH_SECONDS = 2.0
 
 
 class Hung(Fault):
-    """A server that had requests in flight gave no sign of life."""
+    """A server with requests in flight does not answer whether it is well."""
 
 
 class Node:
@@ -122,7 +122,7 @@ class Node:
         try:
             await self.api.inspect(self.process is not None)
         except Fault as fault:
-            raise self.error("say what it is", fault) from fault
+            raise self.error("be inspected", fault) from fault
         self._known = True
 
     async def healthy(self, deadline: float) -> bool:
@@ -236,7 +236,7 @@ class Node:
         """Return the answer to a request.
 
         Raises:
-            Fault: There was none; also if the server gave no sign of life for too long while this waited.
+            Fault: There was none; also if the server stopped answering health checks meanwhile.
         """
         self.in_flight += 1
         if self._watch is None or self._watch.done():
@@ -248,7 +248,7 @@ class Node:
         try:
             await asyncio.wait((call, hung), return_when=asyncio.FIRST_COMPLETED)
             if not call.done():
-                raise Hung(f"{self.url} gave no sign of life for {self._retry.hang_seconds:g} s")
+                raise Hung(f"{self.url} did not answer a health check within {self._retry.hang_seconds:g} s")
             return call.result()
         except UNREADABLE as error:
             raise Fault(f"{self.url} answered what is no completion ({type(error).__name__}: {error})") from error

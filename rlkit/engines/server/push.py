@@ -137,7 +137,7 @@ class Push:
         """
         self.gap = await node.perform(Step.CHECK, lambda: self._probe(node, expected))
         if not self.gap.within(self.tolerance):
-            node.state = State.UNPROVEN
+            node.state = State.UNCHECKED
             raise Mismatch(self._explain(node, self.gap))
 
     async def try_canary(self, nodes: Sequence[Node], row: Sequence[int], ask: Ask) -> Failures:
@@ -159,7 +159,7 @@ class Push:
             new = slice(len(row) - 1, None)
             gap = gap_between([expected[:-1][new]], [Answer(answer.tokens[new], answer.logps[new])], CANARY_TOKENS)
             if not gap.within(self.tolerance):
-                node.state = State.UNPROVEN
+                node.state = State.UNCHECKED
                 wrong[node] = Mismatch(
                     f"{node.api.product} server {node.url} writes other tokens than the trainer after the first sync: "
                     f"{gap.mean:.3g} nats apart on average, {gap.most:.3g} at most."
@@ -245,7 +245,7 @@ class Push:
             raise failed[node]
         await node.finish(self.transport, label, adapter)
         gap: Gap = await node.perform(Step.CHECK, lambda: self._probe(node, expected))
-        node.state = State.UNPROVEN
+        node.state = State.UNCHECKED
         return gap
 
 

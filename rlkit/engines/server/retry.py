@@ -14,7 +14,7 @@ class RetryPolicy:
     Args:
         request_seconds: For one request, retries included, unless it states its own deadline.
         start_seconds: Until a server that was started answers.
-        hang_seconds: Without a sign of life, after which a server that has work counts as dead.
+        hang_seconds: Without an answer to a health check, after which a server that has work counts as dead.
         retries: Further attempts of a request, with growing pauses.
         restarts: Of each server between two syncs, before the run ends.
     """

@@ -27,7 +27,7 @@ class State(StrEnum):
     ADAPTED = "adapted"
     FLUSHED = "flushed"
     LABELLED = "labelled"
-    UNPROVEN = "unproven"
+    UNCHECKED = "unchecked"
     BROKEN = "broken"  # a step failed: nobody knows which weights it holds
 
 
@@ -61,8 +61,8 @@ TABLE: dict[State, dict[Step, State]] = {
     State.LOADED: {Step.ADAPT: State.ADAPTED, Step.FLUSH: State.FLUSHED},
     State.ADAPTED: {Step.FLUSH: State.FLUSHED},
     State.FLUSHED: {Step.LABEL: State.LABELLED},
-    State.LABELLED: {Step.CONTINUE: State.UNPROVEN},
-    State.UNPROVEN: {Step.PAUSE: State.PAUSED, Step.CHECK: State.READY},
+    State.LABELLED: {Step.CONTINUE: State.UNCHECKED},
+    State.UNCHECKED: {Step.PAUSE: State.PAUSED, Step.CHECK: State.READY},
     State.BROKEN: {Step.RESET: State.COLD},
 }
 

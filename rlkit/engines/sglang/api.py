@@ -70,7 +70,7 @@ class SGLangApi(ServerApi):
             try:
                 await self.client.post(path, {}, deadline)
             except Fault as fault:
-                if fault.status is None:  # with one, it says that it has nothing open
+                if fault.status is None:  # with one, it has nothing open
                     raise
 
     def release(self, deadline: float) -> None:

@@ -70,7 +70,7 @@ class SGLangRollouts(ServerEngine):
         return ServerProcess("sglang", words, environment(gpu, self.retry.hang_seconds))
 
     def _shared(self, gpu: int | None) -> set[int]:
-        """Return those GPUs of a server, the first of which is given, that the trainer uses too."""
+        """Return those GPUs of a server, from its first one on, that the trainer uses too."""
         return set() if gpu is None else self._trainers.intersection(range(gpu, gpu + self.launch.tensor_parallel))
 
 
@@ -79,8 +79,8 @@ class SGLangServer(SGLangRollouts):
 
     Requests go to the server with the least to do, and all turns of a conversation to the same one, which has its
     prefix in the cache. A server that dies, hangs, fails or comes back with old weights is restarted (if it is
-    rlkit's) or waited for, given the weights again, and what it had not finished is asked for again. Every token's
-    version is checked. After every sync servers prove by their log-probs that they have the trainer's weights. What
+    rlkit's) or waited for, synced again, and what it had not finished is requested again. Every token's
+    version is checked. After every sync servers' log-probs are compared with the trainer's. What
     is sampled can be repeated where servers run deterministic inference, for which each request brings a seed that
     its sample names; elsewhere SGLang's random numbers depend on what else is in the batch.
 
@@ -112,7 +112,7 @@ class SGLangServer(SGLangRollouts):
     ) -> None:
         super().__init__(launch, retry, check_weights)
         if router is not None and not urls:
-            raise RecipeError(f"SGLangServer has router={router!r} and no urls; give those of the servers behind it")
+            raise RecipeError(f"SGLangServer has router={router!r} and no urls; add those of the servers behind it")
         if launch.adapter_only and transport == "disk" and not urls:
             raise RecipeError(
                 "launch.adapter_only is true and transport is disk for servers that rlkit starts, which "
@@ -174,7 +174,7 @@ class SGLangEngine(SGLangRollouts):
     """An SGLang engine on each rank's own device, which it shares with the trainer.
 
     It is a server that rlkit starts and that listens on 127.0.0.1 only, not a `sglang.Engine` in the trainer's
-    process: if SGLang crashes, it kills its parent. Tensors do not pass through HTTP: they are handed over in shared
+    process: if SGLang crashes, it kills its parent. Tensors do not pass through HTTP: they travel in shared
     memory, or by CUDA IPC on a GPU. With `launch.tensor_parallel` above 1, so many neighbouring ranks share one
     engine over their GPUs. Everything else is as in `SGLangServer`.
 

@@ -7,7 +7,7 @@ import secrets
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Ge, Le
 
@@ -21,6 +21,9 @@ from rlkit.engines.server.states import DEADLINES, Step
 from rlkit.engines.server.transports import FileTransport, Transport
 from rlkit.ranges import NUMBER, Count, PositiveInt
 from rlkit.types import Request
+
+if TYPE_CHECKING:
+    from rlkit.interfaces.runtime import Runtime
 
 RETRY = RetryPolicy()
 TOKEN = "RLKIT_ENGINE_TOKEN"
@@ -83,7 +86,7 @@ class HttpEngine(ServerEngine):
     """TorchEngine in processes of their own on this machine, which sample on other cores or GPUs than the trainer.
 
     Samples are those of TorchEngine, token for token, but for floating-point noise. A server that dies or hangs is
-    restarted, given the weights again, and asked again for what it had not finished. It listens on 127.0.0.1 only, and
+    restarted and synced again, and what it had not finished is requested again. It listens on 127.0.0.1 only, and
     answers calls only that bring the run's secret.
 
     Args:
@@ -114,6 +117,10 @@ class HttpEngine(ServerEngine):
         self.max_rows = max_rows
         self.max_kv_tokens = max_kv_tokens
         self._secret = secrets.token_urlsafe(32)
+
+    def bind(self, runtime: Runtime) -> None:
+        self._secret = runtime.gather_world(self._secret)[0]
+        super().bind(runtime)
 
     def api(self, client: Client) -> ServerApi:
         return HttpApi(Client(client.url, {"Authorization": f"Bearer {self._secret}"}))

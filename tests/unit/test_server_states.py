@@ -30,7 +30,7 @@ BOTH = [
         (State.READY, ADAPTERS),
         (State.READY, AWAKE),
         (State.READY, RELEASED),
-        (State.UNPROVEN, AWAKE),
+        (State.UNCHECKED, AWAKE),
     ],
 )
 def test_a_sync_ends_ready(state: State, steps: list[Step]) -> None:
