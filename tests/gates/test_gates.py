@@ -98,6 +98,13 @@ def test_parts_do_not_import_their_siblings() -> None:
     assert not wrong
 
 
+def test_the_kit_for_servers_knows_no_product() -> None:
+    """So that an engine for any product can be a plugin: see plugins/rlkit-engine-http."""
+    named = re.compile(r"sglang|vllm|rlkit\.engines\.(?!server\b)", re.I)
+    kit = (ROOT / "rlkit" / "engines" / "server").glob("*.py")
+    assert not [f"{path.name}: {found[0]}" for path in kit for found in named.finditer(path.read_text())]
+
+
 def test_heavy_libraries_are_imported_by_their_owners_only() -> None:
     wrong = []
     for path in (ROOT / "rlkit").rglob("*.py"):
