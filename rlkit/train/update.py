@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
@@ -75,7 +75,7 @@ def mini_batches(train: Train, step: int) -> Iterator[set[int]]:
 
 
 def accumulate_and_step(
-    module: Updatable, micros: Sequence[Sequence[int]], loss_of: Callable[[Sequence[int]], Tensor]
+    module: Updatable, micros: list[list[int]], loss_of: Callable[[list[int]], Tensor]
 ) -> Update:
     """Make one optimizer step over micro-batches, of which every rank has as many, some of them without rows.
 
@@ -110,7 +110,7 @@ def log_share(share: LossShare, batch: TrainBatch, meter: Meter, prefix: str) ->
 
 
 def update_policy(
-    context: TrainContext, batch: TrainBatch, rows: Sequence[int], meter: Meter, record: bool = False
+    context: TrainContext, batch: TrainBatch, rows: list[int], meter: Meter, record: bool = False
 ) -> None:
     """Make one optimizer step of the policy from the rows of this rank; ranks may have unequal rows, or none.
 
@@ -125,7 +125,7 @@ def update_policy(
     if recipe.loss.selects:
         select_tokens(context, batch, rows, record)
 
-    def loss_of(micro: Sequence[int]) -> Tensor:
+    def loss_of(micro: list[int]) -> Tensor:
         part, tokens, mask = select_rows(batch, micro)
         out: PolicyOutput = policy.module(tokens, mask, recipe.rollout.sampling.temperature)
         if not micro:
@@ -140,18 +140,18 @@ def update_policy(
     log_update(accumulate_and_step(policy, micros, loss_of), meter, "policy", ranks.count)
 
 
-def record_logps(batch: TrainBatch, rows: Sequence[int], part: TrainBatch, logps: Tensor) -> None:
+def record_logps(batch: TrainBatch, rows: list[int], part: TrainBatch, logps: Tensor) -> None:
     """Keep the log-probs [b,t] of some rows as the trainer's, in the batch and in `part`, which was cut out of it.
 
     They are the old policy's too, unless ratios compare with the engine's.
     """
-    batch.trainer_logps[list(rows), : logps.shape[1]] = logps
+    batch.trainer_logps[rows, : logps.shape[1]] = logps
     part.trainer_logps = logps
     if batch.old_logps is batch.trainer_logps:
         part.old_logps = logps
 
 
-def select_tokens(context: TrainContext, batch: TrainBatch, rows: Sequence[int], record: bool) -> None:
+def select_tokens(context: TrainContext, batch: TrainBatch, rows: list[int], record: bool) -> None:
     """Set `batch.selected` [B,T] to the tokens that the loss treats apart among the rows of a mini-batch.
 
     With `record`, nothing has computed the old log-probs yet: those of this pass are the old policy's.
@@ -165,10 +165,10 @@ def select_tokens(context: TrainContext, batch: TrainBatch, rows: Sequence[int],
         selected = loss.select(logps, part)
     require(loss, "select", outputs.of_selection(selected, part.mask))
     batch.selected = torch.zeros_like(batch.mask)
-    batch.selected[list(rows), : selected.shape[1]] = selected
+    batch.selected[rows, : selected.shape[1]] = selected
 
 
-def update_critic(context: TrainContext, batch: TrainBatch, rows: Sequence[int], meter: Meter) -> None:
+def update_critic(context: TrainContext, batch: TrainBatch, rows: list[int], meter: Meter) -> None:
     """Make one optimizer step of the critic, if there is one."""
     critic, section, ranks = context.models.critic, context.recipe.critic, context.ranks
     counts = count_tokens(batch.mask[rows], ranks.all_reduce_sum)
@@ -176,7 +176,7 @@ def update_critic(context: TrainContext, batch: TrainBatch, rows: Sequence[int],
         return
     values_of, bound = critic.module, section.clip
 
-    def loss_of(micro: Sequence[int]) -> Tensor:
+    def loss_of(micro: list[int]) -> Tensor:
         part, tokens, mask = select_rows(batch, micro)
         values: Tensor = values_of(tokens, mask)
         if not micro:

@@ -1,0 +1,86 @@
+"""Micro-batches: which rows go together, as many passes on every rank, and that no split changes what is computed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rlkit.ops.batching import assign
+from rlkit.train.microbatch import aligned_micro_batches, forward_in_micro_batches, select_rows
+from tests.unit.phases import LENGTHS, scored
+
+
+def alone(value: float) -> float:
+    return value
+
+
+def test_rows_of_similar_length_go_together_within_the_limit() -> None:
+    """Lengths 3, 2, 4, 3: the longest alone in 6 tokens, two of 3 fill it, the one of 2 is left."""
+    assert aligned_micro_batches(scored(), range(4), 6, alone) == [[2], [0, 3], [1]]
+    assert aligned_micro_batches(scored(), [3, 1], 6, alone) == [[3, 1]]
+    assert aligned_micro_batches(scored(), [1, 2], 1, alone) == [[2], [1]]
+
+
+def test_every_rank_makes_as_many_passes() -> None:
+    """Another rank has four micro-batches: two more without rows follow here."""
+    asked: list[float] = []
+
+    def agree(value: float) -> float:
+        asked.append(value)
+        return 4.0
+
+    assert aligned_micro_batches(scored(), [0, 1], 3, agree) == [[0], [1], [], []]
+    assert aligned_micro_batches(scored(), [], 3, agree) == [[], [], [], []]
+    assert asked == [2, 0]
+
+
+def test_what_is_computed_lies_where_its_tokens_do() -> None:
+    passes: list[tuple[int, ...]] = []
+
+    def fn(tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        assert not torch.is_grad_enabled()
+        passes.append(tuple(tokens.shape))
+        return 10.0 * tokens, mask.float()
+
+    batch = scored()
+    tens, masks = forward_in_micro_batches(fn, batch, 6, lambda _: 4, count=2)
+    assert tens.tolist() == [[10, 20, 30, 0], [10, 40, 0, 0], [10, 50, 10, 20], [10, 30, 20, 0]]
+    assert torch.equal(masks, batch.mask.float())
+    assert passes == [(1, 4), (2, 3), (1, 2), (1, 2)]  # the last is a dummy row
+
+
+def test_a_function_must_return_as_many_tensors_as_were_announced() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        forward_in_micro_batches(lambda tokens, mask: (mask.float(),), scored(), 6, alone, count=2)
+
+
+def test_no_rows_are_a_dummy_row_without_chosen_tokens() -> None:
+    part, tokens, mask = select_rows(scored(), [])
+    assert (len(part), tokens.tolist(), mask.tolist()) == (0, [[0, 0]], [[False, False]])
+    part, tokens, mask = select_rows(scored(), [1, 0])
+    assert part.group.tolist() == [0, 0]
+    assert tokens.tolist() == [[1, 4, 0], [1, 2, 3]]
+    assert mask.tolist() == [[False, True, False], [False, True, True]]
+
+
+@given(limit=st.integers(1, 40), more=st.integers(0, 3))
+def test_no_limit_changes_what_is_computed(limit: int, more: int) -> None:
+    batch = scored()
+    [found] = forward_in_micro_batches(
+        lambda tokens, mask: ((tokens * mask).float(),), batch, limit, lambda n: n + more
+    )
+    assert torch.equal(found, (batch.tokens * batch.mask).float())
+    micros = aligned_micro_batches(batch, range(4), limit, alone)
+    assert sorted(row for micro in micros for row in micro) == [0, 1, 2, 3]
+    assert all(len(m) * max(LENGTHS[r] for r in m) <= limit for m in micros if len(m) > 1)
+
+
+def test_groups_are_divided_among_ranks_by_their_size() -> None:
+    """The largest first, each to the rank with the least: 9 | 7, then 5 | 9 + 0, 4 to 7 + 5 > 9, and so on."""
+    assert assign([4, 9, 5, 7], 2) == [0, 0, 1, 1]  # 9 + 4 and 7 + 5
+    assert assign([3, 3, 3], 2) == [0, 1, 0]
+    assert assign([], 3) == []
+    assert assign([1, 2], 3) == [1, 0]

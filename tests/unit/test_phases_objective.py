@@ -1,0 +1,158 @@
+"""The loss of a micro-batch, by hand: what counts, what it is divided by, and which terms are added."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlkit.errors import PartError
+from rlkit.interfaces.loss import PolicyLoss
+from rlkit.losses import PolicyGradient
+from rlkit.ops.aggregate import Aggregation
+from rlkit.sections import KLLoss, Rejection
+from rlkit.train.objective import Counts, LossShare, Objective, count_tokens, value_share
+from rlkit.types import LossOutput, PolicyOutput, TrainBatch
+from tests.unit.phases import ready, recipe
+
+COUNTS = Counts(torch.tensor(8.0), torch.tensor(4.0))
+"""Eight tokens: 2, 1, 3 and 2; four sequences."""
+
+
+class Ones(PolicyLoss):
+    """A loss of 1 at each token, also outside the mask, with a figure that has a gradient."""
+
+    aggregation = "token_sum"
+
+    def __call__(self, out: PolicyOutput, batch: TrainBatch) -> LossOutput:
+        return LossOutput(torch.ones_like(out.logps) + 0 * out.logps, {"figure": out.logps.sum()})
+
+
+class Weighted(Ones):
+    """The same, which weighs by itself."""
+
+    applies_correction = True
+
+
+def out(batch: TrainBatch) -> PolicyOutput:
+    logps = (-1.0 * batch.mask).requires_grad_()
+    return PolicyOutput(logps, 0.5 * batch.mask)
+
+
+def share(batch: TrainBatch, aggregation: Aggregation = "token_mean", **options: object) -> LossShare:
+    objective = replace(Objective(Ones(), aggregation, budget=10), **options)  # type: ignore[arg-type]
+    return objective.share(out(batch), batch, COUNTS)
+
+
+def test_tokens_and_sequences_are_counted_over_all_ranks() -> None:
+    mask = torch.tensor([[True, True, False], [False, False, False], [False, True, False]])
+    assert [x.item() for x in count_tokens(mask, lambda x: x)] == [3, 2]
+    assert [x.item() for x in count_tokens(mask, lambda x: 10 * x)] == [30, 20]
+    assert [x.item() for x in count_tokens(mask[:0], lambda x: x)] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "expected"),
+    [
+        ("token_mean", 8 / 8),
+        ("token_sum", 8.0),
+        ("seq_mean_token_mean", 4 / 4),
+        ("seq_mean_token_sum", 8 / 4),
+        ("seq_mean_token_sum_norm", 8 / 4 / 10),
+    ],
+)
+def test_each_aggregation_divides_by_the_counts_of_the_mini_batch(aggregation: Aggregation, expected: float) -> None:
+    assert share(ready(), aggregation).loss.item() == pytest.approx(expected)
+    half = ready().rows(torch.tensor([0, 1]))
+    assert share(half, "token_mean").loss.item() == pytest.approx(3 / 8)  # of 2 + 1 tokens: a share, no mean
+
+
+def test_rejected_tokens_count_in_the_denominator_only_if_the_recipe_says_so() -> None:
+    """Row 2 is rejected, its three tokens with it; the mean over tokens of a sequence shows the denominator."""
+    accepted = ready().mask.clone()
+    accepted[2] = False
+    accepted[0, 1] = False  # one of two tokens of row 0
+    batch = ready(accepted=accepted)
+    assert share(batch, "token_sum").loss.item() == 4
+    assert share(batch, "seq_mean_token_mean").loss.item() == pytest.approx((1 + 1 + 0 + 1) / 4)
+    kept = share(batch, "seq_mean_token_mean", keep_in_denominator=True)
+    assert kept.loss.item() == pytest.approx((0.5 + 1 + 0 + 1) / 4)
+    assert Objective(Ones(), "token_mean", 1, keep_in_denominator=True).denominator(batch) is batch.mask
+    assert Objective(Ones(), "token_mean", 1).denominator(batch) is batch.accepted
+
+
+def test_correction_weights_multiply_the_loss_but_no_other_term() -> None:
+    weights = 3.0 * ready().mask
+    batch = ready(correction_weights=weights, ref_logps=-1.0 * ready().mask)
+    assert share(batch).loss.item() == pytest.approx(3)
+    assert share(batch, loss=Weighted()).loss.item() == pytest.approx(1)
+    assert share(batch, entropy_coef=0.1).loss.item() == pytest.approx(3 - 0.1 * 0.5)
+
+
+def test_entropy_is_maximised_and_divergence_minimised() -> None:
+    # k1 = logp - ref = -1 + 3 = 2 at each token
+    batch = ready(ref_logps=-3.0 * ready().mask)
+    found = share(batch, entropy_coef=0.2, kl=KLLoss(coef=0.25, estimator="k1"))
+    assert found.loss.item() == pytest.approx(1 - 0.2 * 0.5 + 0.25 * 2)
+    assert found.figures["entropy"].item() == pytest.approx(0.5)
+    assert found.figures["kl_ref"].item() == pytest.approx(2)
+    assert found.figures["figure"].item() == pytest.approx(-8)
+    assert not any(figure.requires_grad for figure in found.figures.values())
+    assert found.loss.requires_grad
+
+
+def test_a_policy_without_entropy_has_no_figure_of_it() -> None:
+    batch = ready()
+    plain = Objective(Ones(), "token_mean", 1, entropy_coef=0.2).share(out(batch)._replace(entropy=None), batch, COUNTS)
+    assert plain.loss.item() == pytest.approx(1)
+    assert set(plain.figures) == {"figure"}
+
+
+def test_a_divergence_without_a_reference_names_what_is_missing() -> None:
+    with pytest.raises(ValueError, match=r"batch.ref_logps is not computed in this run; the recipe needs a `kl_loss:`"):
+        share(ready(), kl=KLLoss())
+
+
+@pytest.mark.parametrize("broken", ["old_logps", "advantages", None])
+def test_only_a_loss_that_makes_it_so_is_blamed_for_what_is_not_finite(broken: str | None) -> None:
+    class Infinite(Ones):
+        def __call__(self, out: PolicyOutput, batch: TrainBatch) -> LossOutput:
+            return LossOutput(torch.where(batch.mask, torch.inf, 0.0), {})
+
+    def call(batch: TrainBatch, strict: bool) -> Tensor:
+        return Objective(Infinite(), "token_mean", 1, strict=strict).share(out(batch), batch, COUNTS).loss
+
+    batch = ready(old_logps=-1.0 * ready().mask)
+    assert call(batch, strict=False) == torch.inf
+    if broken is None:
+        with pytest.raises(PartError, match="returned a loss that is not finite"):
+            call(batch, strict=True)
+    else:
+        assert call(replace(batch, **{broken: batch.mask / 0.0}), strict=True) == torch.inf
+
+
+def test_the_objective_is_the_recipes() -> None:
+    plain = recipe()
+    assert Objective.of(plain) == Objective(plain.loss, "token_mean", 8)
+    train = {"aggregation": "token_sum", "entropy_coef": 0.5}
+    made = recipe(train=train, kl_loss=KLLoss(), rejection=Rejection(keep_in_denominator=True))
+    assert Objective.of(made, strict=True) == Objective(made.loss, "token_sum", 8, 0.5, made.kl_loss, True, True)
+    assert Objective.of(replace(made, rejection=Rejection())).keep_in_denominator is False
+    assert isinstance(made.loss, PolicyGradient)
+
+
+def test_the_values_loss_by_hand() -> None:
+    """v = 2 everywhere, R = 1: the squared error is 1. Clipped to old +- 0.5, row 0 (old 3) is at 2.5: 2.25."""
+    old = torch.tensor([3.0, 2.0, 2.0, 1.0])[:, None] * torch.ones(4, 4)
+    batch = ready(values=old, returns=torch.ones(4, 4))
+    values = torch.full((4, 4), 2.0)
+    plain = value_share(values, batch, torch.tensor(16.0), None)
+    assert plain.loss.item() == pytest.approx(0.5 * 8 / 16)
+    assert plain.figures["clip_fraction"].item() == 0
+    clipped = value_share(values, batch, torch.tensor(16.0), 0.5)  # row 3 (old 1) is at 1.5: 0.25, less than 1
+    assert clipped.loss.item() == pytest.approx(0.5 * (2 * 2.25 + 6) / 16)
+    assert clipped.figures["clip_fraction"].item() == pytest.approx(2 / 8)  # row 0 has two of eight tokens
+    above = value_share(torch.full((4, 4), 0.0), replace(batch, values=0 * old + 1), torch.tensor(8.0), 0.5)
+    assert above.loss.item() == pytest.approx(0.5)  # 0 is further away than the bound of 0.5

@@ -1,0 +1,257 @@
+"""What surrounds the update: learning rates, averages, the reference, figures, and who waits for which scores."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from rlkit.models.ema import WeightAverage
+from rlkit.models.reference import Reference
+from rlkit.sections import Correction, Critic, KLReward
+from rlkit.testing import example_trajectory
+from rlkit.train import evaluate as evaluation
+from rlkit.train.evaluate import evaluate
+from rlkit.train.metrics import Meter
+from rlkit.train.models import Models
+from rlkit.train.rollouts import Rollouts, assign_groups, await_scores
+from rlkit.train.rollouts import describe as describe_rollouts
+from rlkit.train.step import describe, explained_variance, schedule, shape_rewards
+from rlkit.types import Prompt, Sampling, Score, StopReason, Trajectory
+from tests.unit.phases import Line, LocalRanks, Trained, Values, context, ready, recipe, scored
+
+
+def figures(meter: Meter, ranks: LocalRanks | None = None) -> dict[str, float]:
+    return meter.result(ranks or LocalRanks())  # type: ignore[arg-type]
+
+
+def test_figures_are_weighted_means_sums_and_maxima_over_all_ranks() -> None:
+    here, there = Meter(), Meter()
+    here.mean("mean", 1.0, weight=3)
+    there.mean("mean", torch.tensor(5.0))
+    here.mean("nothing", 7.0, weight=0)
+    here.means("many", [1.0, 2.0])
+    there.means("many", [6.0])
+    here.count("count", 2)
+    here.count("count", 0.5)
+    there.count("count", 1)
+    here.max("max", -3.0)
+    here.max("max", -5.0)
+    there.max("max", torch.tensor(-4.0))
+    ranks: Any = SimpleNamespace(gather_dp=lambda value: [value, (dict(there._sums), there._maxima)])
+    assert list(here.result(ranks).items()) == [("count", 3.5), ("many", 3), ("max", -3), ("mean", 2)]
+    assert figures(here)["mean"] == 1
+
+
+def test_the_learning_rates_of_a_step() -> None:
+    """Four steps at most at 0.5, one of warm-up: half of it first."""
+    critic = Trained(Values())
+    made = context(recipe(train={"warmup_steps": 1}, critic=Critic(lr=0.1)), critic=critic)
+    meter = Meter()
+    schedule(made, 1, meter)
+    assert figures(meter) == {"lr": 0.25, "critic/lr": 0.1}
+    assert [group["lr"] for group in made.models.policy.optimizer.param_groups] == [0.25]
+    assert [group["lr"] for group in critic.optimizer.param_groups] == [0.1]
+    meter = Meter()
+    schedule(context(recipe()), 2, meter)
+    assert figures(meter) == {"lr": 0.5}
+
+
+def test_rewards_are_corrected_and_transformed() -> None:
+    batch = scored(trainer_logps=-1.0 * scored().mask, ref_logps=-3.0 * scored().mask)
+    meter = Meter()
+    shape_rewards(context(recipe(correction=Correction(), kl_reward=KLReward(coef=0.5))), batch, meter)
+    found = figures(meter)
+    assert set(found) == {"correction/weight_mean", "reward/kl_reward", "reward/kl_coef"}
+    assert found["correction/weight_mean"] == pytest.approx(0.606531)  # exp(-0.5)
+    assert batch.outcomes().tolist() == pytest.approx([1 - 2, -1, -3, 1 - 2])
+
+
+def test_what_is_logged_of_a_batch() -> None:
+    """Groups of 1, 0 and 0, 1: a deviation of sqrt(1/2). Advantages 1, -1, 2, -2 on 2, 1, 3 and 2 tokens."""
+    meter = Meter()
+    values, returns = torch.zeros(4, 4), ready().tokens.float()
+    batch = ready(values=values, returns=returns)
+    batch.advantages[0, 1] = torch.nan
+    batch.rewards = torch.tensor([1.0, 0.0, 1.0, 1.0])
+    describe(batch, lambda x: x, meter)
+    found = figures(meter)
+    assert found["reward/std"] == pytest.approx(0.5**0.5 / 2)
+    assert found["groups/no_signal"] == 0.5
+    assert found["advantage/not_finite"] == 1
+    assert found["critic/explained_variance"] == pytest.approx(0, abs=1e-4)
+    plain = Meter()
+    describe(ready(), lambda x: x, plain)
+    found = figures(plain)
+    assert (found["advantage/max"], found["advantage/not_finite"]) == (2, 0)
+    assert found["advantage/abs_mean"] == pytest.approx((2 * 1 + 1 * 1 + 3 * 2 + 2 * 2) / 8)
+    assert "critic/explained_variance" not in found
+    empty = Meter()
+    describe(ready().rows(torch.arange(0)), lambda x: x, empty)
+    assert "advantage/max" not in figures(empty)
+    single = Meter()
+    describe(ready(values=values, returns=returns).rows(torch.tensor([1])), lambda x: x, single)
+    assert "critic/explained_variance" not in figures(single)  # of one token there is no variance
+
+
+def test_the_variance_that_a_critic_explains() -> None:
+    returns = torch.tensor([1.0, 2.0, 3.0])
+    assert explained_variance(returns + 5, returns).item() == pytest.approx(1)
+    assert explained_variance(torch.zeros(3), returns).item() == pytest.approx(0, abs=1e-4)
+    assert explained_variance(-returns, returns).item() == pytest.approx(-3, abs=1e-3)
+
+
+def test_the_average_and_the_reference_follow_the_policy() -> None:
+    """0.75 * 1 + 0.25 * 5 = 2; the reference moves every second step: 1 + 0.5 * (5 - 1) = 3."""
+    actor, kept = Line(1.0), Line(1.0)
+    models: Any = Models.__new__(Models)
+    models.policy, models.average = Trained(actor), WeightAverage(actor, 0.75)
+    models.reference = Reference.__new__(Reference)
+    models.reference.actor = kept
+    models._recipe = SimpleNamespace(reference=SimpleNamespace(refresh_every=2, mix=0.5))
+    with torch.no_grad():
+        actor.weight.fill_(5.0)
+    models.update_ema_and_reference(1)
+    assert (float(models.average.tensors[0]), float(kept.weight.detach())) == (2, 1)
+    models.update_ema_and_reference(2)
+    assert (float(models.average.tensors[0]), float(kept.weight.detach())) == (2.75, 3)
+    with models.average.applied():
+        assert float(actor.weight.detach()) == 2.75
+    assert float(actor.weight.detach()) == 5
+    models.average, models._recipe.reference = None, None
+    models.update_ema_and_reference(4)
+    assert float(kept.weight.detach()) == 3
+
+
+def trajectory(group: int, length: int = 1, reward: float | None = 1.0, error: str | None = None) -> Trajectory:
+    made = example_trajectory("x" * length)
+    made.group, made.error = group, error
+    made.turn_rewards = [0.0]
+    if error is None:
+        made.score = Score(reward, {"accuracy": 0.5, "form": 0.25}, error=None if reward is not None else "away")
+    return made
+
+
+def test_what_is_logged_of_rollouts() -> None:
+    cut = trajectory(1, 3, 0.0)
+    cut.stop, cut.counts, cut.turn_rewards = StopReason.LENGTH, {"tool_calls": 2}, [0.0, 0.0, 0.0]
+    assert cut.score is not None
+    cut.score.ungradable = True
+    failed, missing = trajectory(0, error="broke"), trajectory(2, 2, None)
+    meter = Meter()
+    describe_rollouts([trajectory(0), cut, failed, missing, trajectory(2)], meter)
+    found = figures(meter)
+    assert found == {
+        "accuracy": 0.5,
+        "conversation/tool_calls": 2,
+        "conversation/turns": (1 + 3 + 1 + 1 + 1) / 5,
+        "reward/failed": 1,
+        "reward/form": 0.25,
+        "reward/groups_dropped": 1,
+        "reward/mean": pytest.approx(2 / 3),
+        "reward/ungradable": 1,
+        "rollout/failed": 1,
+        "rollout/length": (1 + 3 + 1 + 2 + 1) / 5,
+        "rollout/length_max": 3,
+        "rollout/samples": 5,
+        "rollout/stopped": 4 / 5,
+        "rollout/tokens": 8,
+    }
+
+
+def service(ranks: LocalRanks | None = None) -> Any:
+    return SimpleNamespace(ranks=ranks or LocalRanks(), wait=lambda work: work.close())
+
+
+def test_groups_in_which_a_reward_failed_are_left_out() -> None:
+    good, bad, worse, broken = trajectory(0), trajectory(1), trajectory(1, 1, None), trajectory(0, error="broke")
+    rollouts = Rollouts([good, bad, worse, broken], [good, bad, worse], [good, bad, worse], [[0, 1, 2]])
+    meter = Meter()
+    assert await_scores(service(), rollouts, meter) == [0]
+    assert rollouts.errors == Counter({"away": 1, "broke": 1})
+    assert rollouts.all == [broken, good, bad, worse]
+    assert figures(meter)["reward/failed"] == 1
+
+
+def test_groups_without_a_greedy_reward_are_left_out() -> None:
+    both = [trajectory(0), trajectory(1)]
+    rollouts = Rollouts(list(both), both, both, [[0, 1]], greedy={1: 0.25})
+    assert await_scores(service(), rollouts, Meter()) == [1]
+    assert rollouts.greedy == {1: 0.25}
+
+
+def test_scores_and_greedy_rewards_move_with_their_trajectories() -> None:
+    """What this rank samples another trains on, and the other way round."""
+    mine, theirs = trajectory(0), trajectory(1)
+    theirs.score = None
+    ranks = LocalRanks(2)
+    sent: list[Any] = []
+
+    def exchange(outgoing: Any) -> list[Any]:
+        sent.extend(outgoing)
+        return [(Score(0.75), 0.5)]
+
+    ranks.exchange = exchange  # type: ignore[method-assign]
+    rollouts = Rollouts([mine], [mine], [theirs], [[], [0]], greedy={0: 1.0})
+    assert await_scores(service(ranks), rollouts, Meter()) == [0]
+    assert sent == [[], [(mine.score, 1.0)]]
+    assert theirs.score == Score(0.75)
+    assert rollouts.greedy == {0: 1.0, 1: 0.5}
+    assert rollouts.all == [theirs]
+
+
+def test_whole_groups_are_divided_by_their_tokens() -> None:
+    """Here groups 0 (two rows of 3 tokens) and 1 (12); on the other rank 2 (4) and 3 (2): 18 and 6 become 12 and 12."""
+    sampled = [trajectory(0), trajectory(1, 10), trajectory(0)]
+    ranks = LocalRanks(2)
+    ranks.gather_dp = lambda value: [value, {2: 4, 3: 2}]  # type: ignore[method-assign]
+    meter = Meter()
+    assert assign_groups(ranks, sampled, meter) == [[1], [0, 2]]  # type: ignore[arg-type]
+    assert figures(meter) == {"imbalance/before": 18 * 2 / 24, "imbalance/after": 1}
+    alone = Meter()
+    assert assign_groups(LocalRanks(), sampled, alone) == [[0, 1, 2]]  # type: ignore[arg-type]
+    assert figures(alone) == {}
+
+
+def test_validation_answers_greedily_and_by_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Sampling, int, int]] = []
+    made = recipe()
+    assert made.validation is not None
+    made.validation.samples = 3
+
+    class Service:
+        recipe, ranks, awakened = made, LocalRanks(), 0
+
+        def awake(self) -> Any:
+            self.awakened += 1
+            return torch.no_grad()
+
+        def shard_for_rank(self, items: list[Any]) -> list[Any]:
+            return items[:1]
+
+        def sampler(self, sampling: Sampling, samples: int, step: int) -> int:
+            asked.append((sampling, samples, step))
+            return samples
+
+        def sample(self, work: list[Trajectory]) -> list[Trajectory]:
+            return work
+
+    def collect(samples: int, prompts: list[tuple[int, Prompt]], finish: Any) -> list[Trajectory]:
+        assert [group for group, _ in prompts] == [0]
+        return [trajectory(0, samples, reward=float(samples)) for _ in range(samples)]
+
+    monkeypatch.setattr(evaluation, "collect", collect)
+    fake: Any = Service()
+    found, measured = evaluate(fake, [Prompt("a", []), Prompt("b", [])])
+    assert [len(t.text) for t in found] == [1, 3, 3, 3]
+    assert measured["reward"] == 1
+    assert measured["sampled_reward"] == 3
+    assert measured["sampled_length"] == 3
+    assert {name for name in measured if not name.startswith("sampled_")} == {*evaluation.NAMES.values()}
+    assert [(s.temperature, s.max_tokens, n, step) for s, n, step in asked] == [(0, 8, 1, 0), (1, 8, 3, 0)]
+    assert fake.awakened == 1
+    made.validation.samples = 0
+    assert not any(name.startswith("sampled_") for name in evaluate(fake, [Prompt("a", [])])[1])

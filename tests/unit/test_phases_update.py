@@ -1,0 +1,316 @@
+"""Updates by hand: the order of mini-batches, accumulation, counts over ranks, and what is not finite."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rlkit.errors import PartError
+from rlkit.losses import PolicyGradient
+from rlkit.ops.random import permutation
+from rlkit.sections import Critic, Rejection, Train
+from rlkit.train.metrics import Meter
+from rlkit.train.objective import LossShare
+from rlkit.train.update import (
+    Update,
+    accumulate_and_step,
+    log_share,
+    log_update,
+    mini_batches,
+    record_logps,
+    select_tokens,
+    update_critic,
+    update_models,
+    update_policy,
+)  # fmt: skip
+from rlkit.types import LossOutput, PolicyOutput, TrainBatch
+from tests.unit.phases import Line, LocalRanks, Trained, Values, context, ready, recipe, scored
+
+ROWS = [0, 1, 2, 3]
+GRADIENT = ((2 + 3) - 4 + 2 * (5 + 1 + 2) - 2 * (3 + 2)) / 8
+"""Minus the derivative of the loss -mean(A w token) over all rows: what is added to the weight."""
+
+
+def train(**changes: Any) -> Train:
+    return Train(**{"steps": 9, "prompts_per_step": 6, "minibatches": 2, "epochs": 2, "seed": 3, **changes})
+
+
+def figures(meter: Meter) -> dict[str, float]:
+    return meter.result(LocalRanks())  # type: ignore[arg-type]
+
+
+def test_mini_batches_divide_all_groups_in_each_epoch() -> None:
+    found = list(mini_batches(train(), 5))
+    assert [len(groups) for groups in found] == [3, 3, 3, 3]
+    assert found[0] | found[1] == found[2] | found[3] == set(range(6))
+    for epoch in (0, 1):
+        order = permutation(f"minibatches/3/5/{epoch}", 6).tolist()
+        assert found[2 * epoch : 2 * epoch + 2] == [set(order[:3]), set(order[3:])]
+    assert [len(groups) for groups in mini_batches(train(prompts_per_step=5, epochs=1), 1)] == [3, 2]
+
+
+def test_the_order_depends_on_seed_step_and_epoch() -> None:
+    many = {"prompts_per_step": 20}
+    one = list(mini_batches(train(**many), 5))
+    assert one == list(mini_batches(train(**many), 5))
+    assert one[:2] != one[2:]
+    assert one != list(mini_batches(train(**many), 6))
+    assert one != list(mini_batches(train(seed=4, **many), 5))
+
+
+def test_ranks_exchange_gradients_in_the_last_pass_and_dummy_rows_are_no_loss() -> None:
+    module = Trained(Line(2.0))
+
+    def loss_of(micro: list[int]) -> Tensor:
+        return module.module.weight * (len(micro) or 100)
+
+    found = accumulate_and_step(module, [[0, 1, 2], [3], []], loss_of)
+    one = ["pass", "backward", "end"]
+    assert module.events == [*one, *one, "last pass", "backward", "end", "clip"]
+    assert found.loss == pytest.approx(2 * 4)  # not the dummy row's 200
+    assert found.norm.item() == pytest.approx(104)
+    assert module.weight == pytest.approx(2 - 104)
+    assert module.module.weight.grad is None
+
+
+@pytest.mark.parametrize("odd", [torch.nan, torch.inf])
+def test_a_gradient_that_is_not_finite_changes_nothing(odd: float) -> None:
+    module = Trained(Line(2.0))
+    found = accumulate_and_step(module, [[0]], lambda _: module.module.weight * odd)
+    assert not found.norm.isfinite()
+    assert module.weight == 2
+    assert module.module.weight.grad is None
+
+
+def test_an_optimizer_step_is_logged_once_over_all_ranks() -> None:
+    meter = Meter()
+    log_update(Update(torch.tensor(3.0), 0.25), meter, "policy", ranks=2)
+    log_update(Update(torch.tensor(5.0), 0.75), meter, "policy", ranks=2)
+    log_update(Update(torch.tensor(torch.inf), 1.0), meter, "critic", ranks=2)
+    assert meter.result(LocalRanks(2)) == {  # type: ignore[arg-type]
+        "policy/loss": (0.5 + 1.5) / 2,
+        "grad_norm": 4,
+        "critic/loss": 2,
+        "critic/grad_norm": torch.inf,
+        "update/not_finite": 1,
+        "update/steps": 2,
+        "critic/steps": 0,
+    }
+
+
+def test_figures_count_by_their_tokens() -> None:
+    meter, batch = Meter(), ready()
+    log_share(LossShare(torch.zeros(()), {"kl": torch.tensor(1.0)}), batch.rows(torch.tensor([0])), meter, "policy")
+    log_share(LossShare(torch.zeros(()), {"kl": torch.tensor(5.0)}), batch.rows(torch.tensor([1])), meter, "policy")
+    assert figures(meter) == {"policy/kl": (2 * 1 + 1 * 5) / 3}
+
+
+@given(limit=st.integers(1, 20), order=st.permutations(ROWS))
+def test_accumulation_gives_the_step_of_the_unsplit_batch(limit: int, order: list[int]) -> None:
+    made = context(recipe(train={"max_tokens_per_micro_batch": limit}))
+    meter = Meter()
+    update_policy(made, ready(), order, meter)
+    assert made.models.policy.weight == pytest.approx(1 + GRADIENT)
+    found = figures(meter)
+    assert found["policy/loss"] == pytest.approx(-GRADIENT)
+    assert found["grad_norm"] == pytest.approx(abs(GRADIENT))
+    assert found["policy/entropy"] == pytest.approx(1)
+    assert (found["update/steps"], found["update/not_finite"]) == (1, 0)
+
+
+def test_the_denominator_counts_the_tokens_of_all_ranks() -> None:
+    """A second rank has as many tokens: this one's share of the gradient is half as large."""
+    made = context(recipe(), ranks=LocalRanks(2))
+    update_policy(made, ready(), ROWS, Meter())
+    assert made.models.policy.weight == pytest.approx(1 + GRADIENT / 2)
+
+
+def test_only_the_rows_of_the_mini_batch_count_at_the_rollouts_temperature() -> None:
+    made = context(recipe(temperature=2.0))
+    update_policy(made, ready(), [1, 3], Meter())  # (-4 - 2 (3 + 2)) / 2 / 3 tokens
+    assert made.models.policy.weight == pytest.approx(1 - 14 / 2 / 3)
+    assert {temperature for _, temperature in made.models.actor.seen} == {2.0}
+
+
+def test_rejected_tokens_in_and_out_of_the_denominator() -> None:
+    """Of row 1 nothing is accepted: 3 of its 4 tokens' worth stays, over 7 or over 8 tokens."""
+    accepted = ready().mask.clone()
+    accepted[1] = False
+    for keep, tokens in ((False, 7), (True, 8)):
+        made = context(recipe(rejection=Rejection(keep_in_denominator=keep)))
+        update_policy(made, ready(accepted=accepted), ROWS, Meter())
+        assert made.models.policy.weight == pytest.approx(1 + (GRADIENT * 8 + 4) / tokens)
+
+
+def test_a_mini_batch_without_tokens_is_no_update() -> None:
+    made, meter = context(recipe(), ranks=LocalRanks(2)), Meter()
+    update_policy(made, ready(accepted=torch.zeros(4, 4, dtype=torch.bool)), ROWS, meter)
+    assert made.models.policy.events == []
+    assert meter.result(LocalRanks(2)) == {"update/empty": 1}  # type: ignore[arg-type]
+
+
+def test_a_rank_without_rows_takes_part_in_the_passes_of_the_others() -> None:
+    ranks = LocalRanks()
+    ranks.all_reduce_sum = lambda x: x + 8  # type: ignore[method-assign]
+    ranks.all_reduce_max = lambda value: value + 2  # type: ignore[method-assign]
+    made = context(recipe(), ranks=ranks)
+    update_policy(made, ready(), [], Meter())
+    assert made.models.policy.events.count("backward") == 2
+    assert [tokens for tokens, _ in made.models.actor.seen] == [[[0, 0]], [[0, 0]]]
+    assert made.models.policy.weight == 1
+
+
+def test_the_first_steps_loss_must_be_finite() -> None:
+    made, meter = context(recipe(loss=Broken())), Meter()
+    update_policy(made, ready(), ROWS, meter, record=True)
+    assert made.models.policy.weight == 1
+    assert figures(meter)["update/not_finite"] == 1
+    made.rollouts.version = 0
+    with pytest.raises(PartError, match="Broken.*: `__call__` returned a loss that is not finite"):
+        update_policy(made, ready(), ROWS, Meter(), record=True)
+
+
+class Broken(PolicyGradient):
+    def __call__(self, out: PolicyOutput, batch: TrainBatch) -> LossOutput:
+        return LossOutput(out.logps * torch.nan, {})
+
+
+@pytest.mark.parametrize("engine", [False, True])
+def test_the_log_probs_of_the_first_pass_are_kept(engine: bool) -> None:
+    whole = TrainBatch.of(replace(scored(), advantages=torch.zeros(4, 4)))
+    if engine:
+        whole.old_logps = whole.rollout_logps
+    rows = [2, 0]
+    part = whole.rows(torch.tensor(rows))
+    logps = torch.arange(8.0).reshape(2, 4)
+    record_logps(whole, rows, part, logps)
+    assert whole.trainer_logps[2].tolist() == [0, 1, 2, 3]
+    assert whole.trainer_logps[0].tolist() == [4, 5, 6, 7]
+    assert whole.trainer_logps[[1, 3]].isnan().all()
+    assert part.trainer_logps is logps
+    assert (part.old_logps is logps) is not engine
+    assert torch.equal(whole.old_logps[0], whole.rollout_logps[0] if engine else logps[1])
+
+
+class Selects(PolicyGradient):
+    """Selects tokens above 2; only these count."""
+
+    selects = True
+    seen: Any = None
+
+    def select(self, logps: Tensor, batch: TrainBatch) -> Tensor:
+        assert not logps.requires_grad
+        self.seen = (logps, batch)
+        return batch.mask & (batch.tokens > 2)
+
+    def __call__(self, out: PolicyOutput, batch: TrainBatch) -> LossOutput:
+        return LossOutput(-batch.advantages * out.logps * batch.selected, {})
+
+
+def test_a_loss_selects_among_the_rows_of_the_mini_batch() -> None:
+    loss = Selects()
+    made, batch = context(recipe(loss=loss)), ready()
+    select_tokens(made, batch, [3, 1], record=True)
+    assert batch.selected.tolist() == [
+        [False] * 4,
+        [False, True, False, False],
+        [False] * 4,
+        [False, True, False, False],
+    ]
+    logps, part = loss.seen
+    assert logps.tolist() == [[0, 3, 2], [0, 4, 0]]
+    assert part.old_logps.tolist() == part.trainer_logps.tolist() == logps.tolist()
+    assert batch.old_logps[[3, 1], :3].tolist() == logps.tolist()
+    assert batch.trainer_logps[0].isnan().all()
+    again = ready(trainer_logps=torch.zeros(4, 4), old_logps=torch.zeros(4, 4))
+    select_tokens(made, again, [3, 1], record=False)
+    assert not again.trainer_logps.any()
+
+
+def test_what_is_selected_changes_the_update() -> None:
+    made = context(recipe(loss=Selects()))
+    update_policy(made, ready(), ROWS, Meter())
+    assert made.models.policy.weight == pytest.approx(1 + (3 - 4 + 2 * 5 - 2 * 3) / 8)
+
+
+def test_a_selection_of_another_type_names_the_loss() -> None:
+    class Wrong(Selects):
+        def select(self, logps: Tensor, batch: TrainBatch) -> Tensor:
+            return logps
+
+    with pytest.raises(PartError, match="Wrong.*: `select` selected torch.float32"):
+        select_tokens(context(recipe(loss=Wrong())), ready(), ROWS, record=False)
+
+
+@given(limit=st.integers(1, 20))
+def test_the_critics_update_by_hand(limit: int) -> None:
+    """v = w token with w = 1, R = 0: the loss is 0.5 sum(token^2) / n, its gradient sum(token^2) / n."""
+    squares = 4 + 9 + 16 + 25 + 1 + 4 + 9 + 4
+    critic, meter = Trained(Values()), Meter()
+    made = recipe(critic=Critic(clip=None), train={"max_tokens_per_micro_batch": limit})
+    batch = ready(values=ready().tokens.float(), returns=torch.zeros(4, 4))
+    update_critic(context(made, critic=critic), batch, ROWS, meter)
+    assert critic.weight == pytest.approx(1 - squares / 8, rel=1e-5)
+    found = figures(meter)
+    assert found["critic/loss"] == pytest.approx(0.5 * squares / 8)
+    assert found["critic/grad_norm"] == pytest.approx(squares / 8)
+    assert (found["critic/steps"], found["critic/clip_fraction"]) == (1, 0)
+
+
+def test_a_clipped_value_has_no_gradient() -> None:
+    """Old values of 10 and a clip of 1: all are at 9, worse than what they are, and do not move."""
+    critic, meter = Trained(Values()), Meter()
+    batch = ready(values=torch.full((4, 4), 10.0), returns=torch.zeros(4, 4))
+    update_critic(context(recipe(critic=Critic(clip=1.0)), critic=critic), batch, ROWS, meter)
+    assert critic.weight == 1
+    assert figures(meter)["critic/clip_fraction"] == 1
+
+
+def test_the_critic_takes_no_step_without_tokens_or_without_a_critic() -> None:
+    critic = Trained(Values())
+    batch = ready(values=torch.zeros(4, 4), returns=torch.zeros(4, 4))
+    update_critic(context(recipe(critic=Critic()), critic=critic), batch, [], Meter())
+    update_critic(context(recipe()), batch, ROWS, Meter())
+    assert critic.events == []
+    shared = context(recipe(critic=Critic(clip=None)), ranks=LocalRanks(2), critic=critic)
+    update_critic(shared, batch, [1], Meter())
+    assert critic.weight == pytest.approx(1 - 16 / 2)  # this rank's share of two tokens
+
+
+def test_a_step_makes_its_optimizer_steps_and_keeps_the_log_probs_before_them() -> None:
+    made = context(recipe(train={"epochs": 2, "minibatches": 2, "old_logps": "rollout"}))
+    batch, meter = scored(advantages=ready().advantages, old_logps=scored().rollout_logps), Meter()
+    trained = update_models(made, batch, 1, meter)
+    assert figures(meter)["update/steps"] == 4
+    [first] = [sorted(groups) for groups in list(mini_batches(made.recipe.train, 1))[:1]]
+    rows = [i for i, group in enumerate([0, 0, 1, 1]) if group in first]
+    others = [i for i in range(4) if i not in rows]
+    expected = (trained.tokens * trained.mask).float()[rows]
+    assert torch.equal(trained.trainer_logps[rows].nan_to_num(), expected)
+    assert trained.trainer_logps[others].isnan().all()
+    assert torch.equal(trained.old_logps, trained.rollout_logps)
+
+
+def test_known_log_probs_stay_as_they_are() -> None:
+    known = torch.full((4, 4), -7.0)
+    batch = scored(advantages=ready().advantages, trainer_logps=known, old_logps=known)
+    assert update_models(context(recipe()), batch, 1, Meter()).trainer_logps is known
+    assert (known == -7).all()
+
+
+@pytest.mark.parametrize(("step", "policy_steps"), [(1, 0), (2, 0), (3, 1)])
+def test_the_policy_waits_for_the_critic(step: int, policy_steps: int) -> None:
+    critic = Trained(Values(0.5))
+    made = context(recipe(critic=Critic(policy_delay_steps=2)), critic=critic)
+    batch = scored(advantages=ready().advantages, values=torch.zeros(4, 4), returns=torch.ones(4, 4))
+    meter = Meter()
+    update_models(made, batch, step, meter)
+    found = figures(meter)
+    assert found["critic/steps"] == 1
+    assert found.get("update/steps", 0) == policy_steps
