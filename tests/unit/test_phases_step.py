@@ -41,8 +41,9 @@ def test_figures_are_weighted_means_sums_and_maxima_over_all_ranks() -> None:
     here.max("max", -3.0)
     here.max("max", -5.0)
     there.max("max", torch.tensor(-4.0))
-    ranks: Any = SimpleNamespace(gather_dp=lambda value: [value, (dict(there._sums), there._maxima)])
-    assert list(here.result(ranks).items()) == [("count", 3.5), ("many", 3), ("max", -3), ("mean", 2)]
+    ranks = LocalRanks(2)
+    ranks.gather_dp = lambda value: [value, (dict(there._sums), there._maxima)]  # type: ignore[method-assign]
+    assert list(figures(here, ranks).items()) == [("count", 3.5), ("many", 3), ("max", -3), ("mean", 2)]
     assert figures(here)["mean"] == 1
 
 
