@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
 from math import nan
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     import torch
@@ -68,7 +68,7 @@ class RolloutBatch:
     values: Tensor | None = None
     sum_pi_squared: Tensor | None = None
     position_ids: Tensor | None = None
-    media: Any = None
+    media: object = None
 
     def __post_init__(self) -> None:
         self.check()

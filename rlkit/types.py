@@ -1,8 +1,8 @@
 """The data that flows through a step: read this file first.
 
 Legend: P prompts, G samples of a prompt, B = P*G trajectories on this rank, T tokens, V vocabulary.
-Before `collate` everything is a ragged Python object; after it, a tensor `x[b,t]` speaks of `tokens[b,t]`, so that
-`logps[b,t] = log p(tokens[b,t] | tokens[b,:t])` and nobody shifts.
+Before `collate` everything is a ragged Python object; after it, a tensor `x[b,t]` is about `tokens[b,t]`, so that
+`logps[b,t] = log p(tokens[b,t] | tokens[b,:t])` and nothing is shifted.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class SampleKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Request:
-    """What an engine is asked for: token ids in, how to continue them, and whose sample it is.
+    """A request to an engine: token ids, how to continue them, and whose sample it is.
 
     Args:
         tokens: The whole conversation so far, as ids.
@@ -201,7 +201,7 @@ class Score:
 class Trajectory:
     """A finished conversation as one flat run of tokens with a mask.
 
-    All lists over tokens have one length t; nothing is ever tokenised again, so they are what the engine saw and gave.
+    All lists over tokens have one length t; nothing is ever tokenised again, so they are what the engine had.
 
     Args:
         prompt: The row that it began with.
@@ -217,7 +217,7 @@ class Trajectory:
         media: Reserved for images; None.
         score: From the reward; None before it is scored.
         error: Why the conversation failed; it is then neither scored nor trained on.
-        turn_rewards: What tools, a user or an environment gave, one for each of the policy's turns, besides the score.
+        turn_rewards: Rewards of tools, a user or an environment besides the score, one for each of the policy's turns.
         counts: What happened on the way, for the metrics `conversation/*`: tool calls, errors of tools …
         credit: What the estimator made of it, for the run folder: `advantages` by token, and what it read besides.
     """

@@ -44,7 +44,7 @@ class Data:
         return ChatTemplate(self.tokenizer, self.stop_ids, self.participants.schemas())
 
     def bind_tools(self) -> None:
-        """Let the policy's participants take part: their tools are bound by now, and say what they can do.
+        """Make the participants of conversations, whose tools are bound by now, and check the prompts with them.
 
         Raises:
             RecipeError: No parser is known for the calls of this model, its template cannot go on after a turn, or a
@@ -122,7 +122,7 @@ class Data:
             raise RecipeError(f"prompt {prompt.id!r}: {error}") from error
 
     def check_lengths(self) -> None:
-        """Measure all prompts that the run will use, and leave out the held-out ones that it shall skip.
+        """Measure all prompts that the run will use, and drop the validation prompts that it skips.
 
         Raises:
             RecipeError: One does not fit the context, or none does.

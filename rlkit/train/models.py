@@ -39,7 +39,7 @@ class TrainableModule(Generic[M]):
     """
 
     inner: M
-    module: Any
+    module: nn.Module
     optimizer: Any
     max_grad_norm: float
     fabric: Fabric

@@ -1,4 +1,4 @@
-"""A step's rollouts: sampled, scored, filtered, and with a greedy answer to each prompt where the estimator asks."""
+"""A step's rollouts: sampled, scored and filtered, with a greedy answer to each prompt where the estimator needs it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Rollouts:
     """A step's trajectories: all of them, those that may be trained on, and what is still being scored.
 
     `sampled` were sampled on this rank, `train_on` is what this rank trains on: the same, unless ranks share the work.
-    `greedy` holds the reward of a greedy answer by group, where the estimator asks for it; `errors` counts the texts of
+    `greedy` holds the reward of a greedy answer by group, where the estimator needs it; `errors` counts the texts of
     what failed on this rank.
     """
 
@@ -40,9 +40,9 @@ class Rollouts:
 
 
 def sample(data: Data, service: RolloutService, number: int, meter: Meter) -> Rollouts:
-    """Sample this rank's prompts; with a filter, score them and fill dropped places as often as it max_refills.
+    """Sample this rank's prompts; with a filter, score them and replace dropped groups up to `max_refills` times.
 
-    Without a filter, scoring goes on in the workers when this returns; `await_scores` waits for it.
+    Without a filter, scoring is still running when this returns; `await_scores` waits for it.
     """
     rollouts = Rollouts(greedy={} if Needs.GREEDY in service.recipe.advantage.needs else None)
     service.sample(_sample(data, service, number, rollouts, meter))
@@ -93,7 +93,7 @@ def assign_groups(ranks: Ranks, sampled: Sequence[Trajectory], meter: Meter) -> 
 
 
 def await_scores(service: RolloutService, rollouts: Rollouts, meter: Meter) -> list[int]:
-    """Wait for the scores; give the places in `train_on` of the trajectories to learn from.
+    """Wait for the scores; return the places in `train_on` of the trajectories to train on.
 
     Whole groups in which a reward failed, or the greedy answer's did, are left out and counted.
     """
@@ -118,7 +118,7 @@ def await_scores(service: RolloutService, rollouts: Rollouts, meter: Meter) -> l
 
 
 async def _all(tasks: list[asyncio.Task[None]]) -> None:
-    """Wait for all tasks, and forget them."""
+    """Wait for all tasks, and empty the list."""
     waiting, tasks[:] = list(tasks), []
     await asyncio.gather(*waiting)
 
@@ -199,7 +199,7 @@ def describe(trajectories: Sequence[Trajectory], meter: Meter) -> None:
 
 
 def _filter(chosen: GroupFilter, found: Sequence[Trajectory], rollouts: Rollouts, meter: Meter) -> list[int]:
-    """Keep the scored groups that the filter keeps; give the places of those that it does not."""
+    """Keep the scored groups that the filter keeps; return the numbers of those that it drops."""
     groups: dict[int, list[Trajectory]] = defaultdict(list)
     for trajectory in found:
         if trajectory.error is None:

@@ -1,4 +1,4 @@
-"""A step: sample, collate, judge while rewards are scored, credit, learn, publish."""
+"""A step: sample, compute log-probs while rewards are scored, estimate advantages, update, sync the engine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rlkit.types import Batch, TrainBatch
 
 
 class StepResult(NamedTuple):
-    """What a step made: its rollouts, the batch that was trained on, and figures."""
+    """The outcome of a step: its rollouts, the batch that was trained on, and figures."""
 
     rollouts: Rollouts
     batch: TrainBatch
@@ -32,7 +32,7 @@ class StepResult(NamedTuple):
 
 
 def step(context: TrainContext, number: int) -> StepResult:
-    """Make one step of training; the first is 1."""
+    """Run one training step; the first is 1."""
     meter = Meter()
     with _timed(meter, "sample"):
         rollouts = sample(context.data, context.rollouts, number, meter)
@@ -83,7 +83,7 @@ def shape_rewards(context: TrainContext, batch: Batch, meter: Meter) -> None:
 
 
 def describe(batch: TrainBatch, reduce: Reducer, meter: Meter) -> None:
-    """Measure the rewards' spread, the advantages, the critic, and the gap between engine and trainer."""
+    """Log the spread of rewards, the advantages, the critic's fit, and the gap between engine and trainer."""
     stats = group_stats(batch.rewards, batch.group)
     meter.means("reward/std", stats.std.tolist())
     meter.means("groups/no_signal", stats.equal.float().tolist())

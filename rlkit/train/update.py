@@ -74,9 +74,7 @@ def mini_batches(train: Train, step: int) -> Iterator[set[int]]:
             yield set(part.tolist())
 
 
-def accumulate_and_step(
-    module: Updatable, micros: list[list[int]], loss_of: Callable[[list[int]], Tensor]
-) -> Update:
+def accumulate_and_step(module: Updatable, micros: list[list[int]], loss_of: Callable[[list[int]], Tensor]) -> Update:
     """Make one optimizer step over micro-batches, of which every rank has as many, some of them without rows.
 
     A gradient that is not finite changes nothing, on every rank alike.
