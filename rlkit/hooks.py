@@ -39,7 +39,7 @@ Register = Callable[[type], None]
 
 @hookspec
 def rlkit_register(register: Register) -> None:
-    """Register classes that a recipe may name; the interface that a class subclasses tells its kind."""
+    """Register classes that a recipe may name; the interface that a class subclasses determines its kind."""
 
 
 @hookspec(firstresult=True)

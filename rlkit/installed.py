@@ -48,7 +48,7 @@ class Plugin:
         """
         if self.error is not None:
             raise PluginError(
-                f"{self} cannot be loaded: {self.error}. Mend or uninstall it, or set {DISABLE_VARIABLE}={self.name}"
+                f"{self} cannot be loaded: {self.error}. Fix or uninstall it, or set {DISABLE_VARIABLE}={self.name}"
             )
 
 

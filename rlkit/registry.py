@@ -48,7 +48,7 @@ class Registry:
     recipes: dict[str, RecipeFile] = field(default_factory=dict)
     plugins: list[Plugin] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """What a user should know although nothing is refused."""
+    """Problems that do not prevent loading."""
 
     @property
     def packages(self) -> list[str]:

@@ -21,7 +21,7 @@ OUT = ("--out", {"type": str, "help": "The folder to write to."})
 
 
 def run(argv: Sequence[str]) -> int:
-    """Prepare; give the exit status."""
+    """Prepare; return the exit status."""
     if not argv or argv[0] in ("-h", "--help"):
         print(USAGE, end="")
         return 0 if argv else 2
@@ -40,7 +40,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def write(task: Task, split: Split, path: Path) -> int:
-    """Write a split as the task `Jsonl` reads it; give the number of prompts."""
+    """Write a split as the task `Jsonl` reads it; return the number of prompts."""
     with calling(task, "rows"):
         rows = task.rows(split)
     with path.open("w", encoding="utf-8") as lines:

@@ -51,7 +51,7 @@ def show(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def make_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """Make a table whose texts are shown as they are, whoever wrote them."""
+    """Return a table whose texts are shown literally."""
     table = Table(*header)
     for row in rows:
         table.add_row(*map(cell, row))
@@ -97,7 +97,7 @@ class Display:
         self.note(f"{result['status']}: {steps} in {_clock(result['seconds'])}; {advice}")
 
     def _left(self, number: int) -> str:
-        """Say how long the rest takes, by the pace of the steps since the first one that this process made."""
+        """Return the estimated remaining time, from the pace of this process's steps after its first."""
         now = time.monotonic()
         if self._clock is None:
             self._clock = (number, now)
@@ -107,7 +107,7 @@ class Display:
 
 
 def comparison(before: dict[str, float], after: dict[str, float]) -> Table:
-    """Make the table of validation figures before and after training."""
+    """Return the table of validation metrics before and after training."""
     rows = [
         (name, f"{value:.3f}", f"{after[name]:.3f}" if name in after else "-")
         for name, value in before.items()

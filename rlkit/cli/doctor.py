@@ -51,7 +51,7 @@ def _model(argv: Sequence[str]) -> str | None:
 
 
 def _examine(model: Model) -> int:
-    """Prove a model's chat template; exit 1 where something of it hurts."""
+    """Check a model's chat template; exit 1 if a problem is found."""
     config, tokenizer = load_config(model), load_tokenizer(model)
     ends = stop_ids(model, tokenizer)
     size = f"{parameters(model):,} parameters, context {context_length(config)}"
@@ -82,7 +82,7 @@ def facts() -> list[tuple[str, str]]:
 
 
 def _sglang(version: str) -> str:
-    """Say what of this SGLang is missing."""
+    """Return what is missing in this SGLang."""
     try:
         release(version)
     except EngineError as error:

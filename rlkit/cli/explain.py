@@ -19,7 +19,7 @@ NORMALISERS = {
 
 
 def run(argv: Sequence[str]) -> int:
-    """Explain; give the exit status."""
+    """Explain; return the exit status."""
     recipe = parse("explain", argv).recipe
     rows = list(explain(recipe))
     width = max(len(label) for label, _ in rows)

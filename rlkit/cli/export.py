@@ -12,7 +12,7 @@ from rlkit.run.checkpoint.export import export
 
 
 def run(argv: Sequence[str]) -> int:
-    """Export; give the exit status."""
+    """Export; return the exit status."""
     parser = argparse.ArgumentParser(prog="rlkit export", allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--checkpoint", help="A run folder, its final/, or a checkpoint, here or at any fsspec URL.")
     parser.add_argument("--out", help="The folder to write; it must not hold anything yet.")

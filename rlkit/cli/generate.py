@@ -23,7 +23,7 @@ PROMPT = (
 
 
 def run(argv: Sequence[str]) -> int:
-    """Generate and print; give the exit status."""
+    """Generate and print; return the exit status."""
     parsed = parse("generate", with_checkpoint(argv), [PROMPT, CHECKPOINT])
     data = load_data(parsed.recipe)
     text = parsed.options.prompt

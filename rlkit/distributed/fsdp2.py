@@ -53,7 +53,7 @@ class FSDP2(ModelParallelStrategy):
         self.offload = offload
 
     def setup_environment(self) -> None:
-        """Make the process group and the mesh."""
+        """Create the process group and the mesh."""
         world = self.num_nodes * self.num_processes
         if self.tensor_parallel < 1 or world % self.tensor_parallel:
             legal = [n for n in range(1, world + 1) if world % n == 0]
@@ -111,7 +111,7 @@ def parallelize(module: nn.Module, mesh: DeviceMesh, options: dict[str, Any]) ->
 
 
 def _emptied(module: nn.Module) -> dict[str, Tensor]:
-    """Take all weights and buffers out of a module; give them, by name, on the first rank, whose count for all."""
+    """Take all weights and buffers out of a module; return them, by name, on the first rank, whose count for all."""
     weights = {}
     if dist.get_rank() == 0:
         weights = {name: x.detach() for name, x in (*module.named_parameters(), *module.named_buffers())}
@@ -148,7 +148,7 @@ def blocks(module: nn.Module) -> list[nn.Module]:
 
 
 def checkpoint_activations(module: nn.Module) -> None:
-    """Let each block's activations be computed again in the backward pass, instead of being kept."""
+    """Recompute each block's activations in the backward pass, instead of storing them."""
     for block in blocks(module):
         checkpoint(block)
 
@@ -191,7 +191,7 @@ def backend() -> str:
 
 
 def make_fabric(section: sections.Fabric, deadline: float = DEADLINE.total_seconds()) -> Fabric:
-    """Make Fabric from the recipe's `fabric:`.
+    """Return Fabric for the recipe's `fabric:`.
 
     Args:
         section: Says where the run takes place.
@@ -249,7 +249,7 @@ def unsharded(module: nn.Module) -> Iterator[None]:
 
 
 def accumulating(fabric: Fabric, module: Any, more: bool) -> AbstractContextManager[None]:
-    """Put off the gradients' reduction in the backward pass of a micro-batch after which `more` follow.
+    """Defer the gradients' reduction in the backward pass of a micro-batch that `more` follow.
 
     Under FSDP2 each pass reduces them: until then every rank would hold the gradients of the whole model.
     """

@@ -154,7 +154,7 @@ class Ranks:
         return wrapped[0]
 
     def exchange(self, outgoing: Sequence[list[T]]) -> list[T]:
-        """Send `outgoing[r]` to each data-parallel rank r; give what came, in the order of the senders."""
+        """Send `outgoing[r]` to each data-parallel rank r; return what came, in the order of the senders."""
         if self.count == 1:
             return outgoing[0]
         payloads = [torch.frombuffer(bytearray(pickle.dumps(out)), dtype=torch.uint8) for out in outgoing]

@@ -12,7 +12,7 @@ from rlkit.types import Batch, RolloutBatch, Trajectory
 
 
 def collate(trajectories: Sequence[Trajectory]) -> RolloutBatch:
-    """Make a right-padded batch, on the CPU."""
+    """Return a right-padded batch, on the CPU."""
     width = max((len(t.tokens) for t in trajectories), default=0)
     return RolloutBatch(
         tokens=_padded([t.tokens for t in trajectories], width, 0, torch.long),

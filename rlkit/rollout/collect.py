@@ -21,7 +21,7 @@ Finish = Callable[[list[Trajectory]], Awaitable[None]]
 
 @dataclass
 class BusyTimer:
-    """How long the engine had something to do, in seconds, while anybody was talking."""
+    """Seconds in which the engine had requests, while conversations were running."""
 
     busy: float = 0.0
     asked: int = 0
@@ -44,7 +44,7 @@ class Sampler:
 
     Args:
         engine: Samples the policy's turns.
-        template: Renders what the policy is told.
+        template: Renders the messages that the policy reads.
         sampling: How a turn is sampled.
         samples: Conversations of each prompt.
         seed: Of the run.
@@ -127,7 +127,7 @@ async def _turn(
     *,
     clock: asyncio.Timeout,
 ) -> None:
-    """Let the policy say something, and let whoever it concerns answer; the clock stands still while it speaks."""
+    """Sample a turn of the policy and collect the replies; the clock is paused while it samples."""
     with _stopped(clock):
         answer = await _ask(sampler, conversation, key)
     conversation.sampled(answer)

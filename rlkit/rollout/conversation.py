@@ -2,7 +2,7 @@
 
     PENDING -> RUNNING -> TOOL_CALLING | INTERACTING -> RUNNING -> ... -> COMPLETED | FAILED
 
-What the policy samples and what it is told become one flat run of tokens with a mask; nothing is tokenised again.
+What the policy samples and what it reads become one flat run of tokens with a mask; nothing is tokenised again.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Conversation:
             self.complete(answer.stop)
 
     def call_tools(self, calls: int) -> None:
-        """Let tools be called, unless that is more calls than there may be."""
+        """Allow tool calls, unless there are more than the limit."""
         self._require(Phase.RUNNING)
         made = self.counts.get("tool_calls", 0) + calls
         if self.limits.tool_calls is not None and made > self.limits.tool_calls:
@@ -117,7 +117,7 @@ class Conversation:
         self.counts["tool_calls"] = made
 
     def interact(self) -> None:
-        """Let the user or the environment answer."""
+        """Wait for the user or the environment."""
         self._go(Phase.INTERACTING)
 
     def reward(self, value: float) -> None:
@@ -126,7 +126,7 @@ class Conversation:
             self.rewards[-1] += value
 
     def told(self, role: str, tokens: Sequence[int]) -> None:
-        """Take what the policy is told, and go on, unless turns, tokens or the context are used up."""
+        """Append what the policy reads, and continue, unless turns, tokens or the context are used up."""
         self._require(Phase.TOOL_CALLING, Phase.INTERACTING)
         if len(self.rewards) >= self.limits.turns:
             self.complete(StopReason.TURNS)

@@ -1,4 +1,4 @@
-"""Whom the policy talks to: tools, a user, an environment; and the boundary at which their code is called."""
+"""The other participants of conversations: tools, a user, an environment; and the boundary to their code."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class ParticipantSession:
             raise ParticipantError(f"{type(self.participants.parser).__name__}: {explain(error)}") from error
 
     async def call(self, calls: Sequence[ToolCall]) -> list[Message]:
-        """Make the calls of a turn, all at once; what goes wrong is told to the policy and counted."""
+        """Run the calls of a turn concurrently; errors are returned to the policy and counted."""
         replies = await asyncio.gather(*(self._call(call) for call in calls))
         for reply in replies:
             self._reward(reply.reward)
@@ -133,7 +133,7 @@ class ParticipantSession:
         ]
 
     async def answer(self, text: str) -> tuple[list[Message], bool]:
-        """Let the environment or the user answer the policy's turn; give the messages and whether that was all.
+        """Return the reply of the environment or the user to the policy's turn, and whether it ends the conversation.
 
         Raises:
             ParticipantError: It failed.
@@ -150,7 +150,7 @@ class ParticipantSession:
         return _messages(user, reply.messages), reply.done
 
     async def add_tool_rewards(self) -> None:
-        """Ask the tools for their rewards of the whole conversation."""
+        """Collect the tools' rewards of the whole conversation."""
         for name, tool in self.participants.tools.items():
             state = self._states[name]
             value, problem = await _bounded(partial(self._enter, name, "reward", tool.reward, state), tool.timeout)
@@ -218,7 +218,7 @@ class ParticipantSession:
         return ToolReply(f"error: {problem}")
 
     def _refuse(self, call: ToolCall) -> str | None:
-        """Say why a call cannot be made as it was written."""
+        """Return why a call cannot be made as it was written."""
         tools = self.participants.tools
         if call.name not in tools:
             return f"there is no tool {call.name!r}; tools: {', '.join(tools)}"

@@ -69,7 +69,7 @@ class ChatTemplate:
         return list(self._starts[key])
 
     def text(self, ids: Sequence[int], special: bool) -> str:
-        """Return what the policy said in a turn, without the token that ended it; `special` keeps special tokens."""
+        """Return the text of a turn of the policy, without the token that ended it; `special` keeps special tokens."""
         said = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
         text: str = self.tokenizer.decode(said, skip_special_tokens=not special)
         return text

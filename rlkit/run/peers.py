@@ -1,4 +1,4 @@
-"""What becomes of a run when one of its ranks fails: the others end too, and say which one it was and why."""
+"""The end of a run when one of its ranks fails: the others end too, and name it with the cause."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rlkit.text import redact, safe
 from rlkit.types import JsonObject
 
 COLLECTIVE = re.compile(r"gloo|nccl|processgroup|tcpstore|connection (closed|reset)|\bc10d\b", re.IGNORECASE)
-"""What errors of collectives say, which are raised where another rank is missing."""
+"""Texts in errors of collectives that mean a missing rank."""
 
 PATIENCE = 15.0
 """Seconds that a rank has to end by itself, and to leave its error, once another has failed."""
@@ -73,7 +73,7 @@ class Peers:
         self._released = True
 
     def explain(self, error: Exception) -> Exception:
-        """Return the error itself or, where it only says that another rank is missing, one that says why it is."""
+        """Return the error itself or, if it only means that another rank is missing, one with the cause."""
         if self.fabric.world_size == 1 or isinstance(error, RankError) or not COLLECTIVE.search(str(error)):
             return error
         deadline = time.monotonic() + PATIENCE
@@ -115,7 +115,7 @@ class Peers:
         return note
 
     def _lost(self) -> str | None:
-        """Say which other rank has failed; one that left an error comes before one that only died."""
+        """Return which other rank has failed; one that recorded an error comes before one that only died."""
         others = [rank for rank in self._known if rank != self.fabric.global_rank]
         notes = {rank: self._read(rank) for rank in others}
         own = [f"rank {r}: {n['error']}" for r, n in notes.items() if "error" in n and "RankError" not in n["error"]]
@@ -130,7 +130,7 @@ class Peers:
         return None
 
     def _cause(self, pid: int) -> str:
-        """Say what ended a process, as exactly as its signal tells; only the one that started it knows that."""
+        """Return what ended a process, from its exit status, which only the process that started it can read."""
         launcher = self.fabric.strategy.launcher
         ends = {process.pid: process.poll() for process in getattr(launcher, "procs", ())}
         watchdog = "NCCL's watchdog ended it, since a collective took longer than train.deadline (its output names it)"

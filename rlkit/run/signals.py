@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 PATIENCE = 15.0
-"""Seconds that a run has to end at once; one that hangs, in a collective say, is cut short after them."""
+"""Seconds that a run has to end at once; one that hangs, such as in a collective, is ended after them."""
 
 
 class Signals:
@@ -81,7 +81,7 @@ class Signals:
             if self.leaving:
                 return
             said = f"{name}: finishing this step, then saving; press Ctrl-C again to stop at once"
-            # in a thread, since a terminal that takes no more must not keep the next signal from being heard
+            # in a thread, since a terminal that takes no more must not delay the next signal
             threading.Thread(target=self._note, args=(said,), daemon=True).start()
         elif name == "SIGHUP":
             return
@@ -99,7 +99,7 @@ class Signals:
             self._cut_short(name)
 
     def _poke(self) -> None:
-        """Let the main thread run `_handle`, whatever system call it waits in."""
+        """Make the main thread run `_handle`, whatever system call it waits in."""
         self._own += 1
         signal.pthread_kill(self._main, signal.SIGINT)
 
@@ -114,7 +114,7 @@ class Signals:
 
 @contextmanager
 def raised() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP raise KeyboardInterrupt as Ctrl-C does, while a run that has yet to begin is prepared."""
+    """Make SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does, while a run is prepared."""
     numbers = [s for s in (signal.SIGTERM, signal.SIGHUP) if _heard(s)]
     before = [signal.signal(number, signal.default_int_handler) for number in numbers]
     try:

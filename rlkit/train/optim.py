@@ -18,7 +18,7 @@ from rlkit.sections import Critic, Train
 
 
 def make_optimizer(module: nn.Module, section: Train | Critic) -> torch.optim.Optimizer:
-    """Make the section's optimizer over what is trainable.
+    """Return the section's optimizer of the trainable parameters.
 
     Raises:
         PartError: The part raised, left weights out, or keeps a state that no checkpoint can hold.

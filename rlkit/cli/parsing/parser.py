@@ -112,7 +112,7 @@ def build(verb: str, composer: Composer, registry: Registry, problems: Sequence[
 
 
 class _HelpFormatter(DefaultHelpFormatter):
-    """Help that says ranges in words, and keeps paragraphs."""
+    """Help with ranges in words, and with paragraphs."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return "\n\n".join(super(_HelpFormatter, self)._fill_text(part, width, indent) for part in text.split("\n\n"))
@@ -130,7 +130,7 @@ class Parser(ArgumentParser):
 
 
 def make_parser(verb: str, registry: Registry) -> ArgumentParser:
-    """Make the parser of all options of a recipe; values may name registered parts, and no other import path."""
+    """Return the parser of all options of a recipe; values may name registered parts, and no other import path."""
     classes = reachable(Recipe, registry)
     paths = {path for cls in classes for path in (*import_paths(cls), _home(cls))}
     for cls in classes:
@@ -150,7 +150,7 @@ def _home(cls: type) -> str:
 
 
 def split(argv: Sequence[str], own: Own = ()) -> Given:
-    """Take a command line apart: recipes, the verb's own options, and overrides, which win wherever they stand.
+    """Split a command line: recipes, the verb's own options, and overrides, which win wherever they stand.
 
     A first word without dashes is a recipe.
     """

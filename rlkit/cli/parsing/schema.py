@@ -221,7 +221,7 @@ def _checker(hint: object) -> ArgumentParser:
 
 
 def describe(hint: object, registry: Registry, value: object = None) -> str:
-    """Say in words what a type allows, to whoever gave a value that it does not."""
+    """Return in words what a type allows, for the message about a value that it does not allow."""
     allowed = shape(hint, registry)
     words = [_plain(allowed.plain, value)] if allowed.plain is not None else []
     inside = allowed.inside

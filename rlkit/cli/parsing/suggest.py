@@ -1,4 +1,4 @@
-"""One message for each slip in a recipe: what was given, what was expected, and the nearest legal thing."""
+"""One message for each mistake in a recipe: the value, what was expected, and the nearest valid name."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ YAML = {None: "null", True: "true", False: "false"}
 
 
 def wrong_value(key: str, value: object, hint: object, registry: Registry) -> str:
-    """Say that a value is not of its option's type, or out of its range."""
+    """Return that a value is not of its option's type, or out of its range."""
     remedy = f"; {_remedy(key)}" if _remedy(key) else ""
     return f"{key} is {shown(value)}, expected {describe(hint, registry, value)}{remedy}"
 
@@ -65,7 +65,7 @@ def _remedy(key: str) -> str:
 
 
 def unknown_option(key: str, tree: Mapping[str, object], registry: Registry) -> str:
-    """Say that there is no such option, and which is nearest among those that this recipe could have."""
+    """Return that there is no such option, with the nearest of those that this recipe could have."""
     if key in GONE:
         return f"{key} is not an option of rlkit: {GONE[key]}"
     every = known_keys(registry, tree)
@@ -112,7 +112,7 @@ def _keys(cls: type, registry: Registry, tree: object, prefix: str, present: boo
 
 
 def unknown_class(key: str, name: object, inside: Choice, registry: Registry) -> str:
-    """Say why a name is none of a key's classes: misspelt, of another kind, disabled, or not there; and what to do."""
+    """Return why a name is none of a key's classes: misspelt, of another kind, disabled, or missing; with a remedy."""
     given = f"{key} is {shown(name)}"
     listed = ", ".join(inside.parts) or "none"
     if not isinstance(name, str):
@@ -135,7 +135,7 @@ def unknown_class(key: str, name: object, inside: Choice, registry: Registry) ->
 
 
 def _not_offered(package: str, registry: Registry) -> str:
-    """Say why a class of a package cannot be named, without looking into the package."""
+    """Return why a class of a package cannot be named, without importing the package."""
     for plugin in registry.plugins:
         if plugin.module.partition(".")[0] == package:
             if plugin.disabled:

@@ -75,7 +75,7 @@ class ServerApi(ABC):
 
     @abstractmethod
     async def perform(self, step: Step, label: str, brackets: bool) -> None:
-        """Make a step of a weight update; one that the product does not need is nothing.
+        """Run a step of a weight update; one that the product does not need is nothing.
 
         Args:
             step: Of `states.TABLE`, but for `LOAD`, `ADAPT` and `CHECK`.

@@ -181,7 +181,7 @@ class Node:
     # weights
 
     async def perform(self, step: Step, call: Callable[[], Awaitable[T]]) -> T:
-        """Make a step within its deadline; a failure leaves the server broken.
+        """Run a step within its deadline; a failure leaves the server broken.
 
         Raises:
             EngineError: The step is out of order, or failed.
@@ -196,16 +196,16 @@ class Node:
         return found
 
     async def prepare(self, transport: Transport[Parcel], base: bool) -> None:
-        """Make all steps up to the first bucket, if there will be any."""
+        """Run all steps before the first bucket, if there are any."""
         for step in walk(self.state, PATH_TO_LOADING if base else (Step.PAUSE,)):
             await self.perform(step, lambda step=step: self._step(step, transport))  # type: ignore[misc]
 
     async def load(self, transport: Transport[Parcel], parcel: Parcel) -> None:
-        """Take a bucket."""
+        """Load a bucket."""
         await self.perform(Step.LOAD, lambda: transport.load(self.api, parcel))
 
     async def finish(self, transport: Transport[Parcel], label: str, adapter: Adapter | None) -> None:
-        """Make all steps after the last bucket, but for the weight check."""
+        """Run all steps after the last bucket, except the weight check."""
         for step in walk(self.state, PATH_FROM_LOADING if adapter is None else PATH_WITH_ADAPTERS):
             await self.perform(step, lambda step=step: self._step(step, transport, label, adapter))  # type: ignore[misc]
 

@@ -102,7 +102,7 @@ class Push:
         return failed
 
     async def _load(self, bucket: Bucket, nodes: Sequence[Node], failed: Failures) -> None:
-        """Bring one bucket to the servers."""
+        """Send one bucket to the servers."""
         try:
             parcel = self.transport.prepare(bucket)
         except (OSError, RuntimeError) as error:
@@ -250,7 +250,7 @@ class Push:
 
 
 async def _each(nodes: Sequence[Node], step: Callable[[Node], Coroutine[Any, Any, None]], failed: Failures) -> None:
-    """Make a step on all servers at once; note those that fail."""
+    """Run a step on all servers concurrently; record those that fail."""
     results = await asyncio.gather(*(step(node) for node in nodes), return_exceptions=True)
     for node, result in zip(nodes, results, strict=True):
         if isinstance(result, EngineError):

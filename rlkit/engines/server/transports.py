@@ -55,20 +55,20 @@ class Transport(ABC, Generic[Parcel]):
 
     @abstractmethod
     def prepare(self, bucket: Bucket) -> Parcel:
-        """Make of a bucket what `load` sends, once for all servers."""
+        """Prepare a bucket for `load`, once for all servers."""
 
     async def send(self, parcel: Parcel) -> None:
         """Do, beside all servers' `load`, what is done once for all of them."""
 
     @abstractmethod
     async def load(self, api: ServerApi, parcel: Parcel) -> None:
-        """Bring a server what `prepare` made."""
+        """Send a prepared bucket to a server."""
 
     async def finish(self, api: ServerApi) -> None:
-        """Do what is left once a server has had all buckets."""
+        """Finish after a server has received all buckets."""
 
     async def adapt(self, api: ServerApi, adapter: Adapter) -> None:
-        """Bring a server adapters under the name `api.adapter`, in place of those that had it."""
+        """Send a server adapters under the name `api.adapter`, in place of those that had it."""
         raise NotImplementedError
 
     def end(self) -> None:
@@ -227,7 +227,7 @@ class Joining(NamedTuple):
 class GroupTransport(Transport[Bucket]):
     """Broadcasts tensors over a process group of the trainer and all servers: nccl for GPUs, gloo for CPUs.
 
-    The group is made anew whenever the servers of an update are others than those of the last one, or were restarted.
+    The group is created again whenever the servers of an update differ from those of the last one, or were restarted.
 
     Args:
         device: The trainer's, from which the tensors are sent.

@@ -88,7 +88,7 @@ class Decoder:
 
     @torch.inference_mode()
     def admit(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> Tensor:
-        """Run the prompts, add `copies[i]` rows for each, in order, and give the rows' next logits [N,V]."""
+        """Run the prompts, add `copies[i]` rows for each, in order, and return the rows' next logits [N,V]."""
         width = max(map(len, prompts))
         tokens = torch.zeros(len(prompts), width, dtype=torch.long)
         for i, prompt in enumerate(prompts):
@@ -106,7 +106,7 @@ class Decoder:
 
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
-        """Add a token [R] to each row and give the next logits [R,V]."""
+        """Add a token [R] to each row and return the next logits [R,V]."""
         positions = self.positions()
         self._reserve(self.rows, self.end + 1)
         self.end += 1
@@ -129,7 +129,7 @@ class Decoder:
             self.end = 0
 
     def release(self) -> None:
-        """Drop all rows and give the memory back."""
+        """Drop all rows and release their memory."""
         self.rows, self.end, self.starts = 0, 0, []
         self.layers = [_Layer(self) for _ in range(self.config.num_hidden_layers)]
         self.cache = Cache(layers=list(self.layers))
@@ -193,7 +193,7 @@ class Decoder:
                     buffer[: self.rows, :, first + by : end + by] = buffer[: self.rows, :, first:end].clone()
 
     def _reserve(self, rows: int, columns: int, shifting: bool = False) -> None:
-        """Make room: reclaim the columns that no row uses any more, else grow."""
+        """Reclaim the columns that no row uses any more, else grow."""
         have_rows, _, have_columns, _ = self.layers[0].keys.shape
         if rows <= have_rows and columns <= have_columns:
             return

@@ -102,7 +102,7 @@ class PythonTool(Tool):
         self.layers = reply["layers"]
 
     def _attempt(self) -> tuple[dict[str, Any], list[str]]:
-        """Run `attempts.py` as the policy's code would be run; give the reply and the protections that are missing."""
+        """Run `attempts.py` as the policy's code is run; return the reply and the protections that are missing."""
         marker = f"{self.folder}/marker"
         Path(marker).touch()
         state: State = {}

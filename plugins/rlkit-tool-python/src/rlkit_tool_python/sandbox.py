@@ -236,7 +236,7 @@ def give_up(spec: dict[str, Any], took: Callable[..., bool], *, separated: bool)
 
 
 def run(code: str) -> int:
-    """Run code as a notebook runs a cell; give an exit status."""
+    """Run code as a notebook runs a cell; return an exit status."""
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     sys.argv = [""]
     sys.path.insert(0, "")
@@ -259,7 +259,7 @@ def run(code: str) -> int:
 
 
 def work(spec: dict[str, Any], report: dict[str, Any], took: Callable[..., bool], output: int, status: int) -> int:
-    """Be the worker: give up all rights, say which layers took, run the code; give an exit status."""
+    """Be the worker: give up all rights, say which layers took, run the code; return an exit status."""
     os.setsid()
     os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
     os.dup2(output, 1)
@@ -275,7 +275,7 @@ def work(spec: dict[str, Any], report: dict[str, Any], took: Callable[..., bool]
 
 
 def wait_for(worker: int) -> int:
-    """Reap whatever ends until the worker has; give its exit status, 128 and more for a signal."""
+    """Reap whatever ends until the worker has; return its exit status, 128 and more for a signal."""
     while True:
         pid, status = os.wait()
         if pid == worker:
@@ -310,7 +310,7 @@ class Output:
         self.kept = bytearray()
 
     def read(self) -> bool:
-        """Read some of it; give whether there may be more."""
+        """Read some of it; return whether there may be more."""
         chunk = os.read(self.descriptor, 2**16)
         self.kept += chunk
         enough = 4 * self.chars  # bytes, of which a character has at most four
@@ -326,7 +326,7 @@ class Output:
 
 
 def supervise(first: int, output: Output, deadline: float, *, separated: bool) -> int | None:
-    """Read what the code writes until it ends or the deadline passes; kill what is left; give its exit status."""
+    """Read what the code writes until it ends or the deadline passes; kill what is left; return its exit status."""
     ready = select.poll()
     ended = os.pidfd_open(first)
     ready.register(ended, select.POLLIN)

@@ -12,7 +12,7 @@ from rlkit_tool_search.server import SearchServer
 
 
 def main() -> int:
-    """Serve until interrupted; give the exit status."""
+    """Serve until interrupted; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m rlkit_tool_search", description=__doc__)
     parser.add_argument("--corpus", type=Path, required=True, help="one JSON object a line: id, title, text")
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen at")
