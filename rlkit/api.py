@@ -26,6 +26,7 @@ from rlkit.cli.display import Display
 from rlkit.cli.parsing.compose import Composer
 from rlkit.cli.parsing.objects import as_data
 from rlkit.cli.parsing.parser import build
+from rlkit.cli.streams import unfailing
 from rlkit.errors import RecipeError
 from rlkit.interfaces.advantage import AdvantageEstimator
 from rlkit.interfaces.environment import Environment
@@ -182,7 +183,7 @@ def fit(
         RlkitError: The run failed; its folder has what was learned.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    with raised():
+    with unfailing(), raised():
         checked, yaml, registry = _build(recipe)
         job = Job(checked, yaml, registry, "python", _text(out), _text(resume), force)
         outcome, folder = launch(job, lambda first: Display(checked.train.steps, quiet=quiet or not first))

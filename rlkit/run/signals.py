@@ -23,7 +23,8 @@ class Signals:
     and at a third signal, `cut_short` is called and must not return. A SIGHUP never counts as a second signal, since a
     terminal that closes may send several; one that is ignored (nohup) stays ignored.
 
-    A thread of its own reads which signals came: Python's handlers wait while the main thread is in a collective.
+    A thread of its own reads which signals came: Python's handlers wait while the main thread is in a collective. In a
+    run outside of the main thread, signals are not handled here.
 
     Args:
         note: Shows a line to the user.
@@ -40,8 +41,11 @@ class Signals:
         self._raised = False
         self._own = 0
         self._numbers = [s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if _heard(s)]
+        self._listens = threading.current_thread() is threading.main_thread()  # no other thread can handle signals
 
     def __enter__(self) -> Signals:
+        if not self._listens:
+            return self
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
         self._wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
@@ -54,8 +58,10 @@ class Signals:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.leaving = True
+        if not self._listens:
+            return
         for number, handler in self._handlers.items():
-            signal.signal(number, handler)
+            signal.signal(number, handler or signal.SIG_DFL)
         signal.set_wakeup_fd(self._wakeup)
         sys.unraisablehook = self._hook
         os.write(self._write, b"\0")
@@ -115,13 +121,14 @@ class Signals:
 @contextmanager
 def raised() -> Iterator[None]:
     """Make SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does, while a run is prepared."""
-    numbers = [s for s in (signal.SIGTERM, signal.SIGHUP) if _heard(s)]
+    main = threading.current_thread() is threading.main_thread()  # no other thread can handle signals
+    numbers = [s for s in (signal.SIGTERM, signal.SIGHUP) if main and _heard(s)]
     before = [signal.signal(number, signal.default_int_handler) for number in numbers]
     try:
         yield
     finally:
         for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
+            signal.signal(number, handler or signal.SIG_DFL)
 
 
 def _heard(number: signal.Signals) -> bool:
