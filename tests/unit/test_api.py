@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -13,6 +19,7 @@ import yaml
 from rlkit import Recipe, fit, recipe
 from rlkit.advantages import GAE, GRPO
 from rlkit.api import Result
+from rlkit.cli.display import Display
 from rlkit.cli.main import main
 from rlkit.cli.parsing.compose import Composer
 from rlkit.cli.parsing.objects import as_data
@@ -24,7 +31,7 @@ from rlkit.rewards import Composite, ExactReward
 from rlkit.sections import Fabric, KLLoss, Model, Rollout, Train, Validation
 from rlkit.tasks.rows import Rows
 from rlkit.types import Sampling
-from tests.conftest import read_jsonl
+from tests.conftest import ROOT, read_jsonl
 from tests.unit.user_rewards import BONUS, Own, awaited, right, trl_style
 
 ROWS = [{"prompt": f"{a} + {b} = ?", "answer": str(a + b)} for a in range(10, 20) for b in range(10, 20)]
@@ -187,3 +194,84 @@ def test_every_registered_part_keeps_its_options_under_their_names() -> None:
             if not isinstance(as_data(made, registry), dict):
                 lost.append(part.name)
     assert not lost
+
+
+def test_the_code_in_the_readme_runs_as_in_a_notebook(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a module named `__main__` that no file has, in a thread whose event loop is running."""
+    [code] = re.findall(r"```python\n(from rlkit import Recipe, fit\n.*?)```", (ROOT / "README.md").read_text(), re.S)
+    code = code.replace("steps=20", "steps=1, prompts_per_step=2").replace(
+        "train=", 'fabric={"accelerator": "cpu", "devices": 1}, train='
+    )
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "__main__"}
+
+    async def cell() -> None:
+        exec(compile(code, "<cell>", "exec"), names)
+        await asyncio.sleep(0)
+
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM), sys.stdout
+    asyncio.run(cell())
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM), sys.stdout) == before
+    assert names["result"].steps == 1
+    assert names["result"].model == Path("runs") / names["result"].folder.name / "final"
+    printed = capsys.readouterr().out
+    assert "step 1/1  reward" in printed
+    assert "\x1b" not in printed
+
+
+def test_a_run_in_another_thread_handles_no_signals(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(fit, small(), out=tmp_path / "out", quiet=True).result()
+    assert (done.status, signal.getsignal(signal.SIGINT)) == ("ok", before)
+
+
+@pytest.mark.parametrize("environment", [{}, {"FORCE_COLOR": "1", "TERM": "xterm-color"}])  # as a notebook's
+def test_what_is_no_terminal_gets_lines(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    display = Display(2)
+    display.step(1, {"reward/mean": 0.5})
+    display.finish({"validation": {"before": None, "after": None}, "steps": 1, "status": "ok", "seconds": 1}, "")
+    assert capsys.readouterr().out == "step 1/2  reward 0.500\nok: 1 step in 0:01; \n"
+
+
+SCRIPT = """
+from rlkit import Recipe, fit
+
+print("run as", __name__)
+FOUND = 0.5
+
+class Calls:
+    count = 0
+
+def graded(text, answer):
+    Calls.count += 1
+    return FOUND
+
+fit(Recipe(
+    "tiny", [{"prompt": "1 + 1 = ?", "answer": "2"}], graded, train={"steps": 1, "prompts_per_step": 1},
+    rollout={"group_size": 2, "sampling": {"max_tokens": 4}}, fabric={"accelerator": "cpu", "devices": 1},
+), out="out")
+print("calls here", Calls.count)
+"""
+
+
+@pytest.mark.slow
+def test_a_script_needs_no_guard(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    command = (sys.executable, "train.py")
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True)
+    assert done.stdout.count("run as __main__") == 1
+    assert "run as" not in done.stderr
+    assert "calls here 0" in done.stdout  # it ran in workers
+    assert read_jsonl(tmp_path / "out" / "metrics.jsonl")[0]["reward/mean"] == 0.5
+
+
+def test_the_command_line_and_import_stay_light() -> None:
+    script = "import sys, rlkit; print([m for m in ('torch', 'yaml', 'rlkit.api', 'cloudpickle') if m in sys.modules])"
+    assert subprocess.run((sys.executable, "-c", script), capture_output=True, text=True, check=True).stdout == "[]\n"
