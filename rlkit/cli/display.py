@@ -67,7 +67,10 @@ class Display:
     """
 
     def __init__(self, steps: int, quiet: bool = False) -> None:
-        self.console = Console(quiet=quiet, highlight=False, soft_wrap=True)
+        # a notebook is none, whatever its environment says of colours: it gets lines
+        self.console = Console(
+            quiet=quiet, highlight=False, soft_wrap=True, force_jupyter=False, force_terminal=_on_terminal()
+        )
         self.steps = steps
         self._clock: tuple[int, float] | None = None
         self._bar: Progress | None = None
@@ -104,6 +107,13 @@ class Display:
             return ""
         first, since = self._clock
         return f"  left {_clock((now - since) / (number - first) * (self.steps - number))}"
+
+
+def _on_terminal() -> bool:
+    try:
+        return sys.stdout.isatty()
+    except ValueError:  # it is closed
+        return False
 
 
 def comparison(before: dict[str, float], after: dict[str, float]) -> Table:

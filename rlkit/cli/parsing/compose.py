@@ -1,7 +1,7 @@
 """Composes recipe files and options into one tree of plain data, in which only what hooks registered is named.
 
 Nothing that a recipe says is imported, called or built here: a name is looked up among the registered parts of the
-key's kind, a value is compared with its option's type. All slips are collected, so that they can be shown at once.
+key's kind, a value is compared with its option's type. All mistakes are collected, to be shown at once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Path = Sequence[str]
 Entry = tuple[str, Path, object]
 """An option's name, the path inside of it, and a value."""
 ABSENT: object = object()
-"""Stands for an option that nothing has given."""
+"""Stands for an option that is not set."""
 SPEC = ("class_path", "init_args")
 
 
@@ -65,7 +65,7 @@ class Composer:
         self.tree = self._fill(dict(self.tree), options(Recipe), "", _entries((), sections))
 
     def override(self, key: str, value: str) -> None:
-        """Set one option, named by its dotted key, to what its text says."""
+        """Set one option, named by its dotted key, to the value that a text stands for."""
         self.tree = self._fill(dict(self.tree), options(Recipe), "", _entries(key.split("."), value))
 
     def finish(self) -> dict[str, object]:
@@ -98,7 +98,7 @@ class Composer:
         if isinstance(inside, Section) and not path and _names_section(value, inside):
             value = value.get("init_args") or {} if isinstance(value, Mapping) else {}
             if not value and not any(option.required for option in options(inside.cls).values()):
-                value = as_data(inside.cls(), self.registry)  # an empty section says nothing to jsonargparse
+                value = as_data(inside.cls(), self.registry)  # jsonargparse does not take an empty section
         if isinstance(value, Mapping) and "class_path" in value and not path and not isinstance(inside, Choice):
             self._complain(
                 place.key, f"{place.key} names the class {value['class_path']!r}, expected {self._describe(place)}"
@@ -233,7 +233,7 @@ class Composer:
         return describe(place.hint, self.registry)
 
     def _require(self, node: object, hint: object, key: str) -> None:
-        """Note the options without a default that nothing has given."""
+        """Note the options without a default that are not set."""
         inside = shape(hint, self.registry).inside
         if isinstance(inside, Choice) and is_described(node):
             said = str(node).removeprefix(PYTHON)

@@ -31,7 +31,7 @@ Own = Sequence[tuple[str, dict[str, Any]]]
 
 @dataclass
 class Parsed:
-    """A recipe, and what the verb needs to know of how it was given."""
+    """A recipe, with the command line that it came from."""
 
     recipe: Recipe
     yaml: str
@@ -62,7 +62,7 @@ def parse(verb: str, argv: Sequence[str], own: Own = ()) -> Parsed:
     Raises:
         RecipeError: Something is unknown, missing, of the wrong type, or does not fit the rest.
         PluginError: A plugin is broken.
-        SystemExit: Help was asked for, and given.
+        SystemExit: Help was asked for, and has been printed.
     """
     registry = load_plugins()
     registry.require_healthy()
@@ -233,7 +233,7 @@ def _print_help(verb: str, given: Given, own: Own, registry: Registry) -> NoRetu
         for flag, keywords in own:
             parser.add_argument(flag, **keywords)
     for action in parser._actions:
-        action.required = action.required and bool(key)  # a recipe gives what the run needs
+        action.required = action.required and bool(key)  # a recipe sets what the run needs
         if action.help == "Path to a configuration file.":  # which jsonargparse would read, and rlkit does not
             action.help = SUPPRESS
     parser.print_help()

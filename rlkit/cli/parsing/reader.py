@@ -58,7 +58,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def load(text: str) -> Any:
-    """Return what a YAML text says, as plain data.
+    """Return the plain data in a YAML text.
 
     Raises:
         ValueError: It is not YAML, has a tag, a key twice, an alias of itself, or is larger than any recipe.

@@ -24,7 +24,7 @@ UNIONS = (Union, types.UnionType)
 
 
 class Untyped:
-    """The type of an argument that its author has given none."""
+    """Stands for the type of an argument without an annotation."""
 
 
 class Option(NamedTuple):

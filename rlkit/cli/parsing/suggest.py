@@ -53,7 +53,7 @@ def shown(value: object) -> str:
 
 
 def _remedy(key: str) -> str:
-    """Return what a section's field says about values that it does not take."""
+    """Return the advice that a section's field has for values that it does not take."""
     cls: object = Recipe
     remedy = ""
     for name in key.split("."):
