@@ -15,7 +15,9 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from asyncio import events
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from inspect import iscoroutinefunction
 from pathlib import Path
@@ -183,7 +185,7 @@ def fit(
         RlkitError: The run failed; its folder has what was learned.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    with unfailing(), raised():
+    with unfailing(), raised(), _without_loop():
         checked, yaml, registry = _build(recipe)
         job = Job(checked, yaml, registry, "python", _text(out), _text(resume), force)
         outcome, folder = launch(job, lambda first: Display(checked.train.steps, quiet=quiet or not first))
@@ -191,6 +193,17 @@ def fit(
     return Result(
         outcome.status, folder, outcome.steps, outcome.seconds, outcome.validation, [json.loads(line) for line in lines]
     )
+
+
+@contextmanager
+def _without_loop() -> Iterator[None]:
+    """Hide the event loop that runs in this thread, a notebook's, which would keep others from running in it."""
+    running = events._get_running_loop()
+    events._set_running_loop(None)
+    try:
+        yield
+    finally:
+        events._set_running_loop(running)
 
 
 def _text(place: str | Path | None) -> str | None:
