@@ -16,7 +16,7 @@ class EventLoop:
         self._runner = asyncio.Runner()
         self._runner.get_loop().set_exception_handler(_ignore_interrupts)
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
+    def run(self, work: Coroutine[object, None, T]) -> T:
         """Return what the work returns; tasks that it leaves behind go on with the next call."""
         return self._runner.run(work)
 

@@ -104,12 +104,12 @@ class RolloutService:
         """Return the items that this rank samples: every n-th of them; none where another rank samples for it."""
         return items[self.ranks.index :: self.ranks.count] if self.ranks.lead else []
 
-    def sample(self, work: Coroutine[Any, Any, T]) -> T:
+    def sample(self, work: Coroutine[object, None, T]) -> T:
         """Run work that calls the engine; all ranks must call this."""
         with self.awake():
             return self.wait(self._with_weights(work))
 
-    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+    def wait(self, work: Coroutine[object, None, T]) -> T:
         """Run asynchronous work to its end."""
         return self._loop.run(work)
 
@@ -144,7 +144,7 @@ class RolloutService:
         if not self.ranks.any(self.engine.needs_weights):
             self.wait(self._sync())
 
-    async def work(self, function: Callable[[Any], Any], argument: Any, timeout: float) -> Any:
+    async def work(self, function: Callable[[T], object], argument: T, timeout: float) -> Any:
         """Call a function in a worker process; see `Runtime.work`."""
         return await self._workers.call(function, argument, timeout)
 
@@ -159,7 +159,7 @@ class RolloutService:
         self._workers.close()
         self._loop.close()
 
-    async def _with_weights(self, work: Coroutine[Any, Any, T]) -> T:
+    async def _with_weights(self, work: Coroutine[object, None, T]) -> T:
         """Do work. If an engine loses its weights meanwhile, all ranks, each of which may hold a part of them, sync
         theirs again once all have done their work or wait for that."""
         task = asyncio.ensure_future(work)

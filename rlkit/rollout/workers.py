@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import spawn
-from typing import Any
+from typing import Any, TypeVar
 
 import cloudpickle
 
@@ -24,6 +24,8 @@ from rlkit.errors import explain, shorten
 from rlkit.rollout import worker
 from rlkit.rollout.guard import paused
 from rlkit.rollout.worker import ANSWER_BYTES, HEADER, MARK, kill_descendants
+
+T = TypeVar("T")
 
 START_SECONDS = 120.0
 """A worker may take this long to start and to import what a call needs."""
@@ -52,7 +54,7 @@ class Workers:
         self._idle: list[_Process] = []
         self._closing = threading.Event()
 
-    async def call(self, function: Callable[[Any], Any], argument: Any, timeout: float) -> Any:
+    async def call(self, function: Callable[[T], object], argument: T, timeout: float) -> Any:
         """Return `function(argument)`, both pickled; the deadline, in seconds, counts from when the work starts.
 
         What is defined in the main module or a notebook, or inside of a function, is sent by value: the worker never

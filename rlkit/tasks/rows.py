@@ -98,7 +98,7 @@ def _sequence(rows: Any, name: str) -> sources.Rows:
 
 
 def _digest(rows: sources.Rows) -> bytes:
-    """Return what tells rows from others; of a `datasets.Dataset`, which may be large, its own fingerprint."""
+    """Return what identifies rows; of a `datasets.Dataset`, which may be large, its own fingerprint."""
     known = getattr(rows, "_fingerprint", None)
     if known is not None:
         return str(known).encode()

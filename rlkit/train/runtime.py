@@ -72,7 +72,7 @@ class PartRuntime:
     def gather(self, x: Tensor) -> Tensor:
         return self._ranks.gather(x)
 
-    async def work(self, function: Callable[[Any], Any], argument: Any, timeout: float) -> Any:
+    async def work(self, function: Callable[[T], object], argument: T, timeout: float) -> Any:
         return await self._rollouts.work(function, argument, timeout)
 
     async def score(self, reward: RewardManager, trajectories: Sequence[Trajectory]) -> list[Score]:

@@ -232,7 +232,7 @@ class ServerEngine(RolloutEngine):
     # faults
 
     async def _ready(self, node: Node) -> None:
-        """Wait until a server may be asked: a sync is over, memory is back, a fault is mended.
+        """Wait until a server may be asked: a sync is over, memory is back, a fault is repaired.
 
         This rank cannot restore a server to which another rank pushes weights, or which takes those of a sharded
         trainer: the engine then `needs_weights`, and this waits.

@@ -76,7 +76,7 @@ class Push:
     ) -> Failures:
         failed: Failures = {}
 
-        async def each(step: Callable[[Node], Coroutine[Any, Any, None]]) -> None:
+        async def each(step: Callable[[Node], Coroutine[object, None, None]]) -> None:
             await _each([n for n in nodes if n not in failed], step, failed)
 
         await each(lambda node: node.wait_ready())
@@ -249,7 +249,7 @@ class Push:
         return gap
 
 
-async def _each(nodes: Sequence[Node], step: Callable[[Node], Coroutine[Any, Any, None]], failed: Failures) -> None:
+async def _each(nodes: Sequence[Node], step: Callable[[Node], Coroutine[object, None, None]], failed: Failures) -> None:
     """Run a step on all servers concurrently; record those that fail."""
     results = await asyncio.gather(*(step(node) for node in nodes), return_exceptions=True)
     for node, result in zip(nodes, results, strict=True):

@@ -14,7 +14,7 @@ from rlkit.types import Request
 
 BRACKETS_SINCE = (0, 5, 18)
 """From here on an update stands between `begin_weight_update` and `end_weight_update`, and may come in the middle of
-requests; before, those begin anew."""
+requests; before, those start over."""
 
 WEIGHTS, CACHE = "weights", "kv_cache"
 RETRACT, ABORT = {"mode": "retract"}, {"mode": "abort"}

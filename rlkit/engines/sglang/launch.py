@@ -39,7 +39,7 @@ class Launch:
             0.4 on the trainer's GPUs, and leaves it to SGLang elsewhere.
         release_memory: Release the memory while the trainer learns, for engines on the trainer's GPUs.
         adapter_only: With LoRA, push the base to servers once and then the adapters alone, which they apply themselves;
-            they arrive merged otherwise. Running servers need SGLang's `--enable-lora`; requests in flight begin anew.
+            they arrive merged otherwise. Running servers need SGLang's `--enable-lora`; requests in flight start over.
         args: Further arguments of `python -m sglang.launch_server`.
     """
 

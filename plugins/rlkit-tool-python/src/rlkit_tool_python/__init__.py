@@ -49,7 +49,7 @@ class PythonTool(Tool):
         processes: How many processes and threads there may be at once.
         file_mb: Size of each file that the code writes.
         output_chars: Length of an answer; a longer one loses its middle.
-        concurrency: Calls that may run at once; null for as many as there are processors.
+        concurrency: Calls that may run at once; null for the number of CPUs.
         strict: Refuse a machine on which a protection is missing, rather than warn.
     """
 

@@ -18,7 +18,7 @@ Ways = Sequence[Callable[[], object]]
 
 
 def possible(way: Callable[[], object]) -> bool:
-    """Say whether something can be done."""
+    """Print whether something can be done."""
     try:
         way()
     except (OSError, MemoryError):

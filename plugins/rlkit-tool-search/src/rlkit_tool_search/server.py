@@ -56,7 +56,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing: a step may search a thousand times."""
+        """Log nothing: a step may search a thousand times."""
 
 
 def read_request(body: bytes) -> tuple[str, int]:
