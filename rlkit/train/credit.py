@@ -10,7 +10,7 @@ from torch import Tensor
 from rlkit.interfaces import outputs
 from rlkit.interfaces.advantage import AdvantageEstimator
 from rlkit.ops import correction, kl
-from rlkit.ops.masked import Reducer, masked_mean, masked_sum
+from rlkit.ops.masked import Reducer, masked_mean
 from rlkit.registry import calling, require
 from rlkit.sections import Correction, KLReward, Rejection, Shaping
 from rlkit.types import Batch, Trajectory
@@ -47,7 +47,7 @@ class KLPenalty:
         logps, ref_logps = batch.required("trainer_logps"), batch.required("ref_logps")
         penalty = kl.estimate(logps, ref_logps, self.section.estimator) * batch.mask
         batch.token_rewards = batch.token_rewards - self.coef * penalty
-        per_row = masked_sum(penalty, batch.mask, -1) / batch.mask.sum(-1).clamp(min=1)
+        per_row = penalty.sum(-1) / batch.mask.sum(-1).clamp(min=1)
         rows = batch.mask.any(-1)
         divergence = float(masked_mean(per_row, rows, reduce))
         used = self.coef

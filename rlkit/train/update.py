@@ -83,7 +83,7 @@ def accumulate_and_step(module: Updatable, micros: list[list[int]], loss_of: Cal
     for i, micro in enumerate(micros):
         with module.accumulating(more=i < len(micros) - 1):
             loss = loss_of(micro)
-            total += float(loss.detach()) if micro else 0.0
+            total += loss.item() if micro else 0.0
             module.backward(loss)
     norm = module.clip_gradients()
     if bool(torch.isfinite(norm)):
@@ -143,7 +143,7 @@ def record_logps(batch: TrainBatch, rows: list[int], part: TrainBatch, logps: Te
 
     They are the old policy's too, unless ratios compare with the engine's.
     """
-    batch.trainer_logps[rows, : logps.shape[1]] = logps
+    batch.trainer_logps[rows] = torch.nn.functional.pad(logps, (0, batch.tokens.shape[1] - logps.shape[1]))
     part.trainer_logps = logps
     if batch.old_logps is batch.trainer_logps:
         part.old_logps = logps

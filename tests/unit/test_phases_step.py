@@ -9,14 +9,17 @@ from typing import Any
 import pytest
 import torch
 
+from rlkit.advantages import ReMax
+from rlkit.distributed.fsdp2 import FSDP2
 from rlkit.models.ema import WeightAverage
 from rlkit.models.reference import Reference
 from rlkit.sections import Correction, Critic, KLReward
 from rlkit.testing import example_trajectory
 from rlkit.train import evaluate as evaluation
+from rlkit.train import step as step_module
 from rlkit.train.evaluate import evaluate
 from rlkit.train.metrics import Meter
-from rlkit.train.models import Models
+from rlkit.train.models import Models, Placer
 from rlkit.train.rollouts import Rollouts, assign_groups, await_scores
 from rlkit.train.rollouts import describe as describe_rollouts
 from rlkit.train.step import describe, explained_variance, schedule, shape_rewards
@@ -48,11 +51,11 @@ def test_figures_are_weighted_means_sums_and_maxima_over_all_ranks() -> None:
 
 
 def test_the_learning_rates_of_a_step() -> None:
-    """Four steps at most at 0.5, one of warm-up: half of it first."""
+    """Three steps of warm-up to 0.5: the second has two quarters of it."""
     critic = Trained(Values())
-    made = context(recipe(train={"warmup_steps": 1}, critic=Critic(lr=0.1)), critic=critic)
+    made = context(recipe(train={"warmup_steps": 3}, critic=Critic(lr=0.1)), critic=critic)
     meter = Meter()
-    schedule(made, 1, meter)
+    schedule(made, 2, meter)
     assert figures(meter) == {"lr": 0.25, "critic/lr": 0.1}
     assert [group["lr"] for group in made.models.policy.optimizer.param_groups] == [0.25]
     assert [group["lr"] for group in critic.optimizer.param_groups] == [0.1]
@@ -103,6 +106,8 @@ def test_the_variance_that_a_critic_explains() -> None:
     assert explained_variance(returns + 5, returns).item() == pytest.approx(1)
     assert explained_variance(torch.zeros(3), returns).item() == pytest.approx(0, abs=1e-4)
     assert explained_variance(-returns, returns).item() == pytest.approx(-3, abs=1e-3)
+    constant = torch.ones(2)  # without variance, which is taken as 1e-5
+    assert explained_variance(torch.tensor([0.0, 1.0]), constant).item() == pytest.approx(1 - 0.5 / 1e-5)
 
 
 def test_the_average_and_the_reference_follow_the_policy() -> None:
@@ -125,6 +130,62 @@ def test_the_average_and_the_reference_follow_the_policy() -> None:
     models.average, models._recipe.reference = None, None
     models.update_ema_and_reference(4)
     assert float(kept.weight.detach()) == 3
+
+
+def test_what_no_rollout_needs_leaves_the_device() -> None:
+    models: Any = Models.__new__(Models)
+    policy, critic = Trained(Line()), Trained(Values())
+    reference = SimpleNamespace(shared=False, actor=Line())
+    for trained in (policy, critic):
+        trained.optimizer.optimizer = trained.optimizer  # type: ignore[attr-defined]
+    models.policy, models.critic, models.reference = policy, critic, reference
+    device = torch.device("cpu")
+    found = models.offload(device, keep_policy=False)
+    assert list(found.modules) == [critic.inner, reference.actor, policy.inner]
+    assert list(found.optimizers) == [policy.optimizer, critic.optimizer]
+    assert list(models.offload(device, keep_policy=True).modules) == [critic.inner, reference.actor]
+    reference.shared, models.critic = True, None  # the reference is the policy without adapters
+    found = models.offload(device, keep_policy=True)
+    assert (list(found.modules), list(found.optimizers)) == ([], [policy.optimizer])
+
+
+@pytest.mark.parametrize(("strategy", "rank", "empty"), [(FSDP2, 0, False), (FSDP2, 1, True), (object, 1, False)])
+def test_weights_are_loaded_once_where_they_are_sharded(strategy: Any, rank: int, empty: bool) -> None:
+    fabric: Any = SimpleNamespace(strategy=strategy(), global_rank=rank)
+    assert Placer(fabric, LocalRanks()).empty is empty  # type: ignore[arg-type]
+
+
+def test_a_step_computes_scores_updates_and_syncs_in_this_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three answers the second has no score; the others differ, so that there is something to learn."""
+    events: list[str] = []
+    sampled = [trajectory(0, 2, 1.0), trajectory(1, 1, None), trajectory(0, 3, 0.0)]
+    made = context(recipe(advantage=ReMax()))
+    made.models.update_ema_and_reference = lambda step: events.append(f"follow {step}")
+    made.rollouts.sync_weights = lambda: events.append(f"sync {made.rollouts.version}")
+    made.rollouts.engine = SimpleNamespace(health=lambda: {"queue": 3.0})
+    logps, update = step_module.compute_logps, step_module.update_models
+
+    def noted(name: str, function: Any) -> Any:
+        return lambda *args: (events.append(name), function(*args))[1]
+
+    rollouts = Rollouts(sampled, sampled, sampled, [[0, 1, 2]], greedy={0: 0.25})
+    monkeypatch.setattr(step_module, "sample", noted("sample 4", lambda data, service, number, meter: rollouts))
+    monkeypatch.setattr(step_module, "compute_logps", noted("log-probs", logps))
+    monkeypatch.setattr(step_module, "await_scores", noted("scores", lambda *_: [0, 2]))
+    monkeypatch.setattr(step_module, "update_models", noted("update", update))
+    result = step_module.step(made, 4)
+    assert events == ["sample 4", "log-probs", "scores", "update", "follow 4", "sync 2"]
+    assert result.rollouts is rollouts
+    assert result.batch.rewards.tolist() == [1, 0]
+    assert result.batch.greedy_rewards is not None
+    assert result.batch.greedy_rewards.tolist() == [0.25, 0.25]
+    assert sampled[2].credit["advantages"] == pytest.approx([0, 0, -0.25, -0.25, -0.25])
+    assert sampled[1].credit == {}
+    found = result.figures
+    assert {"time/sample", "time/logps", "time/score", "time/update", "time/sync"} <= set(found)
+    assert (found["version"], found["engine/queue"], found["lr"], found["update/steps"]) == (2, 3, 0.5, 1)
+    assert found["mismatch/mean"] > 0
+    assert found["time/tokens_per_second"] == 0  # nothing was sampled here
 
 
 def trajectory(group: int, length: int = 1, reward: float | None = 1.0, error: str | None = None) -> Trajectory:

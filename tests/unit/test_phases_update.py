@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlkit.errors import PartError
-from rlkit.losses import PolicyGradient
+from rlkit.losses import ClipLoss, PolicyGradient
 from rlkit.ops.random import permutation
 from rlkit.sections import Critic, Rejection, Train
 from rlkit.train.metrics import Meter
@@ -179,6 +179,17 @@ def test_the_first_steps_loss_must_be_finite() -> None:
 class Broken(PolicyGradient):
     def __call__(self, out: PolicyOutput, batch: TrainBatch) -> LossOutput:
         return LossOutput(out.logps * torch.nan, {})
+
+
+@pytest.mark.parametrize("limit", [2, 100])
+def test_a_first_pass_compares_with_itself_without_a_gradient(limit: int) -> None:
+    """At a ratio of 1 the clipped loss has the gradient of the plain one."""
+    made = context(recipe(loss=ClipLoss(), train={"max_tokens_per_micro_batch": limit}))
+    batch = ready()
+    update_policy(made, batch, ROWS, Meter(), record=True)
+    assert made.models.policy.weight == pytest.approx(1 + GRADIENT)
+    assert torch.equal(batch.trainer_logps, (batch.tokens * batch.mask).float())
+    assert not batch.trainer_logps.requires_grad
 
 
 @pytest.mark.parametrize("engine", [False, True])

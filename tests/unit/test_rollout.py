@@ -186,13 +186,16 @@ def test_a_refilled_place_does_not_keep_the_greedy_reward_of_the_prompt_before()
     rollout = SimpleNamespace(engine=engine, sampling=Sampling(max_tokens=16), group_size=2)
     recipe = SimpleNamespace(rollout=rollout, train=SimpleNamespace(seed=0), reward=None)
     run = SimpleNamespace(
-        recipe=recipe, score=failing, sampler=lambda sampling, samples, step, **_: replace(common, samples=samples)
+        recipe=recipe,
+        score=failing,
+        sampler=lambda sampling, samples, step, timer, **_: replace(common, samples=samples, gauge=timer),
     )
-    rollouts = Rollouts(greedy={4: 1.0, 7: 0.5})
+    rollouts, meter = Rollouts(greedy={4: 1.0, 7: 0.5}), Meter()
 
     async def play() -> None:
-        await rollouts_module._play(run, PROMPTS, (1, 1), rollouts, Meter())  # type: ignore[arg-type]
+        await rollouts_module._play(run, PROMPTS, (1, 1), rollouts, meter)  # type: ignore[arg-type]
         await asyncio.gather(*rollouts.scoring)
 
     asyncio.run(play())
+    assert 0 <= meter._maxima["time/engine_idle_share"] < 1
     assert rollouts.greedy == {7: 0.5}  # group 4 was played anew, and its greedy answer has no score
