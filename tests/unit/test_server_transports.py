@@ -16,7 +16,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from rlkit.engines.server.api import ServerApi
 from rlkit.engines.server.push import Push
-from rlkit.engines.server.transports import FileTransport
+from rlkit.engines.server.transports import FileTransport, save
 from rlkit.engines.server.weight_check import Tolerance
 from rlkit.engines.sglang.api import SGLangApi
 from rlkit.engines.sglang.transports import SGLangGroup, SGLangTensors
@@ -117,6 +117,12 @@ def test_weights_that_shared_memory_has_no_room_for_go_to_disk(tmp_path: Path, m
     transport = Files()
     assert transport.prepare(BUCKET).parent == tmp_path
     assert transport.prepare(BUCKET[1:]).parent == tmp_path / "shm"
+
+
+def test_a_file_that_cannot_be_written_is_an_error_of_the_operating_system(tmp_path: Path) -> None:
+    """Which a push reports for its servers; safetensors raises an exception of its own."""
+    with pytest.raises(OSError, match="cannot be written: "):
+        save(BUCKET, tmp_path / "absent" / "file")
 
 
 @pytest.fixture

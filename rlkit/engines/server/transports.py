@@ -81,6 +81,21 @@ class Transport(ABC, Generic[Parcel]):
         """Free what is held for updates."""
 
 
+def save(bucket: Bucket, file: Path) -> None:
+    """Write tensors to a safetensors file.
+
+    Raises:
+        OSError: They cannot be written.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        save_file({name: tensor.contiguous().cpu() for name, tensor in bucket}, file)
+    except SafetensorError as error:
+        raise OSError(f"{file} cannot be written: {error}") from error
+
+
 class FileTransport(Transport[Path]):
     """Writes each bucket to a safetensors file that servers map: in shared memory, or on disk where that is full."""
 
@@ -88,15 +103,13 @@ class FileTransport(Transport[Path]):
         self._file: Path | None = None
 
     def prepare(self, bucket: Bucket) -> Path:
-        from safetensors.torch import save_file
-
         self.end()
         size = sum(tensor.numel() * tensor.element_size() for _, tensor in bucket)
         fits = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 1.1 * size
         number, name = tempfile.mkstemp(".safetensors", "rlkit-weights-", SHARED_MEMORY if fits else None)
         os.close(number)
         self._file = Path(name)
-        save_file({name: tensor.contiguous().cpu() for name, tensor in bucket}, self._file)
+        save(bucket, self._file)
         return self._file
 
     def end(self) -> None:
@@ -188,10 +201,8 @@ class DiskTransport(Transport[None]):
         write_model(self.folder, self._policy, frozenset())
 
     def prepare(self, bucket: Bucket) -> None:
-        from safetensors.torch import save_file
-
         file = f"model-{len(set(self._index.values())):05d}.safetensors"
-        save_file({name: tensor.contiguous().cpu() for name, tensor in bucket}, self.folder / file)
+        save(bucket, self.folder / file)
         self._index |= {name: file for name, _ in bucket}
         index = {"metadata": {}, "weight_map": self._index}
         (self.folder / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -201,12 +212,10 @@ class DiskTransport(Transport[None]):
 
     def write_adapter(self, adapter: Adapter) -> str:
         """Write adapters as peft does; return their folder."""
-        from safetensors.torch import save_file
-
         config, tensors = adapter
         folder = self.folder / "adapter"
         folder.mkdir(exist_ok=True)
-        save_file({name: x.contiguous().cpu() for name, x in tensors}, folder / "adapter_model.safetensors")
+        save(tensors, folder / "adapter_model.safetensors")
         (folder / "adapter_config.json").write_text(json.dumps(config))
         return str(folder)
 
