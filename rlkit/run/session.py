@@ -131,8 +131,11 @@ class Session:
 
     def _agree(self, context: TrainContext) -> None:
         """Agree on whether any rank was asked to stop; every rank must call this."""
-        asked = self.signals is not None and self.signals.asked is not None
-        self.stopping = context.ranks.any(asked)
+        asked = None if self.signals is None else self.signals.asked
+        named = [f"rank {i}: {name}" for i, name in enumerate(context.ranks.gather_world(asked)) if name]
+        if named and not self.stopping and context.ranks.fabric.world_size > 1:
+            self.reporter.note(f"the run ends after {self.outcome.steps} steps ({', '.join(named)})")
+        self.stopping = bool(named)
 
     def validate(self, context: TrainContext, when: str) -> Figures:
         """Return the figures on held-out prompts, and leave the answers in the run folder."""

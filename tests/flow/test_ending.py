@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from rlkit.cli.main import main
 from rlkit.run.session import Session
 from rlkit.train.setup import TrainContext
 from rlkit.types import Batch
-from tests.conftest import FAST, read_jsonl
+from tests.conftest import FAST, ROOT, read_jsonl
 
 FIT = ("fit", "--recipe=quickstart", *FAST, "--validation.limit=2", "--validation.samples=0")
 
@@ -253,27 +252,86 @@ def ended(process: subprocess.Popen[str], ranks: list[int], seconds: float = 90)
             os.killpg(process.pid, signal.SIGKILL)
 
 
+STAGES = ("sample", "logps", "score", "update", "sync", "save", "validate")
+
+
+def faulty(folder: Path, fault: dict[str, object], *options: str) -> subprocess.Popen[str]:
+    """Start a run with a fault; see `staged.py`."""
+    more = ("--save.every=1", "--validation.every=1", "--train.minibatches=2", "--out=out")
+    return subprocess.Popen(
+        (sys.executable, str(Path(__file__).with_name("staged.py")), *FIT, *more, *options),
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "RLKIT_FAULT": json.dumps(fault)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def fault_of(folder: Path) -> str:
+    """Return what was going on when the fault came; nothing if it did not."""
+    record = folder / "fault"
+    return record.read_text() if record.exists() else ""
+
+
+def both_ended(folder: Path, process: subprocess.Popen[str]) -> str:
+    """Wait until both ranks have ended; return what they printed."""
+    try:
+        printed = process.communicate(timeout=150)[0]
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    ranks = [json.loads(note.read_text())["pid"] for note in (folder / "out" / "ranks").glob("*.json")]
+    deadline = time.monotonic() + 30
+    while not all(map(gone, ranks)):
+        assert time.monotonic() < deadline, f"a rank is left\n{printed}"
+        time.sleep(0.1)
+    return printed
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("trial", range(TRIALS))
 @pytest.mark.parametrize("strategy", TWO)
 def test_a_signal_to_one_rank_ends_all_alike(strategy: str, trial: int, tmp_path: Path) -> None:
-    """At any moment between the first validation and the end, the last step and the last validation included."""
-    process = start(tmp_path, *TWO[strategy], "--train.steps=6", "--validation.limit=32")
-    wait_for((tmp_path / "out" / "ranks" / "1.json").exists, process)
-    wait_for(lambda: len(pids(tmp_path)) == 2, process)
-    ranks = pids(tmp_path)
-    wait_for((tmp_path / "out" / "rollouts" / "validation-before.jsonl.gz").exists, process)
-    time.sleep(random.uniform(0, 2.5))
-    with suppress(ProcessLookupError):  # it had ended
-        os.kill(random.choice(ranks), signal.SIGTERM)
-    printed = ended(process, ranks)
+    """At every stage, of a random step and at a random moment of it; the first and the last validation included."""
+    stage = STAGES[(2 * trial + (strategy == "ddp")) % len(STAGES)]
+    fault = {
+        "rank": random.randrange(2),
+        "stage": stage,
+        "entry": random.randint(1, 4),
+        "delay": random.uniform(0, 0.1),
+    }
+    process = faulty(tmp_path, fault, *TWO[strategy], "--train.steps=4", "--validation.limit=16")
+    printed = both_ended(tmp_path, process)
+    during = fault_of(tmp_path)
+    assert during, printed
+    print(f"{fault}, which came during {during}")
     outcome = result(tmp_path / "out")
     assert (outcome["status"], process.returncode) in (("interrupted", 130), ("ok", 0)), printed
+    if outcome["status"] == "interrupted":
+        assert f"rank {fault['rank']}: SIGTERM" in printed, printed
     assert outcome["error"] is None
     assert outcome["steps"] == len(read_jsonl(tmp_path / "out" / "metrics.jsonl"))
     if outcome["steps"]:
         assert (tmp_path / "out" / "final" / "model.safetensors").exists()
     assert "Traceback" not in printed, printed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trial", range(TRIALS))
+def test_a_folder_that_one_rank_cannot_make_ends_all_with_the_cause(trial: int, tmp_path: Path) -> None:
+    """From a random call on: the run's own folder, a rank's, a checkpoint's or the model's."""
+    fault = {"rank": 0 if trial % 4 else 1, "mkdir": random.randint(1, 8)}
+    process = faulty(tmp_path, fault, *TWO["fsdp2"], "--train.steps=4", "--validation.limit=4")
+    printed = both_ended(tmp_path, process)
+    print(f"{fault}, at {fault_of(tmp_path) or 'no folder'}: exit {process.returncode}")
+    assert process.returncode in (0, 1, 2), printed
+    assert "Traceback" not in printed, printed
+    if process.returncode:
+        assert "denied by the test" in printed, printed
+    else:  # the folder was there, or the run could do without
+        assert result(tmp_path / "out")["status"] == "ok"
 
 
 @pytest.mark.parametrize("signals", [1, 2])

@@ -1,0 +1,94 @@
+"""Run by `test_ending.py` in place of `rlkit`, on each rank: a fault comes to one rank at a stage of the run.
+
+`RLKIT_FAULT` is a JSON object: the `rank`; the `stage`, the `entry` into it (from 1), and the `delay` in seconds after
+which a SIGTERM comes; or from which call on (`mkdir`) this rank can make no folder of the run. What was going on when
+it came is written into the file `fault`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import rlkit.train.step
+from rlkit.cli.main import main
+from rlkit.run.checkpoint.write import Saver
+from rlkit.run.session import Session
+
+FAULT = json.loads(os.environ["RLKIT_FAULT"])
+HERE = int(os.environ.get("LOCAL_RANK", "0")) == FAULT["rank"]
+RECORD = Path.cwd() / "fault"
+
+
+class Stages:
+    """Notes which stage the run is in, and sends the signal."""
+
+    def __init__(self) -> None:
+        self.current, self.entries = "between", 0
+
+    @contextmanager
+    def within(self, stage: str) -> Iterator[None]:
+        before, self.current = self.current, stage
+        if HERE and stage == FAULT.get("stage"):
+            self.entries += 1
+            if self.entries == FAULT["entry"]:
+                threading.Timer(FAULT["delay"], self.send).start()
+        try:
+            yield
+        finally:
+            self.current = before
+
+    def send(self) -> None:
+        RECORD.write_text(self.current)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def around(self, owner: type, method: str, stage: str) -> None:
+        """Let a method be a stage."""
+        plain = getattr(owner, method)
+
+        def staged(*args: Any, **kwargs: Any) -> Any:
+            with self.within(stage):
+                return plain(*args, **kwargs)
+
+        setattr(owner, method, staged)
+
+
+def refuse_folders(first: int, folder: Path) -> None:
+    """Let no folder be made in another one, from a call on."""
+    plain, calls = os.mkdir, 0
+
+    def mkdir(path: Any, *args: Any, **kwargs: Any) -> None:
+        nonlocal calls
+        if folder in Path(path).absolute().parents:
+            calls += 1
+            if calls >= first:
+                RECORD.write_text(f"call {calls}: {Path(path).name}")
+                raise PermissionError(13, "denied by the test", str(path))
+        plain(path, *args, **kwargs)
+
+    os.mkdir = mkdir
+
+
+if __name__ == "__main__":
+    stages = Stages()
+    timed = rlkit.train.step._timed
+
+    @contextmanager
+    def staged(meter: Any, phase: str) -> Iterator[None]:
+        with stages.within(phase), timed(meter, phase):
+            yield
+
+    rlkit.train.step._timed = staged
+    stages.around(Saver, "after", "save")
+    stages.around(Saver, "end", "save")
+    stages.around(Session, "validate", "validate")
+    if HERE and "mkdir" in FAULT:
+        refuse_folders(FAULT["mkdir"], Path.cwd() / "out")
+    sys.exit(main())
