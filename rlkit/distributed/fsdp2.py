@@ -1,4 +1,4 @@
-"""Sharding: the strategies that `fabric:` can name, and how a model is divided among ranks."""
+"""Sharding: the strategies that `fabric:` can name, and how a model is sharded."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from fnmatch import fnmatch
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 import torch.distributed as dist
@@ -38,13 +38,20 @@ from rlkit.errors import RecipeError
 DEADLINE = timedelta(seconds=1800)
 
 
+class ShardOptions(TypedDict):
+    """Options of `fully_shard`."""
+
+    offload_policy: OffloadPolicy
+    mp_policy: MixedPrecisionPolicy
+
+
 class FSDP2(ModelParallelStrategy):
     """Shards parameters, gradients and optimizer state over all ranks; with tensor parallelism, matrices too.
 
     Args:
         tensor_parallel: Ranks that share each matrix product; the others are data-parallel. Divides the ranks.
         offload: Keep parameters and optimizer state in host memory between uses.
-        timeout: How long a rank waits for the others.
+        timeout: Of collectives.
     """
 
     def __init__(self, tensor_parallel: int = 1, offload: bool = False, timeout: timedelta = DEADLINE) -> None:
@@ -67,7 +74,7 @@ class FSDP2(ModelParallelStrategy):
 
     def _parallelize(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
         half = torch.bfloat16 if self.precision.precision == "bf16-mixed" else None
-        options = {
+        options: ShardOptions = {
             "offload_policy": CPUOffloadPolicy(torch.cuda.is_available()) if self.offload else OffloadPolicy(),
             "mp_policy": MixedPrecisionPolicy(half, reduce_dtype=torch.float32, cast_forward_inputs=False),
         }
@@ -93,8 +100,8 @@ class FrozenHalf(Precision):
         return module
 
 
-def parallelize(module: nn.Module, mesh: DeviceMesh, options: dict[str, Any]) -> nn.Module:
-    """Divide an actor, a critic or any other transformer in place: its matrices, then its blocks, then the rest.
+def parallelize(module: nn.Module, mesh: DeviceMesh, options: ShardOptions) -> nn.Module:
+    """Shard a transformer in place: its matrices by tensor parallelism, then its blocks, then all other parameters.
 
     `options` are those of `fully_shard`. What `module.forward_methods` names may be called as `forward` is.
     """
@@ -103,7 +110,7 @@ def parallelize(module: nn.Module, mesh: DeviceMesh, options: dict[str, Any]) ->
         _divide_matrices(module, tensor)
     for block in blocks(module):
         fully_shard(block, mesh=data, **options)
-    # the root's own parameters too, or whoever looks at them after a forward pass finds them unsharded
+    # the root's own parameters too, or they would stay unsharded after a forward pass
     fully_shard(module, mesh=data, **options, reshard_after_forward=True)
     for method in getattr(module, "forward_methods", ()):
         register_fsdp_forward_method(module, method)
@@ -126,7 +133,7 @@ def _emptied(module: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def _fill(module: nn.Module, weights: dict[str, Tensor], device: torch.device) -> None:
-    """Fill a divided module, one tensor after the other, with the first rank's; all ranks must call this."""
+    """Fill a sharded module, tensor by tensor, from the first rank; all ranks must call this."""
     for name, target in (*module.named_parameters(), *module.named_buffers()):
         if dist.get_rank() == 0:
             whole = weights.pop(name).to(device)
@@ -175,7 +182,7 @@ def _divide_matrices(module: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def _divide(linear: nn.Module, kind: str, mesh: DeviceMesh) -> None:
-    """Divide a linear layer; of one with adapters the layer, and the adapters' matrix on the divided side."""
+    """Shard a linear layer; if it has adapters, the layer and the adapter matrix on the sharded side."""
     style = ColwiseParallel if kind == "colwise" else RowwiseParallel
     if not hasattr(linear, "base_layer"):
         parallelize_module(linear, mesh, style())
@@ -194,11 +201,11 @@ def make_fabric(section: sections.Fabric, deadline: float = DEADLINE.total_secon
     """Return Fabric for the recipe's `fabric:`.
 
     Args:
-        section: Says where the run takes place.
-        deadline: Seconds that a rank waits for the others.
+        section: Of the recipe.
+        deadline: Timeout of collectives in seconds.
 
     Raises:
-        RecipeError: This machine has no such devices, or cannot start the processes so.
+        RecipeError: This machine has no such devices, or cannot start the processes.
     """
     timeout = timedelta(seconds=deadline)
     STRATEGY_REGISTRY.register("fsdp2", FSDP2, override=True, timeout=timeout)
@@ -227,7 +234,7 @@ def make_fabric(section: sections.Fabric, deadline: float = DEADLINE.total_secon
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """Return a tensor whole; for a sharded one all its ranks must call this."""
+    """Return the full tensor; for a sharded one all its ranks must call this."""
     if not isinstance(tensor, DTensor):  # agreed: a tensor is sharded on all its ranks or on none
         return tensor
     return tensor.full_tensor()
@@ -235,7 +242,7 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def unsharded(module: nn.Module) -> Iterator[None]:
-    """Hold the whole weights on every rank, so that inner modules may be called, each rank at its own pace."""
+    """Keep the full weights on every rank, so that inner modules may be called without collectives."""
     shards = [m for m in module.modules() if isinstance(m, FSDPModule)]
     for shard in shards:
         shard.set_reshard_after_forward(False, recurse=False)
@@ -251,12 +258,12 @@ def unsharded(module: nn.Module) -> Iterator[None]:
 def accumulating(fabric: Fabric, module: Any, more: bool) -> AbstractContextManager[None]:
     """Defer the gradients' reduction in the backward pass of a micro-batch that `more` follow.
 
-    Under FSDP2 each pass reduces them: until then every rank would hold the gradients of the whole model.
+    Under FSDP2 every pass reduces them, since each rank would otherwise hold the gradients of the whole model.
     """
     return fabric.no_backward_sync(module, enabled=more and not isinstance(fabric.strategy, FSDP2))
 
 
-def clip(fabric: Fabric, module: nn.Module, optimizer: Any, max_grad_norm: float) -> Tensor:
+def clip(fabric: Fabric, module: nn.Module, optimizer: torch.optim.Optimizer, max_grad_norm: float) -> Tensor:
     """Clip the gradients to a norm over all ranks; return the norm before, which may not be finite."""
     if not isinstance(fabric.strategy, FSDP2):
         norm = fabric.clip_gradients(module, optimizer, max_norm=max_grad_norm, error_if_nonfinite=False)
@@ -274,8 +281,8 @@ def clip(fabric: Fabric, module: nn.Module, optimizer: Any, max_grad_norm: float
 
 
 def by_mesh(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Group tensors by the ranks that share them: only those of one mesh can be computed with together."""
-    groups: dict[Any, list[Tensor]] = {}
+    """Group tensors by device mesh: only those of one mesh can enter the same operation."""
+    groups: dict[DeviceMesh | None, list[Tensor]] = {}
     for tensor in tensors:
         groups.setdefault(getattr(tensor, "device_mesh", None), []).append(tensor)
     return list(groups.values())

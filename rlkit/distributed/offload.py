@@ -1,4 +1,4 @@
-"""Leaving the device while an engine needs it."""
+"""Offload to host memory of what a rollout does not need."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import nn
 
 @dataclass
 class HostOffload:
-    """Modules and optimizers that leave the device while an engine needs it.
+    """Modules and optimizers that are offloaded to host memory while an engine needs the device.
 
     Args:
-        modules: Sharded or whole.
-        optimizers: Whose state leaves.
-        device: Where they come back to.
+        modules: Sharded or not.
+        optimizers: Their state is offloaded.
+        device: The one that they are moved back to.
     """
 
     modules: Sequence[nn.Module]
@@ -27,7 +27,7 @@ class HostOffload:
 
     @contextmanager
     def off_device(self) -> Iterator[None]:
-        """Keep all in host memory for a while; nobody may call the modules or step the optimizers meanwhile."""
+        """Offload everything; modules must not be called, nor optimizers stepped, inside this context."""
         _move(self.modules, self.optimizers, torch.device("cpu"))
         self.away = True
         free_cached(self.device)
@@ -39,7 +39,7 @@ class HostOffload:
 
     @contextmanager
     def back(self, module: nn.Module) -> Iterator[None]:
-        """Have one of the modules on the device for a while, wherever it is."""
+        """Move one of the modules to the device for this context, if it is offloaded."""
         if not self.away:
             yield
             return
@@ -52,7 +52,7 @@ class HostOffload:
 
 
 def free_cached(device: torch.device) -> None:
-    """Free what this process keeps of a device's memory without using it: what others had opened, then caches."""
+    """Free device memory that this process holds unused: blocks shared with other processes, then the cache."""
     if device.type == "cuda":
         torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()

@@ -1,16 +1,17 @@
-"""What ranks do together: sums, gathers and exchanges over those that hold different data."""
+"""Collectives by name: reductions, gathers, broadcasts and exchanges among the ranks of a run."""
 
 from __future__ import annotations
 
 import asyncio
 import pickle
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from lightning.fabric import Fabric
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from rlkit.distributed.fsdp2 import FSDP2
 from rlkit.errors import RlkitError
@@ -18,14 +19,15 @@ from rlkit.errors import RlkitError
 T = TypeVar("T")
 
 POLL_SECONDS = 0.02
-"""Pauses in which a rank looks whether the others have come to an asynchronous collective."""
+"""How often a rank checks whether the others have joined an asynchronous collective."""
 
 
 class Ranks:
     """This rank among the others.
 
-    Ranks of one tensor-parallel group hold the same data, and count as one: `index` of `count` is the place among the
-    data-parallel ones, and only the `lead` of each group samples.
+    Ranks of one tensor-parallel group hold the same data and count as one: `index` of `count` is the position among
+    the data-parallel ranks, and only the `lead` of each group samples. All ranks must call the methods that
+    communicate, in the same order: never under a condition that one rank alone can evaluate.
 
     Args:
         fabric: Launched.
@@ -35,8 +37,8 @@ class Ranks:
         self.fabric = fabric
         self.count, self.index, self.lead = fabric.world_size, fabric.global_rank, True
         self.tensor_parallel = 1
-        self._data: Any = None
-        self._tensor: Any = None
+        self._data: ProcessGroup | None = None
+        self._tensor: ProcessGroup | None = None
         if isinstance(fabric.strategy, FSDP2):
             mesh = fabric.strategy.device_mesh
             data, tensor = mesh["data_parallel"], mesh["tensor_parallel"]
@@ -56,7 +58,7 @@ class Ranks:
         """Return every data-parallel rank's value, in order."""
         if self.count == 1:
             return [value]
-        everyone: list[Any] = [None] * self.count
+        everyone = [value] * self.count
         dist.all_gather_object(everyone, value, group=self._data)
         return everyone
 
@@ -64,12 +66,12 @@ class Ranks:
         """Return every rank's value, those of tensor-parallel groups included, in order."""
         if self.fabric.world_size == 1:
             return [value]
-        found: list[Any] = [None] * self.fabric.world_size
+        found = [value] * self.fabric.world_size
         dist.all_gather_object(found, value)
         return found
 
     def on_first(self, work: Callable[[], T]) -> T | None:
-        """Do something on the first rank and return its value there; what it raises is raised on every rank.
+        """Run `work` on the first rank and return its value there, None elsewhere; its error is raised on every rank.
 
         Raises:
             RlkitError: What `work` raised.
@@ -84,7 +86,7 @@ class Ranks:
         return value
 
     def from_first(self, work: Callable[[], T]) -> T:
-        """Do something on the first rank and return its value on every rank; what it raises is raised on every rank.
+        """Run `work` on the first rank and return its value on every rank; its error is raised on every rank.
 
         Raises:
             RlkitError: What `work` raised.
@@ -125,7 +127,7 @@ class Ranks:
         return wrapped[0]
 
     def raise_any(self, error: RlkitError | None) -> None:
-        """Raise on every rank what some rank has to raise: its own error, else the one of the lowest rank.
+        """Raise on every rank if any rank has an error: its own if it has one, else that of the lowest rank.
 
         Raises:
             RlkitError: Some rank has an error.
@@ -146,7 +148,7 @@ class Ranks:
         return bool(wrapped)
 
     def broadcast_tp(self, value: T) -> T:
-        """Return the value of the tensor-parallel group's lead."""
+        """Return the value of the first rank of this rank's tensor-parallel group."""
         if self.tensor_parallel == 1:
             return value
         wrapped = [value]
@@ -167,7 +169,7 @@ class Ranks:
 
 
 class SideGroup:
-    """The same ranks on a connection of its own, for a thread beside the one that trains; all ranks must make it.
+    """The same ranks in a second process group, for a thread beside the training; all ranks must create it.
 
     Args:
         fabric: Launched.
@@ -181,6 +183,6 @@ class SideGroup:
         """Return every rank's value, in order."""
         if self.group is None:
             return [value]
-        found: list[Any] = [None] * self._size
+        found = [value] * self._size
         dist.all_gather_object(found, value, group=self.group)
         return found

@@ -24,15 +24,15 @@ COLLECTIVE = re.compile(r"gloo|nccl|processgroup|tcpstore|connection (closed|res
 """Texts in errors of collectives that mean a missing rank."""
 
 PATIENCE = 15.0
-"""Seconds that a rank has to end by itself, and to leave its error, once another has failed."""
+"""Seconds in which a rank may end by itself and write its error, once another has failed."""
 
 
 class Peers:
-    """The ranks of a run, each of which leaves a note in the run folder: who it is, and how it ended.
+    """The ranks of a run, each of which writes its process id, and later how it ended, into the run folder.
 
     Args:
-        fabric: Launched; every rank must make this.
-        folder: The run folder, which all ranks see.
+        fabric: Launched; every rank must create this.
+        folder: The run folder, on a file system that all ranks share.
         on_loss: Called in a thread of its own with what happened, if this rank outlives another's death by
             `PATIENCE` seconds; the process ends after it.
     """
@@ -46,7 +46,7 @@ class Peers:
         if fabric.world_size == 1:
             return
         for thread in threading.enumerate():
-            if thread.name == "child-process-observer":  # it would kill this process without a word
+            if thread.name == "child-process-observer":  # it would kill this process without a message
                 thread._child_processes = []  # type: ignore[attr-defined]
         problem = None
         try:
@@ -59,7 +59,7 @@ class Peers:
         threading.Thread(target=self._watch, daemon=True, name="rlkit-peers").start()
 
     def done(self, error: Exception | None = None, interrupted: str | None = None) -> None:
-        """Leave a note of how this rank ended: well, by an error, or at once by a signal of that name."""
+        """Write how this rank ended: well, with an error, or at once by a signal of that name."""
         if self.fabric.world_size == 1:
             return
         note: JsonObject = {"done": True} if error is None else {"error": redact(explain(error))}
@@ -85,7 +85,7 @@ class Peers:
         return RankError(f"a rank did not reach the others within train.deadline, or cannot be reached: {said}")
 
     def leave(self, code: int) -> None:
-        """End the process now, and those that it started; what waits for other ranks at the exit is not waited for."""
+        """Exit now, after the processes that this one started, without cleanup that waits for other ranks."""
         self.end_children()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
@@ -134,7 +134,7 @@ class Peers:
         launcher = self.fabric.strategy.launcher
         ends = {process.pid: process.poll() for process in getattr(launcher, "procs", ())}
         watchdog = "NCCL's watchdog ended it, since a collective took longer than train.deadline (its output names it)"
-        killed = "it was killed, by somebody or because the machine ran out of memory"
+        killed = "it was killed, by SIGKILL or because the machine ran out of memory"
         gpus, code = self.fabric.device.type == "cuda", ends.get(pid)
         if code == -signal.SIGABRT and gpus:
             return watchdog
@@ -145,7 +145,7 @@ class Peers:
     def _watch(self) -> None:
         while (lost := self._lost()) is None:
             time.sleep(1.0)
-        time.sleep(PATIENCE)  # whoever can end in order does so meanwhile
+        time.sleep(PATIENCE)  # a rank that can end in order does so meanwhile
         if not self._released:
             self.on_loss(lost)
             print(f"error: {safe(lost)}", file=sys.stderr, flush=True)
@@ -158,5 +158,5 @@ def _alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
     except ProcessLookupError:
         return False
-    except OSError:  # somebody else's, or a system without /proc
+    except OSError:  # another user's process, or a system without /proc
         return True

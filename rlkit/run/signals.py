@@ -9,33 +9,32 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
 
 PATIENCE = 15.0
 """Seconds that a run has to end at once; one that hangs, such as in a collective, is ended after them."""
 
 
 class Signals:
-    """Listens for Ctrl-C, SIGTERM and SIGHUP while a run goes on.
+    """Handles Ctrl-C, SIGTERM and SIGHUP during a run.
 
-    The first signal only sets `asked`, which the ranks compare after each step. A second Ctrl-C or SIGTERM sets
-    `at_once` and raises KeyboardInterrupt in the main thread; where that does not get out within `PATIENCE` seconds,
+    The first signal only sets `asked`, on which the ranks agree after each step. A second Ctrl-C or SIGTERM sets
+    `at_once` and raises KeyboardInterrupt in the main thread; if that does not end the run within `PATIENCE` seconds,
     and at a third signal, `cut_short` is called and must not return. A SIGHUP never counts as a second signal, since a
-    terminal that closes may send several; one that is ignored (nohup) stays ignored.
+    terminal that closes may send several; an ignored SIGHUP (nohup) stays ignored.
 
     A thread of its own reads which signals came: Python's handlers wait while the main thread is in a collective. In a
     run outside of the main thread, signals are not handled here.
 
     Args:
         note: Shows a line to the user.
-        cut_short: Writes how the run ended and leaves the process; it is given the signal's name.
+        cut_short: Writes how the run ended and exits the process; called with the signal's name.
     """
 
     def __init__(self, note: Callable[[str], None], cut_short: Callable[[str], None]) -> None:
         self.asked: str | None = None
         self.at_once = False
         self.leaving = False
-        """The main thread has left the training, and waits for nothing that other ranks do."""
+        """Whether the main thread has left the training and no longer waits for other ranks."""
         self._note = note
         self._cut_short = cut_short
         self._raised = False
@@ -79,9 +78,9 @@ class Signals:
             if number == signal.SIGINT and self._own:
                 self._own -= 1
             elif number in self._numbers:
-                self._hear(signal.Signals(number).name)
+                self._receive(signal.Signals(number).name)
 
-    def _hear(self, name: str) -> None:
+    def _receive(self, name: str) -> None:
         if self.asked is None:
             self.asked = name
             if self.leaving:
@@ -109,7 +108,7 @@ class Signals:
         self._own += 1
         signal.pthread_kill(self._main, signal.SIGINT)
 
-    def _unraisable(self, unraisable: Any) -> None:
+    def _unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
         """Raise it again: Python drops a KeyboardInterrupt that comes while an object is being deleted."""
         if isinstance(unraisable.exc_value, KeyboardInterrupt):
             self._raised = False
@@ -131,5 +130,5 @@ def raised() -> Iterator[None]:
             signal.signal(number, handler or signal.SIG_DFL)
 
 
-def _heard(number: signal.Signals) -> bool:
+def _is_handled(number: signal.Signals) -> bool:
     return number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN

@@ -16,7 +16,7 @@ import torch
 
 from rlkit.run.peers import Peers
 
-KILLED = "it was killed, by somebody or because the machine ran out of memory"
+KILLED = "it was killed, by SIGKILL or because the machine ran out of memory"
 WATCHDOG = "NCCL's watchdog ended it, since a collective took longer than train.deadline"
 
 
