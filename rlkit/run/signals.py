@@ -39,11 +39,11 @@ class Signals:
         self._cut_short = cut_short
         self._raised = False
         self._own = 0
-        self._numbers = [s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if _heard(s)]
-        self._listens = threading.current_thread() is threading.main_thread()  # no other thread can handle signals
+        self._numbers = [s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if _is_handled(s)]
+        self._main_thread = threading.current_thread() is threading.main_thread()  # no other thread can handle signals
 
     def __enter__(self) -> Signals:
-        if not self._listens:
+        if not self._main_thread:
             return self
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
@@ -57,7 +57,7 @@ class Signals:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.leaving = True
-        if not self._listens:
+        if not self._main_thread:
             return
         for number, handler in self._handlers.items():
             signal.signal(number, handler or signal.SIG_DFL)
@@ -121,7 +121,7 @@ class Signals:
 def raised() -> Iterator[None]:
     """Make SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does, while a run is prepared."""
     main = threading.current_thread() is threading.main_thread()  # no other thread can handle signals
-    numbers = [s for s in (signal.SIGTERM, signal.SIGHUP) if main and _heard(s)]
+    numbers = [s for s in (signal.SIGTERM, signal.SIGHUP) if main and _is_handled(s)]
     before = [signal.signal(number, signal.default_int_handler) for number in numbers]
     try:
         yield
