@@ -189,15 +189,15 @@ def fit(
         checked, yaml, registry = _build(recipe)
         job = Job(checked, yaml, registry, "python", _text(out), _text(resume), force)
         outcome, folder = launch(job, lambda first: Display(checked.train.steps, quiet=quiet or not first))
-    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return Result(
-        outcome.status, folder, outcome.steps, outcome.seconds, outcome.validation, [json.loads(line) for line in lines]
-    )
+    path = folder / "metrics.jsonl"  # there is none yet where the run was interrupted at its start
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    metrics = [json.loads(line) for line in lines]
+    return Result(outcome.status, folder, outcome.steps, outcome.seconds, outcome.validation, metrics)
 
 
 @contextmanager
 def _without_loop() -> Iterator[None]:
-    """Hide the event loop that runs in this thread, a notebook's, which would keep others from running in it."""
+    """Hide the event loop that runs in this thread, a notebook's: asyncio refuses to run another one beside it."""
     running = events._get_running_loop()
     events._set_running_loop(None)
     try:

@@ -173,6 +173,21 @@ def test_a_data_set_is_a_task(tmp_path: Path) -> None:
     assert written(small(task=Dataset.from_list(ROWS)))["task"].startswith("python object: Rows(100 rows, digest ")
 
 
+def test_a_function_is_a_tool() -> None:
+    def add(a: int, b: int) -> str:
+        """Adds two numbers.
+
+        Args:
+            a: The first.
+            b: The second.
+        """
+        return str(a + b)
+
+    made = written(small(tools={"add": add, "calculator": "Calculator"}))
+    assert made["tools"]["add"].startswith("python object: ")
+    assert made["tools"]["calculator"]["class_path"] == "rlkit.tools.Calculator"
+
+
 def test_a_recipe_can_be_run_twice_and_its_parts_are_written(tmp_path: Path) -> None:
     rollout = Rollout(group_size=2, sampling=Sampling(max_tokens=12), filter=ZeroSignal(max_refills=0))
     made = small(rollout=rollout)
