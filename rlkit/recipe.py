@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from rlkit.errors import RecipeError, show
 from rlkit.interfaces.advantage import AdvantageEstimator, Needs
@@ -14,6 +14,7 @@ from rlkit.interfaces.interaction import Interaction
 from rlkit.interfaces.loss import PolicyLoss
 from rlkit.interfaces.parser import ToolParser
 from rlkit.interfaces.reward import RewardManager
+from rlkit.interfaces.runtime import RunPart
 from rlkit.interfaces.task import Task
 from rlkit.interfaces.tool import Tool
 from rlkit.log import Log
@@ -35,9 +36,6 @@ from rlkit.sections import (
     Train,
     Validation,
 )
-
-if TYPE_CHECKING:
-    from rlkit.interfaces.runtime import Bindable
 
 
 @dataclass
@@ -68,10 +66,11 @@ class Recipe:
     log: Log = field(default_factory=Log)
     fabric: Fabric = field(default_factory=Fabric)
 
-    def parts(self) -> list[Bindable]:
-        """Return the parts that are bound to the run."""
-        known = (self.rollout.engine, self.reward, self.advantage, self.loss, self.interaction, self.environment)
-        return [part for part in known if part is not None] + list((self.tools or {}).values())
+    def parts(self) -> list[RunPart]:
+        """Return the parts that may hold something, which is freed at the end of the run."""
+        used = (self.rollout.engine, self.reward, self.advantage, self.loss, self.interaction, self.environment)
+        read = (self.task, self.rollout.filter, self.parser)
+        return [part for part in (*used, *(self.tools or {}).values(), *read) if part is not None]
 
     @property
     def validates(self) -> bool:

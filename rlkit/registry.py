@@ -6,7 +6,7 @@ import difflib
 import inspect
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -18,6 +18,8 @@ from rlkit import hooks
 from rlkit.commands import VERBS
 from rlkit.errors import PartError, PluginError, RlkitError, explain, show
 from rlkit.installed import DISABLE_VARIABLE, DISTRIBUTION, Plugin, disabled_names, installed
+from rlkit.interfaces.runtime import RunPart
+from rlkit.text import part_name
 
 
 @dataclass
@@ -66,18 +68,6 @@ class Registry:
             plugin.require_healthy()
 
 
-def origin(part: object) -> str:
-    """Return a part's class for messages, with the plugin and the distribution that it comes from."""
-    cls = type(part)
-    package = cls.__module__.partition(".")[0]
-    if package == "rlkit":
-        return cls.__name__
-    for entry in metadata.entry_points(group="rlkit"):
-        if entry.value.partition(":")[0].partition(".")[0] == package and entry.dist is not None:
-            return f"{cls.__name__} of plugin {entry.name!r} ({entry.dist.name} {entry.dist.version})"
-    return f"{cls.__name__} of {package}"
-
-
 @contextmanager
 def calling(part: object, method: str) -> Iterator[None]:
     """Name the part in whatever a plugin's code raises.
@@ -94,9 +84,25 @@ def calling(part: object, method: str) -> Iterator[None]:
             raise
         last = traceback.extract_tb(error.__traceback__)[-1]
         raise PartError(
-            f"{origin(part)}: `{method}` raised {explain(error)} ({last.filename}, line {last.lineno}); --debug shows "
-            "the traceback, `rlkit plugins test` checks the plugin by itself"
+            f"{part_name(part)}: `{method}` raised {explain(error)} ({last.filename}, line {last.lineno}); "
+            "--debug shows the traceback, `rlkit plugins test` checks the plugin by itself"
         ) from error
+
+
+def close_parts(parts: Sequence[RunPart]) -> None:
+    """Close parts in order; one that raises keeps no other open.
+
+    Raises:
+        PartError: A plugin's part raised; the message names it.
+    """
+    with ExitStack() as stack:
+        for part in reversed(parts):
+            stack.callback(_close, part)
+
+
+def _close(part: RunPart) -> None:
+    with calling(part, "close"):
+        part.close()
 
 
 def require(part: object, method: str, problem: str | None) -> None:
@@ -106,7 +112,7 @@ def require(part: object, method: str, problem: str | None) -> None:
         PartError: Something is; the message names the part, its plugin and distribution.
     """
     if problem is not None:
-        raise PartError(f"{origin(part)}: `{method}` {problem}")
+        raise PartError(f"{part_name(part)}: `{method}` {problem}")
 
 
 def load_plugins(extra: Iterable[tuple[str, object]] = (), entry_points: bool = True) -> Registry:

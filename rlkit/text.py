@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 
@@ -65,7 +66,19 @@ def redact_tree(value: object) -> object:
 
 
 def part_name(part: object) -> str:
-    """Return what a user calls a part: its class, and its package if that is not rlkit's."""
+    """Return a part's class for messages; of a plugin's, with the plugin and the distribution that it comes from."""
     cls = type(part)
-    package = cls.__module__.partition(".")[0]
-    return cls.__name__ if package == "rlkit" else f"{cls.__name__} of {package}"
+    return cls.__name__ + _source(cls.__module__.partition(".")[0])
+
+
+@functools.cache
+def _source(package: str) -> str:
+    """Return where a top-level package comes from; looking that up takes longer than many a part's call."""
+    from importlib import metadata
+
+    if package == "rlkit":
+        return ""
+    for entry in metadata.entry_points(group="rlkit"):
+        if entry.value.partition(":")[0].partition(".")[0] == package and entry.dist is not None:
+            return f" of plugin {entry.name!r} ({entry.dist.name} {entry.dist.version})"
+    return f" of {package}"

@@ -37,8 +37,9 @@ def describe(cls: type) -> str:
 
 
 def _members(cls: type) -> Iterator[tuple[str, str]]:
-    """Yield the properties and methods that a class documents itself, in order."""
-    for name, member in vars(cls).items():
+    """Yield the properties and methods of a class and of rlkit's classes that it extends, these first."""
+    bases = [base for base in reversed(cls.__mro__) if base.__module__.startswith("rlkit.")]
+    for name, member in {name: member for base in bases for name, member in vars(base).items()}.items():
         inner: Any = member.__func__ if isinstance(member, classmethod | staticmethod) else member
         doc = inspect.getdoc(inner) if inspect.isfunction(inner) or isinstance(inner, property) else None
         if doc is None or (name.startswith("_") and name != "__call__"):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from enum import Flag, auto
 from typing import TYPE_CHECKING, ClassVar
 
+from rlkit.interfaces.runtime import BoundPart
 from rlkit.types import Batch
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class Needs(Flag):
     """The sum of squared probabilities at each token, under the policy before the update."""
 
 
-class AdvantageEstimator(ABC):
+class AdvantageEstimator(BoundPart):
     """Fills `batch.advantages` [B,T] f32, 0 outside the mask; and `batch.returns` where a critic learns."""
 
     needs: ClassVar[Needs] = Needs.NOTHING

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
+from rlkit.interfaces.runtime import BoundPart
 from rlkit.types import Completion, Request
 
 if TYPE_CHECKING:
     from rlkit.interfaces.runtime import Runtime, WeightStream
 
 
-class RolloutEngine(ABC):
+class RolloutEngine(BoundPart):
     """Continues token ids. The caller sends one request at a time; the engine batches them.
 
     Constructors store options; models and servers are touched in `bind` and later.
@@ -77,6 +78,3 @@ class RolloutEngine(ABC):
     def health(self) -> dict[str, float]:
         """Return gauges to log with the step; the maximum over all ranks is logged, so larger should mean worse."""
         return {}
-
-    def close(self) -> None:
-        """Free what the engine holds; called once, also after a failure."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import TYPE_CHECKING, NamedTuple
 
+from rlkit.interfaces.runtime import BoundPart
 from rlkit.interfaces.tool import State
 from rlkit.types import Prompt
 
 if TYPE_CHECKING:
-    from rlkit.interfaces.runtime import Runtime
+    pass
 
 
 class Observation(NamedTuple):
@@ -26,7 +27,7 @@ class Observation(NamedTuple):
     done: bool = False
 
 
-class Environment(ABC):
+class Environment(BoundPart):
     """Plays one episode a conversation: an observation is a user's message, the policy's turn is the action.
 
     All samples of a prompt have the same seed, so that they play the same game. Methods are coroutines of the
@@ -36,9 +37,6 @@ class Environment(ABC):
     timeout: float = 30.0
     """Seconds for one step."""
 
-    def bind(self, runtime: Runtime) -> None:
-        """Store what needs the run: called once process group, device and models exist."""
-
     @abstractmethod
     async def reset(self, prompt: Prompt, seed: int, state: State) -> str:
         """Start an episode in an empty state; return the first observation, which follows the prompt's messages."""
@@ -47,5 +45,5 @@ class Environment(ABC):
     async def step(self, action: str, state: State) -> Observation:
         """Return the observation that follows the policy's turn."""
 
-    async def close(self, state: State) -> None:
+    async def finish(self, state: State) -> None:
         """Free what the episode holds; always called once."""

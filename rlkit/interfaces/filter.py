@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 
+from rlkit.interfaces.runtime import RunPart
 from rlkit.types import Trajectory
 
 
-class GroupFilter(ABC):
+class GroupFilter(RunPart):
     """Keeps or drops the scored samples of one prompt.
 
     `max_refills` is how many times a dropped group's place is filled with another prompt; 0 leaves it empty.

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from rlkit.interfaces.runtime import BoundPart
 from rlkit.interfaces.tool import State
 from rlkit.types import Message, Prompt
 
 if TYPE_CHECKING:
-    from rlkit.interfaces.runtime import Runtime
+    pass
 
 
 class Reply(NamedTuple):
@@ -27,7 +28,7 @@ class Reply(NamedTuple):
     reward: float = 0.0
 
 
-class Interaction(ABC):
+class Interaction(BoundPart):
     """Replies to the policy's turns, to train on feedback; one instance serves many conversations.
 
     Methods are coroutines of the trainer's event loop. One that raises or takes longer than `timeout` ends its
@@ -36,9 +37,6 @@ class Interaction(ABC):
 
     timeout: float = 30.0
     """Seconds for one reply."""
-
-    def bind(self, runtime: Runtime) -> None:
-        """Store what needs the run: called once process group, device and models exist."""
 
     async def start(self, prompt: Prompt, state: State) -> None:
         """Prepare one conversation's state."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
+from rlkit.interfaces.runtime import BoundPart
 from rlkit.ops.aggregate import Aggregation
 from rlkit.types import LossOutput, PolicyOutput, TrainBatch
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from rlkit.interfaces.runtime import Runtime
 
 
-class PolicyLoss(ABC):
+class PolicyLoss(BoundPart):
     """Returns a loss for every token, not reduced: the training loop weights tokens by global counts.
 
     `aggregation` is the mode of `rlkit.ops.aggregate.weights` that the loss was published with; a recipe's

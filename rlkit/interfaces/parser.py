@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass, field
 
+from rlkit.interfaces.runtime import RunPart
 from rlkit.types import JsonObject
 
 
@@ -36,7 +37,7 @@ class ParsedTurn:
     calls: list[ToolCall] = field(default_factory=list)
 
 
-class ToolParser(ABC):
+class ToolParser(RunPart):
     """Reads the calls out of a turn's text, special tokens included (but not the token that ended the turn)."""
 
     @classmethod

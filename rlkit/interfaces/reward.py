@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Literal
 
 from rlkit.errors import shorten, show
+from rlkit.interfaces.runtime import BoundPart
 from rlkit.types import Score, Trajectory
 
 if TYPE_CHECKING:
-    from rlkit.interfaces.runtime import Runtime
+    pass
 
 
 OnError = Literal["drop", "retry", "raise"]
 """What happens to a group in which a reward failed."""
 
 
-class RewardManager(ABC):
+class RewardManager(BoundPart):
     """Scores the samples of one prompt together, in the trainer's process, without blocking.
 
     Subclass it for rewards that await a service, need the run's device, or combine other rewards. Plain code belongs
@@ -36,9 +37,6 @@ class RewardManager(ABC):
     """How many calls of a `RewardFunction` may run at once; None means the machine's number of CPUs."""
     components: Sequence[str] | None = None
     """The names of the components of its scores; None if they are not known before a run."""
-
-    def bind(self, runtime: Runtime) -> None:
-        """Store what needs the run: called once process group, device and models exist."""
 
     @abstractmethod
     async def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -34,13 +35,6 @@ class WeightStream(Protocol):
 
     def adapter(self) -> tuple[JsonObject, list[tuple[str, Tensor]]] | None:
         """Return the adapters' configuration and full tensors, named as peft saves them; None if there are none."""
-
-
-class Bindable(Protocol):
-    """A part that is bound to the run."""
-
-    def bind(self, runtime: Runtime) -> None:
-        """Store what needs the run."""
 
 
 class Runtime(Protocol):
@@ -106,3 +100,17 @@ class Runtime(Protocol):
 
     async def score(self, reward: RewardManager, trajectories: Sequence[Trajectory]) -> list[Score]:
         """Score trajectories with a reward under its deadline; errors become scores with `error`."""
+
+
+class RunPart(ABC):  # noqa: B024 (a part overrides what it needs)
+    """A class that a recipe names. Its constructor stores options; files, servers and models are opened later."""
+
+    def close(self) -> None:
+        """Free what the part holds: called at the end of a run, also after a failure and before `bind`."""
+
+
+class BoundPart(RunPart):
+    """A part that uses the run's tokenizer, policy, device or workers."""
+
+    def bind(self, runtime: Runtime) -> None:
+        """Store what needs the run: called once process group, device and models exist."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Literal
 
+from rlkit.interfaces.runtime import RunPart
 from rlkit.types import Prompt, Row
 
 Split = Literal["train", "validation"]
 
 
-class Task(ABC):
+class Task(RunPart):
     """Provides rows of data, and builds prompts from rows.
 
     The constructor stores options and reads no file: data is read when `rows` is called.

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from abc import abstractmethod
+from typing import Any, NamedTuple
 
+from rlkit.interfaces.runtime import BoundPart
 from rlkit.types import JsonObject
-
-if TYPE_CHECKING:
-    from rlkit.interfaces.runtime import Runtime
 
 State = dict[str, Any]
 """What a tool, an interaction or an environment stores for one conversation; empty at its start."""
@@ -26,7 +24,7 @@ class ToolReply(NamedTuple):
     reward: float = 0.0
 
 
-class Tool(ABC):
+class Tool(BoundPart):
     """Called by the policy: in a conversation after `create` and before `release`; one instance serves many of them.
 
     Methods are coroutines of the trainer's event loop, so they must await whatever takes time; plain code that may
@@ -45,9 +43,6 @@ class Tool(ABC):
     concurrency: int | None = None
     """How many calls may run at once, over all conversations; None for any number."""
 
-    def bind(self, runtime: Runtime) -> None:
-        """Store what needs the run: called once process group, device and models exist."""
-
     async def create(self, state: State, **kwargs: object) -> None:
         """Prepare one conversation's state."""
 
@@ -61,6 +56,3 @@ class Tool(ABC):
 
     async def release(self, state: State, **kwargs: object) -> None:
         """Free what the conversation holds; always called once, however the conversation ended."""
-
-    def close(self) -> None:
-        """Free what the tool itself holds; called once, at the end of the run."""

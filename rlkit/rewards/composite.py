@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rlkit.errors import RecipeError
 from rlkit.interfaces.reward import OnError, RewardManager
 from rlkit.ranges import FiniteFloat, Seconds
+from rlkit.registry import close_parts
 from rlkit.types import Score, Trajectory
 
 if TYPE_CHECKING:
@@ -50,6 +51,9 @@ class Composite(RewardManager):
         self.runtime = runtime
         for reward in self.rewards.values():
             reward.bind(runtime)
+
+    def close(self) -> None:
+        close_parts(list(self.rewards.values()))
 
     async def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
         calls = (self.runtime.score(reward, trajectories) for reward in self.rewards.values())

@@ -60,6 +60,10 @@ class RemoteReward(RewardManager):
         """Threads that send; they start as they are needed."""
         return ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="rlkit-remote-reward")
 
+    def close(self) -> None:
+        if "_threads" in vars(self):
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
     async def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
         size = self.batch_size
         chunks = [trajectories[i : i + size] for i in range(0, len(trajectories), size)]

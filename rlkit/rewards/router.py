@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rlkit.errors import RecipeError
 from rlkit.interfaces.reward import OnError, RewardManager
 from rlkit.ranges import Seconds
+from rlkit.registry import close_parts
 from rlkit.types import Score, Trajectory
 
 if TYPE_CHECKING:
@@ -48,6 +49,9 @@ class Router(RewardManager):
         self.runtime = runtime
         for reward in self.rewards.values():
             reward.bind(runtime)
+
+    def close(self) -> None:
+        close_parts(list(self.rewards.values()))
 
     async def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
         source = str(trajectories[0].prompt.meta.get(self.key))

@@ -68,11 +68,6 @@ class Participants:
         finally:
             await session.close()
 
-    def close(self) -> None:
-        """Free what the tools hold."""
-        for tool in self.tools.values():
-            tool.close()
-
 
 class ParticipantSession:
     """One conversation's side of its participants."""
@@ -171,7 +166,7 @@ class ParticipantSession:
             )
         if self.participants.environment is not None and "environment" in self._started:
             work.append(
-                (partial(self.participants.environment.close, self._episode), self.participants.environment.timeout)
+                (partial(self.participants.environment.finish, self._episode), self.participants.environment.timeout)
             )
         for done, timeout in work:
             _, problem = await _bounded(done, timeout)

@@ -15,6 +15,7 @@ from rlkit.interfaces.reward import RewardManager
 from rlkit.models.actor import Actor
 from rlkit.models.weights import PolicyWeights
 from rlkit.recipe import Recipe
+from rlkit.registry import close_parts
 from rlkit.rollout.collect import BusyTimer, Sampler
 from rlkit.rollout.conversation import Limits
 from rlkit.rollout.loop import EventLoop
@@ -153,11 +154,11 @@ class RolloutService:
         return await score(reward, trajectories, self._workers)
 
     def close(self) -> None:
-        """Free what the service holds: the engine, the participants, the workers and the event loop."""
-        self.engine.close()
-        self.dialogue.participants.close()
-        self._workers.close()
-        self._loop.close()
+        """Close the recipe's parts, the workers and the event loop."""
+        with ExitStack() as stack:  # one that raises keeps nothing else open
+            stack.callback(self._loop.close)
+            stack.callback(self._workers.close)
+            stack.callback(close_parts, self.recipe.parts())
 
     async def _with_weights(self, work: Coroutine[object, None, T]) -> T:
         """Do work. If an engine loses its weights meanwhile, all ranks, each of which may hold a part of them, sync

@@ -15,6 +15,7 @@ from rlkit.commands import VERBS
 from rlkit.errors import RecipeError
 from rlkit.installed import DISTRIBUTION, Plugin
 from rlkit.interfaces.environment import Environment
+from rlkit.interfaces.runtime import RunPart
 from rlkit.registry import Part, Registry, load_plugins
 from rlkit.testing import contracts, conversations, golden
 from rlkit.testing.runtime import ExampleRuntime
@@ -147,6 +148,9 @@ def _check_contract(part: Part, prompts: Sequence[Prompt]) -> None:
         if hasattr(made, "bind"):
             made.bind(ExampleRuntime())
         CONTRACTS[part.kind](made)
+        if isinstance(made, RunPart):
+            conversations.check_close(made)
+            conversations.check_close(cls())  # as after a failure elsewhere, before `bind`
 
 
 def _check_environment(cls: type[Environment], prompts: Sequence[Prompt]) -> None:

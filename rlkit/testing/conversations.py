@@ -11,14 +11,14 @@ import copy
 import json
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from rlkit.errors import EngineError, RecipeError
 from rlkit.interfaces import outputs
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.interfaces.environment import Environment, Observation
 from rlkit.interfaces.interaction import Interaction, Reply
-from rlkit.interfaces.runtime import Bindable, Runtime
+from rlkit.interfaces.runtime import BoundPart, RunPart, Runtime
 from rlkit.interfaces.tool import State, Tool, ToolReply
 from rlkit.models.weights import PolicyWeights
 from rlkit.testing.runtime import ExampleRuntime
@@ -28,7 +28,7 @@ PROMPT = Prompt("example", [{"role": "user", "content": "2 + 2 = ?"}], "4")
 ACTIONS = ("1", "yes", "", "\x00{[(<", "four", "4")
 """The policy's turns in a conversation; an environment must accept any text."""
 
-P = TypeVar("P")
+P = TypeVar("P", bound=BoundPart)
 Replies = list[Any]
 PlayTurn = Callable[[P, State, Replies, int], Awaitable[None]]
 """Runs a turn of the conversation with this number, and appends the part's reply."""
@@ -68,7 +68,7 @@ def check_tool(make: Callable[[], Tool], arguments: Mapping[str, object] | None 
     async def release(tool: Tool, state: State) -> None:
         await tool.release(state)
 
-    _close_twice(make())  # as after a failure elsewhere, before `bind`
+    check_close(make())  # as after a failure elsewhere, before `bind`
     return asyncio.run(_compare(start, play_turn, release))
 
 
@@ -126,10 +126,10 @@ def check_environment(make: Callable[[], Environment], prompt: Prompt = PROMPT) 
             raise AssertionError(f"{_name(game)}.step returned {seen!r}, expected an Observation with a finite reward")
         replies.append(seen)
 
-    async def close(game: Environment, state: State) -> None:
-        await game.close(state)
+    async def finish(game: Environment, state: State) -> None:
+        await game.finish(state)
 
-    return asyncio.run(_compare(lambda: _bound(make), play_turn, close, repeats=True))
+    return asyncio.run(_compare(lambda: _bound(make), play_turn, finish, repeats=True))
 
 
 def check_engine(make: Callable[[], RolloutEngine], runtime: Runtime | None = None) -> list[Completion]:
@@ -140,7 +140,7 @@ def check_engine(make: Callable[[], RolloutEngine], runtime: Runtime | None = No
         runtime: The runtime to bind it to; rlkit's tiny model on the CPU by default.
     """
     runtime = ExampleRuntime() if runtime is None else runtime
-    _close_twice(make())  # as after a failure elsewhere, before `bind`
+    check_close(make())  # as after a failure elsewhere, before `bind`
     engine = make()
     try:
         engine.bind(runtime)
@@ -161,7 +161,7 @@ def check_engine(make: Callable[[], RolloutEngine], runtime: Runtime | None = No
             raise AssertionError(f"{_name(engine)}.generate {problem}")
     if not all(_finite(gauge) for gauge in engine.health().values()):
         raise AssertionError(f"{_name(engine)}.health returned {engine.health()!r}, expected finite numbers by name")
-    _close_twice(engine)
+    check_close(engine)
     return answers
 
 
@@ -251,18 +251,18 @@ async def _play(part: P, play_turn: PlayTurn[P], free: Free[P], numbers: Sequenc
                 f"{_name(part)}.{free.__name__}(state){when} raised {_what(error)}; "
                 "it is called however a conversation ended"
             ) from error
-    if isinstance(part, Tool):
-        _close_twice(part)
+    check_close(part)
     return replies
 
 
 def _bound(make: Callable[[], P]) -> P:
     part = make()
-    cast(Bindable, part).bind(ExampleRuntime())
+    part.bind(ExampleRuntime())
     return part
 
 
-def _close_twice(part: Tool | RolloutEngine) -> None:
+def check_close(part: RunPart) -> None:
+    """Check that a part can be closed, also where nothing is open any more."""
     for when in ("", " a second time"):
         try:
             part.close()

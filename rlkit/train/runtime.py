@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlkit.distributed.fsdp2 import unsharded
 from rlkit.interfaces.reward import RewardManager
-from rlkit.interfaces.runtime import Runtime
+from rlkit.interfaces.runtime import BoundPart, Runtime
 from rlkit.models.lora import base_model
 from rlkit.recipe import Recipe
 from rlkit.registry import calling
@@ -88,6 +88,7 @@ def bind_parts(recipe: Recipe, data: Data, rollouts: RolloutService) -> None:
     """
     runtime: Runtime = PartRuntime(data, rollouts)
     for part in recipe.parts():
-        with calling(part, "bind"):
-            part.bind(runtime)
+        if isinstance(part, BoundPart):
+            with calling(part, "bind"):
+                part.bind(runtime)
     data.bind_tools()

@@ -258,3 +258,55 @@ def test_a_recipe_of_a_plugin_is_data(site: Site, capsys: pytest.CaptureFixture[
     assert "blank" in capsys.readouterr().out
     assert main(["plugins", "test", "evil"]) == 1
     assert not Path("ran").exists()
+
+
+CLOSING = """from pathlib import Path
+from rlkit.advantages import GRPO
+from rlkit.filters import ZeroSignal
+from rlkit.hooks import hookimpl
+from rlkit.losses import PolicyGradient
+from rlkit.rewards import MathReward
+from rlkit.tasks import Arithmetic
+
+def closing(base):
+    def close(self):
+        with Path("closed").open("a") as file:
+            print(type(self).__name__, file=file)
+        if base is MathReward:
+            raise OSError("no such connection")
+    return type("Closing" + base.__name__, (base,), {"close": close, "__module__": __name__})
+
+PARTS = [closing(base) for base in (GRPO, ZeroSignal, PolicyGradient, MathReward, Arithmetic)]
+globals().update({part.__name__: part for part in PARTS})
+
+@hookimpl
+def rlkit_register(register):
+    for part in PARTS:
+        register(part)
+"""
+
+
+def test_every_part_is_closed_at_the_end_of_a_run(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """One whose `close` raises keeps no other open."""
+    site.install("closing", "[rlkit]\nclosing = closing_parts\n", closing_parts=CLOSING)
+    named = (
+        "advantage=ClosingGRPO",
+        "loss=ClosingPolicyGradient",
+        "reward=ClosingMathReward",
+        "task=ClosingArithmetic",
+    )
+    options = [f"--{key}" for key in named]
+    main(
+        [
+            "fit",
+            f"--recipe={EXAMPLES['recipe'].parent / 'recipes' / 'twelves.yaml'}",
+            *options,
+            "--rollout.filter=ClosingZeroSignal",
+            "--train.steps=1",
+            "--out=out",
+        ]
+    )
+    assert Path("closed").read_text().split() == [
+        "ClosingMathReward", "ClosingGRPO", "ClosingPolicyGradient", "ClosingArithmetic", "ClosingZeroSignal",
+    ]  # fmt: skip
+    assert "ClosingMathReward of plugin 'closing' (rlkit-closing 2.1): `close` raised" in capsys.readouterr().out

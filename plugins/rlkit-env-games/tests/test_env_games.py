@@ -50,7 +50,7 @@ def play(
             action = act(first, turns)
             seen.append(await game.step(action, state))
             turns.append((action, seen[-1].text))
-        await game.close(state)
+        await game.finish(state)
         return first, seen
 
     return asyncio.run(episode())

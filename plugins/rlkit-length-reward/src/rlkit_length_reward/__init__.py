@@ -48,6 +48,9 @@ class LengthReward(RewardManager):
         self.runtime = runtime
         self.reward.bind(runtime)
 
+    def close(self) -> None:
+        self.reward.close()
+
     async def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
         scores = await self.runtime.score(self.reward, trajectories)
         return [self._shorten(s, t) for s, t in zip(scores, trajectories, strict=True)]
