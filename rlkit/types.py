@@ -41,7 +41,7 @@ JsonObject = dict[str, Any]
 """A JSON object: values are None, booleans, numbers, texts, lists and objects."""
 Row = Mapping[str, Any]
 """A row of a data set, by column."""
-Message = dict[str, Any]
+Message = JsonObject
 """A chat message: `role`, `content` (text or typed parts) and whatever else the chat template reads."""
 
 
@@ -71,7 +71,7 @@ class Prompt:
     id: str
     messages: list[Message]
     answer: str | None = None
-    meta: Mapping[str, Any] = field(default_factory=dict)
+    meta: Row = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class Request:
     sampling: Sampling
     key: SampleKey
     session: str
-    media: Any = None
+    media: object = None
     deadline: float | None = None
 
 
@@ -231,7 +231,7 @@ class Trajectory:
     stop: StopReason
     turns: list[Turn] = field(default_factory=list)
     text: str = ""
-    media: Any = None
+    media: object = None
     score: Score | None = None
     error: str | None = None
     turn_rewards: list[float] = field(default_factory=list)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from lightning.fabric import Fabric
@@ -145,13 +145,13 @@ class _CheckRuntime:
         self.tokenizer, self.context, self.stop_ids = data.tokenizer, data.context, data.stop_ids
         self._workers = workers
 
-    async def work(self, function: Callable[[Any], Any], argument: Any, timeout: float) -> Any:
+    async def work(self, function: Callable[[object], object], argument: object, timeout: float) -> object:
         return await self._workers.call(function, argument, timeout)
 
     async def score(self, reward: RewardManager, trajectories: Sequence[Trajectory]) -> list[Score]:
         return await score(reward, trajectories, self._workers)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         raise _NoModelsError(f"`runtime.{name}`")
 
 

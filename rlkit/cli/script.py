@@ -42,10 +42,10 @@ class _Made:
     """A section or a part, by its class and the options that are not the default."""
 
     cls: type
-    arguments: dict[str, Any]
+    arguments: dict[str, object]
 
 
-def _arguments(given: Mapping[str, Any], cls: type, registry: Registry) -> dict[str, Any]:
+def _arguments(given: Mapping[str, object], cls: type, registry: Registry) -> dict[str, object]:
     """Return the options of a section or of a part, but for those that have their default value."""
     defaults, known = _defaults(cls), options(cls)
     found = {name: _node(value, known[name].hint, registry) for name, value in given.items()}
@@ -53,7 +53,7 @@ def _arguments(given: Mapping[str, Any], cls: type, registry: Registry) -> dict[
     return {name: node for name, node in found.items() if name not in usual or usual[name] != node}
 
 
-def _node(value: Any, hint: Any, registry: Registry) -> Any:
+def _node(value: Any, hint: object, registry: Registry) -> object:
     """Return a value of a recipe, sections and parts in it as `_Made`."""
     inside = shape(hint, registry).inside
     if isinstance(inside, Items) and isinstance(value, list):
@@ -66,12 +66,12 @@ def _node(value: Any, hint: Any, registry: Registry) -> Any:
     return value if part is None else _Made(part.cls, _arguments(value.get("init_args", {}), part.cls, registry))
 
 
-def _defaults(cls: type) -> dict[str, Any]:
+def _defaults(cls: type) -> dict[str, object]:
     """Return the default values of a class's options, as far as it has any."""
     if is_dataclass(cls):
         made = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields(cls)}
         return {name: value for name, value in made.items() if value is not MISSING}
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for base in reversed([c for c in cls.__mro__ if "__init__" in vars(c) and c is not object]):
         parameters = inspect.signature(base.__init__).parameters  # type: ignore[misc]
         found |= {p.name: p.default for p in parameters.values() if p.default is not p.empty}
@@ -85,7 +85,7 @@ class _Printer:
         self._known: dict[str, tuple[str, str]] = {}
         """By the name in the script: a class's module, and its name there."""
 
-    def call(self, name: str, arguments: Mapping[str, Any], indent: int) -> str:
+    def call(self, name: str, arguments: Mapping[str, object], indent: int) -> str:
         written = [f"{key}={self._value(value, indent + 4)}" for key, value in arguments.items()]
         return self._within(f"{name}(", written, ")", indent)
 
@@ -95,7 +95,7 @@ class _Printer:
             lines[module].append(known if name == known else f"{known} as {name}")
         return "".join(f"from {module} import {', '.join(names)}\n" for module, names in sorted(lines.items()))
 
-    def _value(self, value: Any, indent: int) -> str:
+    def _value(self, value: object, indent: int) -> str:
         if isinstance(value, _Made):
             return self.call(self._name(value.cls), value.arguments, indent)
         if isinstance(value, list):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
 
 from rlkit.errors import RolloutError, show
 from rlkit.interfaces.reward import RewardFunction, RewardManager, as_score, grade_as_data, grade_control
@@ -84,12 +83,12 @@ async def _grade(reward: RewardFunction, trajectory: Trajectory, workers: Worker
         return _failure(reward, f"its worker answered {show(found)}, expected a score")
 
 
-async def _grade_control(reward: RewardFunction, trajectory: Trajectory, workers: Workers) -> dict[str, Any] | None:
+async def _grade_control(reward: RewardFunction, trajectory: Trajectory, workers: Workers) -> dict[str, object] | None:
     """Return the score of an ungradable answer, None if the grader fails on the control too or has none."""
     if type(reward).control is RewardFunction.control:
         return None
     try:
-        found: dict[str, Any] | None = await workers.call(grade_control, (reward, trajectory), reward.timeout)
+        found: dict[str, object] | None = await workers.call(grade_control, (reward, trajectory), reward.timeout)
     except WorkerError:
         return None
     return found

@@ -12,7 +12,7 @@ from rlkit.interfaces.task import Split
 from rlkit.ranges import NonNegativeInt, ShareBelowOne
 from rlkit.tasks import sources
 from rlkit.tasks.files import Columns
-from rlkit.types import Prompt
+from rlkit.types import Prompt, Row
 
 
 class Rows(Columns):
@@ -36,8 +36,8 @@ class Rows(Columns):
 
     def __init__(
         self,
-        rows: Sequence[Mapping[str, Any]],
-        validation: Sequence[Mapping[str, Any]] | None = None,
+        rows: Sequence[Row],
+        validation: Sequence[Row] | None = None,
         *,
         validation_split: ShareBelowOne | None = None,
         prompt_field: str = "prompt",
@@ -57,7 +57,7 @@ class Rows(Columns):
         """Whether there are rows to validate on."""
         return self.validation is not None or self.validation_split is not None
 
-    def rows(self, split: Split) -> Sequence[Mapping[str, Any]]:
+    def rows(self, split: Split) -> Sequence[Row]:
         if split == "validation" and self.validation is not None:
             return self.validation
         if self.validation_split is not None:
@@ -69,7 +69,7 @@ class Rows(Columns):
             )
         return self.train
 
-    def prompt(self, row: Mapping[str, Any], index: int) -> Prompt:
+    def prompt(self, row: Row, index: int) -> Prompt:
         if not isinstance(row, Mapping):
             raise RecipeError(
                 f"{self._source()}, row {index} is {show(row)}, expected a dictionary such as "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any
 
 import yaml
 from jsonargparse import Namespace
@@ -21,7 +20,7 @@ PREFIX = "RLKIT_"
 HEADER = "# Credentials are left out: each ${NAME} is read from the environment when this recipe is run.\n"
 
 
-def expand(section: Any, key: str = "") -> Any:
+def expand(section: object, key: str = "") -> object:
     """Return a parsed section in which references are replaced, in place where it can be.
 
     Raises:
@@ -48,7 +47,7 @@ def withhold(recipe_yaml: str) -> str:
     return HEADER + str(yaml.safe_dump(clean, sort_keys=False, allow_unicode=True))
 
 
-def _clean(section: Any, key: str) -> Any:
+def _clean(section: object, key: str) -> object:
     if isinstance(section, dict):
         return {name: _clean(value, _under(key, name)) for name, value in section.items()}
     if isinstance(section, list):

@@ -26,7 +26,7 @@ def is_described(value: object) -> bool:
     return isinstance(value, str) and value.startswith(PYTHON)
 
 
-def as_data(value: Any, registry: Registry) -> Any:
+def as_data(value: object, registry: Registry) -> Any:
     """Return sections and parts as the data that a recipe would have; parts that none can name stay as they are."""
     if is_part(value):
         return _part(value, registry)
@@ -40,11 +40,11 @@ def as_data(value: Any, registry: Registry) -> Any:
     return [as_data(inner, registry) for inner in value] if isinstance(value, list | tuple) else value
 
 
-def _optional(hint: Any, registry: Registry) -> bool:
+def _optional(hint: object, registry: Registry) -> bool:
     return shape(hint, registry).optional
 
 
-def _part(part: Any, registry: Registry) -> Any:
+def _part(part: object, registry: Registry) -> object:
     """Return a registered part's class and options, as it keeps them; another part as it is."""
     cls: type = type(part)
     known = registry.parts[kinds_of(cls)[0]].get(cls.__name__)
@@ -55,7 +55,7 @@ def _part(part: Any, registry: Registry) -> Any:
     return {"class_path": cls.__name__, "init_args": given}
 
 
-def without_objects(section: Any) -> Any:
+def without_objects(section: object) -> object:
     """Return a parsed section, changed in place where it can be, in which texts stand for objects."""
     if isinstance(section, Namespace):
         for name, value in vars(section).items():

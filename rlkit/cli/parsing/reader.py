@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
 
 import yaml
 from jsonargparse import get_loader
@@ -38,7 +37,7 @@ def find(recipe: str, named: Mapping[str, RecipeFile]) -> Path:
     raise RecipeError(f"--recipe is {shorten(recipe, 200)!r}, neither a file nor a known recipe; {hint}")
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path: Path) -> dict[str, object]:
     """Read a recipe file.
 
     Raises:
@@ -57,7 +56,7 @@ def read(path: Path) -> dict[str, Any]:
     return content
 
 
-def load(text: str) -> Any:
+def load(text: str) -> object:
     """Return the plain data in a YAML text.
 
     Raises:

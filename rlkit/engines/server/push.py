@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -47,7 +47,7 @@ class Push:
         broadcast_tp: Returns what the first rank of this rank's tensor-parallel group has.
     """
 
-    transport: Transport[Any]
+    transport: Transport[object]
     dtype: torch.dtype
     tolerance: Tolerance
     adapter_only: bool = False
