@@ -15,9 +15,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from asyncio import events
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from inspect import iscoroutinefunction
 from pathlib import Path
@@ -185,7 +183,7 @@ def fit(
         RlkitError: The run failed; its folder has what was learned.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    with unfailing(), raised(), _without_loop():
+    with unfailing(), raised():
         checked, yaml, registry = _build(recipe)
         job = Job(checked, yaml, registry, "python", _text(out), _text(resume), force)
         outcome, folder = launch(job, lambda first: Display(checked.train.steps, quiet=quiet or not first))
@@ -193,17 +191,6 @@ def fit(
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     metrics = [json.loads(line) for line in lines]
     return Result(outcome.status, folder, outcome.steps, outcome.seconds, outcome.validation, metrics)
-
-
-@contextmanager
-def _without_loop() -> Iterator[None]:
-    """Hide the event loop that runs in this thread, a notebook's: asyncio refuses to run another one beside it."""
-    running = events._get_running_loop()
-    events._set_running_loop(None)
-    try:
-        yield
-    finally:
-        events._set_running_loop(running)
 
 
 def _text(place: str | Path | None) -> str | None:

@@ -79,6 +79,8 @@ class Rollout:
         max_gap: The largest mean distance of the engine's log-probs of a few tokens from the trainer's, in the weight
             check before the first rollout; null for 1e-3 in float32 and 0.2 in lower precisions.
         skip_long_prompts: Leave out prompts that do not fit the context, instead of refusing the run.
+        max_conversations: How many conversations run at once on a rank, while others wait for their admission; null
+            for as many as the engine can hold. More keep an engine busy whose conversations wait for tools.
     """
 
     engine: RolloutEngine = None  # type: ignore[assignment]  # until a recipe is composed, which names TorchEngine
@@ -87,6 +89,7 @@ class Rollout:
     filter: GroupFilter | None = None
     max_gap: PositiveFloat | None = None
     skip_long_prompts: bool = False
+    max_conversations: Count | None = None
 
 
 @dataclass
@@ -246,7 +249,7 @@ class Conversation:
         turns: Maximum turns of the policy.
         tokens: Maximum tokens of all its turns; null for the context's limit. `sampling.max_tokens` limits one turn.
         tool_calls: Maximum number of calls; a turn that exceeds it ends the conversation.
-        seconds: Deadline; the time in the engine, its queue included, does not count.
+        seconds: Deadline, from its admission; time in the engine and in the queues of tools and workers does not count.
         check: Compare each conversation with the template's own rendering: count differences, or fail it (`strict`).
     """
 

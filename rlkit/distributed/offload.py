@@ -58,6 +58,12 @@ def free_cached(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
+def use_device(device: torch.device) -> None:
+    """Make a GPU the current device of the calling thread; other devices need no such choice."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
 def _move(modules: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer], device: torch.device) -> None:
     for module in modules:
         module.to(device)

@@ -1,18 +1,20 @@
-"""Making trajectories: every conversation goes its own way, and no turn waits for another conversation's."""
+"""Sampling trajectories: conversations run concurrently, and no turn waits for one of another conversation."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 from rlkit.errors import RolloutError, explain
 from rlkit.interfaces.engine import RolloutEngine
-from rlkit.registry import calling, require
+from rlkit.registry import require
 from rlkit.rollout.conversation import Conversation, Limits
+from rlkit.rollout.guard import deadline, queued
 from rlkit.rollout.participants import Participants, ParticipantSession
+from rlkit.rollout.tasks import run_concurrently
 from rlkit.rollout.template import ChatTemplate
 from rlkit.types import Completion, Prompt, Request, SampleKey, Sampling, StopReason, Trajectory
 
@@ -21,21 +23,24 @@ Finish = Callable[[list[Trajectory]], Awaitable[None]]
 
 @dataclass
 class BusyTimer:
-    """Seconds in which the engine had requests, while conversations were running."""
+    """Measures for how many seconds at least one request was in the engine."""
 
     busy: float = 0.0
-    asked: int = 0
+    requests: int = 0
     since: float = 0.0
 
-    def enter(self) -> None:
-        if self.asked == 0:
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Count a request while it is in the engine."""
+        if self.requests == 0:
             self.since = time.perf_counter()
-        self.asked += 1
-
-    def leave(self) -> None:
-        self.asked -= 1
-        if self.asked == 0:
-            self.busy += time.perf_counter() - self.since
+        self.requests += 1
+        try:
+            yield
+        finally:
+            self.requests -= 1
+            if self.requests == 0:
+                self.busy += time.perf_counter() - self.since
 
 
 @dataclass(frozen=True)
@@ -44,17 +49,18 @@ class Sampler:
 
     Args:
         engine: Samples the policy's turns.
-        template: Renders the messages that the policy reads.
+        template: Renders what the policy reads.
         sampling: How a turn is sampled.
         samples: Conversations of each prompt.
         seed: Of the run.
-        step: Of the run; with the prompt and the sample it names all random numbers.
+        step: Of the run; with the prompt and the sample it determines all random numbers.
         attempt: Counts prompts that took the place of others.
         participants: Tools, a user, an environment.
         limits: What ends a conversation.
-        seconds: Deadline of a whole conversation, in which the time that the engine takes is not counted.
+        seconds: Deadline of a conversation, from its admission; time in the engine and in queues does not count.
         check: What to do where the flat run is not the template's own rendering of the conversation.
-        gauge: Measures the engine's idle time.
+        timer: Measures the engine's idle time.
+        admission: Entered by each conversation before it begins; it bounds how many there are at once.
     """
 
     engine: RolloutEngine
@@ -68,78 +74,76 @@ class Sampler:
     limits: Limits = field(default_factory=Limits)
     seconds: float | None = None
     check: str = "off"
-    gauge: BusyTimer = field(default_factory=BusyTimer)
+    timer: BusyTimer = field(default_factory=BusyTimer)
+    admission: AbstractAsyncContextManager[object] = field(default_factory=nullcontext)
 
 
 async def collect(sampler: Sampler, prompts: Sequence[tuple[int, Prompt]], finish: Finish) -> list[Trajectory]:
     """Sample every prompt `samples` times; `finish` is awaited with each group as soon as it is complete.
 
     Args:
-        sampler: The engine, and how it is asked.
-        prompts: Each with the id of its group, which its random numbers derive from.
-        finish: Scores a group while others still run.
+        sampler: The engine and how it is used.
+        prompts: Each with the id of its group, from which its random numbers are derived.
+        finish: Scores a group while others are sampled.
 
     Returns:
         Trajectories in the order of `prompts`; a failed one carries its error, and nothing else fails with it.
+
+    Raises:
+        EngineError: The engine failed. As with any error, no conversation is left running.
     """
 
-    async def play_group(group: int, prompt: Prompt) -> list[Trajectory]:
-        sampled = [converse(sampler, prompt, group, sample) for sample in range(sampler.samples)]
-        trajectories = list(await asyncio.gather(*sampled))
+    async def sample_group(group: int, prompt: Prompt) -> list[Trajectory]:
+        trajectories = await run_concurrently(
+            *(converse(sampler, prompt, group, sample) for sample in range(sampler.samples))
+        )
         await finish([t for t in trajectories if t.error is None])
         return trajectories
 
-    groups = await asyncio.gather(*(play_group(group, prompt) for group, prompt in prompts))
+    groups = await run_concurrently(*(sample_group(group, prompt) for group, prompt in prompts))
     return [trajectory for group in groups for trajectory in group]
 
 
 async def converse(sampler: Sampler, prompt: Prompt, group: int, sample: int) -> Trajectory:
-    """Hold one conversation, to its end or to its deadline."""
+    """Return one conversation, at its end or its deadline, which counts from the conversation's admission."""
     key = SampleKey(sampler.seed, sampler.step, f"{group}/{prompt.id}", sample, sampler.attempt)
     conversation = Conversation(prompt, group, sampler.limits)
-    said: list[str] = []
-    async with sampler.participants.open_session(conversation, key) as session:
+    texts: list[str] = []
+    async with sampler.admission, sampler.participants.open_session(conversation, key) as session:
+        clock: asyncio.Timeout | None = None
         try:
-            async with asyncio.timeout(sampler.seconds) as clock:
+            async with deadline(sampler.seconds) as clock:
                 await session.open()
                 conversation.begin(sampler.template.start(session.messages))
                 while not conversation.over:
-                    await _turn(sampler, conversation, session, said, key, clock=clock)
+                    await _turn(sampler, conversation, session, texts, key)
                 await session.add_tool_rewards()
         except (RolloutError, TimeoutError) as error:
-            what = explain(error)
-            if isinstance(error, TimeoutError) and sampler.seconds is not None:
-                what = f"the conversation took longer than {sampler.seconds:g} s"
+            late = clock is not None and clock.expired()
+            problem = f"the conversation took longer than {sampler.seconds:g} s" if late else explain(error)
             if conversation.over:
-                conversation.error = what
+                conversation.error = problem
             else:
-                conversation.fail(what)
+                conversation.fail(problem)
         _check(sampler, conversation, session)
-    return conversation.trajectory(said[-1] if said else "", session.messages)
+    return conversation.trajectory(texts[-1] if texts else "", session.messages)
 
 
 async def _turn(
-    sampler: Sampler,
-    conversation: Conversation,
-    session: ParticipantSession,
-    said: list[str],
-    key: SampleKey,
-    *,
-    clock: asyncio.Timeout,
+    sampler: Sampler, conversation: Conversation, session: ParticipantSession, texts: list[str], key: SampleKey
 ) -> None:
-    """Sample a turn of the policy and collect the replies; the clock is paused while it samples."""
-    with _stopped(clock):
+    """Sample a turn of the policy and append what the participants answer to it."""
+    with queued():  # time in the engine would end the conversations that are answered last or at length
         answer = await _ask(sampler, conversation, key)
     conversation.sampled(answer)
     if not answer.tokens:
         return
-    said.append(sampler.template.text(answer.tokens, special=False))
+    texts.append(sampler.template.text(answer.tokens, special=False))
     raw = sampler.template.text(answer.tokens, special=True)
-    session.messages.append({"role": "assistant", "content": raw if sampler.participants.tools else said[-1]})
+    session.messages.append({"role": "assistant", "content": raw if sampler.participants.tools else texts[-1]})
     if conversation.over:
         return
-    with calling(sampler.participants.parser, "parse"):
-        turn = session.read(raw)
+    turn = session.read(raw)
     if turn.calls:
         conversation.call_tools(len(turn.calls))
         if conversation.over:
@@ -147,22 +151,12 @@ async def _turn(
         messages, done = await session.call(turn.calls), False
     else:
         conversation.interact()
-        messages, done = await session.answer(said[-1])
+        messages, done = await session.answer(texts[-1])
     if done or not messages:
         conversation.complete(StopReason.STOP)
         return
     session.messages.extend(sampler.template.plain(messages))
-    conversation.told(messages[0]["role"], sampler.template.delta(messages))
-
-
-@contextmanager
-def _stopped(clock: asyncio.Timeout) -> Iterator[None]:
-    """Stop a clock: time in the engine's queue would end the conversations that are answered last or at length."""
-    now, deadline = asyncio.get_running_loop().time, clock.when()
-    left = None if deadline is None else deadline - now()
-    clock.reschedule(None)
-    yield
-    clock.reschedule(None if left is None else now() + left)
+    conversation.observed(messages[0]["role"], sampler.template.delta(messages))
 
 
 async def _ask(sampler: Sampler, conversation: Conversation, key: SampleKey) -> Completion:
@@ -170,14 +164,11 @@ async def _ask(sampler: Sampler, conversation: Conversation, key: SampleKey) -> 
     budget = conversation.budget(sampler.sampling.max_tokens)
     sampling = sampler.sampling if budget == sampler.sampling.max_tokens else sampler.sampling.within(budget)
     request = Request(tuple(conversation.tokens), sampling, key, session=f"{key.step}/{key.prompt}/{key.sample}")
-    sampler.gauge.enter()
-    try:
+    with sampler.timer.request():
         answer = await sampler.engine.generate(request)
-    finally:
-        sampler.gauge.leave()
     if not len(answer.tokens) == len(answer.logps) == len(answer.versions):
         counts = f"{len(answer.tokens)} tokens, {len(answer.logps)} log-probs and {len(answer.versions)} versions"
-        require(sampler.engine, "generate", f"gave {counts}, expected as many of each")
+        require(sampler.engine, "generate", f"returned {counts}, expected as many of each")
     cut_by_context = (
         answer.stop is StopReason.LENGTH
         and len(conversation.tokens) + len(answer.tokens) >= conversation.limits.context

@@ -69,7 +69,7 @@ class Conversation:
     error: str | None = None
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Take the rendered prompt."""
+        """Append the rendered prompt."""
         self._require(Phase.PENDING)
         self._go(Phase.RUNNING)
         self._observe("user", tokens)
@@ -84,17 +84,17 @@ class Conversation:
         return max(0, min(left))
 
     def sampled(self, answer: Completion) -> None:
-        """Take a turn of the policy; one that did not end by itself ends the conversation."""
+        """Append a turn of the policy; one that did not end by itself ends the conversation."""
         self._require(Phase.RUNNING)
         if self.turns[-1].role == "assistant":
             raise ValueError(
-                "the conversation is running and the policy has spoken last, expected somebody else's turn"
+                "the conversation is running and the last turn is the policy's, expected another participant's"
             )
         if not answer.tokens and answer.stop is StopReason.CONTEXT and self.rewards:
             self.complete(StopReason.CONTEXT)
             return
         if not answer.tokens:
-            self.fail("the engine gave no tokens")
+            self.fail("the engine returned no tokens")
             return
         start = len(self.tokens)
         self.tokens += answer.tokens
@@ -125,8 +125,8 @@ class Conversation:
         if self.rewards:
             self.rewards[-1] += value
 
-    def told(self, role: str, tokens: Sequence[int]) -> None:
-        """Append what the policy reads, and continue, unless turns, tokens or the context are used up."""
+    def observed(self, role: str, tokens: Sequence[int]) -> None:
+        """Append what the policy reads next, unless turns, tokens or the context are used up."""
         self._require(Phase.TOOL_CALLING, Phase.INTERACTING)
         if len(self.rewards) >= self.limits.turns:
             self.complete(StopReason.TURNS)
@@ -145,7 +145,7 @@ class Conversation:
         self.stop = stop
 
     def fail(self, error: str) -> None:
-        """End because something other than the policy went wrong; nothing is trained on it."""
+        """End because of an error that is not the policy's; nothing is trained on it."""
         self._go(Phase.FAILED)
         self.stop, self.error = StopReason.ERROR, error
 
@@ -159,7 +159,7 @@ class Conversation:
         self.counts[what] = self.counts.get(what, 0) + 1
 
     def trajectory(self, text: str, messages: Sequence[Message] = ()) -> Trajectory:
-        """Return what became of it; `text` is the policy's last turn, `messages` are all turns."""
+        """Return the trajectory; `text` is the policy's last turn, `messages` are all turns."""
         return Trajectory(
             prompt=self.prompt,
             group=self.group,

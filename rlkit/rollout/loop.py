@@ -3,30 +3,110 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError, Future
+from concurrent.futures import wait as wait_for
+from functools import partial
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+CLOSE_SECONDS = 60.0
+"""Tasks that were cancelled may take this long to end; their parts have deadlines of their own."""
+
 
 class EventLoop:
-    """Runs coroutines to their end, in the caller's thread."""
+    """Runs coroutines in a thread of its own, so that their clocks are right whatever the caller's thread does.
 
-    def __init__(self) -> None:
-        self._runner = asyncio.Runner()
-        self._runner.get_loop().set_exception_handler(_ignore_interrupts)
+    Args:
+        prepare: Called once in the thread.
+    """
+
+    def __init__(self, prepare: Callable[[], None]) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._prepare = prepare
+        self._tasks: dict[Future[Any], asyncio.Task[Any]] = {}
+        self._closing = False
+        self._thread = threading.Thread(target=self._serve, daemon=True, name="rlkit-rollouts")
+        self._thread.start()
+
+    def submit(self, work: Coroutine[object, None, T]) -> Future[T]:
+        """Start work from any thread; the future is done once the work has ended, which `cancel` waits for too."""
+        return self._submit(work, Future())
 
     def run(self, work: Coroutine[object, None, T]) -> T:
-        """Return what the work returns; tasks that it leaves behind go on with the next call."""
-        return self._runner.run(work)
+        """Return what the work returns; tasks that it leaves behind go on.
+
+        Whatever interrupts the caller, such as a Ctrl-C, cancels the work, and is raised once that has ended.
+        """
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise RuntimeError("the event loop cannot wait for work of its own; await it")
+        future: Future[T] = Future()
+        try:
+            return self._submit(work, future).result()
+        except BaseException:
+            if not future.done():
+                self.cancel(future)
+            raise
+
+    def cancel(self, future: Future[T]) -> None:
+        """Cancel work that was submitted, and wait until it has ended."""
+        self._loop.call_soon_threadsafe(self._cancel, future)
+        wait_for([future])
+
+    def cancel_all(self) -> None:
+        """Cancel all that is running, without a report of what it raises, and wait until it has ended."""
+        self._loop.set_exception_handler(lambda *_: None)
+        self.run(self._cancel_all())
 
     def close(self) -> None:
-        """Cancel what is still running, without a report of it."""
-        self._runner.get_loop().set_exception_handler(lambda *_: None)
-        self._runner.close()
+        """Cancel all that is still running and end the thread."""
+        if self._closing:
+            return
+        self.cancel_all()
+        self._closing = True
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._prepare()
+        while not self._closing:
+            try:
+                self._loop.run_forever()
+            except (SystemExit, KeyboardInterrupt):  # of a part: it is its task's exception as well
+                continue
 
-def _ignore_interrupts(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Report what no task has handled, except a Ctrl-C, which the run itself handles."""
-    if not isinstance(context.get("exception"), KeyboardInterrupt):
-        loop.default_exception_handler(context)
+    def _submit(self, work: Coroutine[object, None, T], future: Future[T]) -> Future[T]:
+        self._loop.call_soon_threadsafe(self._start, work, future)
+        return future
+
+    def _start(self, work: Coroutine[object, None, T], future: Future[T]) -> None:
+        self._tasks[future] = task = self._loop.create_task(work)
+        task.add_done_callback(partial(self._finish, future))
+
+    def _finish(self, future: Future[T], task: asyncio.Task[T]) -> None:
+        del self._tasks[future]
+        if task.cancelled():
+            future.set_exception(CancelledError())
+        elif (error := task.exception()) is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(task.result())
+
+    def _cancel(self, future: Future[Any]) -> None:
+        if future in self._tasks:
+            self._tasks[future].cancel()
+        elif not future.done():  # the caller was interrupted before it had submitted the work
+            future.set_exception(CancelledError())
+
+    async def _cancel_all(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=CLOSE_SECONDS)
+        await self._loop.shutdown_asyncgens()

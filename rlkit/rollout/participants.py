@@ -1,4 +1,4 @@
-"""The other participants of conversations: tools, a user, an environment; and the boundary to their code."""
+"""Participants of a conversation besides the policy: tools, a user, an environment."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from typing import Any, TypeVar
 
 import jsonschema
 
-from rlkit.errors import RolloutError, explain, show
+from rlkit.errors import RolloutError, show
 from rlkit.interfaces.environment import Environment, Observation
 from rlkit.interfaces.interaction import Interaction, Reply
 from rlkit.interfaces.parser import ParsedTurn, ToolCall, ToolParser
 from rlkit.interfaces.reward import as_number
 from rlkit.interfaces.tool import State, Tool, ToolReply
 from rlkit.rollout.conversation import Conversation
-from rlkit.rollout.guard import GuardError, guard
+from rlkit.rollout.guard import GuardError, errors_of, guard, queued
+from rlkit.rollout.tasks import run_concurrently
+from rlkit.text import part_name
 from rlkit.types import JsonObject, Message, SampleKey
 
 T = TypeVar("T")
@@ -30,7 +32,7 @@ class ParticipantError(RolloutError):
 
 @dataclass
 class Participants:
-    """All that may answer the policy in a run; a conversation without any is one turn.
+    """All parts that may answer the policy in a run; a conversation without any has one turn.
 
     Args:
         tools: By the name that the policy calls them.
@@ -47,7 +49,7 @@ class Participants:
     def __post_init__(self) -> None:
         for name, tool in self.tools.items():
             tool.name = name
-        self.slots = {n: asyncio.Semaphore(t.concurrency) for n, t in self.tools.items() if t.concurrency is not None}
+        self._slots = {n: asyncio.Semaphore(t.concurrency) for n, t in self.tools.items() if t.concurrency is not None}
 
     def schemas(self) -> list[JsonObject]:
         """Return the tools as a chat template shows them."""
@@ -67,6 +69,20 @@ class Participants:
             yield session
         finally:
             await session.close()
+
+    @asynccontextmanager
+    async def slot(self, tool: str) -> AsyncIterator[None]:
+        """Hold one of a tool's `concurrency` calls; the wait for it counts in no deadline."""
+        slot = self._slots.get(tool)
+        if slot is None:
+            yield
+            return
+        with queued():
+            await slot.acquire()
+        try:
+            yield
+        finally:
+            slot.release()
 
 
 class ParticipantSession:
@@ -91,9 +107,10 @@ class ParticipantSession:
         """
         for name, tool in self.participants.tools.items():
             state = self._states[name] = {}
-            _, problem = await _bounded(partial(self._enter, name, "create", tool.create, state), tool.timeout)
-            if problem is not None:
-                raise RolloutError(f"tool {name!r} cannot begin: {problem}")
+            try:
+                await guard(partial(self._enter, name, "create", tool.create, state), tool)
+            except GuardError as error:
+                raise RolloutError(f"tool {name!r} cannot begin: {error.problem}") from error
         prompt = self.conversation.prompt
         if (user := self.participants.interaction) is not None:
             self._started.append("interaction")
@@ -105,21 +122,26 @@ class ParticipantSession:
             self.messages.append({"role": "user", "content": observed})
 
     def read(self, text: str) -> ParsedTurn:
-        """Return the calls of the policy's turn; those that it only thinks of do not count.
+        """Return the calls of the policy's turn; those in its thinking do not count.
 
         Raises:
-            ParticipantError: The parser raised.
+            ParticipantError: The parser failed.
         """
-        if self.participants.parser is None or not self.participants.tools:
+        parser = self.participants.parser
+        if parser is None or not self.participants.tools:
             return ParsedTurn(text)
         try:
-            return self.participants.parser.parse(text.rpartition("</think>")[2])
-        except Exception as error:  # foreign code may raise anything
-            raise ParticipantError(f"{type(self.participants.parser).__name__}: {explain(error)}") from error
+            with errors_of(parser):
+                turn = parser.parse(text.rpartition("</think>")[2])
+                if not isinstance(turn, ParsedTurn):
+                    raise TypeError(f"it returned {show(turn)}, expected ParsedTurn")
+                return turn
+        except GuardError as error:
+            raise ParticipantError(str(error)) from error
 
     async def call(self, calls: Sequence[ToolCall]) -> list[Message]:
-        """Run the calls of a turn concurrently; errors are returned to the policy and counted."""
-        replies = await asyncio.gather(*(self._call(call) for call in calls))
+        """Make the calls of a turn, all at once; an error is counted and becomes the result that the policy reads."""
+        replies = await run_concurrently(*(self._call(call) for call in calls))
         for reply in replies:
             self._reward(reply.reward)
         return [
@@ -128,7 +150,7 @@ class ParticipantSession:
         ]
 
     async def answer(self, text: str) -> tuple[list[Message], bool]:
-        """Return the reply of the environment or the user to the policy's turn, and whether it ends the conversation.
+        """Return the answer of the environment or the user to the policy's turn, and whether it is the last.
 
         Raises:
             ParticipantError: It failed.
@@ -145,32 +167,30 @@ class ParticipantSession:
         return _messages(user, reply.messages), reply.done
 
     async def add_tool_rewards(self) -> None:
-        """Collect the tools' rewards of the whole conversation."""
+        """Add the tools' rewards of the whole conversation."""
         for name, tool in self.participants.tools.items():
-            state = self._states[name]
-            value, problem = await _bounded(partial(self._enter, name, "reward", tool.reward, state), tool.timeout)
-            if problem is None:
-                self._reward(value)
-            else:
+            try:
+                value = await guard(partial(self._enter, name, "reward", tool.reward, self._states[name]), tool)
+            except GuardError:
                 self.conversation.count("tool_errors")
+            else:
+                self._reward(value)
 
     async def close(self) -> None:
-        """Release all states; what goes wrong is counted."""
-        work: list[tuple[Callable[[], Awaitable[None]], float]] = []
+        """Release all states; errors are counted."""
+        work: list[tuple[Callable[[], Awaitable[None]], Tool | Interaction | Environment]] = []
         for name, state in self._states.items():
             tool = self.participants.tools[name]
-            work.append((partial(self._enter, name, "release", tool.release, state), tool.timeout))
-        if self.participants.interaction is not None and "interaction" in self._started:
-            work.append(
-                (partial(self.participants.interaction.finish, self._user), self.participants.interaction.timeout)
-            )
-        if self.participants.environment is not None and "environment" in self._started:
-            work.append(
-                (partial(self.participants.environment.finish, self._episode), self.participants.environment.timeout)
-            )
-        for done, timeout in work:
-            _, problem = await _bounded(done, timeout)
-            if problem is not None:
+            work.append((partial(self._enter, name, "release", tool.release, state), tool))
+        user, environment = self.participants.interaction, self.participants.environment
+        if user is not None and "interaction" in self._started:
+            work.append((partial(user.finish, self._user), user))
+        if environment is not None and "environment" in self._started:
+            work.append((partial(environment.finish, self._episode), environment))
+        for release, part in work:
+            try:
+                await guard(release, part)
+            except GuardError:
                 self.conversation.count("release_errors")
 
     def _reward(self, value: Any) -> None:
@@ -196,65 +216,61 @@ class ParticipantSession:
         return method(*positional, **(given or {}))
 
     async def _call(self, call: ToolCall) -> ToolReply:
-        problem = call.error or self._refuse(call)
+        problem = call.error
         if problem is None:
-            tool = self.participants.tools[call.name]
-            state = self._states[call.name]
-            work = partial(self._enter, call.name, "call", tool.call, call.arguments, state)
-            slot = self.participants.slots.get(call.name)
-            if slot is None:
-                found, problem = await _bounded(work, tool.timeout)
-            else:
-                async with slot:  # the deadline counts from here
-                    found, problem = await _bounded(work, tool.timeout)
-            if problem is None:
-                return found if isinstance(found, ToolReply) else ToolReply(str(found))
+            try:
+                problem = self._refuse(call)
+                if problem is None:
+                    return await self._call_tool(call)
+            except GuardError as error:
+                problem = error.problem
         self.conversation.count("tool_errors")
         return ToolReply(f"error: {problem}")
 
+    async def _call_tool(self, call: ToolCall) -> ToolReply:
+        tool, state = self.participants.tools[call.name], self._states[call.name]
+        async with self.participants.slot(call.name):
+            found = await guard(partial(self._enter, call.name, "call", tool.call, call.arguments, state), tool)
+        with errors_of(tool):  # its text may be any object
+            return found if isinstance(found, ToolReply) else ToolReply(str(found))
+
     def _refuse(self, call: ToolCall) -> str | None:
-        """Return why a call cannot be made as it was written."""
+        """Return why a call cannot be made as it was written, None if it can.
+
+        Raises:
+            GuardError: The tool's schema is none.
+        """
         tools = self.participants.tools
         if call.name not in tools:
             return f"there is no tool {call.name!r}; tools: {', '.join(tools)}"
-        try:
-            jsonschema.validate(call.arguments, tools[call.name].parameters)
-        except jsonschema.ValidationError as error:
-            place = "/".join(map(str, error.absolute_path))
-            return f"the arguments of {call.name} do not fit its schema: {place}{': ' if place else ''}{error.message}"
+        with errors_of(tools[call.name]):
+            try:
+                jsonschema.validate(call.arguments, tools[call.name].parameters)
+            except jsonschema.ValidationError as error:
+                place = "/".join(map(str, error.absolute_path))
+                where = f"{place}{': ' if place else ''}"
+                return f"the arguments of {call.name} do not fit its schema: {where}{error.message}"
         return None
-
-
-async def _bounded(work: Callable[[], Awaitable[T]], timeout: float) -> tuple[T | None, str | None]:
-    """Call and await foreign code within its deadline; return its value, or what went wrong."""
-    try:
-        return await guard(work, timeout), None
-    except GuardError as error:
-        return None, str(error)
 
 
 async def _participant(
     participant: Interaction | Environment, work: Callable[[], Awaitable[T]], expected: type | None = None
 ) -> T:
-    value, problem = await _bounded(work, participant.timeout)
-    if problem is None and expected is not None and not isinstance(value, expected):
-        problem = f"it returned {show(value)}, expected {expected.__name__}"
-    if problem is not None:
-        raise ParticipantError(f"{type(participant).__name__}: {problem}")
-    return value  # type: ignore[return-value]
+    try:
+        return await guard(work, participant, expected)
+    except GuardError as error:
+        raise ParticipantError(str(error)) from error
 
 
 def _messages(user: Interaction, given: Any) -> list[Message]:
     """Return a user's messages.
 
     Raises:
-        ParticipantError: They are none.
+        ParticipantError: They are not messages.
     """
     known = isinstance(given, Sequence) and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in given)
     if not known:
-        raise ParticipantError(
-            f"{type(user).__name__}: it replied {show(given)}, expected messages with role and content"
-        )
+        raise ParticipantError(f"{part_name(user)}: it replied {show(given)}, expected messages with role and content")
     return list(given)
 
 

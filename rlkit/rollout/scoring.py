@@ -1,13 +1,13 @@
-"""Calling rewards: the boundary where what they do wrong becomes a score with an error."""
+"""Calling rewards: their errors become scores with an error."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 from rlkit.errors import RolloutError, show
 from rlkit.interfaces.reward import RewardFunction, RewardManager, as_score, grade_as_data, grade_control
 from rlkit.rollout.guard import GuardError, guard, paused
+from rlkit.rollout.tasks import run_concurrently
 from rlkit.rollout.workers import WorkerError, Workers
 from rlkit.text import part_name
 from rlkit.types import Score, Trajectory
@@ -51,18 +51,19 @@ def _fitting(reward: RewardManager, trajectory: Trajectory, score: Score) -> Sco
     if score.turn_rewards is None or len(score.turn_rewards) == turns:
         return score
     given = len(score.turn_rewards)
-    return _failure(reward, f"gave {given} turn_rewards, expected {turns}: one for each turn of the policy")
+    return _failure(reward, f"returned {given} turn_rewards, expected {turns}: one for each turn of the policy")
 
 
 async def _call(reward: RewardManager, trajectories: Sequence[Trajectory], workers: Workers) -> list[Score]:
     if isinstance(reward, RewardFunction):
-        return list(await asyncio.gather(*(_grade(reward, t, workers) for t in trajectories)))
+        return await run_concurrently(*(_grade(reward, t, workers) for t in trajectories))
     try:
-        scores = await guard(lambda: _listed(reward, trajectories), reward.timeout)
+        scores = await guard(lambda: _listed(reward, trajectories), reward)
     except GuardError as error:
-        return [_failure(reward, str(error))] * len(trajectories)
+        return [Score(None, error=str(error))] * len(trajectories)
     if len(scores) != len(trajectories):
-        return [_failure(reward, f"gave {len(scores)} scores for {len(trajectories)} trajectories")] * len(trajectories)
+        problem = f"returned {len(scores)} scores for {len(trajectories)} trajectories"
+        return [_failure(reward, problem)] * len(trajectories)
     return [as_score(s) for s in scores]
 
 
@@ -80,7 +81,7 @@ async def _grade(reward: RewardFunction, trajectory: Trajectory, workers: Worker
     try:
         return as_score(Score(**found))
     except TypeError:  # the worker's own code would not send that
-        return _failure(reward, f"its worker answered {show(found)}, expected a score")
+        return _failure(reward, f"its worker returned {show(found)}, expected a score")
 
 
 async def _grade_control(reward: RewardFunction, trajectory: Trajectory, workers: Workers) -> dict[str, object] | None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from rlkit.distributed.offload import HostOffload, free_cached
+from rlkit.distributed.offload import HostOffload, free_cached, use_device
 from rlkit.distributed.ranks import Ranks
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.interfaces.reward import RewardManager
@@ -18,9 +20,10 @@ from rlkit.recipe import Recipe
 from rlkit.registry import close_parts
 from rlkit.rollout.collect import BusyTimer, Sampler
 from rlkit.rollout.conversation import Limits
-from rlkit.rollout.loop import EventLoop
+from rlkit.rollout.loop import CLOSE_SECONDS, EventLoop
 from rlkit.rollout.participants import Participants
 from rlkit.rollout.scoring import score
+from rlkit.rollout.tasks import cancel
 from rlkit.rollout.template import ChatTemplate
 from rlkit.rollout.workers import Workers
 from rlkit.sections import Conversation
@@ -49,7 +52,10 @@ class Dialogue(Protocol):
 
 
 class RolloutService:
-    """Samples from the policy and scores what it sampled.
+    """Samples from the policy and scores what it sampled, on an event loop in a thread of its own.
+
+    The trainer's thread goes on while submitted work, such as scoring, is in progress. Collectives never overlap: those
+    of the event loop's thread (a sync of weights, `Ranks.any_async`) run while the trainer's thread waits for them.
 
     Args:
         recipe: Checked.
@@ -70,7 +76,10 @@ class RolloutService:
         """Of the policy's weights: the number of steps that changed them."""
         self._offload = offload
         self._awake = False
-        self._loop = EventLoop()
+        self._loop = EventLoop(partial(use_device, ranks.fabric.device))
+        most = recipe.rollout.max_conversations or self.engine.capacity
+        self.admission: AbstractAsyncContextManager[object]
+        self.admission = nullcontext() if most is None else asyncio.Semaphore(most)
         cpus = max(1, (os.cpu_count() or 1) // ranks.fabric.world_size)
         self._workers = Workers(recipe.reward.concurrency or min(4, cpus))
 
@@ -99,6 +108,7 @@ class RolloutService:
             conversation.seconds if multi_turn else None,
             conversation.check,
             timer or BusyTimer(),
+            self.admission,
         )
 
     def shard_for_rank(self, items: Sequence[T]) -> Sequence[T]:
@@ -110,8 +120,12 @@ class RolloutService:
         with self.awake():
             return self.wait(self._with_weights(work))
 
+    def submit(self, work: Coroutine[object, None, T]) -> Future[T]:
+        """Start asynchronous work that goes on beside the caller's; it must not take part in collectives."""
+        return self._loop.submit(work)
+
     def wait(self, work: Coroutine[object, None, T]) -> T:
-        """Run asynchronous work to its end."""
+        """Run asynchronous work to its end; a Ctrl-C meanwhile cancels it and waits until it has ended."""
         return self._loop.run(work)
 
     @contextmanager
@@ -154,11 +168,12 @@ class RolloutService:
         return await score(reward, trajectories, self._workers)
 
     def close(self) -> None:
-        """Close the recipe's parts, the workers and the event loop."""
+        """Cancel all work, then close the recipe's parts, the workers and the event loop."""
         with ExitStack() as stack:  # one that raises keeps nothing else open
             stack.callback(self._loop.close)
             stack.callback(self._workers.close)
-            stack.callback(close_parts, self.recipe.parts())
+            stack.callback(self._loop.run, self._close_parts())
+            stack.callback(self._loop.cancel_all)
 
     async def _with_weights(self, work: Coroutine[object, None, T]) -> T:
         """Do work. If an engine loses its weights meanwhile, all ranks, each of which may hold a part of them, sync
@@ -174,7 +189,14 @@ class RolloutService:
                     return await task
                 await self._sync()
         finally:
-            task.cancel()
+            await cancel(task)
+
+    async def _close_parts(self) -> None:
+        """Close the parts on the loop that their connections belong to, and wait for the tasks that they start."""
+        before = asyncio.all_tasks()
+        close_parts(self.recipe.parts())
+        if started := asyncio.all_tasks() - before:
+            await asyncio.wait(started, timeout=CLOSE_SECONDS)
 
     async def _sync(self) -> None:
         with nullcontext() if self._offload is None else self._offload.back(self.actor):

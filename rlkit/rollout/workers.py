@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from multiprocessing import spawn
 from typing import Any, TypeVar
 
@@ -22,7 +23,7 @@ import cloudpickle
 
 from rlkit.errors import explain, shorten
 from rlkit.rollout import worker
-from rlkit.rollout.guard import paused
+from rlkit.rollout.guard import paused, queued
 from rlkit.rollout.worker import ANSWER_BYTES, HEADER, MARK, kill_descendants
 
 T = TypeVar("T")
@@ -67,10 +68,26 @@ class Workers:
             payload = cloudpickle.dumps((function, argument))
         except Exception as error:  # pickling runs foreign code
             raise WorkerError(f"cannot be sent to a worker: {explain(error)}") from error
-        with paused():  # there may be a queue
-            return await asyncio.get_running_loop().run_in_executor(self._executor, self._call, payload, timeout)
+        loop = asyncio.get_running_loop()
+        started = loop.create_future()
 
-    def _call(self, payload: bytes, timeout: float) -> Any:
+        def start(*_: object) -> None:
+            if not started.done():
+                started.set_result(None)
+
+        with paused():  # the work has a deadline of its own
+            call = loop.run_in_executor(
+                self._executor, self._call, payload, timeout, partial(loop.call_soon_threadsafe, start)
+            )
+            call.add_done_callback(start)
+            try:
+                with queued():
+                    await started
+                return await call
+            finally:
+                call.cancel()
+
+    def _call(self, payload: bytes, timeout: float, started: Callable[[], object]) -> Any:
         """Call in an idle process, and once more in a new one if that was found broken before the work started."""
         while True:
             if self._closing.is_set():
@@ -80,7 +97,7 @@ class Workers:
             except IndexError:  # there are as many threads as there may be processes
                 process = _Process(self._closing)
             try:
-                kind, value = process.call(payload, timeout)
+                kind, value = process.call(payload, timeout, started)
             except BaseException as error:
                 process.close()
                 if process.answered and not process.begun and isinstance(error, WorkerError):
@@ -138,8 +155,8 @@ class _Process:
         for end in (self._requests, self._answers):
             os.set_blocking(end, False)
 
-    def call(self, payload: bytes, timeout: float) -> tuple[str, Any]:
-        """Return `value` and what the function returned, or `error` and what it raised."""
+    def call(self, payload: bytes, timeout: float, started: Callable[[], object]) -> tuple[str, Any]:
+        """Return `value` and what the function returned, or `error` and what it raised; `started` marks its start."""
         self.begun = False
         self._limit(START_SECONDS, "start")
         if self.answered and select.select((self._answers,), (), (), 0)[0]:
@@ -150,6 +167,7 @@ class _Process:
             kind, value = self._read_answer(call)
             if kind == "started":
                 self.begun = True
+                started()
                 self._limit(timeout, "finish")
                 kind, value = self._read_answer(call)
         except (EOFError, OSError) as error:

@@ -16,6 +16,7 @@ from rlkit.ops.batching import assign
 from rlkit.registry import calling, require
 from rlkit.rollout.collect import BusyTimer, Sampler, collect
 from rlkit.rollout.service import RolloutService
+from rlkit.rollout.tasks import Background, run_concurrently
 from rlkit.train.data import Data
 from rlkit.train.metrics import Meter
 from rlkit.types import Prompt, Sampling, StopReason, Trajectory
@@ -35,7 +36,7 @@ class Rollouts:
     train_on: list[Trajectory] = field(default_factory=list)
     dispatch: list[list[int]] = field(default_factory=list)
     greedy: dict[int, float] | None = None
-    scoring: list[asyncio.Task[None]] = field(default_factory=list)
+    scoring: Background = field(default_factory=Background)
     errors: Counter[str] = field(default_factory=Counter)
 
 
@@ -56,19 +57,20 @@ def sample(data: Data, service: RolloutService, number: int, meter: Meter) -> Ro
 async def _sample(data: Data, service: RolloutService, number: int, rollouts: Rollouts, meter: Meter) -> None:
     prompts = service.shard_for_rank(data.prompts(number))
     chosen = service.recipe.rollout.filter
-    for attempt in range(1 + (0 if chosen is None else chosen.max_refills)):
-        found = await _play(service, prompts, (number, attempt), rollouts, meter)
-        rollouts.all += found
-        if chosen is None:
-            rollouts.sampled = [t for t in found if t.error is None]
-            break
-        await _all(rollouts.scoring)
-        dropped = _filter(chosen, found, rollouts, meter)
-        if not dropped:
-            break
-        if attempt < chosen.max_refills:
-            prompts = [(group, data.spare(number, attempt, group)) for group in dropped]
-            meter.count("filter/refilled", len(prompts))
+    async with rollouts.scoring:  # an error cancels it
+        for attempt in range(1 + (0 if chosen is None else chosen.max_refills)):
+            found = await _play(service, prompts, (number, attempt), rollouts, meter)
+            rollouts.all += found
+            if chosen is None:
+                rollouts.sampled = [t for t in found if t.error is None]
+                break
+            await rollouts.scoring.wait()
+            dropped = _filter(chosen, found, rollouts, meter)
+            if not dropped:
+                break
+            if attempt < chosen.max_refills:
+                prompts = [(group, data.spare(number, attempt, group)) for group in dropped]
+                meter.count("filter/refilled", len(prompts))
 
 
 def assign_groups(ranks: Ranks, sampled: Sequence[Trajectory], meter: Meter) -> list[list[int]]:
@@ -97,7 +99,7 @@ def await_scores(service: RolloutService, rollouts: Rollouts, meter: Meter) -> l
 
     Whole groups in which a reward failed, or the greedy answer's did, are left out and counted.
     """
-    service.wait(_all(rollouts.scoring))
+    service.wait(rollouts.scoring.wait())
     describe(rollouts.all, meter)
     rollouts.errors = Counter(error for t in rollouts.all if (error := t.error or (t.score and t.score.error)))
     failed = {t.group for t in rollouts.all if t.error is None and unscored(t)}
@@ -115,12 +117,6 @@ def await_scores(service: RolloutService, rollouts: Rollouts, meter: Meter) -> l
             if rollouts.greedy is not None and answer is not None:
                 rollouts.greedy[trajectory.group] = answer
     return [i for i, found in enumerate(scores) if found is not None]
-
-
-async def _all(tasks: list[asyncio.Task[None]]) -> None:
-    """Wait for all tasks, and empty the list."""
-    waiting, tasks[:] = list(tasks), []
-    await asyncio.gather(*waiting)
 
 
 async def _play(
@@ -143,10 +139,10 @@ async def _play(
         return service.sampler(sampling, samples, number, attempt=attempt, timer=timer)
 
     async def score_group(group: list[Trajectory]) -> None:
-        rollouts.scoring.append(asyncio.create_task(finish(service, group)))
+        rollouts.scoring.start(finish(service, group))
 
     async def score_greedy(group: list[Trajectory]) -> None:
-        rollouts.scoring.append(asyncio.create_task(note_greedy(group)))
+        rollouts.scoring.start(note_greedy(group))
 
     async def note_greedy(group: list[Trajectory]) -> None:
         await finish(service, group)
@@ -158,7 +154,7 @@ async def _play(
         trajectories = await sampled
     else:
         most_likely = replace(rollout.sampling, temperature=0.0)
-        trajectories, _ = await asyncio.gather(sampled, collect(sampler(most_likely, 1), prompts, score_greedy))
+        trajectories, _ = await run_concurrently(sampled, collect(sampler(most_likely, 1), prompts, score_greedy))
     meter.max("time/engine_idle_share", 1 - timer.busy / (time.perf_counter() - start))
     await asyncio.sleep(0)  # the last groups' scoring starts
     return trajectories

@@ -82,7 +82,7 @@ def play(engine: RolloutEngine, tokenizer: Any, together: bool) -> tuple[float, 
         gauge, start = BusyTimer(), time.perf_counter()
         sampler = Sampler(
             engine, ChatTemplate(tokenizer, {tokenizer.eos_token_id}), Sampling(max_tokens=TOKENS), 8, 0, 1,
-            participants=participants, limits=Limits(turns=TURNS), gauge=gauge,
+            participants=participants, limits=Limits(turns=TURNS), timer=gauge,
         )  # fmt: skip
         prompts = [(i, Prompt(str(i), [{"role": "user", "content": f"{i}?"}])) for i in range(CONVERSATIONS // 8)]
 

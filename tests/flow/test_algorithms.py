@@ -323,7 +323,7 @@ def test_rewards_are_scored_while_log_probs_are_computed(tmp_path: Path, monkeyp
     waiting: list[int] = []
 
     def watched(service: RolloutService, rollouts: Rollouts, meter: Meter) -> list[int]:
-        waiting.append(sum(not task.done() for task in rollouts.scoring))
+        waiting.append(rollouts.scoring.running)
         return await_scores(service, rollouts, meter)
 
     monkeypatch.setattr("rlkit.train.step.await_scores", watched)  # called when log-probs is over

@@ -47,11 +47,11 @@ def test_a_conversation_of_three_turns_token_by_token() -> None:
     conversation.sampled(said(10, 11))
     conversation.call_tools(2)
     conversation.reward(0.25)
-    conversation.told("tool", [20])
+    conversation.observed("tool", [20])
     conversation.sampled(said(12))
     conversation.interact()
     conversation.reward(-1.0)
-    conversation.told("user", [30, 31])
+    conversation.observed("user", [30, 31])
     conversation.sampled(said(13))
     conversation.complete(StopReason.STOP)
     done = conversation.trajectory("last")
@@ -82,7 +82,7 @@ def test_each_limit_ends_it(limits: Limits, stop: StopReason) -> None:
     conversation.sampled(said(10, 11))
     conversation.call_tools(1)
     if not conversation.over:
-        conversation.told("tool", [20])
+        conversation.observed("tool", [20])
     assert (conversation.phase, conversation.stop) == (Phase.COMPLETED, stop)
 
 
@@ -104,7 +104,7 @@ def test_the_policy_never_speaks_twice_in_a_row() -> None:
     conversation = Conversation(PROMPT, 0, Limits(turns=3))
     conversation.begin([1])
     conversation.sampled(said(10))
-    with pytest.raises(ValueError, match="the policy has spoken last, expected somebody else's turn"):
+    with pytest.raises(ValueError, match="the last turn is the policy's, expected another participant's"):
         conversation.sampled(said(11))
 
 
@@ -151,7 +151,7 @@ class AnyConversation(RuleBasedStateMachine):
 
     @rule(tokens=st.lists(st.integers(0, 9), min_size=1, max_size=5))
     def tell(self, tokens: list[int]) -> None:
-        self.attempt(lambda: self.conversation.told("tool", tokens), Phase.TOOL_CALLING, Phase.INTERACTING)
+        self.attempt(lambda: self.conversation.observed("tool", tokens), Phase.TOOL_CALLING, Phase.INTERACTING)
 
     @rule()
     def fail(self) -> None:
@@ -400,7 +400,7 @@ def test_a_question_and_its_answer_have_no_deadline(several: Any, seconds: float
     rollout, train = SimpleNamespace(engine=None), SimpleNamespace(seed=0)
     recipe = SimpleNamespace(**parts, rollout=rollout, train=train)
     dialogue = SimpleNamespace(template=None, participants=Participants(), context=64)
-    service = SimpleNamespace(recipe=recipe, dialogue=dialogue, engine=None)
+    service = SimpleNamespace(recipe=recipe, dialogue=dialogue, engine=None, admission=None)
     assert RolloutService.sampler(service, Sampling(), 1, 1).seconds == seconds  # type: ignore[arg-type]
 
 
@@ -413,7 +413,7 @@ def test_a_user_answers_until_done() -> None:
 
 def test_a_user_who_breaks_fails_the_conversation() -> None:
     [done] = hold(lambda request, turn: "break", Participants(interaction=Doubter()))
-    assert done.error == "ParticipantError: Doubter: RuntimeError: no more"
+    assert done.error == "ParticipantError: Doubter of tests: RuntimeError: no more"
 
 
 class Countdown(Environment):

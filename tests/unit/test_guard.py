@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +20,7 @@ from rlkit.interfaces.parser import ParsedTurn, ToolParser
 from rlkit.interfaces.reward import RewardManager
 from rlkit.interfaces.tool import State
 from rlkit.rewards import Composite, Router
-from rlkit.rollout.guard import GuardError, guard, paused
+from rlkit.rollout.guard import GuardError, deadline, guard, paused, queued
 from rlkit.rollout.participants import Participants
 from rlkit.rollout.scoring import score
 from rlkit.rollout.workers import Workers
@@ -27,6 +29,13 @@ from rlkit.testing.runtime import ExampleRuntime
 from rlkit.types import Message, Prompt, Score, Trajectory
 from tests.unit.hostile import Slow, compare_badly, shout
 from tests.unit.test_conversation import PROMPT, Adder, Countdown, call, hold, replies, tools
+
+
+@dataclass
+class Part:
+    """Foreign code with a deadline."""
+
+    timeout: float
 
 
 async def never() -> None:
@@ -40,16 +49,54 @@ def test_the_guard_says_what_went_wrong() -> None:
     async def refuses() -> None:
         raise RolloutError("the run's own")
 
+    async def leaves() -> None:
+        raise SystemExit(3)
+
+    async def gives_up() -> None:
+        raise asyncio.CancelledError("of its own")
+
+    async def returns() -> int:
+        return 5
+
     for work, message in (
-        (never, "^did not finish within 0.05 s$"),
-        (fails, "^TimeoutError: of a socket$"),
-        (lambda: fails(1), "^TypeError: .* takes 0 positional arguments but 1 was given$"),  # type: ignore[call-arg]
-        (lambda: 5, "^TypeError: object int can't be used in 'await' expression$"),
+        (never, "did not finish within 0.05 s$"),
+        (fails, "TimeoutError: of a socket$"),
+        (lambda: fails(1), "TypeError: .* takes 0 positional arguments but 1 was given$"),  # type: ignore[call-arg]
+        (lambda: 5, "TypeError: object int can't be used in 'await' expression$"),
+        (leaves, "SystemExit: 3$"),
+        (gives_up, "CancelledError: of its own$"),
+        (returns, "it returned 5, expected str$"),
     ):
-        with pytest.raises(GuardError, match=message):
-            asyncio.run(guard(work, 0.05))  # type: ignore[arg-type]
+        with pytest.raises(GuardError, match=f"^Part of tests: {message}"):
+            asyncio.run(guard(work, Part(0.05), str))  # type: ignore[arg-type]
     with pytest.raises(RolloutError, match="the run's own"):
-        asyncio.run(guard(refuses, 1.0))
+        asyncio.run(guard(refuses, Part(1.0)))
+
+
+def test_a_cancelled_caller_of_the_guard_is_cancelled() -> None:
+    async def caller() -> bool:
+        task = asyncio.create_task(guard(never, Part(60.0)))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait((task,))
+        return task.cancelled()
+
+    assert asyncio.run(caller())
+
+
+def test_time_in_a_queue_counts_in_no_deadline_and_a_pause_only_in_the_outer_ones() -> None:
+    async def inside(stop: Callable[[], AbstractContextManager[None]]) -> str:
+        with stop():
+            await asyncio.sleep(0.3)
+        return "done"
+
+    async def around(stop: Callable[[], AbstractContextManager[None]]) -> str:
+        async with deadline(0.2):
+            return await guard(lambda: inside(stop), Part(0.2))
+
+    assert asyncio.run(around(queued)) == "done"
+    with pytest.raises(TimeoutError):
+        asyncio.run(around(paused))
 
 
 def test_the_clock_stands_still_while_anything_waits_and_then_goes_on() -> None:
@@ -58,15 +105,15 @@ def test_the_clock_stands_still_while_anything_waits_and_then_goes_on() -> None:
             await asyncio.sleep(seconds)
 
     async def works(then: Callable[[], Awaitable[None]]) -> str:
-        await asyncio.gather(waits(0.3), waits(0.1), guard(lambda: waits(0.3), 0.1))
+        await asyncio.gather(waits(0.3), waits(0.1), guard(lambda: waits(0.3), Part(0.1)))
         await then()
         return "done"
 
-    assert asyncio.run(guard(lambda: works(lambda: asyncio.sleep(0)), 0.2)) == "done"
+    assert asyncio.run(guard(lambda: works(lambda: asyncio.sleep(0)), Part(0.2))) == "done"
     with pytest.raises(GuardError, match="did not finish within 0.2 s"):
-        asyncio.run(guard(lambda: works(never), 0.2))
+        asyncio.run(guard(lambda: works(never), Part(0.2)))
     with pytest.raises(GuardError, match="did not finish within 0.2 s"):  # of the one inside, too
-        asyncio.run(guard(lambda: guard(lambda: works(never), 9.0), 0.2))
+        asyncio.run(guard(lambda: guard(lambda: works(never), Part(9.0)), Part(0.2)))
 
 
 @pytest.fixture
@@ -100,7 +147,7 @@ def test_a_tool_and_a_user_who_wait_for_a_worker_lose_nothing(queue: Workers) ->
     async def behind(work: Callable[[], Awaitable[Any]]) -> Any:
         first = asyncio.create_task(queue.call(time.sleep, 1.0, 30))
         await asyncio.sleep(0.1)
-        return (await asyncio.gather(first, guard(work, 0.5)))[1]
+        return (await asyncio.gather(first, guard(work, Part(0.5))))[1]
 
     assert asyncio.run(behind(lambda: tool.call({"text": "a"}, {}))) == ("A", 0.0)
     state = {"answer": "4", "left": 1}
@@ -209,12 +256,21 @@ class Broken(ToolParser):
 @pytest.mark.parametrize(
     ("participants", "error"),
     [
-        (Participants(interaction=Mumbler(None)), "ParticipantError: Mumbler: it returned None, expected Reply"),
-        (Participants(interaction=Mumbler(Reply(["hm"], done=False))), "Mumbler: .*'hm'.*expected .* role and content"),  # type: ignore[list-item]
-        (Participants(interaction=Mumbler(Reply(None, done=False))), "Mumbler: .*None.*expected .* role and content"),  # type: ignore[arg-type]
-        (Participants(environment=Sync()), "Sync: TypeError: object str can't be used in 'await' expression"),
-        (Participants(environment=Numb()), "Numb: it returned 1.0, expected Observation"),
-        (Participants({"add": Adder()}, Broken()), "ParticipantError: Broken: KeyError: 'x'"),
+        (
+            Participants(interaction=Mumbler(None)),
+            "ParticipantError: Mumbler of .*: it returned None, expected Reply",
+        ),
+        (
+            Participants(interaction=Mumbler(Reply(["hm"], done=False))),
+            "Mumbler .*'hm'.*expected .* role and content",
+        ),  # type: ignore[list-item]
+        (
+            Participants(interaction=Mumbler(Reply(None, done=False))),
+            "Mumbler .*None.*expected .* role and content",
+        ),  # type: ignore[arg-type]
+        (Participants(environment=Sync()), "Sync of tests: TypeError: object str can't be used in 'await' expression"),
+        (Participants(environment=Numb()), "Numb of tests: it returned 1.0, expected Observation"),
+        (Participants({"add": Adder()}, Broken()), "ParticipantError: Broken of tests: KeyError: 'x'"),
     ],
 )
 def test_a_part_that_returns_nonsense_costs_its_conversation(participants: Participants, error: str) -> None:

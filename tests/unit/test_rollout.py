@@ -152,8 +152,8 @@ def test_turn_rewards_of_a_wrong_number_are_a_failure_that_names_the_reward(work
     first, second, third = asyncio.run(score(ByTurn(), given, workers))
     assert (first.reward, first.turn_rewards) == (1.0, [0.5])
     assert second.reward is third.reward is None
-    assert "ByTurn of tests: gave 2 turn_rewards, expected 1: one for each turn" in str(second.error)
-    assert "gave 0 turn_rewards" in str(third.error)
+    assert "ByTurn of tests: returned 2 turn_rewards, expected 1: one for each turn" in str(second.error)
+    assert "returned 0 turn_rewards" in str(third.error)
 
 
 def test_collate_of_nothing_is_an_empty_batch() -> None:
@@ -188,13 +188,13 @@ def test_a_refilled_place_does_not_keep_the_greedy_reward_of_the_prompt_before()
     run = SimpleNamespace(
         recipe=recipe,
         score=failing,
-        sampler=lambda sampling, samples, step, timer, **_: replace(common, samples=samples, gauge=timer),
+        sampler=lambda sampling, samples, step, timer, **_: replace(common, samples=samples, timer=timer),
     )
     rollouts, meter = Rollouts(greedy={4: 1.0, 7: 0.5}), Meter()
 
     async def play() -> None:
         await rollouts_module._play(run, PROMPTS, (1, 1), rollouts, meter)  # type: ignore[arg-type]
-        await asyncio.gather(*rollouts.scoring)
+        await rollouts.scoring.wait()
 
     asyncio.run(play())
     assert 0 <= meter._maxima["time/engine_idle_share"] < 1

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import Tensor, nn
 
+from rlkit.distributed.offload import use_device
 from rlkit.errors import EngineError
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.ops.batching import micro_batches
@@ -120,7 +121,7 @@ class TorchEngine(RolloutEngine):
                 f"its own decoder does not know {type(runtime.policy).__name__}: {reason}",
                 stacklevel=2,
             )
-        self._worker = ThreadPoolExecutor(1, "rlkit-decode", _use_device, (runtime.device,))
+        self._worker = ThreadPoolExecutor(1, "rlkit-decode", use_device, (runtime.device,))
 
     @contextmanager
     def awake(self) -> Iterator[None]:
@@ -304,12 +305,6 @@ class TorchEngine(RolloutEngine):
 
 
 def _nothing() -> None: ...
-
-
-def _use_device(device: torch.device) -> None:
-    """Make a GPU the worker thread's own: the current device belongs to a thread."""
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
 
 
 @contextmanager

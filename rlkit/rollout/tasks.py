@@ -1,0 +1,69 @@
+"""Structured concurrency: no task outlives an error of those that it was started with."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+async def run_concurrently(*work: Coroutine[object, None, T]) -> list[T]:
+    """Return what the coroutines return, in order; after an error the others are cancelled and have ended.
+
+    Raises:
+        BaseException: The first error itself, without a group around it.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one) for one in work]
+    except BaseExceptionGroup as errors:
+        first = errors.exceptions[0]
+    else:
+        return [task.result() for task in tasks]
+    raise first
+
+
+async def cancel(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel tasks and wait until they have ended; what they raise is not reported."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Background:
+    """Tasks that go on when the function that started them returns, until somebody waits for all of them."""
+
+    def __init__(self) -> None:
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def running(self) -> int:
+        """How many have not ended."""
+        return sum(not task.done() for task in self._tasks)
+
+    def start(self, work: Coroutine[object, None, None]) -> None:
+        """Start work on the event loop from which this is called."""
+        self._tasks.append(asyncio.create_task(work))
+
+    async def wait(self) -> None:
+        """Wait for all tasks and forget them; after an error the others are cancelled and have ended.
+
+        Raises:
+            BaseException: The first error of a task.
+        """
+        tasks, self._tasks = self._tasks, []
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            await cancel(*tasks)
+
+    async def __aenter__(self) -> Background:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, at: object) -> None:
+        """After an error cancel all tasks and wait until they have ended."""
+        if kind is not None:
+            tasks, self._tasks = self._tasks, []
+            await cancel(*tasks)
