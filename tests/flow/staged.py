@@ -28,10 +28,11 @@ RECORD = Path.cwd() / "fault"
 
 
 class Stages:
-    """Notes which stage the run is in, and sends the signal."""
+    """Records which stage the run is in, and sends the signal."""
 
     def __init__(self) -> None:
         self.current, self.entries = "between", 0
+        self.signal: threading.Timer | None = None
 
     @contextmanager
     def within(self, stage: str) -> Iterator[None]:
@@ -39,10 +40,13 @@ class Stages:
         if HERE and stage == FAULT.get("stage"):
             self.entries += 1
             if self.entries == FAULT["entry"]:
-                threading.Timer(FAULT["delay"], self.send).start()
+                self.signal = threading.Timer(FAULT["delay"], self.send)
+                self.signal.start()
         try:
             yield
         finally:
+            if self.signal is not None:
+                self.signal.join()  # a stage that is shorter than the delay lasts until the signal has come
             self.current = before
 
     def send(self) -> None:
