@@ -71,6 +71,10 @@ class CommandError(RlkitError):
     """A plugin's verb of the command line raised; the message names the verb, the plugin and its distribution."""
 
 
+class CallbackError(PartError):
+    """A callback raised; all ranks raise this after the same call."""
+
+
 class EngineError(RlkitError):
     """A rollout engine failed, or cannot serve the run."""
 

@@ -19,15 +19,15 @@ from typing import NamedTuple
 import pluggy
 
 from rlkit.interfaces.advantage import AdvantageEstimator
+from rlkit.interfaces.callback import Callback, Logger
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.interfaces.environment import Environment
 from rlkit.interfaces.filter import GroupFilter
 from rlkit.interfaces.interaction import Interaction
 from rlkit.interfaces.loss import PolicyLoss
-from rlkit.interfaces.optimizer import Optimizer
+from rlkit.interfaces.optimizer import Optimizer, Schedule
 from rlkit.interfaces.parser import ToolParser
 from rlkit.interfaces.reward import RewardManager
-from rlkit.interfaces.schedule import Schedule
 from rlkit.interfaces.task import Task
 from rlkit.interfaces.tool import Tool
 
@@ -66,6 +66,8 @@ KINDS: dict[str, Kind] = {
     "interactions": Kind("interaction", Interaction, "interaction"),
     "environments": Kind("environment", Environment, "environment"),
     "parsers": Kind("parser", ToolParser, "parser"),
+    "callbacks": Kind("callback", Callback, "callbacks"),
+    "loggers": Kind("logger", Logger, "log.loggers"),
     "optimizers": Kind("optimizer", Optimizer, "train.optimizer"),
     "schedules": Kind("schedule", Schedule, "train.schedule"),
 }

@@ -4,22 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from rlkit.interfaces.callback import Logger
 from rlkit.ranges import NonNegativeInt, PositiveInt
-
-
-@dataclass
-class Wandb:
-    """Weights & Biases.
-
-    Args:
-        project: The project.
-        name: The run's name; null takes the run folder's.
-        offline: Write to the run folder only.
-    """
-
-    project: str
-    name: str | None = None
-    offline: bool = False
 
 
 @dataclass
@@ -37,12 +23,12 @@ class RolloutLog:
 
 @dataclass
 class Log:
-    """What is kept of a run besides its figures, and where these go besides the run folder.
+    """What is kept of a run besides its figures, and where these go besides `metrics.jsonl`.
 
     Args:
-        wandb: Weights & Biases.
+        loggers: Where metrics go: `Wandb`, `TensorBoard`, `MLflow`, `CSV` or a plugin's.
         rollouts: Which trajectories are kept.
     """
 
-    wandb: Wandb | None = None
+    loggers: list[Logger] = field(default_factory=list)
     rollouts: RolloutLog = field(default_factory=RolloutLog)

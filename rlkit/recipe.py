@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from rlkit.errors import RecipeError, show
 from rlkit.interfaces.advantage import AdvantageEstimator, Needs
+from rlkit.interfaces.callback import Callback
 from rlkit.interfaces.environment import Environment
 from rlkit.interfaces.interaction import Interaction
 from rlkit.interfaces.loss import PolicyLoss
@@ -63,13 +64,14 @@ class Recipe:
     conversation: Conversation | None = None
     validation: Validation | None = field(default_factory=Validation)
     save: Save = field(default_factory=Save)
+    callbacks: list[Callback] = field(default_factory=list)
     log: Log = field(default_factory=Log)
     fabric: Fabric = field(default_factory=Fabric)
 
     def parts(self) -> list[RunPart]:
         """Return the parts that may hold something, which is freed at the end of the run."""
         used = (self.rollout.engine, self.reward, self.advantage, self.loss, self.interaction, self.environment)
-        read = (self.task, self.rollout.filter, self.parser)
+        read = (self.task, self.rollout.filter, self.parser, *self.callbacks)
         return [part for part in (*used, *(self.tools or {}).values(), *read) if part is not None]
 
     @property

@@ -9,8 +9,7 @@ from annotated_types import Ge, Le
 
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.interfaces.filter import GroupFilter
-from rlkit.interfaces.optimizer import Optimizer
-from rlkit.interfaces.schedule import Schedule
+from rlkit.interfaces.optimizer import Optimizer, Schedule
 from rlkit.ops.aggregate import Aggregation
 from rlkit.ops.correction import RejectLevel, Statistic, WeightLevel
 from rlkit.ops.kl import KLEstimator

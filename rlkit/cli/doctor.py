@@ -69,7 +69,7 @@ def facts() -> list[tuple[str, str]]:
     """Return what matters about this machine."""
     rows = [("python", f"{platform.python_version()} on {platform.platform()}")]
     rows += [(name, metadata.version(name)) for name in PACKAGES]
-    checks: dict[str, Callable[[str], str]] = {"wandb": str, "sglang": _sglang}
+    checks: dict[str, Callable[[str], str]] = {"wandb": str, "tensorboard": str, "sglang": _sglang}
     for name, check in checks.items():
         try:
             rows.append((name, check(metadata.version(name))))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 import fsspec  # type: ignore[import-untyped]
-from pydantic import BaseModel, StringConstraints, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, StringConstraints, TypeAdapter, ValidationError
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
@@ -60,6 +60,7 @@ class State(BaseModel, strict=True, extra="forbid"):
         best: The best value of the metric among checkpoints, and its step.
         figure: That metric: the run's `save.keep_best`.
         stalled: Consecutive stalled steps, up to this one.
+        callbacks: The state of callbacks, by the names of their classes.
     """
 
     step: NonNegativeInt
@@ -69,6 +70,7 @@ class State(BaseModel, strict=True, extra="forbid"):
     best: tuple[FiniteFloat, NonNegativeInt] | None = None
     figure: str | None = None
     stalled: NonNegativeInt = 0
+    callbacks: dict[str, dict[str, Any]] = Field(default_factory=dict)
 
 
 class Version(BaseModel, strict=True):

@@ -52,7 +52,7 @@ def fit(
 
     def work() -> None:
         session.open_log(recipe, 0 if resumed is None else resumed.state.step)
-        contexts.append(prepare_training(recipe, data, fabric))
+        contexts.append(prepare_training(recipe, data, fabric, reporter.note))
         session.train(contexts[0], resumed)
 
     def cut_short(name: str) -> None:

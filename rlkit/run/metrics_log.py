@@ -4,38 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from rlkit.errors import RecipeError
-from rlkit.log import Log
-from rlkit.run.folder import RunFolder
-
-
-def loggers(log: Log, folder: RunFolder) -> list[Any]:
-    """Return the loggers of the recipe.
-
-    Raises:
-        RecipeError: A logger's package is not installed.
-    """
-    if log.wandb is None:
-        return []
-    try:
-        from lightning.pytorch.loggers import WandbLogger
-
-        wandb = WandbLogger(
-            name=log.wandb.name or folder.path.name,
-            project=log.wandb.project,
-            offline=log.wandb.offline,
-            save_dir=folder.path,
-            id=folder.run_id(),
-            resume="allow",
-        )
-        wandb.experiment  # noqa: B018 (starts the run now, before anything is spent)
-    except ModuleNotFoundError as error:
-        raise RecipeError("log.wandb needs the package wandb: pip install 'rlkit-fabric[wandb]'") from error
-    return [wandb]
+from rlkit.run.loggers import LoggerThread
 
 
 class MetricsLog:
@@ -43,11 +15,11 @@ class MetricsLog:
 
     Args:
         path: The file.
-        loggers: From `loggers`.
+        loggers: From `open_loggers`.
         done: The last step whose line is kept; a resumed run repeats later ones.
     """
 
-    def __init__(self, path: Path, loggers: list[Any], done: int = 0) -> None:
+    def __init__(self, path: Path, loggers: Sequence[LoggerThread], done: int = 0) -> None:
         lines = [line for step, line in _steps(path) if step <= done]
         beside = path.with_suffix(".partial")
         beside.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

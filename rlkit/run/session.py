@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Protocol
@@ -14,9 +14,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from rlkit.distributed.fsdp2 import FSDP2
-from rlkit.errors import CheckpointError, RankError, RecipeError, TrainingError, explain, shorten
+from rlkit.errors import CallbackError, CheckpointError, RankError, RecipeError, TrainingError, explain, shorten
+from rlkit.interfaces.callback import CheckpointSaved, Json, LoggedRun, RunEnd, RunStart, StepEnd, ValidationEnd
 from rlkit.models.load import save_policy
-from rlkit.models.store import CheckpointRef, State, Store
+from rlkit.models.store import CheckpointRef, State, Store, step_of
 from rlkit.models.weights import full_state_dict
 from rlkit.recipe import Recipe
 from rlkit.run import memory
@@ -24,7 +25,8 @@ from rlkit.run.checkpoint.resume import load
 from rlkit.run.checkpoint.state import as_data, numbers, tensors
 from rlkit.run.checkpoint.write import Best, Saver, Writer
 from rlkit.run.folder import RunFolder, first_groups
-from rlkit.run.metrics_log import MetricsLog, loggers
+from rlkit.run.loggers import open_loggers
+from rlkit.run.metrics_log import MetricsLog
 from rlkit.run.preflight.plan import Trial, lines, try_reward
 from rlkit.run.preflight.weight_check import check_weights
 from rlkit.run.progress import Progress
@@ -77,6 +79,8 @@ class Session:
     progress: Progress | None = None
     stopping: bool = False
     """Whether some rank was asked to end; all ranks agree on it after each step."""
+    enough: bool = False
+    """Whether a callback made the last step the last one; all ranks agree on it, too."""
     warned: bool = False
     start: float = field(default_factory=time.time)
     checkpoint_metrics: Figures = field(default_factory=dict)
@@ -89,7 +93,9 @@ class Session:
             RecipeError: A logger's package is not installed.
         """
         if self.first:
-            self.log = MetricsLog(self.folder.path / "metrics.jsonl", loggers(recipe.log, self.folder), done)
+            run = LoggedRun(self.folder.path, self.folder.run_id() or "", as_data(self.folder.recipe_yaml), done)
+            loggers = open_loggers(recipe.log.loggers, run, self.reporter.note)
+            self.log = MetricsLog(self.folder.path / "metrics.jsonl", loggers, done)
 
     def train(self, context: TrainContext, resumed: CheckpointRef | None) -> None:
         """Validate, make all steps, validate again.
@@ -106,8 +112,8 @@ class Session:
             return tensors(context), self._state(context, best)
 
         self._agree(context)
-        # agreed: `stopping` is, and all ranks count the same steps
-        while not self.stopping and self.outcome.steps < train.steps:
+        # agreed: `stopping` and `enough` are, and all ranks count the same steps
+        while not (self.stopping or self.enough) and self.outcome.steps < train.steps:
             number = self.outcome.steps + 1
             made = step(context, number)
             used = memory.figures(context.device)
@@ -117,9 +123,11 @@ class Session:
             self._dump(context, f"step-{number:05d}", made.rollouts.all, number)
             if every and number % every == 0 and number < train.steps:
                 figures |= {f"validation/{name}": x for name, x in self.validate(context, f"{number:05d}").items()}
-            self._log(number, figures | self.checkpoint_metrics)
+            line = figures | self.checkpoint_metrics
+            self._log(number, line)
             self.reporter.step(number, figures)
             self._watch(context, made, figures)
+            context.callbacks.emit("on_step_end", StepEnd(number, line))
             self._agree(context)
             self.checkpoint_metrics = saver.after(number, figures, content)
         saver.end(self.outcome.steps, content)
@@ -136,12 +144,17 @@ class Session:
         if named and not self.stopping and context.ranks.fabric.world_size > 1:
             self.reporter.note(f"the run ends after {self.outcome.steps} steps ({', '.join(named)})")
         self.stopping = bool(named)
+        stopper = context.callbacks.stopper()
+        if stopper is not None and not self.enough:
+            self.enough = True
+            self.reporter.note(f"callback {stopper} ended the training after step {self.outcome.steps}")
 
     def validate(self, context: TrainContext, when: str) -> Figures:
         """Return the figures on held-out prompts, and leave the answers in the run folder."""
         self.reporter.note(f"validating on {len(context.data.validation)} prompts")
         trajectories, figures = evaluate(context.rollouts, context.data.validation)
         self._dump(context, f"validation-{when}", trajectories)
+        context.callbacks.emit("on_validation", ValidationEnd(self.outcome.steps, figures, trajectories))
         return figures
 
     def save(self, context: TrainContext, name: str) -> None:
@@ -166,11 +179,24 @@ class Session:
         self._preflight(context)
         context.rollouts.sync_weights()
         check_weights(context.data, context.rollouts)
+        self._start_callbacks(context, self.saver, {} if resumed is None else resumed.state.callbacks)
         if resumed is not None:
             self.reporter.note(f"resumed from {resumed.place}: step {self.outcome.steps} is done")
         elif context.recipe.validates:
             self.outcome.validation["before"] = self.validate(context, "before")
         return self.saver
+
+    def _start_callbacks(self, context: TrainContext, saver: Saver, states: Mapping[str, dict[str, Json]]) -> None:
+        callbacks, ranks = context.callbacks, context.ranks.fabric
+        callbacks.load(states)
+        if callbacks.watching("on_checkpoint"):
+            url = saver.writer.store.url
+            saver.on_saved = lambda name: callbacks.emit(
+                "on_checkpoint", CheckpointSaved(step_of(name), f"{url}/{name}")
+            )
+        recipe, steps = as_data(self.folder.recipe_yaml), context.recipe.train.steps
+        start = RunStart(self.folder.path, recipe, steps, self.outcome.steps, ranks.global_rank, ranks.world_size)
+        callbacks.emit("on_run_start", start)
 
     def _state(self, context: TrainContext, best: Best | None) -> State:
         before = self.outcome.validation["before"]
@@ -182,6 +208,7 @@ class Session:
             best=best,
             figure=context.recipe.save.keep_best,
             stalled=0 if self.progress is None else self.progress.stalled,
+            callbacks=context.callbacks.states(),
         )
 
     def _preflight(self, context: TrainContext) -> None:
@@ -268,6 +295,9 @@ class Session:
         if self.signals is not None:
             self.signals.leaving = True  # what the run holds is freed whatever comes
         closing: list[tuple[str, Callable[[], None]]] = []
+        if context is not None and not at_once:
+            ended = RunEnd(self.outcome.status, self.outcome.steps, None if failure is None else redact(str(failure)))
+            closing.append(("the callbacks", lambda: context.callbacks.end(ended)))
         if self.saver is not None:
             closing.append(("the checkpoints' writer", self.saver.writer.close))
         if (log := self.log) is not None:
@@ -325,4 +355,4 @@ class Session:
 
 def agreed(failure: Exception | None) -> bool:
     """Whether all ranks have ended a run alike, so that they may still do something together."""
-    return failure is None or isinstance(failure, CheckpointError | TrainingError)
+    return failure is None or isinstance(failure, CallbackError | CheckpointError | TrainingError)

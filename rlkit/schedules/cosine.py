@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from rlkit.interfaces.schedule import Schedule
+from rlkit.interfaces.optimizer import Schedule
 from rlkit.ranges import Share
 
 

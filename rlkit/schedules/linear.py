@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlkit.interfaces.schedule import Schedule
+from rlkit.interfaces.optimizer import Schedule
 from rlkit.ranges import Share
 
 

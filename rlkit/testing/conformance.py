@@ -28,6 +28,8 @@ CONTRACTS: dict[str, Callable[..., object]] = {
     "tasks": contracts.check_task,
     "filters": contracts.check_filter,
     "parsers": contracts.check_parser,
+    "callbacks": contracts.check_callback,
+    "loggers": contracts.check_logger,
     "optimizers": contracts.check_optimizer,
     "schedules": contracts.check_schedule,
 }

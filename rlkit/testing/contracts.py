@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
+import json
 import pickle
 from collections.abc import Sequence
+from pathlib import Path
 from typing import get_args
 
 import torch
 
 from rlkit.interfaces import outputs
 from rlkit.interfaces.advantage import AdvantageEstimator, Needs
+from rlkit.interfaces.callback import Callback, LoggedRun, Logger
 from rlkit.interfaces.filter import GroupFilter
 from rlkit.interfaces.loss import PolicyLoss
-from rlkit.interfaces.optimizer import Optimizer
+from rlkit.interfaces.optimizer import Optimizer, Schedule
 from rlkit.interfaces.parser import ParsedTurn, ToolParser
 from rlkit.interfaces.reward import RewardFunction, RewardManager, as_score
-from rlkit.interfaces.schedule import Schedule
 from rlkit.interfaces.task import Split, Task
 from rlkit.optimizers.trial import try_out
 from rlkit.types import Batch, PolicyOutput, Prompt, Score, StopReason, TrainBatch, Trajectory, Turn
@@ -221,6 +224,28 @@ def check_schedule(schedule: Schedule) -> None:
     for progress in (0.0, 0.25, 0.5, 0.999):
         if (problem := outputs.of_schedule(schedule.factor(progress))) is not None:
             raise AssertionError(f"`factor` at {progress} {problem}")
+
+
+def check_callback(callback: Callback) -> None:
+    """Check that its methods exist under the interface's names, and that its state survives JSON and a resumed run."""
+    odd = [n for n in dir(callback) if n.startswith("on_") and not hasattr(Callback, n)]
+    if odd:
+        near = ", ".join(name for name in dir(Callback) if name.startswith("on_"))
+        raise AssertionError(f"{type(callback).__name__}.{odd[0]} is called by nothing; expected one of {near}")
+    state = callback.state_dict()
+    if not isinstance(state, dict) or json.loads(json.dumps(state, allow_nan=False)) != state:
+        raise AssertionError(f"`state_dict` returned {state!r}, expected what JSON holds, by name")
+    if state:
+        callback.load_state_dict(state)
+        if (again := callback.state_dict()) != state:
+            raise AssertionError(f"`state_dict` returned {again!r} after `load_state_dict` of {state!r}")
+
+
+def check_logger(logger: Logger) -> None:
+    """Check that its methods take what a run calls them with; nothing is logged."""
+    run = LoggedRun(Path(), "id", {}, 0)
+    for method, arguments in ((logger.open, (run,)), (logger.log_metrics, ({}, 1)), (logger.finalize, ("success",))):
+        inspect.signature(method).bind(*arguments)
 
 
 def _parse(parser: ToolParser, text: str) -> ParsedTurn:

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from rlkit.distributed.fsdp2 import blocks, by_mesh
 from rlkit.interfaces import outputs
-from rlkit.interfaces.optimizer import WeightGroup, WeightKind
-from rlkit.interfaces.schedule import Schedule
+from rlkit.interfaces.optimizer import Schedule, WeightGroup, WeightKind
 from rlkit.optimizers.trial import problem_of, try_out
 from rlkit.registry import calling, require
 from rlkit.sections import Critic, Train

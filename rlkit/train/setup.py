@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +13,7 @@ from rlkit.distributed.fsdp2 import make_fabric
 from rlkit.distributed.ranks import Ranks
 from rlkit.recipe import Recipe
 from rlkit.rollout.service import RolloutService
+from rlkit.train.callbacks import Callbacks
 from rlkit.train.credit import RewardTransforms
 from rlkit.train.data import Data
 from rlkit.train.models import Models, Placer, load_actor
@@ -29,6 +31,7 @@ class TrainContext:
         models: What is trained, and what it is compared with.
         rollouts: Samples from the policy and scores.
         transforms: What changes rewards on their way to the advantages.
+        callbacks: What watches the run.
     """
 
     recipe: Recipe
@@ -37,6 +40,7 @@ class TrainContext:
     models: Models
     rollouts: RolloutService
     transforms: RewardTransforms
+    callbacks: Callbacks
 
     @property
     def device(self) -> torch.device:
@@ -55,13 +59,14 @@ def fabric_for(recipe: Recipe) -> Fabric:
     return make_fabric(recipe.fabric, recipe.train.deadline)
 
 
-def prepare_training(recipe: Recipe, data: Data, fabric: Fabric) -> TrainContext:
+def prepare_training(recipe: Recipe, data: Data, fabric: Fabric, note: Callable[[str], None] = print) -> TrainContext:
     """Load and place all models and bind the parts.
 
     Args:
         recipe: Checked by `rlkit.recipe.check`.
         data: From `load_data`.
         fabric: Launched.
+        note: Shows a warning.
     """
     ranks = Ranks(fabric)
     models = Models(recipe, Placer(fabric, ranks))
@@ -70,7 +75,8 @@ def prepare_training(recipe: Recipe, data: Data, fabric: Fabric) -> TrainContext
         offload = models.offload(fabric.device, keep_policy=recipe.rollout.engine.reads_policy)
     rollouts = RolloutService(recipe, data, models.actor, ranks, offload)
     bind_parts(recipe, data, rollouts)
-    return TrainContext(recipe, data, ranks, models, rollouts, RewardTransforms(recipe.shaping, recipe.kl_reward))
+    transforms = RewardTransforms(recipe.shaping, recipe.kl_reward)
+    return TrainContext(recipe, data, ranks, models, rollouts, transforms, Callbacks(recipe.callbacks, ranks, note))
 
 
 def prepare_rollouts(recipe: Recipe, data: Data, fabric: Fabric) -> RolloutService:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from rlkit.interfaces.callback import RolloutsEnd, TrainingBatch
 from rlkit.ops.groups import group_stats
 from rlkit.ops.masked import Reducer, masked_mean
 from rlkit.rollout.collate import add_rewards, collate
@@ -36,6 +37,7 @@ def step(context: TrainContext, number: int) -> StepResult:
     meter = Meter()
     with _timed(meter, "sample"):
         rollouts = sample(context.data, context.rollouts, number, meter)
+    context.callbacks.emit("on_rollouts", RolloutsEnd(number, rollouts.all))
     sampled = collate(rollouts.train_on).to(context.device)
     with _timed(meter, "logps"):
         compute_logps(context, sampled)
@@ -48,6 +50,7 @@ def step(context: TrainContext, number: int) -> StepResult:
     shape_rewards(context, scored, meter)
     estimate(context.recipe.advantage, scored, has_critic=context.recipe.critic is not None)
     attach_advantages(kept, scored)
+    context.callbacks.emit("on_batch", TrainingBatch(number, scored))
     schedule(context, number, meter)
     with _timed(meter, "update"):
         batch = update_models(context, scored, number, meter)

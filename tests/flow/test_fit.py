@@ -126,7 +126,8 @@ def test_validation_while_training(tmp_path: Path) -> None:
 
 
 def test_wandb_offline(tmp_path: Path) -> None:
-    assert fit(tmp_path / "out", "--log.wandb.project=test", "--log.wandb.offline=true") == 0
+    wandb = "{class_path: Wandb, init_args: {project: test, offline: true}}"
+    assert fit(tmp_path / "out", f"--log.loggers=[{wandb}]") == 0
     [run] = (tmp_path / "out" / "wandb").glob("offline-run-*")
     assert list(run.glob("*.wandb"))
 

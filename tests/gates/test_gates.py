@@ -29,7 +29,7 @@ FLOORS = [
     {"hooks", "installed", "commands", "registry", "recipe", "sections", "log"},
     {"distributed"},
     {"models"},
-    {"advantages", "losses", "rewards", "tasks", "tools", "parsers", "interactions", "filters", "engines"},
+    {"advantages", "losses", "rewards", "tasks", "tools", "parsers", "interactions", "filters", "engines", "loggers"},
     {"builtin", "rollout", "testing"},
     {"train"},
     {"run"},
@@ -41,7 +41,7 @@ ALLOWED_UP = {("registry", "builtin")}  # the registry loads the built-in plugin
 
 OWNERS = {
     "sglang": {"engines"},
-    "lightning": {"distributed", "train", "run", "cli"},
+    "lightning": {"distributed", "loggers", "train", "run", "cli"},
     "peft": {"models"},
     "wandb": set(),
 }

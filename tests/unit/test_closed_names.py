@@ -96,7 +96,10 @@ FILES = (
     "model: {path: tiny, lora: <FUNCTION>}",
     "model: {path: tiny, lora: {targets: [<FUNCTION>]}}",
     "save: {keep_best: <FUNCTION>}",
-    "log: {wandb: <CLASS>}",
+    "log: {loggers: [<CLASS>]}",
+    "callbacks: [<CLASS>]",
+    "train: {optimizer: <CLASS>}",
+    "train: {schedule: <FUNCTION>}",
 )
 OPTIONS = (
     "--reward=<MODULE>.Reward",

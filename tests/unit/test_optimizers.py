@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from rlkit.errors import PartError, RecipeError
-from rlkit.interfaces.optimizer import Optimizer, WeightGroup, WeightKind
-from rlkit.interfaces.schedule import Schedule
+from rlkit.interfaces.optimizer import Optimizer, Schedule, WeightGroup, WeightKind
 from rlkit.optimizers import AdamW, Muon, TorchOptimizer
 from rlkit.optimizers.combined import Combined
 from rlkit.run.checkpoint.state import tensors

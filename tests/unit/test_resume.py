@@ -36,9 +36,9 @@ def test_nothing_has_changed_in_the_same_recipe(tmp_path: Path) -> None:
 
 
 def test_what_changes_no_learning_is_only_shown(tmp_path: Path) -> None:
-    recipe = changed(train={"steps": 9}, save={"every": 5}, log={"wandb": {"project": "p"}})
+    recipe = changed(train={"steps": 9}, save={"every": 5}, log={"rollouts": {"every": 7}})
     assert compare(found(tmp_path), recipe, force=False) == [
-        "log.wandb.project: None in the checkpoint, 'p' now",
+        "log.rollouts.every: None in the checkpoint, 7 now",
         "save.every: 1 in the checkpoint, 5 now",
         "train.steps: 3 in the checkpoint, 9 now",
     ]

@@ -90,7 +90,7 @@ def test_the_example_of_a_recipe_is_found_by_name_and_trains(site: Site, capsys:
 
 
 def test_examples_are_short_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    assert {"part", "command", "recipe"} <= set(EXAMPLES)
+    assert {"part", "command", "recipe", "callback", "logger", "optimizer", "schedule"} == set(EXAMPLES)
     for seam, path in EXAMPLES.items():
         text = path.read_text()
         assert len(text.splitlines()) <= 40, seam
@@ -310,3 +310,42 @@ def test_every_part_is_closed_at_the_end_of_a_run(site: Site, capsys: pytest.Cap
         "ClosingMathReward", "ClosingGRPO", "ClosingPolicyGradient", "ClosingArithmetic", "ClosingZeroSignal",
     ]  # fmt: skip
     assert "ClosingMathReward of plugin 'closing' (rlkit-closing 2.1): `close` raised" in capsys.readouterr().out
+
+
+def use(seam: str, name: str, site: Site, *options: str) -> list[dict[str, float]]:
+    """Install the example of a seam as a plugin, train with it, and return the metrics."""
+    module = f"{name}_example"
+    site.install(name, f"[rlkit]\n{name} = {module}\n", **{module: EXAMPLES[seam].read_text()})
+    assert main(["plugins", "test", name]) == 0
+    assert main(["fit", "--recipe=quickstart", *FAST, "--validation.samples=0", *options, "--out=out"]) == 0
+    return read_jsonl(Path("out/metrics.jsonl"))
+
+
+def test_the_example_of_a_callback_ends_a_run(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    patience = "[{class_path: EarlyStopping, init_args: {validations: 1}}]"
+    rows = use("callback", "patience", site, f"--callbacks={patience}", "--train.steps=9", "--validation.every=1",
+               "--validation.limit=1", "--train.lr=1e-9")  # fmt: skip
+    assert len(rows) == 1  # no validation was better than that before training
+    assert "callback EarlyStopping of plugin 'patience' (rlkit-patience 2.1) ended the training after step 1" in (
+        capsys.readouterr().out
+    )
+    assert Path("out/checkpoints/step-000001").is_dir()
+
+
+def test_the_example_of_a_logger_logs(site: Site) -> None:
+    import sqlite3
+
+    rows = use("logger", "sqlite", site, "--log.loggers=[Sqlite]")
+    found = sqlite3.connect("out/metrics.db").execute("SELECT step, value FROM metrics WHERE name = 'reward/mean'")
+    assert sorted(found) == [(row["step"], row["reward/mean"]) for row in rows]
+
+
+def test_the_examples_of_an_optimizer_and_a_schedule_train(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    site.install("sd", "[rlkit]\nsd = sd_example\n", sd_example=EXAMPLES["schedule"].read_text())
+    schedule = ("--train.schedule=StableDecay", "--train.schedule.decay=1", "--train.lr=1e-5", "--train.warmup_steps=0")
+    rows = use("optimizer", "sign", site, "--train.optimizer=Sign", *schedule)
+    assert [row["lr"] for row in rows] == [1e-5, 5e-6]
+    assert main(["explain", "quickstart", "--train.optimizer=Sign", *schedule]) == 0
+    assert "Sign, lr 1e-05 (StableDecay to 0 in the last 100% of the steps, 0 steps of warm-up)" in (
+        capsys.readouterr().out
+    )

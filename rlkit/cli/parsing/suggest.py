@@ -14,8 +14,9 @@ from rlkit.recipe import Recipe
 from rlkit.registry import Registry
 
 GONE = {
-    "fabric.callbacks": "rlkit's loop calls no callbacks of Lightning; remove it",
-    "fabric.loggers": "metrics go to `metrics.jsonl` and to what `log:` names; remove it",
+    "fabric.callbacks": "rlkit's callbacks are the recipe's own: `callbacks: [...]`; rlkit calls none of Fabric's",
+    "fabric.loggers": "metrics go to `metrics.jsonl` and to what `log.loggers` names; remove it",
+    "log.wandb": "loggers are a list: `log: {loggers: [{class_path: Wandb, init_args: {project: ...}}]}`",
 }
 """Keys that a user of Lightning Fabric may look for, and what to do without them."""
 READERS = {".jsonl": "Jsonl", ".json": "HFDataset", ".parquet": "HFDataset", ".csv": "HFDataset"}
@@ -66,8 +67,9 @@ def _remedy(key: str) -> str:
 
 def unknown_option(key: str, tree: Mapping[str, object], registry: Registry) -> str:
     """Return that there is no such option, with the nearest of those that this recipe could have."""
-    if key in GONE:
-        return f"{key} is not an option of rlkit: {GONE[key]}"
+    for gone, remedy in GONE.items():
+        if key == gone or key.startswith(f"{gone}."):
+            return f"{key} is not an option of rlkit: {remedy}"
     every = known_keys(registry, tree)
     return f"unknown option {key!r}; {nearest(key, list(every), [k for k, present in every.items() if present])}"
 

@@ -25,6 +25,7 @@ PRESENT = ("critic", "reference", "shaping", "kl_reward", "train.ema")
 """Sections with state, which can neither be added nor removed on resume."""
 
 FREE = (
+    "callbacks",
     "fabric",
     "log",
     "save",

@@ -47,6 +47,8 @@ class Writer:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rlkit-checkpoint")
         self._writing: Future[Best | None] | None = None
         self._group = SideGroup(ranks.fabric)
+        self.writing: str | None = None
+        """The name of the checkpoint that is being written."""
 
     @property
     def busy(self) -> bool:
@@ -68,7 +70,7 @@ class Writer:
         except (OSError, MemoryError, RuntimeError) as error:
             problem = f"{type(error).__name__}: {error}"
         self._agree(name, self.ranks.gather_world(problem))
-        self._writing = self._thread.submit(self._write, copied, state)
+        self._writing, self.writing = self._thread.submit(self._write, copied, state), name
 
     def finish(self) -> bool:
         """Wait until all is written; return whether there was anything.
@@ -78,7 +80,7 @@ class Writer:
         """
         if self._writing is None:
             return False
-        writing, self._writing = self._writing, None
+        writing, self._writing, self.writing = self._writing, None, None
         self.best = writing.result()
         return True
 
@@ -151,6 +153,8 @@ class Saver:
         self.saved = step
         self.failed = 0
         """Checkpoints that could not be written since the last one that could."""
+        self.on_saved: Callable[[str], None] | None = None
+        """Called on all ranks with the name of a checkpoint that is whole."""
         self.found = False
         """Whether some step had the figure that `save.keep_best` names."""
 
@@ -175,15 +179,19 @@ class Saver:
         """
         every, key = self.writer.section.every, self.writer.section.keep_best
         self._require(key, figures)
+        failed = False
+        # agreed: all ranks have the recipe's callbacks, and begin and end to write together
+        if self.on_saved is not None and self.writer.writing is not None and not self.writer.busy:
+            failed = not self._attempt(self._finish)
         value = figures.get(key) if key is not None else None
         due = every > 0 and step % every == 0
         better = self._better(value)
         if not due and not better:  # agreed: all ranks count the same steps
-            return {}
+            return {"checkpoint/failed": 1.0} if failed else {}
         # agreed: `better` is
         if not better and self.writer.busy:
             return {"checkpoint/skipped": 1.0}
-        failed = not self._attempt(self.writer.finish)
+        failed = not self._attempt(self._finish) or failed
         better = self._better(value)  # what was being written may be better still
         if due or better:
             best = (value, step) if value is not None and better else self.writer.best
@@ -199,11 +207,11 @@ class Saver:
         Raises:
             CheckpointError: The last step has no checkpoint.
         """
-        written = self._attempt(self.writer.finish)
+        written = self._attempt(self._finish)
         # agreed: all ranks count the same steps, and a checkpoint is whole for all of them or for none
         if step > 0 and (not written or step != self.saved):
             self.writer.save(*content(self.writer.best))
-            self.writer.finish()
+            self._finish()
             self.saved = step
 
     def _require(self, key: str | None, figures: Mapping[str, float]) -> None:
@@ -217,6 +225,15 @@ class Saver:
         best = self.writer.best
         mine = value is not None and isfinite(value) and (best is None or value > best[0])
         return self.writer.ranks.any(mine)
+
+    def _finish(self) -> bool:
+        """Wait until a checkpoint that is being written is whole; return whether there was one."""
+        name = self.writer.writing
+        written = self.writer.finish()
+        # agreed: a checkpoint is whole for all ranks or for none
+        if written and name is not None and self.on_saved is not None:
+            self.on_saved(name)
+        return written
 
     def _attempt(self, work: Callable[[], object]) -> bool:
         """Do something that may fail; return whether it did not."""

@@ -1,0 +1,60 @@
+"""Metrics as a table."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from pathlib import Path
+
+from rlkit.interfaces.callback import LoggedRun, Logger
+
+
+class CSV(Logger):
+    """A table in the run folder, with a column for each metric; Lightning's would remove that of a resumed run.
+
+    Args:
+        file: Its name.
+    """
+
+    def __init__(self, file: str = "metrics.csv") -> None:
+        self.file = file
+
+    def open(self, run: LoggedRun) -> None:
+        """Read the rows of the steps that are done."""
+        self._path = run.folder / self.file
+        self._rows = [row for row in _read(self._path) if _step(row) <= run.done]
+        self._columns = list(dict.fromkeys(name for row in self._rows for name in row)) or ["step"]
+        self._rewrite()
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        """Append a row, after a rewrite of the table where it has new columns."""
+        row = {"step": str(step), **{name: str(value) for name, value in metrics.items()}}
+        self._rows.append(row)
+        new = [name for name in row if name not in self._columns]
+        if new:
+            self._columns += new
+            self._rewrite()
+            return
+        with self._path.open("a", newline="", encoding="utf-8") as file:
+            csv.DictWriter(file, self._columns).writerow(row)
+
+    def _rewrite(self) -> None:
+        beside = self._path.with_suffix(".partial")
+        with beside.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, self._columns)
+            writer.writeheader()
+            writer.writerows(self._rows)
+        beside.replace(self._path)
+
+
+def _read(path: Path) -> list[dict[str, str]]:
+    if not path.is_file():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return [{k: v for k, v in row.items() if k and v} for row in csv.DictReader(file)]
+
+
+def _step(row: Mapping[str, str]) -> float:
+    """Return a row's step; one that a killed process cut short has none, and is left out."""
+    text = row.get("step", "")
+    return int(text) if text.isdecimal() else float("inf")

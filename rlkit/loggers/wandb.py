@@ -1,0 +1,41 @@
+"""Weights & Biases."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rlkit.interfaces.callback import LoggedRun
+from rlkit.loggers.lightning import LightningLogger
+
+if TYPE_CHECKING:
+    from lightning.pytorch.loggers import Logger as LightningsLogger
+
+
+class Wandb(LightningLogger):
+    """Weights & Biases; a resumed run goes on in the same run.
+
+    Args:
+        project: The project.
+        name: The run's name; null takes the run folder's.
+        offline: Write to the run folder only.
+    """
+
+    package = "wandb"
+
+    def __init__(self, project: str, name: str | None = None, offline: bool = False) -> None:
+        self.project = project
+        self.name = name
+        self.offline = offline
+
+    def make(self, run: LoggedRun) -> LightningsLogger:
+        """Return Lightning's WandbLogger."""
+        from lightning.pytorch.loggers import WandbLogger
+
+        return WandbLogger(
+            name=self.name or run.folder.name,
+            project=self.project,
+            offline=self.offline,
+            save_dir=run.folder,
+            id=run.run_id,
+            resume="allow",
+        )

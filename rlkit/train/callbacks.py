@@ -1,0 +1,171 @@
+"""Calls a run's callbacks: within their budgets, under their names, and with one outcome on all ranks."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from rlkit.distributed.ranks import Ranks
+from rlkit.errors import CallbackError, PartError, explain, show
+from rlkit.interfaces.callback import Callback, Json, RunEnd
+from rlkit.registry import calling, require
+from rlkit.text import part_name
+
+T = TypeVar("T")
+
+LONGEST_STATE = 1 << 20
+"""Characters of a callback's state in a checkpoint at most."""
+
+
+class Callbacks:
+    """The callbacks of a run on this rank; all ranks must call the methods together, but for `end`.
+
+    Args:
+        callbacks: The recipe's.
+        ranks: This rank among the others.
+        note: Shows a warning.
+    """
+
+    def __init__(self, callbacks: Sequence[Callback], ranks: Ranks, note: Callable[[str], None]) -> None:
+        self.callbacks = callbacks
+        self.ranks = ranks
+        self.note = note
+        self._started = False
+        self._slow: set[tuple[Callback, str]] = set()
+
+    def emit(self, method: str, event: object) -> None:
+        """Call a method of all callbacks that have it.
+
+        Raises:
+            CallbackError: One raised, on some rank.
+        """
+        self._started = self._started or method == "on_run_start"
+        if watching := self.watching(method):  # agreed: all ranks have the recipe's callbacks
+            self._together(lambda: self._call_all(watching, method, event))
+
+    def watching(self, method: str) -> list[Callback]:
+        """Return the callbacks that override a method."""
+        return [part for part in self.callbacks if getattr(type(part), method) is not getattr(Callback, method)]
+
+    def stopper(self) -> str | None:
+        """Return the callback that wants the run to end, on any rank."""
+        if not self.callbacks:  # agreed: all ranks have the recipe's callbacks
+            return None
+        wanting = next((part_name(part) for part in self.callbacks if part.should_stop), None)
+        return next((name for name in self.ranks.gather_world(wanting) if name is not None), None)
+
+    def states(self) -> dict[str, dict[str, Json]]:
+        """Return what a checkpoint holds of each callback.
+
+        Raises:
+            CallbackError: It is not what JSON holds, or too long.
+        """
+        watching = self.watching("state_dict")
+        if not watching:  # agreed: all ranks have the recipe's callbacks
+            return {}
+        states = self._together(lambda: {name: _state(part) for name, part in self._named() if part in watching})
+        return {name: state for name, state in states.items() if state}
+
+    def load(self, states: Mapping[str, dict[str, Json]]) -> None:
+        """Restore the callbacks from what a checkpoint holds of them.
+
+        Raises:
+            CallbackError: One raised.
+        """
+        known = [(part, states[name]) for name, part in self._named() if name in states]
+        if known:  # agreed: all ranks have the recipe's callbacks, and read the same checkpoint
+            self._together(lambda: [_call(part, "load_state_dict", state) for part, state in known])
+
+    def end(self, event: RunEnd) -> None:
+        """Call `on_run_end`, for no longer than its budget, if there was an `on_run_start`.
+
+        The ranks may have ended apart, and no signal ends the process any more: what a callback raises is a warning.
+        """
+        for part in self.watching("on_run_end") if self._started else ():
+            problems: list[str] = []
+            thread = threading.Thread(target=_end, args=(part, event, problems), daemon=True)
+            thread.start()
+            thread.join(budget := _budget(part, "on_run_end"))
+            if thread.is_alive():
+                problems.append(f"{part_name(part)}: `on_run_end` has not ended after {budget:g} s, its budget")
+            for problem in problems:
+                self.note(f"warning: {problem}")
+
+    def _named(self) -> list[tuple[str, Callback]]:
+        """Return the callbacks by the names of their classes; the second of a class is `Name.2`."""
+        seen: Counter[str] = Counter()
+        named = []
+        for part in self.callbacks:
+            name = type(part).__name__
+            seen[name] += 1
+            named.append((name if seen[name] == 1 else f"{name}.{seen[name]}", part))
+        return named
+
+    def _call_all(self, callbacks: Sequence[Callback], method: str, event: object) -> None:
+        for part in callbacks:
+            start = time.monotonic()
+            _call(part, method, event)
+            seconds, budget = time.monotonic() - start, _budget(part, method)
+            if seconds > budget and (part, method) not in self._slow:
+                self._slow.add((part, method))
+                self.note(
+                    f"warning: {part_name(part)}: `{method}` took {seconds:.1f} s, its budget is {budget:g} s; the run "
+                    "waits for it: do the work in a thread, or raise its class's budgets"
+                )
+
+    def _together(self, work: Callable[[], T]) -> T:
+        """Do this rank's part of something; what one rank raises, all raise."""
+        result, failure = None, None
+        try:
+            result = work()
+        except PartError as error:
+            failure = error
+        problems = self.ranks.gather_world(None if failure is None else str(failure))
+        found = [f"rank {rank}: {problem}" for rank, problem in enumerate(problems) if problem is not None]
+        if found:
+            raise CallbackError(found[0].removeprefix("rank 0: ") if len(problems) == 1 else found[0]) from failure
+        return result  # type: ignore[return-value]
+
+
+def _call(part: Callback, method: str, *arguments: Any) -> Any:
+    """Call a method; whatever it raises becomes an error that names the callback.
+
+    Raises:
+        PartError: It raised.
+    """
+    try:
+        with calling(part, method):
+            return getattr(part, method)(*arguments)
+    except PartError:
+        raise
+    except (Exception, SystemExit) as error:  # rlkit's own errors and memory errors too: the ranks must agree
+        raise PartError(f"{part_name(part)}: `{method}` raised {explain(error)}") from error
+
+
+def _end(part: Callback, event: RunEnd, problems: list[str]) -> None:
+    try:
+        _call(part, "on_run_end", event)
+    except PartError as error:
+        problems.append(str(error))
+
+
+def _budget(part: Callback, method: str) -> float:
+    return part.budgets.get(method, Callback.budgets[method])
+
+
+def _state(part: Callback) -> dict[str, Json]:
+    state = _call(part, "state_dict")
+    try:
+        text = json.dumps(state, allow_nan=False)
+        fine = isinstance(state, dict) and json.loads(text) == state
+    except (TypeError, ValueError, RecursionError):
+        fine, text = False, ""
+    require(part, "state_dict", None if fine else f"returned {show(state)}, expected what JSON holds, by name")
+    long = len(text) > LONGEST_STATE
+    require(part, "state_dict", f"returned {len(text)} characters, at most {LONGEST_STATE} are kept" if long else None)
+    kept: dict[str, Json] = state
+    return kept

@@ -1,0 +1,148 @@
+"""Loggers: what they write, what their failures cost, and how they go on in a resumed run."""
+
+from __future__ import annotations
+
+import csv
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlkit.errors import RecipeError
+from rlkit.interfaces.callback import LoggedRun, Logger
+from rlkit.loggers import CSV, MLflow, TensorBoard, Wandb
+from rlkit.run.loggers import LoggerThread, open_loggers
+
+
+def run_of(folder: Path, done: int = 0) -> LoggedRun:
+    return LoggedRun(folder, "abc", {}, done)
+
+
+def log(logger: Logger, run: LoggedRun, steps: range) -> list[str]:
+    """Log steps through the run's boundary; return the warnings."""
+    notes: list[str] = []
+    [thread] = open_loggers([logger], run, notes.append)
+    for step in steps:
+        thread.log_metrics({"reward/mean": step / 4, "time/sample": 1.0}, step)
+    thread.finalize("success")
+    return notes
+
+
+def test_a_table_goes_on_where_the_run_does_and_gets_new_columns(tmp_path: Path) -> None:
+    assert log(CSV(), run_of(tmp_path), range(1, 4)) == []
+    with (tmp_path / "metrics.csv").open("a") as file:
+        file.write("4,0.")  # a killed process
+    notes: list[str] = []
+    [thread] = open_loggers([CSV()], run_of(tmp_path, done=2), notes.append)
+    thread.log_metrics({"reward/mean": 0.5, "validation/accuracy": 1.0}, 3)
+    thread.finalize("success")
+    with (tmp_path / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["step"] for row in rows] == ["1", "2", "3"]
+    assert [row["reward/mean"] for row in rows] == ["0.25", "0.5", "0.5"]
+    assert [row["validation/accuracy"] for row in rows] == ["", "", "1.0"]
+    assert notes == []
+
+
+def test_tensorboard_hides_the_steps_that_are_made_again(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    assert log(TensorBoard(), run_of(tmp_path), range(1, 4)) == []
+    assert log(TensorBoard(), run_of(tmp_path, done=2), range(3, 5)) == []
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [(e.step, e.value) for e in events.Scalars("reward/mean")] == [(1, 0.25), (2, 0.5), (3, 0.75), (4, 1.0)]
+
+
+def test_mlflow_goes_on_in_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlflow.tracking import MlflowClient
+
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    uri = f"file:{tmp_path}/mlruns"
+    assert log(MLflow(tracking_uri=uri), run_of(tmp_path), range(1, 3)) == []
+    assert log(MLflow(tracking_uri=uri), run_of(tmp_path, done=2), range(3, 4)) == []
+    client = MlflowClient(uri)
+    [run] = client.search_runs([client.get_experiment_by_name("rlkit").experiment_id])
+    history = client.get_metric_history(run.info.run_id, "reward/mean")
+    assert [(m.step, m.value) for m in history] == [(1, 0.25), (2, 0.5), (3, 0.75)]
+    assert (tmp_path / "mlflow-run").read_text() == run.info.run_id
+
+
+@pytest.mark.parametrize(
+    ("logger", "modules", "package"),
+    [
+        (Wandb("p"), ["wandb"], "wandb"),
+        (TensorBoard(), ["tensorboard", "tensorboardX", "torch.utils.tensorboard"], "tensorboard"),
+        (MLflow(), ["mlflow", "mlflow.tracking"], "mlflow"),
+    ],
+)
+def test_a_missing_package_refuses_the_run(
+    logger: Any, modules: list[str], package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lightning's logger finds it missing when it is made: here its import fails."""
+
+    def missing(run: LoggedRun) -> Any:
+        for module in modules:
+            monkeypatch.setitem(sys.modules, module, None)
+        __import__(modules[0])
+
+    monkeypatch.setattr(logger, "make", missing)
+    name = type(logger).__name__
+    expected = rf"log.loggers has {name}, which needs the package {package}: pip install 'rlkit-fabric\[{package}\]'"
+    with pytest.raises(RecipeError, match=expected):
+        open_loggers([logger], run_of(tmp_path), print)
+
+
+class Odd(Logger):
+    """Fails where it is told to."""
+
+    def __init__(self, *failing: str) -> None:
+        self.failing = failing
+        self.logged: list[int] = []
+
+    def open(self, run: LoggedRun) -> None:
+        self._act("open")
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        self._act("log_metrics")
+        self.logged.append(step)
+
+    def finalize(self, status: str) -> None:
+        self._act("finalize")
+
+    def _act(self, method: str) -> None:
+        if method in self.failing:
+            raise OSError("no network")
+
+
+def test_a_logger_that_fails_is_a_warning(tmp_path: Path) -> None:
+    assert log(Odd("open"), run_of(tmp_path), range(1, 4)) == [
+        "warning: logger Odd of tests: `open` raised OSError: no network"
+    ]
+    assert log(Odd("log_metrics"), run_of(tmp_path), range(1, 4)) == [
+        "warning: logger Odd of tests: `log_metrics` raised OSError: no network",
+        "warning: logger Odd of tests failed 3 times and missed 0 steps",
+    ]
+    fine = Odd()
+    assert log(fine, run_of(tmp_path), range(1, 4)) == []
+    assert fine.logged == [1, 2, 3]
+
+
+def test_nothing_waits_for_a_logger_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    going, notes = threading.Event(), list[str]()
+
+    class Hangs(Odd):
+        def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+            going.wait(60)
+
+    monkeypatch.setattr("rlkit.run.loggers.BACKLOG", 3)
+    thread = LoggerThread(Hangs(), notes.append)
+    thread.open(run_of(tmp_path))
+    for step in range(1, 9):  # one hangs, three wait, and the others find no place
+        thread.log_metrics({}, step)
+    thread.finalize("success", timeout=0.05)
+    assert notes[0] == "warning: logger Hangs of tests has not ended after 0.05 s; what it had left is lost"
+    assert notes[1].startswith("warning: logger Hangs of tests failed 0 times and missed ")
+    going.set()
