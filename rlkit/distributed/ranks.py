@@ -94,10 +94,6 @@ class Ranks:
         found: T = self.same(self.on_first(work))  # type: ignore[assignment]
         return found
 
-    def barrier(self) -> None:
-        """Wait until all ranks have called this."""
-        self.fabric.barrier()
-
     def gather(self, x: Tensor) -> Tensor:
         """Concatenate a vector, whose length may differ, over the data-parallel ranks."""
         return x if self.count == 1 else torch.cat(self.gather_dp(x.cpu())).to(x.device)

@@ -101,18 +101,18 @@ def planted(body: str, more: str = "") -> list[str]:
     [
         "if batch.mask.any():\n    ranks.all_reduce_sum(batch.mask)",
         "if context.ranks.lead:\n    context.ranks.gather_world(1)",
-        "if context.ranks.index == 0:\n    context.ranks.barrier()",
+        "if context.ranks.index == 0:\n    context.ranks.any(True)",
         "while not queue.empty():\n    ranks.any(True)",
         "return ranks.same(1) if len(batch) else 1",
         "return len(batch) > 0 and ranks.any(True)",
         "for row in batch.rows:\n    ranks.gather_dp(row)",
         "return [ranks.gather_dp(row) for row in batch.rows]",
-        "if len(batch) == 0:\n    return\nranks.barrier()",
-        "try:\n    work()\nexcept OSError:\n    ranks.barrier()",
-        "size = len(batch)\nif size:\n    ranks.barrier()",
+        "if len(batch) == 0:\n    return\nranks.any(True)",
+        "try:\n    work()\nexcept OSError:\n    ranks.any(True)",
+        "size = len(batch)\nif size:\n    ranks.any(True)",
         "if len(batch):\n    count_all(ranks)",  # a function that contains one
         "if len(batch):\n    mean(batch, ranks.all_reduce_sum)",  # one that is handed one
-        "if len(batch):  # agreed:\n    ranks.barrier()",  # without a reason
+        "if len(batch):  # agreed:\n    ranks.any(True)",  # without a reason
     ],
 )
 def test_a_guard_that_one_rank_alone_knows_is_found(body: str) -> None:
@@ -123,14 +123,14 @@ def test_a_guard_that_one_rank_alone_knows_is_found(body: str) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        "if ranks.any(len(batch) > 0):\n    ranks.barrier()",
-        "tokens = ranks.all_reduce_sum(batch.mask)\nif int(tokens) == 0:\n    return\nranks.barrier()",
-        "if train.epochs > 1 and context.recipe.critic is not None:\n    ranks.barrier()",
-        "if ranks.fabric.world_size == 1 or ranks.count == 1:\n    return\nranks.barrier()",
-        "for _ in range(train.epochs):\n    ranks.barrier()",
-        "if len(batch):  # agreed: rows were exchanged before, as many for each rank\n    ranks.barrier()",
-        "if batch.values is not None:\n    ranks.barrier()",
-        "if len(batch):\n    raise ValueError\nranks.barrier()",  # ends the run on all ranks
+        "if ranks.any(len(batch) > 0):\n    ranks.any(True)",
+        "tokens = ranks.all_reduce_sum(batch.mask)\nif int(tokens) == 0:\n    return\nranks.any(True)",
+        "if train.epochs > 1 and context.recipe.critic is not None:\n    ranks.any(True)",
+        "if ranks.fabric.world_size == 1 or ranks.count == 1:\n    return\nranks.any(True)",
+        "for _ in range(train.epochs):\n    ranks.any(True)",
+        "if len(batch):  # agreed: rows were exchanged before, as many for each rank\n    ranks.any(True)",
+        "if batch.values is not None:\n    ranks.any(True)",
+        "if len(batch):\n    raise ValueError\nranks.any(True)",  # ends the run on all ranks
         "if any(batch.rows):\n    mean(batch)",  # over this rank's rows alone
     ],
 )
