@@ -18,6 +18,7 @@ from rlkit.rewards import ExactReward
 from rlkit.sections import Model, Rollout, Train
 from rlkit.tasks import Arithmetic
 from rlkit.testing import FakeEngine
+from rlkit.train.callbacks import Callbacks
 from rlkit.train.credit import RewardTransforms
 from rlkit.train.setup import TrainContext
 from rlkit.types import Batch, PolicyOutput, Sampling, TrainBatch
@@ -127,7 +128,9 @@ def context(made: Recipe, ranks: LocalRanks | None = None, critic: Any = None, r
     models = SimpleNamespace(policy=policy, actor=policy.inner, critic=critic, reference=reference, average=None)
     transforms = RewardTransforms(made.shaping, made.kl_reward)
     rollouts: Any = SimpleNamespace(version=1)
-    return TrainContext(made, None, ranks or LocalRanks(), models, rollouts, transforms)  # type: ignore[arg-type]
+    local: Any = ranks or LocalRanks()
+    nothing: Any = None
+    return TrainContext(made, nothing, local, models, rollouts, transforms, Callbacks([], local, print))
 
 
 TOKENS = ((1, 2, 3, 0), (1, 4, 0, 0), (1, 5, 1, 2), (1, 3, 2, 0))

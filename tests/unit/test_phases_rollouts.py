@@ -126,10 +126,10 @@ def test_scoring_that_runs_on_is_awaited_before_the_filter_decides(monkeypatch: 
             for number, one in enumerate(late):
                 one.score = trajectory(0, 1, float(number)).score
 
-        rollouts.scoring.append(asyncio.create_task(score()))
+        rollouts.scoring.start(score())
         return late
 
     played.play = play  # type: ignore[method-assign]
     rollouts, _ = played.run(monkeypatch)
     assert rollouts.train_on == late
-    assert rollouts.scoring == []
+    assert rollouts.scoring.running == 0
