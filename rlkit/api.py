@@ -29,6 +29,7 @@ from rlkit.cli.parsing.parser import build
 from rlkit.cli.streams import unfailing
 from rlkit.errors import RecipeError
 from rlkit.interfaces.advantage import AdvantageEstimator
+from rlkit.interfaces.callback import Callback
 from rlkit.interfaces.environment import Environment
 from rlkit.interfaces.interaction import Interaction
 from rlkit.interfaces.loss import PolicyLoss
@@ -94,6 +95,7 @@ class Recipe:
         train: The training loop.
         tools: Tools by name; a function becomes one by `rlkit.tool`.
         validation: Held-out prompts; None for none, and left out: none where a list of rows holds none out.
+        callbacks: Are called as the run goes on, in this order.
     """
 
     model: Model | Named
@@ -117,6 +119,7 @@ class Recipe:
     conversation: Conversation | Data | None = None
     validation: Validation | Data | Unset | None = UNSET
     save: Save | Data = field(default_factory=Save)
+    callbacks: Sequence[Callback | Named] = ()
     log: Log | Data = field(default_factory=Log)
     fabric: Fabric | Data = field(default_factory=Fabric)
 

@@ -34,7 +34,7 @@ async def _score(reward: RewardManager, trajectories: Sequence[Trajectory], work
     if failed and reward.on_error == "raise":
         first = failed[0]
         raise RolloutError(
-            f"reward {part_name(reward)} failed on prompt {trajectories[first].prompt.id!r}: {scores[first].error}; "
+            f"the reward failed on prompt {trajectories[first].prompt.id!r}: {scores[first].error}; "
             "its on_error is 'raise' (choose 'drop' to leave such groups out and count them)"
         )
     return scores

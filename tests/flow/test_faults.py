@@ -69,7 +69,7 @@ def test_a_reward_that_misbehaves_costs_a_count_and_never_the_run(tmp_path: Path
     assert failed
     assert row["reward/failed"] == len(failed)
     assert row["reward/groups_dropped"] == len({r["group"] for r in failed})
-    assert all(r["reward"] is None and "Moody of moody: " in r["error"] for r in failed)
+    assert all(r["reward"] is None and "Moody of plugin 'moody'" in r["error"] for r in failed)
 
 
 @pytest.mark.slow
@@ -96,7 +96,8 @@ def test_a_reward_may_be_told_to_end_the_run(tmp_path: Path, site: str) -> None:
     reward = ("--reward=Moody", "--reward.how=raise", "--reward.on_error=raise")
     done = rlkit("fit", "--recipe=quickstart", *FAST, *reward, "--out=out", cwd=tmp_path, PYTHONPATH=site)
     assert done.returncode == 1
-    assert "error: reward Moody of moody failed on prompt" in done.stderr
+    assert "error: the reward failed on prompt" in done.stderr
+    assert "Moody of plugin 'moody' (rlkit-moody 1.0): ValueError: bad mood" in done.stderr
     assert "Traceback" not in done.stderr
     outcome = json.loads((tmp_path / "out" / "result.json").read_text())
     assert outcome["status"] == "failed"

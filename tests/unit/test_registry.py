@@ -49,7 +49,8 @@ def test_built_in_parts_are_there_with_where_they_come_from() -> None:
     part = registry.parts["advantages"]["GRPO"]
     assert (part.cls, part.plugin.distribution) == (GRPO, "rlkit-fabric")
     assert part.plugin.version == metadata.version("rlkit-fabric")
-    assert {kind for kind in hooks.KINDS if not registry.parts[kind]} == {"environments"}  # these come from plugins
+    from_plugins = {kind for kind in hooks.KINDS if not registry.parts[kind]}
+    assert from_plugins == {"callbacks", "environments"}
     registry.require_healthy()
 
 

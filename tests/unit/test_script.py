@@ -38,7 +38,8 @@ def test_the_script_of_every_shipped_recipe_is_the_recipe(path: Path, monkeypatc
 def test_overrides_nulls_and_plugins_are_in_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
     words = (
         "quick_ppo", "--validation=null", "--train.steps=7", "--fabric.strategy=FSDP2", "--reward=RemoteReward",
-        "--reward.url=https://host/${RLKIT_X}", "--log.wandb.project=a\"b\\c\n", "--fabric.devices=[0, 1]",
+        "--reward.url=https://host/${RLKIT_X}", "--fabric.devices=[0, 1]",
+        '--log.loggers=[{"class_path": "Wandb", "init_args": {"project": "a\\"b\\\\c\\n"}}]',
     )  # fmt: skip
     monkeypatch.setenv("RLKIT_X", "secret")
     parsed = parse("recipe show", words)

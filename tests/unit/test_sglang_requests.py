@@ -182,7 +182,7 @@ def test_an_engine_that_has_no_room_left_ends_a_conversation_by_its_context() ->
     nothing = Completion([], [], [], StopReason.CONTEXT)
     conversation.sampled(Completion([3], [-0.5], [0], StopReason.STOP))
     conversation.interact()
-    conversation.told("user", [4])
+    conversation.observed("user", [4])
     conversation.sampled(nothing)
     assert (conversation.stop, conversation.error, conversation.mask) == (
         StopReason.CONTEXT,
@@ -192,4 +192,4 @@ def test_an_engine_that_has_no_room_left_ends_a_conversation_by_its_context() ->
     unanswered = Conversation(Prompt("p", []), 0, Limits(turns=8))
     unanswered.begin([1, 2])
     unanswered.sampled(nothing)
-    assert unanswered.error == "the engine gave no tokens"
+    assert unanswered.error == "the engine returned no tokens"

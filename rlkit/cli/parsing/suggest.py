@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import PurePath
 
-from rlkit.cli.parsing.schema import Choice, Names, Section, describe, import_paths, options, shape
+from rlkit.cli.parsing.schema import Choice, Items, Names, Section, describe, import_paths, options, shape
 from rlkit.installed import DISABLE_VARIABLE
 from rlkit.recipe import Recipe
 from rlkit.registry import Registry
@@ -25,6 +25,7 @@ PACKAGES = {
     "CalculatorMaze": "rlkit-env-games",
     "GuessNumber": "rlkit-env-games",
     "GuessTask": "rlkit-env-games",
+    "HttpEngine": "rlkit-engine-http",
     "LengthReward": "rlkit-length-reward",
     "MazeTask": "rlkit-env-games",
     "McpTool": "rlkit-tool-mcp",
@@ -162,5 +163,5 @@ def classes_at(key: str, registry: Registry) -> Choice | Section | None:
         if not isinstance(inside, Section) or name not in options(inside.cls):
             return None
         inside = shape(options(inside.cls)[name].hint, registry).inside
-        inside = shape(inside.hint, registry).inside if isinstance(inside, Names) else inside
+        inside = shape(inside.hint, registry).inside if isinstance(inside, Names | Items) else inside
     return inside if isinstance(inside, Choice | Section) else None
