@@ -205,10 +205,10 @@ def test_checkpoints_may_be_elsewhere(tmp_path: Path) -> None:
 
 KILLED = """
 import os, signal, sys
-import rlkit.train.update as learn
+import rlkit.train.update
 from rlkit.cli.main import main
 
-original, calls = learn.update, [0]
+original, calls = rlkit.train.update.update_policy, [0]
 
 def killed(*args):
     calls[0] += 1
@@ -217,7 +217,7 @@ def killed(*args):
     return original(*args)
 
 if __name__ == "__main__":
-    learn.update = killed
+    rlkit.train.update.update_policy = killed
     sys.exit(main(sys.argv[1:]))
 """
 
@@ -240,17 +240,18 @@ def test_a_run_that_is_killed_before_its_first_checkpoint_starts_anew_by_the_sam
 
 POISON = """
 import sys
-import rlkit.train.update as learn
 from rlkit.cli.main import main
+from rlkit.train.objective import Objective
 
-original, calls = learn.policy_loss, [0]
+original, calls = Objective.share, [0]
 
 def poisoned(*args):
     calls[0] += 1
-    return original(*args) * (float("nan") if calls[0] in {steps} else 1.0)
+    share = original(*args)
+    return share._replace(loss=share.loss * (float("nan") if calls[0] in {steps} else 1.0))
 
 if __name__ == "__main__":
-    learn.policy_loss = poisoned
+    Objective.share = poisoned
     sys.exit(main(sys.argv[1:]))
 """
 
