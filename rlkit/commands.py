@@ -94,7 +94,7 @@ def _owner(verb: str) -> Plugin:
 
     plugins = installed()
     owners = [plugin for plugin in plugins if verb in plugin.commands]
-    enabled = [plugin for plugin in owners if not plugin.disabled]
+    enabled = sorted((plugin for plugin in owners if not plugin.disabled), key=lambda plugin: plugin.name)
     if len(enabled) > 1:
         raise PluginError(
             f"the verb {verb!r} is offered by {enabled[0]} and by {enabled[1]}; uninstall one, or set "

@@ -220,6 +220,12 @@ def test_help_needs_nothing_heavy() -> None:
     assert help_then(f"import sys; print([m for m in {heavy} if m in sys.modules])") == "[]"
 
 
+def test_workers_that_score_need_nothing_heavy() -> None:
+    heavy = ("torch", "lightning", "transformers", "rich", "yaml")
+    modules = "rlkit.rewards.math, rlkit.rewards.python, rlkit.types, rlkit.rollout.worker"
+    assert help_then(f"import {modules}, sys; print([m for m in {heavy} if m in sys.modules])") == "[]"
+
+
 def test_help_takes_less_than_half_a_second_of_cpu() -> None:
     assert min(float(help_then("import time; print(time.process_time())")) for _ in range(3)) < 0.5
 
