@@ -198,7 +198,7 @@ def test_a_second_signal_ends_the_run_at_once(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "final" / "model.safetensors").exists()
 
 
-TRIALS = int(os.environ.get("RLKIT_TRIALS", "2"))
+TRIALS = int(os.environ.get("RLKIT_TRIALS", "1"))
 """Trials of each kind of the following tests, whose moments are random."""
 
 TWO = {
