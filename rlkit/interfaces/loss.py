@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
 from rlkit.interfaces.runtime import BoundPart
-from rlkit.ops.aggregate import Aggregation
 from rlkit.types import LossOutput, PolicyOutput, TrainBatch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from rlkit.interfaces.runtime import Runtime
+    from rlkit.ops.aggregate import Aggregation
 
 
 class PolicyLoss(BoundPart):

@@ -213,7 +213,7 @@ class Store:
         with self.fs.open(self.path(name, file), "w", encoding="utf-8") as lines:
             lines.write(content.model_dump_json())
 
-    def publish(self, partial: str, name: str) -> None:
+    def finalize(self, partial: str, name: str) -> None:
         """Rename a partial checkpoint to its final name, replacing one of that name."""
         self.remove(name)
         self.fs.mv(self.path(partial), self.path(name), recursive=True)

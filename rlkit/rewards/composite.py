@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rlkit.errors import RecipeError
 from rlkit.interfaces.reward import OnError, RewardManager
 from rlkit.ranges import FiniteFloat, Seconds
+from rlkit.registry import close_parts
 from rlkit.types import Score, Trajectory
 
 if TYPE_CHECKING:
@@ -52,8 +53,6 @@ class Composite(RewardManager):
             reward.bind(runtime)
 
     def close(self) -> None:
-        from rlkit.registry import close_parts  # imports torch, which no worker needs
-
         close_parts(list(self.rewards.values()))
 
     async def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:

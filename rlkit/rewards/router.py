@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rlkit.errors import RecipeError
 from rlkit.interfaces.reward import OnError, RewardManager
 from rlkit.ranges import Seconds
+from rlkit.registry import close_parts
 from rlkit.types import Score, Trajectory
 
 if TYPE_CHECKING:
@@ -50,8 +51,6 @@ class Router(RewardManager):
             reward.bind(runtime)
 
     def close(self) -> None:
-        from rlkit.registry import close_parts  # imports torch, which no worker needs
-
         close_parts(list(self.rewards.values()))
 
     async def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:

@@ -227,7 +227,7 @@ def killed_at(moment: int, url: str, ranks: Ranks, monkeypatch: pytest.MonkeyPat
         return wrapped
 
     with monkeypatch.context() as patch:
-        for change in ("write", "withdraw", "publish", "remove"):
+        for change in ("write", "withdraw", "finalize", "remove"):
             patch.setattr(Store, change, watched(getattr(Store, change)))
         writer = Writer(Store(url), Save(keep_last=1), ranks, step=90)
         try:
@@ -275,11 +275,11 @@ class Slow(Store):
         self.gate.set()
         self.full = False
 
-    def publish(self, partial: str, name: str) -> None:
+    def finalize(self, partial: str, name: str) -> None:
         self.gate.wait()
         if self.full:
             raise OSError("No space left on device")
-        super().publish(partial, name)
+        super().finalize(partial, name)
 
 
 @pytest.fixture

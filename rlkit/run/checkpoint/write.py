@@ -112,7 +112,7 @@ class Writer:
                 self.store.write(partial, MANIFEST, Manifest(format=FORMAT, files=files))
                 for abandoned in self._abandoned:
                     self.store.withdraw(abandoned)
-                self.store.publish(partial, name)
+                self.store.finalize(partial, name)
                 self._abandoned = []
                 self._prune(state.best)
             except Exception as error:  # the other ranks wait to learn of it
