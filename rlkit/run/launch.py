@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,9 @@ from rlkit.run.lock import Lock
 from rlkit.run.session import Outcome, Reporter
 from rlkit.train.data import Data, load_data
 from rlkit.train.setup import fabric_for
+
+LAUNCHER = "RLKIT_LAUNCHER_PID"
+"""The environment variable by which the ranks that rank 0 starts know its process id."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +77,38 @@ def launch(job: Job, reporter: Callable[[bool], Reporter]) -> tuple[Outcome, Pat
     data = load_data(job.recipe)
     fabric = fabric_for(job.recipe)
     try:
-        fabric.launch()
+        _start_ranks(fabric)
         return _train(job, data, fabric, reporter(fabric.is_global_zero))
     except KeyboardInterrupt:
         for process in getattr(fabric.strategy.launcher, "procs", ()):  # ranks that wait for this one
             process.terminate()
         raise
+
+
+def _start_ranks(fabric: Fabric) -> None:
+    """Start the other ranks, or join them; a rank exits if the process that started it is gone before all have joined.
+
+    Without this, it would wait for the others until `train.deadline`: rank 0 may be killed, or interrupted before it
+    has noted whom it started.
+    """
+    launcher = None if os.environ.get("LOCAL_RANK", "0") == "0" else os.environ.get(LAUNCHER)
+    joined = threading.Event()
+    if launcher is None:
+        os.environ[LAUNCHER] = str(os.getpid())
+    else:
+        threading.Thread(target=_exit_without, args=(int(launcher), joined), daemon=True, name="rlkit-launcher").start()
+    try:
+        fabric.launch()
+    finally:
+        joined.set()
+        os.environ.pop(LAUNCHER, None)
+
+
+def _exit_without(launcher: int, joined: threading.Event) -> None:
+    while os.getppid() == launcher:
+        if joined.wait(1.0):
+            return
+    os._exit(1)
 
 
 def home_of(place: str) -> Path | None:

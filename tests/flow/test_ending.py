@@ -400,15 +400,16 @@ def test_a_signal_after_the_end_does_not_change_the_exit_status() -> None:
 
 
 @pytest.mark.slow
-def test_a_signal_while_the_ranks_are_starting_ends_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_while_the_ranks_are_starting_ends_them(number: signal.Signals, tmp_path: Path) -> None:
     """To the one that starts the other, at once after it has, when that one may wait for it for long."""
     process = start(tmp_path, *TWO["ddp"])
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     wait_for(lambda: bool(children.read_text().split()), process)
     ranks = [int(pid) for pid in children.read_text().split()]
-    process.terminate()
+    process.send_signal(number)
     printed = ended(process, ranks)
-    assert process.returncode == 130, printed
+    assert process.returncode == (130 if number == signal.SIGTERM else -signal.SIGKILL), printed
     assert "Traceback" not in printed
 
 
