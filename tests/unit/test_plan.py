@@ -64,10 +64,16 @@ def test_a_reward_that_cannot_tell_right_from_wrong_is_warned_of() -> None:
     async def constant(trajectories: object) -> list[Score]:
         return [Score(1.0), Score(1.0)]
 
+    async def inverted(trajectories: object) -> list[Score]:
+        return [Score(0.1), Score(0.4)]
+
     async def broken(trajectories: object) -> list[Score]:
         return [Score(None, error="no service"), Score(0.0)]
 
     assert "both are scored alike" in asyncio.run(plan.try_reward(constant, prompt)).text
+    assert asyncio.run(plan.try_reward(inverted, prompt)).text == (
+        "warning: reward: 0.1 for the answer of 'p', 0.4 for 'I do not know.': the wrong answer is scored higher"
+    )
     assert asyncio.run(plan.try_reward(broken, prompt)) == ("the reward fails on 'p': no service", True)
 
 

@@ -20,11 +20,9 @@ import yaml
 
 from rlkit import hookimpl
 from rlkit.cli.main import main
-from rlkit.cli.parsing import parser
 from rlkit.cli.plugins import USAGE
 from rlkit.cli.scaffold import PLURALS, WRITTEN, scaffold
 from rlkit.errors import RecipeError
-from rlkit.hooks import KINDS
 from rlkit.interfaces.advantage import AdvantageEstimator
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.interfaces.environment import Environment, Observation
@@ -496,21 +494,3 @@ def test_an_installed_package_is_listed_tested_and_trains(packages: Path, tmp_pa
     run(python, "-m", "rlkit", "fit", "--recipe", "quickstart", "--advantage", "MyAdvantage", *options)
     assert "MyAdvantage" in (tmp_path / "out" / "recipe.yaml").read_text()
     assert len((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()) == 2
-
-
-def test_written_parts_train_together(
-    packages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    kinds = ("advantage", "loss", "reward", "task", "filter", "optimizer", "schedule")
-    plugins = []
-    for kind in kinds:
-        monkeypatch.syspath_prepend(packages / f"rlkit-my-{kind}" / "src")
-        plugins.append((f"my-{kind}", importlib.import_module(f"rlkit_my_{kind}")))
-    monkeypatch.setattr(parser, "load_plugins", lambda: load_plugins(plugins, entry_points=False))
-    keys = [KINDS[PLURALS[kind]].key for kind in kinds]
-    named = [f"--{key}=My{kind.capitalize()}" for kind, key in zip(kinds, keys, strict=True)]
-    options = ("--train.steps=1", "--train.prompts_per_step=4", "--validation.limit=2", f"--out={tmp_path / 'out'}")
-    assert main(["fit", "--recipe=quickstart", *named, *options]) == 0, capsys.readouterr().err
-    recipe = (tmp_path / "out" / "recipe.yaml").read_text()
-    assert [kind for kind in kinds if f"My{kind.capitalize()}" not in recipe] == []
-    assert len((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()) == 1

@@ -109,7 +109,10 @@ async def try_reward(score: Scorer, prompt: Prompt) -> Trial:
     if right.reward is None or other.reward is None:
         return Trial(f"the reward fails on {prompt.id!r}: {right.error or other.error}", failed=True)
     line = f"reward: {right.reward:g} for the answer of {prompt.id!r}, {other.reward:g} for 'I do not know.'"
-    return Trial(line if right.reward > other.reward else f"warning: {line}: both are scored alike")
+    if right.reward > other.reward:
+        return Trial(line)
+    compared = "both are scored alike" if right.reward == other.reward else "the wrong answer is scored higher"
+    return Trial(f"warning: {line}: {compared}")
 
 
 def _answered(prompt: Prompt, text: str) -> Trajectory:
