@@ -137,9 +137,7 @@ def _value(found: re.Match[str]) -> Fraction | None:
 
 
 def _close(given: Fraction, expected: Fraction) -> bool:
-    """Whether two numbers are equal; unless both are integers, up to a relative 1e-6."""
-    if given.denominator == expected.denominator == 1:
-        return given == expected
+    """Whether two numbers are equal up to 1e-6 of the expected one, or of 1 where that is less: integers exactly."""
     tolerance = min(Fraction(1), abs(expected)) / 10**6
     return abs(given - expected) <= tolerance
 
@@ -151,9 +149,7 @@ def _plain(text: str) -> str:
     text = _WRAPPED.sub(r" \1 ", text)
     for written, meant in _SYNONYMS:
         text = text.replace(written, meant)
-    if len(text) > 2 and text[0] == text[-1] == "$":
-        text = text.strip("$")
-    return " ".join(text.split()).strip(" *_\"'.,;:!?")
+    return " ".join(text.split()).strip(" *_\"'.,;:!?$")
 
 
 def _is_answer(text: str) -> bool:

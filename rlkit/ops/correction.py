@@ -30,7 +30,7 @@ def importance_weights(
     """
     log_ratio = (old_logps - rollout_logps).detach().float()
     if level == "sequence":
-        log_ratio = masked_sum(log_ratio, mask, -1)[:, None].expand_as(mask)
+        log_ratio = masked_sum(log_ratio, mask, -1)[:, None]
     weight = log_ratio.clamp(-20, 20).exp()
     if low is None:
         return weight.clamp(max=high) * mask
@@ -63,7 +63,7 @@ def accepted(
         elif level == "seq_max":
             outside = torch.full_like(value, -torch.inf)
             total = torch.where(mask, value, outside).amax(-1)
-        value = total[:, None].expand_as(mask)
+        value = total[:, None]
     if statistic != "k1":
         return mask & (value <= high)
     lowest = 1 / high if low is None else low

@@ -118,7 +118,7 @@ def _without_rows(batch: Batch) -> Batch:
 def check_loss(loss: PolicyLoss) -> torch.Tensor:
     """Check that the loss is per token, has a gradient, and ignores values outside the mask.
 
-    It must also be finite for large log-ratios and on a batch without rows.
+    It must also be finite for large log-ratios and on a batch without rows, and its metrics have no gradient.
     """
     for log_ratio, batch in ((20.0, example_batch()), (-20.0, example_batch()), (0.0, _without_rows(example_batch()))):
         _lose(loss, batch, log_ratio)
@@ -145,6 +145,8 @@ def _lose(loss: PolicyLoss, batch: Batch, log_ratio: float) -> tuple[torch.Tenso
         raise AssertionError(f"{name} {problem}")
     if not bool(out.per_token.isfinite().all()):
         raise AssertionError(f"{name} is not finite where the log-ratio is {log_ratio:g}, outside the mask included")
+    if graded := [metric for metric, value in out.metrics.items() if value.requires_grad]:
+        raise AssertionError(f"{name} returned the metric {graded[0]!r} with a gradient, expected detached tensors")
     return out.per_token, logps
 
 

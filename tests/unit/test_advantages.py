@@ -242,6 +242,8 @@ def test_whiten_by_hand_and_with_too_little_to_whiten() -> None:
     mask = torch.tensor([True, True, False, True])
     found = whiten(torch.tensor([1.0, 2.0, math.nan, 6.0]), mask)  # mean 3, sample variance 7
     assert found.tolist() == pytest.approx([-2 / math.sqrt(7), -1 / math.sqrt(7), 0, 3 / math.sqrt(7)], rel=1e-6)
+    two = whiten(torch.tensor([1.0, 3.0]), torch.ones(2, dtype=torch.bool))  # of variance 2
+    assert two.tolist() == pytest.approx([-math.sqrt(0.5), math.sqrt(0.5)])
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         assert whiten(torch.tensor([5.0, 3.0]), torch.tensor([True, False])).tolist() == [5, 0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -191,6 +192,12 @@ def test_the_tables_are_long_enough() -> None:
         ("#### 0.33", "1/3", False),
         ("#### 5 million", "5000000", True),
         ("#### 5k", "5000", True),
+        ("#### 2 thousand", "2000", True),
+        ("#### 1.5 billion", "1500000000", True),
+        ("#### 3 trillion", "3000000000000", True),
+        ("#### 1000.500001", "1000.5", True),  # up to 1e-6, and of numbers below 1 up to a millionth of them
+        ("#### 1000.500002", "1000.5", False),
+        ("#### 0.0000002", "0.0000001", False),
         ("#### 1000001", "1000000", False),
         ("#### 12345678901234567", "12345678901234568", False),
         ("#### \\frac{3}{4}", "0.75", True),
@@ -244,6 +251,12 @@ def test_gold_answers_of_gsm8k_are_right_by_themselves() -> None:
         assert grade(f"It is {number} dollars.", row["answer"])[0] == 1.0
         assert grade(f"#### {int(number.replace(',', '')) + 1}", row["answer"])[0] == 0.0
     assert len(rows) == 40
+
+
+def test_grading_a_formula_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("math_verify").setLevel(logging.NOTSET)
+    assert grade("#### 2\\pi", "\\pi + \\pi")[0] == 1.0
+    assert caplog.records == []
 
 
 HOSTILE = (

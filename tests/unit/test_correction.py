@@ -35,6 +35,16 @@ def test_importance_weights_by_hand() -> None:
     assert weights("sequence", low=0.5, high=1.2) == [pytest.approx([1, 1, 0]), [0, 0, 0]]
 
 
+def test_ratios_at_a_bound_are_within_it() -> None:
+    """The engine's log-prob is 0 and the trainer's log 2: a ratio of exactly 2; or both are the same."""
+    mask, engine = torch.tensor([[True]]), torch.zeros(1, 1)
+    assert importance_weights(engine, engine, mask, low=1.0, high=1.0).tolist() == [[1.0]]
+    double = torch.tensor([[2.0]]).log()
+    assert accepted(double, engine, mask, low=2.0, high=2.0).tolist() == [[True]]
+    assert accepted(-double, engine, mask, high=2.0).tolist() == [[True]]  # down to 1 / high
+    assert accepted(engine + 1, engine, mask, "k2", high=0.5).tolist() == [[True]]
+
+
 def test_importance_weights_are_clamped_and_have_no_gradient() -> None:
     trainer = torch.tensor([[100.0]], requires_grad=True)
     found = importance_weights(trainer, torch.zeros(1, 1), torch.tensor([[True]]), high=1e12)
@@ -53,6 +63,10 @@ def test_importance_weights_are_clamped_and_have_no_gradient() -> None:
             [[True, True, False], [False, False, False]],
         ),  # means 1, 1.5^(1/3) = 1.145
         ({"level": "seq_max", "high": 2.0}, [[False, False, False], [True, True, True]]),
+        ({"level": "seq_max", "high": 4.5}, [[True, True, False], [True, True, True]]),  # the 99 is outside the mask
+        ({"statistic": "k2", "level": "seq_mean", "high": 0.97}, [[True, True, False], [True, True, True]]),
+        ({"statistic": "k2", "level": "seq_mean", "high": 0.95}, [[False, False, False], [True, True, True]]),
+        ({"statistic": "k3", "level": "seq_sum", "high": 3.0}, [[True, True, False], [True, True, True]]),
         # k2: 0.96, 0.96; 0.082, 0, 0
         ({"statistic": "k2", "high": 0.5}, [[False, False, False], [True, True, True]]),
         # k3 = r - 1 - ln r: 1.61, 0.64; 0.095, 0, 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from rlkit.losses import CISPO, DPPO, GMPO, GSPO, SAPO, ClipCov, ClipLoss, KLCov
 from rlkit.ops import aggregate
 from rlkit.ranges import outside
 from rlkit.testing import check_loss, example_batch, golden
-from rlkit.types import PolicyOutput, TrainBatch
+from rlkit.types import LossOutput, PolicyOutput, TrainBatch
 
 SMOOTH = [ClipLoss(), ClipLoss(clip_dual=3.0), PolicyGradient(), SAPO(), GMPO(), KLCov(fraction=0.2)]
 ALL = [*SMOOTH, GSPO(), CISPO(), DPPO(), DPPO("kl"), ClipCov(fraction=0.2)]
@@ -211,9 +212,43 @@ def test_on_policy_the_gradient_is_the_plain_policy_gradient(loss: PolicyLoss) -
     torch.testing.assert_close(*gradients)
 
 
-@pytest.mark.parametrize("loss", [x for x in ALL if not x.selects], ids=name)
+@pytest.mark.parametrize("loss", [x for x in ALL if not x.selects] + [KLCov(), ClipLoss(clip_dual=2.0)], ids=name)
 def test_losses_keep_the_contract(loss: PolicyLoss) -> None:
     check_loss(loss)
+
+
+def test_a_metric_with_a_gradient_breaks_the_contract() -> None:
+    class Graded(PolicyGradient):
+        def __call__(self, out: PolicyOutput, batch: TrainBatch) -> LossOutput:
+            return LossOutput(-batch.advantages * out.logps, {"logp": out.logps.mean()})
+
+    with pytest.raises(AssertionError, match="Graded returned the metric 'logp' with a gradient"):
+        check_loss(Graded())
+
+
+@pytest.mark.parametrize(
+    ("loss", "factor"),
+    [(ClipLoss(0.0, 1e12), -1.0), (CISPO(0.0, 1e12), 5.0), (DPPO(cap=1e12), 5.0), (DPPO("kl", cap=1e12), 5.0)],
+    ids=name,
+)
+def test_ratios_are_at_most_e_to_the_20(loss: PolicyLoss, factor: float) -> None:
+    """A token goes from a log-prob of -30 to -5: a log-ratio of 25. CISPO and DPPO weigh the log-prob with it."""
+    [found] = per_token(loss, [25.0], 1, old=-30.0)
+    assert found == pytest.approx(factor * math.exp(20), rel=1e-5)
+
+
+def test_ratios_are_at_least_e_to_the_minus_20() -> None:
+    """From -1 to -26, a log-prob that is weighed with the ratio."""
+    assert per_token(DPPO(), [-25.0], 1) == pytest.approx([26 * math.exp(-20)], rel=1e-5)
+    assert per_token(ClipLoss(1.0), [-25.0], 1) == pytest.approx([-math.exp(-20)], rel=1e-5)
+    assert per_token(CISPO(1.0), [-25.0], 1) == pytest.approx([26 * math.exp(-20)], rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["tv", "kl"])
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+def test_a_divergence_at_its_bound_is_within_it(kind: Literal["tv", "kl"], advantage: float) -> None:
+    """On-policy the divergence is 0: bounds of 0 leave the gradient as it is."""
+    assert per_token(DPPO(kind, 0.0, 0.0), [0.0], advantage) == [advantage]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from rlkit.ops.groups import group_stats
 from rlkit.ops.logps import logits_logps, token_logps
 from rlkit.ops.masked import masked_mean, masked_sum
 from rlkit.ops.random import uniform
-from rlkit.ops.sampling import choose
+from rlkit.ops.sampling import choose, truncate
 
 
 def splitmix64(key: int, counter: int) -> float:
@@ -57,6 +57,14 @@ def test_choose_follows_the_distribution_and_gives_its_logps() -> None:
     expected = torch.softmax(logits / 0.5, 0)
     torch.testing.assert_close(tokens.bincount(minlength=4) / 10_000, expected, atol=2e-4, rtol=0)
     torch.testing.assert_close(logps, expected.log()[tokens])
+
+
+def test_top_p_keeps_the_smallest_set_that_reaches_it() -> None:
+    """Of 1/2, 1/4, 1/8 and 1/8, in any order, one reaches 0.5, two reach 0.75, and three 0.76."""
+    probs = torch.tensor([0.125, 0.5, 0.125, 0.25]).expand(4, -1)
+    found = truncate(probs, torch.tensor([0.5, 0.75, 0.76, 1.0]), torch.zeros(4, dtype=torch.long))
+    assert (found > 0).sum(-1).tolist() == [1, 2, 3, 4]
+    assert found[0].tolist() == [0, 0.5, 0, 0]
 
 
 def test_choose_truncates_but_reports_the_full_softmax() -> None:
