@@ -105,13 +105,13 @@ class ParticipantSession:
             ParticipantError: The user or the environment failed.
             RolloutError: A tool could not prepare its state.
         """
+        prompt = self.conversation.prompt
         for name, tool in self.participants.tools.items():
             state = self._states[name] = {}
             try:
                 await guard(partial(self._enter, name, "create", tool.create, state), tool)
             except GuardError as error:
-                raise RolloutError(f"tool {name!r} cannot begin: {error.problem}") from error
-        prompt = self.conversation.prompt
+                raise RolloutError(f"tool {name!r} cannot begin for prompt {prompt.id!r}: {error.problem}") from error
         if (user := self.participants.interaction) is not None:
             self._started.append("interaction")
             await _participant(user, lambda: user.start(prompt, self._user))

@@ -16,6 +16,9 @@ STALLED = 3
 WITHOUT_SIGNAL = 5
 """Consecutive steps whose groups all have equal rewards before a warning."""
 
+NAMED = 5
+"""So many different errors of conversations and rewards are shown in a run; all are counted."""
+
 
 @dataclass
 class Progress:
@@ -29,12 +32,15 @@ class Progress:
         recipe: Has the parts' names, and `train.max_steps_without_signal`.
         stalled: Consecutive steps until now.
         without_signal: Consecutive steps without signal so far.
+        causes: Why each of the consecutive stalled steps stalled.
+        named: Errors of conversations and rewards that were shown.
     """
 
     recipe: Recipe
     stalled: int = 0
     without_signal: int = 0
     causes: list[str] = field(default_factory=list)
+    named: set[str] = field(default_factory=set)
 
     def see(self, number: int, figures: Mapping[str, float], errors: Counter[str]) -> Iterator[str]:
         """Count a step; yield warnings.
@@ -42,7 +48,7 @@ class Progress:
         Args:
             number: Of the step.
             figures: Over all ranks.
-            errors: Texts of failed rewards and conversations on all ranks; needed only if `stalls(figures)`.
+            errors: Texts of failed rewards and conversations on all ranks; needed only if `failed(figures)`.
 
         Raises:
             TrainingError: Too many steps in a row have taught nothing.
@@ -54,12 +60,17 @@ class Progress:
             self.without_signal = 0
         if not self.stalls(number, figures):
             self.stalled, self.causes = 0, []
+            yield from self._name(number, errors)
             return
         self.stalled += 1
         self.causes.append(self._cause(figures, errors))
         yield f"warning: step {number} taught nothing: {self.causes[-1]}"
         if self.stalled >= STALLED:
             raise self.failure(number)
+
+    def failed(self, figures: Mapping[str, float]) -> bool:
+        """Whether some conversation or reward failed."""
+        return figures.get("rollout/failed", 0.0) + figures.get("reward/failed", 0.0) > 0
 
     def stalls(self, number: int, figures: Mapping[str, float]) -> bool:
         """Whether a step made no optimizer step where it should, for another reason than equal rewards."""
@@ -90,6 +101,13 @@ class Progress:
         limit = self.recipe.train.max_steps_without_signal
         if limit is not None and self.without_signal >= limit:
             raise TrainingError(f"{problem} (train.max_steps_without_signal is {limit})")
+
+    def _name(self, number: int, errors: Counter[str]) -> Iterator[str]:
+        """Show errors that cost single conversations or groups, each once."""
+        for text, times in errors.most_common():
+            if text not in self.named and len(self.named) < NAMED:
+                self.named.add(text)
+                yield f"warning: step {number} left out what failed; {times} times: {shorten(text, 500)}"
 
     def _cause(self, figures: Mapping[str, float], errors: Counter[str]) -> str:
         """Describe why a step had no learning signal, with the remedy."""

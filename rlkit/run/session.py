@@ -259,7 +259,7 @@ class Session:
         if self.progress is None:  # agreed: there is one while steps are made
             return
         errors = made.rollouts.errors
-        if self.progress.stalls(number, figures):  # agreed: by the figures of all ranks
+        if self.progress.failed(figures):  # agreed: by the figures of all ranks
             errors = sum(context.ranks.gather_dp(errors), Counter())
         for warning in self.progress.see(number, figures, errors):
             self.reporter.note(warning)

@@ -93,3 +93,18 @@ def test_while_the_critic_learns_alone_its_steps_count(recipe: Recipe) -> None:
     alone: dict[str, Any] = {"critic/steps": 1.0, "advantage/abs_mean": 0.5}
     assert not progress.stalls(2, alone)
     assert progress.stalls(3, alone)
+
+
+def test_what_failed_beside_a_step_that_taught_something_is_shown_once(recipe: Recipe) -> None:
+    """Five different errors are shown in a run, the most frequent ones first."""
+    progress = Progress(recipe)
+    assert not progress.failed(GOOD)
+    failing = GOOD | {"rollout/failed": 2.0}
+    assert progress.failed(failing)
+    assert progress.failed(GOOD | {"reward/failed": 1.0})
+    assert see(progress, failing, failing, errors=("a", "b", "b")) == [
+        "warning: step 1 left out what failed; 2 times: b",
+        "warning: step 1 left out what failed; 1 times: a",
+    ]
+    assert len(see(progress, failing, errors=("c", "d", "e", "f", "a"))) == 3
+    assert see(progress, failing, errors=("g",)) == []
