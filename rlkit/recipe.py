@@ -225,6 +225,11 @@ def _check_numbers(recipe: Recipe) -> Iterator[str]:
                 f"{name}.warmup_steps is {section.warmup_steps} and {name}.warmup_ratio is {section.warmup_ratio}, but "
                 "a warm-up has one length; remove one of them"
             )
+        if section is not None and not section.optimizer.takes_shards and recipe.fabric.shards:
+            yield (
+                f"{name}.optimizer {section.optimizer.explain()} needs whole weights, of which fabric.strategy fsdp2 "
+                "leaves shards on a rank; choose AdamW or Muon, or set fabric.strategy: ddp"
+            )
     for key in ("correction", "rejection"):
         low, high = _value(recipe, f"{key}.low"), _value(recipe, f"{key}.high")
         if low is not None and high is not None and low >= high:

@@ -200,6 +200,11 @@ class Fabric:
     )
     plugins: list[Environment] | None = None
 
+    @property
+    def shards(self) -> bool:
+        """Whether a rank holds only shards of the weights."""
+        return self.strategy == "fsdp2" or isinstance(self.strategy, FSDP2)
+
 
 @dataclass
 class Save:

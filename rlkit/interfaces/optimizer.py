@@ -53,6 +53,9 @@ class Optimizer(ABC):
     formula: ClassVar[str] = ""
     """What `explain` prints after the class's name, with the constructor's options by name."""
 
+    takes_shards: bool = True
+    """Whether it can update weights that FSDP2 has sharded, which are torch's DTensors."""
+
     @abstractmethod
     def make(self, groups: Sequence[WeightGroup], lr: float) -> torch.optim.Optimizer:
         """Return an optimizer of all weights of the groups."""

@@ -34,6 +34,7 @@ class TorchOptimizer(Optimizer):
         options: dict[str, Value] | None = None,
     ) -> None:
         self.name = name
+        self.takes_shards = name != "Adafactor"
         self.options: Mapping[str, Value] = options or {}
         self.arguments = ", ".join(f"{key}={value}" for key, value in self.options.items())
         self._check()

@@ -1,4 +1,5 @@
-"""Run by `test_sharded.py` on several ranks: the weights' stream of a sharded policy, with and without adapters.
+"""Run by `test_sharded.py` on several ranks: the weights' stream of a sharded policy, with and without adapters, and
+optimizers of its shards.
 
 Only the first rank has loaded the weights.
 """
@@ -20,11 +21,14 @@ from rlkit.distributed.fsdp2 import make_fabric, unsharded
 from rlkit.distributed.ranks import Ranks
 from rlkit.engines.torch.decoder import why_not
 from rlkit.errors import RecipeError, RlkitError
+from rlkit.interfaces.optimizer import Optimizer
 from rlkit.models.actor import Actor
 from rlkit.models.load import load_policy
 from rlkit.models.lora import base_model
 from rlkit.models.weights import PolicyWeights, full_state_dict
-from rlkit.sections import Lora, Model
+from rlkit.optimizers import AdamW, Muon
+from rlkit.sections import Lora, Model, Train
+from rlkit.train.optim import make_optimizer
 
 BUCKET = 100_000
 
@@ -78,6 +82,25 @@ def compute_in_half(fabric: Fabric, module: Any, expected: dict[str, torch.Tenso
     torch.testing.assert_close(out.logps.exp(), Actor(plain)(tokens, mask).logps.exp(), atol=0.05, rtol=0.0)
 
 
+def optimize(fabric: Fabric, optimizer: Optimizer) -> None:
+    """Two updates of the shards are those of the whole matrices."""
+    plain = Actor(load_policy(Model("tiny")))
+    sharded = fabric.setup_module(Actor(load_policy(Model("tiny"), empty=fabric.global_rank > 0)))
+    tokens = torch.arange(3, 43).reshape(2, 20)
+    mask = torch.ones_like(tokens, dtype=torch.bool)
+    for module in (plain, sharded):
+        made = make_optimizer(module, Train(steps=2, lr=0.01, weight_decay=0.1, optimizer=optimizer))
+        for _ in range(2):
+            (-module(tokens, mask).logps.mean()).backward()
+            made.step()
+            made.zero_grad()
+    before = dict(load_policy(Model("tiny")).named_parameters())
+    after = full_state_dict(sharded.module.policy, keep=True)
+    for name, expected in plain.policy.named_parameters():
+        torch.testing.assert_close(after[name], expected.detach(), atol=1e-4, rtol=1e-4, msg=name)
+        assert (expected - before[name]).abs().max() > 1e-3, name
+
+
 def agree(fabric: Fabric) -> None:
     """What the last rank alone knows, all know afterwards, those of tensor-parallel groups included."""
     ranks, last = Ranks(fabric), fabric.global_rank == fabric.world_size - 1
@@ -98,4 +121,9 @@ if __name__ == "__main__":
     agree(fabric)
     for lora in (False, True):
         stream(fabric, lora)
+    if sys.argv[2] == "32-true":
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.Tensor, "bfloat16", torch.Tensor.float)  # Muon's own rounding would hide a difference
+            for optimizer in (AdamW(eps=1e-4), Muon(eps=1e-4)):
+                optimize(fabric, optimizer)
     print("streamed")

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,16 +66,28 @@ class Stages:
 
 
 def refuse_folders(first: int, folder: Path) -> None:
-    """Let no folder be made in another one, from a call on."""
+    """Let no folder of the run be made, from a call on."""
     plain, calls = os.mkdir, 0
 
     def mkdir(path: Any, *args: Any, **kwargs: Any) -> None:
         nonlocal calls
-        if folder in Path(path).absolute().parents:
+        if folder in (Path(path).absolute(), *Path(path).absolute().parents):
             calls += 1
             if calls >= first:
                 RECORD.write_text(f"call {calls}: {Path(path).name}")
                 raise PermissionError(13, "denied by the test", str(path))
+        plain(path, *args, **kwargs)
+
+    os.mkdir = mkdir
+
+
+def wait_with_folder(shared: Path) -> None:
+    """Make a folder that both ranks make only after the other one has failed to, since it may be there already."""
+    plain = os.mkdir
+
+    def mkdir(path: Any, *args: Any, **kwargs: Any) -> None:
+        while Path(path).absolute() == shared and not RECORD.exists():
+            time.sleep(0.01)
         plain(path, *args, **kwargs)
 
     os.mkdir = mkdir
@@ -95,4 +108,6 @@ if __name__ == "__main__":
     stages.around(Session, "validate", "validate")
     if HERE and "mkdir" in FAULT:
         refuse_folders(FAULT["mkdir"], Path.cwd() / "out")
+    elif FAULT.get("mkdir") and FAULT["rank"] == 1:
+        wait_with_folder(Path.cwd() / "out" / "ranks")
     sys.exit(main())

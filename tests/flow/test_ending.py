@@ -316,20 +316,31 @@ def test_a_signal_to_one_rank_ends_all_alike(strategy: str, trial: int, tmp_path
     assert "Traceback" not in printed, printed
 
 
+FOLDERS = [(1, 1), *((0, call) for call in range(1, 11))]
+"""A rank and the first call of it that fails: rank 1 makes only `ranks`; rank 0 the run's own folder (twice),
+`rollouts`, `ranks`, `checkpoints`, four checkpoints and the model's."""
+OFFSET = random.randrange(len(FOLDERS))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("trial", range(TRIALS))
 def test_a_folder_that_one_rank_cannot_make_ends_all_with_the_cause(trial: int, tmp_path: Path) -> None:
-    """From a random call on: the run's own folder, a rank's, a checkpoint's or the model's."""
-    fault = {"rank": 0 if trial % 4 else 1, "mkdir": random.randint(1, 8)}
-    process = faulty(tmp_path, fault, *TWO["fsdp2"], "--train.steps=4", "--validation.limit=4")
+    """From one of its calls on: what the run cannot do without ends it, and a missing checkpoint is a warning."""
+    rank, call = FOLDERS[(OFFSET + trial) % len(FOLDERS)]
+    process = faulty(tmp_path, {"rank": rank, "mkdir": call}, *TWO["fsdp2"], "--train.steps=4", "--validation.limit=4")
     printed = both_ended(tmp_path, process)
-    print(f"{fault}, at {fault_of(tmp_path) or 'no folder'}: exit {process.returncode}")
-    assert process.returncode in (0, 1, 2), printed
+    refused = fault_of(tmp_path)
+    print(f"rank {rank}: {refused}: exit {process.returncode}")
+    assert refused, printed
+    assert "denied by the test" in printed, printed
+    assert process.returncode in (1, 2), printed
     assert "Traceback" not in printed, printed
-    if process.returncode:
-        assert "denied by the test" in printed, printed
-    else:  # the folder was there, or the run could do without
-        assert result(tmp_path / "out")["status"] == "ok"
+    if rank == 1:
+        assert "rank 1 cannot write into " in printed
+    elif call > 3:
+        outcome = result(tmp_path / "out")
+        assert outcome["status"] == "failed"
+        assert "denied by the test" in outcome["error"]["message"]
 
 
 @pytest.mark.parametrize("signals", [1, 2])

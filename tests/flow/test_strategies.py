@@ -16,6 +16,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from rlkit.models.load import load_policy
+from rlkit.sections import Model
 from tests.conftest import read_jsonl, rlkit, write_plugin
 
 pytestmark = pytest.mark.slow
@@ -26,9 +28,12 @@ BASE = (
 )  # fmt: skip
 TWO = {
     "ddp": ("--fabric.devices=2", "--fabric.strategy=ddp", "--train.max_tokens_per_micro_batch=64"),
-    "fsdp2": ("--fabric.devices=2", "--fabric.strategy=fsdp2", "--train.checkpoint_activations=true"),
+    "fsdp2": (
+        "--fabric.devices=2", "--fabric.strategy=fsdp2", "--train.checkpoint_activations=true",
+        "--train.offload_during_rollout=true",
+    ),
     "offload": ("--fabric.devices=2", "--fabric.strategy=FSDP2", "--fabric.strategy.offload=true"),
-}
+}  # fmt: skip
 TENSOR = ("--fabric.devices=2", "--fabric.strategy=FSDP2", "--fabric.strategy.tensor_parallel=2")
 LORA = ("--model.lora.rank=8",)
 
@@ -88,6 +93,94 @@ def test_lora_under_fsdp2(folder: Path) -> None:
     one, two = run(folder, "lora", *LORA), run(folder, "lora2", *LORA, *TWO["fsdp2"])
     assert_same(one, two)
     assert all("lora_" in name for name in weights(two))
+
+
+RECORDER = """
+import json, time
+from rlkit import hookimpl
+from rlkit.interfaces.callback import Callback
+
+class Recorder(Callback):
+    budgets = {"on_step_end": 0.0, "on_run_end": 0.1}
+
+    def write(self, method, *row):
+        with open(f"calls.{self.rank}", "a") as file:
+            file.write(json.dumps([method, *row]) + "\\n")
+
+    def on_run_start(self, event):
+        self.rank = event.rank
+        self.write("on_run_start", event.world_size)
+
+    def on_rollouts(self, event):
+        self.write("on_rollouts", event.step, len(event.trajectories))
+
+    def on_batch(self, event):
+        self.write("on_batch", event.step, len(event.batch.advantages))
+
+    def on_step_end(self, event):
+        self.write("on_step_end", event.step, dict(event.metrics))
+        if event.step == 2 and self.rank == 1:
+            raise ValueError("enough")
+
+    def on_validation(self, event):
+        self.write("on_validation", event.step, event.metrics["accuracy"])
+
+    def on_checkpoint(self, event):
+        self.write("on_checkpoint", event.step, event.place)
+
+    def on_run_end(self, event):
+        self.write("on_run_end", event.status, event.steps, event.error)
+        time.sleep(60)
+        self.write("slept")
+
+@hookimpl
+def rlkit_register(register):
+    register(Recorder)
+"""
+MUON = ("--train.optimizer=Muon", "--train.schedule=Constant")
+
+
+def test_muon_and_callbacks_on_two_ranks(folder: Path) -> None:
+    """Muon's updates of shards are those of whole matrices, but for its bfloat16; a callback of rank 1 ends both."""
+    one, two = run(folder, "muon", *MUON), folder / "muon2"
+    site = str(write_plugin(folder / "recorder", "recorder", RECORDER))
+    callback = '--callbacks=[{"class_path": "Recorder"}]'
+    done = rlkit(*BASE, "--out", str(two), *MUON, *TWO["fsdp2"], callback, cwd=folder, PYTHONPATH=site)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert rollouts(one) == rollouts(two)
+    for name in ("policy/loss", "grad_norm", "reward/mean", "rollout/tokens"):
+        assert first(two)[name] == pytest.approx(first(one)[name], abs=1e-4), name
+    before, mine, theirs = load_policy(Model("tiny")).state_dict(), weights(one), weights(two)
+    for name, tensor in mine.items():
+        moved, apart = (tensor - before[name]).norm(), (theirs[name] - tensor).norm()
+        assert moved > 1e-3
+        assert apart < moved * (0.5 if ".layers." in name and tensor.dim() == 2 else 1e-3), name
+    check_calls(two, done)
+
+
+def check_calls(out: Path, done: subprocess.CompletedProcess[str]) -> None:
+    """Both ranks see every event, each its own rows, and how the run ended; neither waits for the end's callback."""
+    part = "Recorder of plugin 'recorder' (rlkit-recorder 2.1)"
+    raised = f"rank 1: {part}: `on_step_end` raised ValueError: enough"
+    error = json.loads((out / "result.json").read_text())["error"]
+    assert error["type"] == "CallbackError"
+    assert error["message"].startswith(raised)
+    calls = [read_jsonl(out.parent / f"calls.{rank}") for rank in (0, 1)]
+    names = ["on_run_start", "on_validation", *("on_rollouts", "on_batch", "on_step_end") * 2, "on_run_end"]
+    for rank in calls:
+        assert [row[0] for row in rank if row[0] != "on_checkpoint"] == names
+        assert [row[1:] for row in rank if row[0] == "on_checkpoint"] in ([], [[1, f"{out}/checkpoints/step-000001"]])
+        assert rank[-1][1:3] == ["failed", 2]
+        assert rank[-1][3].startswith(raised)
+    for mine, theirs in zip(*([row for row in rank if row[0] != "on_checkpoint"] for rank in calls), strict=True):
+        if mine[0] in ("on_rollouts", "on_batch"):
+            assert mine[2] > 0 < theirs[2]
+            assert mine[2] + theirs[2] == 20
+        else:
+            assert mine == theirs
+    printed = done.stdout + done.stderr
+    assert printed.count(f"{part}: `on_step_end` took") == 1
+    assert f"{part}: `on_run_end` has not ended after 0.1 s, its budget" in printed
 
 
 FAKE = """

@@ -13,11 +13,13 @@ from rlkit.errors import PartError, RecipeError
 from rlkit.interfaces.optimizer import Optimizer, Schedule, WeightGroup, WeightKind
 from rlkit.optimizers import AdamW, Muon, TorchOptimizer
 from rlkit.optimizers.combined import Combined
+from rlkit.recipe import check
 from rlkit.run.checkpoint.state import tensors
 from rlkit.schedules import Constant, Cosine, Linear
-from rlkit.sections import Train
+from rlkit.sections import FSDP2, Fabric, Train
 from rlkit.testing.models import random_model
 from rlkit.train.optim import learning_rate, make_optimizer, set_learning_rate, weight_groups
+from tests.unit.phases import recipe
 
 
 @pytest.mark.parametrize(
@@ -141,6 +143,17 @@ def test_torch_optimizers_refuse_what_they_cannot_use() -> None:
         TorchOptimizer("SGD", {"lr": 1.0})
     with pytest.raises(RecipeError, match="found no trainable matrix in a transformer block; choose AdamW"):
         Muon().make([WeightGroup(WeightKind.VECTOR, [torch.ones(1)], 0.0)], 0.1)
+
+
+@pytest.mark.parametrize("strategy", ["fsdp2", FSDP2(tensor_parallel=2)])
+def test_an_optimizer_of_whole_weights_is_refused_where_they_are_sharded(strategy: Any) -> None:
+    whole, sharded = TorchOptimizer("Adafactor"), Fabric(strategy=strategy)
+    with pytest.raises(
+        RecipeError, match=r"^train.optimizer TorchOptimizer Adafactor\(\) needs whole weights, .* ddp$"
+    ):
+        check(recipe(train={"optimizer": whole}, fabric=sharded))
+    check(recipe(train={"optimizer": whole}, fabric=Fabric(strategy="ddp")))
+    check(recipe(train={"optimizer": Muon()}, fabric=sharded))
 
 
 class Partial(Optimizer):

@@ -235,6 +235,27 @@ def test_runs_sample_the_same_tokens_with_either_engine(site: str, tmp_path: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "gap"),
+    [
+        (("--model.lora.rank=4", "--train.lr=1e-2"), 1e-3),
+        (("--model.dtype=bfloat16",), 0.3),
+        (("--fabric.precision=bf16-mixed",), 0.3),
+    ],
+    ids=["lora", "bfloat16", "bf16-mixed"],
+)
+def test_a_server_samples_from_the_policy_that_is_trained(
+    options: tuple[str, ...], gap: float, site: str, tmp_path: Path
+) -> None:
+    words = ("--recipe=quickstart", *FAST, "--rollout.engine=HttpEngine", *options, "--out=out")
+    done = rlkit("fit", *words, cwd=tmp_path, PYTHONPATH=site)
+    assert done.returncode == 0, done.stderr
+    for row in read_jsonl(tmp_path / "out" / "metrics.jsonl"):
+        assert row["mismatch/max"] < gap
+        assert row["rollout/failed"] == row["engine/restarts"] == 0
+
+
+@pytest.mark.slow
 def test_ranks_share_servers(site: str, tmp_path: Path) -> None:
     words = ("--recipe=quickstart", *FAST, "--rollout.engine=HttpEngine", "--fabric.devices=2", "--out=out")
     done = rlkit("fit", *words, cwd=tmp_path, PYTHONPATH=site)
