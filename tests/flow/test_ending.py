@@ -109,13 +109,13 @@ def test_the_loss_is_a_mean_over_the_updates_of_a_rollout(tmp_path: Path) -> Non
 
 
 def test_the_rollouts_that_are_kept_can_be_chosen(tmp_path: Path) -> None:
-    """Every second step, a group of four of the four; no file at all where `every` is 0."""
+    """Every second step, two groups of four of the four; no file at all where `every` is 0."""
     for every, files in ((2, {"step-00002", "validation-before", "validation-after"}), (0, set())):
         out = tmp_path / str(every)
-        assert main([*FIT, f"--log.rollouts.every={every}", "--log.rollouts.limit=5", f"--out={out}"]) == 0
+        assert main([*FIT, f"--log.rollouts.every={every}", "--log.rollouts.limit=9", f"--out={out}"]) == 0
         assert {path.name.removesuffix(".jsonl.gz") for path in (out / "rollouts").iterdir()} == files
     rows = read_jsonl(tmp_path / "2" / "rollouts" / "step-00002.jsonl.gz")
-    assert [row["group"] for row in rows] == [0] * 4
+    assert [row["group"] for row in rows] == [0] * 4 + [1] * 4
 
 
 @pytest.mark.parametrize("reader", ["gone", "full", "ascii"])

@@ -81,6 +81,35 @@ def test_work_by_hand(shapes: dict[str, Path]) -> None:
     assert twice["learn"] == 32 * 612 * 494_032_768 * (6 * 2 + 2 + 2)
 
 
+def test_an_average_of_the_weights_takes_as_much_as_they_do(shapes: dict[str, Path]) -> None:
+    """Weights, two moments and the frozen reference, 4 bytes each; to the byte."""
+    for options, bytes_each in (((), 4 + 8 + 4), (("--train.ema=0.9",), 4 + 8 + 4 + 4)):
+        found = estimate.memory(estimate.setting(recipe_of(shapes["0.5B"], *options), 100, 200))
+        assert found["weights and optimizer"] * 2**20 == 494_032_768 * bytes_each
+
+
+def test_an_answer_is_half_the_limit_or_what_the_context_leaves(shapes: dict[str, Path]) -> None:
+    """The context of the 0.5B model is 32,768 tokens."""
+    recipe = recipe_of(shapes["0.5B"], "--rollout.sampling.max_tokens=1000")
+    assert estimate.setting(recipe, 32_000, 32_000).answer == 500
+    assert estimate.setting(recipe, 32_368, 32_368).answer == 400
+
+
+def test_time_by_hand(shapes: dict[str, Path]) -> None:
+    """1,536 decode steps of 24 layers x 0.6 ms + 494M weights x 2 bytes at 2 TB/s = 14.9 ms: 22.9 s.
+
+    To learn: 32 x 612 x 494M x 8 = 7.74e13 operations at 30% of 67 TFLOP/s: 3.85 s. 90 steps of 26.7 s: 0.7 h.
+    """
+    options = ("--train.prompts_per_step=4", "--rollout.engine.max_rows=16", "--train.steps=90")
+    recipe = recipe_of(shapes["0.5B"], *options, "--fabric.accelerator=gpu", "--fabric.precision=32-true")
+    [size, time] = estimate.lines(estimate.setting(recipe, 100, 200))
+    assert size.startswith("a step, estimated: 32 rows of a prompt of 100 and an answer of 512 tokens")
+    assert "= 19,584 tokens; 7.7e+13 operations to learn" in size
+    assert "23 s to sample + 4 s to learn = 27 s a step, 0.7 h for 90 steps" in time
+    assert "learns at 20 TFLOP/s (30% of its own) and makes a decode step in 15 ms" in time
+    assert len(list(estimate.lines(estimate.setting(recipe_of(shapes["0.5B"], "--fabric.accelerator=cpu"), 1, 2)))) == 1
+
+
 def test_a_critic_counts(shapes: dict[str, Path]) -> None:
     """Values of all tokens, and learning: 2 + 6 operations a weight; weights, gradients and two moments."""
     options = ("--model.path", str(shapes["0.5B"]), "--rollout.engine.max_kv_tokens=1")

@@ -131,18 +131,21 @@ def test_a_logger_that_fails_is_a_warning(tmp_path: Path) -> None:
 
 
 def test_nothing_waits_for_a_logger_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    going, notes = threading.Event(), list[str]()
+    begun, going, notes = threading.Event(), threading.Event(), list[str]()
 
     class Hangs(Odd):
         def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+            begun.set()
             going.wait(60)
 
     monkeypatch.setattr("rlkit.run.loggers.BACKLOG", 3)
     thread = LoggerThread(Hangs(), notes.append)
     thread.open(run_of(tmp_path))
-    for step in range(1, 9):  # one hangs, three wait, and the others find no place
+    thread.log_metrics({}, 1)
+    assert begun.wait(10)
+    for step in range(2, 9):  # one hangs, three wait, and four find no place, as the end does not
         thread.log_metrics({}, step)
     thread.finalize("success", timeout=0.05)
     assert notes[0] == "warning: logger Hangs of tests has not ended after 0.05 s; what it had left is lost"
-    assert notes[1].startswith("warning: logger Hangs of tests failed 0 times and missed ")
+    assert notes[1] == "warning: logger Hangs of tests failed 0 times and missed 5 steps"
     going.set()

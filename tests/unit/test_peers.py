@@ -1,7 +1,8 @@
-"""What a rank says of another one that died without a word."""
+"""What a rank learns of another one that failed, was ended, or died without an error, and how it ends itself."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -14,6 +15,8 @@ from typing import Any
 import pytest
 import torch
 
+from rlkit.errors import RankError, RlkitError
+from rlkit.run import peers as module
 from rlkit.run.peers import Peers
 
 KILLED = "it was killed, by SIGKILL or because the machine ran out of memory"
@@ -47,3 +50,119 @@ def test_what_ended_a_rank_is_named(
     assert lost is not None
     assert lost.startswith(f"rank 1 (process {process.pid} on {socket.gethostname()}) died without an ")
     assert re.search(said, lost)
+
+
+HOST = socket.gethostname()
+
+
+@pytest.fixture
+def second(tmp_path: Path) -> Path:
+    """The note of rank 1, which is alive: it has this process's id."""
+    (tmp_path / "ranks").mkdir()
+    return note(tmp_path / "ranks" / "1.json")
+
+
+def note(path: Path, **ended: Any) -> Path:
+    path.write_text(json.dumps({"pid": os.getpid(), "host": HOST, **ended}))
+    return path
+
+
+def first_of_two(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Peers:
+    """Make what the first of two ranks has, without a thread that watches."""
+
+    def raise_any(problem: RlkitError | None) -> None:
+        if problem is not None:
+            raise problem
+
+    monkeypatch.setattr(module, "Ranks", lambda fabric: SimpleNamespace(raise_any=raise_any))
+    monkeypatch.setattr(Peers, "_watch", lambda self: None)
+    launcher = SimpleNamespace(launcher=SimpleNamespace(procs=[]))
+    fabric: Any = SimpleNamespace(world_size=2, global_rank=0, device=torch.device("cpu"), strategy=launcher)
+    return Peers(fabric, folder, lambda _: None)
+
+
+def test_a_rank_writes_who_it_is_and_how_it_ended(
+    tmp_path: Path, second: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peers = first_of_two(tmp_path, monkeypatch)
+    mine = {"pid": os.getpid(), "host": HOST}
+    for ended, noted in (
+        ({}, {"done": True}),
+        ({"error": ValueError("http://me:pw@host")}, {"error": "ValueError: http://***@host"}),
+        ({"interrupted": "SIGTERM"}, {"interrupted": "SIGTERM"}),
+    ):
+        peers.done(**ended)  # type: ignore[arg-type]
+        assert json.loads((tmp_path / "ranks" / "0.json").read_text()) == mine | noted
+
+
+@pytest.mark.parametrize(
+    ("ended", "said"),
+    [
+        ({}, None),
+        ({"done": True}, None),
+        ({"error": "ValueError: bad"}, "rank 1: ValueError: bad"),
+        ({"error": "RankError: rank 0 is gone"}, None),  # it only learned of somebody else's
+        ({"interrupted": "SIGINT"}, f"rank 1 (process {os.getpid()} on {HOST}) was ended at once by SIGINT"),
+    ],
+)
+def test_a_rank_that_has_failed_is_lost_and_one_that_has_ended_well_is_not(
+    ended: dict[str, Any], said: str | None, tmp_path: Path, second: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peers = first_of_two(tmp_path, monkeypatch)
+    note(second, **ended)
+    assert peers._lost() == said
+
+
+def test_a_broken_collective_is_explained_by_the_rank_that_is_missing(
+    tmp_path: Path, second: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peers = first_of_two(tmp_path, monkeypatch)
+    broken, own = RuntimeError("[gloo] Connection closed by peer"), ValueError("my own")
+    note(second, error="ValueError: bad")
+    assert peers.explain(own) is own
+    explained = peers.explain(broken)
+    assert (type(explained), str(explained)) == (RankError, "rank 1: ValueError: bad")
+    assert peers.explain(explained) is explained
+    monkeypatch.setattr(module, "PATIENCE", 0.0)
+    note(second)
+    assert re.fullmatch(
+        "a rank did not reach the others within train.deadline, .*: RuntimeError: .gloo. Connection closed by peer",
+        str(peers.explain(broken)),
+    )
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_of_all_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ranks").write_text("a file")
+    with pytest.raises(RankError, match="rank 0 cannot write into .*ranks: FileExistsError"):
+        first_of_two(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("released", [False, True])
+def test_a_rank_that_outlives_a_failure_of_another_writes_it_and_exits(
+    released: bool, tmp_path: Path, second: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    watch = Peers._watch
+    peers = first_of_two(tmp_path, monkeypatch)
+    lost: list[object] = []
+    peers.on_loss = lost.append
+    monkeypatch.setattr(module, "PATIENCE", 0.0)
+    monkeypatch.setattr(peers, "leave", lost.append)
+    note(second, error="ValueError: bad \x1b")
+    if released:
+        peers.release()
+    watch(peers)
+    assert lost == ([] if released else ["rank 1: ValueError: bad \x1b", 1])
+    assert capsys.readouterr().err == ("" if released else "error: rank 1: ValueError: bad \\x1b\n")
+
+
+def test_the_ranks_that_it_started_end_with_it(tmp_path: Path, second: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has ended by itself is left alone, one that has not is killed."""
+    peers = first_of_two(tmp_path, monkeypatch)
+    monkeypatch.setattr(module, "PATIENCE", 0.0)
+    ended, hangs = subprocess.Popen(("true",)), subprocess.Popen(("sleep", "100"))
+    assert ended.wait(10) == 0
+    peers.fabric.strategy.launcher.procs[:] = [ended, hangs]
+    peers.end_children()
+    assert (ended.returncode, hangs.wait(10)) == (0, -signal.SIGKILL)

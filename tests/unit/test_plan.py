@@ -46,6 +46,12 @@ def test_a_row_longer_than_a_micro_batch_and_an_answer_cut_by_the_context_are_to
     assert "the longest row has 4096 tokens, more than train.max_tokens_per_micro_batch = 40" in out
 
 
+def test_a_row_of_exactly_a_micro_batch_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    """30 tokens of the longest prompt and 12 of its answer."""
+    assert "at most 42 tokens: 1 of the longest rows" in check(capsys, "--train.max_tokens_per_micro_batch=42")
+    assert "the longest row has 42 tokens, more than" in check(capsys, "--train.max_tokens_per_micro_batch=41")
+
+
 def test_memory_is_estimated_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
     """Weights and two moments: 3 x 477,824 x 4 bytes = 5 MiB. A step has 256 rows of 42 tokens = 10,752 tokens.
 

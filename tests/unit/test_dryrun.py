@@ -1,0 +1,52 @@
+"""The step that measures memory: on rows of maximum length, and without a change of any weight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from rlkit.cli.parsing.parser import parse
+from rlkit.run.preflight.dryrun import _longest, dry_run
+from rlkit.train.data import Data, load_data
+from rlkit.train.setup import TrainContext, fabric_for, prepare_training
+
+SMALL = (
+    "--recipe=quick_ppo", "--train.prompts_per_step=2", "--rollout.group_size=2", "--validation=null",
+    "--train.minibatches=1", "--fabric.accelerator=cpu",
+)  # fmt: skip
+
+
+@pytest.fixture
+def context() -> Iterator[TrainContext]:
+    recipe = parse("fit", [*SMALL, "--train.max_tokens_per_micro_batch=100"]).recipe
+    fabric = fabric_for(recipe)
+    fabric.launch()
+    made = prepare_training(recipe, load_data(recipe), fabric)
+    yield made
+    made.rollouts.close()
+
+
+def test_a_dry_run_changes_no_weight(context: TrainContext) -> None:
+    models = [trained.inner for trained in (context.models.policy, context.models.critic) if trained is not None]
+    before = [{name: p.clone() for name, p in model.named_parameters()} for model in models]
+    measured = dry_run(context)
+    assert list(measured) == ["models loaded", "sampling", "log-probs", "learning"]
+    peaks = list(measured.values())
+    assert 0 < peaks[0] <= peaks[1] <= peaks[2] <= peaks[3]
+    assert len(models) == 2
+    for model, weights in zip(models, before, strict=True):
+        assert all(torch.equal(p, weights[name]) for name, p in model.named_parameters())
+
+
+@pytest.mark.parametrize(("limit", "rows"), [(100, 2), (41, 1), (10_000, 4)])
+def test_its_rows_are_as_long_as_any_and_as_many_as_a_micro_batch_or_a_step_holds(limit: int, rows: int) -> None:
+    """A prompt of 30 tokens and an answer of 12; a step has 2 x 2."""
+    data: Data = load_data(parse("fit", [*SMALL, f"--train.max_tokens_per_micro_batch={limit}"]).recipe)
+    made = _longest(data)
+    assert [t.group for t in made] == [0, 1, 0, 1][:rows]
+    for trajectory in made:
+        assert len(trajectory.tokens) == len(trajectory.logps) == len(trajectory.versions) == 42
+        assert trajectory.mask == [False] + [True] * 41
+        assert trajectory.versions == [-1] + [0] * 41

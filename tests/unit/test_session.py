@@ -1,0 +1,85 @@
+"""A run in progress: when it ends, what it shows, and which checkpoint counts as its best."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rlkit.cli.main import main
+from rlkit.models.store import Store
+from rlkit.run.folder import RunFolder
+from rlkit.run.session import Session
+from rlkit.run.signals import Signals
+
+SHORT = (
+    "fit", "--recipe=quickstart", "--train.steps=2", "--train.prompts_per_step=2", "--rollout.group_size=2",
+    "--validation=null", "--fabric.accelerator=cpu", "--save.every=1",
+)  # fmt: skip
+
+
+@pytest.fixture
+def notes() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def session(tmp_path: Path, notes: list[str]) -> Session:
+    made = Session(RunFolder(tmp_path, ""), SimpleNamespace(note=notes.append), first=True)  # type: ignore[arg-type]
+    made.outcome.steps = 4
+    return made
+
+
+def context(*asked: str | None, stopper: str | None = None) -> Any:
+    """What ranks that were asked to end by these signals agree on."""
+    ranks = SimpleNamespace(gather_world=lambda _: list(asked), fabric=SimpleNamespace(world_size=len(asked)))
+    return SimpleNamespace(ranks=ranks, callbacks=SimpleNamespace(stopper=lambda: stopper))
+
+
+def test_a_signal_to_another_rank_ends_the_run_and_is_shown_once(session: Session, notes: list[str]) -> None:
+    session._agree(context(None, None))
+    assert not session.stopping
+    for _ in range(2):
+        session._agree(context(None, "SIGTERM"))
+        assert session.stopping
+    assert notes == ["the run ends after 4 steps (rank 1: SIGTERM)"]
+
+
+def test_a_signal_to_the_only_rank_was_shown_when_it_came(session: Session, notes: list[str]) -> None:
+    session.signals = Signals(notes.append, notes.append)
+    session.signals.asked = "SIGINT"
+    session._agree(context("SIGINT"))
+    assert session.stopping
+    assert notes == []
+
+
+def test_a_callback_ends_the_training_but_does_not_interrupt_it(session: Session, notes: list[str]) -> None:
+    for _ in range(2):
+        session._agree(context(None, stopper="Enough of tests"))
+    assert (session.enough, session.stopping) == (True, False)
+    assert notes == ["callback Enough of tests ended the training after step 4"]
+
+
+def test_memory_that_runs_out_is_warned_of_once(session: Session, notes: list[str]) -> None:
+    for share in (0.9, 0.91, 0.95):  # up to nine tenths are fine
+        session._watch(context(None), SimpleNamespace(), {"memory/share": share})  # type: ignore[arg-type]
+    [warning] = notes
+    assert warning.startswith("warning: 91% of the memory is in use; lower train.max_tokens_per_micro_batch")
+
+
+def test_a_resumed_run_knows_its_best_step_unless_another_figure_decides(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every step has four samples, none of which failed: the first step is the best, and stays it."""
+    out = tmp_path / "out"
+    fit = [*SHORT, f"--out={out}"]
+    assert main([*fit, "--save.keep_best=rollout/samples"]) == 0
+    assert "2 steps of 2 prompts x 2 samples = 4 trajectories" in capsys.readouterr().out
+    store, resume = Store(str(out / "checkpoints")), f"--resume={out}/checkpoints/step-000001"
+    assert store.state("step-000001").best == store.state("step-000002").best == (4.0, 1)
+    for figure, best in (("rollout/samples", (4.0, 1)), ("rollout/failed", (0.0, 2))):
+        assert main([*fit, resume, f"--save.keep_best={figure}"]) == 0
+        assert f"resumed from {out}/checkpoints/step-000001: step 1 is done" in capsys.readouterr().out
+        assert store.state("step-000002").best == best

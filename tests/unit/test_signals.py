@@ -1,0 +1,107 @@
+"""Signals of a run: what the first, the second and the third one do, and what they no longer do at its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+
+from rlkit.run.signals import Signals, raised
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def send(number: signal.Signals, until: Callable[[], object]) -> None:
+    """Send this process a signal, and wait for what it does."""
+    os.kill(os.getpid(), number)
+    wait_for(until)
+
+
+def interrupt(number: signal.Signals) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        send(number, until=lambda: False)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_first_signal_asks_for_the_end_and_interrupts_nothing(number: signal.Signals) -> None:
+    notes: list[str] = []
+    with Signals(notes.append, notes.append) as signals:
+        send(number, lambda: signals.asked)
+        wait_for(lambda: notes)
+        assert (signals.asked, signals.at_once) == (number.name, False)
+    assert notes == [f"{number.name}: finishing this step, then saving; press Ctrl-C again to stop at once"]
+
+
+def test_the_second_one_interrupts_once_and_a_hangup_is_no_second_one() -> None:
+    cut: list[str] = []
+    with Signals(lambda _: None, cut.append) as signals:
+        send(signal.SIGHUP, lambda: signals.asked)
+        os.kill(os.getpid(), signal.SIGHUP)
+        time.sleep(0.05)
+        assert not signals.at_once
+        interrupt(signal.SIGTERM)
+        time.sleep(0.05)  # it is raised once
+        assert cut == []
+        send(signal.SIGINT, lambda: cut)
+        assert (cut, signals.asked) == (["SIGINT"], "SIGHUP")
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_run_that_hangs_after_the_second_signal_is_cut_short(leaves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlkit.run.signals.PATIENCE", 0.05)
+    cut: list[str] = []
+    with Signals(lambda _: None, cut.append) as signals:
+        send(signal.SIGINT, lambda: signals.asked)
+        interrupt(signal.SIGINT)
+        signals.leaving = leaves
+        if leaves:
+            time.sleep(0.2)
+        else:
+            wait_for(lambda: cut)
+    assert cut == ([] if leaves else ["SIGINT"])
+
+
+def test_signals_change_nothing_once_the_run_has_ended() -> None:
+    notes: list[str] = []
+    with Signals(notes.append, notes.append) as signals:
+        signals.leaving = True
+        send(signal.SIGINT, lambda: signals.asked)
+        send(signal.SIGINT, lambda: signals.at_once)
+        time.sleep(0.05)
+    assert notes == []
+
+
+def test_everything_is_as_before_afterwards() -> None:
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [*map(signal.getsignal, numbers), sys.unraisablehook]
+    with Signals(lambda _: None, lambda _: None), raised():
+        assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
+    assert [*map(signal.getsignal, numbers), sys.unraisablehook] == before
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_an_interrupt_that_python_drops_comes_again() -> None:
+    """One that is raised while an object is being deleted."""
+
+    class Slow:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)
+
+    def hang() -> None:
+        Slow()
+        wait_for(lambda: False)
+
+    with Signals(lambda _: None, lambda _: None) as signals:
+        send(signal.SIGINT, lambda: signals.asked)
+        with pytest.raises(KeyboardInterrupt):
+            hang()
