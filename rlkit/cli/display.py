@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from rlkit.errors import shorten
@@ -47,12 +47,12 @@ def cell(text: str) -> Text:
 
 def show(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print a table."""
-    Console(soft_wrap=True, highlight=False).print(make_table(header, rows))
+    Console(highlight=False).print(make_table(header, rows))
 
 
 def make_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """Return a table whose texts are shown literally."""
-    table = Table(*header)
+    """Return a table whose texts are shown literally and whole: a word that is wider than its column is folded."""
+    table = Table(*(Column(name, overflow="fold") for name in header))
     for row in rows:
         table.add_row(*map(cell, row))
     return table

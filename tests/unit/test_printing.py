@@ -73,6 +73,25 @@ def test_the_time_left_counts_the_steps_of_this_process(
     assert second.endswith("left 1:20")
 
 
+def test_a_bar_estimates_the_time_left_by_the_steps_of_this_process(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a terminal: resumed after step 90 of 100, it is at step 92 after 10 s; 8 more take 80 s."""
+    monkeypatch.setattr("rlkit.cli.display._on_terminal", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    now = 1000.0
+    display = Display(100)
+    display.console.get_time = lambda: now
+    display.step(91, {"reward/mean": 0.25})
+    now += 10
+    display.step(92, {"reward/mean": 0.5})
+    assert display._bar is not None
+    [task] = display._bar.tasks
+    display.finish({"status": "ok", "steps": 2, "seconds": 11, "validation": {"before": None, "after": None}}, "x")
+    assert (task.completed, task.total, task.fields["shown"], task.time_remaining) == (92, 100, "reward 0.500", 80)
+    assert "ok: 2 steps in 0:11; x" in capsys.readouterr().out
+
+
 def test_the_comparison_leaves_out_what_did_not_happen(capsys: pytest.CaptureFixture[str]) -> None:
     before = {"accuracy": 0.5, "failed": 0.0, "unscored": 0.0, "sampled_failed": 1.0}
     after = {"accuracy": 0.75, "failed": 0.0, "unscored": 2.0}
@@ -156,3 +175,11 @@ def test_tables_show_markup_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "[/bold]" in out
     assert "\\x1b[31mBROKEN" in out
+
+
+def test_a_word_that_is_wider_than_its_column_is_printed_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    path = "/a/" + "x" * 300
+    show(("what", "found"), [("path", f"cannot be read: {path}")])
+    cells = [line.split("│")[2].strip() for line in capsys.readouterr().out.splitlines() if "│" in line]
+    assert cells[0] == "cannot be read:"
+    assert "".join(cells[1:]) == path

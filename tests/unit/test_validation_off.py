@@ -44,6 +44,7 @@ def test_the_other_verbs_without_validation(tmp_path: Path, questions: str, caps
     assert "= ?" in capsys.readouterr().out
     assert main(["data", "prepare", *options, f"--out={tmp_path / 'data'}"]) == 0
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["train.jsonl"]
+    assert (main(["data"]), main(["data", "--help"]), main(["data", "fetch"])) == (2, 0, 2)
     assert main(["validate", *options]) == 2
     assert "validation is off" in capsys.readouterr().err
 

@@ -1,0 +1,73 @@
+"""What a recipe means that leaves an option out: another default would change runs whose recipes stay the same."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, fields
+from typing import Any
+
+import pytest
+
+from rlkit import sections
+from rlkit.log import Log, RolloutLog
+from rlkit.optimizers import AdamW
+from rlkit.recipe import Recipe
+from rlkit.schedules import Constant
+from rlkit.types import Sampling
+
+TRAINED = {
+    "optimizer": AdamW, "schedule": Constant, "weight_decay": 0.0, "warmup_steps": 0, "warmup_ratio": None,
+    "max_grad_norm": 1.0,
+}  # fmt: skip
+DEFAULTS: dict[type, dict[str, Any]] = {
+    sections.Lora: {"rank": 16, "alpha": 32.0, "targets": "all-linear"},
+    sections.Model: {"lora": None, "dtype": "float32", "trust_remote_code": False},
+    sections.Rollout: {
+        "engine": None, "group_size": 8, "sampling": Sampling, "filter": None, "max_gap": None,
+        "skip_long_prompts": False, "max_conversations": None,
+    },
+    sections.Train: {
+        **TRAINED, "lr": 1e-6, "prompts_per_step": 32, "minibatches": 1, "epochs": 1,
+        "max_tokens_per_micro_batch": 16384, "entropy_coef": 0.0, "checkpoint_activations": False,
+        "offload_during_rollout": False, "deadline": 1800.0, "aggregation": None, "old_logps": "recompute",
+        "ema": None, "seed": 0, "require_reward": True, "max_steps_without_signal": None,
+    },
+    sections.Critic: {**TRAINED, "lr": 1e-5, "path": None, "lora": None, "clip": 0.5, "policy_delay_steps": 0},
+    sections.FSDP2: {"tensor_parallel": 1, "offload": False},
+    sections.Fabric: {
+        "accelerator": "auto", "devices": "auto", "num_nodes": 1, "strategy": "auto", "precision": "32-true",
+        "plugins": None,
+    },
+    sections.Save: {"every": 100, "keep_last": 2, "keep_best": None, "folder": None},
+    sections.Validation: {"every": 0, "limit": 200, "samples": 1, "sampling": None},
+    sections.Conversation: {"turns": 8, "tokens": None, "tool_calls": 16, "seconds": 600.0, "check": "warn"},
+    sections.KLLoss: {"coef": 0.001, "estimator": "k3"},
+    sections.KLReward: {"coef": 0.001, "estimator": "k1", "target": None, "horizon": 10000},
+    sections.Reference: {"mix": 1.0},
+    sections.Shaping: {"clip": None, "normalize": False},
+    sections.Correction: {"level": "token", "low": None, "high": 2.0},
+    sections.Rejection: {
+        "statistic": "k1", "level": "token", "low": None, "high": 2.0, "keep_in_denominator": False,
+    },
+    RolloutLog: {"every": 1, "limit": 64},
+    Log: {"loggers": list, "rollouts": RolloutLog},
+    Recipe: {
+        "validation": sections.Validation, "save": sections.Save, "callbacks": list, "log": Log,
+        "fabric": sections.Fabric,
+        **dict.fromkeys((
+            "critic", "kl_loss", "kl_reward", "reference", "shaping", "correction", "rejection", "tools", "parser",
+            "interaction", "environment", "conversation",
+        )),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("section", DEFAULTS)
+def test_an_option_that_is_left_out_means_what_it_always_meant(section: type) -> None:
+    """A class stands for what it makes without arguments."""
+    found = {f.name: f.default if f.default_factory is MISSING else f.default_factory for f in fields(section)}
+    assert {name: value for name, value in found.items() if value is not MISSING} == DEFAULTS[section]
+
+
+def test_the_defaults_of_every_section_are_listed() -> None:
+    made = {cls for cls in vars(sections).values() if isinstance(cls, type) and cls.__module__ == sections.__name__}
+    assert made - DEFAULTS.keys() == set()
