@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,8 +14,10 @@ import torch
 from rlkit.errors import EngineError, RolloutError
 from rlkit.interfaces.reward import OnError, RewardManager
 from rlkit.rewards import ExactReward
+from rlkit.rollout import collect as collect_module
 from rlkit.rollout.collate import add_rewards, collate
-from rlkit.rollout.collect import Sampler, collect
+from rlkit.rollout.collect import BusyTimer, Sampler, collect
+from rlkit.rollout.conversation import Conversation
 from rlkit.rollout.scoring import score
 from rlkit.rollout.template import ChatTemplate
 from rlkit.rollout.workers import Workers
@@ -23,7 +26,7 @@ from rlkit.testing.models import build_tokenizer
 from rlkit.train import rollouts as rollouts_module
 from rlkit.train.metrics import Meter
 from rlkit.train.rollouts import Rollouts
-from rlkit.types import Completion, Prompt, Request, Sampling, Score, Trajectory, Turn
+from rlkit.types import Completion, Prompt, Request, Sampling, Score, StopReason, Trajectory, Turn
 from tests.unit.hostile import Moody
 
 
@@ -199,3 +202,44 @@ def test_a_refilled_place_does_not_keep_the_greedy_reward_of_the_prompt_before()
     asyncio.run(play())
     assert 0 <= meter._maxima["time/engine_idle_share"] < 1
     assert rollouts.greedy == {7: 0.5}  # group 4 was played anew, and its greedy answer has no score
+
+
+@pytest.mark.parametrize(
+    ("flat", "whole", "stop", "error"),
+    [
+        ("abc", "abc", StopReason.TURNS, None),
+        ("abc", "abc and more", StopReason.TURNS, None),  # such as an end that the policy did not write
+        ("abc and more", "abc", StopReason.STOP, None),
+        ("abcdef", "abc", StopReason.TURNS, ("abc", "def", "")),
+        (f"{'-' * 30}{'A' * 30}", f"{'-' * 30}{'B' * 30}", StopReason.STOP, ("-" * 20, "A" * 20, "B" * 20)),
+    ],
+)  # fmt: skip
+def test_where_a_rendering_differs_is_shown_with_twenty_characters_around(
+    flat: str, whole: str, stop: StopReason, error: tuple[str, str, str] | None
+) -> None:
+    template = SimpleNamespace(rendered=lambda messages: whole, decode=lambda tokens: flat)
+    sampler: Any = SimpleNamespace(check="strict", template=template)
+    conversation = Conversation(Prompt("p", []), 0, stop=stop, rewards=[0.0, 0.0])
+    collect_module._check(sampler, conversation, SimpleNamespace(messages=[]))  # type: ignore[arg-type]
+    if error is None:
+        assert (conversation.error, conversation.counts) == (None, {})
+    else:
+        before, here, there = error
+        expected = f"after {before!r} the conversation goes on with {here!r}, but the template renders {there!r}"
+        assert (conversation.error, conversation.counts) == (expected, {"template_differs": 1})
+
+
+def test_the_engine_is_busy_while_at_least_one_request_is_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests from 0 to 4 s and from 1 to 3 s, and one from 10 to 12 s: 6 s in all."""
+    now = 0.0
+    monkeypatch.setattr(collect_module, "time", SimpleNamespace(perf_counter=lambda: now))
+    timer = BusyTimer()
+    with timer.request():
+        now = 1.0
+        with timer.request():
+            now = 3.0
+        now = 4.0
+    now = 10.0
+    with timer.request():
+        now = 12.0
+    assert (timer.busy, timer.requests) == (6.0, 0)

@@ -20,12 +20,14 @@ from rlkit.interfaces.interaction import Interaction, Reply
 from rlkit.interfaces.reward import RewardManager
 from rlkit.interfaces.tool import State, Tool, ToolReply
 from rlkit.parsers import HermesParser
+from rlkit.rollout import service as module
 from rlkit.rollout.collect import collect
 from rlkit.rollout.loop import EventLoop
 from rlkit.rollout.participants import Participants
 from rlkit.rollout.service import RolloutService
 from rlkit.rollout.tasks import Background, run_concurrently
 from rlkit.rollout.template import ChatTemplate
+from rlkit.rollout.workers import Workers
 from rlkit.sections import Conversation
 from rlkit.testing import ScriptedEngine, example_trajectory
 from rlkit.types import Completion, Message, Prompt, Request, Sampling, Score, Trajectory
@@ -242,6 +244,38 @@ def test_closing_ends_what_runs_and_closes_the_engine_on_its_own_thread() -> Non
     assert (tool.running, tool.released) == (0, 2)
     assert made.engine.closed == "rlkit-rollouts"  # type: ignore[attr-defined]
     assert not [thread for thread in threading.enumerate() if thread.name == "rlkit-rollouts"]
+
+
+def test_closing_waits_for_what_a_part_starts_to_close_itself() -> None:
+    left: list[str] = []
+
+    async def leave() -> None:
+        await asyncio.sleep(0.05)
+        left.append("left")
+
+    made = service()
+    tasks: list[asyncio.Task[None]] = []
+    part = SimpleNamespace(close=lambda: tasks.append(asyncio.get_running_loop().create_task(leave())))
+    made.recipe.parts = lambda: [part]  # type: ignore[method-assign]
+    made.close()
+    assert left == ["left"]
+
+
+@pytest.mark.parametrize(
+    ("cpus", "ranks", "asked", "workers"),
+    [(16, 1, None, 4), (2, 1, None, 2), (9, 4, None, 2), (2, 8, None, 1), (None, 1, None, 1), (2, 1, 6, 6)],
+)
+def test_ranks_share_the_cpus_among_their_workers_at_most_four_each_unless_asked_otherwise(
+    cpus: int | None, ranks: int, asked: int | None, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, counts = service(), list[int]()
+    made.close()
+    monkeypatch.setattr(os, "cpu_count", lambda: cpus)
+    monkeypatch.setattr(module, "Workers", lambda count: counts.append(count) or Workers(count))
+    made.recipe.reward.concurrency = asked
+    made.ranks.fabric.world_size = ranks  # type: ignore[misc]
+    RolloutService(made.recipe, made.dialogue, made.actor, made.ranks).close()
+    assert counts == [workers]
 
 
 def test_an_interrupt_in_the_callers_thread_cancels_the_work_and_waits_for_its_end(loop: EventLoop) -> None:

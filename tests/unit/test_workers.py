@@ -230,6 +230,36 @@ def test_a_worker_that_does_not_get_ready_is_killed(monkeypatch: pytest.MonkeyPa
     pool.close()
 
 
+def test_a_wait_looks_regularly_whether_the_run_is_over_and_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing comes for 0.625 s: it looks after 0.25, 0.5 and 0.625 s."""
+    clock, waits = [100.0], list[float]()
+
+    class Silent:
+        def register(self, end: int, event: int) -> None: ...
+
+        def poll(self, milliseconds: float) -> list[int]:
+            assert len(waits) < 9
+            waits.append(milliseconds)
+            clock[0] += milliseconds / 1000
+            return []
+
+    process = object.__new__(workers_module._Process)
+    process._closing = threading.Event()
+    monkeypatch.setattr(process, "_failed", WorkerError)
+    monkeypatch.setattr(workers_module, "LOOK_SECONDS", 0.25)
+    monkeypatch.setattr(workers_module, "select", SimpleNamespace(poll=Silent))
+    monkeypatch.setattr(workers_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    process._limit(0.625, "finish")
+    with pytest.raises(WorkerError, match=r"^did not finish within 0.625 s and was killed$"):
+        process._wait(0, 1)
+    assert waits == [250, 250, 125]
+    process._limit(0.625, "finish")
+    process._closing.set()
+    with pytest.raises(WorkerError, match="was not finished: the run is over"):
+        process._wait(0, 1)
+    assert waits == [250, 250, 125, 250]
+
+
 def test_closing_ends_calls_in_progress() -> None:
     pool = Workers(2)
 
