@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib import metadata
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from rlkit.builtin import rlkit_recipes
 from rlkit.cli.main import main
 from rlkit.cli.parsing.parser import parse, split
 from rlkit.errors import RecipeError
+from rlkit.sections import Train
 
 
 @pytest.mark.parametrize("recipe", sorted(p.stem for p in rlkit_recipes().glob("*.yaml")))
@@ -110,6 +112,7 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
         ("--kl_loss.estimator k9", "kl_loss.estimator is 'k9', expected one of k1"),
         ("--train.ema 2", "train.ema is 2, expected a number above 0 and at most 1, or null"),
         ("--correction.low 3", "correction.low is 3.0 and correction.high is 2.0, expected low < high"),
+        ("--correction.low 2", "correction.low is 2.0 and correction.high is 2.0, expected low < high"),
         (
             "--rollout.filter ZeroSignals",
             "rollout.filter is 'ZeroSignals', which no plugin offers; did you mean",
@@ -152,6 +155,27 @@ def test_a_mistake_is_one_message_and_exit_2(options: str, message: str, capsys:
     assert printed.err.startswith("error: ")
     assert printed.err.count("\n") == 1
     assert not printed.out
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--train.prompts_per_step=4 --train.minibatches=4",  # one prompt each
+        "--rollout.group_size=2",
+        "--advantage=ReinforcePP --rollout.group_size=1",
+        "--correction.low=1.9",
+        "--save.keep_best=validation/accuracy --validation.every=1",
+        "--save.keep_best=validation/sampled_accuracy --validation.every=1 --validation.samples=1",
+        "--fabric.precision=bf16-true --model.lora.rank=4",
+    ],
+)
+def test_what_just_fits_is_accepted(options: str) -> None:
+    assert parse("fit", ["--recipe", "quickstart", *options.split()]).recipe.train.steps == 100
+
+
+def test_one_update_of_a_rollout_is_on_policy_and_two_are_not() -> None:
+    for minibatches, epochs, on_policy in ((1, 1, True), (2, 1, False), (1, 2, False), (2, 2, False)):
+        assert Train(1, minibatches=minibatches, epochs=epochs).on_policy is on_policy
 
 
 @pytest.mark.parametrize(
@@ -237,4 +261,5 @@ def test_doctor_says_what_is_missing(
     assert main(["doctor"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert torch.__version__ in text
+    assert f"{os.cpu_count()}, torch uses {torch.get_num_threads()} threads" in text
     assert said in text

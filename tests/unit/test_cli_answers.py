@@ -161,6 +161,7 @@ def test_help_of_parts_and_sections(capsys: pytest.CaptureFixture[str]) -> None:
         text := printed_help(capsys, "--reward.help=Overlong")
     )
     assert "required" in text  # which the class itself asks for
+    assert "--help" not in text  # which is the command's, and shows all options
     assert "--model.lora.alpha" in printed_help(capsys, "quickstart", "--model.lora.help")
     assert "--fabric.strategy.tensor_parallel" in printed_help(capsys, "--fabric.strategy.help")
     assert "--tools.bonus" in printed_help(capsys, "--tools.help", "Calculator")

@@ -35,6 +35,20 @@ def test_what_an_encoding_does_not_know_is_replaced() -> None:
     assert raw.getvalue() == b"Gr??e ? ?\n"
 
 
+def test_what_was_printed_is_written_when_the_command_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams may be buffered, as those into files are."""
+    raws = {name: io.BytesIO() for name in ("stdout", "stderr")}
+    for name, raw in raws.items():
+        monkeypatch.setattr(sys, name, io.TextIOWrapper(raw, encoding="utf-8"))
+    with unfailing():
+        for name in raws:
+            getattr(sys, name).writelines(["one\n", f"two of {name}"])
+        assert all(raw.getvalue() == b"" for raw in raws.values())
+    assert {name: raw.getvalue().decode() for name, raw in raws.items()} == {
+        name: f"one\ntwo of {name}" for name in raws
+    }
+
+
 def test_closed_streams_are_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", None)
     with unfailing():

@@ -63,6 +63,17 @@ def test_two_classes_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch)
     assert printer.imports() == "from rlkit.sections import Model\nfrom tests.conftest import Model as Model_\n"
 
 
+def test_what_does_not_fit_into_a_line_is_broken_at_its_own_depth() -> None:
+    """The inner list has 98 characters: too many after four blanks, though not at the start of a line."""
+    from rlkit.cli.script import _Printer
+
+    x, y = "x" * 45, "y" * 45
+    assert _Printer()._value([x, y], 0) == f'["{x}", "{y}"]'
+    lines = ["[", "    [", f'        "{x}",', f'        "{y}",', "    ],", "    1,", "]"]
+    assert _Printer()._value([[x, y], 1], 0) == "\n".join(lines)
+    assert _Printer().call("f", {"a": [x, y]}, 0) == f'f(\n    a=[\n        "{x}",\n        "{y}",\n    ],\n)'
+
+
 def test_a_printed_script_trains_as_the_recipe_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def figures(out: str) -> list[dict[str, Any]]:
         rows = read_jsonl(tmp_path / out / "metrics.jsonl")

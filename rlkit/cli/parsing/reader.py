@@ -82,7 +82,7 @@ class _Open:
 
 def _check(text: str) -> None:
     """Refuse what would surprise a reader or take forever, before anything is built."""
-    stack = [_Open(None, mapping=False)]
+    stack = [_Open(None, mapping=False, size=0)]
     sizes: dict[str, int] = {}
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         anchor, line = getattr(event, "anchor", None), (event.start_mark.line if event.start_mark else 0) + 1
@@ -105,7 +105,7 @@ def _check(text: str) -> None:
             if _note_child(stack[-1], event.value) and event.value != "<<":
                 raise ValueError(f"line {line} has the key {event.value!r} a second time")
             stack[-1].size += 1
-        if len(stack) > MAX_DEPTH or stack[-1].size > MAX_NODES:
+        if len(stack) - 1 > MAX_DEPTH or stack[-1].size > MAX_NODES:
             raise ValueError(f"it is nested more than {MAX_DEPTH} deep, or has more than {MAX_NODES:,} nodes")
 
 
