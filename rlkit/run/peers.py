@@ -148,7 +148,7 @@ class Peers:
         time.sleep(PATIENCE)  # a rank that can end in order does so meanwhile
         if not self._released:
             self.on_loss(lost)
-            print(f"error: {safe(lost)}", file=sys.stderr, flush=True)
+            print(f"error: {safe(lost)}", file=sys.stderr)
             self.leave(1)
 
 

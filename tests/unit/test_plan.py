@@ -139,9 +139,10 @@ def test_doctor_examines_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--modle=tiny"]) == 2
 
 
-@pytest.mark.slow
 def test_a_deep_check_measures_a_step(capsys: pytest.CaptureFixture[str]) -> None:
-    out = check(capsys, "--deep", "--train.prompts_per_step=4")
+    small = ("--train.prompts_per_step=2", "--rollout.group_size=2", "--train.max_tokens_per_micro_batch=200")
+    out = check(capsys, "--deep", "--fabric.accelerator=cpu", *small)
+    assert "reward: 1 for the answer of" in out
     measured = [float(line.split()[2].replace(",", "")) for line in out.splitlines() if "memory, measured" in line]
     assert len(measured) == 4
     assert 100 < measured[0] <= measured[-1]
