@@ -68,7 +68,7 @@ Named = str | Data
 
 
 class Unset:
-    """Says of a section that it is as in a recipe without it."""
+    """The default of a section: as in a recipe that leaves it out."""
 
     def __repr__(self) -> str:
         return "unset"

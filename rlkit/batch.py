@@ -35,7 +35,7 @@ class RolloutBatch:
     """Trajectories as right-padded tensors, before they have rewards.
 
     B is 0 on some ranks, T is the longest row's. All rows of a group are on one rank. What may be None is there where
-    the recipe needs it; `required` returns it or says what provides it.
+    the recipe needs it; `required` returns it or names what provides it.
 
     Args:
         tokens: [B,T] i64, 0 in the padding.
@@ -94,7 +94,7 @@ class RolloutBatch:
         """Return a field that may be None.
 
         Raises:
-            ValueError: It is None; the message says what provides it.
+            ValueError: It is None; the message names what provides it.
         """
         value: Tensor | None = getattr(self, name)
         if value is None:
@@ -122,7 +122,7 @@ class Batch(RolloutBatch):
 
     Args:
         token_rewards: [B,T] f32, the COMPLETE signal: the score at the last chosen token, rewards of turns at the ends
-            of theirs, shaped where the recipe says so, less KL where it is in the reward.
+            of theirs, shaped where the recipe has `shaping`, less KL where it is in the reward.
         rewards: [B] f32, each row's sum before shaping and KL.
         components: [B,K] f32, the components of the scores, in the order of `component_names`; 0 where a score has no
             such component.

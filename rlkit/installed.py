@@ -44,7 +44,7 @@ class Plugin:
         """Refuse a plugin that cannot be used.
 
         Raises:
-            PluginError: It is broken, or made for another rlkit; the message says what to do.
+            PluginError: It is broken, or made for another rlkit; the message has the remedy.
         """
         if self.error is not None:
             raise PluginError(
@@ -58,7 +58,7 @@ def disabled_names() -> set[str]:
 
 
 def installed() -> list[Plugin]:
-    """Return the plugins of all distributions, by name; those for another rlkit have an `error` that says so.
+    """Return the plugins of all distributions, by name; those for another rlkit have an `error` with both versions.
 
     A distribution with verbs alone is a plugin that is called what the distribution is.
 

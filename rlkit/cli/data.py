@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlkit.cli.display import say
+from rlkit.cli.display import echo
 from rlkit.cli.parsing.parser import parse
 from rlkit.errors import RecipeError
 from rlkit.interfaces.task import Split, Task
@@ -35,7 +35,7 @@ def run(argv: Sequence[str]) -> int:
     splits: list[Split] = ["train", "validation"] if parsed.recipe.validates else ["train"]
     for split in splits:
         count = write(parsed.recipe.task, split, out / f"{split}.jsonl")
-        say(f"{out / f'{split}.jsonl'}: {count} prompts")
+        echo(f"{out / f'{split}.jsonl'}: {count} prompts")
     return 0
 
 

@@ -30,7 +30,7 @@ LONGEST = 20_000
 """Characters of a text that are shown."""
 
 
-def say(text: str, *, error: bool = False) -> None:
+def echo(text: str, *, error: bool = False) -> None:
     """Print a text as it is, whoever wrote it: no markup, no control codes, no credentials."""
     print(shown(text), file=sys.stderr if error else sys.stdout)
 

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 
 import torch
 
-from rlkit.cli.display import say, show
+from rlkit.cli.display import echo, show
 from rlkit.cli.plugins import show_plugins
 from rlkit.engines.sglang.launch import release
 from rlkit.errors import EngineError, RecipeError
@@ -55,13 +55,13 @@ def _examine(model: Model) -> int:
     config, tokenizer = load_config(model), load_tokenizer(model)
     ends = stop_ids(model, tokenizer)
     size = f"{parameters(model):,} parameters, context {context_length(config)}"
-    say(f"{model.path}: {config.model_type}, {size}")
-    say(f"a turn ends with: {', '.join(repr(tokenizer.decode([i])) for i in sorted(ends))}")
+    echo(f"{model.path}: {config.model_type}, {size}")
+    echo(f"a turn ends with: {', '.join(repr(tokenizer.decode([i])) for i in sorted(ends))}")
     found = ChatTemplate(tokenizer, ends).check()
     for fact in found.facts:
-        say(f"template: {fact}")
+        echo(f"template: {fact}")
     for warning in found.warnings:
-        say(f"warning: {warning}")
+        echo(f"warning: {warning}")
     return 1 if found.warnings else 0
 
 

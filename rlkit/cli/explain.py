@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rlkit.cli.display import say
+from rlkit.cli.display import echo
 from rlkit.cli.parsing.parser import parse
 from rlkit.recipe import Recipe
 from rlkit.sections import Critic, Train
@@ -24,7 +24,7 @@ def run(argv: Sequence[str]) -> int:
     rows = list(explain(recipe))
     width = max(len(label) for label, _ in rows)
     for label, text in rows:
-        say(f"{label:<{width}}  {text}")
+        echo(f"{label:<{width}}  {text}")
     return 0
 
 

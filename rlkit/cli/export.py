@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlkit.cli.display import say
+from rlkit.cli.display import echo
 from rlkit.errors import RecipeError
 from rlkit.run.checkpoint.export import export
 
@@ -36,5 +36,5 @@ def run(argv: Sequence[str]) -> int:
     if out.exists() and any(out.iterdir()):
         raise RecipeError(f"--out is {options.out!r}, which holds something; choose a new folder")
     place = export(options.checkpoint, out, options.merge_lora, options.dtype, options.trust_remote_code)
-    say(f"{place} is exported to {out}")
+    echo(f"{place} is exported to {out}")
     return 0

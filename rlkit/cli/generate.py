@@ -18,7 +18,7 @@ from rlkit.types import Prompt, Trajectory
 
 PROMPT = (
     "--prompt",
-    {"type": str, "help": "What the user says; default: the task's first prompt, a validation one if any."},
+    {"type": str, "help": "The user's message; default: the task's first prompt, a validation one if any."},
 )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rlkit.cli import reference
-from rlkit.cli.display import say, show
+from rlkit.cli.display import echo, show
 from rlkit.cli.parsing.parser import parse
 from rlkit.cli.scaffold import WRITTEN
 from rlkit.commands import VERBS
@@ -45,13 +45,13 @@ def run(argv: Sequence[str]) -> int:
         raise RecipeError(f"rlkit plugins was given {' '.join(argv)!r}, expected {expected}")
     registry = load_plugins()
     if verb == "show":
-        say(_show(rest[0], registry))
+        echo(_show(rest[0], registry))
         return 0
     if verb == "test":
         return _test(rest[0], registry)
     show_plugins(registry)
     for note in registry.notes:
-        say(f"note: {note}")
+        echo(f"note: {note}")
     return 2 if any(plugin.error for plugin in registry.plugins) else 0
 
 
@@ -59,7 +59,7 @@ def _new(argv: Sequence[str]) -> int:
     from rlkit.cli.scaffold import new
 
     folder = new(argv)
-    say(f"{folder} is a plugin: pip install -e '{folder}[test]', then pytest {folder}")
+    echo(f"{folder} is a plugin: pip install -e '{folder}[test]', then pytest {folder}")
     return 0
 
 

@@ -10,7 +10,7 @@ from typing import cast
 import torch
 from lightning.fabric import Fabric
 
-from rlkit.cli.display import say
+from rlkit.cli.display import echo
 from rlkit.cli.parsing.parser import Parsed, parse
 from rlkit.cli.script import as_python
 from rlkit.distributed.fsdp2 import FSDP2
@@ -77,10 +77,10 @@ def run(argv: Sequence[str]) -> int:
 def _list(registry: Registry) -> int:
     for name, (path, plugin) in sorted(registry.recipes.items()):
         source = "" if plugin.distribution == DISTRIBUTION else f" (from {plugin.distribution})"
-        say(f"{name:<20} {_summary(path)}{source}")
+        echo(f"{name:<20} {_summary(path)}{source}")
     for plugin in registry.plugins:
         if plugin.error is not None:
-            say(f"note: {plugin} cannot be loaded, nor its recipes be listed; see rlkit plugins list")
+            echo(f"note: {plugin} cannot be loaded, nor its recipes be listed; see rlkit plugins list")
     return 0
 
 
@@ -98,27 +98,27 @@ def _check(parsed: Parsed, data: Data) -> int:
     fabric = fabric_for(recipe)
     ranks, shards = _ranks(fabric)
     for line in plan.lines(data, ranks):
-        say(line)
+        echo(line)
     for fact in (found := data.template.check()).facts:
-        say(f"template: {fact}")
+        echo(f"template: {fact}")
     for warning in found.warnings:
-        say(f"warning: {warning}")
+        echo(f"warning: {warning}")
     measured = [data.length(prompt) for prompt in data.examples(EXAMPLES)]
     _estimate(estimate.setting(recipe, sum(measured) / len(measured), data.longest, ranks, shards))
     if parsed.options.deep:  # agreed: all ranks have the same command line
         _measure(parsed, data, fabric)
     elif reason := _untried(recipe.reward):
-        say(f"reward: not tried, since it {reason}; add --deep to try it")
+        echo(f"reward: not tried, since it {reason}; add --deep to try it")
     else:
         workers = Workers(1)
         try:
             recipe.reward.bind(cast(Runtime, _CheckRuntime(data, workers)))
             _show(asyncio.run(plan.try_reward(lambda t: score(recipe.reward, t, workers), *data.examples(1))))
         except _NoModelsError as error:
-            say(f"reward: not tried, since it asks for {error}; add --deep to try it")
+            echo(f"reward: not tried, since it asks for {error}; add --deep to try it")
         finally:
             workers.close()
-    say(f"ok: {len(data.train)} training rows, {len(data.validation)} validation prompts, context {data.context}")
+    echo(f"ok: {len(data.train)} training rows, {len(data.validation)} validation prompts, context {data.context}")
     return 0
 
 
@@ -168,16 +168,16 @@ def _check_without_data(parsed: Parsed, missing: UnavailableError) -> int:
     except UnavailableError as error:
         unknown.add(str(error))
     for line in plan.batches(recipe, rows, ranks):
-        say(line)
+        echo(line)
     try:
         _estimate(estimate.setting(recipe, PROMPT, PROMPT, ranks, shards))
-        say(f"prompts were taken to have {PROMPT} tokens")
+        echo(f"prompts were taken to have {PROMPT} tokens")
     except UnavailableError as error:
         unknown.add(str(error))
     for what in sorted(unknown):
-        say(f"not checked: {what}")
-    say("not checked: prompt lengths, the chat template and the reward, which need both the model and the data")
-    say("ok, as far as it could be checked")
+        echo(f"not checked: {what}")
+    echo("not checked: prompt lengths, the chat template and the reward, which need both the model and the data")
+    echo("ok, as far as it could be checked")
     return 0
 
 
@@ -189,9 +189,9 @@ def _ranks(fabric: Fabric) -> tuple[int, int]:
 
 def _estimate(known: estimate.Setting) -> None:
     for line in estimate.lines(known):
-        say(line)
+        echo(line)
     for phase, size in estimate.memory(known).items():
-        say(f"memory, estimated: {size:,.0f} MiB for {phase}")
+        echo(f"memory, estimated: {size:,.0f} MiB for {phase}")
 
 
 def _measure(parsed: Parsed, data: Data, fabric: Fabric) -> None:
@@ -199,17 +199,17 @@ def _measure(parsed: Parsed, data: Data, fabric: Fabric) -> None:
     fabric.launch()
     context = prepare_training(parsed.recipe, data, fabric)
     try:
-        said = context.rollouts.wait(
+        found = context.rollouts.wait(
             plan.try_reward(lambda t: context.rollouts.score(parsed.recipe.reward, t), *data.examples(1))
         )
         measured = dry_run(context)
     finally:
         context.rollouts.close()
     if fabric.is_global_zero:
-        _show(said)
+        _show(found)
         for phase, size in measured.items():
             print(f"memory, measured: {size:,.0f} MiB at most, after {phase}")
 
 
 def _show(trial: plan.Trial) -> None:
-    say(f"warning: {trial.text}" if trial.failed else trial.text)
+    echo(f"warning: {trial.text}" if trial.failed else trial.text)

@@ -25,7 +25,7 @@ def as_python(recipe_yaml: str, title: str, registry: Registry) -> str:
 
     Args:
         recipe_yaml: Every option filled in, without credentials.
-        title: What the script's docstring says.
+        title: The script's docstring.
         registry: The parts that the recipe may name.
     """
     tree = yaml.safe_load(recipe_yaml)

@@ -66,7 +66,7 @@ class Optimizer(ABC):
 
 
 class Schedule(ABC):
-    """Says how the learning rate goes on after the warm-up.
+    """How the learning rate goes on after the warm-up.
 
     It has no state: a resumed run takes the rate from the number of the step.
     """

@@ -17,7 +17,7 @@ class LightningLogger(Logger):
     """Logs by one of Lightning's loggers, whose package may not be installed."""
 
     package: ClassVar[str]
-    """What provides it, as pip knows it."""
+    """The name of the distribution that provides it."""
 
     @abstractmethod
     def make(self, run: LoggedRun) -> LightningsLogger:

@@ -72,7 +72,7 @@ class LoggerThread:
         self._show()
 
     def finalize(self, status: str, timeout: float = CLOSE_SECONDS) -> None:
-        """Wait until all is logged and end the logger, which knows `success` and `failed` only."""
+        """Wait until all is logged and end the logger, whose status is `success` or `failed`."""
         self._put("finalize", lambda: self.logger.finalize(status))
         with suppress(queue.Full):
             self._calls.put_nowait(None)

@@ -81,8 +81,8 @@ class Peers:
             if lost := self._lost():
                 return RankError(lost)
             time.sleep(0.2)
-        said = redact(explain(error))
-        return RankError(f"a rank did not reach the others within train.deadline, or cannot be reached: {said}")
+        text = redact(explain(error))
+        return RankError(f"a rank did not reach the others within train.deadline, or cannot be reached: {text}")
 
     def leave(self, code: int) -> None:
         """Exit now, after the processes that this one started, without cleanup that waits for other ranks."""
@@ -139,7 +139,7 @@ class Peers:
         if code == -signal.SIGABRT and gpus:
             return watchdog
         if code is not None and code < 0 and code != -signal.SIGKILL:
-            return f"it was ended by {signal.Signals(-code).name}; its output may say why"
+            return f"it was ended by {signal.Signals(-code).name}; its output may have the reason"
         return f"{killed}, or {watchdog}" if gpus and code is None else killed
 
     def _watch(self) -> None:

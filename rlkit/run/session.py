@@ -313,7 +313,7 @@ class Session:
         """Save the policy; of one whose shards other ranks hold, who may be gone, the checkpoints must do."""
         if context is None or not self.outcome.steps:  # agreed: all ranks count the same steps
             return
-        # agreed: by what `agreed` says; a rank that waits here for one that has ended is ended by `Peers`
+        # agreed: by `agreed`; a rank that waits here for one that has ended is ended by `Peers`
         if isinstance(context.ranks.fabric.strategy, FSDP2) and (at_once or not agreed(failure)):
             return
         self.save(context, "final")

@@ -85,9 +85,9 @@ class Signals:
             self.asked = name
             if self.leaving:
                 return
-            said = f"{name}: finishing this step, then saving; press Ctrl-C again to stop at once"
+            text = f"{name}: finishing this step, then saving; press Ctrl-C again to stop at once"
             # in a thread, since a terminal that takes no more must not delay the next signal
-            threading.Thread(target=self._note, args=(said,), daemon=True).start()
+            threading.Thread(target=self._note, args=(text,), daemon=True).start()
         elif name == "SIGHUP":
             return
         elif not self.at_once:

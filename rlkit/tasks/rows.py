@@ -64,7 +64,7 @@ class Rows(Columns):
             return self._divided(self.train, self.validation_split, split)
         if split == "validation":
             raise RecipeError(
-                "the task has no validation rows: give Rows(rows, validation=...), a share of the rows to hold out "
+                "the task has no validation rows: pass Rows(rows, validation=...), a share of the rows to hold out "
                 "(validation_split=0.05), or switch validation off (validation=None)"
             )
         return self.train

@@ -188,5 +188,5 @@ def _rows(recipe: Recipe, split: Split) -> Sequence[Row]:
     with calling(recipe.task, "rows"):
         rows = recipe.task.rows(split)
     if len(rows) == 0:
-        raise RecipeError(f"task {type(recipe.task).__name__} gives no {split} rows, expected at least one")
+        raise RecipeError(f"task {type(recipe.task).__name__} has no {split} rows, expected at least one")
     return rows

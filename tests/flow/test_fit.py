@@ -162,7 +162,7 @@ def test_validate_and_generate(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ("options", "message"),
     [
         (("--task=Jsonl", "--task.path=no.jsonl", "--task.validation_path=no.jsonl"), "task.path is 'no.jsonl'"),
-        (("--task=Jsonl", "--task.path={empty}", "--task.validation_path={empty}"), "gives no train rows"),
+        (("--task=Jsonl", "--task.path={empty}", "--task.validation_path={empty}"), "has no train rows"),
         (("--task=Jsonl", "--task.path={long}", "--task.validation_path={long}"), "has 50"),
         (("--task=Nope",), "task is 'Nope', which no plugin offers"),
         (("--model.path=nobody/nothing",), "model.path is 'nobody/nothing', which cannot be loaded"),

@@ -96,7 +96,7 @@ def test_names_objects_and_yaml_say_the_same() -> None:
         ({"task": [3]}, 'task, row 0 is 3, expected a dictionary such as {"prompt": '),
         ({"task": [{"question": "2 + 2?"}]}, "task, row 0"),
         ({"task": (row for row in ROWS)}, "expected a list of dictionaries"),
-        ({"task": []}, "gives no train rows"),
+        ({"task": []}, "has no train rows"),
     ],
 )
 def test_what_is_wrong_is_said_as_on_the_command_line(tmp_path: Path, sections: dict[str, Any], message: str) -> None:
@@ -146,7 +146,7 @@ def test_a_run_with_objects_is_resumed_from_python_only(trained: Result, capsys:
     printed = capsys.readouterr().err
     assert "task is the Python object Rows(100 rows, digest " in printed
     assert "reward is the Python object FunctionReward(right, code " in printed
-    assert "fit(recipe, resume=FOLDER) goes on with a run, or give --reward" in printed
+    assert "fit(recipe, resume=FOLDER) goes on with a run, or pass --reward" in printed
     longer = fit(validated(ROWS, 3), resume=trained.folder, quiet=True)
     assert (longer.steps, longer.folder, len(longer.metrics)) == (3, trained.folder, 3)
     assert longer.metrics[:2] == trained.metrics

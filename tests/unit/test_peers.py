@@ -27,8 +27,8 @@ WATCHDOG = "NCCL's watchdog ended it, since a collective took longer than train.
     ("ended_by", "device", "started_here", "said"),
     [
         (signal.SIGABRT, "cuda", True, f"error: {WATCHDOG}"),
-        (signal.SIGABRT, "cpu", True, "error: it was ended by SIGABRT; its output may say why"),
-        (signal.SIGSEGV, "cuda", True, "error: it was ended by SIGSEGV; its output may say why"),
+        (signal.SIGABRT, "cpu", True, "error: it was ended by SIGABRT; its output may have the reason"),
+        (signal.SIGSEGV, "cuda", True, "error: it was ended by SIGSEGV; its output may have the reason"),
         (signal.SIGKILL, "cuda", True, f"error: {KILLED}$"),
         (signal.SIGKILL, "cpu", False, f"error: {KILLED}$"),
         (signal.SIGABRT, "cuda", False, f"error: {KILLED}, or {WATCHDOG}"),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rlkit.cli.display import Display, say, show
+from rlkit.cli.display import Display, echo, show
 from rlkit.cli.main import main
 from rlkit.cli.streams import Stream, unfailing
 from rlkit.run.metrics_log import MetricsLog
@@ -59,7 +59,7 @@ def test_closed_streams_are_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch) -
 
 def test_texts_of_others_are_no_markup_and_carry_no_escape_codes(capsys: pytest.CaptureFixture[str]) -> None:
     Display(3).note("bad [/bold] [red]x[/red] \x1b[2J http://me:pw@host")
-    say("[/bold]\x1b", error=True)
+    echo("[/bold]\x1b", error=True)
     printed = capsys.readouterr()
     assert printed.out == "bad [/bold] [red]x[/red] \\x1b[2J http://***@host\n"
     assert printed.err == "[/bold]\\x1b\n"

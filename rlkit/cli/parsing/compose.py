@@ -1,6 +1,6 @@
 """Composes recipe files and options into one tree of plain data, in which only what hooks registered is named.
 
-Nothing that a recipe says is imported, called or built here: a name is looked up among the registered parts of the
+Nothing that a recipe names is imported, called or built here: a name is looked up among the registered parts of the
 key's kind, a value is compared with its option's type. All mistakes are collected, to be shown at once.
 """
 
@@ -72,7 +72,7 @@ class Composer:
         """Return the tree, after noting what it lacks."""
         missing = [name for name, option in options(Recipe).items() if option.required and name not in self.tree]
         if missing := [name for name in missing if not self._failed(name)]:
-            self.problems.append(f"the recipe has no {', '.join(missing)}; add it to the recipe or give --{missing[0]}")
+            self.problems.append(f"the recipe has no {', '.join(missing)}; add it to the recipe or pass --{missing[0]}")
         for name, node in self.tree.items():
             self._require(node, options(Recipe)[name].hint, name)
         return self.tree
@@ -126,7 +126,7 @@ class Composer:
         if value is None and allowed.optional:
             return None
         if allowed.plain is None:
-            self._complain(place.key, f"{place.key} takes an object, which no recipe can give; leave it out")
+            self._complain(place.key, f"{place.key} takes an object, which no recipe can hold; leave it out")
         elif (name := _class_in(value)) is not None:
             self._complain(place.key, f"{place.key} names the class {name!r}, expected {self._describe(place)}")
         elif value is None or not fits(value, allowed.plain):
@@ -236,9 +236,9 @@ class Composer:
         """Note the options without a default that are not set."""
         inside = shape(hint, self.registry).inside
         if isinstance(inside, Choice) and is_described(node):
-            said = str(node).removeprefix(PYTHON)
-            problem = f"{key} is the Python object {said}, which no recipe can name: run it from Python, where"
-            self._complain(key, f"{problem} fit(recipe, resume=FOLDER) goes on with a run, or give --{key}")
+            name = str(node).removeprefix(PYTHON)
+            problem = f"{key} is the Python object {name}, which no recipe can name: run it from Python, where"
+            self._complain(key, f"{problem} fit(recipe, resume=FOLDER) goes on with a run, or pass --{key}")
         elif isinstance(inside, Names) and isinstance(node, Mapping):
             for name, inner in node.items():
                 self._require(inner, inside.hint, f"{key}.{name}")

@@ -80,6 +80,6 @@ def _value(name: str, key: str) -> str:
     if value is None:
         raise RecipeError(
             f"{key} refers to ${{{name}}}, which is not set; set it in the environment (a run's recipe leaves "
-            f"credentials out), or give --{key}"
+            f"credentials out), or pass --{key}"
         )
     return value

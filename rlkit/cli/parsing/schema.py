@@ -1,4 +1,4 @@
-"""What a recipe may hold at each key, read off the signatures of sections and registered parts, and said in words."""
+"""What a recipe may hold at each key, read from the signatures of sections and registered parts, and as text."""
 
 from __future__ import annotations
 
@@ -234,8 +234,8 @@ def describe(hint: object, registry: Registry, value: object = None) -> str:
         words.append(f"names, each with {describe(inside.hint, registry)}")
     elif isinstance(inside, Items):
         words.append(f"a list, each of it {describe(inside.hint, registry)}")
-    said = " or ".join(words) or "nothing that a recipe can say"
-    return f"{said}, or null" if allowed.optional else said
+    text = " or ".join(words) or "nothing that a recipe can hold"
+    return f"{text}, or null" if allowed.optional else text
 
 
 PLAIN: dict[object, str] = {

@@ -37,7 +37,7 @@ class Names(NamedTuple):
 
 
 def new(argv: Sequence[str]) -> Path:
-    """Write a package as the command line says; return its folder."""
+    """Write the package that the command line asks for; return its folder."""
     parser = argparse.ArgumentParser(prog="rlkit plugins new", allow_abbrev=False, exit_on_error=False)
     parser.add_argument("name", metavar="NAME", help="The distribution's name, such as rlkit-my-tool.")
     parser.add_argument("--kind", choices=WRITTEN, required=True, help="What the plugin offers.")

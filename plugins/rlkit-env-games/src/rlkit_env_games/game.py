@@ -44,7 +44,7 @@ def read_meta(prompt: Prompt, names: Sequence[str], task: str) -> list[Any]:
     """Return what the prompt says of its game.
 
     Raises:
-        RecipeError: It does not say all of it.
+        RecipeError: Something is missing.
     """
     if missing := [name for name in names if name not in prompt.meta]:
         raise RecipeError(

@@ -33,7 +33,7 @@ class McpTool(Tool):
         url: The address of a server that is running (streamable HTTP), instead of a command.
         retries: How often a lost call is made again, with growing pauses.
         start_timeout: Seconds for the server to start and greet.
-        timeout: Seconds for one call; the server's time ends a tenth earlier, so that the error can say why.
+        timeout: Seconds for one call; the server's time ends a tenth earlier, so that the error has the reason.
         concurrency: How many calls may run at once; null for any number.
     """
 

@@ -30,7 +30,7 @@ class Client:
         """Ask the server for a sign of life.
 
         Raises:
-            RecipeError: It gives none.
+            RecipeError: It has none.
         """
         try:
             self._ask("/", None, self.deadline)

@@ -28,7 +28,7 @@ class SearchTool(Tool):
         max_chars: Where each passage's text is cut, in characters.
         description: What the policy is told of the tool.
         retries: Further attempts after a failed request to the server, with growing pauses.
-        timeout: Seconds for one call; the attempts of a client end a tenth earlier and say why they failed.
+        timeout: Seconds for one call; the attempts of a client end a tenth earlier, so that the error has the reason.
     """
 
     name = "search"
