@@ -19,7 +19,7 @@ CHECKPOINT: tuple[str, dict[str, Any]] = (
 
 
 def with_checkpoint(argv: Sequence[str]) -> list[str]:
-    """Return the arguments with what `--checkpoint` stands for: its policy, and the recipe of its run if none is given.
+    """Return the arguments with what `--checkpoint` means: its policy, and the recipe of its run if none is given.
 
     Raises:
         RecipeError: It is given no path.

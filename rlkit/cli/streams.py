@@ -12,7 +12,7 @@ from typing import TextIO
 class Stream:
     """A text stream whose writes never raise.
 
-    What the encoding does not know becomes `?`. Once a write fails because nobody reads, or nothing more fits, the
+    A character that the encoding lacks becomes `?`. Once a write fails because the reader has gone, or the disk is full, the
     descriptor goes to the null device: everything else that prints there, libraries and children included, goes on
     silently.
 

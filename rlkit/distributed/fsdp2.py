@@ -227,7 +227,7 @@ def make_fabric(section: sections.Fabric, deadline: float = DEADLINE.total_secon
         raise RecipeError(f"fabric: {error}") from error
     if not isinstance(fabric.strategy, SingleDeviceStrategy | DDPStrategy | FSDP2):
         raise RecipeError(
-            f"fabric: this machine stands for {type(fabric.strategy).__name__}, with which rlkit does not train; set "
+            f"fabric: this environment selects {type(fabric.strategy).__name__}, with which rlkit does not train; set "
             "fabric.accelerator and fabric.strategy"
         )
     return fabric

@@ -34,7 +34,7 @@ Path = Sequence[str]
 Entry = tuple[str, Path, object]
 """An option's name, the path inside of it, and a value."""
 ABSENT: object = object()
-"""Stands for an option that is not set."""
+"""The value of an option that is not set."""
 SPEC = ("class_path", "init_args")
 
 
@@ -65,7 +65,7 @@ class Composer:
         self.tree = self._fill(dict(self.tree), options(Recipe), "", _entries((), sections))
 
     def override(self, key: str, value: str) -> None:
-        """Set one option, named by its dotted key, to the value that a text stands for."""
+        """Set one option, named by its dotted key, to the value that a text represents."""
         self.tree = self._fill(dict(self.tree), options(Recipe), "", _entries(key.split("."), value))
 
     def finish(self) -> dict[str, object]:

@@ -15,7 +15,7 @@ REFERENCE = re.compile(r"\$\{([A-Z_][A-Z0-9_]*)\}")
 """`${NAME}` in an option that is a text: the value of the environment's variable, one of rlkit's own."""
 
 PREFIX = "RLKIT_"
-"""How the names of variables begin that a recipe may read: one from a stranger must not send what others hold."""
+"""The prefix of the variables that a recipe may read: a recipe of unknown origin must not send the values of others."""
 
 HEADER = "# Credentials are left out: each ${NAME} is read from the environment when this recipe is run.\n"
 

@@ -13,7 +13,7 @@ from rlkit.hooks import kinds_of
 from rlkit.registry import Registry
 
 PYTHON = "python object: "
-"""Begins the text that stands, in a written recipe, for an object that no recipe can name."""
+"""The prefix, in a written recipe, of the text in place of an object that no recipe can name."""
 
 
 def is_part(value: object) -> bool:
@@ -22,7 +22,7 @@ def is_part(value: object) -> bool:
 
 
 def is_described(value: object) -> bool:
-    """Whether a value stands for an object that only Python can hand over."""
+    """Whether a value is the text in place of an object that only Python can hand over."""
     return isinstance(value, str) and value.startswith(PYTHON)
 
 
@@ -68,7 +68,7 @@ def without_objects(section: object) -> object:
 
 
 def describe(part: object) -> str:
-    """Return what stands for an object: its own text, or its class where that would be a place in memory."""
+    """Return the text in place of an object: its own text, or its class where that would be a place in memory."""
     cls = type(part)
     own = cls.__repr__ is not object.__repr__
     return PYTHON + (repr(part) if own else f"{cls.__qualname__} of {cls.__module__}")

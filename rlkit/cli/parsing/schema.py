@@ -24,7 +24,7 @@ UNIONS = (Union, types.UnionType)
 
 
 class Untyped:
-    """Stands for the type of an argument without an annotation."""
+    """Represents the type of an argument without an annotation."""
 
 
 class Option(NamedTuple):

@@ -41,7 +41,7 @@ class GameTask(Task):
 
 
 def read_meta(prompt: Prompt, names: Sequence[str], task: str) -> list[Any]:
-    """Return what the prompt says of its game.
+    """Return the values of the prompt's game.
 
     Raises:
         RecipeError: Something is missing.

@@ -75,8 +75,8 @@ class Connection:
 class Session:
     """A connection that is opened again when it was lost; calls may come from any event loop.
 
-    It lives in a thread with an event loop of its own, because a connection has to be served between steps too, when
-    the trainer's loop stands still. `start_timeout` is in seconds, for the server to start and greet.
+    It runs in a thread with an event loop of its own, because a connection has to be served between steps too, when
+    the trainer's loop does not run. `start_timeout` is in seconds, for the server to start and greet.
     """
 
     def __init__(self, server: Server, start_timeout: float) -> None:

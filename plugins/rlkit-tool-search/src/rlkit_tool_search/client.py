@@ -27,10 +27,10 @@ class Client:
         self.deadline = deadline
 
     def check(self) -> None:
-        """Ask the server for a sign of life.
+        """Send the server a request.
 
         Raises:
-            RecipeError: It has none.
+            RecipeError: It does not answer.
         """
         try:
             self._ask("/", None, self.deadline)
