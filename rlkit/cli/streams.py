@@ -12,9 +12,9 @@ from typing import TextIO
 class Stream:
     """A text stream whose writes never raise.
 
-    A character that the encoding lacks becomes `?`. Once a write fails because the reader has gone, or the disk is full, the
-    descriptor goes to the null device: everything else that prints there, libraries and children included, goes on
-    silently.
+    A character that the encoding lacks becomes `?`. Once a write fails because the reader has gone, or the disk is
+    full, the descriptor goes to the null device: everything else that prints there, libraries and children included,
+    goes on silently.
 
     Args:
         stream: What is wrapped.
