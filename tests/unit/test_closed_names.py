@@ -248,7 +248,7 @@ def test_options_of_any_type_take_data_alone(
     nested = f"{{x: [{value}]}}"
     for given in (value, nested):
         said = refused(["quickstart", "--reward=Curious", f"--reward.{option}={given}"], trap, capsys)
-        assert MODULE in said or "takes an object, which no recipe can give" in said
+        assert MODULE in said or "takes an object, which no recipe can hold" in said
     if option in ("function", "kind", "module", "stranger", "thing"):
         refused(["quickstart", "--reward=Curious", f"--reward.{option}={MODULE}.touch"], trap, capsys)
     else:  # text is data
