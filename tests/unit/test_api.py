@@ -92,7 +92,7 @@ def test_names_objects_and_yaml_say_the_same() -> None:
         ({"reward": 3}, "reward is 3, expected the name of a class"),
         ({"model": "/nowhere"}, "model.path is '/nowhere', which is no folder"),
         ({"kl_loss": KLLoss(coef=-1)}, "kl_loss.coef is -1, expected a number above 0"),
-        ({"validation": Validation()}, "the task has no validation rows: give Rows(rows, validation=...)"),
+        ({"validation": Validation()}, "the task has no validation rows: pass Rows(rows, validation=...)"),
         ({"task": [3]}, 'task, row 0 is 3, expected a dictionary such as {"prompt": '),
         ({"task": [{"question": "2 + 2?"}]}, "task, row 0"),
         ({"task": (row for row in ROWS)}, "expected a list of dictionaries"),
