@@ -132,17 +132,6 @@ class Ranks:
         if found:
             raise error or found[0]
 
-    async def any_async(self, flag: bool) -> bool:
-        """Return whether a flag is true on any rank; the event loop runs on until all ranks have called this."""
-        if self.fabric.world_size == 1:
-            return flag
-        wrapped = torch.tensor(float(flag))  # on the CPU: a GPU that waits is busy, and an engine may be using it
-        work = dist.all_reduce(wrapped, dist.ReduceOp.MAX, async_op=True)
-        while not work.is_completed():
-            await asyncio.sleep(POLL_SECONDS)
-        work.wait()
-        return bool(wrapped)
-
     def broadcast_tp(self, value: T) -> T:
         """Return the value of the first rank of this rank's tensor-parallel group."""
         if self.tensor_parallel == 1:
@@ -167,13 +156,18 @@ class Ranks:
 class SideGroup:
     """The same ranks in a second process group, for a thread beside the training; all ranks must create it.
 
+    Its collectives, on CPU tensors alone since a GPU that waits is busy, have the deadline of the default group's, and
+    never match one of those, be it that one was cancelled halfway.
+
     Args:
         fabric: Launched.
     """
 
     def __init__(self, fabric: Fabric) -> None:
         self._size = fabric.world_size
-        self.group = dist.new_group(backend="gloo") if self._size > 1 else None
+        self.group: ProcessGroup | None = None
+        if self._size > 1:
+            self.group = dist.new_group(backend="gloo", timeout=getattr(fabric.strategy, "_timeout", None))
 
     def gather_world(self, value: T) -> list[T]:
         """Return every rank's value, in order."""
@@ -182,3 +176,14 @@ class SideGroup:
         found = [value] * self._size
         dist.all_gather_object(found, value, group=self.group)
         return found
+
+    async def any_async(self, flag: bool) -> bool:
+        """Return whether a flag is true on any rank; the event loop runs on until all ranks have called this."""
+        if self.group is None:
+            return flag
+        wrapped = torch.tensor(float(flag))
+        work = dist.all_reduce(wrapped, dist.ReduceOp.MAX, group=self.group, async_op=True)
+        while not work.is_completed():
+            await asyncio.sleep(POLL_SECONDS)
+        work.wait()
+        return bool(wrapped)

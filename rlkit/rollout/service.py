@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from rlkit.distributed.offload import HostOffload, free_cached, use_device
-from rlkit.distributed.ranks import Ranks
+from rlkit.distributed.ranks import Ranks, SideGroup
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.interfaces.reward import RewardManager
 from rlkit.models.actor import Actor
@@ -54,8 +54,8 @@ class Dialogue(Protocol):
 class RolloutService:
     """Samples from the policy and scores what it sampled, on an event loop in a thread of its own.
 
-    The trainer's thread goes on while submitted work, such as scoring, is in progress. Collectives never overlap: those
-    of the event loop's thread (a sync of weights, `Ranks.any_async`) run while the trainer's thread waits for them.
+    The trainer's thread goes on while submitted work, such as scoring, is in progress. A sync of weights runs while it
+    waits for that; what ranks agree on meanwhile has a process group of its own. All ranks must create the service.
 
     Args:
         recipe: Checked.
@@ -72,6 +72,7 @@ class RolloutService:
         self.dialogue = dialogue
         self.actor = actor
         self.ranks = ranks
+        self._side_ranks = SideGroup(ranks.fabric)
         self.version = 0
         """Of the policy's weights: the number of steps that changed them."""
         self._offload = offload
@@ -185,7 +186,7 @@ class RolloutService:
                     await asyncio.wait((task,), timeout=WATCH_SECONDS)
                 if task.done():
                     task.result()
-                if not await self.ranks.any_async(self.engine.needs_weights):
+                if not await self._side_ranks.any_async(self.engine.needs_weights):
                     return await task
                 await self._sync()
         finally:

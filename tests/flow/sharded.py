@@ -18,7 +18,7 @@ from lightning.fabric import Fabric
 
 from rlkit import sections
 from rlkit.distributed.fsdp2 import make_fabric, unsharded
-from rlkit.distributed.ranks import Ranks
+from rlkit.distributed.ranks import Ranks, SideGroup
 from rlkit.engines.torch.decoder import why_not
 from rlkit.errors import RecipeError, RlkitError
 from rlkit.interfaces.optimizer import Optimizer
@@ -105,7 +105,7 @@ def agree(fabric: Fabric) -> None:
     """What the last rank alone knows, all know afterwards, those of tensor-parallel groups included."""
     ranks, last = Ranks(fabric), fabric.global_rank == fabric.world_size - 1
     assert [ranks.any(last), ranks.any(False), ranks.all(last), ranks.all(True)] == [True, False, False, True]
-    assert asyncio.run(ranks.any_async(last))
+    assert asyncio.run(SideGroup(fabric).any_async(last))
     assert ranks.same({"rank": fabric.global_rank}) == {"rank": 0}
     assert ranks.gather_world(fabric.global_rank) == list(range(fabric.world_size))
     own = RecipeError(f"of rank {fabric.global_rank}")

@@ -37,6 +37,12 @@ def test_weights_are_streamed_whole(ranks: int, tensor_parallel: int, precision:
     assert done.stdout.count("streamed") == ranks
 
 
+def test_event_loops_agree_beside_the_collectives_of_main_threads(tmp_path: Path) -> None:
+    done = torchrun(str(Path(__file__).with_name("side_ranks.py")), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "agreed" in done.stdout
+
+
 def test_no_rank_holds_a_whole_model_while_it_learns_or_is_asked(tmp_path: Path) -> None:
     """Gradients are divided after every micro-batch, as planned; expected log-probs gather a layer at a time."""
     done = torchrun(str(Path(__file__).with_name("sharded_memory.py")), cwd=tmp_path)

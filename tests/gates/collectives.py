@@ -23,7 +23,7 @@ MARK = re.compile(r"#\s*agreed: \S.{6,}")
 
 CONTRACT = re.compile(r"\b(all|every|all its|whose) ranks? must (call|enter|read|ask)", re.IGNORECASE)
 
-OWNERS = {"ranks", "_ranks", "runtime", "_runtime"}
+OWNERS = {"ranks", "_ranks", "_side_ranks", "runtime", "_runtime"}
 """What collectives are called on, by its name."""
 
 PASSED = {"reduce", "gather", "agree"}

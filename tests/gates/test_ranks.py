@@ -39,7 +39,7 @@ def public(room: str, owner: str) -> set[str]:
     return {f.name for f in ast.walk(found) if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef)} - {"__init__"}
 
 
-METHODS = public("rlkit/distributed/ranks.py", "Ranks")
+METHODS = public("rlkit/distributed/ranks.py", "Ranks") | public("rlkit/distributed/ranks.py", "SideGroup")
 
 
 def of_torch(source: Source) -> list[str]:
