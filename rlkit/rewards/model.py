@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from rlkit.clock import in_thread
 from rlkit.errors import RecipeError
 from rlkit.interfaces.reward import OnError, RewardManager
 from rlkit.ranges import Count, PositiveInt, Seconds
@@ -18,7 +21,8 @@ class ModelReward(RewardManager):
     """The output of a sequence classifier with one label, on the run's device.
 
     The whole conversation, with the messages of tools and users, is rendered with the classifier's own chat template
-    and tokenizer, which may differ from the policy's; without a template it is plain text.
+    and tokenizer, which may differ from the policy's; without a template it is plain text. The classifier runs in a
+    thread of its own, one prompt after another; the wait for it counts in no deadline.
 
     Args:
         path: A folder or a name on the Hugging Face hub, with its weights as safetensors.
@@ -47,10 +51,13 @@ class ModelReward(RewardManager):
         self.max_length = max_length
         self.timeout = timeout
         self.on_error = on_error
+        self._thread: ThreadPoolExecutor | None = None
 
     def bind(self, runtime: Runtime) -> None:
         import torch
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+        from rlkit.distributed.offload import use_device
 
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(self.path, truncation_side="left")
@@ -65,9 +72,20 @@ class ModelReward(RewardManager):
         if model.config.pad_token_id is None:
             model.config.pad_token_id = self._tokenizer.pad_token_id
         self._runtime = runtime
+        self._thread = ThreadPoolExecutor(1, "rlkit-model-reward", use_device, (runtime.device,))
         self._model: Any = model.eval().requires_grad_(False).to(runtime.device)
 
+    def close(self) -> None:
+        if self._thread is not None:
+            self._thread.shutdown(cancel_futures=True)
+
     async def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
+        if self._thread is None:
+            raise RuntimeError("ModelReward scores after `bind` alone")
+        return await in_thread(self._thread, partial(self._score, trajectories))
+
+    def _score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
+        """Run the model, in its own thread."""
         import torch
 
         texts = [self._render(t) for t in trajectories]

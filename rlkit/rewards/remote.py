@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 import urllib.request
 from base64 import b64encode
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
+from http.client import HTTPException
+from urllib.error import HTTPError
 from urllib.parse import unquote, urlsplit, urlunsplit
 
+from rlkit.clock import in_thread
 from rlkit.errors import RecipeError
 from rlkit.interfaces.reward import OnError, RewardManager
-from rlkit.ranges import Count, Repeats, Seconds
+from rlkit.ranges import Count, Seconds
+from rlkit.retry import RetryPolicy, ServiceError
 from rlkit.types import Score, Trajectory
 
 IN_FLIGHT = 512
-"""Requests at once: the prompts of a step and more, since a request that waits here uses up its prompt's time."""
+"""Requests at once; the wait of others counts in no deadline."""
+
+RETRY = RetryPolicy(retries=3, request_seconds=180.0, attempt_seconds=30.0)
 
 
 class RemoteReward(RewardManager):
@@ -30,8 +35,7 @@ class RemoteReward(RewardManager):
     Args:
         url: The service's address; `https://${RLKIT_LOGIN}@host` sends the user and password in that variable.
         batch_size: Items of one request.
-        retries: Further attempts after a failed request, with growing pauses.
-        request_timeout: Seconds for one request.
+        retry: How often, and for how long, each request is attempted.
         timeout: Seconds for the samples of one prompt, retries included.
         on_error: What becomes of a group with a failed score.
     """
@@ -40,9 +44,8 @@ class RemoteReward(RewardManager):
         self,
         url: str,
         batch_size: Count = 32,
-        retries: Repeats = 3,
         *,
-        request_timeout: Seconds = 30.0,
+        retry: RetryPolicy = RETRY,
         timeout: Seconds = 180.0,
         on_error: OnError = "drop",
     ) -> None:
@@ -50,8 +53,7 @@ class RemoteReward(RewardManager):
             raise RecipeError(f"RemoteReward has url={url!r}, expected http://… or https://…")
         self.url = url
         self.batch_size = batch_size
-        self.retries = retries
-        self.request_timeout = request_timeout
+        self.retry = retry
         self.timeout = timeout
         self.on_error = on_error
 
@@ -75,24 +77,37 @@ class RemoteReward(RewardManager):
             {"text": t.text, "answer": t.prompt.answer, "messages": t.prompt.messages, "meta": dict(t.prompt.meta)}
             for t in chunk
         ]
-        body, loop = json.dumps({"items": items}).encode(), asyncio.get_running_loop()
-        for attempt in range(self.retries + 1):
-            try:
-                return _parse(await loop.run_in_executor(self._threads, self._post, body), len(chunk))
-            except (OSError, ValueError) as error:
-                if attempt == self.retries:
-                    raise ConnectionError(f"{self.url}: {error} (after {attempt + 1} attempts)") from error
-                await asyncio.sleep(0.2 * 2**attempt * (1 + random.random()))
-        raise AssertionError("unreachable")
+        body = json.dumps({"items": items}).encode()
 
-    def _post(self, body: bytes) -> object:
+        async def attempt(seconds: float) -> list[Score]:
+            return await in_thread(self._threads, lambda: self._post(body, len(chunk), seconds))
+
+        try:
+            return await self.retry.call(attempt)
+        except ServiceError as error:
+            raise ConnectionError(f"{self.url}: {error} (after {error.attempts} attempts)") from error
+        except TimeoutError as error:
+            last = f"; the last attempt: {error.__cause__}" if isinstance(error.__cause__, ServiceError) else ""
+            raise ConnectionError(f"{self.url}: {error}{last}") from error
+
+    def _post(self, body: bytes, count: int, seconds: float) -> list[Score]:
+        """Return the scores of one attempt.
+
+        Raises:
+            ServiceError: There are none.
+        """
         headers, parts = {"Content-Type": "application/json"}, urlsplit(self.url)
         login, _, host = parts.netloc.rpartition("@")
         if login:  # which urllib would take for a part of the host's name
             headers["Authorization"] = f"Basic {b64encode(unquote(login).encode()).decode()}"
         request = urllib.request.Request(urlunsplit(parts._replace(netloc=host)), body, headers)
-        with urllib.request.urlopen(request, timeout=self.request_timeout) as answer:
-            return json.load(answer)
+        try:
+            with urllib.request.urlopen(request, timeout=seconds) as answer:
+                return _parse(json.load(answer), count)
+        except HTTPError as error:
+            raise ServiceError(str(error), error.code) from error
+        except (OSError, HTTPException, ValueError) as error:
+            raise ServiceError(str(error) or type(error).__name__) from error
 
 
 def _parse(answer: object, count: int) -> list[Score]:

@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
+from rlkit.clock import deadline, queued
 from rlkit.errors import RolloutError, explain
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.registry import require
 from rlkit.rollout.conversation import Conversation, Limits
-from rlkit.rollout.guard import deadline, queued
 from rlkit.rollout.participants import Participants, ParticipantSession
 from rlkit.rollout.tasks import run_concurrently
 from rlkit.rollout.template import ChatTemplate

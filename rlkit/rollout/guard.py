@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
-from contextvars import ContextVar
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
+from rlkit.clock import deadline
 from rlkit.errors import RolloutError, explain, show
 from rlkit.text import part_name
 
@@ -79,74 +79,3 @@ def errors_of(part: object) -> Iterator[None]:
         raise GuardError(part, explain(error)) from error
     except (Exception, SystemExit) as error:  # foreign code may raise anything
         raise GuardError(part, explain(error)) from error
-
-
-@asynccontextmanager
-async def deadline(seconds: float | None) -> AsyncIterator[asyncio.Timeout]:
-    """Limit work in seconds, without the time in which it is `queued` or `paused`; None for no limit.
-
-    Raises:
-        TimeoutError: The work took longer.
-    """
-    async with asyncio.timeout(seconds) as timeout:
-        clock = _Clock(timeout, _current.get())
-        token = _current.set(clock)
-        try:
-            yield timeout
-        finally:
-            _current.reset(token)
-            clock.ended = True
-
-
-@contextmanager
-def queued() -> Iterator[None]:
-    """Stop the clocks of all deadlines around the caller: for time in a queue, in which no work is done."""
-    with ExitStack() as stack:
-        clock = _current.get()
-        while clock is not None:
-            stack.enter_context(clock.stopped())
-            clock = clock.outer
-        yield
-
-
-@contextmanager
-def paused() -> Iterator[None]:
-    """Stop the clock of the innermost deadline around the caller: for work that has a deadline of its own."""
-    clock = _current.get()
-    with nullcontext() if clock is None else clock.stopped():
-        yield
-
-
-class _Clock:
-    """A deadline that stands still while at least one call of its code waits."""
-
-    def __init__(self, timeout: asyncio.Timeout, outer: _Clock | None) -> None:
-        self.outer = outer
-        self.ended = False
-        self._timeout = timeout
-        self._waiting = 0
-        self._left: float | None = None
-
-    @contextmanager
-    def stopped(self) -> Iterator[None]:
-        """Stop the clock; the deadline moves by as long as that lasts."""
-        now = asyncio.get_running_loop().time
-        self._waiting += 1
-        when = self._timeout.when()
-        if self._waiting == 1 and when is not None and not self._over:
-            self._left = when - now()
-            self._timeout.reschedule(None)
-        try:
-            yield
-        finally:
-            self._waiting -= 1
-            if self._waiting == 0 and self._left is not None and not self._over:
-                self._timeout.reschedule(now() + self._left)
-                self._left = None
-
-    @property
-    def _over(self) -> bool:
-        return self.ended or self._timeout.expired()
-
-
-_current: ContextVar[_Clock | None] = ContextVar("rlkit_clock", default=None)

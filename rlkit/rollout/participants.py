@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import jsonschema
 
+from rlkit.clock import queued
 from rlkit.errors import RolloutError, show
 from rlkit.interfaces.environment import Environment, Observation
 from rlkit.interfaces.interaction import Interaction, Reply
@@ -18,7 +19,7 @@ from rlkit.interfaces.parser import ParsedTurn, ToolCall, ToolParser
 from rlkit.interfaces.reward import as_number
 from rlkit.interfaces.tool import State, Tool, ToolReply
 from rlkit.rollout.conversation import Conversation
-from rlkit.rollout.guard import GuardError, errors_of, guard, queued
+from rlkit.rollout.guard import GuardError, errors_of, guard
 from rlkit.rollout.tasks import run_concurrently
 from rlkit.text import part_name
 from rlkit.types import JsonObject, Message, SampleKey

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rlkit.clock import paused
 from rlkit.errors import RolloutError, show
 from rlkit.interfaces.reward import RewardFunction, RewardManager, as_score, grade_as_data, grade_control
-from rlkit.rollout.guard import GuardError, guard, paused
+from rlkit.rollout.guard import GuardError, guard
 from rlkit.rollout.tasks import run_concurrently
 from rlkit.rollout.workers import WorkerError, Workers
 from rlkit.text import part_name

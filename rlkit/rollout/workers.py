@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -21,9 +20,9 @@ from typing import Any, TypeVar
 
 import cloudpickle
 
+from rlkit.clock import in_executor, paused
 from rlkit.errors import explain, shorten
 from rlkit.rollout import worker
-from rlkit.rollout.guard import paused, queued
 from rlkit.rollout.worker import ANSWER_BYTES, HEADER, MARK, kill_descendants
 
 T = TypeVar("T")
@@ -68,24 +67,8 @@ class Workers:
             payload = cloudpickle.dumps((function, argument))
         except Exception as error:  # pickling runs foreign code
             raise WorkerError(f"cannot be sent to a worker: {explain(error)}") from error
-        loop = asyncio.get_running_loop()
-        started = loop.create_future()
-
-        def start(*_: object) -> None:
-            if not started.done():
-                started.set_result(None)
-
         with paused():  # the work has a deadline of its own
-            call = loop.run_in_executor(
-                self._executor, self._call, payload, timeout, partial(loop.call_soon_threadsafe, start)
-            )
-            call.add_done_callback(start)
-            try:
-                with queued():
-                    await started
-                return await call
-            finally:
-                call.cancel()
+            return await in_executor(self._executor, partial(self._call, payload, timeout))
 
     def _call(self, payload: bytes, timeout: float, started: Callable[[], object]) -> Any:
         """Call in an idle process, and once more in a new one if that was found broken before the work started."""

@@ -459,7 +459,7 @@ ARGUMENTS = (
     ["--reward=PythonReward"],
     ["--reward=PythonReward", "--reward.function=os:system"],
     ["--reward=RemoteReward", "--reward.url=file:///etc/passwd"],
-    ["--reward=RemoteReward", "--reward.url=http://h", "--reward.retries=-1"],
+    ["--reward=RemoteReward", "--reward.url=http://h", "--reward.retry.retries=-1"],
     ["--reward=ModelReward"],
     ["--reward=Router", "--reward.rewards={}"],
     ["--rollout.engine=SGLangServer", "--rollout.engine.servers=0"],

@@ -77,7 +77,7 @@ def test_what_a_service_says_of_a_wrong_password_does_not_tell_it(
     port: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = f"--reward.url=http://me:wrong@127.0.0.1:{port}/"
-    options = ("--reward=RemoteReward", url, "--reward.retries=0", f"--out={tmp_path / 'out'}")
+    options = ("--reward=RemoteReward", url, "--reward.retry.retries=0", f"--out={tmp_path / 'out'}")
     assert main(["fit", "--recipe=quickstart", *FAST, *options]) == 2
     printed = capsys.readouterr()
     assert "HTTP Error 401" in printed.err

@@ -146,6 +146,7 @@ def test_a_pause_during_scores_loses_none(tmp_path: Path) -> None:
 def test_a_pause_while_workers_score_loses_none(tmp_path: Path) -> None:
     """Eight scores of 1.5 s with two workers take 6 s: some wait for a worker longer than their timeout."""
     figures = fit(
-        tmp_path / "out", "--recipe=quickstart", "--reward=SlowGrade", "--callbacks=[PauseWhileScored]", "--train.require_reward=false",
+        tmp_path / "out", "--recipe=quickstart", "--reward=SlowGrade", "--callbacks=[PauseWhileScored]",
+        "--train.require_reward=false",
     )  # fmt: skip
     assert (figures["rollout/samples"], figures["reward/failed"]) == (SAMPLES, 0)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from rlkit.engines import SGLangServer
-from rlkit.engines.server.retry import RetryPolicy
+from rlkit.engines.server.retry import ServerRetryPolicy
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.models.lora import base_model
 from rlkit.models.weights import PolicyWeights
@@ -26,7 +26,7 @@ T = TypeVar("T")
 SHIM = Path(__file__).parent / "shim"
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(SHIM), os.environ.get("PYTHONPATH"))))
 
-RETRY = RetryPolicy(request_seconds=120.0, start_seconds=120.0, hang_seconds=3.0)
+RETRY = ServerRetryPolicy(request_seconds=120.0, start_seconds=120.0, hang_seconds=3.0)
 PROMPTS = [(5, 9, 200, 31), (7, 7, 7, 12, 99, 104, 32, 8, 45, 61, 3), (5, 9, 200, 31), (40,), tuple(range(3, 23))]
 
 

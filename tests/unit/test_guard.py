@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from rlkit.clock import deadline, paused, queued
 from rlkit.errors import RolloutError
 from rlkit.interactions import Retry
 from rlkit.interfaces.environment import Environment, Observation
@@ -20,7 +21,7 @@ from rlkit.interfaces.parser import ParsedTurn, ToolParser
 from rlkit.interfaces.reward import RewardManager
 from rlkit.interfaces.tool import State
 from rlkit.rewards import Composite, Router
-from rlkit.rollout.guard import GuardError, deadline, guard, paused, queued
+from rlkit.rollout.guard import GuardError, guard
 from rlkit.rollout.participants import Participants
 from rlkit.rollout.scoring import score
 from rlkit.rollout.workers import Workers

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
@@ -19,6 +20,7 @@ import torch
 from rlkit.cli.main import main
 from rlkit.errors import RecipeError
 from rlkit.interfaces.reward import RewardManager
+from rlkit.retry import RetryPolicy
 from rlkit.rewards import Composite, ExactReward, MathReward, ModelReward, Overlong, PythonReward, RemoteReward, Router
 from rlkit.rollout.scoring import score
 from rlkit.rollout.workers import Workers
@@ -208,7 +210,7 @@ def test_python_reward_runs_code_only_where_it_is_allowed(tmp_path: Path) -> Non
 class Service(BaseHTTPRequestHandler):
     """Scores by length; fails as often as it is told."""
 
-    failures = 0
+    failures, status = 0, 500
     sizes: list[int] = []  # noqa: RUF012
 
     def do_POST(self) -> None:
@@ -216,7 +218,7 @@ class Service(BaseHTTPRequestHandler):
         Service.sizes.append(len(items))
         if Service.failures:
             Service.failures -= 1
-            self.send_error(500)
+            self.send_error(Service.status)
             return
         scores = [{"reward": len(i["text"]), "components": {"n": 1.0}} if i["text"] else 0.5 for i in items]
         body = json.dumps({"scores": scores}).encode()
@@ -264,7 +266,7 @@ def test_remote_reward_asks_for_all_prompts_at_once() -> None:
 
     server = Roomy(("127.0.0.1", 0), Patient)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    reward = RemoteReward(f"http://127.0.0.1:{server.server_port}/", retries=0)
+    reward = RemoteReward(f"http://127.0.0.1:{server.server_port}/", retry=RetryPolicy(retries=0))
 
     async def all_groups() -> list[list[Score]]:
         return await asyncio.gather(*(reward.score([example_trajectory("abc")]) for _ in range(groups)))
@@ -276,12 +278,33 @@ def test_remote_reward_asks_for_all_prompts_at_once() -> None:
 
 def test_remote_reward_that_stays_away_is_an_error(url: str, workers: Workers) -> None:
     Service.failures = 99
-    [found] = scored(RemoteReward(url, retries=1), [example_trajectory("a")], workers)
+    [found] = scored(RemoteReward(url, retry=RetryPolicy(retries=1)), [example_trajectory("a")], workers)
     assert found.reward is None
     assert "500" in (found.error or "")
     assert "after 2 attempts" in (found.error or "")
     with pytest.raises(RecipeError, match="expected http://"):
         RemoteReward("localhost:1")
+
+
+@pytest.mark.parametrize(("status", "attempts"), [(400, 1), (401, 1), (404, 1), (408, 3), (429, 3), (500, 3), (503, 3)])
+def test_remote_reward_repeats_what_may_succeed_later(
+    url: str, workers: Workers, monkeypatch: pytest.MonkeyPatch, status: int, attempts: int
+) -> None:
+    monkeypatch.setattr(Service, "status", status)
+    Service.failures = 99
+    [found] = scored(RemoteReward(url, retry=RetryPolicy(retries=2)), [example_trajectory("a")], workers)
+    assert len(Service.sizes) == attempts
+    assert f"HTTP Error {status}" in (found.error or "")
+    assert f"after {attempts} attempts" in (found.error or "")
+
+
+def test_remote_reward_has_one_deadline_for_all_attempts(url: str, workers: Workers) -> None:
+    Service.failures = 999
+    reward = RemoteReward(url, retry=RetryPolicy(retries=100, request_seconds=0.5))
+    [found] = scored(reward, [example_trajectory("a")], workers)
+    reward.close()
+    assert "there was no answer within 0.5 s; the last attempt: HTTP Error 500" in (found.error or "")
+    assert 1 <= len(Service.sizes) <= 4
 
 
 def classifier(folder: Path, template: str | None) -> tuple[str, Any]:
@@ -347,3 +370,40 @@ def test_model_reward_scores_the_whole_conversation(tmp_path: Path, workers: Wor
 def test_model_reward_that_is_not_there_says_so(tmp_path: Path, workers: Workers) -> None:
     with pytest.raises(RecipeError, match="ModelReward has path=.*which cannot be loaded"):
         scored(ModelReward(str(tmp_path)), [], workers)
+
+
+def test_model_reward_keeps_the_event_loop_free_and_counts_no_wait_for_its_thread(
+    tmp_path: Path, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four prompts of two forward passes, 0.15 s each, take 1.2 s, one prompt after another, with 0.6 s for each."""
+    path, _ = classifier(tmp_path / "rm", None)
+    reward = ModelReward(path, batch_size=2, timeout=0.6)
+    reward.bind(SimpleNamespace(device=torch.device("cpu"), autocast=nullcontext))  # type: ignore[arg-type]
+    forward, threads, ticks = reward._model.forward, [], 0
+
+    def slow(**batch: Any) -> Any:
+        threads.append((threading.current_thread().name.rpartition("_")[0], len(batch["input_ids"])))
+        time.sleep(0.15)
+        return forward(**batch)
+
+    monkeypatch.setattr(reward._model, "forward", slow)
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0.01)
+            ticks += 1
+
+    async def all_groups() -> list[list[Score]]:
+        ticking = asyncio.create_task(tick())
+        group = [example_trajectory(text) for text in ("4", "it is four", "4!")]
+        found = await asyncio.gather(*(score(reward, group, workers) for _ in range(4)))
+        ticking.cancel()
+        return found
+
+    found = asyncio.run(all_groups())
+    reward.close()
+    assert [s.error for scores in found for s in scores] == [None] * 12
+    assert threads == [("rlkit-model-reward", 2), ("rlkit-model-reward", 1)] * 4
+    assert ticks > 20
+    ModelReward(path).close()  # one that was never bound

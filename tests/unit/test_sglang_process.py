@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 from rlkit.cli.parsing.parser import parse
 from rlkit.engines import SGLangEngine, SGLangServer
 from rlkit.engines.server.http import Client, Fault
-from rlkit.engines.server.retry import RetryPolicy
+from rlkit.engines.server.retry import ServerRetryPolicy
 from rlkit.engines.sglang.launch import Launch, adapter_words, command, environment
 from rlkit.models.load import load_policy
 from rlkit.sections import Lora, Model
@@ -162,7 +162,7 @@ def test_nccl_is_set_alike_on_both_sides_of_a_group(
 
 def test_a_process_is_told_how_long_it_may_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SGLANG_HEALTH_CHECK_TIMEOUT", raising=False)
-    engine = SGLangEngine(retry=RetryPolicy(hang_seconds=7.0))
+    engine = SGLangEngine(retry=ServerRetryPolicy(hang_seconds=7.0))
     policy = load_policy(Model("tiny"))
     runtime: Any = SimpleNamespace(policy=policy, device=torch.device("cpu"))
     engine._runtime, engine._stop_ids, engine._dtype, engine._trainers = runtime, frozenset(), torch.float32, set()

@@ -15,7 +15,7 @@ from rlkit.engines import SGLangEngine, SGLangServer
 from rlkit.engines.server.api import Answer
 from rlkit.engines.server.node import Node
 from rlkit.engines.server.push import Mismatch, Push
-from rlkit.engines.server.retry import RetryPolicy
+from rlkit.engines.server.retry import ServerRetryPolicy
 from rlkit.engines.server.states import State
 from rlkit.engines.server.weight_check import TOLERANCES
 from rlkit.engines.sglang.launch import Launch
@@ -138,7 +138,7 @@ def test_a_tensor_parallel_group_asks_the_policy_about_the_rows_of_its_first_ran
 
         push = Push(SimpleNamespace(), torch.float32, TOLERANCES[torch.float32], False, runtime.broadcast_tp)  # type: ignore[arg-type]
         api: Any = SimpleNamespace(probe=probe)
-        nodes = [Node(api, RetryPolicy())] if rank == 0 else []
+        nodes = [Node(api, ServerRetryPolicy())] if rank == 0 else []
         assert not asyncio.run(push.try_canary(nodes, [1, 2, 3], ask))
 
     assert World().run(work) == [None] * RANKS

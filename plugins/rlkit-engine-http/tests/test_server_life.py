@@ -20,15 +20,15 @@ from rlkit_engine_http import HttpEngine
 from torch import Tensor, nn
 
 from rlkit.engines.server.node import Node
-from rlkit.engines.server.retry import RetryPolicy
+from rlkit.engines.server.retry import ServerRetryPolicy
 from rlkit.engines.server.states import State
 from rlkit.errors import EngineError, RolloutError
 from rlkit.types import Completion, Request, SampleKey, Sampling
 
 T = TypeVar("T")
 VOCABULARY = 5
-RETRY = RetryPolicy(request_seconds=30.0, start_seconds=20.0, hang_seconds=10.0, retries=6)
-HASTY = RetryPolicy(request_seconds=30.0, start_seconds=20.0, hang_seconds=0.4, retries=6)
+RETRY = ServerRetryPolicy(request_seconds=30.0, start_seconds=20.0, hang_seconds=10.0, retries=6)
+HASTY = ServerRetryPolicy(request_seconds=30.0, start_seconds=20.0, hang_seconds=0.4, retries=6)
 
 
 class StubEngine(HttpEngine):
@@ -81,7 +81,7 @@ class Trainer:
         self.runner = asyncio.Runner()
         self.engines: list[StubEngine] = []
 
-    def engine(self, retry: RetryPolicy = RETRY, servers: int = 1) -> StubEngine:
+    def engine(self, retry: ServerRetryPolicy = RETRY, servers: int = 1) -> StubEngine:
         """Return an engine with weights."""
         engine = StubEngine(servers, retry=retry)
         self.engines.append(engine)
@@ -171,7 +171,7 @@ def all_written(answers: Sequence[Completion], token: int, version: int) -> bool
 
 @pytest.mark.parametrize(("number", "retry"), [(signal.SIGKILL, RETRY), (signal.SIGSTOP, HASTY)])
 def test_a_server_that_dies_or_hangs_in_mid_request_is_replaced(
-    trainer: Trainer, number: signal.Signals, retry: RetryPolicy
+    trainer: Trainer, number: signal.Signals, retry: ServerRetryPolicy
 ) -> None:
     engine = trainer.engine(retry)
     [node] = engine._own
@@ -205,7 +205,7 @@ def test_a_server_that_dies_between_rollouts_is_back_at_the_next_sync(trainer: T
 
 
 def test_a_server_that_dies_again_and_again_ends_the_run(trainer: Trainer) -> None:
-    engine = trainer.engine(RetryPolicy(request_seconds=30.0, start_seconds=20.0, restarts=0))
+    engine = trainer.engine(ServerRetryPolicy(request_seconds=30.0, start_seconds=20.0, restarts=0))
     trainer.control(engine._own[0], dies=True)
     with pytest.raises(EngineError, match=r"(?s)could not go on: it failed 1 times since .* ended with exit code 7"):
         trainer.ask(engine, 1)
@@ -214,7 +214,7 @@ def test_a_server_that_dies_again_and_again_ends_the_run(trainer: Trainer) -> No
 def test_a_server_that_cannot_start_is_named_with_its_log(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StubEngine, "broken", True)
     with pytest.raises(EngineError, match=r"(?s)could not start: its process ended.*there is no room for the model"):
-        trainer.engine(RetryPolicy(restarts=0))
+        trainer.engine(ServerRetryPolicy(restarts=0))
 
 
 def test_stale_weights_are_noticed_and_replaced(trainer: Trainer) -> None:
@@ -236,7 +236,7 @@ def test_a_tensor_that_arrived_wrong_is_named(trainer: Trainer) -> None:
 
 
 def test_what_is_no_answer_costs_its_conversation(trainer: Trainer) -> None:
-    engine = trainer.engine(RetryPolicy(request_seconds=30.0, retries=1))
+    engine = trainer.engine(ServerRetryPolicy(request_seconds=30.0, retries=1))
     trainer.control(engine._own[0], babbles=True)
     with pytest.raises(RolloutError, match=r"no completion after 2 attempts: .* what is no completion \(KeyError"):
         trainer.ask(engine, 1)

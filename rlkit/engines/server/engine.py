@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import socket
 import time
 import uuid
@@ -13,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +22,7 @@ from rlkit.engines.server.http import Client, Fault
 from rlkit.engines.server.node import Hung, Node
 from rlkit.engines.server.process import ServerProcess
 from rlkit.engines.server.push import Failures, Mismatch, Push
-from rlkit.engines.server.retry import RetryPolicy
+from rlkit.engines.server.retry import ServerRetryPolicy
 from rlkit.engines.server.routing import Balance
 from rlkit.engines.server.states import State
 from rlkit.engines.server.transports import Transport
@@ -54,7 +54,7 @@ class ServerEngine(RolloutEngine):
 
     def __init__(
         self,
-        retry: RetryPolicy,
+        retry: ServerRetryPolicy,
         check_weights: bool,
         *,
         dtype: str = "auto",
@@ -167,22 +167,18 @@ class ServerEngine(RolloutEngine):
         sampling = request.sampling
         stop_ids = tuple(sorted(self._stop_ids.union(sampling.stop_ids)))
         wanted = replace(sampling, max_tokens=min(sampling.max_tokens, room), stop_ids=stop_ids)
-        seconds = request.deadline or self.retry.request_seconds
-        faults: list[str] = []
-        async with asyncio.timeout(seconds):
-            for attempt in range(self.retry.retries + 1):
-                if attempt:
-                    self._counts["retried"] += 1
-                    await asyncio.sleep(0.1 * 2**attempt * (0.5 + random.random()))
-                try:
-                    answer, versions = await self._attempt(replace(request, sampling=wanted, deadline=seconds))
-                except Fault as fault:
-                    faults.append(str(fault))
-                    if fault.status is not None and 400 <= fault.status < 500:
-                        break
-                else:
-                    return self._completion(request, answer, versions)
-        raise RolloutError(f"{type(self).__name__} had no completion after {len(faults)} attempts: {faults[-1]}")
+        attempts = count()
+
+        async def attempt(limit: float) -> tuple[Answer, list[int]]:
+            self._counts["retried"] += next(attempts) > 0
+            return await self._attempt(replace(request, sampling=wanted, deadline=limit))
+
+        try:
+            answer, versions = await self.retry.call(attempt, request.deadline)
+        except Fault as fault:
+            text = f"{type(self).__name__} had no completion after {fault.attempts} attempts: {fault}"
+            raise RolloutError(text) from fault
+        return self._completion(request, answer, versions)
 
     async def _attempt(self, request: Request) -> tuple[Answer, list[int]]:
         """Return a server's answer, and the version of each token.
@@ -200,7 +196,7 @@ class ServerEngine(RolloutEngine):
                 answer = await node.ask(request)
                 return answer, self._versions(answer, begun)
             except Fault as fault:
-                if fault.status is None or not 400 <= fault.status < 500:
+                if fault.status is None or not 400 <= fault.status < 500:  # it may be the server's fault
                     firsts = await asyncio.gather(
                         *(self._mend(*one, fault) for one in zip(behind, mended, strict=True))
                     )

@@ -8,6 +8,8 @@ import urllib.request
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from rlkit.retry import ServiceError
+
 if TYPE_CHECKING:
     import aiohttp
 
@@ -23,12 +25,8 @@ UNREADABLE = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 """What reading an answer raises that is not of the form that it should have."""
 
 
-class Fault(Exception):
-    """A call to a server failed: `status` is its HTTP status, or None where there was no answer."""
-
-    def __init__(self, message: str, status: int | None = None) -> None:
-        super().__init__(message)
-        self.status = status
+class Fault(ServiceError):
+    """A call to a server failed."""
 
 
 class Client:

@@ -11,7 +11,7 @@ from typing import TypeVar
 from rlkit.engines.server.api import Answer, ServerApi
 from rlkit.engines.server.http import UNREADABLE, Fault
 from rlkit.engines.server.process import ServerProcess
-from rlkit.engines.server.retry import RetryPolicy
+from rlkit.engines.server.retry import ServerRetryPolicy
 from rlkit.engines.server.states import (
     DEADLINES,
     PATH_FROM_LOADING,
@@ -46,7 +46,7 @@ class Node:
     """
 
     def __init__(
-        self, api: ServerApi, retry: RetryPolicy, process: ServerProcess | None = None, owned: bool = True
+        self, api: ServerApi, retry: ServerRetryPolicy, process: ServerProcess | None = None, owned: bool = True
     ) -> None:
         self.api = api
         self.process = process

@@ -5,22 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlkit.ranges import Repeats, Seconds
+from rlkit.retry import RetryPolicy
 
 
 @dataclass(frozen=True)
-class RetryPolicy:
+class ServerRetryPolicy(RetryPolicy):
     """How long servers are waited for, and how often they may fail.
 
     Args:
-        request_seconds: For one request, retries included, unless it states its own deadline.
+        retries: Further attempts of a request, with growing pauses.
+        request_seconds: For one request, all attempts and pauses included, unless it states its own deadline.
+        attempt_seconds: For one attempt; null for as long as the request may take.
         start_seconds: Until a server that was started answers.
         hang_seconds: Without an answer to a health check, after which a server that has work counts as dead.
-        retries: Further attempts of a request, with growing pauses.
         restarts: Of each server between two syncs, before the run ends.
     """
 
-    request_seconds: Seconds = 1800.0
     start_seconds: Seconds = 600.0
     hang_seconds: Seconds = 60.0
-    retries: Repeats = 5
     restarts: Repeats = 3

@@ -17,7 +17,7 @@ from rlkit.engines.server.engine import ServerEngine
 from rlkit.engines.server.http import Client
 from rlkit.engines.server.node import Node
 from rlkit.engines.server.process import ServerProcess, write_model
-from rlkit.engines.server.retry import RetryPolicy
+from rlkit.engines.server.retry import ServerRetryPolicy
 from rlkit.engines.server.transports import Transport, is_local
 from rlkit.engines.sglang.api import SGLangApi
 from rlkit.engines.sglang.launch import BESIDE_TRAINER, Launch, adapter_words, command, environment, require_sglang
@@ -26,7 +26,7 @@ from rlkit.errors import EngineError, RecipeError
 from rlkit.ranges import NUMBER, Count
 
 LAUNCH = Launch()
-RETRY = RetryPolicy()
+RETRY = ServerRetryPolicy()
 
 
 class SGLangRollouts(ServerEngine):
@@ -40,7 +40,7 @@ class SGLangRollouts(ServerEngine):
 
     reserved = 2  # SGLang never fills the last two tokens of the context
 
-    def __init__(self, launch: Launch, retry: RetryPolicy, check_weights: bool) -> None:
+    def __init__(self, launch: Launch, retry: ServerRetryPolicy, check_weights: bool) -> None:
         super().__init__(
             retry,
             check_weights,
@@ -107,7 +107,7 @@ class SGLangServer(SGLangRollouts):
         transport: Literal["auto", "tensor", "group", "disk"] = "auto",
         folder: str | None = None,
         launch: Launch = LAUNCH,
-        retry: RetryPolicy = RETRY,
+        retry: ServerRetryPolicy = RETRY,
         check_weights: bool = True,
     ) -> None:
         super().__init__(launch, retry, check_weights)
@@ -184,7 +184,7 @@ class SGLangEngine(SGLangRollouts):
         check_weights: Compare log-probs with the trainer's after every sync.
     """
 
-    def __init__(self, launch: Launch = LAUNCH, retry: RetryPolicy = RETRY, check_weights: bool = True) -> None:
+    def __init__(self, launch: Launch = LAUNCH, retry: ServerRetryPolicy = RETRY, check_weights: bool = True) -> None:
         super().__init__(launch, retry, check_weights)
 
     def start(self, rank: int) -> list[Node]:

@@ -16,7 +16,7 @@ from rlkit.engines.server.engine import ServerEngine
 from rlkit.engines.server.http import Client
 from rlkit.engines.server.node import Node
 from rlkit.engines.server.process import ServerProcess, server_environment, write_model
-from rlkit.engines.server.retry import RetryPolicy
+from rlkit.engines.server.retry import ServerRetryPolicy
 from rlkit.engines.server.states import DEADLINES, Step
 from rlkit.engines.server.transports import FileTransport, Transport
 from rlkit.ranges import NUMBER, Count, PositiveInt
@@ -25,7 +25,7 @@ from rlkit.types import Request
 if TYPE_CHECKING:
     from rlkit.interfaces.runtime import Runtime
 
-RETRY = RetryPolicy()
+RETRY = ServerRetryPolicy()
 TOKEN = "RLKIT_ENGINE_TOKEN"
 """The environment variable with the secret that every call must bring."""
 
@@ -107,7 +107,7 @@ class HttpEngine(ServerEngine):
         threads: Count = 1,
         max_rows: Count = 256,
         max_kv_tokens: PositiveInt = 262144,
-        retry: RetryPolicy = RETRY,
+        retry: ServerRetryPolicy = RETRY,
         check_weights: bool = True,
     ) -> None:
         super().__init__(retry, check_weights)
