@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from rlkit.clock import in_thread
+from rlkit.concurrency.deadlines import in_thread
 from rlkit.errors import RecipeError
 from rlkit.interfaces.reward import OnError, RewardManager
 from rlkit.ranges import Count, PositiveInt, Seconds

@@ -13,11 +13,11 @@ from http.client import HTTPException
 from urllib.error import HTTPError
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from rlkit.clock import in_thread
+from rlkit.concurrency.deadlines import in_thread
+from rlkit.concurrency.retry import RetryPolicy, ServiceError
 from rlkit.errors import RecipeError
 from rlkit.interfaces.reward import OnError, RewardManager
 from rlkit.ranges import Count, Seconds
-from rlkit.retry import RetryPolicy, ServiceError
 from rlkit.types import Score, Trajectory
 
 IN_FLIGHT = 512

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
-from rlkit.clock import deadline, queued
+from rlkit.concurrency.deadlines import deadline, queued
 from rlkit.errors import RolloutError, explain
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.registry import require

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
-from rlkit.clock import deadline
+from rlkit.concurrency.deadlines import deadline
 from rlkit.errors import RolloutError, explain, show
 from rlkit.text import part_name
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import jsonschema
 
-from rlkit.clock import queued
+from rlkit.concurrency.deadlines import queued
 from rlkit.errors import RolloutError, show
 from rlkit.interfaces.environment import Environment, Observation
 from rlkit.interfaces.interaction import Interaction, Reply

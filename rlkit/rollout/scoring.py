@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlkit.clock import paused
+from rlkit.concurrency.deadlines import paused
 from rlkit.errors import RolloutError, show
 from rlkit.interfaces.reward import RewardFunction, RewardManager, as_score, grade_as_data, grade_control
 from rlkit.rollout.guard import GuardError, guard

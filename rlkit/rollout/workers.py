@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import cloudpickle
 
-from rlkit.clock import in_executor, paused
+from rlkit.concurrency.deadlines import in_executor, paused
 from rlkit.errors import explain, shorten
 from rlkit.rollout import worker
 from rlkit.rollout.worker import ANSWER_BYTES, HEADER, MARK, kill_descendants

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rlkit.clock import deadline, paused, queued
+from rlkit.concurrency.deadlines import deadline, paused, queued
 from rlkit.errors import RolloutError
 from rlkit.interactions import Retry
 from rlkit.interfaces.environment import Environment, Observation

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from rlkit import retry
-from rlkit.retry import RetryPolicy, ServiceError
+from rlkit.concurrency import retry
+from rlkit.concurrency.retry import RetryPolicy, ServiceError
 
 
 class Service:

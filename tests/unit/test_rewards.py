@@ -18,9 +18,9 @@ import pytest
 import torch
 
 from rlkit.cli.main import main
+from rlkit.concurrency.retry import RetryPolicy
 from rlkit.errors import RecipeError
 from rlkit.interfaces.reward import RewardManager
-from rlkit.retry import RetryPolicy
 from rlkit.rewards import Composite, ExactReward, MathReward, ModelReward, Overlong, PythonReward, RemoteReward, Router
 from rlkit.rollout.scoring import score
 from rlkit.rollout.workers import Workers

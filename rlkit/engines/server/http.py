@@ -8,7 +8,7 @@ import urllib.request
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from rlkit.retry import ServiceError
+from rlkit.concurrency.retry import ServiceError
 
 if TYPE_CHECKING:
     import aiohttp

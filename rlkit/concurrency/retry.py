@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TypeVar
 
-from rlkit.clock import deadline
+from rlkit.concurrency.deadlines import deadline
 from rlkit.ranges import Repeats, Seconds
 
 T = TypeVar("T")
