@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
@@ -21,6 +23,7 @@ def save_tensors(tensors: dict[str, Tensor], writer: StorageWriter, group: Proce
     Raises:
         TensorFilesError: Some rank could not.
     """
+    _expect_no_ranks()
     try:
         save(tensors, storage_writer=writer, process_group=group, no_dist=group is None)
     except CheckpointException as error:  # no Exception, as torch has it
@@ -33,10 +36,16 @@ def load_tensors(into: dict[str, Tensor], reader: StorageReader, alone: bool = F
     Raises:
         TensorFilesError: Some rank could not.
     """
+    _expect_no_ranks()
     try:
         load(into, storage_reader=reader, no_dist=alone or not dist.is_initialized())
     except CheckpointException as error:
         raise TensorFilesError(str(_first_cause(error))) from error
+
+
+def _expect_no_ranks() -> None:
+    """Silence torch's warning of a process without a group: it is the rule with one device."""
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 
 
 def _first_cause(error: CheckpointException) -> BaseException:

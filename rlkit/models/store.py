@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,9 +21,6 @@ from rlkit.models.tensor_files import TensorReader, first_problem
 from rlkit.ranges import FiniteFloat, NonNegativeFloat, NonNegativeInt
 from rlkit.sections import Model
 from rlkit.types import JsonObject
-
-# a single process needs no process group, and no warning about it
-warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 
 MANIFEST = "manifest.json"
 STATE = "state.json"

@@ -130,7 +130,7 @@ def test_half_precision_weights_are_decoded_with_the_cache(
     assert "logits are" in str(why_not(policy.float()))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", ["qwen2", "llama", "gpt2"])
 def test_a_decoder_that_sees_the_padding_is_found_out(
     kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
@@ -265,8 +265,9 @@ def test_a_failure_reaches_everyone_who_waits() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Decoder, "step", fail)
-        with pytest.raises(EngineError, match="RuntimeError: out of memory"):
+        with pytest.raises(EngineError, match="RuntimeError: out of memory") as raised:
             ask(engine, [request(PROMPTS[0]), request(PROMPTS[1])])
+    assert isinstance(raised.value.__cause__, RuntimeError)
     assert ask(engine, [request(PROMPTS[0])])[0].tokens  # and the engine works again
 
 

@@ -39,13 +39,15 @@ class Line(nn.Module):
 
 
 class Values(nn.Module):
-    """A critic with one weight: the value before a token is `weight * token`."""
+    """A critic with one weight: the value before a token is `weight * token`; counts the tokens under the mask."""
 
     def __init__(self, weight: float = 1.0) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.tensor(weight))
+        self.valued = 0
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        self.valued += int(mask.sum())
         return self.weight * tokens * mask
 
 

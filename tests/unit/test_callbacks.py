@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -127,6 +128,27 @@ def test_a_state_that_json_does_not_hold_is_refused(state: Any) -> None:
     made, _ = callbacks(Keeps(state))
     with pytest.raises(CallbackError, match="^Keeps of tests: `state_dict` returned "):
         made.states()
+
+
+def test_a_state_of_a_mebibyte_is_kept_and_no_longer_one() -> None:
+    room = 2**20 - len('{"a": ""}')
+    assert callbacks(Keeps({"a": "x" * room}))[0].states()["Keeps"] == {"a": "x" * room}
+    with pytest.raises(CallbackError, match="returned 1048577 characters, at most 1048576 are kept"):
+        callbacks(Keeps({"a": "x" * (room + 1)}))[0].states()
+
+
+def test_what_hangs_at_the_end_does_not_keep_the_process() -> None:
+    """The interpreter waits for every thread that is no daemon."""
+    seen: list[bool] = []
+
+    class Ends(Callback):
+        def on_run_end(self, event: RunEnd) -> None:
+            seen.append(threading.current_thread().daemon)
+
+    made, notes = callbacks(Ends())
+    made.emit("on_run_start", RunStart(Path(), {}, 3, 0, 0, 1))
+    made.end(RunEnd("ok", 3, None))
+    assert (seen, notes) == ([True], [])
 
 
 class Recorder(Callback):

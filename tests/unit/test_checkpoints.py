@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import shutil
+import struct
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from itertools import groupby
 from pathlib import Path
@@ -22,7 +26,7 @@ from rlkit.cli.main import main
 from rlkit.distributed.ranks import Ranks
 from rlkit.errors import CheckpointError, RecipeError
 from rlkit.models.store import MANIFEST, Numbers, State, Store, name_of, newest_whole, open_checkpoint
-from rlkit.models.tensor_files import TensorReader, TensorWriter, file_of
+from rlkit.models.tensor_files import TensorReader, TensorWriter, file_of, read_header
 from rlkit.run.checkpoint.write import Best, Saver, Writer
 from rlkit.run.folder import RunFolder
 from rlkit.run.metrics_log import MetricsLog
@@ -132,6 +136,45 @@ def test_parts_of_several_ranks_make_the_whole(store: Store) -> None:
             write_part(store, 1, whole, 1, 5)
         with pytest.raises(CheckpointError, match="the chunks of w in its files make no full tensor"):
             TensorReader(store.fs, store.path("step-000001"), wrong).read_metadata()
+
+
+@pytest.mark.parametrize(
+    ("size", "length", "problem"),
+    [
+        (10, 3, "its header would have 3 bytes"),
+        (10, 2, "KeyError('__metadata__')"),
+        (1 << 40, 100_000_001, "its header would have 100000001 bytes"),
+        (1 << 40, 100_000_000, "KeyError('__metadata__')"),
+    ],
+)
+def test_a_header_is_no_longer_than_its_file_and_than_100_megabytes(size: int, length: int, problem: str) -> None:
+    """Of all these only `{}` is there to be read."""
+    content = struct.pack("<Q", length) + b"{}"
+    fs: Any = SimpleNamespace(size=lambda path: size, open=lambda path, mode: io.BytesIO(content))
+    with pytest.raises(CheckpointError, match=re.escape(problem)):
+        read_header(fs, "folder", file_of(0))
+
+
+@pytest.mark.parametrize("kept", [8, 7])
+def test_a_tensor_lies_within_its_file(kept: int) -> None:
+    """Two numbers of four bytes each, of which the file has all or all but the last byte."""
+    places = json.dumps({"w": {"saved_offsets": [0]}})
+    entry = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+    header = json.dumps({"w": entry, "__metadata__": {"DCP_SHARDING_INFO": places}}).encode()
+    content = struct.pack("<Q", len(header)) + header + bytes(kept)
+    fs: Any = SimpleNamespace(size=lambda path: len(content), open=lambda path, mode: io.BytesIO(content))
+    if kept == 8:
+        assert read_header(fs, "folder", file_of(0))["w"].start == 8 + len(header)
+    else:
+        with pytest.raises(CheckpointError, match=r"bytes 0 to 8 of \d+ cannot hold F32 of the shape \[2\]"):
+            read_header(fs, "folder", file_of(0))
+
+
+def test_a_process_without_ranks_is_not_warned_of_them(store: Store, ranks: Ranks) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        written(store, ranks, 1)
+        assert loaded(store, "step-000001") == 1
 
 
 def test_names_are_ordered_by_step_and_nothing_else_is_one(store: Store, ranks: Ranks) -> None:

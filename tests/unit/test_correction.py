@@ -177,6 +177,7 @@ def test_a_weight_average_follows_and_is_applied_for_a_while() -> None:
     module = nn.Linear(1, 1, bias=False)
     module.weight.data.fill_(1.0)
     average = WeightAverage(module, decay=0.75)
+    assert not any(tensor.requires_grad for tensor in average.tensors)
     module.weight.data.fill_(2.0)
     average.update()  # 0.75 * 1 + 0.25 * 2
     with average.applied():

@@ -73,6 +73,7 @@ def test_streamed_weights_make_an_equal_model(tmp_path: Path, lora: bool) -> Non
     assert len(buckets) > 3
     tensors = dict(item for bucket in buckets for item in bucket)
     assert {name: (tuple(t.shape), t.dtype) for name, t in tensors.items()} == stream.specs
+    assert not any(tensor.requires_grad for tensor in tensors.values())
     fresh = random_model("qwen2", seed=9, tie_word_embeddings=True)
     assert set(tensors) == {name for name, _ in fresh.named_parameters()}
     fresh.load_state_dict(tensors, strict=False)
@@ -91,6 +92,7 @@ def test_adapters_start_from_the_seed_and_leave_the_random_state_alone(tmp_path:
         assert torch.equal(torch.get_rng_state(), before)
         return torch.cat([p.flatten() for name, p in parameters.items() if "lora_A" in name])
 
+    assert not any(module.training for module in load_policy(model).modules())
     assert torch.equal(first(3), first(3))
     assert not torch.equal(first(3), first(4))
 

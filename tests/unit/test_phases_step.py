@@ -19,7 +19,7 @@ from rlkit.train import evaluate as evaluation
 from rlkit.train import step as step_module
 from rlkit.train.evaluate import evaluate
 from rlkit.train.metrics import Meter
-from rlkit.train.models import Models, Placer
+from rlkit.train.models import Models, Placer, load_actor
 from rlkit.train.rollouts import Rollouts, assign_groups, await_scores
 from rlkit.train.rollouts import describe as describe_rollouts
 from rlkit.train.step import describe, explained_variance, schedule, shape_rewards
@@ -153,6 +153,12 @@ def test_what_no_rollout_needs_leaves_the_device() -> None:
 def test_weights_are_loaded_once_where_they_are_sharded(strategy: Any, rank: int, empty: bool) -> None:
     fabric: Any = SimpleNamespace(strategy=strategy(), global_rank=rank)
     assert Placer(fabric, LocalRanks()).empty is empty  # type: ignore[arg-type]
+
+
+def test_a_policy_for_rollouts_alone_is_placed() -> None:
+    placed: list[Any] = []
+    placer: Any = SimpleNamespace(empty=False, frozen=placed.append)
+    assert [load_actor(recipe(), placer)] == placed
 
 
 def test_a_step_computes_scores_updates_and_syncs_in_this_order(monkeypatch: pytest.MonkeyPatch) -> None:

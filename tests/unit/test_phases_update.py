@@ -133,7 +133,9 @@ def test_the_denominator_counts_the_tokens_of_all_ranks() -> None:
 
 def test_only_the_rows_of_the_mini_batch_count_at_the_rollouts_temperature() -> None:
     made = context(recipe(temperature=2.0))
-    update_policy(made, ready(), [1, 3], Meter())  # (-4 - 2 (3 + 2)) / 2 / 3 tokens
+    batch = ready()
+    update_policy(made, batch, [1, 3], Meter())  # (-4 - 2 (3 + 2)) / 2 / 3 tokens
+    assert batch.trainer_logps.isnan().all()  # no log-probs are recorded unless they are asked for
     assert made.models.policy.weight == pytest.approx(1 - 14 / 2 / 3)
     assert {temperature for _, temperature in made.models.actor.seen} == {2.0}
 
@@ -272,6 +274,7 @@ def test_the_critics_update_by_hand(limit: int) -> None:
     assert found["critic/loss"] == pytest.approx(0.5 * squares / 8)
     assert found["critic/grad_norm"] == pytest.approx(squares / 8)
     assert (found["critic/steps"], found["critic/clip_fraction"]) == (1, 0)
+    assert critic.module.valued == 8  # no prompt, no padding
 
 
 def test_a_clipped_value_has_no_gradient() -> None:

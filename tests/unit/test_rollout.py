@@ -179,27 +179,46 @@ def test_rewards_of_workers_and_of_the_trainer_agree(workers: Workers) -> None:
     assert asyncio.run(score(ExactReward(), trajectories, workers)) == asyncio.run(ExactReward().score(trajectories))
 
 
-def test_a_refilled_place_does_not_keep_the_greedy_reward_of_the_prompt_before() -> None:
-    engine = FakeEngine(["#### 2"])
+def play(engine: FakeEngine, score: Any, greedy: dict[int, float]) -> tuple[Rollouts, list[Trajectory], Meter]:
+    """Play both prompts, two samples and a greedy answer each, and wait for the scores."""
     common = sampler(engine)
+    rollout = SimpleNamespace(engine=engine, sampling=Sampling(max_tokens=16), group_size=2)
+    recipe = SimpleNamespace(rollout=rollout, train=SimpleNamespace(seed=0), reward=None)
+    service: Any = SimpleNamespace(
+        recipe=recipe,
+        score=score,
+        sampler=lambda sampling, samples, step, timer, **_: replace(
+            common, sampling=sampling, samples=samples, timer=timer
+        ),
+    )
+    rollouts, meter = Rollouts(greedy=greedy), Meter()
 
+    async def run() -> list[Trajectory]:
+        found = await rollouts_module._play(service, PROMPTS, (1, 1), rollouts, meter)
+        await rollouts.scoring.wait()
+        return found
+
+    return rollouts, asyncio.run(run()), meter
+
+
+def test_greedy_answers_are_scored_beside_the_samples() -> None:
+    """A sample is worth the number of its group, the one greedy answer to each prompt ten times that."""
+
+    async def score(reward: object, group: Sequence[Trajectory]) -> list[Score]:
+        return [Score(t.group * (10.0 if len(group) == 1 else 1.0)) for t in group]
+
+    engine = FakeEngine(["#### 2"])
+    rollouts, found, _ = play(engine, score, {})
+    assert [t.reward for t in found] == [4.0, 4.0, 9.0, 9.0]
+    assert rollouts.greedy == {4: 40.0, 9: 90.0}
+    assert sorted(r.sampling.temperature for r in engine.requests) == [0.0] * 2 + [1.0] * 4
+
+
+def test_a_refilled_place_does_not_keep_the_greedy_reward_of_the_prompt_before() -> None:
     async def failing(reward: object, group: Sequence[Trajectory]) -> list[Score]:
         return [Score(None, error="away") for _ in group]
 
-    rollout = SimpleNamespace(engine=engine, sampling=Sampling(max_tokens=16), group_size=2)
-    recipe = SimpleNamespace(rollout=rollout, train=SimpleNamespace(seed=0), reward=None)
-    run = SimpleNamespace(
-        recipe=recipe,
-        score=failing,
-        sampler=lambda sampling, samples, step, timer, **_: replace(common, samples=samples, timer=timer),
-    )
-    rollouts, meter = Rollouts(greedy={4: 1.0, 7: 0.5}), Meter()
-
-    async def play() -> None:
-        await rollouts_module._play(run, PROMPTS, (1, 1), rollouts, meter)  # type: ignore[arg-type]
-        await rollouts.scoring.wait()
-
-    asyncio.run(play())
+    rollouts, _, meter = play(FakeEngine(["#### 2"]), failing, {4: 1.0, 7: 0.5})
     assert 0 <= meter._maxima["time/engine_idle_share"] < 1
     assert rollouts.greedy == {7: 0.5}  # group 4 was played anew, and its greedy answer has no score
 

@@ -106,6 +106,19 @@ def copied(adapter: tuple[Path, torch.Tensor], folder: Path, **changes: Any) -> 
     return folder
 
 
+def test_the_targets_of_an_adapter_are_its_list_or_those_of_its_tensors(
+    adapter: tuple[Path, torch.Tensor], tmp_path: Path
+) -> None:
+    """A pattern is not applied: the tensors have the names of the modules that it stands for."""
+    listed = copied(adapter, tmp_path / "listed", target_modules=["v_proj", "q_proj"])
+    assert locate(str(listed)).lora == Lora(4, 8, ["q_proj", "v_proj"])
+    lora = locate(str(copied(adapter, tmp_path / "pattern", target_modules=".*_proj"))).lora
+    assert lora is not None
+    assert "model.layers.0.self_attn.q_proj" in lora.targets
+    policy = load_policy(Model(str(tmp_path / "pattern"), lora=Lora(4, 8, lora.targets)))
+    torch.testing.assert_close(logits(policy), adapter[1])
+
+
 def test_an_adapter_names_the_shipped_model_as_its_base_and_no_folder(adapter: tuple[Path, torch.Tensor]) -> None:
     config = json.loads((adapter[0] / "final" / ADAPTER).read_text())
     assert config["base_model_name_or_path"] == "tiny"
@@ -149,7 +162,7 @@ def test_adapters_that_cannot_be_used_say_why(
         load_config(Model(str(copied(adapter, tmp_path / "a", **changes))))
 
 
-def test_an_adapter_that_rests_on_itself_is_refused(adapter: tuple[Path, torch.Tensor], tmp_path: Path) -> None:
+def test_an_adapter_that_is_based_on_itself_is_refused(adapter: tuple[Path, torch.Tensor], tmp_path: Path) -> None:
     copied(adapter, tmp_path / "a", base_model_name_or_path=str(tmp_path / "a"))
     with pytest.raises(RecipeError, match="is based on more than 8 other adapters"):
         locate(str(tmp_path / "a"))
