@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SHAPES: dict[str, dict[str, int]] = {
     f"Qwen/Qwen2.5-{size}{kind}": {
         "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers, "num_attention_heads": heads,
-        "num_key_value_heads": shared, "vocab_size": words, "tie_word_embeddings": hidden < 3000,
+        "num_key_value_heads": shared, "vocab_size": words, "tie_word_embeddings": size != "7B",
         "max_position_embeddings": 32768,
     }
     for kind in ("", "-Instruct")

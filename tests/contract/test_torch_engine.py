@@ -130,7 +130,7 @@ def test_half_precision_weights_are_decoded_with_the_cache(
     assert "logits are" in str(why_not(policy.float()))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", ["qwen2", "llama", "gpt2"])
 def test_a_decoder_that_sees_the_padding_is_found_out(
     kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
@@ -174,11 +174,12 @@ def test_the_cache_has_what_any_supported_release_of_transformers_asks_for() -> 
 @pytest.mark.parametrize("kind", ["qwen2", "gpt2"])
 def test_the_decoder_and_generate_sample_the_same_tokens(kind: str) -> None:
     """A token's random number belongs to its position, however it is sampled."""
-    requests = [request(p, s, prompt=str(i), max_tokens=9) for i, p in enumerate(PROMPTS) for s in range(2)]
+    requests = [request(p, s, prompt=str(i), max_tokens=9 + s) for i, p in enumerate(PROMPTS) for s in range(2)]
     slow = bound(kind)
     slow._decoder = None
     fast = ask(bound(kind), requests)
     assert [a.tokens for a in ask(slow, requests)] == [a.tokens for a in fast]
+    assert [len(a.tokens) for a in fast] == [9, 10] * len(PROMPTS)
     assert len({tuple(a.tokens) for a in fast}) == len(fast)
 
 
@@ -208,6 +209,32 @@ def test_requests_join_between_decode_steps() -> None:
     assert late[-1].tokens == ask(bound("qwen2"), [request(PROMPTS[1], max_tokens=40)])[0].tokens
 
 
+def test_a_pass_computes_the_logits_of_one_token_a_row() -> None:
+    """Those of all tokens of all prompts could be gigabytes."""
+    widths: set[int] = set()
+    hook = model("qwen2").lm_head.register_forward_hook(lambda head, inputs, output: widths.add(inputs[0].shape[1]))
+    decoder = Decoder(model("qwen2"))
+    decoder.admit([PROMPTS[1]], [2])
+    decoder.step(torch.tensor([5, 6]))
+    hook.remove()
+    assert widths == {1}
+
+
+def test_the_cache_stays_within_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts of 4 tokens and answers of 10, 40 and 10: a bound of 60 leaves no room beside the 44."""
+    sizes: list[int] = []
+    step = Decoder.step
+
+    def measured(decoder: Decoder, tokens: torch.Tensor) -> torch.Tensor:
+        sizes.append(decoder.rows * (decoder.end + 1 - decoder.first))
+        return step(decoder, tokens)
+
+    monkeypatch.setattr(Decoder, "step", measured)
+    requests = [request(PROMPTS[0], i, max_tokens=budget) for i, budget in enumerate((10, 40, 10))]
+    assert [len(answer.tokens) for answer in ask(bound("qwen2", max_kv_tokens=60), requests)] == [10, 40, 10]
+    assert max(sizes) <= 60
+
+
 def test_equal_prompts_are_run_once() -> None:
     admitted: list[int] = []
     admit = Decoder.admit
@@ -230,9 +257,10 @@ def test_stop_ids_budgets_and_the_context_end_a_completion() -> None:
     stopping = request(PROMPTS[0], max_tokens=6, stop_ids=(plain.tokens[2],))
     [stopped] = ask(engine, [stopping])
     assert (stopped.tokens, stopped.stop) == (plain.tokens[:3], StopReason.STOP)
-    full, over = ask(engine, [request(PROMPTS[1], 1, max_tokens=100), request(PROMPTS[4], 2)])
-    assert (len(full.tokens), full.stop) == (5, StopReason.CONTEXT)
-    assert (over.tokens, over.stop) == ([], StopReason.CONTEXT)
+    requests = [request(PROMPTS[1], 1, max_tokens=100), request(tuple(range(3, 19)), 2), request(PROMPTS[4], 3)]
+    most, *none = ask(engine, requests)  # prompts of 11, 16 and 20 tokens
+    assert (len(most.tokens), most.stop) == (5, StopReason.CONTEXT)
+    assert [(answer.tokens, answer.stop) for answer in none] == [([], StopReason.CONTEXT)] * 2
 
 
 def test_truncated_sampling_reports_logps_of_the_full_softmax() -> None:

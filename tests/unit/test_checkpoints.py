@@ -74,9 +74,9 @@ def steps(store: Store) -> list[int]:
 
 
 def loaded(store: Store, name: str) -> float:
-    into = {"w": torch.zeros(3)}
+    into = {"w": torch.zeros(3, requires_grad=True)}  # as weights have it that are trained
     store.load(name, into)
-    return float(into["w"][0])
+    return float(into["w"][0].detach())
 
 
 def test_tensors_of_every_type_come_back_bit_for_bit(store: Store, ranks: Ranks) -> None:
@@ -183,6 +183,7 @@ def test_names_are_ordered_by_step_and_nothing_else_is_one(store: Store, ranks: 
         shutil.copytree(Path(store.root) / "step-000009", Path(store.root) / other)
     (Path(store.root) / "step-000012").mkdir()
     assert store.names() == ["step-1000000", "step-100000", "step-099999", "step-000009"]
+    assert Store(f"{store.url}/").url == store.url
 
 
 def test_no_rank_takes_a_checkpoint_without_a_list_of_files(store: Store, ranks: Ranks) -> None:
@@ -516,6 +517,17 @@ def test_going_back_leaves_the_abandoned_steps_behind(tmp_path: Path, capsys: py
     assert all(torch.equal(exported[name], final[name]) for name in final)
     config = json.loads((tmp_path / "final" / "config.json").read_text())
     assert config["use_cache"] is True  # answers of the saved model are as fast as the base's
+
+
+def test_a_file_system_that_cannot_be_reached_is_named_with_the_first_line_of_its_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unreachable(url: str) -> None:
+        raise ImportError("no client for it\nTraceback of the client")
+
+    monkeypatch.setattr("fsspec.core.url_to_fs", unreachable)
+    with pytest.raises(CheckpointError, match=r"^'s3://kept/' cannot hold checkpoints: no client for it\. Use"):
+        Store("s3://kept/")
 
 
 def test_runs_do_not_mix_their_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from rlkit.errors import RecipeError
 from rlkit.models.actor import Actor
+from rlkit.models.critic import ValueModel
 from rlkit.models.load import SHIPPED, load_policy, load_tokenizer, save_policy
 from rlkit.models.reference import Reference
 from rlkit.models.weights import PolicyWeights, full_state_dict
@@ -32,6 +33,16 @@ def test_the_actor_equals_a_plain_log_softmax(kind: str, chunked: bool) -> None:
     entropy = -(logps.exp() * logps).sum(-1) * MASK[:, 1:]
     torch.testing.assert_close(out.entropy[:, 1:], entropy, rtol=1e-4, atol=1e-5)
     assert not out.logps[~MASK].any()
+
+
+def test_a_value_is_of_the_state_before_its_token() -> None:
+    critic = ValueModel(random_model("qwen2").model)
+    assert not critic(TOKENS, MASK).any()  # the head starts at 0
+    torch.nn.init.normal_(critic.head.weight)
+    values = critic(TOKENS, MASK)
+    states = critic.backbone(input_ids=TOKENS).last_hidden_state[:, :-1]
+    torch.testing.assert_close(values[:, 1:], states @ critic.head.weight[0] * MASK[:, 1:], rtol=1e-4, atol=1e-5)
+    assert not values[~MASK].any()
 
 
 def lora_policy(folder: Path) -> Any:
@@ -107,7 +118,7 @@ def test_adapters_are_streamed_under_the_names_that_peft_saves_them_by(tmp_path:
     expected = get_peft_model_state_dict(policy)
     assert {name for name, _ in tensors} == set(expected)
     assert len(tensors) == len(expected)
-    assert all(torch.equal(x, expected[name]) for name, x in tensors)
+    assert all(torch.equal(x, expected[name]) and not x.requires_grad for name, x in tensors)
     assert (config["r"], config["lora_alpha"]) == (4, 8)
 
 

@@ -101,6 +101,14 @@ def test_what_is_logged_of_a_batch() -> None:
     assert "critic/explained_variance" not in figures(single)  # of one token there is no variance
 
 
+def test_a_phase_is_timed_from_its_start_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_module, "time", SimpleNamespace(perf_counter=iter([10.0, 12.5]).__next__))
+    meter = Meter()
+    with step_module._timed(meter, "sample"):
+        pass
+    assert figures(meter) == {"time/sample": 2.5}
+
+
 def test_the_variance_that_a_critic_explains() -> None:
     returns = torch.tensor([1.0, 2.0, 3.0])
     assert explained_variance(returns + 5, returns).item() == pytest.approx(1)
