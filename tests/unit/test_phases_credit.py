@@ -83,6 +83,17 @@ def test_the_coefficient_follows_the_trajectories_of_all_ranks() -> None:
     assert low.kl_penalty.coef == pytest.approx(0.1 * (1 - 0.2 * 4 / 80))
 
 
+def test_a_row_without_tokens_has_no_divergence() -> None:
+    """KL 2 in each of three rows; the fourth is no trajectory of the mean or of the coefficient."""
+    mask = scored().mask.clone()
+    mask[1] = False
+    batch = scored(mask=mask, trainer_logps=-1.0 * mask, ref_logps=-3.0 * mask)
+    transforms = RewardTransforms(None, KLReward(coef=0.1, target=1.0, horizon=80))
+    assert transforms.apply(batch, lambda x: x)["reward/kl_reward"] == pytest.approx(2)
+    assert transforms.kl_penalty is not None
+    assert transforms.kl_penalty.coef == pytest.approx(0.1 * (1 + 0.2 * 3 / 80))
+
+
 def test_the_running_deviation_is_over_all_ranks_and_batches() -> None:
     """1, 0, 0, 1 on each of two ranks: eight rewards with a variance of 8 * 0.25 / 7; then two more batches."""
     shaper = RewardShaper(Shaping(normalize=True))
