@@ -163,17 +163,17 @@ def test_a_sample_brings_its_own_seed() -> None:
 def test_memory_that_ranks_share_is_released_before_any_goes_on(
     fails: bool, engine: SGLangServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The ranks meet after the release; where one has failed, nobody waits for the others."""
+    """The ranks gather after the release; where one has failed, none waits for the others."""
     events: list[str] = []
     monkeypatch.setattr(StubNode, "release", lambda node: events.append("release"))
-    monkeypatch.setattr(engine, "_anywhere", lambda here: events.append("meet"))
+    monkeypatch.setattr(engine._runtime, "gather_world", lambda value: events.append("gather"), raising=False)
     engine.release_memory = True
     engine._own = engine._nodes[:1]
     with suppress(RuntimeError), engine.awake():
         if fails:
             raise RuntimeError("a rollout failed")
         events.append("sampled")
-    assert events == (["release"] if fails else ["sampled", "release", "meet"])
+    assert events == (["release"] if fails else ["sampled", "release", "gather"])
 
 
 def test_an_engine_that_has_no_room_left_ends_a_conversation_by_its_context() -> None:

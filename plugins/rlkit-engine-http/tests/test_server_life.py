@@ -7,6 +7,7 @@ import asyncio
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import nullcontext
@@ -70,6 +71,16 @@ class Weights:
 
     def adapter(self) -> None:
         return None
+
+
+class SlowItems(dict[str, Tensor]):
+    """Tensors that take 0.1 s each to gather."""
+
+    def items(self) -> Any:
+        for item in super().items():
+            assert threading.current_thread() is not threading.main_thread()
+            time.sleep(0.1)
+            yield item
 
 
 class Trainer:
@@ -279,6 +290,61 @@ def test_weights_that_arrive_in_mid_request_sample_its_rest(trainer: Trainer) ->
         assert 0 < old < 20
         assert answer.versions == [1] * old + [2] * (20 - old)
         assert answer.tokens == [1] * old + [4] * (20 - old)
+
+
+def test_the_event_loop_goes_on_while_a_sync_blocks(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Collectives, the trainer's forward pass, gathering weights and writing them take 0.1 s each, beside the loop."""
+    engine = trainer.engine()
+    blocked: list[tuple[str, bool]] = []
+
+    def slow(what: str, function: Callable[..., T]) -> Callable[..., T]:
+        def call(*args: Any, **kwargs: Any) -> T:
+            blocked.append((what, threading.current_thread() is threading.main_thread()))
+            time.sleep(0.1)
+            return function(*args, **kwargs)
+
+        return call
+
+    weights = Weights(trainer.policy)
+    monkeypatch.setattr(engine._runtime, "gather_world", slow("gather", engine._runtime.gather_world))
+    monkeypatch.setattr(engine, "_ask", slow("ask", engine._ask))
+    monkeypatch.setattr(engine._push.transport, "prepare", slow("write", engine._push.transport.prepare))
+    monkeypatch.setattr(weights, "tensors", SlowItems(weights.tensors))
+
+    async def ticks() -> int:
+        syncing = asyncio.create_task(engine.sync(weights, 2))
+        count = 0
+        while not syncing.done():
+            await asyncio.sleep(0.01)
+            count += 1
+        await syncing
+        return count
+
+    assert trainer.wait(ticks()) > 30
+    assert {what for what, _ in blocked} == {"gather", "ask", "write"}
+    assert not any(on_loop for _, on_loop in blocked)
+
+
+def test_a_cancelled_sync_ends_after_what_blocks(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A collective that was begun must not overlap with those that come after the sync."""
+    engine, ended = trainer.engine(), []
+
+    def slow(rows: Any) -> Any:
+        time.sleep(0.3)
+        ended.append("asked")
+        return []
+
+    monkeypatch.setattr(engine, "_ask", slow)
+
+    async def cancelled() -> None:
+        syncing = asyncio.create_task(engine.sync(Weights(trainer.policy), 2))
+        await asyncio.sleep(0.1)
+        syncing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await syncing
+        assert ended == ["asked"]
+
+    trainer.wait(cancelled())
 
 
 def test_nothing_is_left_of_a_run(trainer: Trainer) -> None:

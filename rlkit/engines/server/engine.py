@@ -25,6 +25,7 @@ from rlkit.engines.server.push import Failures, Mismatch, Push
 from rlkit.engines.server.retry import ServerRetryPolicy
 from rlkit.engines.server.routing import Balance
 from rlkit.engines.server.states import State
+from rlkit.engines.server.threads import beside_loop
 from rlkit.engines.server.transports import Transport
 from rlkit.engines.server.weight_check import TOLERANCES, Expected, ask_policy, probe_rows
 from rlkit.errors import EngineError, RolloutError
@@ -137,7 +138,9 @@ class ServerEngine(RolloutEngine):
             for node in {*self._own, *self._nodes, *self._balance.fronts}:
                 node.api.adapter = f"rlkit-{self._run}"
         tolerance = TOLERANCES[self._dtype]
-        self._push = Push(self.make_transport(), self._dtype, tolerance, self.adapter_only, runtime.broadcast_tp)
+        self._push = Push(
+            self.make_transport(), self._dtype, tolerance, self.adapter_only, runtime.broadcast_tp, runtime.device
+        )
 
     def _engine_dtype(self, runtime: Runtime) -> torch.dtype:
         if self.dtype != "auto":
@@ -288,7 +291,8 @@ class ServerEngine(RolloutEngine):
         self._stream = stream
         self._starved = False
         if self.check_weights:
-            self._expected = Expected(self._rows, self._ask(self._rows))
+            logps = await beside_loop(self._runtime.device, lambda: self._ask(self._rows))
+            self._expected = Expected(self._rows, logps)
         async with contextlib.AsyncExitStack() as stack:
             for node in self._own:
                 await stack.enter_async_context(node.lock)
@@ -299,7 +303,7 @@ class ServerEngine(RolloutEngine):
             if first and self.check_weights:
                 right = [node for node in self._own if node not in wrong]
                 wrong |= await self._push.try_canary(right, self._rows[0], self._ask)
-            if self._anywhere(bool(wrong)):
+            if await self._anywhere(bool(wrong)):
                 error = await self._push.diagnose(stream, wrong, label, self._expected)
                 raise error or EngineError("the weights of another rank's server are wrong; see its error")
         for node in self._nodes:
@@ -315,11 +319,11 @@ class ServerEngine(RolloutEngine):
         waiting = list(self._own)
         wrong: Failures = {}
         while True:
-            base = not self.adapter_only or self._anywhere(any(n.state is not State.READY for n in waiting))
+            base = not self.adapter_only or await self._anywhere(any(n.state is not State.READY for n in waiting))
             failed = await self._push.push(stream, waiting, label, self._expected, base)
             wrong |= {node: error for node, error in failed.items() if isinstance(error, Mismatch)}
             waiting = [node for node in failed if node not in wrong]
-            if not self._anywhere(bool(waiting)):
+            if not await self._anywhere(bool(waiting)):
                 return wrong
             fatal: EngineError | None = None
             for node in waiting:
@@ -330,12 +334,12 @@ class ServerEngine(RolloutEngine):
                     await node.restart()
                 except EngineError as error:
                     fatal = error
-            if self._anywhere(fatal is not None):
+            if await self._anywhere(fatal is not None):
                 raise fatal or EngineError("a server of another rank failed; see its error")
 
-    def _anywhere(self, here: bool) -> bool:
-        """Whether something holds on any rank; every rank must call this."""
-        return any(self._runtime.gather_world(here))
+    async def _anywhere(self, here: bool) -> bool:
+        """Whether something holds on any rank; every rank must call this. The event loop runs on meanwhile."""
+        return any(await beside_loop(self._runtime.device, lambda: self._runtime.gather_world(here)))
 
     # the run
 
@@ -357,7 +361,7 @@ class ServerEngine(RolloutEngine):
             for node in self._own:
                 node.release()
             if whole:  # the trainers of all ranks wait for it, whose GPUs a server of one may have shared
-                self._anywhere(False)
+                self._runtime.gather_world(None)
 
     def health(self) -> dict[str, float]:
         return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -13,12 +13,15 @@ from rlkit.engines.server.api import Answer
 from rlkit.engines.server.http import UNREADABLE, Fault
 from rlkit.engines.server.node import Node
 from rlkit.engines.server.states import DEADLINES, State, Step
+from rlkit.engines.server.threads import beside_loop
 from rlkit.engines.server.transports import Adapter, Bucket, Transport
 from rlkit.engines.server.weight_check import CANARY_TOKENS, Ask, Expected, Gap, Tolerance, gap_between
 from rlkit.errors import EngineError
 
 if TYPE_CHECKING:
     from rlkit.interfaces.runtime import WeightStream
+
+T = TypeVar("T")
 
 SUSPECTS = 256
 """Tensors are sent again in at most so many portions."""
@@ -45,6 +48,7 @@ class Push:
         tolerance: How far log-probs may be apart.
         adapter_only: Adapters travel by themselves, and servers apply them.
         broadcast_tp: Returns what the first rank of this rank's tensor-parallel group has.
+        device: The trainer's.
     """
 
     transport: Transport[object]
@@ -52,6 +56,7 @@ class Push:
     tolerance: Tolerance
     adapter_only: bool = False
     broadcast_tp: Callable[[list[list[int]]], list[list[int]]] = lambda rows: rows
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     gap: Gap = field(default_factory=lambda: Gap(0.0, 0.0))
 
     async def push(
@@ -87,11 +92,12 @@ class Push:
             except (Fault, OSError, RuntimeError, TimeoutError) as error:
                 failed |= {n: n.broken("prepare for new weights", error) for n in nodes if n not in failed}
         await each(lambda node: node.prepare(self.transport, base))
-        for bucket in self._buckets(stream) if base else ():  # agreed: `base` is the same in every rank's call
+        buckets = self._buckets(stream) if base else iter(())  # agreed: `base` is the same in every rank's call
+        while (bucket := await self._beside_loop(lambda: next(buckets, None))) is not None:
             alive = [node for node in nodes if node not in failed]
             if alive:
                 await self._load(bucket, alive, failed)
-        adapter = self._adapter(stream)
+        adapter = await self._beside_loop(lambda: self._adapter(stream))
         await each(lambda node: node.finish(self.transport, label, adapter))
         if expected is not None:
             await each(lambda node: self.check_weights(node, expected))
@@ -104,7 +110,7 @@ class Push:
     async def _load(self, bucket: Bucket, nodes: Sequence[Node], failed: Failures) -> None:
         """Send one bucket to the servers."""
         try:
-            parcel = self.transport.prepare(bucket)
+            parcel = await self._beside_loop(lambda: self.transport.prepare(bucket))
         except (OSError, RuntimeError) as error:
             failed |= {node: _broken(node, error) for node in nodes}
             return
@@ -119,6 +125,9 @@ class Push:
                 raise
         except (OSError, RuntimeError, TimeoutError) as error:
             failed |= {node: _broken(node, error) for node in nodes if node not in failed}
+
+    async def _beside_loop(self, function: Callable[[], T]) -> T:
+        return await beside_loop(self.device, function)
 
     def _buckets(self, stream: WeightStream) -> Iterator[Bucket]:
         # agreed: an option of the recipe
@@ -154,7 +163,7 @@ class Push:
             except Fault as fault:
                 wrong[node] = node.error("answer after the first sync", fault)
         rows = [[*row[:1], *answer.tokens] for answer in written.values()] or [list(row)]
-        logps = ask(self.broadcast_tp(rows))
+        logps = await self._beside_loop(lambda: ask(self.broadcast_tp(rows)))
         for (node, answer), expected in zip(written.items(), logps, strict=False):
             new = slice(len(row) - 1, None)
             gap = gap_between([expected[:-1][new]], [Answer(answer.tokens[new], answer.logps[new])], CANARY_TOKENS)

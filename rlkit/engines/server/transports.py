@@ -15,9 +15,8 @@ import os
 import shutil
 import socket
 import tempfile
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -30,12 +29,12 @@ from rlkit.distributed.sender_group import SenderGroup
 from rlkit.engines.server.api import ServerApi
 from rlkit.engines.server.process import free_port, write_model
 from rlkit.engines.server.states import DEADLINES, Step
+from rlkit.engines.server.threads import in_daemon_thread
 from rlkit.errors import EngineError
 from rlkit.types import JsonObject
 
 SHARED_MEMORY = Path("/dev/shm")
 
-T = TypeVar("T")
 Parcel = TypeVar("Parcel")
 """What `prepare` makes of a bucket."""
 
@@ -267,7 +266,7 @@ class GroupTransport(Transport[Bucket]):
         first = Joining(_reachable(members), free_port(), 1, 1 + sum(api.tensor_parallel for api in targets), self.name)
         servers: list[asyncio.Task[None]] = []
         address, world, seconds = (first.host, first.port), first.world, DEADLINES[Step.BEGIN]
-        own = _in_thread(lambda: SenderGroup(self.backend, address, world, self.name, seconds))
+        own = in_daemon_thread(lambda: SenderGroup(self.backend, address, world, self.name, seconds))
         trainer = asyncio.create_task(own)
         for api in targets:
             servers.append(asyncio.create_task(self.join(api, first)))
@@ -281,7 +280,7 @@ class GroupTransport(Transport[Bucket]):
     async def send(self, parcel: Bucket) -> None:
         group = self._group
         assert group is not None
-        await asyncio.wait_for(_in_thread(lambda: group.broadcast(x for _, x in parcel)), DEADLINES[Step.LOAD])
+        await asyncio.wait_for(in_daemon_thread(lambda: group.broadcast(x for _, x in parcel)), DEADLINES[Step.LOAD])
 
     def close_group(self) -> None:
         if self._group is not None:
@@ -290,29 +289,6 @@ class GroupTransport(Transport[Bucket]):
 
     def close(self) -> None:
         self.close_group()
-
-
-async def _in_thread(function: Callable[[], T]) -> T:
-    """Run what blocks in a thread that, if it never returns, does not keep the process from ending."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def set_result(result: T | None, error: BaseException | None) -> None:
-        if not done.done():
-            done.set_result(result) if error is None else done.set_exception(error)  # type: ignore[arg-type]
-
-    def work() -> None:
-        result: T | None = None
-        failure: Exception | None = None
-        try:
-            result = function()
-        except Exception as error:
-            failure = error
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(set_result, result, failure)
-
-    threading.Thread(target=work, daemon=True).start()
-    return await done
 
 
 def is_local(url: str) -> bool:

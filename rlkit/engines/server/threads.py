@@ -1,0 +1,55 @@
+"""Threads for what blocks: collectives, copies of weights, forward passes. The event loop runs on meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+from rlkit.distributed.offload import use_device
+
+T = TypeVar("T")
+
+
+async def in_daemon_thread(function: Callable[[], T]) -> T:
+    """Run what blocks in a thread that, if it never returns, does not keep the process from ending."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def set_result(result: T | None, error: BaseException | None) -> None:
+        if not done.done():
+            done.set_result(result) if error is None else done.set_exception(error)  # type: ignore[arg-type]
+
+    def work() -> None:
+        result: T | None = None
+        failure: Exception | None = None
+        try:
+            result = function()
+        except Exception as error:
+            failure = error
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(set_result, result, failure)
+
+    threading.Thread(target=work, daemon=True).start()
+    return await done
+
+
+async def beside_loop(device: torch.device, function: Callable[[], T]) -> T:
+    """Run what blocks on a device in a thread; a cancelled caller goes on only after it.
+
+    So what ranks do together, one call after another, stays in order.
+    """
+
+    def work() -> T:
+        use_device(device)
+        return function()
+
+    running = asyncio.ensure_future(in_daemon_thread(work))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait((running,))
+        raise
