@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import shutil
 import struct
@@ -26,7 +27,7 @@ from rlkit.cli.main import main
 from rlkit.distributed.ranks import Ranks
 from rlkit.errors import CheckpointError, RecipeError
 from rlkit.models.store import MANIFEST, Numbers, State, Store, name_of, newest_whole, open_checkpoint
-from rlkit.models.tensor_files import TensorReader, TensorWriter, file_of, read_header
+from rlkit.models.tensor_files import TensorReader, TensorWriter, _sync, file_of, read_header
 from rlkit.run.checkpoint.write import Best, Saver, Writer
 from rlkit.run.folder import RunFolder
 from rlkit.run.metrics_log import MetricsLog
@@ -168,6 +169,19 @@ def test_a_tensor_lies_within_its_file(kept: int) -> None:
     else:
         with pytest.raises(CheckpointError, match=r"bytes 0 to 8 of \d+ cannot hold F32 of the shape \[2\]"):
             read_header(fs, "folder", file_of(0))
+
+
+def test_what_is_written_is_on_the_disk_before_the_file_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """fsync writes what the file has, which without a flush is not all that was written to the stream."""
+    sizes: list[int] = []
+    monkeypatch.setattr("os.fsync", lambda number: sizes.append(os.fstat(number).st_size))
+    with open(tmp_path / "file", "wb") as stream:
+        stream.write(b"tensor")
+        _sync(stream)
+    assert sizes == [6]
+    _sync(io.BytesIO())  # of an object store, which writes when it is closed
 
 
 def test_a_process_without_ranks_is_not_warned_of_them(store: Store, ranks: Ranks) -> None:

@@ -252,6 +252,36 @@ def test_a_divergence_at_its_bound_is_within_it(kind: Literal["tv", "kl"], advan
 
 
 @pytest.mark.parametrize(
+    ("loss", "share"),
+    [
+        (ClipLoss(), 1 / 4),  # the first is above 1.2; below 0.8 the advantage clips nothing
+        (ClipCov(), 1 / 4),
+        (GMPO(), 1 / 4),  # 0.5 is above 0.4
+        (DPPO(), 1 / 4),  # e^-0.5 - e^-1 = 0.24 is above 0.2
+        (CISPO(0.2, 0.2), 2 / 4),  # whatever the advantage is
+        (GSPO(0.2, 0.2), 0.0),  # e^0.025
+        (GSPO(0.2, 0.01), 1.0),
+    ],
+    ids=name,
+)
+def test_the_clipped_share_and_the_divergence_by_hand(loss: PolicyLoss, share: float) -> None:
+    """Of log-ratios 0.5, -0.5, 0 and 0.1 the mean is 0.025; a token outside the mask counts in neither."""
+    batch, logps = row([0.5, -0.5, 0.0, 0.1, 3.0], 1)
+    batch.mask = torch.tensor([[True, True, True, True, False]])
+    metrics = loss(PolicyOutput(logps, None), batch).metrics
+    assert metrics["clip_fraction"].item() == pytest.approx(share)
+    assert metrics["kl_old"].item() == pytest.approx(-0.025, rel=1e-4)
+
+
+def test_the_share_of_the_dual_clip_by_hand() -> None:
+    """Of ratios e^1.5 = 4.5, 1 and e^2 the first and the last are above 3, where the advantage is negative."""
+    for advantage, share in ((-1.0, 2 / 3), (1.0, 0.0)):
+        batch, logps = row([1.5, 0.0, 2.0], advantage)
+        metrics = ClipLoss(clip_dual=3.0)(PolicyOutput(logps, None), batch).metrics
+        assert metrics["clip_dual_fraction"].item() == pytest.approx(share)
+
+
+@pytest.mark.parametrize(
     ("loss", "message"),
     [
         (GSPO(clip_low=2), "clip_low is 2, expected a number from 0 to 1"),

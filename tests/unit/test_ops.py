@@ -159,6 +159,12 @@ def test_micro_batches_hold_every_row_once_within_the_budget(lengths: list[int],
         assert len(batch) == 1 or len(batch) * max(1, *(lengths[i] for i in batch)) <= budget
 
 
+def test_micro_batches_fill_the_budget_with_the_longest_rows_first() -> None:
+    """Rows of 3 and 2 take 2 x 3, and 2, 2 and 1 take 3 x 2."""
+    assert micro_batches([2, 3, 1, 2, 2], 6) == [[1, 0], [3, 4, 2]]
+    assert micro_batches([2, 3, 1, 2, 2], 5) == [[1], [0, 3], [4, 2]]
+
+
 @settings(deadline=None, max_examples=25)
 @given(st.integers(0, 40), st.integers(2, 50), st.sampled_from([0.7, 1.0, 1.3]), st.booleans())
 def test_token_logps_equal_log_softmax_with_gradients(
