@@ -137,7 +137,10 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
         ("--train.lr.help", "'train.lr' names no class and is no section"),
         ("--reward Overlong --reward.buffer 1", "reward Overlong needs 'max_tokens', which is not given"),
         ("--log.loggers=[Wandb]", "log.loggers.0 Wandb needs 'project', which is not given; expected --log.loggers.0."),
-        ('--reward=Composite --reward.rewards={"o":"Overlong"}', "reward.rewards.o Overlong needs 'max_tokens'"),
+        (
+            '--reward=Composite --reward.rewards={"o":{"class_path":"Overlong","init_args":{"buffer":1}}}',
+            "reward.rewards.o Overlong needs 'max_tokens', which is not given",
+        ),
         ("--tools.c.bonus=1", "tools.c.bonus is given, but tools.c names no class; expected the name of a class"),
         ("--fabric.precision 16-mixed", "fabric.precision is '16-mixed', expected one of 32-true, 64-true, bf16-mixed"),
         ("--fabric.strategy deepspeed", "expected one of auto, ddp, fsdp2 or FSDP2 with: offload, tensor_parallel"),
