@@ -68,7 +68,7 @@ class RolloutEngine(BoundPart):
         """
         return False
 
-    def awake(self) -> AbstractContextManager[None]:
+    def on_device(self) -> AbstractContextManager[None]:
         """Keep the engine's memory allocated while sampling; an engine that shares a device may release it outside.
 
         All ranks enter it together, and leave it only once no rank samples any more.

@@ -124,7 +124,7 @@ class AsyncFunctionReward(RewardManager):
     """Awaits a coroutine function on the run's event loop, in the trainer's process; for Python, as `FunctionReward`.
 
     It shares the objects of the script or notebook that it is defined in, and must await whatever takes time: it suits
-    functions that ask a service.
+    functions that call a service.
 
     Args:
         function: Takes and returns what a function of `PythonReward` does.
@@ -160,7 +160,7 @@ class AsyncFunctionReward(RewardManager):
 
 
 class Grader(NamedTuple):
-    """A user's function, called for one trajectory with what it asks for.
+    """A user's function, called for one trajectory with the arguments that it names.
 
     Args:
         name: What messages call it.
@@ -176,7 +176,7 @@ class Grader(NamedTuple):
         """Return the score; a coroutine function is run to its end.
 
         Raises:
-            TypeError: The function asks for what there is not.
+            TypeError: The function has an argument that is not offered.
             ValueError: It returned something else than a score.
         """
         value = self.call(trajectory)
@@ -228,7 +228,7 @@ def _arguments(
     """Return the arguments that a function takes.
 
     Raises:
-        TypeError: It asks for one that there is not.
+        TypeError: One of them is not offered.
     """
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         names = dict.fromkeys(known)
@@ -241,7 +241,7 @@ def _arguments(
         )
         if not optional and name not in known:
             offered = "" if "completions" in known else "; or completions, prompts, completion_ids in lists"
-            raise TypeError(f"{function} asks for {name!r}, expected any of: {', '.join(known)}{offered}")
+            raise TypeError(f"{function} has the argument {name!r}, expected any of: {', '.join(known)}{offered}")
     return {name: known[name] for name in names}
 
 

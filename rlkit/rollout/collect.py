@@ -177,7 +177,7 @@ async def _ask(sampler: Sampler, conversation: Conversation, key: SampleKey) -> 
 
 
 def _check(sampler: Sampler, conversation: Conversation, session: ParticipantSession) -> None:
-    """Compare the flat run with the template's own rendering of the conversation, and say where they part.
+    """Compare the flat run with the template's own rendering of the conversation, and report where they differ.
 
     Texts are compared, not tokens: the policy may write a text in other tokens than the tokenizer would choose. Where
     nothing followed the policy's turn, there is nothing to compare.
@@ -194,5 +194,5 @@ def _check(sampler: Sampler, conversation: Conversation, session: ParticipantSes
         place = next((i for i in range(shorter) if flat[i] != whole[i]), shorter)
         before, here, there = flat[max(0, place - 20) : place], flat[place : place + 20], whole[place : place + 20]
         conversation.error = (
-            f"after {before!r} the conversation goes on with {here!r}, but the template renders {there!r}"
+            f"after {before!r} the conversation continues with {here!r}, but the template renders {there!r}"
         )

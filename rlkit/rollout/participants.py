@@ -284,4 +284,4 @@ def _number(value: Any) -> float:
     try:
         return as_number(value)
     except Exception as error:  # foreign objects may raise anything
-        raise ParticipantError(f"a reward of {show(value)} was given, expected a finite number") from error
+        raise ParticipantError(f"a reward is {show(value)}, expected a finite number") from error

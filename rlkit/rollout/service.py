@@ -76,7 +76,7 @@ class RolloutService:
         self.version = 0
         """Of the policy's weights: the number of steps that changed them."""
         self._offload = offload
-        self._awake = False
+        self._on_device = False
         self._loop = EventLoop(partial(use_device, ranks.fabric.device))
         most = recipe.rollout.max_conversations or self.engine.capacity
         self.admission: AbstractAsyncContextManager[object]
@@ -118,7 +118,7 @@ class RolloutService:
 
     def sample(self, work: Coroutine[object, None, T]) -> T:
         """Run work that calls the engine; all ranks must call this."""
-        with self.awake():
+        with self.engine_on_device():
             return self.wait(self._with_weights(work))
 
     def submit(self, work: Coroutine[object, None, T]) -> Future[T]:
@@ -130,14 +130,14 @@ class RolloutService:
         return self._loop.run(work)
 
     @contextmanager
-    def awake(self) -> Iterator[None]:
+    def engine_on_device(self) -> Iterator[None]:
         """Keep the engine ready to sample; all ranks must enter this.
 
         What rollouts do not need leaves the device first, where the recipe says so; then an engine that shares the
         device takes its memory. Work that samples several times enters this around all of it, so that such an engine
         is synced once.
         """
-        if self._awake:  # agreed: all ranks enter and leave together
+        if self._on_device:  # agreed: all ranks enter and leave together
             yield
             return
         with ExitStack() as stack:
@@ -147,9 +147,9 @@ class RolloutService:
                 free_cached(self.ranks.fabric.device)
             if self.ranks.any(self.engine.needs_weights):
                 self.wait(self._sync())
-            stack.enter_context(self.engine.awake())
-            stack.callback(setattr, self, "_awake", False)
-            self._awake = True
+            stack.enter_context(self.engine.on_device())
+            stack.callback(setattr, self, "_on_device", False)
+            self._on_device = True
             yield
 
     def sync_weights(self) -> None:

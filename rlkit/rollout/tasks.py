@@ -33,7 +33,7 @@ async def cancel(*tasks: asyncio.Future[Any]) -> None:
 
 
 class Background:
-    """Tasks that go on when the function that started them returns, until somebody waits for all of them."""
+    """Tasks that go on when the function that started them returns, until `wait`."""
 
     def __init__(self) -> None:
         self._tasks: list[asyncio.Task[None]] = []

@@ -11,12 +11,12 @@ from rlkit.errors import RecipeError
 from rlkit.types import JsonObject, Message
 
 USER: Message = {"role": "user", "content": "How many apples are left?"}
-SAID = "There are seven."
-ANSWER: Message = {"role": "assistant", "content": SAID}
-ASKED = "pears and plums"
-CALL_ID = "call00001"  # nine letters and digits, as Mistral's template asks for
+REPLY = "There are seven."
+ANSWER: Message = {"role": "assistant", "content": REPLY}
+QUESTION = "pears and plums"
+CALL_ID = "call00001"  # nine letters and digits, as Mistral's template requires
 ANEW = (
-    "the chat template renders earlier turns anew once others follow, so that what is new cannot be told apart; "
+    "the chat template renders earlier turns anew once others follow, so that the new part cannot be separated; "
     "choose a model whose template only appends"
 )
 
@@ -70,8 +70,8 @@ class ChatTemplate:
 
     def text(self, ids: Sequence[int], special: bool) -> str:
         """Return the text of a turn of the policy, without the token that ended it; `special` keeps special tokens."""
-        said = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
-        text: str = self.tokenizer.decode(said, skip_special_tokens=not special)
+        body = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
+        text: str = self.tokenizer.decode(body, skip_special_tokens=not special)
         return text
 
     def delta(self, messages: Sequence[Message]) -> list[int]:
@@ -81,7 +81,7 @@ class ChatTemplate:
         `tool_call_id` of its call. Where the template ends a turn with none of `stop_ids`, its own end comes first.
 
         Raises:
-            RecipeError: The template refuses the messages, or renders them so that nothing can be told apart from
+            RecipeError: The template refuses the messages, or renders them so that nothing can be separated from
                 what came before.
         """
         plain = [self.plain(message) for message in messages]
@@ -94,7 +94,7 @@ class ChatTemplate:
         raise errors[0]
 
     def plain(self, value: Any) -> Any:
-        """Return a message, or any value in one, without the texts of special tokens: nobody can end a turn by them."""
+        """Return a message, or any value in one, without the texts of special tokens, which would end a turn."""
         if isinstance(value, dict):
             return {key: self.plain(inner) for key, inner in value.items()}
         if isinstance(value, list):
@@ -122,8 +122,8 @@ class ChatTemplate:
                 found.facts.append(f"a {what} turn is appended to what came before")
             except RecipeError as error:
                 found.warnings.append(str(error))
-        thought = [USER, {"role": "assistant", "content": f"<think>\nA thought.\n</think>\n\n{SAID}"}]
-        alone = self._text(thought, generate=False).rpartition(SAID)[0]
+        thought = [USER, {"role": "assistant", "content": f"<think>\nA thought.\n</think>\n\n{REPLY}"}]
+        alone = self._text(thought, generate=False).rpartition(REPLY)[0]
         if not self._text([*thought, USER], generate=True).startswith(alone):
             found.warnings.append(
                 "the template strips thinking from earlier turns; training keeps it, as the policy saw it"
@@ -133,8 +133,8 @@ class ChatTemplate:
     def _check_end(self, found: TemplateCheck) -> None:
         opened = self._text([USER], generate=True)
         closed = self._text([USER, ANSWER], generate=False)
-        before, said, after = closed.rpartition(SAID)
-        if not said:
+        before, reply, after = closed.rpartition(REPLY)
+        if not reply:
             found.warnings.append("the template does not render an assistant's turn as it was written")
             return
         if opened != before:
@@ -147,7 +147,7 @@ class ChatTemplate:
         else:
             ends = [self.tokenizer.decode([i]) for i in sorted(self.stop_ids)]
             found.warnings.append(
-                f"the template goes on with {after[:40]!r} after an assistant's turn, but a turn ends with one of "
+                f"the template continues with {after[:40]!r} after an assistant's turn, but a turn ends with one of "
                 f"{ends}; if that is wrong, set eos_token_id in the model's generation_config.json"
             )
 
@@ -160,8 +160,8 @@ class ChatTemplate:
         if stop := self._stop.search(alone):
             own = alone[: stop.start()]
         else:
-            said = self._text([USER, ANSWER], generate=False)
-            own = alone.removesuffix(_past(said, opening, SAID))
+            closed = self._text([USER, ANSWER], generate=False)
+            own = alone.removesuffix(_past(closed, opening, REPLY))
         if not followed.startswith(own):
             raise RecipeError(ANEW)
         return followed[len(own) :]
@@ -174,7 +174,7 @@ class ChatTemplate:
         except Exception as error:  # Jinja code may raise anything
             roles = ", ".join(str(message["role"]) for message in messages)
             raise RecipeError(
-                f"the chat template cannot render the roles {roles}: {error}; give messages that it allows, or choose "
+                f"the chat template cannot render the roles {roles}: {error}; use messages that it allows, or choose "
                 "another model"
             ) from error
         return text
@@ -199,14 +199,14 @@ def _past(text: str, opening: str, last: str) -> str:
 def _stand_ins(messages: Sequence[Message]) -> Iterator[tuple[Message, str]]:
     """Return turns that the messages may follow, each with its last text; the likeliest first.
 
-    Plain words come last also before results, for templates that render no calls, not these, or not so many.
+    Plain texts come last also before results, for templates that render no calls, not these, or not so many.
     """
     results = [message for message in messages if message["role"] in ("tool", "ipython")]
     if results:
-        asked = [""] * (len(results) - 1) + [ASKED]
+        asked = [""] * (len(results) - 1) + [QUESTION]
         calls = [_call(result, what) for result, what in zip(results, asked, strict=True)]
-        yield {"role": "assistant", "content": "", "tool_calls": calls}, ASKED
-    yield ANSWER, SAID
+        yield {"role": "assistant", "content": "", "tool_calls": calls}, QUESTION
+    yield ANSWER, REPLY
 
 
 def _call(result: Message, what: str) -> JsonObject:

@@ -36,7 +36,7 @@ CONTROL = bytes(code for code in range(32) if code not in b"\t\n")
 KILL_SECONDS = 5.0
 """After so long, processes that no signal ends are left alone."""
 MARK = "RLKIT_WORKER"
-"""The environment variable by which descendants are known whose watcher was killed."""
+"""The environment variable that identifies descendants whose watcher was killed."""
 
 PDEATHSIG, SUBREAPER = 1, 36
 
@@ -113,7 +113,7 @@ class Output:
             try:
                 if select.select((), (self.screen,), (), 0)[1]:
                     os.write(self.screen, data[start : start + select.PIPE_BUF])
-            except OSError:  # nobody reads the screen any more
+            except OSError:  # the terminal is gone
                 return
 
 

@@ -42,7 +42,7 @@ class WorkerError(Exception):
 class Workers:
     """Calls functions in other processes, each of which is killed and replaced when a call outlasts its deadline.
 
-    What a process started, a daemon too, ends with it. Only data comes back: what JSON can say. What a call prints is
+    What a process started, a daemon too, ends with it. Only data comes back, as JSON holds it. What a call prints is
     shown on standard error, as far as it is short.
 
     Args:
@@ -173,7 +173,7 @@ class _Process:
             kill_descendants(self._popen.pid, self._mark)
             self._popen.kill()
             self._popen.wait()
-        kill_descendants(None, self._mark)  # if somebody has killed the watcher
+        kill_descendants(None, self._mark)  # if the watcher was killed
         with self._printed:
             self._printed.seek(0)
             return self._printed.read().decode(errors="replace").strip()

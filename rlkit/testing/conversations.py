@@ -152,7 +152,7 @@ def check_engine(make: Callable[[], RolloutEngine], runtime: Runtime | None = No
 
     async def generate_all() -> list[Completion]:
         await engine.sync(PolicyWeights(runtime.policy), 3)
-        with engine.awake():
+        with engine.on_device():
             return list(await asyncio.gather(*map(engine.generate, requests)))
 
     answers = asyncio.run(generate_all())

@@ -35,7 +35,7 @@ def evaluate(service: RolloutService, prompts: Sequence[Prompt]) -> tuple[list[T
     section = recipe.validation or Validation()
     sampled = section.sampling or recipe.rollout.sampling
     greedy = replace(sampled, temperature=0.0, top_p=1.0, top_k=0)
-    with service.awake():
+    with service.engine_on_device():
         trajectories, figures = _answer(service, prompts, greedy, 1)
         if section.samples:
             more, sampled_figures = _answer(service, prompts, sampled, section.samples)

@@ -100,7 +100,7 @@ def test_a_sample_does_not_depend_on_the_batch(kind: str) -> None:
 
 def test_models_without_a_plain_cache_go_through_generate() -> None:
     prompts = PROMPTS[:3]
-    with pytest.warns(UserWarning, match=r"which is slow: its own decoder does not know MambaForCausalLM: it keeps a"):
+    with pytest.warns(UserWarning, match=r"slow: its own decoder does not support MambaForCausalLM: it keeps a"):
         engine = bound("mamba")
     assert engine.health() == {"rows_peak": 0.0, "slow_path": 1.0}
     answers = ask(engine, [request(p, temperature=0.0) for p in prompts])
@@ -352,7 +352,9 @@ def test_the_event_loop_goes_on_while_a_step_decodes_and_a_sync_waits_for_it(mon
     assert {name.rpartition("_")[0] for name in gate.threads} == {"rlkit-decode"}
 
 
-def test_cancelled_requests_end_the_decoding_and_awake_waits_for_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cancelled_requests_end_the_decoding_once_its_step_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     engine = bound("qwen2")
     gate = Gate(monkeypatch, step=2)
 
@@ -363,7 +365,7 @@ def test_cancelled_requests_end_the_decoding_and_awake_waits_for_its_step(monkey
         await asyncio.wait((answer,))
         threading.Timer(0.1, gate.opened.set).start()
 
-    with engine.awake():
+    with engine.on_device():
         asyncio.run(rollout())
     assert gate.opened.is_set()
     assert len(gate.threads) == 2

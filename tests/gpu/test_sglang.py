@@ -61,10 +61,10 @@ def test_engine_and_trainer_agree_across_syncs_and_released_memory(
     for version in range(3):
         policy.load_state_dict(random_model("qwen2", version, **SIZES).state_dict())
         runner.run(engine.sync(PolicyWeights(policy), version))
-        with engine.awake():
+        with engine.on_device():
             request = Request(tuple(range(3, 40)), Sampling(max_tokens=64), SampleKey(0, version, "p", 0), "s")
             answer = runner.run(engine.generate(request))
-        assert engine._own[0].state is State.ASLEEP
+        assert engine._own[0].state is State.OFFLOADED
         assert set(answer.versions) == {version}
         tokens = torch.tensor([[*request.tokens, *answer.tokens]], device="cuda")
         with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):

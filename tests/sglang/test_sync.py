@@ -55,16 +55,16 @@ def test_memory_is_released_and_weights_come_back_with_it(trainer: Trainer, seco
     other = second(launch=Launch(release_memory=True))
     trainer.publish(other)
     [node] = other._own
-    with other.awake():
+    with other.on_device():
         assert trainer.is_served_by(other)
-    assert node.state is State.ASLEEP
+    assert node.state is State.OFFLOADED
     trainer.learn(13)
     trainer.publish(other)  # wakes it in the right order
-    with other.awake():
+    with other.on_device():
         assert trainer.is_served_by(other)
-    with other.awake():  # without a sync in between
+    with other.on_device():  # without a sync in between
         assert trainer.is_served_by(other)
-    with other.awake():
+    with other.on_device():
         trainer.publish(other)
 
 

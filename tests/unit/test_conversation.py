@@ -462,7 +462,7 @@ def test_a_conversation_that_the_template_renders_otherwise_is_counted_or_failed
     warned, strict = (checked(trims, " a", check) for check in ("warn", "strict"))
     assert warned.counts == strict.counts == {"template_differs": 1}
     assert warned.error is None
-    assert "goes on with ' a<|im_end|>" in str(strict.error)
+    assert "continues with ' a<|im_end|>" in str(strict.error)
     assert "the template renders 'a<|im_end|>" in str(strict.error)
     assert checked(trims, " a", "off").counts == {}
 

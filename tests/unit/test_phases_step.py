@@ -299,10 +299,10 @@ def test_validation_answers_greedily_and_by_sampling(monkeypatch: pytest.MonkeyP
     made.validation.samples = 3
 
     class Service:
-        recipe, ranks, awakened = made, LocalRanks(), 0
+        recipe, ranks, entered = made, LocalRanks(), 0
 
-        def awake(self) -> Any:
-            self.awakened += 1
+        def engine_on_device(self) -> Any:
+            self.entered += 1
             return torch.no_grad()
 
         def shard_for_rank(self, items: list[Any]) -> list[Any]:
@@ -328,6 +328,6 @@ def test_validation_answers_greedily_and_by_sampling(monkeypatch: pytest.MonkeyP
     assert measured["sampled_length"] == 3
     assert {name for name in measured if not name.startswith("sampled_")} == {*evaluation.NAMES.values()}
     assert [(s.temperature, s.max_tokens, n, step) for s, n, step in asked] == [(0, 8, 1, 0), (1, 8, 3, 0)]
-    assert fake.awakened == 1
+    assert fake.entered == 1
     made.validation.samples = 0
     assert not any(name.startswith("sampled_") for name in evaluate(fake, [Prompt("a", [])])[1])

@@ -119,7 +119,7 @@ def proof(template: str) -> str:
 
 def test_the_proof_of_a_template() -> None:
     assert proof(CHATML) == ""
-    assert "goes on with '\\n'" in proof(CHATML.replace("<|im_end|>", ""))
+    assert "continues with '\\n'" in proof(CHATML.replace("<|im_end|>", ""))
     strips = CHATML.replace(
         "{{ m['content'] }}", "{{ m['content'].split('</think>')[-1] if not loop.last else m['content'] }}"
     )

@@ -169,8 +169,14 @@ def test_python_reward_calls_any_function(
     ("name", "error"),
     [
         ("broken", "KeyError: 'rubric'"),
-        ("asks", "asks for 'rubric', expected any of: level, text, answer, messages, meta, trajectory; or completions"),
-        ("asks_in_lists", "asks for 'rubric', expected any of: level, answer, prompts, completions, completion_ids$"),
+        (
+            "asks",
+            "argument 'rubric', expected any of: level, text, answer, messages, meta, trajectory; or completions",
+        ),
+        (
+            "asks_in_lists",
+            "argument 'rubric', expected any of: level, answer, prompts, completions, completion_ids$",
+        ),
         ("flat", "returned 1.0, expected a list with one number"),
         ("nameless", r"returned the components \['score'\], expected one named 'reward'"),
     ],

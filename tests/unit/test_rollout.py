@@ -244,7 +244,7 @@ def test_where_a_rendering_differs_is_shown_with_twenty_characters_around(
         assert (conversation.error, conversation.counts) == (None, {})
     else:
         before, here, there = error
-        expected = f"after {before!r} the conversation goes on with {here!r}, but the template renders {there!r}"
+        expected = f"after {before!r} the conversation continues with {here!r}, but the template renders {there!r}"
         assert (conversation.error, conversation.counts) == (expected, {"template_differs": 1})
 
 

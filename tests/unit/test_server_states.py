@@ -42,9 +42,9 @@ def test_a_sync_ends_ready(state: State, steps: list[Step]) -> None:
 @pytest.mark.parametrize(
     ("state", "step"),
     [
-        (State.ASLEEP, Step.FLUSH),  # the KV cache is not there
+        (State.OFFLOADED, Step.FLUSH),  # the KV cache is not there
         (State.LOADED_BARE, Step.FLUSH),
-        (State.ASLEEP, Step.RESUME_KV),  # the weights come first
+        (State.OFFLOADED, Step.RESUME_KV),  # the weights come first
         (State.PAUSED_BARE, Step.RESUME_KV),
         (State.LOADING, Step.CONTINUE),  # with half of the weights
         (State.LOADED, Step.CONTINUE),  # with prefixes of the old weights
@@ -61,13 +61,13 @@ def test_a_sync_ends_ready(state: State, steps: list[Step]) -> None:
     ],
 )
 def test_steps_out_of_order_are_refused(state: State, step: Step) -> None:
-    with pytest.raises(EngineError, match=f"that is {state} was asked to {step}; it may only: "):
+    with pytest.raises(EngineError, match=f"a server in state '{state}' cannot {step}; legal steps: "):
         after(state, step)
 
 
 def test_what_was_not_released_is_not_resumed() -> None:
     assert list(walk(State.READY, PATH_TO_LOADING)) == [Step.PAUSE, Step.BEGIN]
-    assert list(walk(State.ASLEEP, PATH_TO_LOADING)) == [Step.RESUME_WEIGHTS, Step.BEGIN]
+    assert list(walk(State.OFFLOADED, PATH_TO_LOADING)) == [Step.RESUME_WEIGHTS, Step.BEGIN]
     assert list(walk(State.LOADING, PATH_FROM_LOADING)) == [Step.END, Step.FLUSH, Step.LABEL, Step.CONTINUE]
     assert list(walk(State.LOADING_BARE, PATH_FROM_LOADING)) == [
         Step.END, Step.RESUME_KV, Step.FLUSH, Step.LABEL, Step.CONTINUE,

@@ -169,7 +169,7 @@ def test_memory_that_ranks_share_is_released_before_any_goes_on(
     monkeypatch.setattr(engine._runtime, "gather_world", lambda value: events.append("gather"), raising=False)
     engine.release_memory = True
     engine._own = engine._nodes[:1]
-    with suppress(RuntimeError), engine.awake():
+    with suppress(RuntimeError), engine.on_device():
         if fails:
             raise RuntimeError("a rollout failed")
         events.append("sampled")

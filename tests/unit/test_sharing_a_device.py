@@ -26,12 +26,12 @@ class Colocated:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.events: list[str] = []
-        self.asleep = True
+        self.offloaded = True
         sync, ask, off_device, back = TorchEngine.sync, TorchEngine.generate, HostOffload.off_device, HostOffload.back
 
         async def synced(engine: TorchEngine, stream: Any, version: int) -> None:
-            self.note("take memory" if self.asleep else "take weights")
-            self.asleep = False
+            self.note("take memory" if self.offloaded else "take weights")
+            self.offloaded = False
             await sync(engine, stream, version)
 
         async def asked(engine: TorchEngine, request: Request) -> Completion:
@@ -39,10 +39,10 @@ class Colocated:
             return await ask(engine, request)
 
         @contextmanager
-        def awake(engine: TorchEngine) -> Iterator[None]:
+        def on_device(engine: TorchEngine) -> Iterator[None]:
             yield
             self.note("give memory back")
-            self.asleep = True
+            self.offloaded = True
 
         @contextmanager
         def away(resting: HostOffload) -> Iterator[None]:
@@ -64,10 +64,10 @@ class Colocated:
             return update(*args)
 
         patch.setattr(TorchEngine, "reads_policy", False)
-        patch.setattr(TorchEngine, "needs_weights", property(lambda _: self.asleep))
+        patch.setattr(TorchEngine, "needs_weights", property(lambda _: self.offloaded))
         patch.setattr(TorchEngine, "sync", synced)
         patch.setattr(TorchEngine, "generate", asked)
-        patch.setattr(TorchEngine, "awake", awake)
+        patch.setattr(TorchEngine, "on_device", on_device)
         patch.setattr(HostOffload, "off_device", away)
         patch.setattr(HostOffload, "back", returned)
         patch.setattr(loop_step, "update_models", updated)
@@ -99,7 +99,7 @@ def test_the_engine_takes_its_memory_once_the_trainer_has_left(
     assert row["version"] == 1
 
 
-def test_an_engine_that_stays_awake_takes_the_weights_at_the_end_of_a_step(
+def test_an_engine_that_stays_on_its_device_takes_the_weights_at_the_end_of_a_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = Colocated(monkeypatch)

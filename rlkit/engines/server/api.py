@@ -1,4 +1,4 @@
-"""What a server is asked for: a product's endpoints are a subclass of `ServerApi`."""
+"""The calls of a server: a product's endpoints are a subclass of `ServerApi`."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ class ServerApi(ABC):
         """Return if the server is well."""
 
     async def inspect(self, started: bool) -> None:
-        """Read what the server is, once it is well; `started` says that rlkit has started it.
+        """Read what the server is, once it is well; `started` if rlkit has started it.
 
         Raises:
-            EngineError: It is a release that rlkit does not know.
+            EngineError: Its release is not supported.
         """
 
     @abstractmethod

@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from rlkit.interfaces.runtime import Runtime, WeightStream
 
 OWNER_SECONDS = 0.5
-"""Pauses in which a rank looks whether a server is back that it cannot bring back alone."""
+"""How often a rank checks whether another rank has restored a server."""
 
 
 class ServerEngine(RolloutEngine):
     """Rollouts from servers that hold the trainer's weights: all ranks share those that the first one names.
 
-    A product's engine says how servers are called (`api`), which there are (`start`) and how weights travel
+    A product's engine says how servers are called (`api`), which servers exist (`start`) and how weights travel
     (`make_transport`).
 
     Args:
@@ -188,20 +188,20 @@ class ServerEngine(RolloutEngine):
 
         Raises:
             Fault: There was none, or some of its tokens were sampled from weights that are not this run's, or older
-                than the ones that were there when it was asked for.
+                than those at the time of the request.
         """
         node = self._balance.choose(request.session)
         with node.assign():
             behind = self._balance.fronts[node]
             await asyncio.gather(*map(self._ready, behind))
-            mended, begun = [server.mended for server in behind], self.version
+            repairs, begun = [server.repairs for server in behind], self.version
             try:
                 answer = await node.ask(request)
                 return answer, self._versions(answer, begun)
             except Fault as fault:
                 if fault.status is None or not 400 <= fault.status < 500:  # it may be the server's fault
                     firsts = await asyncio.gather(
-                        *(self._mend(*one, fault) for one in zip(behind, mended, strict=True))
+                        *(self._repair(*one, fault) for one in zip(behind, repairs, strict=True))
                     )
                     if not any(firsts):  # the first brings it back, others go elsewhere
                         self._balance.leave_lost(request.session)
@@ -231,7 +231,7 @@ class ServerEngine(RolloutEngine):
     # faults
 
     async def _ready(self, node: Node) -> None:
-        """Wait until a server may be asked: a sync is over, memory is back, a fault is repaired.
+        """Wait until a server can serve: a sync is over, memory is resumed, a fault is repaired.
 
         This rank cannot restore a server to which another rank pushes weights, or which takes those of a sharded
         trainer: the engine then `needs_weights`, and this waits.
@@ -242,7 +242,7 @@ class ServerEngine(RolloutEngine):
         # agreed: only a server of an unsharded policy is restored here, whose weights are all on this rank
         while node.lock.locked() or node.state is not State.READY:
             if self._stream is None:
-                raise EngineError("servers were asked for tokens before the first sync; they have no weights yet")
+                raise EngineError("a request came before the first sync: servers have no weights yet")
             async with node.lock:
                 # agreed: as above
                 if node.state is not State.READY and node.owned and not self._sharded:
@@ -253,21 +253,21 @@ class ServerEngine(RolloutEngine):
                 self._starved = True
                 await asyncio.sleep(OWNER_SECONDS)
 
-    async def _mend(self, node: Node, mended: int, fault: Fault) -> bool:
-        """After a fault, see what is left of a server; the first of many that failed does it for all.
+    async def _repair(self, node: Node, repairs: int, fault: Fault) -> bool:
+        """Check a server after a fault; of many requests that failed on it, the first does so for all.
 
         Returns:
             Whether this was the first.
         """
         async with node.lock:
-            if node.mended != mended:
+            if node.repairs != repairs:
                 return False
             well = not isinstance(fault, Hung) and await node.healthy(self.retry.hang_seconds)
             if not well and node.owned:
                 node.broken("answer", fault)
             elif not well or await node.weight_version() != self._label(self.version):
                 node.state = State.COLD
-            node.mended += 1
+            node.repairs += 1
             return True
 
     async def _restore(self, node: Node) -> None:
@@ -345,9 +345,9 @@ class ServerEngine(RolloutEngine):
 
     @property
     def needs_weights(self) -> bool:
-        return self._stream is None or self._starved or any(node.state is State.ASLEEP for node in self._own)
+        return self._stream is None or self._starved or any(node.state is State.OFFLOADED for node in self._own)
 
-    def awake(self) -> AbstractContextManager[None]:
+    def on_device(self) -> AbstractContextManager[None]:
         return self._released_after() if self.release_memory else contextlib.nullcontext()
 
     @contextmanager
@@ -366,7 +366,7 @@ class ServerEngine(RolloutEngine):
     def health(self) -> dict[str, float]:
         return {
             "servers": float(len(self._nodes)),
-            "servers_down": float(sum(n.state not in {State.READY, State.ASLEEP} for n in self._nodes)),
+            "servers_down": float(sum(n.state not in {State.READY, State.OFFLOADED} for n in self._nodes)),
             "weight_gap": self._push.gap.most,
             "sync_seconds": self._sync_seconds,
             **{name: float(count) for name, count in self._counts.items()},

@@ -1,4 +1,4 @@
-"""Calls of a server: JSON over HTTP, every call with a deadline, errors with the server's own words."""
+"""Calls of a server: JSON over HTTP, every call with a deadline, errors with the server's own text."""
 
 from __future__ import annotations
 

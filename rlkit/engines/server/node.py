@@ -36,7 +36,7 @@ class Hung(Fault):
 
 
 class Node:
-    """A server: somebody else's, or one that rlkit starts.
+    """A server: a running one, or one that rlkit starts.
 
     Args:
         api: Its calls.
@@ -54,13 +54,13 @@ class Node:
         self.state = State.COLD
         self.in_flight = 0
         self.assigned = 0
-        """Requests that it is to answer, those that wait until it can among them."""
+        """Requests routed to it, those that still wait among them."""
         self.restarts = 0
-        self.mended = 0
+        self.repairs = 0
         self.trouble = ""
         self.lock = asyncio.Lock()
         self._retry = retry
-        self._known = False
+        self._inspected = False
         self._watch: asyncio.Task[None] | None = None
         self._hung: asyncio.Future[None] | None = None
 
@@ -76,7 +76,7 @@ class Node:
 
     @property
     def lost(self) -> bool:
-        """Whether it is known to have no weights or to be gone: who asks it waits until it is back."""
+        """Whether it has no weights or has ended: requests to it wait until it is restored."""
         return self.state in {State.COLD, State.BROKEN} or self.ended
 
     @contextlib.contextmanager
@@ -89,7 +89,7 @@ class Node:
             self.assigned -= 1
 
     def error(self, doing: str, fault: BaseException) -> EngineError:
-        """Return an error with what was being done, the server's words and the end of its log."""
+        """Return an error with what failed, the server's own text and the end of its log."""
         text = f"{self.api.product} server {self.url} could not {doing}: {fault}"
         if self.process is not None:
             text += f"\nThe end of its log {self.process.log}:\n{self.process.tail()}"
@@ -104,12 +104,12 @@ class Node:
     # life
 
     async def wait_ready(self) -> None:
-        """Wait until it answers, and read what it is; does nothing if that is known.
+        """Wait until it is healthy, and inspect it; do nothing if that was done before.
 
         Raises:
-            EngineError: It does not come up in time, ends, or is of a release that rlkit does not know.
+            EngineError: It is not healthy in time, its process ends, or its release is not supported.
         """
-        if self._known:
+        if self._inspected:
             return
         deadline = time.monotonic() + self._retry.start_seconds
         while not await self.healthy(10.0):
@@ -123,7 +123,7 @@ class Node:
             await self.api.inspect(self.process is not None)
         except Fault as fault:
             raise self.error("be inspected", fault) from fault
-        self._known = True
+        self._inspected = True
 
     async def healthy(self, deadline: float) -> bool:
         """Whether it answers that it is well."""
@@ -150,7 +150,7 @@ class Node:
         if self.restarts >= self._retry.restarts:
             raise self.error("go on", Fault(f"it failed {self.restarts + 1} times since the last sync: {self.trouble}"))
         self.restarts += 1
-        self._known = False
+        self._inspected = False
         if self.process is None:
             await self._reset()
         else:

@@ -29,14 +29,14 @@ OF_TRAINERS = re.compile(
 )
 """Environment variables of the trainer's process group, launcher, watchdog and allocator; a server has its own of each.
 
-Under torchrun's `TORCHELASTIC_USE_AGENT_STORE` its store would wait for one that nobody serves.
+Under torchrun's `TORCHELASTIC_USE_AGENT_STORE` its store would wait for one that does not exist.
 """
 
 HERE = "127.0.0.1,localhost"
 
 
 def free_port() -> int:
-    """Return a port of 127.0.0.1 that nobody listens on.
+    """Return a port of 127.0.0.1 that is free.
 
     It is below those that the kernel assigns, one of which a server's own sockets may take before it listens.
     """

@@ -152,8 +152,8 @@ class Push:
     async def try_canary(self, nodes: Sequence[Node], row: Sequence[int], ask: Ask) -> Failures:
         """Have servers write some tokens greedily, and compare them with what the trainer finds likeliest.
 
-        Every rank asks the trainer once, also where it has no servers; those of a tensor-parallel group about the rows
-        of its first rank, which alone has some.
+        Every rank runs the trainer's forward pass once, also where it has no servers; those of a tensor-parallel group
+        on the rows of its first rank, which alone has some.
         """
         wrong: Failures = {}
         written: dict[Node, Answer] = {}
@@ -182,7 +182,7 @@ class Push:
         """Return the log-probs that a server has for rows of tokens and `count` tokens that it adds to each.
 
         Raises:
-            Fault: It has none, or others than it was asked for.
+            Fault: It returned none, or of other tokens.
         """
         try:
             answers = await node.api.probe(rows, count, DEADLINES[Step.CHECK])

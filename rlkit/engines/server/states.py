@@ -13,11 +13,11 @@ from rlkit.errors import EngineError
 
 
 class State(StrEnum):
-    """What is known of a server. Of the `bare` ones the KV cache's memory is released."""
+    """The state of a server as the trainer tracks it. In the `bare` ones the KV cache's memory is released."""
 
-    COLD = "cold"  # it answers, from weights that are not the trainer's
+    COLD = "cold"  # it answers, with weights that are not the trainer's
     READY = "ready"  # it serves the trainer's weights, and they were checked
-    ASLEEP = "asleep"  # paused, the memory of weights and KV cache released; what it held is lost
+    OFFLOADED = "offloaded"  # paused, the memory of weights and KV cache released with their contents
     PAUSED_BARE = "paused, bare"
     LOADING_BARE = "loading, bare"
     LOADED_BARE = "loaded, bare"
@@ -28,11 +28,11 @@ class State(StrEnum):
     FLUSHED = "flushed"
     LABELLED = "labelled"
     UNCHECKED = "unchecked"
-    BROKEN = "broken"  # a step failed: nobody knows which weights it holds
+    BROKEN = "broken"  # a step failed: its weights are unknown
 
 
 class Step(StrEnum):
-    """What a server is asked to do."""
+    """A step of a weight update."""
 
     RELEASE = "release memory"
     PAUSE = "pause"
@@ -52,11 +52,11 @@ class Step(StrEnum):
 TABLE: dict[State, dict[Step, State]] = {
     State.COLD: {Step.PAUSE: State.PAUSED},
     State.READY: {Step.PAUSE: State.PAUSED},
-    State.ASLEEP: {Step.RESUME_WEIGHTS: State.PAUSED_BARE},
+    State.OFFLOADED: {Step.RESUME_WEIGHTS: State.PAUSED_BARE},
     State.PAUSED_BARE: {Step.BEGIN: State.LOADING_BARE},
     State.LOADING_BARE: {Step.LOAD: State.LOADING_BARE, Step.END: State.LOADED_BARE},
     State.LOADED_BARE: {Step.RESUME_KV: State.LOADED},
-    State.PAUSED: {Step.BEGIN: State.LOADING, Step.ADAPT: State.ADAPTED, Step.RELEASE: State.ASLEEP},
+    State.PAUSED: {Step.BEGIN: State.LOADING, Step.ADAPT: State.ADAPTED, Step.RELEASE: State.OFFLOADED},
     State.LOADING: {Step.LOAD: State.LOADING, Step.END: State.LOADED},
     State.LOADED: {Step.ADAPT: State.ADAPTED, Step.FLUSH: State.FLUSHED},
     State.ADAPTED: {Step.FLUSH: State.FLUSHED},
@@ -96,19 +96,20 @@ def after(state: State, step: Step) -> State:
     """
     allowed = TABLE[state]
     if step not in allowed:
-        known = ", ".join(repr(str(s)) for s in allowed) or "nothing"
-        raise EngineError(f"a server that is {state} was asked to {step}; it may only: {known}")
+        legal = ", ".join(repr(str(s)) for s in allowed) or "none"
+        raise EngineError(f"a server in state {str(state)!r} cannot {step}; legal steps: {legal}")
     return allowed[step]
 
 
 def walk(state: State, path: tuple[Step, ...]) -> Iterator[Step]:
     """Return the steps of a path that a server in this state needs.
 
-    What is awake is not resumed, sleep is not paused, and an update that was not begun is not ended.
+    Memory that was not released is not resumed, an offloaded server is not paused, and an update that was not begun is
+    not ended.
     """
     for step in path:
         optional = step in {Step.RESUME_WEIGHTS, Step.RESUME_KV}
-        optional |= (step, state) in {(Step.PAUSE, State.ASLEEP), (Step.END, State.PAUSED)}
+        optional |= (step, state) in {(Step.PAUSE, State.OFFLOADED), (Step.END, State.PAUSED)}
         if optional and step not in TABLE[state]:
             continue
         state = after(state, step)

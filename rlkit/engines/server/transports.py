@@ -250,7 +250,7 @@ class GroupTransport(Transport[Bucket]):
 
     @property
     def name(self) -> str:
-        """The group's, as servers know it."""
+        """The group's name in the servers."""
         return f"rlkit-{self._made}"
 
     @abstractmethod

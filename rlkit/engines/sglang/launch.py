@@ -55,7 +55,7 @@ def release(version: str) -> tuple[int, ...]:
     """Return a release's first three numbers.
 
     Raises:
-        EngineError: rlkit does not know the release.
+        EngineError: The release is not supported.
     """
     numbers = tuple(int(n) for n in re.findall(r"\d+", version)[:3])
     if not FIRST <= numbers <= LAST:
@@ -71,7 +71,7 @@ def require_sglang() -> None:
     """Check that a server can be started here.
 
     Raises:
-        EngineError: SGLang is not installed, or is a release that rlkit does not know.
+        EngineError: SGLang is not installed, or its release is not supported.
     """
     try:
         found = metadata.version("sglang")

@@ -66,7 +66,7 @@ class _Row:
         return self.finished is not None
 
     def answer(self) -> None:
-        """Return what was sampled to whoever still waits for it."""
+        """Resolve the future with what was sampled, unless it was cancelled."""
         assert self.finished is not None
         if not self.future.done():
             self.future.set_result(Completion(self.tokens, self.logps, self.versions, self.finished))
@@ -118,13 +118,13 @@ class TorchEngine(RolloutEngine):
         if reason is not None:
             warnings.warn(
                 "TorchEngine samples through transformers' generate, prompts of one length at a time, which is slow: "
-                f"its own decoder does not know {type(runtime.policy).__name__}: {reason}",
+                f"its own decoder does not support {type(runtime.policy).__name__}: {reason}",
                 stacklevel=2,
             )
         self._worker = ThreadPoolExecutor(1, "rlkit-decode", use_device, (runtime.device,))
 
     @contextmanager
-    def awake(self) -> Iterator[None]:
+    def on_device(self) -> Iterator[None]:
         with self._runtime.unsharded():
             try:
                 yield
