@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import selectors
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import wait as wait_for
@@ -12,19 +14,61 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+TICK_SECONDS, STALL_SECONDS = 0.25, 1.0
+"""How often the loop wakes up while deadlines run, and how much time counts between two such times at most."""
+
 CLOSE_SECONDS = 60.0
 """Tasks that were cancelled may take this long to end; their parts have deadlines of their own."""
 
 
+class _Selector(selectors.DefaultSelector):
+    """Counts the time in which the loop runs: no more than `STALL_SECONDS` between two of its iterations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._counted = self._last = time.monotonic()
+
+    def time(self) -> float:
+        """Return the seconds until now, those of stalls left out."""
+        return self._counted + min(time.monotonic() - self._last, STALL_SECONDS)
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """Wait for input and output until the next tick at most, if any deadline runs."""
+        self._tick()
+        found = super().select(None if timeout is None else min(timeout, TICK_SECONDS))
+        self._tick()
+        return found
+
+    def _tick(self) -> None:
+        self._counted, self._last = self.time(), time.monotonic()
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """Its clock stands still while the loop does: the process is stopped, or a part blocks the thread or the GIL.
+
+    Otherwise all deadlines would have passed after it, though nothing could be done in the meantime.
+    """
+
+    def __init__(self) -> None:
+        self._clock = _Selector()
+        super().__init__(self._clock)
+
+    def time(self) -> float:
+        """Return the loop's clock in seconds."""
+        return self._clock.time()
+
+
 class EventLoop:
     """Runs coroutines in a thread of its own, so that their clocks are right whatever the caller's thread does.
+
+    A deadline counts no time in which the whole process was stopped, or the loop blocked.
 
     Args:
         prepare: Called once in the thread.
     """
 
     def __init__(self, prepare: Callable[[], None]) -> None:
-        self._loop = asyncio.new_event_loop()
+        self._loop = _Loop()
         self._prepare = prepare
         self._tasks: dict[Future[Any], asyncio.Task[Any]] = {}
         self._closing = False

@@ -23,6 +23,7 @@ import cloudpickle
 from rlkit.concurrency.deadlines import in_executor, paused
 from rlkit.errors import explain, shorten
 from rlkit.rollout import worker
+from rlkit.rollout.loop import STALL_SECONDS
 from rlkit.rollout.worker import ANSWER_BYTES, HEADER, MARK, kill_descendants
 
 T = TypeVar("T")
@@ -211,10 +212,13 @@ class _Process:
         """Wait for a descriptor until the deadline, or until the run is over."""
         ready = select.poll()
         ready.register(end, event)
-        while not ready.poll(1000 * max(0.0, min(LOOK_SECONDS, self._deadline - time.monotonic()))):
+        start = time.monotonic()
+        while not ready.poll(1000 * max(0.0, min(LOOK_SECONDS, self._deadline - start))):
             if self._closing.is_set():
                 raise WorkerError("was not finished: the run is over")
-            if time.monotonic() >= self._deadline:
+            start, before = time.monotonic(), start
+            self._deadline += max(0.0, start - before - STALL_SECONDS)  # while it was stopped
+            if start >= self._deadline:
                 raise self._failed(self._message)
 
     def _garbled(self) -> WorkerError:

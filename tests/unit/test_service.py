@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -14,12 +17,14 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
+from rlkit.concurrency.deadlines import deadline
 from rlkit.errors import EngineError, RolloutError
 from rlkit.interfaces.environment import Environment, Observation
 from rlkit.interfaces.interaction import Interaction, Reply
 from rlkit.interfaces.reward import RewardManager
 from rlkit.interfaces.tool import State, Tool, ToolReply
 from rlkit.parsers import HermesParser
+from rlkit.rollout import loop as loop_module
 from rlkit.rollout import service as module
 from rlkit.rollout.collect import collect
 from rlkit.rollout.loop import EventLoop
@@ -31,6 +36,7 @@ from rlkit.rollout.workers import Workers
 from rlkit.sections import Conversation
 from rlkit.testing import ScriptedEngine, example_trajectory
 from rlkit.types import Completion, Message, Prompt, Request, Sampling, Score, Trajectory
+from tests.conftest import ROOT
 from tests.unit.test_conversation import PROMPT, TOKENIZER, call
 
 T = TypeVar("T")
@@ -271,6 +277,7 @@ def test_ranks_share_the_cpus_among_their_workers_at_most_four_each_unless_asked
     made, counts = service(), list[int]()
     made.close()
     monkeypatch.setattr(os, "cpu_count", lambda: cpus)
+    monkeypatch.setattr(module, "SideGroup", lambda fabric: None)
     monkeypatch.setattr(module, "Workers", lambda count: counts.append(count) or Workers(count))
     made.recipe.reward.concurrency = asked
     made.ranks.fabric.world_size = ranks  # type: ignore[misc]
@@ -292,6 +299,72 @@ def test_an_interrupt_in_the_callers_thread_cancels_the_work_and_waits_for_its_e
     with pytest.raises(KeyboardInterrupt):
         loop.run(work())
     assert ended == ["work"]
+
+
+async def within(seconds: float, work: float) -> str:
+    """Return whether work that takes so long, in ten pieces, ends within its deadline."""
+    try:
+        async with deadline(seconds):
+            for _ in range(10):
+                await asyncio.sleep(work / 10)
+    except TimeoutError:
+        return "late"
+    return "done"
+
+
+def test_a_part_that_blocks_the_loop_moves_no_deadline_of_others(
+    loop: EventLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It blocks for 1.2 s, of which 0.3 s count; others take 0.2 s of their 1 s, or hang, and end all the same."""
+    monkeypatch.setattr(loop_module, "STALL_SECONDS", 0.3)
+    monkeypatch.setattr(loop_module, "TICK_SECONDS", 0.05)
+
+    async def blocks() -> str:
+        await asyncio.sleep(0.1)
+        time.sleep(1.2)
+        return "blocked"
+
+    work = run_concurrently(blocks(), within(1.0, 0.2), within(1.0, 600.0), within(600.0, 0.2))
+    assert loop.run(work) == ["blocked", "done", "late", "done"]
+
+
+STOPPED = """
+import asyncio, time
+from rlkit.rollout import loop as module
+module.STALL_SECONDS, module.TICK_SECONDS = 0.3, 0.05
+from rlkit.rollout.loop import EventLoop
+from rlkit.rollout.workers import Workers
+from rlkit.rollout.tasks import run_concurrently
+from rlkit.concurrency.deadlines import deadline
+
+def work_in_worker(seconds):
+    time.sleep(seconds)
+    return "worked"
+
+{within}
+
+loop, workers = EventLoop(lambda: None), Workers(1)
+loop.run(workers.call(work_in_worker, 0.0, 60.0))
+print("started", flush=True)
+work = run_concurrently(within(1.5, 0.5), workers.call(work_in_worker, 0.5, 1.5), within(1.0, 600.0))
+print(*loop.run(work), flush=True)
+workers.close()
+loop.close()
+"""
+
+
+def test_a_process_that_was_stopped_has_lost_no_deadline() -> None:
+    """Stopped for 2 s, of which 0.3 s count; work of 0.5 s has 1.5 s, and what hangs ends all the same."""
+    command = (sys.executable, "-c", STOPPED.replace("{within}", inspect.getsource(within)))
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "started\n"
+        time.sleep(0.2)
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(2.0)
+        process.send_signal(signal.SIGCONT)
+        assert process.stdout.read() == "done worked late\n"
+    assert process.returncode == 0
 
 
 def test_what_stops_an_event_loop_elsewhere_does_not_stop_this_one(loop: EventLoop) -> None:
