@@ -47,7 +47,7 @@ def cell(text: str) -> Text:
 
 def show(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print a table."""
-    Console(highlight=False).print(make_table(header, rows))
+    Console().print(make_table(header, rows))
 
 
 def make_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:

@@ -51,11 +51,12 @@ def test_a_recipe_may_be_as_deep_and_have_as_many_nodes_as_the_limits_and_no_mor
 
 
 def test_an_alias_counts_as_what_it_stands_for() -> None:
-    """A mapping, two keys, [1, 2] three times, each of three nodes, and the list around two of them: 13 nodes."""
-    text, tree = "a: &x [1, 2]\nb: [*x, *x]", {"a": [1, 2], "b": [[1, 2], [1, 2]]}
-    assert load(text, MAX_NODES=13) == tree
-    with pytest.raises(ValueError, match="more than 12 nodes"):
-        load(text, MAX_NODES=12)
+    """A mapping, two keys, what is named, and a list of it twice: 1 + 2 + 3 + 1 + 2 x 3, or 1 + 2 + 1 + 1 + 2 x 1."""
+    for text, value, count in (("[1, 2]", [1, 2], 13), ("1", 1, 7)):
+        recipe = f"a: &x {text}\nb: [*x, *x]"
+        assert load(recipe, MAX_NODES=count) == {"a": value, "b": [value, value]}
+        with pytest.raises(ValueError, match=f"more than {count - 1} nodes"):
+            load(recipe, MAX_NODES=count - 1)
 
 
 @pytest.mark.parametrize(

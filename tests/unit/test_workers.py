@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import signal
 import subprocess
@@ -55,6 +56,19 @@ def test_a_worker_answers_and_is_kept(one: Workers) -> None:
     pids = [asyncio.run(one.call(obey, "pid", 5)) for _ in range(3)]
     assert os.getpid() not in pids
     assert len(set(pids)) == 1
+
+
+def test_a_worker_imports_from_where_the_trainer_does_and_works_in_its_folder(
+    one: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where both have changed since the worker started."""
+    asyncio.run(one.call(obey, "pid", 30))
+    (tmp_path / "added_later.py").write_text("def triple(n):\n    return 3 * n\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    triple = importlib.import_module("added_later").triple
+    assert asyncio.run(one.call(triple, 2, 30)) == 6
+    assert asyncio.run(one.call(os.path.abspath, ".", 30)) == str(tmp_path)
 
 
 COSTS = {
