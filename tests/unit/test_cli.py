@@ -13,7 +13,7 @@ from rlkit.builtin import rlkit_recipes
 from rlkit.cli.main import main
 from rlkit.cli.parsing.parser import parse, split
 from rlkit.errors import RecipeError
-from rlkit.sections import Train
+from rlkit.sections import FSDP2, Train
 
 
 @pytest.mark.parametrize("recipe", sorted(p.stem for p in rlkit_recipes().glob("*.yaml")))
@@ -98,6 +98,10 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
         ("--save.keep_best best", "save.keep_best is 'best', expected a figure of metrics.jsonl, such as"),
         ("--save.keep_best validation/acc", "save.keep_best is 'validation/acc', expected one of validation/accuracy"),
         ("--save.keep_best validation/reward", "but no step validates; set validation.every to 1 or more"),
+        (
+            "--save.keep_best validation/sampled_accuracy --validation.every=1 --validation.samples=0",
+            "but validation.samples is 0; set it to 1 or more",
+        ),
         (f"--recipe {'n' * 5000}", "neither a file nor a known recipe"),
         ("--task.path=\udc80", "'--task.path' holds bytes that are not UTF-8, expected text"),
         ("--task.path \udc80", "'--task.path' holds bytes that are not UTF-8, expected text"),
@@ -176,6 +180,16 @@ def test_a_mistake_is_one_message_and_exit_2(options: str, message: str, capsys:
 )
 def test_what_just_fits_is_accepted(options: str) -> None:
     assert parse("fit", ["--recipe", "quickstart", *options.split()]).recipe.train.steps == 100
+
+
+@pytest.mark.parametrize("name", ["FSDP2", "rlkit.sections.FSDP2"])
+def test_a_section_may_be_named_as_a_class_with_or_without_options(name: str) -> None:
+    for given, expected in (
+        (name, FSDP2()),
+        (f'{{"class_path":"{name}"}}', FSDP2()),
+        (f'{{"class_path":"{name}","init_args":{{"tensor_parallel":2}}}}', FSDP2(tensor_parallel=2)),
+    ):
+        assert parse("fit", ["quickstart", f"--fabric.strategy={given}"]).recipe.fabric.strategy == expected
 
 
 def test_one_update_of_a_rollout_is_on_policy_and_two_are_not() -> None:

@@ -16,7 +16,7 @@ from rlkit.cli import doctor, plugins
 from rlkit.cli.display import comparison
 from rlkit.cli.main import main
 from rlkit.cli.parsing import parser
-from rlkit.cli.parsing.suggest import PACKAGES
+from rlkit.cli.parsing.suggest import PACKAGES, nearest
 from rlkit.errors import RecipeError
 from rlkit.installed import Plugin
 from rlkit.registry import Registry, load_plugins
@@ -67,6 +67,12 @@ def test_a_slip_that_is_put_right_later_is_still_one(tmp_path: Path) -> None:
 )
 def test_the_nearest_option_is_one_of_this_recipe(recipe: str, option: str, nearest: str) -> None:
     assert refusal(recipe, option).endswith(f"did you mean {nearest}")
+
+
+def test_no_more_than_three_near_options_are_named() -> None:
+    keys = [f"{section}.rate" for section in "abcd"]
+    assert nearest("rate", keys, keys) == "did you mean 'a.rate' or 'b.rate' or 'c.rate'?"
+    assert nearest("x.rate", keys, keys[1:2]) == "did you mean 'b.rate'?"  # the one that this recipe has
 
 
 def test_an_option_is_a_word_after_its_name_or_an_equals_sign() -> None:

@@ -136,7 +136,8 @@ def test_doctor_examines_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "477,824 parameters, context 4096" in out
     assert "a tool turn is appended" in out
-    assert main(["doctor", "--modle=tiny"]) == 2
+    for wrong in (["--modle=tiny"], ["--model"], ["--model="], ["--model", "tiny", "more"], ["tiny"]):
+        assert main(["doctor", *wrong]) == 2
 
 
 def test_a_deep_check_measures_a_step(capsys: pytest.CaptureFixture[str]) -> None:
