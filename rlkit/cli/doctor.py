@@ -43,11 +43,10 @@ def _model(argv: Sequence[str]) -> str | None:
     """Return the path after `--model`, if that is what was asked."""
     if not argv:
         return None
-    flag, _, path = argv[0].partition("=")
-    path = path or (argv[1] if len(argv) == 2 else "")
-    if flag != "--model" or not path or len(argv) > 2:
+    words = [*argv[0].split("=", 1), *argv[1:]]
+    if len(words) != 2 or words[0] != "--model" or not words[1]:
         raise RecipeError(f"rlkit doctor was given {' '.join(argv)!r}, expected nothing, or --model and a path")
-    return path
+    return words[1]
 
 
 def _examine(model: Model) -> int:

@@ -136,7 +136,14 @@ def test_doctor_examines_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "477,824 parameters, context 4096" in out
     assert "a tool turn is appended" in out
-    for wrong in (["--modle=tiny"], ["--model"], ["--model="], ["--model", "tiny", "more"], ["tiny"]):
+    for wrong in (
+        ["--modle=tiny"],
+        ["--model"],
+        ["--model="],
+        ["--model", "tiny", "more"],
+        ["--model=tiny", "more"],
+        ["tiny"],
+    ):
         assert main(["doctor", *wrong]) == 2
 
 
