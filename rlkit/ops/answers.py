@@ -81,7 +81,7 @@ def equal(given: str, expected: str) -> bool:
     _bound(given)
     from math_verify import parse, verify
 
-    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of the missing deadline each time
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of the missing deadline
     # The worker's own deadline replaces math-verify's, which needs signals and hangs in threads.
     parsed = [parse(f"${x}$", parsing_timeout=None) for x in (expected, given)]
     return bool(verify(*parsed, timeout_seconds=None))
