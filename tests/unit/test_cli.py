@@ -98,10 +98,6 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
         ("--save.keep_best best", "save.keep_best is 'best', expected a figure of metrics.jsonl, such as"),
         ("--save.keep_best validation/acc", "save.keep_best is 'validation/acc', expected one of validation/accuracy"),
         ("--save.keep_best validation/reward", "but no step validates; set validation.every to 1 or more"),
-        (
-            "--save.keep_best validation/sampled_accuracy --validation.every=1 --validation.samples=0",
-            "but validation.samples is 0; set it to 1 or more",
-        ),
         (f"--recipe {'n' * 5000}", "neither a file nor a known recipe"),
         ("--task.path=\udc80", "'--task.path' holds bytes that are not UTF-8, expected text"),
         ("--task.path \udc80", "'--task.path' holds bytes that are not UTF-8, expected text"),
@@ -116,7 +112,6 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
         ("--kl_loss.estimator k9", "kl_loss.estimator is 'k9', expected one of k1"),
         ("--train.ema 2", "train.ema is 2, expected a number above 0 and at most 1, or null"),
         ("--correction.low 3", "correction.low is 3.0 and correction.high is 2.0, expected low < high"),
-        ("--correction.low 2", "correction.low is 2.0 and correction.high is 2.0, expected low < high"),
         (
             "--rollout.filter ZeroSignals",
             "rollout.filter is 'ZeroSignals', which no plugin offers; did you mean",
@@ -180,6 +175,22 @@ def test_a_mistake_is_one_message_and_exit_2(options: str, message: str, capsys:
 )
 def test_what_just_fits_is_accepted(options: str) -> None:
     assert parse("fit", ["--recipe", "quickstart", *options.split()]).recipe.train.steps == 100
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--train.prompts_per_step=4 --train.minibatches=5", "train.minibatches is 5, but a step has only"),
+        ("--correction.low=2", "correction.low is 2.0 and correction.high is 2.0, expected low < high"),
+        (
+            "--save.keep_best=validation/sampled_accuracy --validation.every=1 --validation.samples=0",
+            "but validation.samples is 0; set it to 1 or more",
+        ),
+    ],
+)
+def test_what_just_does_not_fit_is_refused(options: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        parse("fit", ["--recipe", "quickstart", *options.split()])
 
 
 @pytest.mark.parametrize("name", ["FSDP2", "rlkit.sections.FSDP2"])
