@@ -174,8 +174,9 @@ def _check_sampling(recipe: Recipe) -> Iterator[str]:
     sampling = recipe.rollout.sampling
     if sampling.truncates:
         yield (
-            f"rollout.sampling has top_p={sampling.top_p} and top_k={sampling.top_k}, whose log-probs the trainer "
-            "cannot match; set top_p: 1 and top_k: 0, and truncate in validation.sampling only"
+            f"rollout.sampling has top_p={sampling.top_p}, top_k={sampling.top_k} and min_p={sampling.min_p}, whose "
+            "log-probs the trainer cannot match; set top_p: 1, top_k: 0 and min_p: 0, and truncate in "
+            "validation.sampling only"
         )
     if sampling.temperature == 0:
         yield "rollout.sampling.temperature is 0, so all samples of a prompt would be equal; set it above 0 (usual: 1)"

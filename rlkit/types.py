@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlkit.batch import Batch, RolloutBatch, TrainBatch
-from rlkit.ranges import NonNegativeInt, PositiveInt, PositiveShare, Temperature
+from rlkit.ranges import NonNegativeInt, PositiveInt, PositiveShare, Share, Temperature
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -83,6 +83,7 @@ class Sampling:
         max_tokens: The response budget of one turn, in tokens.
         top_p: Keep the smallest set of tokens with this probability mass (validation only).
         top_k: Keep the k most likely tokens; 0 keeps all (validation only).
+        min_p: Keep tokens at least this share of the most likely one's probability; 0 keeps all (validation only).
         stop_ids: Token ids that end a turn, besides the model's own end tokens.
     """
 
@@ -90,6 +91,7 @@ class Sampling:
     max_tokens: PositiveInt = 256
     top_p: PositiveShare = 1.0
     top_k: NonNegativeInt = 0
+    min_p: Share = 0.0
     stop_ids: tuple[NonNegativeInt, ...] = ()
 
     def within(self, tokens: int) -> Sampling:
@@ -99,7 +101,7 @@ class Sampling:
     @property
     def truncates(self) -> bool:
         """Whether some tokens can never be sampled, so that log-probs are not those of the full softmax."""
-        return self.top_p < 1 or self.top_k > 0
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
 
 class SampleKey(NamedTuple):

@@ -34,7 +34,7 @@ def evaluate(service: RolloutService, prompts: Sequence[Prompt]) -> tuple[list[T
     recipe = service.recipe
     section = recipe.validation or Validation()
     sampled = section.sampling or recipe.rollout.sampling
-    greedy = replace(sampled, temperature=0.0, top_p=1.0, top_k=0)
+    greedy = replace(sampled, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
     with service.engine_on_device():
         trajectories, figures = _answer(service, prompts, greedy, 1)
         if section.samples:

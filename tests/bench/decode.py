@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from rlkit.engines.torch.decoder import Decoder
-from rlkit.ops.sampling import choose
+from rlkit.ops.sampling import Truncation, choose
 from rlkit.testing import random_model
 from tests.gpu.trial import SHAPE
 
@@ -30,11 +30,12 @@ def milliseconds(decoder: Decoder) -> float:
     """Return what a step takes once the first ones are made, from tokens to tokens."""
     logits = decoder.admit([list(range(3, 123))], [ROWS])
     one, zero = torch.ones(ROWS, device=DEVICE), torch.zeros(ROWS, dtype=torch.long, device=DEVICE)
+    everything = Truncation(one, zero, zero.float())
     start = 0.0
     for step in range(STEPS):
         if step == WARM:
             start = time.perf_counter()  # reading the tokens has waited for the device
-        tokens, _ = choose(logits, torch.rand(ROWS, device=DEVICE, dtype=torch.float64), one, one, zero)
+        tokens, _ = choose(logits, torch.rand(ROWS, device=DEVICE, dtype=torch.float64), one, everything)
         tokens.tolist()
         logits = decoder.step(tokens)
     logits.sum().item()

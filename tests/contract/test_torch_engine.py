@@ -271,6 +271,14 @@ def test_truncated_sampling_reports_logps_of_the_full_softmax() -> None:
         assert answer.logps == pytest.approx(greedy.logps, abs=1e-5)
 
 
+def test_each_row_of_a_batch_is_truncated_by_its_own_limits() -> None:
+    """A `min_p` of 1 leaves the most likely token alone, whatever its neighbours in the batch sample."""
+    asked = [request(PROMPTS[0], s, temperature=5.0, min_p=float(s % 2)) for s in range(6)]
+    answers = ask(bound("qwen2"), asked)
+    [greedy] = ask(bound("qwen2"), [request(PROMPTS[0], temperature=0.0)])
+    assert [answer.tokens == greedy.tokens for answer in answers] == [False, True] * 3
+
+
 def test_a_deadline_ends_one_request_and_no_other() -> None:
     engine = bound("qwen2")
     hasty = Request(PROMPTS[1], Sampling(max_tokens=400), SampleKey(0, 1, "p", 0), session="s", deadline=0.02)

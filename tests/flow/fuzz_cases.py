@@ -22,7 +22,7 @@ task:
 rollout:
   engine: {class_path: TorchEngine, init_args: {max_rows: 16, max_kv_tokens: 4096}}
   group: 4
-  sampling: {temperature: 1.0, max_tokens: 16, top_p: 1.0, top_k: 0, stop_ids: []}
+  sampling: {temperature: 1.0, max_tokens: 16, top_p: 1.0, top_k: 0, min_p: 0.0, stop_ids: []}
   filter: {class_path: ZeroSignal, init_args: {tries: 1}}
   max_gap: 0.1
 reward:

@@ -51,9 +51,11 @@ def test_stop_ids_budgets_and_the_context_end_a_completion(trainer: Trainer, eng
 
 
 def test_truncated_sampling_reports_logps_of_the_full_softmax(trainer: Trainer, engine: SGLangServer) -> None:
-    greedy, likeliest = trainer.ask(engine, [request(PROMPTS[0], temperature=0.0), request(PROMPTS[0], top_k=1)])
-    assert likeliest.tokens == greedy.tokens
-    assert likeliest.logps == pytest.approx(greedy.logps, abs=1e-4)
+    asked = [request(PROMPTS[0], **limits) for limits in ({"temperature": 0.0}, {"top_k": 1}, {"min_p": 1.0})]
+    greedy, *others = trainer.ask(engine, asked)
+    for likeliest in others:
+        assert likeliest.tokens == greedy.tokens
+        assert likeliest.logps == pytest.approx(greedy.logps, abs=1e-4)
 
 
 def test_256_requests_at_once(trainer: Trainer, engine: SGLangServer) -> None:

@@ -16,7 +16,7 @@ from rlkit.ops.groups import group_stats
 from rlkit.ops.logps import logits_logps, token_logps
 from rlkit.ops.masked import masked_mean, masked_sum
 from rlkit.ops.random import uniform
-from rlkit.ops.sampling import choose, truncate
+from rlkit.ops.sampling import Truncation, choose, truncate
 
 
 def splitmix64(key: int, counter: int) -> float:
@@ -43,11 +43,13 @@ def test_uniform_is_uniform() -> None:
     assert u.max() < 1
 
 
-def pick(logits: torch.Tensor, u: torch.Tensor, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0):
+def pick(logits: torch.Tensor, u: torch.Tensor, temperature: float = 1.0, **limits: float):
     n = len(u)
-    return choose(
-        logits.expand(n, -1), u, torch.full((n,), temperature), torch.full((n,), top_p), torch.full((n,), top_k)
-    )
+    truncation = Truncation(*(torch.full((n,), limits.get(key, value)) for key, value in KEEP_ALL.items()))
+    return choose(logits.expand(n, -1), u, torch.full((n,), temperature), truncation)
+
+
+KEEP_ALL = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
 
 
 def test_choose_follows_the_distribution_and_gives_its_logps() -> None:
@@ -62,7 +64,8 @@ def test_choose_follows_the_distribution_and_gives_its_logps() -> None:
 def test_top_p_keeps_the_smallest_set_that_reaches_it() -> None:
     """Of 1/2, 1/4, 1/8 and 1/8, in any order, one reaches 0.5, two reach 0.75, and three 0.76."""
     probs = torch.tensor([0.125, 0.5, 0.125, 0.25]).expand(4, -1)
-    found = truncate(probs, torch.tensor([0.5, 0.75, 0.76, 1.0]), torch.zeros(4, dtype=torch.long))
+    limits = Truncation(torch.tensor([0.5, 0.75, 0.76, 1.0]), torch.zeros(4, dtype=torch.long), torch.zeros(4))
+    found = truncate(probs, limits)
     assert (found > 0).sum(-1).tolist() == [1, 2, 3, 4]
     assert found[0].tolist() == [0, 0.5, 0, 0]
 
@@ -75,6 +78,31 @@ def test_choose_truncates_but_reports_the_full_softmax() -> None:
     tokens, logps = pick(logits, u, top_p=0.7)
     assert set(tokens.tolist()) == {0, 1}
     torch.testing.assert_close(logps, logits[tokens])
+
+
+@pytest.mark.parametrize(
+    ("limits", "kept"),
+    [
+        ({"min_p": 0.0}, {0, 1, 2, 3}),
+        ({"min_p": 0.25}, {0, 1, 2}),  # at least 0.25 * 0.5 = 0.125
+        ({"min_p": 0.31}, {0, 1}),  # at least 0.155
+        ({"min_p": 0.51}, {0}),  # at least 0.255
+        ({"min_p": 1.0}, {0}),
+        ({"min_p": 0.25, "top_k": 2}, {0, 1}),
+        ({"min_p": 0.31, "top_p": 0.4}, {0}),
+        ({"min_p": 0.31, "temperature": 2.0}, {0, 1, 2, 3}),  # roots: 0.71, 0.5, 0.39, 0.32, all above 0.31 * 0.71
+    ],
+)
+def test_min_p_keeps_what_is_near_the_most_likely_token(limits: dict[str, float], kept: set[int]) -> None:
+    probs = torch.tensor([0.15, 0.5, 0.1, 0.25])
+    order = [1, 3, 0, 2]  # from the most likely token
+    u = (torch.arange(4000) + 0.5) / 4000
+    tokens, logps = pick(probs.log(), u, **limits)
+    assert set(tokens.tolist()) == {order[rank] for rank in kept}
+    whole = torch.log_softmax(probs.log() / limits.get("temperature", 1.0), 0)
+    torch.testing.assert_close(logps, whole[tokens])
+    left = whole.exp() * torch.tensor([float(order.index(token) in kept) for token in range(4)])
+    torch.testing.assert_close(tokens.bincount(minlength=4) / 4000, left / left.sum(), atol=1e-3, rtol=0)
 
 
 def test_choose_at_temperature_zero_takes_the_first_of_the_largest() -> None:

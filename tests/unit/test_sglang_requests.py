@@ -18,6 +18,8 @@ from rlkit.engines.server.node import Node
 from rlkit.engines.server.routing import Balance
 from rlkit.engines.server.states import State
 from rlkit.engines.sglang.api import SGLangApi
+from rlkit.engines.sglang.launch import Launch
+from rlkit.errors import EngineError
 from rlkit.rollout.conversation import Conversation, Limits
 from rlkit.train.data import load_data
 from rlkit.types import Completion, Prompt, Request, SampleKey, Sampling, StopReason
@@ -157,6 +159,34 @@ def test_a_sample_brings_its_own_seed() -> None:
     assert asked[0] == asked[1] == keys[0].hash()
     assert len(set(asked)) == 3
     assert all(-(2**63) <= seed < 2**63 for seed in asked)
+
+
+def test_all_options_of_sampling_are_in_the_request() -> None:
+    class Server:
+        async def post(self, path: str, body: Any, deadline: float) -> Any:
+            self.asked = body["sampling_params"]
+            meta = {"finish_reason": {"type": "stop"}, "weight_version": "run-0", "output_token_logprobs": [[-0.5, 7]]}
+            return {"output_ids": [7], "meta_info": meta}
+
+    server, key = Server(), SampleKey(0, 1, "p", 0)
+    sampling = Sampling(temperature=0.7, max_tokens=9, top_p=0.9, top_k=3, min_p=0.1, stop_ids=(2, 5))
+    asyncio.run(SGLangApi(server).generate(Request((5,), sampling, key, "s")))  # type: ignore[arg-type]
+    assert server.asked == {
+        "temperature": 0.7,
+        "max_new_tokens": 9,
+        "top_p": 0.9,
+        "top_k": 3,
+        "min_p": 0.1,
+        "stop_token_ids": [2, 5],
+        "sampling_seed": key.hash(),
+    }
+
+
+def test_min_p_is_refused_where_it_would_end_the_server(engine: SGLangServer) -> None:
+    engine.launch = Launch(args=["--enable-deterministic-inference"])
+    assert asyncio.run(engine.generate(request("a"))).tokens == [7]
+    with pytest.raises(EngineError, match="has min_p=0.1, with which SGLang's sampler fails under --enable-determ"):
+        asyncio.run(engine.generate(request("a", min_p=0.1)))
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -154,7 +154,15 @@ def test_calls_without_the_secret_and_hostile_ones_are_refused(policy: Any, tmp_
     pickled.write_bytes(pickle.dumps(Touch(ran)))
     save_file({"lm_head.weight": torch.zeros(2, 2)}, tmp_path / "small.safetensors")
     save_file({"other": torch.zeros(2)}, tmp_path / "other.safetensors")
-    good = {"key": [0, 1, "p", 0, 0], "max_tokens": 4, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "stop_ids": []}
+    good = {
+        "key": [0, 1, "p", 0, 0],
+        "max_tokens": 4,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": 0.0,
+        "stop_ids": [],
+    }
     refused = [
         ("/generate", {**good, "tokens": []}, "expected 1 or more"),
         ("/generate", {**good, "tokens": [5], "max_tokens": 0}, "expected 1 or more"),
@@ -191,7 +199,7 @@ def test_calls_without_the_secret_and_hostile_ones_are_refused(policy: Any, tmp_
 
 
 def test_a_request_survives_its_way() -> None:
-    asked = request((5, 6), 7, temperature=0.5, top_p=0.9, top_k=3, stop_ids=(1, 2))
+    asked = request((5, 6), 7, temperature=0.5, top_p=0.9, top_k=3, min_p=0.1, stop_ids=(1, 2))
     sent: list[Any] = []
 
     class Recorder:

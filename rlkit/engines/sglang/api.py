@@ -85,6 +85,7 @@ class SGLangApi(ServerApi):
             "max_new_tokens": sampling.max_tokens,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k or -1,
+            "min_p": sampling.min_p,
             "stop_token_ids": list(sampling.stop_ids),
             "sampling_seed": request.key.hash(),  # read by servers that run deterministic inference
         }

@@ -24,7 +24,9 @@ from rlkit.engines.sglang.launch import BESIDE_TRAINER, Launch, adapter_words, c
 from rlkit.engines.sglang.transports import AS_SGLANG, SGLangDisk, SGLangGroup, SGLangTensors
 from rlkit.errors import EngineError, RecipeError
 from rlkit.ranges import NUMBER, Count
+from rlkit.types import Completion, Request
 
+DETERMINISTIC = "--enable-deterministic-inference"
 LAUNCH = Launch()
 RETRY = ServerRetryPolicy()
 
@@ -55,6 +57,14 @@ class SGLangRollouts(ServerEngine):
 
     def api(self, client: Client) -> ServerApi:
         return SGLangApi(client)
+
+    async def generate(self, request: Request) -> Completion:
+        if request.sampling.min_p and DETERMINISTIC in self.launch.args:
+            raise EngineError(
+                f"sampling has min_p={request.sampling.min_p}, with which SGLang's sampler fails under {DETERMINISTIC}; "
+                "set min_p: 0, or remove the argument from launch.args"
+            )
+        return await super().generate(request)
 
     def process(self, gpu: int | None) -> ServerProcess:
         """Return a server that is to run on a GPU and its successors, or on the CPU."""

@@ -20,7 +20,7 @@ from rlkit.errors import EngineError
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.ops.batching import micro_batches
 from rlkit.ops.random import uniform
-from rlkit.ops.sampling import choose
+from rlkit.ops.sampling import Truncation, choose
 from rlkit.ranges import Count, PositiveInt
 from rlkit.types import Completion, Request, StopReason
 
@@ -267,13 +267,11 @@ class TorchEngine(RolloutEngine):
     def _choose(self, rows: Sequence[_Row], logits: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         sampling = [row.request.sampling for row in rows]
         keys = torch.tensor([row.key for row in rows], device=logits.device)
-        return choose(
-            logits,
-            uniform(keys, positions),
-            torch.tensor([s.temperature for s in sampling], device=logits.device),
-            torch.tensor([s.top_p for s in sampling], device=logits.device),
-            torch.tensor([s.top_k for s in sampling], device=logits.device),
+        temperature, *limits = (
+            torch.tensor(values, device=logits.device)
+            for values in zip(*((s.temperature, s.top_p, s.top_k, s.min_p) for s in sampling), strict=True)
         )
+        return choose(logits, uniform(keys, positions), temperature, Truncation(*limits))
 
     def _compact(self, rows: list[_Row]) -> None:
         """Drop finished rows from the cache once there are many, or as soon as others wait."""

@@ -53,6 +53,7 @@ class HttpApi(ServerApi):
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,
+            "min_p": sampling.min_p,
             "stop_ids": sampling.stop_ids,
         }
         return read_answer(await self.client.post("/generate", body, request.deadline or DEADLINES[Step.CHECK]))

@@ -189,6 +189,7 @@ def read_request(body: Any) -> Request:
         temperature=float(body["temperature"]),
         top_p=float(body["top_p"]),
         top_k=int(body["top_k"]),
+        min_p=float(body["min_p"]),
         max_tokens=int(body["max_tokens"]),
         stop_ids=tuple(map(int, body["stop_ids"])),
     )
