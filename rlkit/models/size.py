@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from rlkit.distributed.fsdp2 import blocks
+from rlkit.interfaces.optimizer import WeightKind
 from rlkit.models.load import load_config
 from rlkit.models.lora import add_lora
 from rlkit.models.source import source_of
@@ -42,11 +45,13 @@ class Size:
         config: The configuration of the text model.
         base: The number of its parameters, tied ones counted once.
         lora: The number of parameters of its adapters.
+        shapes: The trained weights by kind and shape: how many there are.
     """
 
     config: ModelConfig
     base: int
-    lora: int = 0
+    lora: int
+    shapes: Counter[tuple[WeightKind, torch.Size]]
 
     @property
     def trained(self) -> int:
@@ -73,8 +78,20 @@ def size_of(config: ModelConfig, lora: Lora | None = None, trust_remote_code: bo
     with torch.device("meta"):
         policy = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
         base = _count(policy)
-        adapters = 0 if lora is None else _count(add_lora(policy, lora)) - base
-    return Size(config.get_text_config(), base, adapters)
+        trained = policy if lora is None else add_lora(policy, lora)
+    shapes = Counter((kind, weight.shape) for kind, weights in by_kind(trained).items() for weight in weights)
+    return Size(config.get_text_config(), base, _count(trained) - base, shapes)
+
+
+def by_kind(module: nn.Module) -> dict[WeightKind, list[Tensor]]:
+    """Return the trainable weights by what they are, in the order of the module."""
+    inside = {id(weight) for block in blocks(module) for weight in block.parameters()}
+    kinds: dict[WeightKind, list[Tensor]] = {kind: [] for kind in WeightKind}
+    for weight in module.parameters():
+        if weight.requires_grad:
+            kind = WeightKind.MATRIX if id(weight) in inside and weight.dim() == 2 else WeightKind.EMBEDDING
+            kinds[kind if weight.dim() >= 2 else WeightKind.VECTOR].append(weight)
+    return kinds
 
 
 def parameters(model: Model) -> int:

@@ -1,8 +1,9 @@
-"""What is checked of every optimizer before a run: a step of a few numbers."""
+"""What is checked and measured of every optimizer before a run: a step of a few numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,44 @@ def try_out(part: Optimizer, lr: float = 1e-3) -> str | None:
     kept = {key: value for state in made.state.values() for key, value in state.items()}
     odd = [f"{key}={show(value)}" for key, value in kept.items() if not isinstance(value, Tensor)]
     return f"returned an optimizer whose state has {odd[0]}, expected tensors, as a checkpoint holds" if odd else None
+
+
+PROBE = 128
+"""Rows and columns of the smallest weights by which state is measured."""
+
+
+def state_size(part: Optimizer) -> Callable[[WeightKind, Sequence[int]], float]:
+    """Return a function from a weight's kind and shape to the bytes of state that an optimizer keeps of it.
+
+    It is measured for four matrices and linear in rows and in columns: right for whatever keeps numbers for each
+    element, row, column or weight.
+
+    Raises:
+        Exception: The part's own code did.
+    """
+    small, wide, tall, large = (_measured(part, r, c) for r in (PROBE, 2 * PROBE) for c in (PROBE, 2 * PROBE))
+
+    def size(kind: WeightKind, shape: Sequence[int]) -> float:
+        x, y = shape[0] / PROBE - 1, prod(shape[1:]) / PROBE - 1
+        both = large[kind] - wide[kind] - tall[kind] + small[kind]
+        return small[kind] + x * (tall[kind] - small[kind]) + y * (wide[kind] - small[kind]) + x * y * both
+
+    return size
+
+
+def _measured(part: Optimizer, rows: int, columns: int) -> dict[WeightKind, int]:
+    """Return the bytes of state of a matrix of each kind, and of a vector."""
+    matrix = (rows, columns)
+    shapes = {WeightKind.MATRIX: matrix, WeightKind.EMBEDDING: matrix, WeightKind.VECTOR: matrix[:1]}
+    weights = {kind: nn.Parameter(torch.zeros(shape)) for kind, shape in shapes.items()}
+    made = part.make([WeightGroup(kind, [weight], 0.0) for kind, weight in weights.items()], 1e-3)
+    materialize_state(made, [*weights.values()])
+    return {kind: state_bytes(made.state[weight]) for kind, weight in weights.items()}
+
+
+def state_bytes(state: Mapping[str, object]) -> int:
+    """Return the bytes of the tensors in a weight's state."""
+    return sum(value.nbytes for value in state.values() if isinstance(value, Tensor))
 
 
 def problem_of(made: object, groups: Sequence[WeightGroup]) -> str | None:

@@ -6,11 +6,12 @@ import math
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from rlkit.distributed.fsdp2 import blocks, by_mesh
+from rlkit.distributed.fsdp2 import by_mesh
 from rlkit.interfaces import outputs
 from rlkit.interfaces.optimizer import Schedule, WeightGroup, WeightKind
+from rlkit.models.size import by_kind
 from rlkit.optimizers.trial import problem_of, try_out
 from rlkit.registry import calling, require
 from rlkit.sections import Critic, Train
@@ -33,13 +34,7 @@ def make_optimizer(module: nn.Module, section: Train | Critic) -> torch.optim.Op
 
 def weight_groups(module: nn.Module, weight_decay: float) -> Iterator[WeightGroup]:
     """Yield the trainable weights by kind and by the ranks that share them; only matrices decay."""
-    inside = {id(weight) for block in blocks(module) for weight in block.parameters()}
-    kinds: dict[WeightKind, list[Tensor]] = {kind: [] for kind in WeightKind}
-    for weight in module.parameters():
-        if weight.requires_grad:
-            kind = WeightKind.MATRIX if id(weight) in inside and weight.dim() == 2 else WeightKind.EMBEDDING
-            kinds[kind if weight.dim() >= 2 else WeightKind.VECTOR].append(weight)
-    for kind, weights in kinds.items():
+    for kind, weights in by_kind(module).items():
         decay = 0.0 if kind is WeightKind.VECTOR else weight_decay
         yield from (WeightGroup(kind, some, decay) for some in by_mesh(weights))
 

@@ -67,6 +67,25 @@ def test_memory_of_lora_at_7b_by_hand(shapes: dict[str, Path]) -> None:
     assert sum(small.values()) * 2**20 < 40e9
 
 
+def test_the_state_of_the_optimizer_in_force_counts(shapes: dict[str, Path]) -> None:
+    """Muon keeps one number of each matrix of 24 blocks, and two of the embedding (151,936 x 896) and of vectors."""
+    blocks = 24 * (2 * 896 * 896 + 2 * 896 * 128 + 3 * 896 * 4864)
+    base, reference = 494_032_768, 494_032_768
+    vectors = base - blocks - 151_936 * 896
+    adafactor = 24 * (2 * (896 + 896) + 2 * (896 + 128) + 3 * (896 + 4864)) + 151_936 + 896 + vectors
+    expected = {
+        "AdamW": 2 * base,
+        "Muon": 2 * base - blocks,
+        "{class_path: TorchOptimizer, init_args: {name: SGD}}": 0,
+        "{class_path: TorchOptimizer, init_args: {name: SGD, options: {momentum: 0.9}}}": base,
+        "{class_path: TorchOptimizer, init_args: {name: Adafactor}}": adafactor,
+    }
+    for optimizer, numbers in expected.items():
+        known = estimate.setting(recipe_of(shapes["0.5B"], f"--train.optimizer={optimizer}"), 128, 200)
+        size = estimate.memory(known)["weights and optimizer"] * 2**20
+        assert size == pytest.approx(4 * (base + reference + numbers), abs=8 * 1024), optimizer  # and step counters
+
+
 def test_work_by_hand(shapes: dict[str, Path]) -> None:
     """4 prompts x 8 rows x (100 + 512) tokens; 6 operations a weight to learn, 2 for the reference's log-probs."""
     options = ("--train.prompts_per_step=4", "--rollout.engine.max_rows=16")

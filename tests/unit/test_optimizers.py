@@ -11,12 +11,16 @@ from torch import nn
 
 from rlkit.errors import PartError, RecipeError
 from rlkit.interfaces.optimizer import Optimizer, Schedule, WeightGroup, WeightKind
+from rlkit.models.lora import add_lora
+from rlkit.models.size import size_of
 from rlkit.optimizers import AdamW, Muon, TorchOptimizer
 from rlkit.optimizers.combined import Combined
+from rlkit.optimizers.trial import state_bytes
 from rlkit.recipe import check
 from rlkit.run.checkpoint.state import tensors
+from rlkit.run.preflight.estimate import optimizer_bytes
 from rlkit.schedules import Constant, Cosine, Linear
-from rlkit.sections import FSDP2, Fabric, Train
+from rlkit.sections import FSDP2, Fabric, Lora, Train
 from rlkit.testing.models import random_model
 from rlkit.train.optim import learning_rate, make_optimizer, set_learning_rate, weight_groups
 from tests.unit.phases import recipe
@@ -132,6 +136,21 @@ def test_a_checkpoint_brings_an_optimizer_back_bit_for_bit(optimizer: Optimizer)
     steps(other, again, range(3, 5))
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), other.parameters(), strict=True))
     assert any(not torch.equal(kept[f"policy.{name}"], tensor) for name, tensor in whole.named_parameters())
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=Optimizer.explain)
+def test_the_memory_of_its_state_is_estimated_to_the_byte(optimizer: Optimizer) -> None:
+    for lora in (None, Lora(rank=4)):
+        model: Any = random_model("qwen2", num_hidden_layers=1, tie_word_embeddings=False)
+        size = size_of(model.config, lora)
+        model = model if lora is None else add_lora(model, lora)
+        made = make(model, optimizer)
+        steps(model, made, range(1, 2))
+        assert optimizer_bytes(optimizer, size) == sum(state_bytes(state) for state in made.state.values())
+        weights = [weight for weight in model.parameters() if weight.requires_grad]
+        assert sum(size.shapes.values()) == len(weights)
+        if isinstance(optimizer, AdamW):  # two moments, and the number of steps
+            assert optimizer_bytes(optimizer, size) == 4 * (2 * size.trained + len(weights))
 
 
 def test_torch_optimizers_refuse_what_they_cannot_use() -> None:

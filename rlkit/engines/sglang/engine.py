@@ -61,8 +61,8 @@ class SGLangRollouts(ServerEngine):
     async def generate(self, request: Request) -> Completion:
         if request.sampling.min_p and DETERMINISTIC in self.launch.args:
             raise EngineError(
-                f"sampling has min_p={request.sampling.min_p}, with which SGLang's sampler fails under {DETERMINISTIC}; "
-                "set min_p: 0, or remove the argument from launch.args"
+                f"sampling has min_p={request.sampling.min_p}, with which SGLang's sampler fails under "
+                f"{DETERMINISTIC}; set min_p: 0, or remove the argument from launch.args"
             )
         return await super().generate(request)
 

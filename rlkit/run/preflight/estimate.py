@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from rlkit.interfaces.optimizer import Optimizer
 from rlkit.models.size import Size, find_config, kv_bytes, size_of
 from rlkit.ops.logps import CHUNK_ELEMENTS
+from rlkit.optimizers.trial import state_size
 from rlkit.recipe import Recipe
-
-ADAM = 2
-"""Moments that AdamW keeps of each trained parameter."""
+from rlkit.registry import calling
 
 FLOPS = {"float32": 67e12, "half": 989e12, "mixed": 989e12}
 """Operations per second of an H100, by the trainer's precision."""
@@ -158,8 +158,9 @@ def memory(known: Setting) -> dict[str, float]:
     recipe, train = known.recipe, known.recipe.train
     models = [known.policy] + ([] if known.critic is None else [known.critic])
     states = gradients = casts = 0.0
-    for model in models:
-        states += model.base * (known.frozen if model.lora else 4) + model.lora * 4 + 4 * ADAM * model.trained
+    for model, section in zip(models, (train, recipe.critic), strict=False):
+        states += model.base * (known.frozen if model.lora else 4) + model.lora * 4
+        states += 0 if section is None else optimizer_bytes(section.optimizer, model)
         gradients += 4 * model.trained
         if known.computes == "mixed":  # autocast keeps the weights that it has cast, unless they are bfloat16 already
             casts = max(casts, 2 * model.base * (model.lora == 0 or known.frozen == 4))
@@ -180,6 +181,17 @@ def memory(known: Setting) -> dict[str, float]:
         "learning, besides": activations + gradients / known.shards + casts / known.shards,
     }
     return {phase: size / 2**20 for phase, size in found.items()}
+
+
+def optimizer_bytes(part: Optimizer, model: Size) -> float:
+    """Return the bytes of an optimizer's state of a model.
+
+    Raises:
+        PartError: The part raised.
+    """
+    with calling(part, "make"):
+        of = state_size(part)
+    return sum(count * of(kind, shape) for (kind, shape), count in model.shapes.items())
 
 
 def _activations(known: Setting, model: Size, tokens: int) -> float:
