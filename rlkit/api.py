@@ -203,7 +203,7 @@ def _text(place: str | Path | None) -> str | None:
 def _build(recipe: Recipe) -> tuple[built.Recipe, str, Registry]:
     """Return the recipe as the command line would have it, checked, and as YAML."""
     if not isinstance(recipe, Recipe):
-        raise RecipeError(f"fit was given {type(recipe).__name__}, expected an rlkit.Recipe")
+        raise RecipeError(f"recipe is of type {type(recipe).__name__}, expected an rlkit.Recipe")
     registry = load_plugins()
     registry.require_healthy()
     for note in registry.notes:

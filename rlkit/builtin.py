@@ -2,47 +2,25 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
-from rlkit import (
-    advantages,
-    engines,
-    filters,
-    interactions,
-    loggers,
-    losses,
-    optimizers,
-    parsers,
-    rewards,
-    schedules,
-    tasks,
-    tools,
-)
 from rlkit.hooks import Register, hookimpl
 
 HERE = Path(__file__).parent
 PACKAGES = (
-    advantages,
-    engines,
-    filters,
-    interactions,
-    loggers,
-    losses,
-    optimizers,
-    parsers,
-    rewards,
-    schedules,
-    tasks,
-    tools,
-)
+    "advantages", "engines", "filters", "interactions", "loggers", "losses", "optimizers", "parsers", "rewards",
+    "schedules", "tasks", "tools",
+)  # fmt: skip
 """Whose `__all__` names parts."""
 
 
 @hookimpl
 def rlkit_register(register: Register) -> None:
     for package in PACKAGES:
-        for name in package.__all__:
-            register(getattr(package, name))
+        module = import_module(f"rlkit.{package}")
+        for name in module.__all__:
+            register(getattr(module, name))
 
 
 @hookimpl

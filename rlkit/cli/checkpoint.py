@@ -32,7 +32,7 @@ def with_checkpoint(argv: Sequence[str]) -> list[str]:
     _, joined, place = own[flags[-1]].partition("=")
     place = place if joined else next(iter(own[flags[-1] + 1 :]), "")
     if not place or place.startswith("--"):
-        raise RecipeError("--checkpoint was given nothing, expected a run folder, its final/ or a checkpoint")
+        raise RecipeError("--checkpoint has no value, expected a run folder, its final/ or a checkpoint")
     source = locate(place)
     if source.base is None and not Path(source.place, "config.json").is_file():
         raise CheckpointError(f"--checkpoint is {place!r}, expected a run folder, its final/ or a checkpoint")

@@ -26,7 +26,7 @@ def run(argv: Sequence[str]) -> int:
         print(USAGE, end="")
         return 0 if argv else 2
     if argv[0] != "prepare":
-        raise RecipeError(f"rlkit data was given {argv[0]!r}, expected prepare")
+        raise RecipeError(f"rlkit data has no verb {argv[0]!r}, expected prepare")
     parsed = parse("data prepare", argv[1:], [OUT])
     if parsed.options.out is None:
         raise RecipeError("rlkit data prepare needs --out DIR, the folder to write to")

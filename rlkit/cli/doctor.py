@@ -45,7 +45,7 @@ def _model(argv: Sequence[str]) -> str | None:
         return None
     words = [*argv[0].split("=", 1), *argv[1:]]
     if len(words) != 2 or words[0] != "--model" or not words[1]:
-        raise RecipeError(f"rlkit doctor was given {' '.join(argv)!r}, expected nothing, or --model and a path")
+        raise RecipeError(f"the arguments of rlkit doctor are {' '.join(argv)!r}, expected none, or --model and a path")
     return words[1]
 
 

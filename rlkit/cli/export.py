@@ -27,7 +27,7 @@ def run(argv: Sequence[str]) -> int:
         raise RecipeError(f"rlkit export: {error}") from error
     if unknown:
         raise RecipeError(
-            f"rlkit export was given {unknown[0]!r}, expected --checkpoint, --out, --merge-lora, --dtype and "
+            f"rlkit export has no option {unknown[0]!r}, expected --checkpoint, --out, --merge-lora, --dtype and "
             "--trust-remote-code"
         )
     if options.checkpoint is None or options.out is None:

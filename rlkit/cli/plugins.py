@@ -42,7 +42,7 @@ def run(argv: Sequence[str]) -> int:
         return 0 if verb else 2
     if verb not in ("list", "show", "test") or len(rest) != (verb != "list"):
         expected = "`list`, `show NAME`, `new NAME --kind KIND` or `test NAME`"
-        raise RecipeError(f"rlkit plugins was given {' '.join(argv)!r}, expected {expected}")
+        raise RecipeError(f"the arguments of rlkit plugins are {' '.join(argv)!r}, expected {expected}")
     registry = load_plugins()
     if verb == "show":
         echo(_show(rest[0], registry))

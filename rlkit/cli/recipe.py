@@ -56,7 +56,7 @@ def run(argv: Sequence[str]) -> int:
     if verb == "list":
         return _list(load_plugins())
     if verb not in ("show", "check"):
-        raise RecipeError(f"rlkit recipe was given {verb!r}, expected list, show or check")
+        raise RecipeError(f"rlkit recipe has no verb {verb!r}, expected list, show or check")
     parsed = parse(f"recipe {verb}", rest, [DEEP if verb == "check" else PYTHON])
     if verb == "show":
         shown = as_python(parsed.yaml, f"The recipe {parsed.name}.", parsed.registry)

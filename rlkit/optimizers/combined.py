@@ -29,7 +29,7 @@ class Combined(torch.optim.Optimizer):
         """Step each of them.
 
         Raises:
-            ValueError: A closure was given, which some would call more often than others.
+            ValueError: There is a closure, which some would call more often than others.
         """
         if closure is not None:
             raise ValueError("Combined.step takes no closure")

@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from glob import has_magic
 from pathlib import Path
+from typing import ClassVar
 
 from rlkit.errors import RecipeError, show
 from rlkit.interfaces.task import Split, Task
@@ -14,14 +15,15 @@ from rlkit.ranges import NonNegativeInt, ShareBelowOne
 from rlkit.tasks import sources
 from rlkit.types import Message, Prompt, Row
 
-NO_VALIDATION = (
-    "the task has no validation rows: set task.validation_path, a share of the training rows to hold out "
-    "(task.validation_split: 0.05), or switch validation off (validation: null)"
-)
-
 
 class Columns(Task):
     """Rows with prompt and answer in two columns; a share of them may be held out."""
+
+    no_validation: ClassVar[str] = (
+        "the task has no validation rows: set task.validation_path, a share of the training rows to hold out "
+        "(task.validation_split: 0.05), or switch validation off (validation: null)"
+    )
+    validation_split: float | str | None
 
     def __init__(self, prompt_field: str, answer_field: str | None, system: str | None, split_seed: int) -> None:
         self.prompt_field = prompt_field
@@ -32,6 +34,23 @@ class Columns(Task):
     @abstractmethod
     def _source(self) -> str:
         """Return the source of the rows, for messages."""
+
+    @abstractmethod
+    def _train(self) -> sources.Rows:
+        """Return the training rows, with those that may be held out."""
+
+    @abstractmethod
+    def _validation(self) -> sources.Rows | None:
+        """Return validation rows that are no training rows; None if there are none."""
+
+    def rows(self, split: Split) -> Sequence[Row]:
+        if split == "validation" and (rows := self._validation()) is not None:
+            return rows
+        if isinstance(self.validation_split, float):
+            return self._divided(self._train(), self.validation_split, split)
+        if split == "validation":
+            raise RecipeError(self.no_validation)
+        return self._train()
 
     def prompt(self, row: Row, index: int) -> Prompt:
         return self._make(row, f"{self._source()}, row {index}", str(index))
@@ -101,14 +120,11 @@ class Jsonl(Columns):
         self.validation_path = validation_path
         self.validation_split = validation_split
 
-    def rows(self, split: Split) -> Sequence[Row]:
-        if split == "validation" and self.validation_path is not None:
-            return self._read(self.validation_path, "task.validation_path")
-        if self.validation_split is not None:
-            return self._divided(self._read(self.path, "task.path"), self.validation_split, split)
-        if split == "validation":
-            raise RecipeError(NO_VALIDATION)
+    def _train(self) -> sources.Rows:
         return self._read(self.path, "task.path")
+
+    def _validation(self) -> sources.Rows | None:
+        return None if self.validation_path is None else self._read(self.validation_path, "task.validation_path")
 
     def _read(self, paths: sources.Paths, option: str) -> sources.Rows:
         return sources.jsonl(sources.expand(paths, option), lambda row, place: self._make(row, place, ""))
@@ -152,14 +168,15 @@ class HFDataset(Columns):
         self.train_split = train_split
         self.validation_split = validation_split
 
-    def rows(self, split: Split) -> Sequence[Row]:
-        if split == "validation" and self.validation_path is not None:
+    def _train(self) -> sources.Rows:
+        return self._all(self.train_split)
+
+    def _validation(self) -> sources.Rows | None:
+        if self.validation_path is not None:
             return self._files(self.validation_path, "task.validation_path")
-        if not isinstance(self.validation_split, str):
-            return self._divided(self._all(self.train_split), self.validation_split, split)
-        if split == "validation" and self._is_file:
-            raise RecipeError(NO_VALIDATION)
-        return self._all(self.train_split if split == "train" else self.validation_split)
+        if self._is_file or not isinstance(self.validation_split, str):
+            return None
+        return self._all(self.validation_split)
 
     def _all(self, split: str) -> sources.Rows:
         if isinstance(self.path, list) or self._is_file:

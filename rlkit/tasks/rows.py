@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlkit.errors import RecipeError, show
-from rlkit.interfaces.task import Split
 from rlkit.ranges import NonNegativeInt, ShareBelowOne
 from rlkit.tasks import sources
 from rlkit.tasks.files import Columns
@@ -34,6 +33,11 @@ class Rows(Columns):
         RecipeError: The rows are no such sequence.
     """
 
+    no_validation = (
+        "the task has no validation rows: pass Rows(rows, validation=...), a share of the rows to hold out "
+        "(validation_split=0.05), or switch validation off (validation=None)"
+    )
+
     def __init__(
         self,
         rows: Sequence[Row],
@@ -57,17 +61,11 @@ class Rows(Columns):
         """Whether there are rows to validate on."""
         return self.validation is not None or self.validation_split is not None
 
-    def rows(self, split: Split) -> Sequence[Row]:
-        if split == "validation" and self.validation is not None:
-            return self.validation
-        if self.validation_split is not None:
-            return self._divided(self.train, self.validation_split, split)
-        if split == "validation":
-            raise RecipeError(
-                "the task has no validation rows: pass Rows(rows, validation=...), a share of the rows to hold out "
-                "(validation_split=0.05), or switch validation off (validation=None)"
-            )
+    def _train(self) -> sources.Rows:
         return self.train
+
+    def _validation(self) -> sources.Rows | None:
+        return self.validation
 
     def prompt(self, row: Row, index: int) -> Prompt:
         if not isinstance(row, Mapping):

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from calendar import Calendar, TextCalendar
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
+from jsonargparse import ArgumentParser, _common
 
 from rlkit import Recipe, fit, recipe
 from rlkit.advantages import GAE, GRPO
@@ -60,6 +62,22 @@ def test_the_smallest_recipe_is_a_model_a_task_and_a_reward() -> None:
     assert made["validation"] is None  # the rows hold none out
     assert made["task"].startswith("python object: Rows(100 rows, digest ")
     assert made["reward"].startswith("python object: FunctionReward(right, code ")
+
+
+def test_what_a_recipe_may_name_binds_no_other_parser_of_the_process() -> None:
+    def parse(option: str) -> Any:
+        parser = ArgumentParser(exit_on_error=False)
+        parser.add_argument("--one", type=Calendar)
+        return parser.instantiate_classes(parser.parse_args([f"--one={option}"])).one
+
+    before = dict(_common.parsing_settings)
+    small(right).yaml()
+    with pytest.raises(SystemExit):
+        main(["fit", "--advantage.help", "GRPO"])
+    with pytest.raises(RecipeError):
+        Recipe("tiny", "Arithmetic", "ExactReward", train={"steps": "x"}).yaml()
+    assert dict(_common.parsing_settings) == before
+    assert isinstance(parse("calendar.TextCalendar"), TextCalendar)
 
 
 def test_names_objects_and_yaml_say_the_same() -> None:

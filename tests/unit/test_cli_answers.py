@@ -205,7 +205,7 @@ def test_what_export_is_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         (["--checkpoint=a", f"--out={tmp_path / 'full'}"], "which holds something; choose a new folder"),
         (
             ["--checkpoint=a", f"--out={tmp_path / 'new'}", "--merge"],
-            "was given '--merge', expected --checkpoint, --out",
+            "has no option '--merge', expected --checkpoint, --out",
         ),
         (["--out=b"], "--checkpoint"),
     ):

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import csv
+import json
+import shutil
 import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rlkit.cli.main import main
 from rlkit.errors import RecipeError
 from rlkit.interfaces.callback import LoggedRun, Logger
 from rlkit.loggers import CSV, MLflow, TensorBoard, Wandb
 from rlkit.run.loggers import LoggerThread, open_loggers
+from tests.conftest import FAST, read_jsonl
 
 
 def run_of(folder: Path, done: int = 0) -> LoggedRun:
@@ -68,6 +73,60 @@ def test_mlflow_goes_on_in_the_same_run(tmp_path: Path, monkeypatch: pytest.Monk
     history = client.get_metric_history(run.info.run_id, "reward/mean")
     assert [(m.step, m.value) for m in history] == [(1, 0.25), (2, 0.5), (3, 0.75)]
     assert (tmp_path / "mlflow-run").read_text() == run.info.run_id
+
+
+def test_mlflow_logs_to_the_option_the_environment_or_the_run_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+
+    def record(experiment: str, name: str, *, tracking_uri: str, run_id: str | None) -> Any:
+        made.append(tracking_uri)
+        return SimpleNamespace(run_id="r")
+
+    monkeypatch.setattr("lightning.pytorch.loggers.MLFlowLogger", record)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    MLflow().make(run_of(tmp_path))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
+    MLflow().make(run_of(tmp_path))
+    MLflow(tracking_uri="http://127.0.0.1:2").make(run_of(tmp_path))
+    assert made == [f"sqlite:///{tmp_path}/mlflow.db", "http://127.0.0.1:1", "http://127.0.0.1:2"]
+
+
+@pytest.mark.slow
+def test_mlflow_keeps_a_database_in_the_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its store of files is deprecated, and refused unless a variable allows it."""
+    from mlflow.tracking import MlflowClient
+
+    for name in ("MLFLOW_ALLOW_FILE_STORE", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(name, raising=False)
+    assert log(MLflow(), run_of(tmp_path), range(1, 3)) == []
+    assert log(MLflow(), run_of(tmp_path, done=2), range(3, 4)) == []
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    [run] = client.search_runs([client.get_experiment_by_name("rlkit").experiment_id])
+    assert [m.step for m in client.get_metric_history(run.info.run_id, "reward/mean")] == [1, 2, 3]
+
+
+def test_a_resumed_run_goes_on_in_all_loggers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It begins after step 2, and makes step 3 again: each step is logged once, and Weights & Biases has one run."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    monkeypatch.chdir(tmp_path)
+    loggers = "--log.loggers=[CSV, TensorBoard, {class_path: Wandb, init_args: {project: p, offline: true}}]"
+    options = (*FAST, "--validation=null", "--save={every: 1, keep_last: 3}", loggers, "--out=out")
+    assert main(["fit", "--recipe=quickstart", *options, "--train.steps=3"]) == 0
+    shutil.rmtree("out/checkpoints/step-000003")
+    assert main(["fit", "--recipe=quickstart", *options, "--train.steps=4", "--resume=auto"]) == 0
+    rows = read_jsonl(Path("out/metrics.jsonl"))
+    with Path("out/metrics.csv").open() as file:
+        table = list(csv.DictReader(file))
+    events = EventAccumulator("out/tensorboard").Reload().Scalars("reward/mean")
+    expected = [(step, pytest.approx(rows[step - 1]["reward/mean"])) for step in range(1, 5)]
+    assert [(row["step"], row["reward/mean"]) for row in rows] == expected
+    assert [(int(row["step"]), float(row["reward/mean"])) for row in table] == expected
+    assert [(event.step, event.value) for event in events] == expected
+    run_id = json.loads(Path("out/environment.json").read_text())["run_id"]
+    assert [folder.name.rpartition("-")[2] for folder in Path("out/wandb").glob("offline-run-*")] == [run_id, run_id]
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 import sys
 from argparse import SUPPRESS
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, Namespace, set_parsing_settings
+from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, Namespace, _common, set_parsing_settings
 
 from rlkit.cli.parsing import suggest
 from rlkit.cli.parsing.compose import Composer
@@ -83,12 +84,24 @@ def parse(verb: str, argv: Sequence[str], own: Own = ()) -> Parsed:
     return Parsed(built, whole, Path(given.recipes[0]).stem, given.options, registry)
 
 
+@contextmanager
+def settings_restored() -> Iterator[None]:
+    """Leave jsonargparse's settings, which are the process's, as they were: it has no way to remove import paths."""
+    before = dict(_common.parsing_settings)
+    try:
+        yield
+    finally:
+        _common.parsing_settings.clear()
+        _common.parsing_settings.update(before)
+
+
+@settings_restored()
 def build(verb: str, composer: Composer, registry: Registry, problems: Sequence[str] = ()) -> tuple[Recipe, str]:
     """Return a composed recipe, checked and its parts built, and as YAML with every option filled in.
 
     Args:
         verb: For messages.
-        composer: Has all that was given.
+        composer: Has all recipes and options.
         registry: The parts that can be named.
         problems: What was wrong before.
 
@@ -190,7 +203,7 @@ def _take(given: Given, flag: str, value: str | None, own: dict[str, dict[str, A
     elif value is not None and not _decoded(value):
         given.problems.append(f"{flag!a} holds bytes that are not UTF-8, expected text")
     elif value is None:
-        given.problems.append(f"{flag} was given nothing, expected a value: {flag}=VALUE")
+        given.problems.append(f"{flag} has no value; write {flag}=VALUE")
     elif flag == "--recipe":
         given.recipes.append(value)
     elif flag in own:
@@ -210,6 +223,7 @@ def _stray(word: str) -> str:
     return f"{word!r} is no option; a recipe is given by --recipe {word}, a value after its option"
 
 
+@settings_restored()
 def _print_help(verb: str, given: Given, own: Own, registry: Registry) -> NoReturn:
     """Print the help that was asked for: all options, or those of a class or section.
 
@@ -248,7 +262,7 @@ def _class_for_help(key: str, name: str | None, registry: Registry) -> type:
         return found.cls
     if name is None:
         listed = ", ".join(found.parts) or "none is installed"
-        raise RecipeError(f"--{key}.help was given nothing, expected one of: {listed}")
+        raise RecipeError(f"--{key}.help names no class, expected one of: {listed}")
     part = found.find(name)
     if part is None:
         raise RecipeError(suggest.unknown_class(f"{key}.help", name, found, registry))

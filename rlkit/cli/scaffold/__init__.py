@@ -47,7 +47,7 @@ def new(argv: Sequence[str]) -> Path:
     except argparse.ArgumentError as error:
         raise RecipeError(f"rlkit plugins new: {error}") from error
     if unknown:
-        raise RecipeError(f"rlkit plugins new was given {unknown[0]!r}, expected NAME, --kind and --out")
+        raise RecipeError(f"rlkit plugins new has no option {unknown[0]!r}, expected NAME, --kind and --out")
     return scaffold(options.name, options.kind, Path(options.out or options.name))
 
 
