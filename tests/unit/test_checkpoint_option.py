@@ -40,5 +40,5 @@ def test_the_last_one_counts(run: Path) -> None:
 
 @pytest.mark.parametrize("given", [["--checkpoint"], ["--checkpoint="], ["--checkpoint", "--json"]])
 def test_without_a_path_it_is_refused(given: list[str]) -> None:
-    with pytest.raises(RecipeError, match="--checkpoint was given nothing, expected a run folder"):
+    with pytest.raises(RecipeError, match="--checkpoint has no value, expected a run folder"):
         with_checkpoint(given)
