@@ -23,7 +23,7 @@ class Truncation(NamedTuple):
 
     def cuts(self) -> bool:
         """Return whether any row's tokens are truncated."""
-        return bool((self.top_p < 1).any()) or bool((self.top_k > 0).any()) or bool((self.min_p > 0).any())
+        return bool(((self.top_p < 1) | (self.top_k > 0) | (self.min_p > 0)).any())
 
 
 def choose(logits: Tensor, u: Tensor, temperature: Tensor, truncation: Truncation) -> tuple[Tensor, Tensor]:

@@ -45,7 +45,7 @@ def state_size(part: Optimizer) -> Callable[[WeightKind, Sequence[int]], float]:
     small, wide, tall, large = (_measured(part, r, c) for r in (PROBE, 2 * PROBE) for c in (PROBE, 2 * PROBE))
 
     def size(kind: WeightKind, shape: Sequence[int]) -> float:
-        x, y = shape[0] / PROBE - 1, prod(shape[1:]) / PROBE - 1
+        x, y = prod(shape[:1]) / PROBE - 1, prod(shape[1:]) / PROBE - 1
         both = large[kind] - wide[kind] - tall[kind] + small[kind]
         return small[kind] + x * (tall[kind] - small[kind]) + y * (wide[kind] - small[kind]) + x * y * both
 
