@@ -68,7 +68,7 @@ def test_what_a_recipe_may_name_binds_no_other_parser_of_the_process() -> None:
     def parse(option: str) -> Any:
         parser = ArgumentParser(exit_on_error=False)
         parser.add_argument("--one", type=Calendar)
-        return parser.instantiate_classes(parser.parse_args([f"--one={option}"])).one
+        return parser.instantiate(parser.parse_args([f"--one={option}"])).one
 
     before = dict(_common.parsing_settings)
     small(right).yaml()

@@ -113,15 +113,15 @@ def test_a_resumed_run_goes_on_in_all_loggers(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.chdir(tmp_path)
     loggers = "--log.loggers=[CSV, TensorBoard, {class_path: Wandb, init_args: {project: p, offline: true}}]"
-    options = (*FAST, "--validation=null", "--save={every: 1, keep_last: 3}", loggers, "--out=out")
-    assert main(["fit", "--recipe=quickstart", *options, "--train.steps=3"]) == 0
+    options = (*FAST, "--train.steps=3", "--validation=null", "--save={every: 1, keep_last: 3}", loggers, "--out=out")
+    assert main(["fit", "--recipe=quickstart", *options]) == 0
     shutil.rmtree("out/checkpoints/step-000003")
-    assert main(["fit", "--recipe=quickstart", *options, "--train.steps=4", "--resume=auto"]) == 0
+    assert main(["fit", "--recipe=quickstart", *options, "--resume=auto"]) == 0
     rows = read_jsonl(Path("out/metrics.jsonl"))
     with Path("out/metrics.csv").open() as file:
         table = list(csv.DictReader(file))
     events = EventAccumulator("out/tensorboard").Reload().Scalars("reward/mean")
-    expected = [(step, pytest.approx(rows[step - 1]["reward/mean"])) for step in range(1, 5)]
+    expected = [(step, pytest.approx(rows[step - 1]["reward/mean"])) for step in range(1, 4)]
     assert [(row["step"], row["reward/mean"]) for row in rows] == expected
     assert [(int(row["step"]), float(row["reward/mean"])) for row in table] == expected
     assert [(event.step, event.value) for event in events] == expected
