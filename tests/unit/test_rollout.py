@@ -17,7 +17,7 @@ from rlkit.rewards import ExactReward
 from rlkit.rollout import collect as collect_module
 from rlkit.rollout.collate import add_rewards, collate
 from rlkit.rollout.collect import BusyTimer, Sampler, collect
-from rlkit.rollout.conversation import Conversation
+from rlkit.rollout.conversation import Conversation, Limits
 from rlkit.rollout.scoring import score
 from rlkit.rollout.template import ChatTemplate
 from rlkit.rollout.workers import Workers
@@ -26,7 +26,7 @@ from rlkit.testing.models import build_tokenizer
 from rlkit.train import rollouts as rollouts_module
 from rlkit.train.metrics import Meter
 from rlkit.train.rollouts import Rollouts
-from rlkit.types import Completion, Prompt, Request, Sampling, Score, StopReason, Trajectory, Turn
+from rlkit.types import Completion, Prompt, Request, SampleKey, Sampling, Score, StopReason, Trajectory, Turn
 from tests.unit.hostile import Moody
 
 
@@ -262,3 +262,19 @@ def test_the_engine_is_busy_while_at_least_one_request_is_in_it(monkeypatch: pyt
     with timer.request():
         now = 12.0
     assert (timer.busy, timer.requests) == (6.0, 0)
+
+
+def test_the_engine_is_asked_for_no_more_tokens_than_the_conversation_may_have() -> None:
+    """Of 8 tokens a turn, 3 are left of the conversation's 5; without a limit the sampling is the recipe's own."""
+    asked: list[Request] = []
+
+    async def generate(request: Request) -> Completion:
+        asked.append(request)
+        return Completion([7], [0.0], [0], StopReason.STOP)
+
+    sampling = Sampling(max_tokens=8)
+    sampler: Any = SimpleNamespace(sampling=sampling, engine=SimpleNamespace(generate=generate), timer=BusyTimer())
+    for tokens, expected in ((5, 3), (None, 8)):
+        conversation = Conversation(Prompt("p", []), 0, Limits(tokens=tokens), mask=[False, True, True])
+        asyncio.run(collect_module._ask(sampler, conversation, SampleKey(0, 1, "p", 0)))
+        assert asked[-1].sampling == replace(sampling, max_tokens=expected)
