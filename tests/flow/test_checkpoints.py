@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlkit.models.source import SHIPPED
 from rlkit.models.store import Store
-from tests.conftest import ROOT, read_jsonl, rlkit
+from tests.conftest import ROOT, read_jsonl, rlkit, rlkit_in_process
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +40,7 @@ def test_chaos() -> None:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkpoints")
-    done = rlkit(*BASE, "--out", "run", cwd=folder)
+    done = rlkit_in_process(*BASE, "--out", "run", cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder / "run"
 
@@ -55,12 +55,12 @@ def answer(folder: Path) -> list[int]:
 
 
 def test_an_exported_checkpoint_answers_as_the_trained_model(run: Path) -> None:
-    done = rlkit("export", "--checkpoint", "run", "--out", "exported", cwd=run.parent)
+    done = rlkit_in_process("export", "--checkpoint", "run", "--out", "exported", cwd=run.parent)
     assert done.returncode == 0, done.stderr
     assert answer(run.parent / "exported") == answer(run / "final")
-    again = rlkit("export", "--checkpoint", "run", "--out", "exported", cwd=run.parent)
+    again = rlkit_in_process("export", "--checkpoint", "run", "--out", "exported", cwd=run.parent)
     assert (again.returncode, "choose a new folder" in again.stderr) == (2, True)
-    merged = rlkit("export", "--checkpoint", "run", "--out", "merged", "--merge-lora", cwd=run.parent)
+    merged = rlkit_in_process("export", "--checkpoint", "run", "--out", "merged", "--merge-lora", cwd=run.parent)
     assert (merged.returncode, "has no adapter to merge" in merged.stderr) == (1, True)
 
 
@@ -68,10 +68,12 @@ def test_lora_is_exported_as_an_adapter_or_merged(tmp_path: Path) -> None:
     """The adapter over its base, the merged model, and `final/` give the same tokens; the base does not."""
     shutil.copytree(SHIPPED["tiny"], tmp_path / "model")  # transformers knows no model by the name `tiny`
     model = ("--model.path=model", "--model.lora.rank=8")
-    done = rlkit(*BASE, "--out", "run", *model, "--train.lr=0.01", cwd=tmp_path)
+    done = rlkit_in_process(*BASE, "--out", "run", *model, "--train.lr=0.01", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for name, flags in (("adapter", ()), ("merged", ("--merge-lora",))):
-        done = rlkit("export", "--checkpoint", "run/checkpoints/step-000003", "--out", name, *flags, cwd=tmp_path)
+        done = rlkit_in_process(
+            "export", "--checkpoint", "run/checkpoints/step-000003", "--out", name, *flags, cwd=tmp_path
+        )
         assert done.returncode == 0, done.stderr
     assert (tmp_path / "adapter" / "adapter_config.json").exists()
     assert not (tmp_path / "merged" / "adapter_config.json").exists()
@@ -82,7 +84,7 @@ def test_lora_is_exported_as_an_adapter_or_merged(tmp_path: Path) -> None:
 
 def test_the_last_and_the_best_stay(tmp_path: Path) -> None:
     """Two last ones, and the best by a figure, whichever that was."""
-    done = rlkit(
+    done = rlkit_in_process(
         *BASE, "--out=run", "--train.steps=5", "--save.keep_last=2", "--save.keep_best=reward/mean", cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
@@ -98,15 +100,15 @@ def test_the_last_and_the_best_stay(tmp_path: Path) -> None:
 
 def test_a_changed_recipe_is_shown_refused_or_forced(run: Path) -> None:
     resume = (*BASE, "--out", "run", "--resume", "auto", "--train.steps=4")
-    changed = rlkit(*resume, "--train.lr=0.5", cwd=run.parent)
+    changed = rlkit_in_process(*resume, "--train.lr=0.5", cwd=run.parent)
     assert changed.returncode == 2
     assert "train.lr: 0.001 in the checkpoint, 0.5 now" in changed.stderr
     assert "--force" in changed.stderr
-    broken = rlkit(*resume, "--model.lora.rank=4", "--force", cwd=run.parent)
+    broken = rlkit_in_process(*resume, "--model.lora.rank=4", "--force", cwd=run.parent)
     assert broken.returncode == 2
     assert "does not fit" in broken.stderr
     assert "model.lora.rank: None in the checkpoint, 4 now" in broken.stderr
-    forced = rlkit(*resume, "--train.lr=0.0005", "--force", cwd=run.parent)
+    forced = rlkit_in_process(*resume, "--train.lr=0.0005", "--force", cwd=run.parent)
     assert forced.returncode == 0, forced.stderr
     assert "changed: train.lr" in forced.stdout
     assert "changed: train.steps: 3 in the checkpoint, 4 now" in forced.stdout
@@ -114,16 +116,16 @@ def test_a_changed_recipe_is_shown_refused_or_forced(run: Path) -> None:
 
 
 def test_a_run_folder_is_enough_to_resume(tmp_path: Path) -> None:
-    assert rlkit(*BASE, "--out=run", cwd=tmp_path).returncode == 0
-    done = rlkit("fit", "--resume", "run", "--train.steps=4", cwd=tmp_path)
+    assert rlkit_in_process(*BASE, "--out=run", cwd=tmp_path).returncode == 0
+    done = rlkit_in_process("fit", "--resume", "run", "--train.steps=4", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "resumed from run/checkpoints/step-000003: step 3 is done" in done.stdout
     assert json.loads((tmp_path / "run" / "result.json").read_text())["steps"] == 4
-    nothing = rlkit("fit", "--recipe=quickstart", "--resume=elsewhere", cwd=tmp_path)
+    nothing = rlkit_in_process("fit", "--recipe=quickstart", "--resume=elsewhere", cwd=tmp_path)
     assert (nothing.returncode, "no whole checkpoint at 'elsewhere'" in nothing.stderr) == (1, True)
-    where = rlkit("fit", "--recipe=quickstart", "--resume=auto", cwd=tmp_path)
+    where = rlkit_in_process("fit", "--recipe=quickstart", "--resume=auto", cwd=tmp_path)
     assert (where.returncode, "--resume auto needs --out" in where.stderr) == (2, True)
-    other = rlkit("fit", "--recipe=quickstart", "--out=run", cwd=tmp_path)
+    other = rlkit_in_process("fit", "--recipe=quickstart", "--out=run", cwd=tmp_path)
     assert (other.returncode, "holds another run" in other.stderr) == (2, True)
 
 
@@ -134,14 +136,14 @@ def test_a_run_in_progress_is_not_resumed_beside_itself(tmp_path: Path) -> None:
         while not (tmp_path / "run" / "checkpoints" / "step-000002").exists():
             assert first.poll() is None
             time.sleep(0.05)
-        second = rlkit(*args, cwd=tmp_path)
+        second = rlkit_in_process(*args, cwd=tmp_path)
         assert second.returncode == 2
         assert f"'run' is in use by process {first.pid} on " in second.stderr
         assert first.poll() is None
     finally:
         first.kill()
         first.wait()
-    done = rlkit(*BASE, "--out=run", "--resume=auto", "--train.steps=1", cwd=tmp_path)
+    done = rlkit_in_process(*BASE, "--out=run", "--resume=auto", "--train.steps=1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 
@@ -149,15 +151,17 @@ def test_a_checkpoint_of_another_model_or_a_damaged_one_is_refused(tmp_path: Pat
     from rlkit.testing.models import save_random_model
 
     model = save_random_model(tmp_path / "model")
-    assert rlkit(*BASE, "--out=run", f"--model.path={model}", cwd=tmp_path).returncode == 0
+    assert rlkit_in_process(*BASE, "--out=run", f"--model.path={model}", cwd=tmp_path).returncode == 0
     save_random_model(model, hidden_size=64)
-    other = rlkit(*BASE, "--out=run", f"--model.path={model}", "--resume=auto", "--train.steps=4", cwd=tmp_path)
+    other = rlkit_in_process(
+        *BASE, "--out=run", f"--model.path={model}", "--resume=auto", "--train.steps=4", cwd=tmp_path
+    )
     assert other.returncode == 1
     assert "is of another model: policy.policy." in other.stderr
     newest = tmp_path / "run" / "checkpoints" / "step-000003"
     data = next(newest.glob("*.safetensors"))
     data.write_bytes(data.read_bytes()[:-100])
-    damaged = rlkit("export", "--checkpoint", str(newest), "--out=exported", cwd=tmp_path)
+    damaged = rlkit_in_process("export", "--checkpoint", str(newest), "--out=exported", cwd=tmp_path)
     assert damaged.returncode == 1
     assert f"{data.name} is damaged" in damaged.stderr
     assert not (tmp_path / "exported").exists()
@@ -167,10 +171,10 @@ def test_a_checkpoint_of_another_model_or_a_damaged_one_is_refused(tmp_path: Pat
 def test_a_place_that_cannot_be_written_costs_checkpoints_and_then_the_run(tmp_path: Path, ranks: int) -> None:
     """The first rank alone makes the folder; the others end with the same error, and wait for nothing."""
     (tmp_path / "file").write_text("")
-    done = rlkit(
+    start = rlkit_in_process if ranks == 1 else rlkit
+    done = start(
         *BASE, "--out=run", f"--save.folder={tmp_path}/file/checkpoints", "--train.steps=5",
-        f"--fabric.devices={ranks}",
-        "--fabric.accelerator=cpu", "--train.deadline=60", cwd=tmp_path,
+        f"--fabric.devices={ranks}", "--fabric.accelerator=cpu", "--train.deadline=60", cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 1
     assert "cannot be written" in done.stderr
@@ -184,8 +188,10 @@ def test_a_place_that_cannot_be_written_costs_checkpoints_and_then_the_run(tmp_p
 def test_checkpoints_may_be_elsewhere(tmp_path: Path) -> None:
     """Any fsspec URL: here one of the local file system, and one in memory within a process."""
     url = f"file://{tmp_path}/elsewhere"
-    assert rlkit(*BASE, "--out=run", f"--save.folder={url}", cwd=tmp_path).returncode == 0
-    done = rlkit(*BASE, "--out=run", f"--save.folder={url}", "--resume=auto", "--train.steps=4", cwd=tmp_path)
+    assert rlkit_in_process(*BASE, "--out=run", f"--save.folder={url}", cwd=tmp_path).returncode == 0
+    done = rlkit_in_process(
+        *BASE, "--out=run", f"--save.folder={url}", "--resume=auto", "--train.steps=4", cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     assert f"resumed from {url}/step-000003" in done.stdout
     script = (
@@ -225,13 +231,13 @@ if __name__ == "__main__":
 def test_a_run_that_is_killed_before_its_first_checkpoint_starts_anew_by_the_same_command(tmp_path: Path) -> None:
     (tmp_path / "killed.py").write_text(KILLED)
     args = (*BASE, "--save.every=100", "--train.steps=4")
-    assert rlkit(*args, "--out=whole", cwd=tmp_path).returncode == 0
+    assert rlkit_in_process(*args, "--out=whole", cwd=tmp_path).returncode == 0
     again = (*args, "--out=run", "--resume=auto")
     done = subprocess.run((sys.executable, "killed.py", *again), cwd=tmp_path, capture_output=True, check=False)
     assert done.returncode == -signal.SIGKILL
     assert [row["step"] for row in read_jsonl(tmp_path / "run" / "metrics.jsonl")] == [1, 2]
     assert not (tmp_path / "run" / "checkpoints").exists()
-    assert rlkit(*again, cwd=tmp_path).returncode == 0
+    assert rlkit_in_process(*again, cwd=tmp_path).returncode == 0
     whole, run = (load_file(tmp_path / name / "final" / "model.safetensors") for name in ("whole", "run"))
     assert all(torch.equal(run[name], whole[name]) for name in whole)
     assert [row["step"] for row in read_jsonl(tmp_path / "run" / "metrics.jsonl")] == [1, 2, 3, 4]

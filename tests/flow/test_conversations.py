@@ -6,19 +6,21 @@ import json
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT, read_jsonl, rlkit
+from tests.conftest import ROOT, read_jsonl, rlkit, rlkit_in_process
 
 pytestmark = pytest.mark.slow
 
 
 def fit(*args: str, cwd: Path, **env: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Run `fit` into `run`; give the metrics and the validation."""
-    done = rlkit("fit", *args, "--out=run", cwd=cwd, **env)
+    start = partial(rlkit, **env) if env or "--fabric.devices=2" in args else rlkit_in_process
+    done = start("fit", *args, "--out=run", cwd=cwd)
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads((cwd / "run" / "result.json").read_text())
     return read_jsonl(cwd / "run" / "metrics.jsonl"), result["validation"]
@@ -46,7 +48,7 @@ def test_the_model_learns_to_call_the_calculator(tmp_path: Path) -> None:
     spans = {role: one["mask"][start:end] for role, start, end in one["turns"]}
     assert set(spans["tool"]) == set(spans["user"]) == {0}
     assert set(spans["assistant"]) == {1}
-    said = rlkit("generate", "--recipe=quick_tool", "--prompt", "28 + 14 = ?", cwd=tmp_path)
+    said = rlkit_in_process("generate", "--recipe=quick_tool", "--prompt", "28 + 14 = ?", cwd=tmp_path)
     assert said.returncode == 0, said.stderr
     assert "28 + 14 = ?" in said.stdout
 
@@ -132,10 +134,10 @@ def test_what_does_not_fit_together_is_refused(tmp_path: Path) -> None:
         (("--conversation.turns=3",), "a question and its answer are one turn"),
         (("--parser=HermesParser",), "no `tools:`"),
     ):
-        done = rlkit("recipe", "check", "quickstart", *args, cwd=tmp_path)
+        done = rlkit_in_process("recipe", "check", "quickstart", *args, cwd=tmp_path)
         assert done.returncode == 2
         assert message in done.stderr
     (tmp_path / "tools.yaml").write_text("tools: {calculator: Calculator}\n")
-    done = rlkit("fit", "--recipe=quickstart", "--recipe=tools.yaml", "--train.steps=1", cwd=tmp_path)
+    done = rlkit_in_process("fit", "--recipe=quickstart", "--recipe=tools.yaml", "--train.steps=1", cwd=tmp_path)
     assert done.returncode == 2
     assert "does not show how the model writes tool calls; set parser: HermesParser" in done.stderr
