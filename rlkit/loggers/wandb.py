@@ -39,3 +39,8 @@ class Wandb(LightningLogger):
             id=run.run_id,
             resume="allow",
         )
+
+    def finalize(self, status: str) -> None:
+        """End the run, which Lightning leaves open: the next run of the process would be logged there."""
+        super().finalize(status)
+        self._logger.experiment.finish(exit_code=0 if status == "success" else 1)  # type: ignore[attr-defined]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import json
+import shutil
 import sys
 import threading
 from collections.abc import Mapping
@@ -12,10 +14,12 @@ from typing import Any
 
 import pytest
 
+from rlkit.cli.main import main
 from rlkit.errors import RecipeError
 from rlkit.interfaces.callback import LoggedRun, Logger
 from rlkit.loggers import CSV, MLflow, TensorBoard, Wandb
 from rlkit.run.loggers import LoggerThread, open_loggers
+from tests.conftest import FAST, read_jsonl
 
 
 def run_of(folder: Path, done: int = 0) -> LoggedRun:
@@ -101,6 +105,28 @@ def test_mlflow_keeps_a_database_in_the_run_folder(tmp_path: Path, monkeypatch: 
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
     [run] = client.search_runs([client.get_experiment_by_name("rlkit").experiment_id])
     assert [m.step for m in client.get_metric_history(run.info.run_id, "reward/mean")] == [1, 2, 3]
+
+
+def test_a_resumed_run_goes_on_in_all_loggers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It begins after step 2, and makes step 3 again: each step is logged once, and Weights & Biases has one run."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    monkeypatch.chdir(tmp_path)
+    loggers = "--log.loggers=[CSV, TensorBoard, {class_path: Wandb, init_args: {project: p, offline: true}}]"
+    options = (*FAST, "--train.steps=3", "--validation=null", "--save={every: 1, keep_last: 3}", loggers, "--out=out")
+    assert main(["fit", "--recipe=quickstart", *options]) == 0
+    shutil.rmtree("out/checkpoints/step-000003")
+    assert main(["fit", "--recipe=quickstart", *options, "--resume=auto"]) == 0
+    rows = read_jsonl(Path("out/metrics.jsonl"))
+    with Path("out/metrics.csv").open() as file:
+        table = list(csv.DictReader(file))
+    events = EventAccumulator("out/tensorboard").Reload().Scalars("reward/mean")
+    expected = [(step, pytest.approx(rows[step - 1]["reward/mean"])) for step in range(1, 4)]
+    assert [(row["step"], row["reward/mean"]) for row in rows] == expected
+    assert [(int(row["step"]), float(row["reward/mean"])) for row in table] == expected
+    assert [(event.step, event.value) for event in events] == expected
+    run_id = json.loads(Path("out/environment.json").read_text())["run_id"]
+    assert [folder.name.rpartition("-")[2] for folder in Path("out/wandb").glob("offline-run-*")] == [run_id, run_id]
 
 
 @pytest.mark.parametrize(
