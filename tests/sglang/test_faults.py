@@ -90,7 +90,7 @@ def test_a_server_that_dies_too_often_ends_the_run_with_its_log(
 def test_a_restoration_that_is_given_up_halfway_is_made_again(trainer: Trainer, engine: SGLangServer) -> None:
     class Slow(PolicyWeights):
         def buckets(self) -> Iterator[list[tuple[str, Tensor]]]:
-            asyncio.get_running_loop().call_soon(hasty.cancel)
+            hasty.get_loop().call_soon_threadsafe(hasty.cancel)  # weights are read in a thread
             yield from super().buckets()
 
     async def cancelled() -> None:
