@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from rlkit.run.fit import fit
 from rlkit.run.folder import RunFolder, default_folder
 from rlkit.run.lock import Lock
 from rlkit.run.session import Outcome, Reporter
+from rlkit.text import safe
 from rlkit.train.data import Data, load_data
 from rlkit.train.setup import fabric_for
 
@@ -96,7 +98,7 @@ def _start_ranks(fabric: Fabric) -> None:
     if launcher is None:
         os.environ[LAUNCHER] = str(os.getpid())
     else:
-        threading.Thread(target=_exit_without, args=(int(launcher), joined), daemon=True, name="rlkit-launcher").start()
+        threading.Thread(target=_exit_without, args=(launcher, joined), daemon=True, name="rlkit-launcher").start()
     try:
         fabric.launch()
     finally:
@@ -104,11 +106,14 @@ def _start_ranks(fabric: Fabric) -> None:
         os.environ.pop(LAUNCHER, None)
 
 
-def _exit_without(launcher: int, joined: threading.Event) -> None:
-    while os.getppid() == launcher:
+def _exit_without(launcher: str, joined: threading.Event) -> None:
+    while str(os.getppid()) == launcher:
         if joined.wait(1.0):
             return
-    os._exit(1)
+    try:
+        print(f"error: process {safe(launcher)}, which started this rank, is gone", file=sys.stderr, flush=True)
+    finally:
+        os._exit(1)
 
 
 def home_of(place: str) -> Path | None:

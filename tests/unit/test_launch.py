@@ -16,15 +16,20 @@ from rlkit.run import launch
 from rlkit.run.launch import LAUNCHER, Job, home_of
 
 
-def test_a_rank_exits_if_its_launcher_is_gone_before_all_have_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_exits_if_its_launcher_is_gone_before_all_have_joined(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     codes: list[int] = []
     monkeypatch.setattr(os, "_exit", codes.append)
     joined = threading.Event()
     threading.Timer(0.05, joined.set).start()
-    launch._exit_without(os.getppid(), joined)
+    launch._exit_without(str(os.getppid()), joined)
     assert codes == []
-    launch._exit_without(os.getpid(), threading.Event())  # another process has adopted it
+    launch._exit_without(str(os.getpid()), threading.Event())  # another process has adopted it
     assert codes == [1]
+    assert capsys.readouterr().err == f"error: process {os.getpid()}, which started this rank, is gone\n"
+    launch._exit_without("not a number", threading.Event())
+    assert codes == [1, 1]
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])
@@ -44,7 +49,7 @@ def test_ranks_that_are_started_know_who_starts_them(rank: str, monkeypatch: pyt
         assert not watched.is_set()
     else:
         assert watched.wait(10)
-        assert sorted(seen, key=str) == [12345, "12345"]
+        assert seen == ["12345", "12345"]
 
 
 def test_a_run_is_where_its_checkpoint_lies_unless_a_folder_is_asked_for(
