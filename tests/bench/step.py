@@ -1,0 +1,270 @@
+"""A whole GRPO step of rlkit and of TRL: `python -m tests.bench.step [ROW ...]`, with the extra `bench` for TRL.
+
+16 prompts of about 100 tokens, 8 samples each, Qwen2 models with random weights, float32, one thread. Each side is a
+process of its own that makes one step when asked; they alternate, and what is measured is CPU seconds of the whole
+tree of processes. rlkit runs with its defaults, TRL with the micro-batch that is best for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+ROOT = Path(__file__).parents[2]
+PROMPTS, SAMPLES = 16, 8
+
+
+class Row(NamedTuple):
+    """One line of the table."""
+
+    size: str
+    length: int
+    trl_micro_batch: int
+    kl: float = 0.0
+    lora: bool = False
+    goal: float = 0.0
+
+
+ROWS = {
+    "1m/256": Row("1m", 256, 16, goal=4.0),
+    "10m/64": Row("10m", 64, 16, goal=2.2),
+    "10m/64-kl": Row("10m", 64, 16, kl=0.04, goal=2.3),
+    "10m/64-lora": Row("10m", 64, 16, lora=True, goal=2.6),
+    "10m/256": Row("10m", 256, 16, goal=3.2),
+}
+
+
+class Gate:
+    """Runs in a side's process: waits for the parent before each step and reports after it."""
+
+    def __init__(self) -> None:
+        self.answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        os.dup2(2, 1)  # what libraries print is no answer
+
+    def wait(self) -> None:
+        if not sys.stdin.readline():
+            os._exit(0)
+
+    def report(self, **figures: float) -> None:
+        print(json.dumps(figures | {"peak": _status("VmHWM")}), file=self.answers, flush=True)
+
+
+def reward(completions: Any, **_: Any) -> list[float]:
+    """Score by digits and length: something that varies."""
+    texts = [c if isinstance(c, str) else c[0]["content"] for c in completions]
+    return [0.2 * any(ch.isdigit() for ch in text) + 0.001 * len(text) for text in texts]
+
+
+def rlkit_side(row: Row, model: Path, steps: int, options: dict[str, Any]) -> None:
+    """Train with rlkit's defaults."""
+    from rlkit import Recipe, fit
+    from rlkit.interfaces.callback import Callback, RunStart, StepEnd
+    from rlkit.log import Log
+    from rlkit.sections import KLLoss, Lora, Model, Rollout, Save, Train
+    from rlkit.types import Sampling
+    from tests.bench.work import questions
+
+    gate = Gate()
+
+    class Turns(Callback):
+        budgets = dict.fromkeys(Callback.budgets, 1e6)
+
+        def on_run_start(self, event: RunStart) -> None:
+            gate.report(rss=resident())
+            gate.wait()
+
+        def on_step_end(self, event: StepEnd) -> None:
+            times = {k.removeprefix("time/"): v for k, v in event.metrics.items() if k.startswith("time/")}
+            gate.report(length=event.metrics["rollout/length"], **times)
+            gate.wait()
+
+    with tempfile.TemporaryDirectory() as folder:
+        fit(
+            Recipe(
+                model=Model(str(model), lora=Lora(rank=16, alpha=32, targets="all-linear") if row.lora else None),
+                task=[{"prompt": q, "answer": a} for q, a in questions(PROMPTS * steps, 3)],
+                reward=reward,
+                rollout=Rollout(group_size=SAMPLES, sampling=Sampling(max_tokens=row.length)),
+                train=Train(steps=steps, prompts_per_step=PROMPTS, lr=1e-6, **options),
+                kl_loss=KLLoss(coef=row.kl) if row.kl else None,
+                save=Save(every=0),
+                callbacks=[Turns()],
+                log=Log(),
+            ),
+            out=Path(folder) / "run",
+            quiet=True,
+        )
+
+
+def trl_side(row: Row, model: Path, steps: int) -> None:
+    """Train with TRL's GRPOTrainer."""
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    from tests.bench.work import questions
+
+    gate = Gate()
+
+    class Turns(TrainerCallback):  # type: ignore[misc]
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            gate.wait()
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            gate.report(length=lengths[-1])
+
+    lengths: list[float] = []
+
+    def measured(completions: Any, completion_ids: Any, **more: Any) -> list[float]:
+        lengths.append(statistics.mean(map(len, completion_ids)))
+        return reward(completions, **more)
+
+    adapter = None
+    if row.lora:
+        from peft import LoraConfig
+
+        adapter = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+    rows = [{"prompt": [{"role": "user", "content": q}], "answer": a} for q, a in questions(PROMPTS * steps, 3)]
+    with tempfile.TemporaryDirectory() as folder:
+        config = GRPOConfig(
+            output_dir=folder, per_device_train_batch_size=row.trl_micro_batch, num_generations=SAMPLES,
+            gradient_accumulation_steps=PROMPTS * SAMPLES // row.trl_micro_batch, max_completion_length=row.length,
+            beta=row.kl, learning_rate=1e-6, max_steps=steps, logging_steps=1, save_strategy="no", report_to="none",
+            use_cpu=True, temperature=1.0, top_k=0, top_p=1.0, disable_tqdm=True, bf16=False,
+            gradient_checkpointing=False,
+        )  # fmt: skip
+        trainer = GRPOTrainer(
+            model=AutoModelForCausalLM.from_pretrained(model), reward_funcs=measured, args=config,
+            train_dataset=Dataset.from_list(rows), processing_class=AutoTokenizer.from_pretrained(model),
+            peft_config=adapter, callbacks=[Turns()],
+        )  # fmt: skip
+        gate.report(rss=resident())
+        trainer.train()
+
+
+def resident() -> float:
+    """Return this process's memory in MB, and start to measure its peak anew."""
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    return _status("VmRSS")
+
+
+def _status(key: str) -> float:
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(key))
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU seconds of a process and all that it has started."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        children = [c for t in Path(f"/proc/{pid}/task").iterdir() for c in (t / "children").read_text().split()]
+    except FileNotFoundError:
+        return 0.0
+    own = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    return own + sum(cpu_seconds(int(child)) for child in children)
+
+
+class Side:
+    """A trainer in a process of its own."""
+
+    def __init__(self, name: str, arguments: list[str]) -> None:
+        self.name = name
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+        self.process = subprocess.Popen(
+            (sys.executable, "-W", "ignore", "-m", "tests.bench.step", *arguments, "--side", name),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log(), text=True, env=environment, cwd=ROOT,
+        )  # fmt: skip
+        self.base = self._read()["rss"]
+
+    def _log(self) -> IO[str]:
+        self.log = tempfile.NamedTemporaryFile("w+", suffix=f"-{self.name}.log")  # noqa: SIM115
+        return self.log  # type: ignore[return-value]
+
+    def _read(self) -> dict[str, float]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit(f"{self.name} failed:\n{Path(self.log.name).read_text()[-4000:]}")
+        return json.loads(line)  # type: ignore[no-any-return]
+
+    def step(self) -> dict[str, float]:
+        """Make one step; return its CPU seconds and figures."""
+        assert self.process.stdin is not None
+        before = cpu_seconds(self.process.pid)
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        figures = self._read()
+        return {**figures, "cpu": cpu_seconds(self.process.pid) - before, "peak": figures["peak"] - self.base}
+
+    def close(self) -> None:
+        """End the process."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def compare(name: str, steps: int, sides: list[str], more: list[str]) -> None:
+    """Print a line of the table: medians of CPU seconds a step, the first step left out."""
+    running = [Side(side, [name, f"--steps={steps}", *more]) for side in sides]
+    try:
+        rounds = [[side.step() for side in running] for _ in range(steps)][1:]
+    finally:
+        for side in running:
+            side.close()
+    cells = []
+    for i, side in enumerate(running):
+        mine = [r[i] for r in rounds]
+        seconds, length = statistics.median(m["cpu"] for m in mine), statistics.mean(m["length"] for m in mine)
+        parts = {k: statistics.median(m[k] for m in mine) for k in ("sample", "logps", "update") if k in mine[0]}
+        peak = max(m["peak"] for m in mine)
+        times = " ".join(f"{k} {v:.2f}" for k, v in parts.items())
+        cells.append(f"{side.name} {seconds:.2f} s +{peak:.0f} MB, length {length:.0f} {times}")
+    if len(running) == 2:  # noqa: PLR2004
+        per_token = [(r[0]["cpu"] / r[0]["length"]) / (r[1]["cpu"] / r[1]["length"]) for r in rounds]
+        ratio = statistics.median(r[0]["cpu"] / r[1]["cpu"] for r in rounds)
+        cells.append(f"ratio {ratio:.2f} (by token {statistics.median(per_token):.2f}, goal {ROWS[name].goal})")
+    print(f"{name:12}", " | ".join(cells), flush=True)
+
+
+def _options(given: list[str]) -> Iterator[tuple[str, Any]]:
+    for option in given:
+        name, _, value = option.partition("=")
+        yield name, json.loads(value)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", nargs="*", default=list(ROWS), metavar="ROW", help=", ".join(ROWS))
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--side", choices=["trl", "rlkit"])
+    parser.add_argument("--only", action="append", choices=["trl", "rlkit"])
+    parser.add_argument("--train", action="append", default=[], help="an option of the section train, as NAME=JSON")
+    parser.add_argument("--model")
+    given = parser.parse_args()
+    if given.side is not None:
+        row, model = ROWS[given.rows[0]], Path(given.model)
+        if given.side == "trl":
+            return trl_side(row, model, given.steps)
+        return rlkit_side(row, model, given.steps, dict(_options(given.train)))
+    from tests.bench.work import save_model
+
+    more = [f"--train={option}" for option in given.train]
+    with tempfile.TemporaryDirectory() as folder:
+        for size in {ROWS[name].size for name in given.rows}:
+            save_model(Path(folder) / size, size)
+        for name in given.rows:
+            where = f"--model={Path(folder) / ROWS[name].size}"
+            compare(name, given.steps, given.only or ["trl", "rlkit"], [where, *more])
+    return None
+
+
+if __name__ == "__main__":
+    main()
