@@ -1,23 +1,62 @@
-"""Log-probs and entropies of tokens from hidden states, in chunks: the full [N,V] logits are never materialised."""
+"""Log-probs and entropies of tokens from hidden states: logits [N,V] are kept only where they fit a bound."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-CHUNK_ELEMENTS = 64 * 1024 * 1024
-"""Logits per chunk: 256 MiB of float32."""
+CHUNK_BYTES = 256 * 1024**2
+"""Float32 logits that are in memory at once."""
+
+BLOCK_BYTES = 2 * 1024**2
+"""Float32 logits that a CPU's cache holds: element-wise passes go over this many at a time."""
+
+WEIGHT_ROWS = 16384
+"""Rows of a weight whose gradient is converted to float32 at once."""
+
+
+class Reads(NamedTuple):
+    """Which statistics of each token's distribution are read besides its log-prob: others are not computed.
+
+    Args:
+        entropy: The entropy.
+        entropy_gradient: Whether something differentiates it.
+        squares: The sum of squared probabilities.
+    """
+
+    entropy: bool = True
+    entropy_gradient: bool = False
+    squares: bool = False
+
+
+ALL = Reads(entropy_gradient=True, squares=True)
+
+
+class TokenStatistics(NamedTuple):
+    """Statistics of N tokens, each [N] f32; those that are not read are None."""
+
+    logps: Tensor
+    entropy: Tensor | None
+    squares: Tensor | None
 
 
 def token_logps(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float = 1.0
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return log-probs and entropies of `softmax(hidden @ weight.T + bias) / temperature)`.
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    temperature: float = 1.0,
+    *,
+    reads: Reads = ALL,
+    memory: int = CHUNK_BYTES,
+) -> TokenStatistics:
+    """Return log-probs and entropies of `softmax((hidden @ weight.T + bias) / temperature)`.
 
-    The backward pass recomputes the logits, chunk by chunk.
+    Where the logits exceed `memory`, they are computed in chunks, and again in the backward pass. If neither weight nor
+    bias needs a gradient, that of `hidden` is computed in the forward pass instead.
 
     Args:
         hidden: [N,H]; the product runs in its type (or autocast's), the softmax in float32.
@@ -25,17 +64,19 @@ def token_logps(
         bias: [V] or None.
         targets: [N] i64.
         temperature: Divides the logits.
+        reads: What is computed besides log-probs.
+        memory: Bytes of logits that are kept.
 
     Returns:
-        log-probs [N] f32 and entropies [N] f32, both differentiable, and sums of squared probabilities [N] f32.
+        Log-probs and, with `entropy_gradient`, entropies are differentiable.
     """
     device = hidden.device.type
     if torch.is_autocast_enabled(device):
         kind = torch.get_autocast_dtype(device)
         hidden, weight = hidden.to(kind), weight.to(kind)
         bias = None if bias is None else bias.to(kind)
-    result: tuple[Tensor, Tensor, Tensor] = _TokenLogps.apply(hidden, weight, bias, targets, temperature)  # type: ignore[no-untyped-call]
-    return result
+    found = _TokenLogps.apply(hidden, weight, bias, targets, temperature, reads, memory)  # type: ignore[no-untyped-call]
+    return TokenStatistics(*found)
 
 
 class _TokenLogps(torch.autograd.Function):
@@ -43,59 +84,135 @@ class _TokenLogps(torch.autograd.Function):
 
     @staticmethod
     def forward(  # noqa: PLR0917 (autograd passes positions)
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        logps, entropy, squares = (hidden.new_empty(len(targets), dtype=torch.float32) for _ in range(3))
-        for part in _chunks(len(targets), weight.shape[0]):
-            all_logps = _log_softmax(hidden[part], weight, bias, temperature)
-            logps[part] = all_logps.gather(-1, targets[part, None]).squeeze(-1)
-            probs = all_logps.exp()
-            entropy[part] = -(probs * all_logps).sum(-1)
-            squares[part] = probs.square_().sum(-1)
-        ctx.save_for_backward(hidden, weight, bias, targets, entropy)
-        ctx.temperature = temperature
-        ctx.mark_non_differentiable(squares)
-        return logps, entropy, squares
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        temperature: float,
+        reads: Reads,
+        memory: int,
+    ) -> tuple[Tensor | None, ...]:
+        frozen = ctx.needs_input_grad[0] and not any(ctx.needs_input_grad[1:3])
+        logps, log_total, entropy, squares = (hidden.new_zeros(len(targets), dtype=torch.float32) for _ in range(4))
+        by_hidden = hidden.new_empty(1 + reads.entropy_gradient if frozen else 0, *hidden.shape)
+        probs, parts = None, _slices(len(targets), weight.shape[0], memory)
+        for part in parts:
+            probs = _logits(hidden[part], weight, bias, temperature)
+            statistics = _softmax_(probs, targets[part], reads)
+            for column, x in zip((logps, log_total, entropy, squares), statistics, strict=False):
+                column[part] = x
+            if frozen:
+                by_hidden[0][part] = weight[targets[part]] - probs.to(weight.dtype) @ weight
+            if frozen and reads.entropy_gradient:
+                _differentiate_(probs, targets[part], None, torch.ones_like(entropy[part]), entropy[part])
+                by_hidden[1][part] = probs.to(weight.dtype) @ weight
+        kept = probs if len(parts) == 1 and not frozen else None
+        ctx.save_for_backward(hidden, weight, bias, targets, log_total, entropy, by_hidden, kept)
+        ctx.set_materialize_grads(False)
+        ctx.temperature, ctx.frozen, ctx.memory = temperature, frozen, memory
+        fixed = (() if reads.entropy_gradient else (entropy,)) + (squares,)
+        ctx.mark_non_differentiable(*fixed)
+        return logps, entropy if reads.entropy else None, squares if reads.squares else None
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, entropy = ctx.saved_tensors
-        grad_logps, grad_entropy = grads[:2]
-        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
-        d_hidden = torch.zeros_like(hidden) if wants_hidden else None
-        d_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
-        d_bias = torch.zeros_like(bias, dtype=torch.float32) if wants_bias else None
-        for part in _chunks(len(targets), weight.shape[0]):
-            all_logps = _log_softmax(hidden[part], weight, bias, ctx.temperature)
-            probs = all_logps.exp()
-            d_logits = probs * (all_logps + entropy[part, None]) * -grad_entropy[part, None]
-            d_logits -= probs * grad_logps[part, None]
-            d_logits.scatter_add_(-1, targets[part, None], grad_logps[part, None])
-            d_logits = (d_logits / ctx.temperature).to(hidden.dtype)
-            if d_hidden is not None:
-                d_hidden[part] = d_logits @ weight
-            if d_weight is not None:
-                d_weight += (d_logits.T @ hidden[part]).float()
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets, log_total, entropy, by_hidden, kept = ctx.saved_tensors
+        scaled = [None if g is None else g / ctx.temperature for g in grads[:2]]
+        if ctx.frozen:
+            d_hidden = torch.zeros_like(hidden)
+            for unit, g in zip(by_hidden, scaled, strict=False):
+                d_hidden += 0 if g is None else unit * g[:, None].to(unit.dtype)
+            return d_hidden, None, None, None, None, None, None
+        d_hidden = torch.empty_like(hidden)
+        d_weight = torch.zeros_like(weight, dtype=torch.float32)
+        d_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
+        for part in _slices(len(targets), weight.shape[0], ctx.memory if kept is None else ctx.memory // 4):
+            if kept is None:
+                probs = _logits(hidden[part], weight, bias, ctx.temperature)
+                for rows in _blocks(probs):
+                    probs[rows].sub_(log_total[part][rows, None]).exp_()
+            else:
+                probs = kept[part].clone()
+            by_logps, by_entropy = (None if g is None else g[part] for g in scaled)
+            _differentiate_(probs, targets[part], by_logps, by_entropy, entropy[part])
+            d_logits = probs.to(hidden.dtype)
+            d_hidden[part] = d_logits @ weight
+            _add_outer_(d_weight, d_logits, hidden[part])
             if d_bias is not None:
-                d_bias += d_logits.float().sum(0)
-        d_weight = None if d_weight is None else d_weight.to(weight.dtype)
-        return d_hidden, d_weight, None if d_bias is None else d_bias.to(bias.dtype), None, None
+                d_bias += probs.sum(0)
+        d_bias = None if d_bias is None else d_bias.to(bias.dtype)
+        return d_hidden, d_weight.to(weight.dtype), d_bias, None, None, None, None
 
 
-def _log_softmax(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
     with torch.autocast(hidden.device.type, enabled=False):
         logits = linear(hidden, weight, bias).float()
-    return torch.log_softmax(logits / temperature, dim=-1)
+    return logits if temperature == 1 else logits.div_(temperature)
 
 
-def _chunks(rows: int, vocabulary: int) -> list[slice]:
-    size = max(1, min(1024, CHUNK_ELEMENTS // max(1, vocabulary)))
-    return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
+def _softmax_(logits: Tensor, targets: Tensor, reads: Reads) -> list[Tensor]:
+    """Turn logits [n,V] into probabilities, in place.
+
+    Returns:
+        For the targets: log-probs, log(sum(exp(logits))), and what is read of entropies and sums of squares; each [n].
+    """
+    found: list[list[Tensor]] = []
+    for rows in _blocks(logits):
+        block = logits[rows]
+        highest = block.amax(-1, keepdim=True)
+        block.sub_(highest)
+        chosen = block.gather(-1, targets[rows, None])
+        shifted = block.clone() if reads.entropy else None
+        total = block.exp_().sum(-1, keepdim=True)
+        block.div_(total)
+        log_total = total.log()
+        statistics = [chosen - log_total, highest + log_total]
+        statistics.append(log_total - shifted.mul_(block).sum(-1, keepdim=True) if shifted is not None else log_total)
+        if reads.squares:
+            statistics.append(block.square().sum(-1, keepdim=True))
+        found.append([x.squeeze(-1) for x in statistics])
+    return [torch.cat(column) for column in zip(*found, strict=True)]
 
 
-def logits_logps(logits: Tensor, targets: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+def _differentiate_(
+    probs: Tensor, targets: Tensor, by_logps: Tensor | None, by_entropy: Tensor | None, entropy: Tensor
+) -> None:
+    """Turn probabilities [n,V] into the gradient of logits, in place, from those of log-probs and entropies [n]."""
+    for rows in _blocks(probs):
+        block = probs[rows]
+        scale = torch.zeros_like(entropy[rows]) if by_logps is None else by_logps[rows]
+        if by_entropy is None:
+            block.mul_(-scale[:, None])
+        else:
+            of_entropy = torch.special.entr(block).mul_(by_entropy[rows, None])
+            block.mul_(-(scale + by_entropy[rows] * entropy[rows])[:, None]).add_(of_entropy)
+        if by_logps is not None:
+            block.scatter_add_(-1, targets[rows, None], scale[:, None])
+
+
+def _add_outer_(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add `left.T @ right` to a float32 tensor [V,H], without a temporary of its size."""
+    if left.dtype == total.dtype:
+        total.addmm_(left.T, right)
+        return
+    for start in range(0, len(total), WEIGHT_ROWS):
+        columns = slice(start, start + WEIGHT_ROWS)
+        total[columns] += (left[:, columns].T @ right).float()
+
+
+def _slices(rows: int, vocabulary: int, memory: int) -> list[slice]:
+    size = max(1, memory // (4 * vocabulary))
+    return [slice(start, min(start + size, rows)) for start in range(0, max(rows, 1), size)]
+
+
+def _blocks(logits: Tensor) -> list[slice]:
+    return _slices(*logits.shape, BLOCK_BYTES if logits.device.type == "cpu" else logits.nbytes)
+
+
+def logits_logps(logits: Tensor, targets: Tensor, temperature: float = 1.0) -> TokenStatistics:
     """Return the same as `token_logps` from materialised logits [N,V]."""
     all_logps = torch.log_softmax(logits.float() / temperature, dim=-1)
     probs = all_logps.exp()
     logps = all_logps.gather(-1, targets[:, None]).squeeze(-1)
-    return logps, -(probs * all_logps).sum(-1), probs.detach().square().sum(-1)
+    return TokenStatistics(logps, -(probs * all_logps).sum(-1), probs.detach().square().sum(-1))

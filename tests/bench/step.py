@@ -54,7 +54,7 @@ class Gate:
             os._exit(0)
 
     def report(self, **figures: float) -> None:
-        print(json.dumps(figures | {"peak": _status("VmHWM")}), file=self.answers, flush=True)
+        print(json.dumps(figures | {"peak": peak()}), file=self.answers, flush=True)
 
 
 def reward(completions: Any, **_: Any) -> list[float]:
@@ -78,7 +78,7 @@ def rlkit_side(row: Row, model: Path, steps: int, options: dict[str, Any]) -> No
         budgets = dict.fromkeys(Callback.budgets, 1e6)
 
         def on_run_start(self, event: RunStart) -> None:
-            gate.report(rss=resident())
+            gate.report(rss=reset_peak())
             gate.wait()
 
         def on_step_end(self, event: StepEnd) -> None:
@@ -146,11 +146,16 @@ def trl_side(row: Row, model: Path, steps: int) -> None:
             train_dataset=Dataset.from_list(rows), processing_class=AutoTokenizer.from_pretrained(model),
             peft_config=adapter, callbacks=[Turns()],
         )  # fmt: skip
-        gate.report(rss=resident())
+        gate.report(rss=reset_peak())
         trainer.train()
 
 
-def resident() -> float:
+def peak() -> float:
+    """Return the peak of this process's memory in MB since `reset_peak`."""
+    return _status("VmHWM")
+
+
+def reset_peak() -> float:
     """Return this process's memory in MB, and start to measure its peak anew."""
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     return _status("VmRSS")
