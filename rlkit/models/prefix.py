@@ -1,0 +1,205 @@
+"""Forward passes that compute equal prompts once: answers attend to one copy of their prompt's keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+WASTE = 0.1
+"""Padding that a pass over answers may have, as a share of its tokens, before the shorter ones get one of their own."""
+
+Backbone = Callable[..., Any]
+"""A Hugging Face decoder: returns `last_hidden_state`."""
+
+
+class Chosen(NamedTuple):
+    """Hidden states [N,H] that predict the N tokens under a mask [B,T], and the tokens' places [N] in it, flattened."""
+
+    hidden: Tensor
+    places: Tensor
+
+
+class _Layer(CacheLayerMixin):  # type: ignore[misc]
+    """One layer's keys and values [B,H,T,D], after those of a prefix if there is one."""
+
+    is_sliding = False
+
+    def __init__(self, prefix: tuple[Tensor, Tensor] | None = None) -> None:
+        super().__init__()
+        self.prefix = prefix
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if self.prefix is None:
+            self.keys, self.values = key_states, value_states
+            return key_states, value_states
+        keys, values = self.prefix
+        return torch.cat((keys, key_states), 2), torch.cat((values, value_states), 2)
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None: ...
+
+    def get_seq_length(self) -> int:
+        return 0 if self.prefix is None else self.prefix[0].shape[2]
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def get_max_cache_shape(self) -> int:  # what transformers up to 5.12 calls it
+        return -1
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.get_seq_length() + query_length, 0
+
+
+class Prompts(NamedTuple):
+    """The distinct prompts of a batch, without their last tokens, and where the rows go on.
+
+    Args:
+        tokens: Those of each prompt.
+        of_row: [B] The prompt of each row.
+        starts: [B] How many tokens of each row are its prompt's.
+        lengths: [B] How many tokens after them are read.
+    """
+
+    tokens: list[tuple[int, ...]]
+    of_row: list[int]
+    starts: list[int]
+    lengths: list[int]
+
+
+def find_prompts(tokens: Tensor, mask: Tensor) -> Prompts:
+    """Find the distinct prompts of rows [B,T]: what comes before the first token under the mask [B,T], less one."""
+    distinct: dict[tuple[int, ...], int] = {}
+    found = Prompts([], [], [], [])
+    ids, chosen = tokens.tolist(), mask.int()
+    firsts, lasts = chosen.argmax(1).tolist(), (mask.shape[1] - 1 - chosen.flip(1).argmax(1)).tolist()
+    for row, first, last, some in zip(ids, firsts, lasts, mask.any(1).tolist(), strict=True):
+        start = max(first - 1, 0) if some else 0
+        prompt = tuple(row[:start])
+        found.of_row.append(distinct.setdefault(prompt, len(distinct)))
+        found.starts.append(start)
+        found.lengths.append(last - start if some else 0)
+    found.tokens.extend(distinct)
+    return found
+
+
+def chosen_hidden(backbone: Backbone, tokens: Tensor, mask: Tensor) -> Chosen:
+    """Return the hidden states that predict the tokens under a mask, each row computed on its own.
+
+    Args:
+        backbone: Called as it is.
+        tokens: [B,T] i64, right-padded.
+        mask: [B,T] bool; the first column never counts.
+    """
+    chosen = mask[:, 1:]
+    hidden = backbone(input_ids=tokens, use_cache=False).last_hidden_state[:, :-1][chosen]
+    return Chosen(hidden, torch.nn.functional.pad(chosen, (1, 0)).flatten().nonzero().squeeze(-1))
+
+
+def chosen_hidden_shared(backbone: Backbone, config: Any, tokens: Tensor, mask: Tensor) -> Chosen:
+    """Return the same as `chosen_hidden`; equal prompts are computed once.
+
+    Args:
+        backbone: Called as it is; must take and return a cache.
+        config: The model's text configuration.
+        tokens: [B,T] i64, right-padded.
+        mask: [B,T] bool; the first column never counts.
+    """
+    prompts = find_prompts(tokens, mask)
+    if not any(prompts.tokens) or len(prompts.tokens) == len(tokens):
+        return chosen_hidden(backbone, tokens, mask)
+    cache, width = _prefill(backbone, config, prompts.tokens, tokens.device)
+    parts = [
+        _continue(backbone, config, cache, width, prompts, rows, tokens, mask) for rows in passes(prompts.lengths)
+    ]
+    hidden, places = (torch.cat(column) for column in zip(*parts, strict=True))
+    return Chosen(hidden, places)
+
+
+def passes(lengths: Sequence[int]) -> list[list[int]]:
+    """Divide rows into passes of similar length, longest first, each with little padding; rows of length 0 are left out."""
+    order = sorted((i for i, n in enumerate(lengths) if n), key=lambda i: -lengths[i])
+    found: list[list[int]] = []
+    used = 0
+    for i in order:
+        used += lengths[i]
+        if found and used >= (1 - WASTE) * lengths[found[-1][0]] * (len(found[-1]) + 1):
+            found[-1].append(i)
+        else:
+            found.append([i])
+            used = lengths[i]
+    return found
+
+
+def _prefill(
+    backbone: Backbone, config: Any, prompts: Sequence[Sequence[int]], device: torch.device
+) -> tuple[list[_Layer], int]:
+    """Return the keys and values of left-padded prompts, and their width."""
+    width = max(map(len, prompts))
+    tokens = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts], device=device)
+    starts = torch.tensor([width - len(p) for p in prompts], device=device)
+    columns = torch.arange(width, device=device)
+    visible = (columns[None, None] >= starts[:, None, None]) & (columns[None, :, None] >= columns[None, None])
+    visible = visible | torch.eye(width, dtype=torch.bool, device=device)
+    layers = [_Layer() for _ in range(config.num_hidden_layers)]
+    backbone(
+        input_ids=tokens,
+        attention_mask=attention_masks(config, visible),
+        position_ids=(columns[None] - starts[:, None]).clamp(min=0),
+        past_key_values=Cache(layers=list(layers)),
+        use_cache=True,
+    )
+    return layers, width
+
+
+def _continue(
+    backbone: Backbone,
+    config: Any,
+    prefix: Sequence[_Layer],
+    width: int,
+    prompts: Prompts,
+    rows: list[int],
+    tokens: Tensor,
+    mask: Tensor,
+) -> Chosen:
+    """Run some rows from the last token of their prompts on."""
+    device, length = tokens.device, prompts.lengths[rows[0]]
+    index = torch.tensor(rows, device=device)
+    starts = torch.tensor([prompts.starts[i] for i in rows], device=device)[:, None]
+    steps = torch.arange(length, device=device)
+    columns = starts + steps  # of the inputs; each predicts the next
+    own = tokens[index].gather(1, columns.clamp(max=tokens.shape[1] - 1))
+    before = torch.arange(width, device=device)[None] >= width - starts
+    causal = steps[:, None] >= steps[None]
+    visible = torch.cat((before[:, None].expand(-1, length, -1), causal.expand(len(rows), -1, -1)), 2)
+    of_row = torch.tensor([prompts.of_row[i] for i in rows], device=device)
+    layers = [_Layer((layer.keys[of_row], layer.values[of_row])) for layer in prefix]
+    hidden = backbone(
+        input_ids=own,
+        attention_mask=attention_masks(config, visible),
+        position_ids=columns,
+        past_key_values=Cache(layers=list(layers)),
+        use_cache=True,
+    ).last_hidden_state
+    targets = columns + 1
+    inside = targets < tokens.shape[1]
+    chosen = mask[index].gather(1, targets.clamp(max=tokens.shape[1] - 1)) & inside
+    return Chosen(hidden[chosen], (index[:, None] * tokens.shape[1] + targets)[chosen])
+
+
+def attention_masks(config: Any, visible: Tensor) -> Any:
+    """Turn which columns [B,Q,K] a token sees into what a model's attention reads, for each type of layer it has."""
+    device = visible.device
+    masks = {"full_attention": visible}
+    window = getattr(config, "sliding_window", None)
+    if window is not None:
+        queries, keys = visible.shape[-2:]
+        columns = torch.arange(keys, device=device)
+        masks["sliding_attention"] = visible & (columns[keys - queries :, None] - columns[None] < window)
+    ready = {kind: torch.zeros(m.shape, device=device).masked_fill_(~m, -torch.inf)[:, None] for kind, m in masks.items()}
+    if getattr(config, "layer_types", None) is not None:
+        return ready
+    return ready["full_attention" if window is None else "sliding_attention"]
