@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from rlkit.models.lora import base_model
-from rlkit.ops.logps import logits_logps, token_logps
+from rlkit.models.prefix import Prefixes
+from rlkit.ops.logps import Reads, logits_logps, token_logps
 from rlkit.types import PolicyOutput
 
 if TYPE_CHECKING:
@@ -19,7 +20,8 @@ class Actor(nn.Module):
     """Wraps a causal language model; `forward` returns log-probs and entropies of the tokens under the mask.
 
     The output layer runs in chunks, on masked tokens only, where a probe at the start shows that this equals the
-    model's own logits; models that transform them (soft caps, scales) are called as they are.
+    model's own logits; models that transform them (soft caps, scales) are called as they are. Prompts that rows share
+    are computed once: see `Prefixes`.
     """
 
     forward_methods = ("logits",)
@@ -29,36 +31,33 @@ class Actor(nn.Module):
         super().__init__()
         self.policy = policy
         self.chunked = self._probe()
+        self.prefixes = Prefixes(base_model(policy).get_decoder() if self.chunked else None)
 
-    def forward(self, tokens: Tensor, mask: Tensor, temperature: float = 1.0) -> PolicyOutput:
+    def forward(self, tokens: Tensor, mask: Tensor, temperature: float = 1.0, reads: Reads = Reads()) -> PolicyOutput:
         """Return log-probs, entropies and sums of squares of `softmax(logits / temperature)`, 0 outside the mask.
 
         Args:
             tokens: [B,T] i64, right-padded (a causal model's tokens never see the padding after them).
             mask: [B,T] bool; the first column never counts, since nothing predicts it.
             temperature: The rollout's.
+            reads: What is computed besides log-probs.
         """
-        chosen = mask[:, 1:]
-        targets = tokens[:, 1:][chosen]
         if self.chunked:
-            hidden = self._hidden(tokens)[:, :-1][chosen]
+            hidden, places = self.prefixes(base_model(self.policy).get_decoder(), tokens, mask)
             head = base_model(self.policy).get_output_embeddings()
-            found = token_logps(hidden, head.weight, head.bias, targets, temperature)
+            targets = tokens.flatten()[places]
+            found = token_logps(hidden, head.weight, head.bias, targets, temperature, reads=reads)
         else:
-            logits = self.policy(input_ids=tokens, use_cache=False).logits[:, :-1][chosen]
-            found = logits_logps(logits, targets, temperature)
-        empty = torch.zeros(tokens.shape, device=tokens.device)
-        index = torch.nn.functional.pad(chosen, (1, 0))
-        return PolicyOutput(*(empty.masked_scatter(index, x) for x in found))
+            logits = self.logits(tokens)[:, :-1][mask[:, 1:]]
+            places = nn.functional.pad(mask[:, 1:], (1, 0)).flatten().nonzero().squeeze(-1)
+            found = logits_logps(logits, tokens.flatten()[places], temperature)
+        empty = torch.zeros(tokens.numel(), device=tokens.device)
+        return PolicyOutput(*(None if x is None else empty.index_copy(0, places, x).view_as(tokens) for x in found))
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Return the model's own logits [B,T,V] of tokens [B,T]."""
         logits: Tensor = self.policy(input_ids=tokens, use_cache=False).logits
         return logits
-
-    def _hidden(self, tokens: Tensor) -> Tensor:
-        hidden: Tensor = base_model(self.policy).get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
-        return hidden
 
     @torch.no_grad()
     def _probe(self) -> bool:
@@ -67,8 +66,7 @@ class Actor(nn.Module):
             return False
         tokens = torch.arange(2, 10, device=head.weight.device)[None] % head.weight.shape[0]
         try:
-            hidden = self._hidden(tokens)
+            hidden = base_model(self.policy).get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
         except (AttributeError, TypeError):
             return False
-        logits = self.policy(input_ids=tokens, use_cache=False).logits
-        return torch.allclose(head(hidden), logits, rtol=1e-4, atol=1e-4)
+        return torch.allclose(head(hidden), self.logits(tokens), rtol=1e-4, atol=1e-4)

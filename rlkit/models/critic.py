@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from rlkit.models.prefix import Prefixes
+
 if TYPE_CHECKING:
     from rlkit.interfaces.model import CausalLM
 
@@ -21,6 +23,7 @@ class ValueModel(nn.Module):
     def __init__(self, backbone: CausalLM) -> None:
         super().__init__()
         self.backbone = backbone
+        self.prefixes = Prefixes(backbone)
         self.head = nn.Linear(backbone.config.get_text_config().hidden_size, 1, bias=False)
         nn.init.zeros_(self.head.weight)
 
@@ -31,8 +34,6 @@ class ValueModel(nn.Module):
             tokens: [B,T] i64, right-padded.
             mask: [B,T] bool.
         """
-        chosen = mask[:, 1:]
-        hidden = self.backbone(input_ids=tokens, use_cache=False).last_hidden_state[:, :-1][chosen]
+        hidden, places = self.prefixes(self.backbone, tokens, mask)
         values = self.head(hidden.to(self.head.weight.dtype)).squeeze(-1).float()
-        empty = torch.zeros(tokens.shape, device=tokens.device)
-        return empty.masked_scatter(nn.functional.pad(chosen, (1, 0)), values)
+        return torch.zeros(tokens.numel(), device=tokens.device).index_copy(0, places, values).view_as(tokens)

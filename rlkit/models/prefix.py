@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,8 +12,11 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 WASTE = 0.1
 """Padding that a pass over answers may have, as a share of its tokens, before the shorter ones get one of their own."""
 
-Backbone = Callable[..., Any]
-"""A Hugging Face decoder: returns `last_hidden_state`."""
+Backbone = Any
+"""A Hugging Face decoder: it returns `last_hidden_state`."""
+
+GAPS = {torch.float16: 0.02, torch.bfloat16: 0.1}
+"""How far a probe may be from plain passes, as a share of the standard deviation, by type; 1e-3 for others."""
 
 
 class Chosen(NamedTuple):
@@ -86,37 +89,58 @@ def find_prompts(tokens: Tensor, mask: Tensor) -> Prompts:
     return found
 
 
-def chosen_hidden(backbone: Backbone, tokens: Tensor, mask: Tensor) -> Chosen:
-    """Return the hidden states that predict the tokens under a mask, each row computed on its own.
+class Prefixes:
+    """Computes the hidden states that predict the tokens under a mask; prompts that rows share are computed once.
+
+    That is so where a probe at the start shows that it equals plain passes, for models that take a cache of keys and
+    values, until `shared` is set to False.
 
     Args:
-        backbone: Called as it is.
-        tokens: [B,T] i64, right-padded.
-        mask: [B,T] bool; the first column never counts.
+        backbone: The decoder that is probed; None for no sharing.
     """
-    chosen = mask[:, 1:]
-    hidden = backbone(input_ids=tokens, use_cache=False).last_hidden_state[:, :-1][chosen]
-    return Chosen(hidden, torch.nn.functional.pad(chosen, (1, 0)).flatten().nonzero().squeeze(-1))
+
+    def __init__(self, backbone: Any | None) -> None:
+        self.shared = backbone is not None and _probe(backbone)
+
+    def __call__(self, backbone: Backbone, tokens: Tensor, mask: Tensor) -> Chosen:
+        """Return hidden states, in any order.
+
+        Args:
+            backbone: Returns hidden states.
+            tokens: [B,T] i64, right-padded.
+            mask: [B,T] bool; the first column never counts.
+        """
+        prompts = find_prompts(tokens, mask) if self.shared else None
+        if prompts is None or len(prompts.tokens) == len(tokens) or not any(prompts.tokens):
+            return plain(backbone, tokens, mask)
+        cache, width = _prefill(backbone, prompts.tokens, tokens.device)
+        parts = [_continue(backbone, cache, width, prompts, rows, tokens, mask) for rows in passes(prompts.lengths)]
+        return Chosen(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
-def chosen_hidden_shared(backbone: Backbone, config: Any, tokens: Tensor, mask: Tensor) -> Chosen:
-    """Return the same as `chosen_hidden`; equal prompts are computed once.
+def plain(backbone: Backbone, tokens: Tensor, mask: Tensor) -> Chosen:
+    """Return the same from one pass over whole rows."""
+    chosen = torch.nn.functional.pad(mask[:, 1:], (1, 0))
+    hidden = backbone(input_ids=tokens, use_cache=False).last_hidden_state[:, :-1][chosen[:, 1:]]
+    return Chosen(hidden, chosen.flatten().nonzero().squeeze(-1))
 
-    Args:
-        backbone: Called as it is; must take and return a cache.
-        config: The model's text configuration.
-        tokens: [B,T] i64, right-padded.
-        mask: [B,T] bool; the first column never counts.
-    """
-    prompts = find_prompts(tokens, mask)
-    if not any(prompts.tokens) or len(prompts.tokens) == len(tokens):
-        return chosen_hidden(backbone, tokens, mask)
-    cache, width = _prefill(backbone, config, prompts.tokens, tokens.device)
-    parts = [
-        _continue(backbone, config, cache, width, prompts, rows, tokens, mask) for rows in passes(prompts.lengths)
-    ]
-    hidden, places = (torch.cat(column) for column in zip(*parts, strict=True))
-    return Chosen(hidden, places)
+
+@torch.no_grad()
+def _probe(backbone: Any) -> bool:
+    """Whether shared prompts make no difference: in two rows of one prompt, and one of a longer prompt."""
+    weight = next(backbone.parameters())
+    if weight.is_meta or backbone.config.get_text_config().is_encoder_decoder:
+        return False
+    tokens = torch.tensor([[5, 3, 4, 6, 7, 0, 0], [5, 3, 4, 8, 0, 0, 0], [3, 6, 5, 4, 7, 8, 3]], device=weight.device)
+    mask = torch.tensor([[0, 0, 0, 1, 1, 0, 0], [0, 0, 0, 1, 0, 0, 0], [0, 0, 0, 0, 0, 1, 1]], device=weight.device)
+    sharing = Prefixes(None)
+    sharing.shared = True
+    try:
+        found, expected = sharing(backbone, tokens, mask.bool()), plain(backbone, tokens, mask.bool())
+    except (AttributeError, TypeError, ValueError, RuntimeError, IndexError):
+        return False
+    gap = (found.hidden[found.places.argsort()] - expected.hidden).float().square().mean().sqrt()
+    return bool(gap <= GAPS.get(weight.dtype, 1e-3) * expected.hidden.float().std())
 
 
 def passes(lengths: Sequence[int]) -> list[list[int]]:
@@ -134,9 +158,7 @@ def passes(lengths: Sequence[int]) -> list[list[int]]:
     return found
 
 
-def _prefill(
-    backbone: Backbone, config: Any, prompts: Sequence[Sequence[int]], device: torch.device
-) -> tuple[list[_Layer], int]:
+def _prefill(backbone: Backbone, prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[list[_Layer], int]:
     """Return the keys and values of left-padded prompts, and their width."""
     width = max(map(len, prompts))
     tokens = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts], device=device)
@@ -144,6 +166,7 @@ def _prefill(
     columns = torch.arange(width, device=device)
     visible = (columns[None, None] >= starts[:, None, None]) & (columns[None, :, None] >= columns[None, None])
     visible = visible | torch.eye(width, dtype=torch.bool, device=device)
+    config = backbone.config.get_text_config()
     layers = [_Layer() for _ in range(config.num_hidden_layers)]
     backbone(
         input_ids=tokens,
@@ -157,7 +180,6 @@ def _prefill(
 
 def _continue(
     backbone: Backbone,
-    config: Any,
     prefix: Sequence[_Layer],
     width: int,
     prompts: Prompts,
@@ -166,7 +188,7 @@ def _continue(
     mask: Tensor,
 ) -> Chosen:
     """Run some rows from the last token of their prompts on."""
-    device, length = tokens.device, prompts.lengths[rows[0]]
+    config, device, length = backbone.config.get_text_config(), tokens.device, prompts.lengths[rows[0]]
     index = torch.tensor(rows, device=device)
     starts = torch.tensor([prompts.starts[i] for i in rows], device=device)[:, None]
     steps = torch.arange(length, device=device)
@@ -199,7 +221,9 @@ def attention_masks(config: Any, visible: Tensor) -> Any:
         queries, keys = visible.shape[-2:]
         columns = torch.arange(keys, device=device)
         masks["sliding_attention"] = visible & (columns[keys - queries :, None] - columns[None] < window)
-    ready = {kind: torch.zeros(m.shape, device=device).masked_fill_(~m, -torch.inf)[:, None] for kind, m in masks.items()}
+    ready = {
+        kind: torch.zeros(m.shape, device=device).masked_fill_(~m, -torch.inf)[:, None] for kind, m in masks.items()
+    }
     if getattr(config, "layer_types", None) is not None:
         return ready
     return ready["full_attention" if window is None else "sliding_attention"]

@@ -10,6 +10,7 @@ from torch import Tensor
 from rlkit.models.actor import Actor
 from rlkit.models.load import load_policy
 from rlkit.models.lora import adapters_off, has_lora
+from rlkit.ops.logps import LOGPS
 from rlkit.sections import Model
 
 
@@ -41,6 +42,6 @@ class Reference:
     def logps(self, tokens: Tensor, mask: Tensor, temperature: float) -> Tensor:
         """Return log-probs [B,T] f32, 0 outside the mask."""
         if not self.shared:
-            return self.actor(tokens, mask, temperature).logps  # type: ignore[no-any-return]
+            return self.actor(tokens, mask, temperature, LOGPS).logps  # type: ignore[no-any-return]
         with adapters_off(self.actor.policy):
-            return self.actor(tokens, mask, temperature).logps  # type: ignore[no-any-return]
+            return self.actor(tokens, mask, temperature, LOGPS).logps  # type: ignore[no-any-return]

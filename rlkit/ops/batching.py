@@ -30,6 +30,44 @@ def micro_batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
     return batches
 
 
+def group_micro_batches(
+    groups: Sequence[int], prompts: Sequence[int], answers: Sequence[float], budget: int
+) -> list[list[int]]:
+    """Divide rows into micro-batches that compute the prompt of a group once.
+
+    Groups stay together, unless one alone exceeds the budget; those with answers of similar length go together, the
+    longest first.
+
+    Args:
+        groups: The group of each row, whose rows have one prompt.
+        prompts: Tokens of its prompt.
+        answers: Tokens after it, with a share of the padding of their pass.
+        budget: Tokens of a micro-batch. One of a single row may have more.
+
+    Returns:
+        Lists of row indices; every row is in one of them.
+    """
+    members: dict[int, list[int]] = {}
+    for i in sorted(range(len(groups)), key=lambda i: -answers[i]):
+        members.setdefault(groups[i], []).append(i)
+    batches: list[list[int]] = []
+    used = 0.0
+    for rows in members.values():  # in the order of their longest answers
+        whole = prompts[rows[0]] + sum(answers[i] for i in rows)
+        if batches and used + whole <= budget:
+            batches[-1] += rows
+            used += whole
+            continue
+        for k, i in enumerate(rows):
+            if k and used + answers[i] <= budget:
+                batches[-1].append(i)
+                used += answers[i]
+            else:
+                batches.append([i])
+                used = prompts[i] + answers[i]
+    return batches
+
+
 def assign(sizes: Sequence[int], ranks: int) -> list[int]:
     """Return the rank of each group: the largest first, each to the rank with the least so far (Graham 1969)."""
     loads, chosen = [0] * ranks, [0] * len(sizes)

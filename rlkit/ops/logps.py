@@ -23,16 +23,15 @@ class Reads(NamedTuple):
 
     Args:
         entropy: The entropy.
-        entropy_gradient: Whether something differentiates it.
         squares: The sum of squared probabilities.
     """
 
     entropy: bool = True
-    entropy_gradient: bool = False
     squares: bool = False
 
 
-ALL = Reads(entropy_gradient=True, squares=True)
+LOGPS = Reads(entropy=False)
+ALL = Reads(squares=True)
 
 
 class TokenStatistics(NamedTuple):
@@ -56,7 +55,7 @@ def token_logps(
     """Return log-probs and entropies of `softmax((hidden @ weight.T + bias) / temperature)`.
 
     Where the logits exceed `memory`, they are computed in chunks, and again in the backward pass. If neither weight nor
-    bias needs a gradient, that of `hidden` is computed in the forward pass instead.
+    bias needs a gradient, how log-probs depend on `hidden` is computed in the forward pass instead.
 
     Args:
         hidden: [N,H]; the product runs in its type (or autocast's), the softmax in float32.
@@ -68,7 +67,7 @@ def token_logps(
         memory: Bytes of logits that are kept.
 
     Returns:
-        Log-probs and, with `entropy_gradient`, entropies are differentiable.
+        Log-probs and entropies are differentiable.
     """
     device = hidden.device.type
     if torch.is_autocast_enabled(device):
@@ -95,60 +94,66 @@ class _TokenLogps(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         frozen = ctx.needs_input_grad[0] and not any(ctx.needs_input_grad[1:3])
         logps, log_total, entropy, squares = (hidden.new_zeros(len(targets), dtype=torch.float32) for _ in range(4))
-        by_hidden = hidden.new_empty(1 + reads.entropy_gradient if frozen else 0, *hidden.shape)
+        slope = torch.empty_like(hidden) if frozen else None
         probs, parts = None, _slices(len(targets), weight.shape[0], memory)
         for part in parts:
             probs = _logits(hidden[part], weight, bias, temperature)
             statistics = _softmax_(probs, targets[part], reads)
             for column, x in zip((logps, log_total, entropy, squares), statistics, strict=False):
                 column[part] = x
-            if frozen:
-                by_hidden[0][part] = weight[targets[part]] - probs.to(weight.dtype) @ weight
-            if frozen and reads.entropy_gradient:
-                _differentiate_(probs, targets[part], None, torch.ones_like(entropy[part]), entropy[part])
-                by_hidden[1][part] = probs.to(weight.dtype) @ weight
+            if slope is not None:
+                slope[part] = weight[targets[part]] - probs.to(weight.dtype) @ weight
         kept = probs if len(parts) == 1 and not frozen else None
-        ctx.save_for_backward(hidden, weight, bias, targets, log_total, entropy, by_hidden, kept)
+        ctx.save_for_backward(hidden, weight, bias, targets, log_total, entropy, slope, kept)
         ctx.set_materialize_grads(False)
-        ctx.temperature, ctx.frozen, ctx.memory = temperature, frozen, memory
-        fixed = (() if reads.entropy_gradient else (entropy,)) + (squares,)
-        ctx.mark_non_differentiable(*fixed)
+        ctx.temperature, ctx.memory = temperature, memory
+        ctx.mark_non_differentiable(squares)
         return logps, entropy if reads.entropy else None, squares if reads.squares else None
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, log_total, entropy, by_hidden, kept = ctx.saved_tensors
-        scaled = [None if g is None else g / ctx.temperature for g in grads[:2]]
-        if ctx.frozen:
-            d_hidden = torch.zeros_like(hidden)
-            for unit, g in zip(by_hidden, scaled, strict=False):
-                d_hidden += 0 if g is None else unit * g[:, None].to(unit.dtype)
-            return d_hidden, None, None, None, None, None, None
-        d_hidden = torch.empty_like(hidden)
-        d_weight = torch.zeros_like(weight, dtype=torch.float32)
-        d_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
-        for part in _slices(len(targets), weight.shape[0], ctx.memory if kept is None else ctx.memory // 4):
-            if kept is None:
-                probs = _logits(hidden[part], weight, bias, ctx.temperature)
-                for rows in _blocks(probs):
-                    probs[rows].sub_(log_total[part][rows, None]).exp_()
-            else:
-                probs = kept[part].clone()
-            by_logps, by_entropy = (None if g is None else g[part] for g in scaled)
-            _differentiate_(probs, targets[part], by_logps, by_entropy, entropy[part])
+        hidden, weight, bias, targets, log_total, entropy, slope, kept = ctx.saved_tensors
+        by_logps, by_entropy = (None if g is None else g / ctx.temperature for g in grads[:2])
+        d_hidden, d_weight, d_bias = (
+            torch.zeros_like(x, dtype=None if x is hidden else torch.float32) if needed else None
+            for x, needed in zip((hidden, weight, bias), ctx.needs_input_grad, strict=False)
+        )
+        if slope is not None and by_logps is not None:
+            d_hidden += slope * by_logps[:, None].to(slope.dtype)
+            by_logps = None
+        memory = ctx.memory if kept is None else ctx.memory // 4
+        nothing = by_logps is None and by_entropy is None
+        for part in () if nothing else _slices(len(targets), weight.shape[0], memory):
+            probs = (
+                _probs(hidden[part], weight, bias, ctx.temperature, log_total[part])
+                if kept is None
+                else kept[part].clone()
+            )
+            by = (None if g is None else g[part] for g in (by_logps, by_entropy))
+            _differentiate_(probs, targets[part], entropy[part], *by)
             d_logits = probs.to(hidden.dtype)
-            d_hidden[part] = d_logits @ weight
-            _add_outer_(d_weight, d_logits, hidden[part])
+            if d_hidden is not None:
+                d_hidden[part] += d_logits @ weight
+            if d_weight is not None:
+                _add_outer_(d_weight, d_logits, hidden[part])
             if d_bias is not None:
                 d_bias += probs.sum(0)
-        d_bias = None if d_bias is None else d_bias.to(bias.dtype)
-        return d_hidden, d_weight.to(weight.dtype), d_bias, None, None, None, None
+        d_weight, d_bias = (None if d is None else d.to(x.dtype) for d, x in ((d_weight, weight), (d_bias, bias)))
+        return d_hidden, d_weight, d_bias, None, None, None, None
 
 
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
     with torch.autocast(hidden.device.type, enabled=False):
         logits = linear(hidden, weight, bias).float()
     return logits if temperature == 1 else logits.div_(temperature)
+
+
+def _probs(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, log_total: Tensor) -> Tensor:
+    """Compute probabilities [n,V] again."""
+    logits = _logits(hidden, weight, bias, temperature)
+    for rows in _blocks(logits):
+        logits[rows].sub_(log_total[rows, None]).exp_()
+    return logits
 
 
 def _softmax_(logits: Tensor, targets: Tensor, reads: Reads) -> list[Tensor]:
@@ -176,7 +181,7 @@ def _softmax_(logits: Tensor, targets: Tensor, reads: Reads) -> list[Tensor]:
 
 
 def _differentiate_(
-    probs: Tensor, targets: Tensor, by_logps: Tensor | None, by_entropy: Tensor | None, entropy: Tensor
+    probs: Tensor, targets: Tensor, entropy: Tensor, by_logps: Tensor | None, by_entropy: Tensor | None
 ) -> None:
     """Turn probabilities [n,V] into the gradient of logits, in place, from those of log-probs and entropies [n]."""
     for rows in _blocks(probs):

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from rlkit.interfaces.advantage import Needs
 from rlkit.ops import correction
+from rlkit.ops.logps import LOGPS, Reads
 from rlkit.ops.masked import Reducer
 from rlkit.train.metrics import Meter
 from rlkit.train.microbatch import Forward, forward_in_micro_batches
 from rlkit.train.setup import TrainContext
-from rlkit.types import PolicyOutput, RolloutBatch, TrainBatch
+from rlkit.types import RolloutBatch, TrainBatch
 
 
 def compute_logps(context: TrainContext, batch: RolloutBatch) -> None:
@@ -19,9 +21,10 @@ def compute_logps(context: TrainContext, batch: RolloutBatch) -> None:
     recipe, reference, critic = context.recipe, context.models.reference, context.models.critic
     temperature = recipe.rollout.sampling.temperature
     if recipe.needs_old_logps:
-        out = policy_logps(context, batch)
-        batch.trainer_logps, batch.sum_pi_squared = out.logps, out.sum_pi_squared
-        batch.old_logps = out.logps
+        squares = Needs.SUM_PI_SQUARED in recipe.advantage.needs
+        batch.trainer_logps, *others = policy_logps(context, batch, Reads(entropy=False, squares=squares))
+        batch.sum_pi_squared = others[0] if others else None
+        batch.old_logps = batch.trainer_logps
     if recipe.train.old_logps == "rollout":
         batch.old_logps = batch.rollout_logps
     if reference is not None:
@@ -30,10 +33,14 @@ def compute_logps(context: TrainContext, batch: RolloutBatch) -> None:
         [batch.values] = _forward(context, batch, lambda tokens, mask: (critic.inner(tokens, mask),))
 
 
-def policy_logps(context: TrainContext, batch: RolloutBatch) -> PolicyOutput:
-    """Return the current policy's log-probs, entropies and sums of squares, each [B,T] f32."""
+def policy_logps(context: TrainContext, batch: RolloutBatch, reads: Reads = LOGPS) -> list[Tensor]:
+    """Return the current policy's log-probs [B,T] f32, and what else is read of its distributions."""
     actor, temperature = context.models.actor, context.recipe.rollout.sampling.temperature
-    return PolicyOutput(*_forward(context, batch, lambda tokens, mask: actor(tokens, mask, temperature), count=3))
+
+    def forward(tokens: Tensor, mask: Tensor) -> Sequence[Tensor]:
+        return [x for x in actor(tokens, mask, temperature, reads) if x is not None]
+
+    return _forward(context, batch, forward, count=1 + sum(reads))
 
 
 def measure_gap(batch: TrainBatch, reduce: Reducer, meter: Meter) -> None:

@@ -156,7 +156,7 @@ def select_tokens(context: TrainContext, batch: TrainBatch, rows: list[int], rec
     """
     loss = context.recipe.loss
     part, _, _ = select_rows(batch, rows)
-    logps = policy_logps(context, part).logps
+    [logps] = policy_logps(context, part)
     if record:
         record_logps(batch, rows, part, logps)
     with calling(loss, "select"):

@@ -53,7 +53,9 @@ def main() -> None:
         "kept": partial(ours, memory=4 * VOCABULARY * given.tokens),
         "computed again": partial(ours, memory=256 * 2**20),
     }
-    rounds = [{name: measure(work, hidden, weight, targets) for name, work in sides.items()} for _ in range(given.rounds)]
+    rounds = [
+        {name: measure(work, hidden, weight, targets) for name, work in sides.items()} for _ in range(given.rounds)
+    ]
     for name in sides:
         ratio = statistics.median(r[name][0] / r["log_softmax"][0] for r in rounds)
         seconds, memory = (statistics.median(r[name][i] for r in rounds) for i in (0, 1))

@@ -118,13 +118,17 @@ def fusible(model: Any) -> bool:
     inner, config = base_model(model), model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     windowed = getattr(config, "sliding_window", None) is not None and not getattr(config, "layer_types", None)
-    return type(inner).__name__ in KINDS and config.hidden_act == "silu" and kinds == {"full_attention"} and not windowed
+    return (
+        type(inner).__name__ in KINDS and config.hidden_act == "silu" and kinds == {"full_attention"} and not windowed
+    )
 
 
 def _fuse(layer: Any, kind: torch.dtype) -> _Block:
     attention, mlp = layer.self_attn, layer.mlp
     size = attention.head_dim
-    queries, keys = (_interleaved(_matrix([p], layer.input_layernorm, kind), size) for p in (attention.q_proj, attention.k_proj))
+    queries, keys = (
+        _interleaved(_matrix([p], layer.input_layernorm, kind), size) for p in (attention.q_proj, attention.k_proj)
+    )
     values = _matrix([attention.v_proj], layer.input_layernorm, kind)
     norms = None
     if hasattr(attention, "q_norm"):
@@ -157,7 +161,9 @@ def _joined(matrices: list[_Matrix]) -> _Matrix:
     weight = torch.cat([m.weight for m in matrices])
     if all(m.bias is None for m in matrices):
         return _Matrix(weight, None)
-    return _Matrix(weight, torch.cat([m.weight.new_zeros(len(m.weight)) if m.bias is None else m.bias for m in matrices]))
+    return _Matrix(
+        weight, torch.cat([m.weight.new_zeros(len(m.weight)) if m.bias is None else m.bias for m in matrices])
+    )
 
 
 def _interleaved(matrix: _Matrix, size: int) -> _Matrix:
