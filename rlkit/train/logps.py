@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from rlkit.interfaces.advantage import Needs
+from rlkit.models.actor import Actor
+from rlkit.models.critic import ValueModel
 from rlkit.ops import correction
 from rlkit.ops.logps import LOGPS, Reads
 from rlkit.ops.masked import Reducer
@@ -28,9 +30,13 @@ def compute_logps(context: TrainContext, batch: RolloutBatch) -> None:
     if recipe.train.old_logps == "rollout":
         batch.old_logps = batch.rollout_logps
     if reference is not None:
-        [batch.ref_logps] = _forward(context, batch, lambda tokens, mask: (reference.logps(tokens, mask, temperature),))
+
+        def ref_logps(tokens: Tensor, mask: Tensor) -> Sequence[Tensor]:
+            return (reference.logps(tokens, mask, temperature),)
+
+        [batch.ref_logps] = _forward(context, batch, ref_logps, reference.actor)
     if critic is not None:
-        [batch.values] = _forward(context, batch, lambda tokens, mask: (critic.inner(tokens, mask),))
+        [batch.values] = _forward(context, batch, lambda tokens, mask: (critic.inner(tokens, mask),), critic.inner)
 
 
 def policy_logps(context: TrainContext, batch: RolloutBatch, reads: Reads = LOGPS) -> list[Tensor]:
@@ -40,7 +46,7 @@ def policy_logps(context: TrainContext, batch: RolloutBatch, reads: Reads = LOGP
     def forward(tokens: Tensor, mask: Tensor) -> Sequence[Tensor]:
         return [x for x in actor(tokens, mask, temperature, reads) if x is not None]
 
-    return _forward(context, batch, forward, count=1 + sum(reads))
+    return _forward(context, batch, forward, actor, count=1 + sum(reads))
 
 
 def measure_gap(batch: TrainBatch, reduce: Reducer, meter: Meter) -> None:
@@ -54,7 +60,9 @@ def measure_gap(batch: TrainBatch, reduce: Reducer, meter: Meter) -> None:
         meter.max(f"mismatch/{name}", value)
 
 
-def _forward(context: TrainContext, batch: RolloutBatch, fn: Forward, count: int = 1) -> list[Tensor]:
+def _forward(
+    context: TrainContext, batch: RolloutBatch, fn: Forward, module: Actor | ValueModel, count: int = 1
+) -> list[Tensor]:
     """Compute tensors [B,T] in the precision and the micro-batches of updates."""
 
     def autocast(tokens: Tensor, mask: Tensor) -> Sequence[Tensor]:
@@ -62,4 +70,4 @@ def _forward(context: TrainContext, batch: RolloutBatch, fn: Forward, count: int
             return fn(tokens, mask)
 
     limit, agree = context.recipe.train.max_tokens_per_micro_batch, context.ranks.all_reduce_max
-    return forward_in_micro_batches(autocast, batch, limit, agree, count=count)
+    return forward_in_micro_batches(autocast, batch, limit, agree, count=count, shared=module.prefixes.shared)

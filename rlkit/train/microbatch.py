@@ -8,7 +8,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from rlkit.ops.batching import micro_batches
+from rlkit.models.prefix import WASTE
+from rlkit.ops.batching import group_micro_batches, micro_batches
 from rlkit.types import RolloutBatch
 
 B = TypeVar("B", bound=RolloutBatch)
@@ -20,56 +21,46 @@ Forward = Callable[[Tensor, Tensor], Sequence[Tensor]]
 """From tokens and mask [b,t] to tensors [b,t]."""
 
 
-class MicroBatcher(NamedTuple):
-    """How rows are divided into micro-batches, as many on every rank.
-
-    Args:
-        limit: Tokens of a micro-batch that are computed, padding included.
-        agree: Over all ranks.
-    """
-
-    limit: int
-    agree: Agree
-
-    def divide(self, batch: RolloutBatch, rows: Sequence[int], shared: bool) -> list[list[int]]:
-        """Divide rows of a batch; a rank with fewer micro-batches than others gets empty ones at the end.
-
-        Args:
-            batch: What the rows are from.
-            rows: Their places.
-            shared: Whether prompts that rows share are computed once: see `Prefixes`.
-        """
-        part = batch.rows(torch.tensor(list(rows), dtype=torch.long, device=batch.tokens.device))
-        lengths = part.attention.sum(-1)
-        if shared and rows:
-            before = (part.mask.int().argmax(-1) - 1).clamp(min=0)
-            answers = ((lengths - before) / (1 - WASTE)).tolist()
-            micros = group_micro_batches(part.group.tolist(), before.tolist(), answers, self.limit)
-        else:
-            micros = micro_batches(lengths.tolist(), self.limit)
-        found = [[rows[i] for i in micro] for micro in micros]
-        return found + [[]] * (int(self.agree(len(found))) - len(found))
-
-
 @torch.no_grad()
 def forward_in_micro_batches(
-    fn: Forward, batch: RolloutBatch, micros: Sequence[list[int]], *, count: int = 1
+    fn: Forward, batch: RolloutBatch, limit: int, agree: Agree, *, count: int = 1, shared: bool = False
 ) -> list[Tensor]:
     """Compute `count` tensors [B,T] f32 without a gradient, micro-batch by micro-batch.
 
     Args:
         fn: Called as often on every rank; with a dummy row where a rank has no rows left.
         batch: All rows of it.
-        micros: From `MicroBatcher`.
+        limit: Tokens of a micro-batch that are computed, padding included.
+        agree: Over all ranks.
         count: How many tensors `fn` returns.
+        shared: Whether `fn` computes equal prompts once: see `Prefixes`.
     """
     found = [torch.zeros_like(batch.rollout_logps) for _ in range(count)]
-    for rows in micros:
+    for rows in aligned_micro_batches(batch, range(len(batch)), limit, agree, shared):
         _, tokens, mask = select_rows(batch, rows)
         pieces = fn(tokens, mask)
         for whole, piece in zip(found, pieces if rows else (), strict=bool(rows)):
             whole[rows, : piece.shape[1]] = piece
     return found
+
+
+def aligned_micro_batches(
+    batch: RolloutBatch, rows: Sequence[int], limit: int, agree: Agree, shared: bool = False
+) -> list[list[int]]:
+    """Divide rows into micro-batches, as many on every rank: a rank with fewer gets empty ones at the end.
+
+    With `shared`, equal prompts are computed once, and rows of a group stay together.
+    """
+    chosen = list(rows)
+    lengths = batch.attention[chosen].sum(-1)
+    if shared:
+        prompts = (batch.mask[chosen].int().argmax(-1) - 1).clamp(min=0)
+        answers = (lengths - prompts) / (1 - WASTE)
+        parts = group_micro_batches(batch.group[chosen].tolist(), prompts.tolist(), answers.tolist(), limit)
+    else:
+        parts = micro_batches(lengths.tolist(), limit)
+    micros = [[chosen[i] for i in part] for part in parts]
+    return micros + [[]] * (int(agree(len(micros))) - len(micros))
 
 
 def select_rows(batch: B, rows: Sequence[int]) -> tuple[B, Tensor, Tensor]:
