@@ -1,105 +1,241 @@
-"""Decoding through fused copies of a model's weights: Llama, Mistral, Qwen2 and Qwen3 blocks."""
+"""Decoding through fused copies of a model's weights, with one copy of each prompt's keys and values."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention, silu
-from transformers.cache_utils import Cache
 
-from rlkit.engines.torch.decoder import Decoder
-from rlkit.models.lora import base_model, delta
+from rlkit.engines.torch.blocks import Block, fuse
+from rlkit.models.lora import base_model
 
-KINDS = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-"""Classes whose blocks are RMSNorm, rotary attention, RMSNorm and a gated SiLU."""
-
-
-@dataclass(frozen=True)
-class _Matrix:
-    """A linear layer, or several of one input: weight [O,I] and bias [O]."""
-
-    weight: Tensor
-    bias: Tensor | None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
-
-    def add_to(self, total: Tensor, x: Tensor) -> Tensor:
-        """Return `total + self(x)`."""
-        return torch.addmm(total if self.bias is None else total + self.bias, x, self.weight.T)
+GROWTH = 64
+"""Columns by which the cache grows at least."""
 
 
-@dataclass(frozen=True)
-class _Block:
-    """A block's weights; the scales of its norms are part of the matrices that follow them.
+class _Layer:
+    """One layer's keys and values: of prompts [P,H,W,D], which end at the last column, and of rows [R,H,C,D]."""
 
-    `inputs` yields queries, keys and values of all heads. In a query or a key, channels that are rotated together are
-    neighbours, so that a rotation is one complex product. `head_norms` [heads,D] scale queries and keys in Qwen3.
+    def __init__(self) -> None:
+        self.prompts: tuple[Tensor, ...] = ()
+        self.rows: tuple[Tensor, ...] = ()
+
+
+class FusedDecoder:
+    """Decodes rows as `Decoder` does, without the model's modules and in fewer passes over memory.
+
+    The copies of the weights are made at the first pass after `release` or `refresh`: adapters merged, in autocast's
+    type if there is one. Rows attend to one copy of the prompt that they share, and to their own tokens, which end at
+    column `end`, the same for all, and begin at `starts[r]`.
+
+    Args:
+        model: A causal language model whose blocks `fuse` takes.
+        autocast: Makes the precision context.
     """
 
-    inputs: _Matrix
-    head_norms: Tensor | None
-    outputs: _Matrix
-    gate_up: _Matrix
-    down: _Matrix
-
-
-class FusedDecoder(Decoder):
-    """A `Decoder` that computes what the model's modules do, in fewer passes, from copies of their weights.
-
-    The copies are made at the first pass after `refresh` or `release`, adapters merged, in autocast's type if there is
-    one.
-    """
-
-    def refresh(self) -> None:
-        """Drop the copies, since the weights have changed."""
-        self._blocks: list[_Block] = []
+    def __init__(self, model: Any, autocast: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+        self.model = base_model(model)
+        self.autocast = autocast
+        self.config = self.model.config.get_text_config()
+        self.device = next(model.parameters()).device
+        self.release()
 
     def release(self) -> None:
-        super().release()
+        """Drop all rows and the copies of the weights, and release their memory."""
+        self.end = 0
+        self.starts: list[int] = []
+        self.of_row: list[int] = []
+        """The prompt of each row."""
+        self.lengths: list[int] = []
+        """The tokens of each prompt."""
+        self.layers = [_Layer() for _ in range(self.config.num_hidden_layers)]
         self.refresh()
 
-    def _forward(self, tokens: Tensor, visible: Tensor, positions: Tensor, cache: Cache) -> Tensor:
-        model, kind = base_model(self.model), self._kind()
+    def refresh(self) -> None:
+        """Drop the copies of the weights, which have changed."""
+        self._blocks: list[Block] = []
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+        return len(self.starts)
+
+    def positions(self) -> Tensor:
+        """Return the position [R] i64 of the token that comes next in each row."""
+        own = (self.end - start for start in self.starts)
+        return torch.tensor([self.lengths[p] + n for p, n in zip(self.of_row, own, strict=True)], device=self.device)
+
+    @torch.inference_mode()
+    def admit(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> Tensor:
+        """Run the prompts, add `copies[i]` rows for each, in order, and return the rows' next logits [N,V]."""
+        width = max(map(len, prompts))
+        tokens = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts], device=self.device)
+        columns = torch.arange(width, device=self.device)
+        before = torch.tensor([width - len(p) for p in prompts], device=self.device)
+        visible = (columns[None, None] >= before[:, None, None]) & (columns[None, :, None] >= columns[None, None])
+        visible = visible | torch.eye(width, dtype=torch.bool, device=self.device)
+        mask = self._additive(visible)
+
+        def attend(index: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            size = queries.shape[-1]
+            q, k, v = (x.view(len(prompts), width, -1, size).transpose(1, 2) for x in (queries, keys, values))
+            self._add_prompts(self.layers[index], k, v)
+            repeats = q.shape[1] // k.shape[1]
+            k, v = (x.repeat_interleave(repeats, 1) for x in (k, v))
+            found = scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None], scale=1.0)
+            return found.transpose(1, 2)
+
+        logits = self._forward(tokens, (columns[None] - before[:, None]).clamp(min=0), attend)
+        first = len(self.lengths)
+        self.lengths += map(len, prompts)
+        self.of_row += [first + i for i, n in enumerate(copies) for _ in range(n)]
+        self.starts += [self.end] * sum(copies)
+        self._index()
+        return logits.repeat_interleave(torch.tensor(copies, device=self.device), dim=0)
+
+    @torch.inference_mode()
+    def step(self, tokens: Tensor) -> Tensor:
+        """Add a token [R] to each row and return the next logits [R,V]."""
+        positions = self.positions()
+        self.end += 1
+        first = min(self.starts)
+        columns = torch.arange(first, self.end, device=self.device)
+        starts = torch.tensor(self.starts, device=self.device)
+        own = None if first == max(self.starts) else self._additive(columns[None] >= starts[:, None])[:, None, None]
+
+        def attend(index: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            layer = self.layers[index]
+            self._reserve(layer, keys)
+            for buffer, new in zip(layer.rows, (keys, values), strict=True):
+                buffer[: self.rows, :, self.end - 1] = new
+            mine = [x[: self.rows, :, first : self.end] for x in layer.rows]
+            return self._attend(queries, layer.prompts, mine, own)
+
+        return self._forward(tokens[:, None], positions[:, None], attend)
+
+    @torch.inference_mode()
+    def keep(self, rows: Sequence[int]) -> None:
+        """Drop all other rows, and the prompts that no row has any more."""
+        index = torch.tensor(rows, dtype=torch.long, device=self.device)
+        first = min((self.starts[r] for r in rows), default=self.end)
+        used = sorted({self.of_row[r] for r in rows})
+        width = max((self.lengths[p] for p in used), default=0)
+        for layer in self.layers:
+            for buffer in layer.rows:
+                buffer[: len(rows), :, : self.end - first] = buffer[index, :, first : self.end]
+            layer.prompts = tuple(x[used, :, x.shape[2] - width :] for x in layer.prompts)
+        place = {prompt: i for i, prompt in enumerate(used)}
+        self.of_row = [place[self.of_row[r]] for r in rows]
+        self.starts = [self.starts[r] - first for r in rows]
+        self.lengths = [self.lengths[p] for p in used]
+        self.end -= first
+        self._index()
+
+    def _forward(self, tokens: Tensor, positions: Tensor, attend: Callable[[int, Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+        """Run tokens [N,Q] through all blocks; return the logits [N,V] of the last of each row."""
+        model, kind = self.model.model, self._kind()
         if not self._blocks:
-            self._blocks = [_fuse(layer, kind) for layer in model.model.layers]
-        hidden = model.model.embed_tokens(tokens).to(kind)
-        rows, count, width = hidden.shape
-        cos, sin = (x[..., : x.shape[-1] // 2].float() for x in model.model.rotary_emb(hidden.float(), positions))
-        rotation = torch.complex(cos, sin).view(rows * count, 1, -1)
-        mask = torch.zeros_like(visible, dtype=kind).masked_fill_(~visible, -torch.inf)
-        hidden = hidden.view(rows * count, width)
-        for block, layer in zip(self._blocks, cache.layers, strict=True):
-            mixed = self._attention(block, layer, self._normalized(hidden), rotation, mask)
-            hidden = block.outputs.add_to(hidden, mixed)
-            gate, up = block.gate_up(self._normalized(hidden)).chunk(2, dim=-1)
-            hidden = block.down.add_to(hidden, silu(gate).mul_(up))
-        last = self._normalized(hidden.view(rows, count, width)[:, -1]) * model.model.norm.weight.to(kind)
-        head = model.get_output_embeddings()
+            self._blocks = [fuse(layer, kind) for layer in model.layers]
+        hidden = model.embed_tokens(tokens).to(kind)
+        cos, sin = (x[..., : x.shape[-1] // 2].float() for x in model.rotary_emb(hidden.float(), positions))
+        rotation = torch.complex(cos, sin).flatten(0, 1)[:, None]
+        hidden = hidden.flatten(0, 1)
+        for i, block in enumerate(self._blocks):
+            queries, keys, values = self._project(block, self._normalized(hidden), rotation)
+            hidden = block.outputs.add_to(hidden, attend(i, queries, keys, values).reshape(len(hidden), -1))
+            x = self._normalized(hidden)
+            hidden = block.down.add_to(hidden, silu(block.gate(x)).mul_(block.up(x)))
+        last = self._normalized(hidden.view(*tokens.shape, -1)[:, -1]) * model.norm.weight.to(kind)
+        head = self.model.get_output_embeddings()
         return linear(last, head.weight.to(kind), None if head.bias is None else head.bias.to(kind))
 
-    def _attention(self, block: _Block, layer: Any, x: Tensor, rotation: Tensor, mask: Tensor) -> Tensor:
-        """Add the keys and values of tokens [N,H] to the cache and return what they attend to [N,heads*D]."""
-        config, (rows, count, _) = self.config, mask.shape
-        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-        size = block.inputs.weight.shape[0] // (heads + 2 * kv_heads)
-        turned, values = block.inputs(x).view(-1, heads + 2 * kv_heads, size).split([heads + kv_heads, kv_heads], 1)
+    def _project(self, block: Block, x: Tensor, rotation: Tensor) -> Sequence[Tensor]:
+        """Return queries, keys and values [N,heads,D] of normalized tokens [N,H]."""
+        heads, kv_heads = self.config.num_attention_heads, self.config.num_key_value_heads
+        size = block.outputs.weight.shape[1] // heads
+        found = block.inputs(x).view(len(x), -1, size)
+        turned, values = found[:, : heads + kv_heads], found[:, heads + kv_heads :]
         if block.head_norms is not None:
             turned = self._normalized(turned) * block.head_norms
         pairs = torch.view_as_complex(turned.float().unflatten(-1, (-1, 2)))
         turned = torch.view_as_real(pairs * rotation).flatten(-2).to(values.dtype)
-        shape = (rows, count, -1, size)
-        queries, keys = (part.reshape(shape).transpose(1, 2) for part in turned.split([heads, kv_heads], 1))
-        keys, values = layer.update(keys, values.reshape(shape).transpose(1, 2))
-        # queries that share a key are queries of one head, so that no key is repeated
-        groups = heads // kv_heads
-        queries = queries.reshape(rows, kv_heads, groups * count, size)
-        shared = mask[:, None] if count == 1 else mask.repeat(1, groups, 1)[:, None]
-        found = scaled_dot_product_attention(queries, keys, values, attn_mask=shared)
-        return found.view(rows, heads, count, size).transpose(1, 2).reshape(rows * count, heads * size)
+        return turned[:, :heads], turned[:, heads:], values
+
+    def _attend(
+        self, queries: Tensor, prompts: Sequence[Tensor], own: Sequence[Tensor], own_mask: Tensor | None
+    ) -> Tensor:
+        """Return what queries [R,heads,D] attend to: keys and values of their prompts, and their own [R,H,C,D]."""
+        rows, _, size = queries.shape
+        kv_heads, columns = own[0].shape[1:3]
+        queries = queries.reshape(rows, kv_heads, -1, size)
+        mine = torch.bmm(queries.flatten(0, 1), own[0].flatten(0, 1).transpose(1, 2)).unflatten(0, (rows, kv_heads))
+        if own_mask is not None:
+            mine += own_mask
+        shared = torch.bmm(self._by_prompt(queries), prompts[0].flatten(0, 1).transpose(1, 2))
+        if self._prompt_mask is not None:
+            shared.unflatten(0, (-1, kv_heads)).add_(self._prompt_mask)
+        scores = torch.cat((self._by_row(shared, kv_heads), mine), -1).softmax(-1, dtype=torch.float32)
+        scores = scores.to(queries.dtype)
+        width = shared.shape[-1]
+        found = torch.bmm(self._by_prompt(scores[..., :width]), prompts[1].flatten(0, 1))
+        of_own = torch.bmm(scores[..., width:].flatten(0, 1), own[1].flatten(0, 1))
+        return self._by_row(found, kv_heads).add_(of_own.unflatten(0, (rows, kv_heads)))
+
+    def _by_prompt(self, x: Tensor) -> Tensor:
+        """Turn [R,H,G,*] into [P*H,M*G,*], where the M rows of a prompt are next to each other."""
+        grouped = x[self._slots] if self._ragged else x
+        grouped = grouped.unflatten(0, (len(self.lengths), -1)).transpose(1, 2)
+        return grouped.flatten(2, 3).flatten(0, 1)
+
+    def _by_row(self, x: Tensor, kv_heads: int) -> Tensor:
+        """Undo `_by_prompt`."""
+        grouped = x.unflatten(0, (-1, kv_heads)).unflatten(2, (self._most, -1)).transpose(1, 2).flatten(0, 1)
+        return grouped[self._places] if self._ragged else grouped
+
+    def _index(self) -> None:
+        """Note where the rows of each prompt are, after rows or prompts have changed."""
+        members: list[list[int]] = [[] for _ in self.lengths]
+        for row, prompt in enumerate(self.of_row):
+            members[prompt].append(row)
+        self._most = max(map(len, members), default=0)
+        slots = [row for mine in members for row in (*mine, *[0] * (self._most - len(mine)))]
+        places = {row: p * self._most + k for p, mine in enumerate(members) for k, row in enumerate(mine)}
+        self._ragged = slots != list(range(self.rows))
+        self._slots = torch.tensor(slots, dtype=torch.long, device=self.device)
+        self._places = torch.tensor([places[r] for r in range(self.rows)], dtype=torch.long, device=self.device)
+        width = max(self.lengths, default=0)
+        columns = torch.arange(width, device=self.device)
+        before = torch.tensor([width - n for n in self.lengths], device=self.device)
+        even = min(self.lengths, default=0) == width
+        self._prompt_mask = None if even else self._additive(columns[None] >= before[:, None])[:, None, None]
+
+    def _add_prompts(self, layer: _Layer, keys: Tensor, values: Tensor) -> None:
+        old = layer.prompts or (keys[:0], values[:0])
+        width = max(old[0].shape[2], keys.shape[2])
+        layer.prompts = tuple(
+            torch.cat([torch.nn.functional.pad(x, (0, 0, width - x.shape[2], 0)) for x in pair])
+            for pair in zip(old, (keys, values), strict=True)
+        )
+
+    def _reserve(self, layer: _Layer, like: Tensor) -> None:
+        """Make room for all rows up to column `end`."""
+        if not layer.rows:
+            layer.rows = (like.new_zeros(0, like.shape[1], 0, like.shape[2]),) * 2
+        have_rows, heads, have_columns, size = layer.rows[0].shape
+        if self.rows <= have_rows and self.end <= have_columns:
+            return
+        columns = max(self.end + GROWTH, have_columns * 5 // 4) if self.end > have_columns else have_columns
+        grown = tuple(x.new_zeros(max(self.rows, have_rows), heads, columns, size) for x in layer.rows)
+        for new, old in zip(grown, layer.rows, strict=True):
+            new[:have_rows, :, :have_columns] = old
+        layer.rows = grown
+
+    def _additive(self, visible: Tensor) -> Tensor:
+        return torch.zeros(visible.shape, dtype=self._kind(), device=self.device).masked_fill_(~visible, -torch.inf)
 
     def _normalized(self, x: Tensor) -> Tensor:
         wide = x.float()
@@ -110,68 +246,5 @@ class FusedDecoder(Decoder):
         with self.autocast():
             if torch.is_autocast_enabled(self.device.type):
                 return torch.get_autocast_dtype(self.device.type)
-        return next(self.model.parameters()).dtype
-
-
-def fusible(model: Any) -> bool:
-    """Whether a model's blocks are of a kind that `FusedDecoder` computes; `why_not` checks that it does."""
-    inner, config = base_model(model), model.config.get_text_config()
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    windowed = getattr(config, "sliding_window", None) is not None and not getattr(config, "layer_types", None)
-    return (
-        type(inner).__name__ in KINDS and config.hidden_act == "silu" and kinds == {"full_attention"} and not windowed
-    )
-
-
-def _fuse(layer: Any, kind: torch.dtype) -> _Block:
-    attention, mlp = layer.self_attn, layer.mlp
-    size = attention.head_dim
-    queries, keys = (
-        _interleaved(_matrix([p], layer.input_layernorm, kind), size) for p in (attention.q_proj, attention.k_proj)
-    )
-    values = _matrix([attention.v_proj], layer.input_layernorm, kind)
-    norms = None
-    if hasattr(attention, "q_norm"):
-        norm = _Matrix(torch.stack([attention.q_norm.weight, attention.k_norm.weight]), None)
-        order = _order(size, norm.weight.device)
-        heads = [queries.weight.shape[0] // size, keys.weight.shape[0] // size]
-        norms = norm.weight[:, order].repeat_interleave(torch.tensor(heads, device=order.device), 0).to(kind)
-    return _Block(
-        _joined([queries, keys, values]),
-        norms,
-        _matrix([attention.o_proj], None, kind),
-        _matrix([mlp.gate_proj, mlp.up_proj], layer.post_attention_layernorm, kind),
-        _matrix([mlp.down_proj], None, kind),
-    )
-
-
-def _matrix(projections: list[nn.Module], norm: Any, kind: torch.dtype) -> _Matrix:
-    """Return the layers of one input as one, adapters merged, the norm's scale before them included."""
-    found = []
-    for projection in projections:
-        adapted = hasattr(projection, "get_delta_weight")
-        base: Any = projection.get_base_layer() if adapted else projection
-        weight = base.weight.float() + delta(projection) if adapted else base.weight
-        found.append(_Matrix(weight if norm is None else weight * norm.weight, base.bias))
-    joined = _joined(found)
-    return _Matrix(joined.weight.to(kind), None if joined.bias is None else joined.bias.to(kind))
-
-
-def _joined(matrices: list[_Matrix]) -> _Matrix:
-    weight = torch.cat([m.weight for m in matrices])
-    if all(m.bias is None for m in matrices):
-        return _Matrix(weight, None)
-    return _Matrix(
-        weight, torch.cat([m.weight.new_zeros(len(m.weight)) if m.bias is None else m.bias for m in matrices])
-    )
-
-
-def _interleaved(matrix: _Matrix, size: int) -> _Matrix:
-    """Reorder the channels of each head of `size`: those that rotate together, i and i + size/2, become neighbours."""
-    order = _order(size, matrix.weight.device)
-    weight = matrix.weight.unflatten(0, (-1, size))[:, order].flatten(0, 1)
-    return _Matrix(weight, None if matrix.bias is None else matrix.bias.unflatten(0, (-1, size))[:, order].flatten())
-
-
-def _order(size: int, device: torch.device) -> Tensor:
-    return torch.arange(size, device=device).view(2, -1).T.flatten()
+        kind: torch.dtype = self.model.model.norm.weight.dtype
+        return kind
