@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -52,6 +52,25 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.get_seq_length() + query_length, 0
+
+
+class AnyDecoder(Protocol):
+    """What decodes rows: `admit` adds them, `step` adds a token to each, `keep` drops them."""
+
+    @property
+    def rows(self) -> int: ...
+
+    def positions(self) -> Tensor: ...
+
+    def admit(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> Tensor: ...
+
+    def step(self, tokens: Tensor) -> Tensor: ...
+
+    def keep(self, rows: Sequence[int]) -> None: ...
+
+    def refresh(self) -> None: ...
+
+    def release(self) -> None: ...
 
 
 class Decoder:
@@ -127,6 +146,9 @@ class Decoder:
         self.rows = len(rows)
         if not rows:
             self.end = 0
+
+    def refresh(self) -> None:
+        """Do nothing: the weights are read where they are."""
 
     def release(self) -> None:
         """Drop all rows and release their memory."""
@@ -210,8 +232,8 @@ class Decoder:
                 setattr(layer, name, grown)
 
 
-def why_not(model: Any) -> str | None:
-    """Return why a model cannot be decoded here: it has no plain cache, or a probe differs from a plain forward.
+def why_not(model: Any, make: Callable[[Any], AnyDecoder] = Decoder) -> str | None:
+    """Return why a model cannot be decoded by a class: it has no plain cache, or a probe differs from a plain forward.
 
     Differences are measured against the spread of the logits, since half-precision weights round at every layer.
     """
@@ -222,7 +244,7 @@ def why_not(model: Any) -> str | None:
     if unknown := kinds - {"full_attention", "sliding_attention"}:
         return f"it has layers of type {', '.join(sorted(unknown))}"
     try:
-        found, plain = _probe(model)
+        found, plain = _probe(model, make(model))
     except (AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
         return f"a probe failed with {type(error).__name__}: {error}"
     off, spread = float((found - plain).square().mean().sqrt()), max(float(plain.std()), 1e-6)
@@ -233,13 +255,13 @@ def why_not(model: Any) -> str | None:
 
 
 @torch.inference_mode()
-def _probe(model: Any) -> tuple[Tensor, Tensor]:
+def _probe(model: Any, decoder: AnyDecoder) -> tuple[Tensor, Tensor]:
     """Return the logits [2,V] f32 after a decode step of two rows of different lengths, and those of plain forwards."""
     prompts, last = [[3, 5, 4, 6, 7], [5, 3]], [4, 6]
-    decoder = Decoder(model)
     decoder.admit(prompts, [1, 1])
-    found = decoder.step(torch.tensor(last, device=decoder.device))
+    device = next(model.parameters()).device
+    found = decoder.step(torch.tensor(last, device=device))
     rows = [
-        torch.tensor([[*prompt, token]], device=decoder.device) for prompt, token in zip(prompts, last, strict=True)
+        torch.tensor([[*prompt, token]], device=device) for prompt, token in zip(prompts, last, strict=True)
     ]
     return found.float(), torch.stack([model(input_ids=row).logits[0, -1] for row in rows]).float()

@@ -103,7 +103,9 @@ class TorchEngine(RolloutEngine):
         return self.max_rows
 
     def bind(self, runtime: Runtime) -> None:
+        from rlkit.engines.torch.blocks import fusible
         from rlkit.engines.torch.decoder import Decoder, why_not
+        from rlkit.engines.torch.fused import FusedDecoder
 
         if runtime.tensor_parallel > 1:
             raise EngineError(
@@ -114,7 +116,8 @@ class TorchEngine(RolloutEngine):
         self._stop_ids = runtime.stop_ids
         with runtime.unsharded():
             reason = why_not(runtime.policy)
-            self._decoder = Decoder(runtime.policy, runtime.autocast) if reason is None else None
+            make = FusedDecoder if fusible(runtime.policy) and not why_not(runtime.policy, FusedDecoder) else Decoder
+            self._decoder = make(runtime.policy, runtime.autocast) if reason is None else None
         if reason is not None:
             warnings.warn(
                 "TorchEngine samples through transformers' generate, prompts of one length at a time, which is slow: "
@@ -129,7 +132,7 @@ class TorchEngine(RolloutEngine):
             try:
                 yield
             finally:  # after an error, a step may be in progress
-                self._submit(_nothing).result()
+                self._submit(self._refresh).result()
 
     async def generate(self, request: Request) -> Completion:
         room = self._runtime.context - len(request.tokens)
@@ -147,11 +150,19 @@ class TorchEngine(RolloutEngine):
             return await future
 
     async def sync(self, stream: WeightStream, version: int) -> None:
-        await self.between_steps(partial(setattr, self, "version", version))
+        await self.between_steps(partial(self._set_version, version))
 
     async def between_steps(self, work: Callable[[], T]) -> T:
         """Call a function in the worker thread, before the next decode step: weights may be written there."""
         return await asyncio.wrap_future(self._submit(work))
+
+    def _set_version(self, version: int) -> None:
+        self.version = version
+        self._refresh()
+
+    def _refresh(self) -> None:
+        if self._decoder is not None:
+            self._decoder.refresh()
 
     def health(self) -> dict[str, float]:
         return {"rows_peak": float(self._peak), "slow_path": float(self._decoder is None)}

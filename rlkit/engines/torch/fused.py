@@ -28,7 +28,7 @@ class _Layer:
 class FusedDecoder:
     """Decodes rows as `Decoder` does, without the model's modules and in fewer passes over memory.
 
-    The copies of the weights are made at the first pass after `release` or `refresh`: adapters merged, in autocast's
+    The copies of the weights are made at the first pass after `refresh`: adapters merged, in autocast's
     type if there is one. Rows attend to one copy of the prompt that they share, and to their own tokens, which end at
     column `end`, the same for all, and begin at `starts[r]`.
 
@@ -43,9 +43,10 @@ class FusedDecoder:
         self.config = self.model.config.get_text_config()
         self.device = next(model.parameters()).device
         self.release()
+        self.refresh()
 
     def release(self) -> None:
-        """Drop all rows and the copies of the weights, and release their memory."""
+        """Drop all rows and release their memory."""
         self.end = 0
         self.starts: list[int] = []
         self.of_row: list[int] = []
@@ -53,10 +54,9 @@ class FusedDecoder:
         self.lengths: list[int] = []
         """The tokens of each prompt."""
         self.layers = [_Layer() for _ in range(self.config.num_hidden_layers)]
-        self.refresh()
 
     def refresh(self) -> None:
-        """Drop the copies of the weights, which have changed."""
+        """Drop the copies of the weights, since these have changed or nothing is decoded for now."""
         self._blocks: list[Block] = []
 
     @property
