@@ -8,6 +8,10 @@ import torch
 from torch import Tensor
 
 
+BLOCK = 512
+"""Tokens of the vocabulary whose probabilities are summed at once."""
+
+
 class Truncation(NamedTuple):
     """Which tokens may be chosen, by their probabilities at the temperature.
 
@@ -29,6 +33,9 @@ class Truncation(NamedTuple):
 def choose(logits: Tensor, u: Tensor, temperature: Tensor, truncation: Truncation) -> tuple[Tensor, Tensor]:
     """Choose one token a row by the inverse of the cumulative distribution.
 
+    Probabilities are summed in blocks of the vocabulary, and then within the block that is chosen: unlike one float32
+    sum over all of it, this is exact for the least likely tokens too.
+
     Args:
         logits: [N,V], any float type; read as float32.
         u: [N] uniform numbers in (0, 1).
@@ -38,16 +45,38 @@ def choose(logits: Tensor, u: Tensor, temperature: Tensor, truncation: Truncatio
     Returns:
         tokens [N] i64 and their log-probs [N] f32 under `log_softmax(logits / temperature)`, before any truncation.
     """
+    rows, vocabulary = logits.shape
     greedy = temperature == 0
-    logps = torch.log_softmax(logits.float() / temperature.masked_fill(greedy, 1.0)[:, None], dim=-1)
-    probs = logps.exp()
+    scale = temperature.masked_fill(greedy, 1.0)
+    highest = logits.amax(-1, keepdim=True).float()
+    weights = highest.new_zeros(rows, -(-vocabulary // BLOCK) * BLOCK)
+    used = torch.sub(logits, highest, out=weights[:, :vocabulary])
+    if bool((scale != 1).any()):
+        used /= scale[:, None]
+    used.exp_()
+    total = weights.view(rows, -1, BLOCK).sum(-1)
+    whole = total.double().sum(-1)
     if truncation.cuts():
-        probs = truncate(probs, truncation)
-    cumulative = probs.cumsum(-1, dtype=torch.float64)
-    target = u.to(torch.float64) * cumulative[:, -1]
-    tokens = torch.searchsorted(cumulative, target[:, None], right=True).squeeze(-1)
-    tokens = torch.where(greedy, logps.argmax(-1), tokens.clamp(max=logits.shape[-1] - 1))
-    return tokens, logps.gather(-1, tokens[:, None]).squeeze(-1)
+        used.copy_(truncate(used / whole[:, None].float(), truncation))
+        total = weights.view(rows, -1, BLOCK).sum(-1)
+    block, rest = _place(total, u.double())
+    inside = weights.view(rows, -1, BLOCK)[torch.arange(rows, device=logits.device), block]
+    tokens = block * BLOCK + _place(inside, rest)[0]
+    if bool(greedy.any()):
+        tokens = torch.where(greedy, logits.argmax(-1), tokens)
+    chosen = logits.gather(-1, tokens[:, None]).float()
+    return tokens, ((chosen - highest).squeeze(-1) / scale - whole.log()).float()
+
+
+def _place(weights: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """Return where a share u [N] of the weights [N,K] lies, and which share of that weight is still below it."""
+    cumulative = weights.cumsum(-1, dtype=torch.float64)
+    below_all = cumulative[:, -1] * (1 - 2.0**-52)  # u may be 1 after rounding
+    target = torch.minimum(u * cumulative[:, -1], below_all)[:, None]
+    place = torch.searchsorted(cumulative, target, right=True)
+    weight = weights.gather(-1, place).double()
+    share = (target - (cumulative.gather(-1, place) - weight)) / weight
+    return place.squeeze(-1), share.squeeze(-1).clamp(0, 1)
 
 
 def truncate(probs: Tensor, truncation: Truncation) -> Tensor:
