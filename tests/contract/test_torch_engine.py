@@ -15,7 +15,9 @@ import pytest
 import torch
 
 from rlkit.engines import TorchEngine
+from rlkit.engines.torch.blocks import fusible
 from rlkit.engines.torch.decoder import Decoder, _Layer, why_not
+from rlkit.engines.torch.fused import FusedDecoder
 from rlkit.errors import EngineError
 from rlkit.models.actor import Actor
 from rlkit.testing import random_model
@@ -186,27 +188,81 @@ def test_the_decoder_and_generate_sample_the_same_tokens(kind: str) -> None:
 def test_requests_join_between_decode_steps() -> None:
     engine = bound("qwen2")
     widths: list[int] = []
-    step = Decoder.step
+    step = FusedDecoder.step
 
     async def staggered() -> list[Completion]:
         first = asyncio.create_task(engine.generate(request(PROMPTS[1], max_tokens=40)))
-        while engine._decoder is None or engine._decoder.end < len(PROMPTS[1]) + 5:
+        while not engine._decoder.rows or engine._decoder.end < 5:
             await asyncio.sleep(0)
         late = [engine.generate(request(p, i)) for i, p in enumerate(PROMPTS)]
         return [*(await asyncio.gather(*late)), await first]
 
-    def counted(decoder: Decoder, tokens: torch.Tensor) -> torch.Tensor:
+    def counted(decoder: FusedDecoder, tokens: torch.Tensor) -> torch.Tensor:
         widths.append(decoder.rows)
         return step(decoder, tokens)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Decoder, "step", counted)
+        patch.setattr(FusedDecoder, "step", counted)
         late = asyncio.run(staggered())
     assert widths[0] == 1
     assert max(widths) == 6  # the newcomers decode beside the first
     alone = [ask(bound("qwen2"), [request(p, i)])[0] for i, p in enumerate(PROMPTS)]
     assert [a.tokens for a in late[:-1]] == [a.tokens for a in alone]
     assert late[-1].tokens == ask(bound("qwen2"), [request(PROMPTS[1], max_tokens=40)])[0].tokens
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])
+def test_the_fused_decoder_computes_what_the_modules_do(kind: str) -> None:
+    """While rows of three prompts come and go; the last newcomers have a longer prompt than all before."""
+    policy = random_model(kind, seed=3, sliding_window=None, rms_norm_eps=1e-3)
+    assert fusible(policy)
+    with torch.no_grad():
+        for name, weight in policy.named_parameters():
+            if "norm" in name:
+                weight.uniform_(0.5, 2.0)
+            if "bias" in name:
+                weight.normal_()
+    rows = [list(PROMPTS[1]), list(PROMPTS[1]), list(PROMPTS[0]), list(PROMPTS[1])]
+    decoder = FusedDecoder(policy)
+    logits = decoder.admit([PROMPTS[1], PROMPTS[0]], [2, 1])
+    logits = torch.cat((logits, decoder.admit([PROMPTS[1]], [1])[-1:]))
+    for step in range(12):
+        expected = [policy(input_ids=torch.tensor([row])).logits[0, -1] for row in rows]
+        torch.testing.assert_close(logits, torch.stack(expected), rtol=1e-3, atol=1e-3)
+        assert decoder.positions().tolist() == [len(row) for row in rows]
+        if step == 4:
+            decoder.keep([0, 3])
+            rows = [rows[0], rows[3]]
+        if step == 8:
+            decoder.admit([PROMPTS[4]], [2])
+            rows += [list(PROMPTS[4]), list(PROMPTS[4])]
+        if step == 10:
+            decoder.keep([1, 3])
+            rows = [rows[1], rows[3]]
+        tokens = [(7 * step + 3 * i) % 200 for i in range(len(rows))]
+        logits = decoder.step(torch.tensor(tokens))
+        rows = [[*row, token] for row, token in zip(rows, tokens, strict=True)]
+    decoder.keep([])
+    assert decoder.rows == decoder.end == 0
+
+
+def test_a_sync_refreshes_the_copies_of_the_weights() -> None:
+    engine = bound("qwen2")
+    before = ask(engine, [request(PROMPTS[0], temperature=0.0)])[0].tokens
+    head = model("qwen2").model.layers[0].mlp.down_proj.weight
+    with torch.no_grad():
+        head.neg_()
+    try:
+        asyncio.run(engine.sync(None, 1))  # type: ignore[arg-type]
+        after = ask(engine, [request(PROMPTS[0], temperature=0.0)])[0].tokens
+        tokens = torch.tensor([PROMPTS[0]])
+        plain = model("qwen2").generate(
+            tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=24, do_sample=False
+        )
+        assert after == plain[0, len(PROMPTS[0]) :].tolist() != before
+    finally:
+        with torch.no_grad():
+            head.neg_()
 
 
 def test_a_pass_computes_the_logits_of_one_token_a_row() -> None:
@@ -223,13 +279,13 @@ def test_a_pass_computes_the_logits_of_one_token_a_row() -> None:
 def test_the_cache_stays_within_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts of 4 tokens and answers of 10, 40 and 40: a bound of 60 leaves no room beside the 44."""
     sizes: list[int] = []
-    step = Decoder.step
+    step = FusedDecoder.step
 
-    def measured(decoder: Decoder, tokens: torch.Tensor) -> torch.Tensor:
-        sizes.append(decoder.rows * (decoder.end + 1 - decoder.first))
+    def measured(decoder: FusedDecoder, tokens: torch.Tensor) -> torch.Tensor:
+        sizes.append(decoder.rows * (len(PROMPTS[0]) + decoder.end + 1))
         return step(decoder, tokens)
 
-    monkeypatch.setattr(Decoder, "step", measured)
+    monkeypatch.setattr(FusedDecoder, "step", measured)
     requests = [request(PROMPTS[0], i, max_tokens=budget) for i, budget in enumerate((10, 40, 40))]
     assert [len(answer.tokens) for answer in ask(bound("qwen2", max_kv_tokens=60), requests)] == [10, 40, 40]
     assert max(sizes) <= 60
@@ -237,15 +293,15 @@ def test_the_cache_stays_within_its_bound(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_equal_prompts_are_run_once() -> None:
     admitted: list[int] = []
-    admit = Decoder.admit
+    admit = FusedDecoder.admit
 
-    def counted(decoder: Decoder, prompts: Any, copies: Any) -> torch.Tensor:
+    def counted(decoder: FusedDecoder, prompts: Any, copies: Any) -> torch.Tensor:
         admitted.append(len(prompts))
         return admit(decoder, prompts, copies)
 
     engine = bound("qwen2")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Decoder, "admit", counted)
+        patch.setattr(FusedDecoder, "admit", counted)
         ask(engine, [request(PROMPTS[1], s) for s in range(8)])
     assert admitted == [1]
 
@@ -300,7 +356,7 @@ def test_a_failure_reaches_everyone_who_waits() -> None:
         raise RuntimeError("out of memory")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Decoder, "step", fail)
+        patch.setattr(FusedDecoder, "step", fail)
         with pytest.raises(EngineError, match="RuntimeError: out of memory") as raised:
             ask(engine, [request(PROMPTS[0]), request(PROMPTS[1])])
     assert isinstance(raised.value.__cause__, RuntimeError)
@@ -309,7 +365,7 @@ def test_a_failure_reaches_everyone_who_waits() -> None:
 
 def test_a_prompt_pass_that_fails_reaches_the_requests_that_it_was_for(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = bound("qwen2")
-    monkeypatch.setattr(Decoder, "admit", lambda *_: int("x"))
+    monkeypatch.setattr(FusedDecoder, "admit", lambda *_: int("x"))
     with pytest.raises(EngineError, match="TorchEngine failed with ValueError: invalid literal"):
         ask(engine, [request(PROMPTS[0])])
 
@@ -320,16 +376,16 @@ class Gate:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
         self.entered, self.opened = threading.Event(), threading.Event()
         self.threads: list[str] = []
-        plain = Decoder.step
+        plain = FusedDecoder.step
 
-        def held(decoder: Decoder, tokens: torch.Tensor) -> torch.Tensor:
+        def held(decoder: FusedDecoder, tokens: torch.Tensor) -> torch.Tensor:
             self.threads.append(threading.current_thread().name)
             if len(self.threads) == step:
                 self.entered.set()
                 assert self.opened.wait(30)
             return plain(decoder, tokens)
 
-        monkeypatch.setattr(Decoder, "step", held)
+        monkeypatch.setattr(FusedDecoder, "step", held)
 
 
 async def until(condition: Callable[[], bool]) -> None:
