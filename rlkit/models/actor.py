@@ -52,7 +52,9 @@ class Actor(nn.Module):
             places = nn.functional.pad(mask[:, 1:], (1, 0)).flatten().nonzero().squeeze(-1)
             found = logits_logps(logits, tokens.flatten()[places], temperature)
         empty = torch.zeros(tokens.numel(), device=tokens.device)
-        return PolicyOutput(*(None if x is None else empty.index_copy(0, places, x).view_as(tokens) for x in found))
+        logps, entropy, squares = (None if x is None else empty.index_copy(0, places, x).view_as(tokens) for x in found)
+        assert logps is not None
+        return PolicyOutput(logps, entropy, squares)
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Return the model's own logits [B,T,V] of tokens [B,T]."""

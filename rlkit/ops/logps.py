@@ -212,7 +212,8 @@ def _slices(rows: int, vocabulary: int, memory: int) -> list[slice]:
 
 
 def _blocks(logits: Tensor) -> list[slice]:
-    return _slices(*logits.shape, BLOCK_BYTES if logits.device.type == "cpu" else logits.nbytes)
+    rows, vocabulary = logits.shape
+    return _slices(rows, vocabulary, BLOCK_BYTES if logits.device.type == "cpu" else logits.nbytes)
 
 
 def logits_logps(logits: Tensor, targets: Tensor, temperature: float = 1.0) -> TokenStatistics:

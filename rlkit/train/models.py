@@ -94,7 +94,8 @@ class Placer:
     def _find_root(self, module: nn.Module) -> None:
         """Run a sharded module once, so that FSDP finds its root before an inner module is called."""
         if self.sharded:  # agreed: by the strategy
-            module.prefixes.shared = False  # keys and values of a prompt leave the passes that shard weights
+            if isinstance(module, Actor | ValueModel):  # agreed: all ranks place the same module
+                module.prefixes.shared = False  # keys and values would leave the passes for which weights are gathered
             if isinstance(module, Actor):  # agreed: all ranks place the same module
                 module.chunked = self.ranks.any(module.chunked)  # only the first rank had weights to probe
             tokens = torch.zeros(1, 2, dtype=torch.long, device=self.fabric.device)

@@ -120,4 +120,6 @@ def _joined(matrices: list[Matrix]) -> Matrix:
     weight = torch.cat([m.weight for m in matrices])
     if all(m.bias is None for m in matrices):
         return Matrix(weight, None)
-    return Matrix(weight, torch.cat([m.weight.new_zeros(len(m.weight)) if m.bias is None else m.bias for m in matrices]))
+    return Matrix(
+        weight, torch.cat([m.weight.new_zeros(len(m.weight)) if m.bias is None else m.bias for m in matrices])
+    )

@@ -261,7 +261,5 @@ def _probe(model: Any, decoder: AnyDecoder) -> tuple[Tensor, Tensor]:
     decoder.admit(prompts, [1, 1])
     device = next(model.parameters()).device
     found = decoder.step(torch.tensor(last, device=device))
-    rows = [
-        torch.tensor([[*prompt, token]], device=device) for prompt, token in zip(prompts, last, strict=True)
-    ]
+    rows = [torch.tensor([[*prompt, token]], device=device) for prompt, token in zip(prompts, last, strict=True)]
     return found.float(), torch.stack([model(input_ids=row).logits[0, -1] for row in rows]).float()

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, scaled_dot_product_attention, silu
+from torch.nn.functional import scaled_dot_product_attention, silu
 
-from rlkit.engines.torch.blocks import Block, fuse
+from rlkit.engines.torch.blocks import Block, Matrix, fuse
 from rlkit.models.lora import base_model
 
 GROWTH = 64
@@ -38,9 +38,9 @@ class FusedDecoder:
     """
 
     def __init__(self, model: Any, autocast: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
-        self.model = base_model(model)
+        self.model: Any = base_model(model)
         self.autocast = autocast
-        self.config = self.model.config.get_text_config()
+        self.config: Any = self.model.config.get_text_config()
         self.device = next(model.parameters()).device
         self.release()
         self.refresh()
@@ -135,7 +135,9 @@ class FusedDecoder:
         self.end -= first
         self._index()
 
-    def _forward(self, tokens: Tensor, positions: Tensor, attend: Callable[[int, Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+    def _forward(
+        self, tokens: Tensor, positions: Tensor, attend: Callable[[int, Tensor, Tensor, Tensor], Tensor]
+    ) -> Tensor:
         """Run tokens [N,Q] through all blocks; return the logits [N,V] of the last of each row."""
         model, kind = self.model.model, self._kind()
         if not self._blocks:
@@ -151,7 +153,7 @@ class FusedDecoder:
             hidden = block.down.add_to(hidden, silu(block.gate(x)).mul_(block.up(x)))
         last = self._normalized(hidden.view(*tokens.shape, -1)[:, -1]) * model.norm.weight.to(kind)
         head = self.model.get_output_embeddings()
-        return linear(last, head.weight.to(kind), None if head.bias is None else head.bias.to(kind))
+        return Matrix(head.weight, head.bias).to(kind)(last)
 
     def _project(self, block: Block, x: Tensor, rotation: Tensor) -> Sequence[Tensor]:
         """Return queries, keys and values [N,heads,D] of normalized tokens [N,H]."""
@@ -161,7 +163,7 @@ class FusedDecoder:
         turned, values = found[:, : heads + kv_heads], found[:, heads + kv_heads :]
         if block.head_norms is not None:
             turned = self._normalized(turned) * block.head_norms
-        pairs = torch.view_as_complex(turned.float().unflatten(-1, (-1, 2)))
+        pairs = torch.view_as_complex(turned.float().reshape(*turned.shape[:2], -1, 2))
         turned = torch.view_as_real(pairs * rotation).flatten(-2).to(values.dtype)
         return turned[:, :heads], turned[:, heads:], values
 
@@ -170,30 +172,33 @@ class FusedDecoder:
     ) -> Tensor:
         """Return what queries [R,heads,D] attend to: keys and values of their prompts, and their own [R,H,C,D]."""
         rows, _, size = queries.shape
-        kv_heads, columns = own[0].shape[1:3]
+        kv_heads = own[0].shape[1]
         queries = queries.reshape(rows, kv_heads, -1, size)
-        mine = torch.bmm(queries.flatten(0, 1), own[0].flatten(0, 1).transpose(1, 2)).unflatten(0, (rows, kv_heads))
+        mine = torch.bmm(queries.flatten(0, 1), own[0].flatten(0, 1).transpose(1, 2)).view(*queries.shape[:3], -1)
         if own_mask is not None:
             mine += own_mask
         shared = torch.bmm(self._by_prompt(queries), prompts[0].flatten(0, 1).transpose(1, 2))
+        width = shared.shape[-1]
         if self._prompt_mask is not None:
-            shared.unflatten(0, (-1, kv_heads)).add_(self._prompt_mask)
+            shared.view(-1, kv_heads, *shared.shape[1:]).add_(self._prompt_mask)
         scores = torch.cat((self._by_row(shared, kv_heads), mine), -1).softmax(-1, dtype=torch.float32)
         scores = scores.to(queries.dtype)
-        width = shared.shape[-1]
         found = torch.bmm(self._by_prompt(scores[..., :width]), prompts[1].flatten(0, 1))
         of_own = torch.bmm(scores[..., width:].flatten(0, 1), own[1].flatten(0, 1))
-        return self._by_row(found, kv_heads).add_(of_own.unflatten(0, (rows, kv_heads)))
+        return self._by_row(found, kv_heads).add_(of_own.view_as(queries))
 
     def _by_prompt(self, x: Tensor) -> Tensor:
         """Turn [R,H,G,*] into [P*H,M*G,*], where the M rows of a prompt are next to each other."""
         grouped = x[self._slots] if self._ragged else x
-        grouped = grouped.unflatten(0, (len(self.lengths), -1)).transpose(1, 2)
-        return grouped.flatten(2, 3).flatten(0, 1)
+        _, heads, queries, size = grouped.shape
+        grouped = grouped.reshape(len(self.lengths), -1, heads, queries, size).transpose(1, 2)
+        return grouped.reshape(len(self.lengths) * heads, -1, size)
 
     def _by_row(self, x: Tensor, kv_heads: int) -> Tensor:
         """Undo `_by_prompt`."""
-        grouped = x.unflatten(0, (-1, kv_heads)).unflatten(2, (self._most, -1)).transpose(1, 2).flatten(0, 1)
+        prompts, size = len(self.lengths), x.shape[-1]
+        grouped = x.view(prompts, kv_heads, self._most, -1, size).transpose(1, 2)
+        grouped = grouped.reshape(prompts * self._most, kv_heads, -1, size)
         return grouped[self._places] if self._ragged else grouped
 
     def _index(self) -> None:

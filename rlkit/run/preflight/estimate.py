@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from rlkit.interfaces.optimizer import Optimizer
 from rlkit.models.size import Size, find_config, kv_bytes, size_of
-from rlkit.ops.logps import CHUNK_ELEMENTS
+from rlkit.ops.logps import CHUNK_BYTES
 from rlkit.optimizers.trial import state_size
 from rlkit.recipe import Recipe
 from rlkit.registry import calling
@@ -203,5 +203,5 @@ def _activations(known: Setting, model: Size, tokens: int) -> float:
     if known.recipe.train.checkpoint_activations:  # each layer's input, and one layer computed again
         layer += layers * hidden * known.frozen if model.lora else layers * hidden * 4
         layers = 1
-    chunk = min(tokens * model.config.vocab_size, 1024 * model.config.vocab_size, CHUNK_ELEMENTS)
-    return float(tokens * layer * layers + 3 * 4 * chunk)
+    logits = min(4 * tokens * model.config.vocab_size, CHUNK_BYTES)
+    return float(tokens * layer * layers + 2 * logits)  # their gradient too

@@ -1,0 +1,144 @@
+"""Prompts that rows share are computed once, with the same log-probs, values and gradients."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rlkit.models.actor import Actor
+from rlkit.models.critic import ValueModel
+from rlkit.models.prefix import WASTE, Prefixes, find_prompts, passes
+from rlkit.ops.batching import group_micro_batches
+from rlkit.testing import random_model
+
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "qwen2": {}, "llama": {}, "mistral": {"sliding_window": 6}, "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4},
+    "qwen3": {"head_dim": 8, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+}  # fmt: skip
+
+
+@cache
+def actor(kind: str) -> Actor:
+    return Actor(random_model(kind, **ARCHITECTURES[kind]))
+
+
+def rows_of(prompts: list[int], answers: list[list[int]], seed: int) -> tuple[Tensor, Tensor]:
+    """Return tokens and mask: a group for each prompt's length, a row for each answer's; some tokens are a tool's."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(count: int) -> list[int]:
+        found: list[int] = torch.randint(3, 250, (count,), generator=generator).tolist()
+        return found
+
+    tokens, mask = [], []
+    for length, group in zip(prompts, answers, strict=True):
+        prompt = draw(length)
+        for count in group:
+            tokens.append(prompt + draw(count))
+            mask.append([False] * length + [i % 5 != 3 for i in range(count)])
+    width = max(map(len, tokens)) + 2
+    return (
+        torch.tensor([row + [0] * (width - len(row)) for row in tokens]),
+        torch.tensor([row + [False] * (width - len(row)) for row in mask]),
+    )
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+@settings(deadline=None, max_examples=5)
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 9), st.lists(st.integers(0, 12), min_size=1, max_size=4)), min_size=1, max_size=3
+    ),
+    st.integers(0, 99),
+)
+def test_sharing_changes_neither_log_probs_nor_gradients(
+    kind: str, groups: list[tuple[int, list[int]]], seed: int
+) -> None:
+    module = actor(kind)
+    assert module.prefixes.shared
+    tokens, mask = rows_of([n for n, _ in groups], [counts for _, counts in groups], seed)
+    found = []
+    for shared in (True, False):
+        module.prefixes.shared = shared
+        module.zero_grad()
+        out = module(tokens, mask)
+        ((out.logps + 0.1 * out.entropy) * torch.linspace(-1, 1, tokens.numel()).view_as(tokens)).sum().backward()
+        gradients = [p.grad for p in module.parameters() if p.grad is not None]
+        found.append((out.logps, out.entropy, *gradients) if mask.any() else (out.logps, out.entropy))
+    module.prefixes.shared = True
+    for one, other in zip(*found, strict=True):
+        assert (one - other).abs().max() <= 1e-5 * other.abs().max() + 1e-7
+
+
+def test_values_are_the_same_too() -> None:
+    torch.manual_seed(0)
+    critic = ValueModel(random_model("llama").get_decoder())
+    torch.nn.init.normal_(critic.head.weight)
+    tokens, mask = rows_of([7, 4], [[3, 9, 1], [2, 2]], 0)
+    assert critic.prefixes.shared
+    shared = critic(tokens, mask)
+    critic.prefixes.shared = False
+    torch.testing.assert_close(shared, critic(tokens, mask), rtol=1e-4, atol=1e-5)
+    assert shared[mask].abs().min() > 0
+    assert not shared[~mask].any()
+
+
+def test_a_prompt_is_computed_once() -> None:
+    """Prompts of 7 and 4 tokens, and answers of 10, 3, 2, 2 and 1, each from the last token of its prompt on."""
+    module, widths = actor("qwen2"), []
+    layer = module.policy.model.layers[0]  # type: ignore[operator, union-attr]
+    hook = layer.register_forward_pre_hook(lambda _, inputs: widths.append(inputs[0].shape[:2].numel()))  # type: ignore[union-attr]
+    tokens, mask = rows_of([7, 4], [[3, 10, 1], [2, 2]], 0)
+    with torch.no_grad():
+        module(tokens, mask)
+    hook.remove()  # type: ignore[union-attr]
+    assert widths[0] == 2 * 6  # the prompts, less their last tokens, padded to the longer
+    assert widths[1:] == [10, 3, 2 + 2, 1]
+
+
+def test_models_without_a_plain_cache_share_nothing() -> None:
+    assert not Prefixes(random_model("mamba", state_size=4, num_heads=4).get_decoder()).shared
+    assert not Prefixes(None).shared
+
+
+def test_prompts_end_before_the_first_token_of_the_policy() -> None:
+    tokens = torch.tensor([[5, 6, 7, 8, 0], [5, 6, 7, 9, 4], [5, 3, 7, 8, 0], [1, 2, 3, 4, 5]])
+    mask = torch.tensor([[0, 0, 1, 1, 0], [0, 0, 1, 0, 1], [0, 0, 0, 1, 0], [0, 0, 0, 0, 0]]).bool()
+    found = find_prompts(tokens, mask)
+    assert found.tokens == [(5,), (5, 3), ()]
+    assert (found.of_row, found.starts, found.lengths) == ([0, 0, 1, 2], [1, 1, 2, 0], [2, 3, 1, 0])
+
+
+@given(st.lists(st.integers(0, 50), max_size=30))
+def test_passes_hold_every_row_with_little_padding(lengths: list[int]) -> None:
+    found = passes(lengths)
+    assert sorted(i for rows in found for i in rows) == [i for i, n in enumerate(lengths) if n]
+    for rows in found:
+        used = [lengths[i] for i in rows]
+        assert used == sorted(used, reverse=True)
+        assert sum(used) >= (1 - WASTE) * used[0] * len(rows) - 1e-9
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 30)), max_size=20),
+    st.lists(st.integers(0, 40), min_size=5, max_size=5),
+    st.integers(1, 120),
+)
+def test_micro_batches_of_groups_stay_within_the_budget(
+    rows: list[tuple[int, int]], prompts: list[int], budget: int
+) -> None:
+    groups, answers = [g for g, _ in rows], [n for _, n in rows]
+    found = group_micro_batches(groups, [prompts[g] for g in groups], answers, budget)
+    assert sorted(i for part in found for i in part) == list(range(len(rows)))
+    for part in found:
+        cost = sum(prompts[g] for g in {groups[i] for i in part}) + sum(answers[i] for i in part)
+        assert cost <= budget or len(part) == 1
+    for group in set(groups):  # whole, if it fits
+        if prompts[group] + sum(n for g, n in rows if g == group) <= budget:
+            assert sum(any(groups[i] == group for i in part) for part in found) == 1
