@@ -56,6 +56,11 @@ class Actor(nn.Module):
         assert logps is not None
         return PolicyOutput(logps, entropy, squares)
 
+    @property
+    def shares_prompts(self) -> bool:
+        """Whether prompts that rows share are computed once."""
+        return self.prefixes.shared
+
     def logits(self, tokens: Tensor) -> Tensor:
         """Return the model's own logits [B,T,V] of tokens [B,T]."""
         logits: Tensor = self.policy(input_ids=tokens, use_cache=False).logits

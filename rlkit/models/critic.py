@@ -27,6 +27,11 @@ class ValueModel(nn.Module):
         self.head = nn.Linear(backbone.config.get_text_config().hidden_size, 1, bias=False)
         nn.init.zeros_(self.head.weight)
 
+    @property
+    def shares_prompts(self) -> bool:
+        """Whether prompts that rows share are computed once."""
+        return self.prefixes.shared
+
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
         """Return values [B,T] f32, 0 outside the mask; `values[b,t]` is of the state before `tokens[b,t]` was chosen.
 

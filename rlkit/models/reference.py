@@ -32,6 +32,11 @@ class Reference:
             self.actor = Actor(load_policy(model, empty=empty, frozen=True)).requires_grad_(False)
             place(self.actor)
 
+    @property
+    def shares_prompts(self) -> bool:
+        """Whether prompts that rows share are computed once."""
+        return self.actor.shares_prompts
+
     @torch.no_grad()
     def update(self, actor: Actor, mix: float) -> None:
         """Update towards the policy: reference = mix * policy + (1 - mix) * reference; not for a shared one."""

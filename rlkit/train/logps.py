@@ -9,6 +9,7 @@ from torch import Tensor
 from rlkit.interfaces.advantage import Needs
 from rlkit.models.actor import Actor
 from rlkit.models.critic import ValueModel
+from rlkit.models.reference import Reference
 from rlkit.ops import correction
 from rlkit.ops.logps import LOGPS, Reads
 from rlkit.ops.masked import Reducer
@@ -34,7 +35,7 @@ def compute_logps(context: TrainContext, batch: RolloutBatch) -> None:
         def ref_logps(tokens: Tensor, mask: Tensor) -> Sequence[Tensor]:
             return (reference.logps(tokens, mask, temperature),)
 
-        [batch.ref_logps] = _forward(context, batch, ref_logps, reference.actor)
+        [batch.ref_logps] = _forward(context, batch, ref_logps, reference)
     if critic is not None:
         [batch.values] = _forward(context, batch, lambda tokens, mask: (critic.inner(tokens, mask),), critic.inner)
 
@@ -61,7 +62,7 @@ def measure_gap(batch: TrainBatch, reduce: Reducer, meter: Meter) -> None:
 
 
 def _forward(
-    context: TrainContext, batch: RolloutBatch, fn: Forward, module: Actor | ValueModel, count: int = 1
+    context: TrainContext, batch: RolloutBatch, fn: Forward, module: Actor | ValueModel | Reference, count: int = 1
 ) -> list[Tensor]:
     """Compute tensors [B,T] in the precision and the micro-batches of updates."""
 
@@ -70,4 +71,4 @@ def _forward(
             return fn(tokens, mask)
 
     limit, agree = context.recipe.train.max_tokens_per_micro_batch, context.ranks.all_reduce_max
-    return forward_in_micro_batches(autocast, batch, limit, agree, count=count, shared=module.prefixes.shared)
+    return forward_in_micro_batches(autocast, batch, limit, agree, count=count, shared=module.shares_prompts)

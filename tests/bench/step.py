@@ -232,7 +232,7 @@ def compare(name: str, steps: int, sides: list[str], more: list[str]) -> None:
         peak = max(m["peak"] for m in mine)
         times = " ".join(f"{k} {v:.2f}" for k, v in parts.items())
         cells.append(f"{side.name} {seconds:.2f} s +{peak:.0f} MB, length {length:.0f} {times}")
-    if len(running) == 2:  # noqa: PLR2004
+    if len(running) == 2:
         per_token = [(r[0]["cpu"] / r[0]["length"]) / (r[1]["cpu"] / r[1]["length"]) for r in rounds]
         ratio = statistics.median(r[0]["cpu"] / r[1]["cpu"] for r in rounds)
         cells.append(f"ratio {ratio:.2f} (by token {statistics.median(per_token):.2f}, goal {ROWS[name].goal})")

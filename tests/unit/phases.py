@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from rlkit.advantages import GRPO
 from rlkit.losses import PolicyGradient
+from rlkit.ops.logps import ALL, Reads
 from rlkit.recipe import Recipe
 from rlkit.rewards import ExactReward
 from rlkit.sections import Model, Rollout, Train
@@ -27,19 +28,24 @@ from rlkit.types import Batch, PolicyOutput, Sampling, TrainBatch
 class Line(nn.Module):
     """A policy with one weight: the log-prob of a token is `weight * token / temperature`, its entropy `weight`."""
 
+    shares_prompts = False
+
     def __init__(self, weight: float = 1.0) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.tensor(weight))
         self.seen: list[tuple[list[list[int]], float]] = []
 
-    def forward(self, tokens: Tensor, mask: Tensor, temperature: float = 1.0) -> PolicyOutput:
+    def forward(self, tokens: Tensor, mask: Tensor, temperature: float = 1.0, reads: Reads = ALL) -> PolicyOutput:
         self.seen.append((tokens.tolist(), temperature))
         logps = self.weight * tokens * mask / temperature
-        return PolicyOutput(logps, self.weight * mask, 0.25 * self.weight.detach() * mask)
+        squares = 0.25 * self.weight.detach() * mask if reads.squares else None
+        return PolicyOutput(logps, self.weight * mask if reads.entropy else None, squares)
 
 
 class Values(nn.Module):
     """A critic with one weight: the value before a token is `weight * token`; counts the tokens under the mask."""
+
+    shares_prompts = False
 
     def __init__(self, weight: float = 1.0) -> None:
         super().__init__()

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlkit.advantages import OptimalTokenBaseline
 from rlkit.rollout.collate import collate
 from rlkit.sections import Correction, Critic, KLLoss, KLReward, Rejection
 from rlkit.testing import example_trajectory
@@ -40,6 +41,12 @@ def test_the_old_policy_is_the_trainers_before_the_update(changes: dict[str, Any
     assert batch.trainer_logps is not None
     assert (2 * batch.trainer_logps).tolist() == LOGPS
     assert batch.old_logps is batch.trainer_logps
+    assert batch.sum_pi_squared is None
+
+
+def test_squares_are_computed_for_the_estimator_that_reads_them() -> None:
+    batch = scored()
+    compute_logps(context(recipe(advantage=OptimalTokenBaseline())), batch)
     assert torch.equal(batch.required("sum_pi_squared"), 0.25 * batch.mask)
 
 
@@ -62,7 +69,9 @@ def test_the_reference_and_the_critic_are_asked_where_there_are_some() -> None:
 
     batch = scored()
     made = recipe(temperature=0.5, kl_loss=KLLoss(), critic=Critic(), train={"max_tokens_per_micro_batch": 6})
-    compute_logps(context(made, critic=Trained(Values(2.0)), reference=SimpleNamespace(logps=logps)), batch)
+    compute_logps(
+        context(made, critic=Trained(Values(2.0)), reference=SimpleNamespace(logps=logps, shares_prompts=False)), batch
+    )
     assert torch.equal(batch.required("ref_logps"), -3.0 * batch.mask)
     assert asked == [0.5, 0.5, 0.5]
     assert batch.required("values").tolist() == [[2 * x for x in row] for row in LOGPS]
