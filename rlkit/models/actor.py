@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from rlkit.models.lora import base_model
 from rlkit.models.prefix import Prefixes
-from rlkit.ops.logps import Reads, logits_logps, token_logps
+from rlkit.ops.logps import USUAL, Reads, logits_logps, token_logps
 from rlkit.types import PolicyOutput
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Actor(nn.Module):
         self.chunked = self._probe()
         self.prefixes = Prefixes(base_model(policy).get_decoder() if self.chunked else None)
 
-    def forward(self, tokens: Tensor, mask: Tensor, temperature: float = 1.0, reads: Reads = Reads()) -> PolicyOutput:
+    def forward(self, tokens: Tensor, mask: Tensor, temperature: float = 1.0, reads: Reads = USUAL) -> PolicyOutput:
         """Return log-probs, entropies and sums of squares of `softmax(logits / temperature)`, 0 outside the mask.
 
         Args:

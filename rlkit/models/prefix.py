@@ -113,8 +113,8 @@ class Prefixes:
         prompts = find_prompts(tokens, mask) if self.shared else None
         if prompts is None or len(prompts.tokens) == len(tokens) or not any(prompts.tokens):
             return plain(backbone, tokens, mask)
-        cache, width = _prefill(backbone, prompts.tokens, tokens.device)
-        parts = [_continue(backbone, cache, width, prompts, rows, tokens, mask) for rows in passes(prompts.lengths)]
+        passes = _Passes(backbone, tokens, mask, prompts)
+        parts = [passes.go_on(rows) for rows in divide(prompts.lengths)]
         return Chosen(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
@@ -143,8 +143,8 @@ def _probe(backbone: Any) -> bool:
     return bool(gap <= GAPS.get(weight.dtype, 1e-3) * expected.hidden.float().std())
 
 
-def passes(lengths: Sequence[int]) -> list[list[int]]:
-    """Divide rows into passes of similar length, longest first, each with little padding; rows of length 0 are left out."""
+def divide(lengths: Sequence[int]) -> list[list[int]]:
+    """Divide rows into passes of similar length, longest first, with little padding; those of length 0 are left out."""
     order = sorted((i for i, n in enumerate(lengths) if n), key=lambda i: -lengths[i])
     found: list[list[int]] = []
     used = 0
@@ -158,58 +158,53 @@ def passes(lengths: Sequence[int]) -> list[list[int]]:
     return found
 
 
-def _prefill(backbone: Backbone, prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[list[_Layer], int]:
-    """Return the keys and values of left-padded prompts, and their width."""
-    width = max(map(len, prompts))
-    tokens = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts], device=device)
-    starts = torch.tensor([width - len(p) for p in prompts], device=device)
-    columns = torch.arange(width, device=device)
-    visible = (columns[None, None] >= starts[:, None, None]) & (columns[None, :, None] >= columns[None, None])
-    visible = visible | torch.eye(width, dtype=torch.bool, device=device)
-    config = backbone.config.get_text_config()
-    layers = [_Layer() for _ in range(config.num_hidden_layers)]
-    backbone(
-        input_ids=tokens,
-        attention_mask=attention_masks(config, visible),
-        position_ids=(columns[None] - starts[:, None]).clamp(min=0),
-        past_key_values=Cache(layers=list(layers)),
-        use_cache=True,
-    )
-    return layers, width
+class _Passes:
+    """Passes over the rows of a batch, from copies of their prompts' keys and values on."""
 
+    def __init__(self, backbone: Backbone, tokens: Tensor, mask: Tensor, prompts: Prompts) -> None:
+        self.backbone, self.tokens, self.mask, self.prompts = backbone, tokens, mask, prompts
+        self.config = backbone.config.get_text_config()
+        self.width = max(map(len, prompts.tokens))
+        self.cache = self._prefill()
 
-def _continue(
-    backbone: Backbone,
-    prefix: Sequence[_Layer],
-    width: int,
-    prompts: Prompts,
-    rows: list[int],
-    tokens: Tensor,
-    mask: Tensor,
-) -> Chosen:
-    """Run some rows from the last token of their prompts on."""
-    config, device, length = backbone.config.get_text_config(), tokens.device, prompts.lengths[rows[0]]
-    index = torch.tensor(rows, device=device)
-    starts = torch.tensor([prompts.starts[i] for i in rows], device=device)[:, None]
-    steps = torch.arange(length, device=device)
-    columns = starts + steps  # of the inputs; each predicts the next
-    own = tokens[index].gather(1, columns.clamp(max=tokens.shape[1] - 1))
-    before = torch.arange(width, device=device)[None] >= width - starts
-    causal = steps[:, None] >= steps[None]
-    visible = torch.cat((before[:, None].expand(-1, length, -1), causal.expand(len(rows), -1, -1)), 2)
-    of_row = torch.tensor([prompts.of_row[i] for i in rows], device=device)
-    layers = [_Layer((layer.keys[of_row], layer.values[of_row])) for layer in prefix]
-    hidden = backbone(
-        input_ids=own,
-        attention_mask=attention_masks(config, visible),
-        position_ids=columns,
-        past_key_values=Cache(layers=list(layers)),
-        use_cache=True,
-    ).last_hidden_state
-    targets = columns + 1
-    inside = targets < tokens.shape[1]
-    chosen = mask[index].gather(1, targets.clamp(max=tokens.shape[1] - 1)) & inside
-    return Chosen(hidden[chosen], (index[:, None] * tokens.shape[1] + targets)[chosen])
+    def _prefill(self) -> list[_Layer]:
+        """Run the prompts, left-padded; return their keys and values."""
+        device, width, prompts = self.tokens.device, self.width, self.prompts.tokens
+        tokens = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts], device=device)
+        before = torch.tensor([width - len(p) for p in prompts], device=device)[:, None]
+        columns = torch.arange(width, device=device)
+        visible = (columns >= before)[:, None] & (columns[:, None] >= columns)
+        layers = [_Layer() for _ in range(self.config.num_hidden_layers)]
+        visible = visible | torch.eye(width, dtype=torch.bool, device=device)  # padding sees itself, or all is NaN
+        self._run(tokens, visible, (columns - before).clamp(min=0), layers)
+        return layers
+
+    def go_on(self, rows: list[int]) -> Chosen:
+        """Run some rows from the last token of their prompts on."""
+        device, length, last = self.tokens.device, self.prompts.lengths[rows[0]], self.tokens.shape[1] - 1
+        index = torch.tensor(rows, device=device)
+        starts = torch.tensor([self.prompts.starts[i] for i in rows], device=device)[:, None]
+        steps = torch.arange(length, device=device)
+        columns = starts + steps  # of the inputs; each predicts the next
+        of_prompt = torch.arange(self.width, device=device) >= self.width - starts
+        causal = (steps[:, None] >= steps).expand(len(rows), -1, -1)
+        visible = torch.cat((of_prompt[:, None].expand(-1, length, -1), causal), 2)
+        of_row = torch.tensor([self.prompts.of_row[i] for i in rows], device=device)
+        layers = [_Layer((layer.keys[of_row], layer.values[of_row])) for layer in self.cache]
+        hidden = self._run(self.tokens[index].gather(1, columns.clamp(max=last)), visible, columns, layers)
+        targets = columns + 1
+        chosen = self.mask[index].gather(1, targets.clamp(max=last)) & (targets <= last)
+        return Chosen(hidden[chosen], (index[:, None] * (last + 1) + targets)[chosen])
+
+    def _run(self, tokens: Tensor, visible: Tensor, positions: Tensor, layers: Sequence[_Layer]) -> Tensor:
+        hidden: Tensor = self.backbone(
+            input_ids=tokens,
+            attention_mask=attention_masks(self.config, visible),
+            position_ids=positions,
+            past_key_values=Cache(layers=list(layers)),
+            use_cache=True,
+        ).last_hidden_state
+        return hidden
 
 
 def attention_masks(config: Any, visible: Tensor) -> Any:
@@ -220,10 +215,14 @@ def attention_masks(config: Any, visible: Tensor) -> Any:
     if window is not None:
         queries, keys = visible.shape[-2:]
         columns = torch.arange(keys, device=device)
-        masks["sliding_attention"] = visible & (columns[keys - queries :, None] - columns[None] < window)
-    ready = {
-        kind: torch.zeros(m.shape, device=device).masked_fill_(~m, -torch.inf)[:, None] for kind, m in masks.items()
-    }
+        masks["sliding_attention"] = visible & (columns[keys - queries :, None] - columns < window)
+    ready = {kind: _as_read(config, mask[:, None]) for kind, mask in masks.items()}
     if getattr(config, "layer_types", None) is not None:
         return ready
     return ready["full_attention" if window is None else "sliding_attention"]
+
+
+def _as_read(config: Any, mask: Tensor) -> Tensor:
+    if config._attn_implementation == "sdpa":
+        return mask
+    return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, torch.finfo(torch.float32).min)

@@ -30,8 +30,7 @@ class Reads(NamedTuple):
     squares: bool = False
 
 
-LOGPS = Reads(entropy=False)
-ALL = Reads(squares=True)
+LOGPS, USUAL, ALL = Reads(entropy=False), Reads(), Reads(squares=True)
 
 
 class TokenStatistics(NamedTuple):

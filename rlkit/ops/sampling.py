@@ -7,7 +7,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-
 BLOCK = 512
 """Tokens of the vocabulary whose probabilities are summed at once."""
 

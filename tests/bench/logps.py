@@ -1,7 +1,8 @@
 """Log-probs of tokens over a large vocabulary, forward and backward: `python -m tests.bench.logps`.
 
 V=151,936, H=896 and N tokens in float32, one thread: `log_softmax` of all logits, `token_logps` where the logits fit
-its bound and are kept, and where they are computed again. They alternate; CPU seconds, and memory over the weight's gradient.
+its bound and are kept, and where they are computed again. They alternate; CPU seconds, and memory over the weight's
+gradient.
 """
 
 from __future__ import annotations

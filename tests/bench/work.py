@@ -18,47 +18,8 @@ TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-NAMES = [
-    "Ava",
-    "Ben",
-    "Cara",
-    "Dan",
-    "Eli",
-    "Fay",
-    "Gus",
-    "Hal",
-    "Ivy",
-    "Jon",
-    "Kim",
-    "Leo",
-    "Mia",
-    "Ned",
-    "Oli",
-    "Pam",
-    "Ray",
-    "Sue",
-    "Tom",
-    "Una",
-]
-ITEMS = [
-    "apples",
-    "books",
-    "coins",
-    "dolls",
-    "eggs",
-    "flags",
-    "grapes",
-    "hats",
-    "jars",
-    "kites",
-    "lamps",
-    "mugs",
-    "nuts",
-    "pens",
-    "rings",
-    "shells",
-    "toys",
-]
+NAMES = ["Ava", "Ben", "Cara", "Dan", "Eli", "Fay", "Gus", "Hal", "Ivy", "Jon", "Kim", "Leo", "Mia", "Ned", "Oli"]
+ITEMS = ["apples", "books", "coins", "dolls", "eggs", "flags", "grapes", "hats", "jars", "kites", "lamps", "mugs"]
 
 
 def questions(count: int, seed: int) -> list[tuple[str, str]]:

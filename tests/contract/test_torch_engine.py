@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from rlkit.engines import TorchEngine
+from rlkit.engines.torch import decoder
 from rlkit.engines.torch.blocks import fusible
 from rlkit.engines.torch.decoder import Decoder, _Layer, why_not
 from rlkit.engines.torch.fused import FusedDecoder
@@ -137,8 +138,8 @@ def test_half_precision_weights_are_decoded_with_the_cache(
 def test_a_decoder_that_sees_the_padding_is_found_out(
     kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    masks = Decoder._masks
-    monkeypatch.setattr(Decoder, "_masks", lambda self, visible: masks(self, torch.ones_like(visible)))
+    masks = decoder.attention_masks
+    monkeypatch.setattr(decoder, "attention_masks", lambda config, visible: masks(config, torch.ones_like(visible)))
     assert "a probe's logits are" in str(why_not(random_model(kind, **ARCHITECTURES[kind]).to(dtype)))
 
 

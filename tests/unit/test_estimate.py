@@ -54,7 +54,8 @@ def test_memory_of_lora_at_7b_by_hand(shapes: dict[str, Path]) -> None:
     """In float32 156 GB were found on a GPU; in bfloat16 with activations computed again it fits into 40 GB.
 
     16,384 tokens: activations of 28 layers x (25 x 3,584 + 8 x 18,944) = 110.6 GB; weights that autocast has cast 15.2;
-    256 MiB of logits, and as much in their gradient, 0.5; adapters, 80.7M: gradients 0.3, weights and moments 1; the base 30.5.
+    256 MiB of logits, and as much in their gradient, 0.5; adapters, 80.7M: gradients 0.3, weights and moments 1; the
+    base 30.5.
     """
     default = estimate.memory(estimate.setting(recipe_of(shapes["7B"], *LORA), 128, 200))
     assert default["weights and optimizer"] * 2**20 / 1e9 == pytest.approx(30.46 + 0.97, abs=0.01)

@@ -61,7 +61,7 @@ def test_memory_is_estimated_by_hand(capsys: pytest.CaptureFixture[str]) -> None
     out = check(capsys)
     assert "estimated: 5 MiB for weights and optimizer" in out
     assert "estimated: 16 MiB for sampling" in out
-    assert "estimated: 280 MiB for learning" in out
+    assert "estimated: 279 MiB for learning" in out
 
 
 def test_a_reward_that_cannot_tell_right_from_wrong_is_warned_of() -> None:

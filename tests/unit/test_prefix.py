@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlkit.models.actor import Actor
 from rlkit.models.critic import ValueModel
-from rlkit.models.prefix import WASTE, Prefixes, find_prompts, passes
+from rlkit.models.prefix import WASTE, Prefixes, divide, find_prompts
 from rlkit.ops.batching import group_micro_batches
 from rlkit.testing import random_model
 
@@ -117,7 +117,7 @@ def test_prompts_end_before_the_first_token_of_the_policy() -> None:
 
 @given(st.lists(st.integers(0, 50), max_size=30))
 def test_passes_hold_every_row_with_little_padding(lengths: list[int]) -> None:
-    found = passes(lengths)
+    found = divide(lengths)
     assert sorted(i for rows in found for i in rows) == [i for i, n in enumerate(lengths) if n]
     for rows in found:
         used = [lengths[i] for i in rows]

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from rlkit.models.prefix import attention_masks
+
 GROWTH = 64
 """Columns by which the cache grows at least."""
 
@@ -160,7 +162,7 @@ class Decoder:
         with self.autocast():
             output = self.model(
                 input_ids=tokens,
-                attention_mask=self._masks(visible),
+                attention_mask=attention_masks(self.config, visible),
                 position_ids=positions,
                 past_key_values=cache,
                 use_cache=True,
@@ -168,25 +170,6 @@ class Decoder:
             )
         logits: Tensor = output.logits[:, -1]
         return logits
-
-    def _masks(self, visible: Tensor) -> Any:
-        """Turn who sees whom [R,Q,K] into what the model's attention reads, for each type of layer that it has."""
-        kinds = getattr(self.config, "layer_types", None)
-        window = getattr(self.config, "sliding_window", None)
-        masks = {"full_attention": visible}
-        if window is not None:
-            queries, keys = visible.shape[-2:]
-            columns = torch.arange(keys, device=self.device)
-            masks["sliding_attention"] = visible & (columns[keys - queries :, None] - columns[None] < window)
-        ready = {kind: self._as_read(mask[:, None]) for kind, mask in masks.items()}
-        if kinds is not None:
-            return ready
-        return ready["full_attention" if window is None else "sliding_attention"]
-
-    def _as_read(self, mask: Tensor) -> Tensor:
-        if self.config._attn_implementation == "sdpa":
-            return mask
-        return torch.zeros(mask.shape, device=self.device).masked_fill(~mask, torch.finfo(torch.float32).min)
 
     def _append(self, layers: Sequence[_Layer], repeats: Tensor, starts: list[int]) -> None:
         width = layers[0].keys.shape[2]
