@@ -97,6 +97,8 @@ class TorchEngine(RolloutEngine):
         self._pending: deque[None] = deque()
         """One entry for each call that waits in the worker's queue until the step in progress is over."""
         self._peak = 0
+        self._limited: list[_Row] = []
+        self._limits: list[Tensor] = []
 
     @property
     def capacity(self) -> int:
@@ -276,12 +278,9 @@ class TorchEngine(RolloutEngine):
         return [row for row, token, logp in sampled if row.add(token, logp, self.version)]
 
     def _choose(self, rows: Sequence[_Row], logits: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        sampling = [row.request.sampling for row in rows]
-        keys = torch.tensor([row.key for row in rows], device=logits.device)
-        temperature, *limits = (
-            torch.tensor(values, device=logits.device)
-            for values in zip(*((s.temperature, s.top_p, s.top_k, s.min_p) for s in sampling), strict=True)
-        )
+        if self._limited != [*rows]:  # rows come and go more rarely than they are sampled
+            self._limited, self._limits = [*rows], _limits(rows, logits.device)
+        keys, temperature, *limits = self._limits
         return choose(logits, uniform(keys, positions), temperature, Truncation(*limits))
 
     def _compact(self, rows: list[_Row]) -> None:
@@ -311,6 +310,12 @@ class TorchEngine(RolloutEngine):
         prompts = [row.request.tokens for row in joined]
         generate(self._runtime.policy, prompts, select, max(row.budget for row in joined), self._runtime.autocast())
         return joined
+
+
+def _limits(rows: Sequence[_Row], device: torch.device) -> list[Tensor]:
+    """Return the keys, temperatures and truncations of rows, each [R]."""
+    values = ((row.key, s.temperature, s.top_p, s.top_k, s.min_p) for row in rows for s in [row.request.sampling])
+    return [torch.tensor(column, device=device) for column in zip(*values, strict=True)]
 
 
 def _nothing() -> None: ...
