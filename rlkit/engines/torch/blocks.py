@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from rlkit.models.lora import base_model, delta
+from rlkit.models.lora import delta
 
 KINDS = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 """Classes whose blocks are RMSNorm, rotary attention, RMSNorm and a gated SiLU."""
@@ -65,11 +65,11 @@ class Block:
 
 def fusible(model: Any) -> bool:
     """Whether a model's blocks are of a kind that `fuse` takes."""
-    inner, config = base_model(model), model.config.get_text_config()
+    config = model.config.get_text_config()
     kinds = getattr(config, "layer_types", None)
     window = getattr(config, "sliding_window", None) if kinds is None else None
     full = window is None and set(kinds or ()) <= {"full_attention"}
-    return type(inner).__name__ in KINDS and config.hidden_act == "silu" and full
+    return type(model).__name__ in KINDS and config.hidden_act == "silu" and full
 
 
 @torch.no_grad()

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention, silu
 
 from rlkit.engines.torch.blocks import Block, Matrix, fuse
-from rlkit.models.lora import base_model
 
 GROWTH = 64
 """Columns by which the cache grows at least."""
@@ -33,12 +32,12 @@ class FusedDecoder:
     column `end`, the same for all, and begin at `starts[r]`.
 
     Args:
-        model: A causal language model whose blocks `fuse` takes.
+        model: A causal language model, its adapters inside, whose blocks `fuse` takes.
         autocast: Makes the precision context.
     """
 
     def __init__(self, model: Any, autocast: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
-        self.model: Any = base_model(model)
+        self.model = model
         self.autocast = autocast
         self.config: Any = self.model.config.get_text_config()
         self.device = next(model.parameters()).device
