@@ -27,8 +27,8 @@ class _Layer:
 class FusedDecoder:
     """Decodes rows as `Decoder` does, without the model's modules and in fewer passes over memory.
 
-    The copies of the weights are made at the first pass after `refresh`: adapters merged, in autocast's
-    type if there is one. Rows attend to one copy of the prompt that they share, and to their own tokens, which end at
+    The copies of the weights, adapters merged, are in autocast's type if there is one. They are made anew at the first
+    pass after `refresh`, and where a prompt is admitted after the model's own weights were written. Rows attend to one copy of the prompt that they share, and to their own tokens, which end at
     column `end`, the same for all, and begin at `starts[r]`.
 
     Args:
@@ -57,6 +57,7 @@ class FusedDecoder:
     def refresh(self) -> None:
         """Drop the copies of the weights, since these have changed or nothing is decoded for now."""
         self._blocks: list[Block] = []
+        self._versions: list[int] = []
 
     @property
     def rows(self) -> int:
@@ -71,6 +72,8 @@ class FusedDecoder:
     @torch.inference_mode()
     def admit(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> Tensor:
         """Run the prompts, add `copies[i]` rows for each, in order, and return the rows' next logits [N,V]."""
+        if self._versions != [weight._version for weight in self.model.parameters()]:
+            self.refresh()
         width = max(map(len, prompts))
         tokens = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts], device=self.device)
         columns = torch.arange(width, device=self.device)
@@ -141,6 +144,7 @@ class FusedDecoder:
         model, kind = self.model.model, self._kind()
         if not self._blocks:
             self._blocks = [fuse(layer, kind) for layer in model.layers]
+            self._versions = [weight._version for weight in self.model.parameters()]
         hidden = model.embed_tokens(tokens).to(kind)
         cos, sin = (x[..., : x.shape[-1] // 2].float() for x in model.rotary_emb(hidden.float(), positions))
         rotation = torch.complex(cos, sin).flatten(0, 1)[:, None]
