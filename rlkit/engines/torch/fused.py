@@ -27,7 +27,7 @@ class _Layer:
 class FusedDecoder:
     """Decodes rows as `Decoder` does, without the model's modules and in fewer passes over memory.
 
-    The copies of the weights, adapters merged, are in autocast's type if there is one. They are made anew at the first
+    The copies of the weights, adapters merged, are in autocast's type if there is one. They are made again at the first
     pass after `refresh`, and where a prompt is admitted after the model's own weights were written. Rows attend to one
     copy of the prompt that they share, and to their own tokens, which end at column `end`, the same for all, and begin
     at `starts[r]`.
