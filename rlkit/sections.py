@@ -183,7 +183,7 @@ class Fabric:
         strategy: How ranks share the work: `ddp` replicates the model, `fsdp2` shards it, and so does `FSDP2`, which
             has options; `auto` is `ddp` on several devices.
         precision: Of the computations; trained weights are float32 in any case, and `bf16-true` is for frozen ones
-            under adapters.
+            under adapters. `32-true` is float32 on GPUs too: TF32 is off.
         plugins: The cluster environment, if Fabric does not detect it.
     """
 

@@ -69,4 +69,5 @@ class Muon(Optimizer):
         )
         if not rest:
             return muon
-        return Combined([muon, torch.optim.AdamW(rest, lr=lr, betas=self.betas, eps=self.eps)])
+        fused = all(weight.is_cuda for group in groups for weight in group.weights)
+        return Combined([muon, torch.optim.AdamW(rest, lr=lr, betas=self.betas, eps=self.eps, fused=fused)])

@@ -16,7 +16,9 @@ from rlkit.distributed.ranks import Ranks
 from rlkit.models.actor import Actor
 from rlkit.models.critic import ValueModel
 from rlkit.models.ema import WeightAverage
+from rlkit.models.flops import learning_flops
 from rlkit.models.load import load_backbone, load_policy
+from rlkit.models.lora import base_model
 from rlkit.models.reference import Reference
 from rlkit.recipe import Recipe
 from rlkit.sections import Critic, Train
@@ -56,6 +58,11 @@ class TrainableModule(Generic[M]):
     def clip_gradients(self) -> Tensor:
         """Clip the gradient over all ranks; return its norm before, which may not be finite."""
         return clip(self.fabric, self.module, self.optimizer, self.max_grad_norm)
+
+    def flops(self, lengths: Tensor, chosen: int) -> float | None:
+        """Return the operations to learn from rows of these lengths [B]; see `learning_flops`."""
+        wrapped = self.inner.policy if isinstance(self.inner, Actor) else self.inner.backbone
+        return learning_flops(base_model(wrapped), lengths, chosen)  # type: ignore[arg-type]
 
 
 class Placer:

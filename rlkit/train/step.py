@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rlkit.interfaces.callback import RolloutsEnd, TrainingBatch
+from rlkit.models.flops import peak_flops
 from rlkit.ops.groups import group_stats
 from rlkit.ops.masked import Reducer, masked_mean
 from rlkit.rollout.collate import add_rewards, collate
@@ -62,9 +63,9 @@ def step(context: TrainContext, number: int) -> StepResult:
     meter.max("version", context.rollouts.version)
     for name, gauge in context.rollouts.engine.health().items():
         meter.max(f"engine/{name}", gauge)
+    count_work(context, batch, number, meter)
     figures = meter.result(context.ranks)
-    figures["time/tokens_per_second"] = figures.get("rollout/tokens", 0.0) / max(figures["time/sample"], 1e-9)
-    return StepResult(rollouts, batch, figures)
+    return StepResult(rollouts, batch, figures | speeds(context, figures))
 
 
 def schedule(context: TrainContext, number: int, meter: Meter) -> None:
@@ -102,6 +103,34 @@ def describe(batch: TrainBatch, reduce: Reducer, meter: Meter) -> None:
 def explained_variance(values: Tensor, returns: Tensor) -> Tensor:
     """Return 1 - var(returns - values) / (var(returns) + 1e-5) of [N] tokens."""
     return 1 - (returns - values).var() / (returns.var() + 1e-5)
+
+
+def count_work(context: TrainContext, batch: TrainBatch, number: int, meter: Meter) -> None:
+    """Log the tokens that were trained on, prompts included, and the operations of the update where they are known."""
+    models, section, lengths = context.models, context.recipe.critic, batch.attention.sum(-1)
+    waits = section is not None and number <= section.policy_delay_steps
+    trained = [one for one in (None if waits else models.policy, models.critic) if one is not None]
+    work = [one.flops(lengths, int(batch.mask.sum())) for one in trained]  # type: ignore[attr-defined]
+    meter.count("update/tokens", float(lengths.sum()))
+    if None not in work:
+        meter.count("update/tflop", context.recipe.train.epochs * sum(x or 0.0 for x in work) / 1e12)
+
+
+def speeds(context: TrainContext, figures: dict[str, float]) -> dict[str, float]:
+    """Return what a second of a step yielded; `perf/mfu` is the share of the device's peak that the update reached."""
+    recipe, fabric = context.recipe, context.ranks.fabric
+    phases = sum(value for name, value in figures.items() if name.startswith("time/"))
+    found = {
+        "time/tokens_per_second": figures.get("rollout/tokens", 0.0) / max(figures["time/sample"], 1e-9),
+        "perf/tokens_per_second_per_device": figures["update/tokens"] / max(phases, 1e-9) / fabric.world_size,
+    }
+    if "update/tflop" in figures:
+        reached = figures["update/tflop"] / max(figures["time/update"], 1e-9) / fabric.world_size
+        half = "bf16" in recipe.fabric.precision or (recipe.model.lora is not None and "bf" in recipe.model.dtype)
+        name = torch.cuda.get_device_name(fabric.device) if fabric.device.type == "cuda" else ""
+        peak = peak_flops(name, half)
+        found |= {"perf/tflops_per_device": reached} | ({} if peak is None else {"perf/mfu": reached * 1e12 / peak})
+    return found
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import Tensor, nn
 
+from rlkit.distributed.kernels import choose_kernels
 from rlkit.distributed.offload import use_device
 from rlkit.errors import EngineError
 from rlkit.interfaces.engine import RolloutEngine
@@ -114,6 +115,7 @@ class TorchEngine(RolloutEngine):
                 f"TorchEngine cannot sample from a policy under tensor_parallel={runtime.tensor_parallel}: each token "
                 "would wait for other ranks; choose rollout.engine: SGLangServer, or tensor_parallel: 1"
             )
+        choose_kernels()  # this process may be a server's, without a trainer
         self._runtime = runtime
         self._stop_ids = runtime.stop_ids
         with runtime.unsharded():

@@ -1,0 +1,70 @@
+"""How many floating-point operations learning takes, and how many a device can do."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from rlkit.distributed.fsdp2 import blocks
+
+if TYPE_CHECKING:
+    from rlkit.interfaces.model import CausalLM
+
+PEAKS = {
+    r"\bGB200\b": (80.0, 2500.0), r"\bB200\b": (75.0, 2250.0), r"\bGH200\b": (67.0, 989.4),
+    r"\bH200 NVL\b": (60.0, 835.5), r"\bH200\b": (66.9, 989.4), r"\bH100 NVL\b": (60.0, 835.5),
+    r"\bH100 PCIe\b": (51.2, 756.0), r"\bH[18]00\b": (66.9, 989.4), r"\bH20\b": (44.0, 148.0),
+    r"\bA[18]00\b": (19.5, 311.9), r"\bL40S\b": (91.6, 362.1), r"\bL40\b": (90.5, 181.0), r"\bL4\b": (30.3, 121.0),
+    r"\bA40\b": (37.4, 149.7), r"\bA10\b": (31.2, 125.0), r"\bRTX 6000 Ada\b": (91.1, 364.2),
+    r"\bRTX A6000\b": (38.7, 154.8), r"\bRTX 3090$": (35.6, 71.0), r"\bRTX 4090$": (82.6, 165.2),
+    r"\bRTX 5090$": (104.8, 209.5),
+}  # fmt: skip
+"""TFLOP/s of GPUs by patterns of their names, the first that matches: in float32, and of dense products in bfloat16
+that are summed in float32. From NVIDIA's data sheets and whitepapers; Lightning's table has sparse products for some.
+"""
+
+
+def peak_flops(device: str, half: bool) -> float | None:
+    """Return the operations per second that a GPU can do at most, in bfloat16 or float32; None where it is unknown.
+
+    Args:
+        device: Its name, as `torch.cuda.get_device_name` returns it.
+        half: Whether products are in bfloat16.
+    """
+    if "MIG" in device:
+        return None
+    found = (peaks for pattern, peaks in PEAKS.items() if re.search(pattern, device))
+    peaks = next(found, None)
+    return None if peaks is None else peaks[half] * 1e12
+
+
+def learning_flops(model: CausalLM, lengths: Tensor, chosen: int) -> float | None:
+    """Return the operations of a forward and a backward pass over rows; None for a mixture of experts.
+
+    A token takes 2 operations per weight of the blocks' matrices forward, 2 backward for what is before them and,
+    where the weight is trained, 2 for its gradient; a token that the policy chose takes as many in the output layer.
+    A pair of tokens that see each other takes 4 operations per channel of the heads in each layer forward, and 8
+    backward (Chowdhery et al. 2022, arXiv:2204.02311, appendix B, halved since attention is causal). Every row counts
+    as a whole, also where a prompt is computed once for several, and nothing counts twice that is computed again.
+
+    Args:
+        model: A decoder, without the wrapper that adapters have.
+        lengths: [B] tokens of each row.
+        chosen: Tokens that the policy chose, in all rows.
+    """
+    config = model.config.get_text_config()
+    inside = [weight for block in blocks(model) for weight in block.parameters() if weight.dim() > 1]
+    if any(weight.dim() > 2 for weight in inside):
+        return None
+    head = model.get_output_embeddings()
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    pairs = float(lengths.double().square().sum()) / 2
+    products = float(lengths.sum()) * sum(map(_per_token, inside))
+    products += 0 if head is None else chosen * _per_token(head.weight)
+    return products + 12 * pairs * config.num_hidden_layers * config.num_attention_heads * int(size)
+
+
+def _per_token(weight: Tensor) -> int:
+    return weight.numel() * (6 if weight.requires_grad else 4)
