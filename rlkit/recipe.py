@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
@@ -252,4 +253,31 @@ def _check_model(recipe: Recipe) -> Iterator[str]:
         yield (
             f"model.path is {show(path)}, which is no folder; use a folder of a model, an adapter or a run, a hub "
             "name, or `tiny`"
+        )
+    yield from _check_attention(recipe)
+
+
+FLASH = {
+    "flash_attention_2": ("flash_attn", "flash-attn"),
+    "flash_attention_3": ("flash_attn_interface", "flash-attn-3"),
+}
+"""Implementations of attention for GPUs and 16 bits alone: the modules that they need, and the packages of these."""
+
+
+def _check_attention(recipe: Recipe) -> Iterator[str]:
+    name, fabric = recipe.model.attention, recipe.fabric
+    if name not in FLASH:
+        return
+    module, package = FLASH[name]
+    if find_spec(module) is None:
+        yield f"model.attention is {name!r}, but {module} is not installed; install {package}, or choose sdpa"
+    if fabric.accelerator not in {"auto", "gpu", "cuda"}:
+        yield (
+            f"model.attention is {name!r}, which needs a GPU, but fabric.accelerator is {fabric.accelerator!r}; "
+            "set model.attention: sdpa"
+        )
+    if not fabric.precision.startswith("bf16"):
+        yield (
+            f"model.attention is {name!r}, which computes in 16 bits alone, but fabric.precision is "
+            f"{fabric.precision!r}; set fabric.precision: bf16-mixed, or model.attention: sdpa"
         )

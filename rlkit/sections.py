@@ -57,12 +57,16 @@ class Model:
             the same shape; without this section they are merged, and all weights are trained.
         dtype: The type of weights that are not trained: the base under adapters, and the reference. Weights that are
             trained are float32.
+        attention: The implementation of attention, of those in transformers; `auto` is `sdpa` where the model has it,
+            else `eager`. Only `sdpa` learns from rows without padding; those of flash attention need their packages, a
+            GPU and bf16. TorchEngine has an attention of its own.
         trust_remote_code: Run code that comes with the model.
     """
 
     path: str
     lora: Lora | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
+    attention: Literal["auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3"] = "auto"
     trust_remote_code: bool = False
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from rlkit.models.attention import masked_attention
 from rlkit.models.lora import base_model
 from rlkit.models.prefix import Prefixes
 from rlkit.ops.logps import USUAL, Reads, logits_logps, token_logps
@@ -72,8 +73,9 @@ class Actor(nn.Module):
         if type(head) is not nn.Linear or head.weight.is_meta:  # a module without weights cannot be compared
             return False
         tokens = torch.arange(2, 10, device=head.weight.device)[None] % head.weight.shape[0]
-        try:
-            hidden = base_model(self.policy).get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
-        except (AttributeError, TypeError):
-            return False
-        return torch.allclose(head(hidden), self.logits(tokens), rtol=1e-4, atol=1e-4)
+        with masked_attention(base_model(self.policy)):
+            try:
+                hidden = base_model(self.policy).get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
+            except (AttributeError, TypeError):
+                return False
+            return torch.allclose(head(hidden), self.logits(tokens), rtol=1e-4, atol=1e-4)

@@ -161,7 +161,9 @@ class _Loader:
         from transformers.utils import logging
 
         logging.disable_progress_bar()
-        options = {"dtype": dtype, "trust_remote_code": self.model.trust_remote_code}
+        options: dict[str, object] = {"dtype": dtype, "trust_remote_code": self.model.trust_remote_code}
+        if self.model.attention != "auto":
+            options["attn_implementation"] = self.model.attention
         with _explained(self.model, source):
             if not self.empty:  # safetensors alone: a pickle could run code
                 return self.kind.from_pretrained(source.place, use_safetensors=True, **options).eval()

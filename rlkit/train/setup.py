@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 import torch
 from lightning.fabric import Fabric
+from lightning.fabric.accelerators import CUDAAccelerator  # type: ignore[attr-defined]
 
 from rlkit.distributed.fsdp2 import make_fabric
 from rlkit.distributed.ranks import Ranks
-from rlkit.recipe import Recipe
+from rlkit.errors import RecipeError
+from rlkit.recipe import FLASH, Recipe
 from rlkit.rollout.service import RolloutService
 from rlkit.train.callbacks import Callbacks
 from rlkit.train.credit import RewardTransforms
@@ -52,11 +54,16 @@ def fabric_for(recipe: Recipe) -> Fabric:
     """Make the recipe's Fabric, in the environment that its engine needs.
 
     Raises:
-        RecipeError: The strategy is none that rlkit trains with.
+        RecipeError: The strategy is none that rlkit trains with, or the model's attention needs a GPU.
     """
     for name, value in recipe.rollout.engine.environment.items():
         os.environ.setdefault(name, value)
-    return make_fabric(recipe.fabric, recipe.train.deadline)
+    fabric = make_fabric(recipe.fabric, recipe.train.deadline)
+    if recipe.model.attention in FLASH and not isinstance(fabric.accelerator, CUDAAccelerator):
+        raise RecipeError(
+            f"model.attention is {recipe.model.attention!r}, which needs a GPU, but there is none; set it to sdpa"
+        )
+    return fabric
 
 
 def prepare_training(recipe: Recipe, data: Data, fabric: Fabric, note: Callable[[str], None] = print) -> TrainContext:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from rlkit.models.attention import masked_attention
 from rlkit.models.prefix import attention_masks
 
 GROWTH = 64
@@ -33,6 +34,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
         self.decoder = decoder
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        key_states = key_states.to(value_states.dtype)  # under autocast, rotations return them in float32
         if self.decoder is None:  # prefill: what comes is all there is
             self.keys, self.values = key_states, value_states
             return key_states, value_states
@@ -159,7 +161,7 @@ class Decoder:
         self.cache = Cache(layers=list(self.layers))
 
     def _forward(self, tokens: Tensor, visible: Tensor, positions: Tensor, cache: Cache) -> Tensor:
-        with self.autocast():
+        with self.autocast(), masked_attention(self.model):
             output = self.model(
                 input_ids=tokens,
                 attention_mask=attention_masks(self.config, visible),
@@ -227,7 +229,8 @@ def why_not(model: Any, make: Callable[[Any], AnyDecoder] = Decoder) -> str | No
     if unknown := kinds - {"full_attention", "sliding_attention"}:
         return f"it has layers of type {', '.join(sorted(unknown))}"
     try:
-        found, plain = _probe(model, make(model))
+        with masked_attention(model):
+            found, plain = _probe(model, make(model))
     except (AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
         return f"a probe failed with {type(error).__name__}: {error}"
     off, spread = float((found - plain).square().mean().sqrt()), max(float(plain.std()), 1e-6)

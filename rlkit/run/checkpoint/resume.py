@@ -28,6 +28,7 @@ FREE = (
     "callbacks",
     "fabric",
     "log",
+    "model.attention",
     "save",
     "validation",
     "train.max_tokens_per_micro_batch",

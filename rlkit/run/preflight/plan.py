@@ -36,6 +36,8 @@ def batches(recipe: Recipe, rows: int | None, ranks: int = 1) -> Iterator[str]:
     prompts, updates = train.prompts_per_step, train.minibatches * train.epochs
     passes = "" if rows is None else f"; {train.steps * prompts / rows:.2f} passes over {rows} rows"
     yield from adapters(recipe)
+    if recipe.model.attention not in {"auto", "sdpa"}:
+        yield f"attention: {recipe.model.attention}, which learns from padded rows; sdpa needs no padding"
     yield (
         f"{train.steps} steps of {prompts} prompts x {group} samples = {prompts * group} trajectories, "
         f"{updates} optimizer step{'s' * (updates > 1)} each{passes}"
