@@ -7,12 +7,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import linear, silu
 
 from rlkit.models.lora import delta
 
 KINDS = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 """Classes whose blocks are RMSNorm, rotary attention, RMSNorm and a gated SiLU."""
+
+
+PACKED_SIZE = 1 << 17
+"""The smallest weight that is packed: a call costs 25 us more than a plain one, measured on an AMD EPYC."""
+PACKED_ROWS = 128
+"""The number of rows that packed weights are ordered for; other numbers work as well."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +32,17 @@ class Matrix:
         """Return the output [N,O] of tokens [N,I]."""
         return linear(x, self.weight, self.bias)
 
-    def add_to(self, total: Tensor, x: Tensor) -> Tensor:
-        """Return `total + self(x)`."""
+    def plus(self, x: Tensor, total: Tensor) -> Tensor:
+        """Return `self(x) + total`."""
         return torch.addmm(total if self.bias is None else total + self.bias, x, self.weight.T)
+
+    def times(self, x: Tensor, by: Tensor) -> Tensor:
+        """Return `self(x) * by`."""
+        return self(x).mul_(by)
+
+    def silu(self, x: Tensor) -> Tensor:
+        """Return `silu(self(x))`."""
+        return silu(self(x), inplace=True)
 
     def scaled(self, by: Tensor | float) -> Matrix:
         """Return a layer whose outputs are multiplied by a number, or each by its own [O]."""
@@ -42,8 +56,38 @@ class Matrix:
         return Matrix(weight, None if self.bias is None else self.bias.view(-1, size)[:, places].flatten())
 
     def to(self, kind: torch.dtype) -> Matrix:
-        """Return a copy of another type."""
-        return Matrix(self.weight.to(kind), None if self.bias is None else self.bias.to(kind))
+        """Return a layer of a type, packed if `packs`."""
+        weight, bias = self.weight.to(kind), None if self.bias is None else self.bias.to(kind)
+        if not packs(weight):
+            return Matrix(weight, bias)
+        return Packed(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_ROWS), bias)
+
+
+class Packed(Matrix):
+    """A linear layer in the order of oneDNN's kernels for few rows: on a CPU 1.3 to 1.8 times as fast as plain ones.
+
+    Kernels are compiled for each number of rows; oneDNN keeps 1,024 of them.
+    """
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._alone(x, "none")
+
+    def plus(self, x: Tensor, total: Tensor) -> Tensor:
+        return self._with(x, total, "add")
+
+    def times(self, x: Tensor, by: Tensor) -> Tensor:
+        return self._with(x, by, "mul")
+
+    def silu(self, x: Tensor) -> Tensor:
+        return self._alone(x, "swish")
+
+    def _alone(self, x: Tensor, then: str) -> Tensor:
+        found: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, then, [], "")
+        return found
+
+    def _with(self, x: Tensor, other: Tensor, then: str) -> Tensor:
+        found: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, other, self.weight, self.bias, then)
+        return found
 
 
 @dataclass(frozen=True)
@@ -51,16 +95,23 @@ class Block:
     """A block's weights; the scales of its norms are part of the matrices that follow them.
 
     `inputs` yields the queries, keys and values of all heads. In a query or a key, channels that are rotated together
-    are neighbours, so that a rotation is one complex product; queries are divided by the root of their size.
+    are neighbours, so that a rotation is one complex product; queries are divided by the root of their `size`.
     `head_norms` [heads,D] scale queries and keys in Qwen3.
     """
 
+    size: int
     inputs: Matrix
     head_norms: Tensor | None
     outputs: Matrix
     gate: Matrix
     up: Matrix
     down: Matrix
+
+
+def packs(weight: Tensor) -> bool:
+    """Whether to pack a weight: if it is large, and this build of PyTorch has the operators that it compiles to."""
+    here = weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() >= PACKED_SIZE
+    return here and all(hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_reorder_linear_weight"))
 
 
 def fusible(model: Any) -> bool:
@@ -88,6 +139,7 @@ def fuse(layer: Any, kind: torch.dtype) -> Block:
     else:
         queries = queries.scaled(shrink)
     return Block(
+        size,
         _joined([queries.interleaved(size), keys.interleaved(size), values]).to(kind),
         None if head_norms is None else head_norms.to(kind),
         _merged(attention.o_proj).to(kind),
@@ -95,6 +147,12 @@ def fuse(layer: Any, kind: torch.dtype) -> Block:
         _scaled(mlp.up_proj, layer.post_attention_layernorm).to(kind),
         _merged(mlp.down_proj).to(kind),
     )
+
+
+@torch.no_grad()
+def fuse_head(head: Any, norm: Any, kind: torch.dtype) -> Matrix:
+    """Copy the output layer, with the scale of the norm before it."""
+    return _scaled(head, norm).to(kind)
 
 
 def order(size: int) -> Tensor:

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention, silu
+from torch.nn.functional import scaled_dot_product_attention
 
-from rlkit.engines.torch.blocks import Block, Matrix, fuse
+from rlkit.engines.torch.blocks import Block, Matrix, fuse, fuse_head
 
 GROWTH = 64
 """Columns by which the cache grows at least."""
@@ -58,6 +58,7 @@ class FusedDecoder:
     def refresh(self) -> None:
         """Drop the copies of the weights, since these have changed or nothing is decoded for now."""
         self._blocks: list[Block] = []
+        self._head: Matrix | None = None
         self._versions: list[int] = []
 
     @property
@@ -145,24 +146,25 @@ class FusedDecoder:
         model, kind = self.model.model, self._kind()
         if not self._blocks:
             self._blocks = [fuse(layer, kind) for layer in model.layers]
+            self._head = fuse_head(self.model.get_output_embeddings(), model.norm, kind)
             self._versions = [weight._version for weight in self.model.parameters()]
+        assert self._head is not None
         hidden = model.embed_tokens(tokens).to(kind)
         cos, sin = (x[..., : x.shape[-1] // 2].float() for x in model.rotary_emb(hidden.float(), positions))
         rotation = torch.complex(cos, sin).flatten(0, 1)[:, None]
         hidden = hidden.flatten(0, 1)
         for i, block in enumerate(self._blocks):
             queries, keys, values = self._project(block, self._normalized(hidden), rotation)
-            hidden = block.outputs.add_to(hidden, attend(i, queries, keys, values).reshape(len(hidden), -1))
+            hidden = block.outputs.plus(attend(i, queries, keys, values).reshape(len(hidden), -1), hidden)
             x = self._normalized(hidden)
-            hidden = block.down.add_to(hidden, silu(block.gate(x)).mul_(block.up(x)))
-        last = self._normalized(hidden.view(*tokens.shape, -1)[:, -1]) * model.norm.weight.to(kind)
-        head = self.model.get_output_embeddings()
-        return Matrix(head.weight, head.bias).to(kind)(last)
+            hidden = block.down.plus(block.up.times(x, block.gate.silu(x)), hidden)
+        last = self._normalized(hidden.view(*tokens.shape, -1)[:, -1])
+        return self._head(last)
 
     def _project(self, block: Block, x: Tensor, rotation: Tensor) -> Sequence[Tensor]:
         """Return queries, keys and values [N,heads,D] of normalized tokens [N,H]."""
         heads, kv_heads = self.config.num_attention_heads, self.config.num_key_value_heads
-        size = block.outputs.weight.shape[1] // heads
+        size = block.size
         found = block.inputs(x).view(len(x), -1, size)
         turned, values = found[:, : heads + kv_heads], found[:, heads + kv_heads :]
         if block.head_norms is not None:
