@@ -27,7 +27,7 @@ class PolicyWeights:
         bucket_bytes: A bucket ends with the tensor that reaches this.
     """
 
-    def __init__(self, policy: CausalLM, bucket_bytes: int = 256 * 1024 * 1024) -> None:
+    def __init__(self, policy: CausalLM, bucket_bytes: int = 1024**3) -> None:
         self.bucket_bytes = bucket_bytes
         self._policy = policy
         base = base_model(policy)
