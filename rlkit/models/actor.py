@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from rlkit.models.attention import masked_attention
 from rlkit.models.lora import base_model
-from rlkit.models.prefix import Prefixes
+from rlkit.models.packing import PackedPasses
 from rlkit.ops.logps import USUAL, Reads, logits_logps, token_logps
 from rlkit.types import PolicyOutput
 
@@ -22,17 +22,17 @@ class Actor(nn.Module):
 
     The output layer runs in chunks, on masked tokens only, where a probe at the start shows that this equals the
     model's own logits; models that transform them (soft caps, scales) are called as they are. Prompts that rows share
-    are computed once: see `Prefixes`.
+    are computed once: see `PackedPasses`.
     """
 
-    forward_methods = ("logits",)
+    forward_methods = ("logits", "check_passes")
     """Methods that FSDP treats as `forward`: sharded weights are gathered layer by layer."""
 
     def __init__(self, policy: CausalLM) -> None:
         super().__init__()
         self.policy = policy
         self.chunked = self._probe()
-        self.prefixes = Prefixes(base_model(policy).get_decoder() if self.chunked else None)
+        self.passes = PackedPasses(base_model(policy).get_decoder() if self.chunked else None)
 
     def forward(self, tokens: Tensor, mask: Tensor, temperature: float = 1.0, reads: Reads = USUAL) -> PolicyOutput:
         """Return log-probs, entropies and sums of squares of `softmax(logits / temperature)`, 0 outside the mask.
@@ -44,7 +44,7 @@ class Actor(nn.Module):
             reads: What is computed besides log-probs.
         """
         if self.chunked:
-            hidden, places = self.prefixes(base_model(self.policy).get_decoder(), tokens, mask)
+            hidden, places = self.passes(base_model(self.policy).get_decoder(), tokens, mask)
             head = base_model(self.policy).get_output_embeddings()
             targets = tokens.flatten()[places]
             found = token_logps(hidden, head.weight, head.bias, targets, temperature, reads=reads)
@@ -57,10 +57,10 @@ class Actor(nn.Module):
         assert logps is not None
         return PolicyOutput(logps, entropy, squares)
 
-    @property
-    def shares_prompts(self) -> bool:
-        """Whether prompts that rows share are computed once."""
-        return self.prefixes.shared
+    def check_passes(self) -> None:
+        """Compare packed passes with plain ones where the weights are now; pack them if they are equal."""
+        if self.chunked:
+            self.passes.check(base_model(self.policy).get_decoder())
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Return the model's own logits [B,T,V] of tokens [B,T]."""

@@ -7,30 +7,32 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from rlkit.models.prefix import Prefixes
+from rlkit.models.packing import PackedPasses
 
 if TYPE_CHECKING:
     from rlkit.interfaces.model import CausalLM
 
 
 class ValueModel(nn.Module):
-    """A transformer's backbone with a value head, which starts at 0.
+    """A transformer's backbone with a value head, which starts at 0; passes are packed as the actor's are.
 
     Args:
         backbone: A Hugging Face model that returns hidden states.
     """
 
+    forward_methods = ("check_passes",)
+    """Methods that FSDP treats as `forward`."""
+
     def __init__(self, backbone: CausalLM) -> None:
         super().__init__()
         self.backbone = backbone
-        self.prefixes = Prefixes(backbone)
+        self.passes = PackedPasses(backbone)
         self.head = nn.Linear(backbone.config.get_text_config().hidden_size, 1, bias=False)
         nn.init.zeros_(self.head.weight)
 
-    @property
-    def shares_prompts(self) -> bool:
-        """Whether prompts that rows share are computed once."""
-        return self.prefixes.shared
+    def check_passes(self) -> None:
+        """Compare packed passes with plain ones where the weights are now; pack them if they are equal."""
+        self.passes.check(self.backbone)
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
         """Return values [B,T] f32, 0 outside the mask; `values[b,t]` is of the state before `tokens[b,t]` was chosen.
@@ -39,6 +41,6 @@ class ValueModel(nn.Module):
             tokens: [B,T] i64, right-padded.
             mask: [B,T] bool.
         """
-        hidden, places = self.prefixes(self.backbone, tokens, mask)
+        hidden, places = self.passes(self.backbone, tokens, mask)
         values = self.head(hidden.to(self.head.weight.dtype)).squeeze(-1).float()
         return torch.zeros(tokens.numel(), device=tokens.device).index_copy(0, places, values).view_as(tokens)

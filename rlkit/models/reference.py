@@ -10,6 +10,7 @@ from torch import Tensor
 from rlkit.models.actor import Actor
 from rlkit.models.load import load_policy
 from rlkit.models.lora import adapters_off, has_lora
+from rlkit.models.packing import PackedPasses
 from rlkit.ops.logps import LOGPS
 from rlkit.sections import Model
 
@@ -33,9 +34,9 @@ class Reference:
             place(self.actor)
 
     @property
-    def shares_prompts(self) -> bool:
-        """Whether prompts that rows share are computed once."""
-        return self.actor.shares_prompts
+    def passes(self) -> PackedPasses:
+        """How the actor computes hidden states."""
+        return self.actor.passes
 
     @torch.no_grad()
     def update(self, actor: Actor, mix: float) -> None:

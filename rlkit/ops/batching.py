@@ -31,7 +31,7 @@ def micro_batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
 
 def group_micro_batches(
-    groups: Sequence[int], prompts: Sequence[int], answers: Sequence[float], budget: int
+    groups: Sequence[int], prompts: Sequence[int], answers: Sequence[int], budget: int
 ) -> list[list[int]]:
     """Divide rows into micro-batches that compute the prompt of a group once.
 
@@ -41,7 +41,7 @@ def group_micro_batches(
     Args:
         groups: The group of each row, whose rows have one prompt.
         prompts: Tokens of its prompt.
-        answers: Tokens after it, with a share of the padding of their pass.
+        answers: Tokens after it.
         budget: Tokens of a micro-batch. One of a single row may have more.
 
     Returns:
@@ -51,7 +51,7 @@ def group_micro_batches(
     for i in sorted(range(len(groups)), key=lambda i: -answers[i]):
         members.setdefault(groups[i], []).append(i)
     batches: list[list[int]] = []
-    used = 0.0
+    used = 0
     for rows in members.values():  # in the order of their longest answers
         whole = prompts[rows[0]] + sum(answers[i] for i in rows)
         if batches and used + whole <= budget:

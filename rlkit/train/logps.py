@@ -71,4 +71,4 @@ def _forward(
             return fn(tokens, mask)
 
     limit, agree = context.recipe.train.max_tokens_per_micro_batch, context.ranks.all_reduce_max
-    return forward_in_micro_batches(autocast, batch, limit, agree, count=count, shared=module.shares_prompts)
+    return forward_in_micro_batches(autocast, batch, limit, agree, count=count, packed=module.passes.packed)

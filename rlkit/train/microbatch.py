@@ -8,7 +8,6 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from rlkit.models.prefix import WASTE
 from rlkit.ops.batching import group_micro_batches, micro_batches
 from rlkit.types import RolloutBatch
 
@@ -23,7 +22,7 @@ Forward = Callable[[Tensor, Tensor], Sequence[Tensor]]
 
 @torch.no_grad()
 def forward_in_micro_batches(
-    fn: Forward, batch: RolloutBatch, limit: int, agree: Agree, *, count: int = 1, shared: bool = False
+    fn: Forward, batch: RolloutBatch, limit: int, agree: Agree, *, count: int = 1, packed: bool = False
 ) -> list[Tensor]:
     """Compute `count` tensors [B,T] f32 without a gradient, micro-batch by micro-batch.
 
@@ -33,10 +32,10 @@ def forward_in_micro_batches(
         limit: Tokens of a micro-batch that are computed, padding included.
         agree: Over all ranks.
         count: How many tensors `fn` returns.
-        shared: Whether `fn` computes equal prompts once: see `Prefixes`.
+        packed: Whether `fn` packs rows: see `PackedPasses`.
     """
     found = [torch.zeros_like(batch.rollout_logps) for _ in range(count)]
-    for rows in aligned_micro_batches(batch, range(len(batch)), limit, agree, shared):
+    for rows in aligned_micro_batches(batch, range(len(batch)), limit, agree, packed):
         _, tokens, mask = select_rows(batch, rows)
         pieces = fn(tokens, mask)
         for whole, piece in zip(found, pieces if rows else (), strict=bool(rows)):
@@ -45,18 +44,18 @@ def forward_in_micro_batches(
 
 
 def aligned_micro_batches(
-    batch: RolloutBatch, rows: Sequence[int], limit: int, agree: Agree, shared: bool = False
+    batch: RolloutBatch, rows: Sequence[int], limit: int, agree: Agree, packed: bool = False
 ) -> list[list[int]]:
     """Divide rows into micro-batches, as many on every rank: a rank with fewer gets empty ones at the end.
 
-    With `shared`, equal prompts are computed once, and rows of a group stay together.
+    With `packed`, there is no padding, prompts that rows share are computed once, and a group's rows stay together.
     """
     chosen = list(rows)
     lengths = batch.attention[chosen].sum(-1)
-    if shared:
+    if packed:
         prompts = (batch.mask[chosen].int().argmax(-1) - 1).clamp(min=0)
-        answers = (lengths - prompts) / (1 - WASTE)
-        parts = group_micro_batches(batch.group[chosen].tolist(), prompts.tolist(), answers.tolist(), limit)
+        answers = (lengths - prompts).tolist()
+        parts = group_micro_batches(batch.group[chosen].tolist(), prompts.tolist(), answers, limit)
     else:
         parts = micro_batches(lengths.tolist(), limit)
     micros = [[chosen[i] for i in part] for part in parts]

@@ -85,7 +85,7 @@ class Placer:
         if recompute_activations:
             checkpoint_activations(module)
         wrapped = self.fabric.setup_module(module)
-        self._find_root(module)
+        self._check(module)
         optimizer = self.fabric.setup_optimizers(make_optimizer(module, section))
         return TrainableModule(module, wrapped, optimizer, section.max_grad_norm, self.fabric, self.ranks.count)
 
@@ -93,20 +93,23 @@ class Placer:
         """Place a module that is not trained."""
         if self.sharded:  # agreed: by the strategy
             self.fabric.setup_module(module)
-            self._find_root(module)
         else:
             module.to(self.fabric.device)
+        self._check(module)
 
     @torch.no_grad()
-    def _find_root(self, module: nn.Module) -> None:
-        """Run a sharded module once, so that FSDP finds its root before an inner module is called."""
+    def _check(self, module: nn.Module) -> None:
+        """Check again, where the weights are now, how a module is computed; all ranks compute it alike."""
         if self.sharded:  # agreed: by the strategy
-            if isinstance(module, Actor | ValueModel):  # agreed: all ranks place the same module
-                module.prefixes.shared = False  # keys and values would leave the passes for which weights are gathered
             if isinstance(module, Actor):  # agreed: all ranks place the same module
                 module.chunked = self.ranks.any(module.chunked)  # only the first rank had weights to probe
             tokens = torch.zeros(1, 2, dtype=torch.long, device=self.fabric.device)
-            module(tokens, tokens.bool())
+            module(tokens, tokens.bool())  # FSDP finds its root before an inner module is called
+        if isinstance(module, Actor | ValueModel):  # agreed: all ranks place the same module
+            if self.sharded or self.fabric.device.type != "cpu":  # agreed: by the strategy
+                with self.fabric.autocast():
+                    module.check_passes()
+            module.passes.packed = self.ranks.all(module.passes.packed)
 
 
 class Models:

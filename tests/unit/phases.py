@@ -28,7 +28,7 @@ from rlkit.types import Batch, PolicyOutput, Sampling, TrainBatch
 class Line(nn.Module):
     """A policy with one weight: the log-prob of a token is `weight * token / temperature`, its entropy `weight`."""
 
-    shares_prompts = False
+    passes = SimpleNamespace(packed=False)
 
     def __init__(self, weight: float = 1.0) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Line(nn.Module):
 class Values(nn.Module):
     """A critic with one weight: the value before a token is `weight * token`; counts the tokens under the mask."""
 
-    shares_prompts = False
+    passes = SimpleNamespace(packed=False)
 
     def __init__(self, weight: float = 1.0) -> None:
         super().__init__()

@@ -70,7 +70,12 @@ def test_the_reference_and_the_critic_are_asked_where_there_are_some() -> None:
     batch = scored()
     made = recipe(temperature=0.5, kl_loss=KLLoss(), critic=Critic(), train={"max_tokens_per_micro_batch": 6})
     compute_logps(
-        context(made, critic=Trained(Values(2.0)), reference=SimpleNamespace(logps=logps, shares_prompts=False)), batch
+        context(
+            made,
+            critic=Trained(Values(2.0)),
+            reference=SimpleNamespace(logps=logps, passes=SimpleNamespace(packed=False)),
+        ),
+        batch,
     )
     assert torch.equal(batch.required("ref_logps"), -3.0 * batch.mask)
     assert asked == [0.5, 0.5, 0.5]

@@ -12,7 +12,6 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from rlkit.models.attention import masked_attention
-from rlkit.models.prefix import attention_masks
 
 GROWTH = 64
 """Columns by which the cache grows at least."""
@@ -249,3 +248,24 @@ def _probe(model: Any, decoder: AnyDecoder) -> tuple[Tensor, Tensor]:
     found = decoder.step(torch.tensor(last, device=device))
     rows = [torch.tensor([[*prompt, token]], device=device) for prompt, token in zip(prompts, last, strict=True)]
     return found.float(), torch.stack([model(input_ids=row).logits[0, -1] for row in rows]).float()
+
+
+def attention_masks(config: Any, visible: Tensor) -> Any:
+    """Turn which columns [B,Q,K] a token sees into what a model's attention reads, for each type of layer it has."""
+    device = visible.device
+    masks = {"full_attention": visible}
+    window = getattr(config, "sliding_window", None)
+    if window is not None:
+        queries, keys = visible.shape[-2:]
+        columns = torch.arange(keys, device=device)
+        masks["sliding_attention"] = visible & (columns[keys - queries :, None] - columns < window)
+    ready = {kind: _as_read(config, mask[:, None]) for kind, mask in masks.items()}
+    if getattr(config, "layer_types", None) is not None:
+        return ready
+    return ready["full_attention" if window is None else "sliding_attention"]
+
+
+def _as_read(config: Any, mask: Tensor) -> Tensor:
+    if config._attn_implementation == "sdpa":
+        return mask
+    return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, torch.finfo(torch.float32).min)

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from rlkit.models.actor import Actor
 from rlkit.models.critic import ValueModel
-from rlkit.models.prefix import WASTE, Prefixes, divide, find_prompts
+from rlkit.models.packing import PackedPasses, Packing
+from rlkit.ops.attention import WASTE, divide
 from rlkit.ops.batching import group_micro_batches
 from rlkit.testing import random_model
 
@@ -57,21 +58,21 @@ def rows_of(prompts: list[int], answers: list[list[int]], seed: int) -> tuple[Te
     ),
     st.integers(0, 99),
 )
-def test_sharing_changes_neither_log_probs_nor_gradients(
+def test_packing_changes_neither_log_probs_nor_gradients(
     kind: str, groups: list[tuple[int, list[int]]], seed: int
 ) -> None:
     module = actor(kind)
-    assert module.prefixes.shared
+    assert module.passes.packed
     tokens, mask = rows_of([n for n, _ in groups], [counts for _, counts in groups], seed)
     found = []
     for shared in (True, False):
-        module.prefixes.shared = shared
+        module.passes.packed = shared
         module.zero_grad()
         out = module(tokens, mask)
         ((out.logps + 0.1 * out.entropy) * torch.linspace(-1, 1, tokens.numel()).view_as(tokens)).sum().backward()
         gradients = [p.grad for p in module.parameters() if p.grad is not None]
         found.append((out.logps, out.entropy, *gradients) if mask.any() else (out.logps, out.entropy))
-    module.prefixes.shared = True
+    module.passes.packed = True
     for one, other in zip(*found, strict=True):
         assert (one - other).abs().max() <= 1e-5 * other.abs().max() + 1e-7
 
@@ -81,38 +82,43 @@ def test_values_are_the_same_too() -> None:
     critic = ValueModel(random_model("llama").get_decoder())
     torch.nn.init.normal_(critic.head.weight)
     tokens, mask = rows_of([7, 4], [[3, 9, 1], [2, 2]], 0)
-    assert critic.prefixes.shared
+    assert critic.passes.packed
     shared = critic(tokens, mask)
-    critic.prefixes.shared = False
+    critic.passes.packed = False
     torch.testing.assert_close(shared, critic(tokens, mask), rtol=1e-4, atol=1e-5)
     assert shared[mask].abs().min() > 0
     assert not shared[~mask].any()
 
 
-def test_a_prompt_is_computed_once() -> None:
+def test_a_prompt_is_computed_once_and_nothing_is_padded() -> None:
     """Prompts of 7 and 4 tokens, and answers of 10, 3, 2, 2 and 1, each from the last token of its prompt on."""
-    module, widths = actor("qwen2"), []
+    module, shapes = actor("qwen2"), []
     layer = module.policy.model.layers[0]  # type: ignore[operator, union-attr]
-    hook = layer.register_forward_pre_hook(lambda _, inputs: widths.append(inputs[0].shape[:2].numel()))  # type: ignore[union-attr]
+    hook = layer.register_forward_pre_hook(lambda _, inputs: shapes.append(tuple(inputs[0].shape[:2])))  # type: ignore[union-attr]
     tokens, mask = rows_of([7, 4], [[3, 10, 1], [2, 2]], 0)
     with torch.no_grad():
         module(tokens, mask)
     hook.remove()  # type: ignore[union-attr]
-    assert widths[0] == 2 * 6  # the prompts, less their last tokens, padded to the longer
-    assert widths[1:] == [10, 3, 2 + 2, 1]
+    assert shapes == [(1, 6 + 3 + 10 + 1 + 3 + 2 + 2)]
 
 
-def test_models_without_a_plain_cache_share_nothing() -> None:
-    assert not Prefixes(random_model("mamba", state_size=4, num_heads=4).get_decoder()).shared
-    assert not Prefixes(None).shared
+def test_models_whose_passes_cannot_be_packed_take_plain_ones() -> None:
+    assert not PackedPasses(random_model("mamba", state_size=4, num_heads=4).get_decoder()).packed
+    assert not PackedPasses(None).packed
 
 
 def test_prompts_end_before_the_first_token_of_the_policy() -> None:
+    """Rows 0 and 1 share a prompt; nothing precedes row 2, and row 4 has nothing to predict."""
     tokens = torch.tensor([[5, 6, 7, 8, 0], [5, 6, 7, 9, 4], [5, 3, 7, 8, 0], [1, 2, 3, 4, 5]])
     mask = torch.tensor([[0, 0, 1, 1, 0], [0, 0, 1, 0, 1], [0, 0, 0, 1, 0], [0, 0, 0, 0, 0]]).bool()
-    found = find_prompts(tokens, mask)
-    assert found.tokens == [(5,), (5, 3), ()]
-    assert (found.of_row, found.starts, found.lengths) == ([0, 0, 1, 2], [1, 1, 2, 0], [2, 3, 1, 0])
+    packing = Packing(tokens, mask)
+    assert packing.ids == [5, 6, 7, 6, 7, 9, 5, 3, 7]
+    assert packing.positions == [0, 1, 2, 1, 2, 3, 0, 1, 2]
+    assert packing.segments == [(0, 1), (1, 3), (3, 6), (6, 9)]
+    assert packing.shared == [(0, 1, 6)]
+    assert packing.places.tolist() == [2, 3, 5 + 2, 5 + 4, 10 + 3]
+    assert packing.chosen.nonzero().flatten().tolist() == [1, 2, 3, 5, 8]
+    assert packing.longest == 4
 
 
 @given(st.lists(st.integers(0, 50), max_size=30))

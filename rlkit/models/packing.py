@@ -1,0 +1,163 @@
+"""Packed forward passes: rows without padding, one after another, and prompts that rows share only once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from rlkit.ops.attention import Layout, packed_attention
+
+PACKED = "rlkit_packed"
+"""The attention of packed passes among those of transformers; without a layout it is SDPA's."""
+
+Backbone = Any
+"""A Hugging Face decoder: it returns `last_hidden_state`."""
+
+GAPS = {torch.float16: 0.02, torch.bfloat16: 0.1}
+"""How far a probe may be from plain passes, as a share of the standard deviation, by type; 1e-3 for others."""
+
+
+class Chosen(NamedTuple):
+    """Hidden states [N,H] that predict the N tokens under a mask [B,T], and the tokens' places [N] in it, flattened."""
+
+    hidden: Tensor
+    places: Tensor
+
+
+class Packing:
+    """The tokens of rows in one sequence: each prompt that several rows share, then what follows it in each of them.
+
+    A row goes on from the last token of its prompt, which predicts the first one after it.
+
+    Args:
+        tokens: [B,T] i64.
+        mask: [B,T] bool; the first column never counts. What is before a row's first token under it is its prompt.
+    """
+
+    def __init__(self, tokens: Tensor, mask: Tensor) -> None:
+        rows, shared = tokens.tolist(), mask.int()
+        firsts = shared.argmax(1).tolist()
+        ends = (mask.shape[1] - 1 - shared.flip(1).argmax(1)).tolist()
+        members: dict[tuple[int, ...], list[int]] = {}
+        for i, some in enumerate(mask[:, 1:].any(1).tolist()):
+            if some:
+                members.setdefault(tuple(rows[i][: max(firsts[i] - 1, 0)]), []).append(i)
+        self.ids: list[int] = []
+        self.positions: list[int] = []
+        self.segments: list[tuple[int, int]] = []
+        """Where each segment begins and ends; a token attends to those before it in its own."""
+        self.shared: list[tuple[int, int, int]] = []
+        """Where a prompt begins and ends, and the last of its rows' segments, which follow it and attend to it too."""
+        columns: list[int] = []
+        for prompt, mine in members.items():
+            begin = len(self.ids)
+            start = len(prompt) if len(mine) > 1 else 0
+            self._add(prompt[:start], 0)
+            columns += [-1] * start
+            for i in mine:
+                self._add(rows[i][start : ends[i]], start)
+                columns += range(i * mask.shape[1] + start + 1, i * mask.shape[1] + ends[i] + 1)
+            if start:
+                self.shared.append((begin, begin + start, len(self.ids)))
+        self.longest = max(ends, default=0)
+        targets = torch.tensor(columns, dtype=torch.long, device=mask.device)
+        self.chosen = (targets >= 0) & mask.flatten()[targets.clamp(min=0)]
+        """[N] bool: which tokens of the sequence predict one under the mask."""
+        self.places = targets[self.chosen]
+
+    def _add(self, tokens: Sequence[int], position: int) -> None:
+        if tokens:
+            self.segments.append((len(self.ids), len(self.ids) + len(tokens)))
+            self.ids += tokens
+            self.positions += range(position, position + len(tokens))
+
+
+class PackedPasses:
+    """Computes the hidden states that predict the tokens under a mask, in packed passes where they equal plain ones.
+
+    Args:
+        backbone: A decoder that is probed; None for plain passes.
+    """
+
+    def __init__(self, backbone: Backbone | None) -> None:
+        self.packed = False
+        """Whether passes are packed: False makes them plain."""
+        if backbone is not None:
+            self.check(backbone)
+
+    def check(self, backbone: Backbone) -> None:
+        """Compare packed passes with plain ones where the weights are now; pack them if they are equal."""
+        self.packed = _probe(backbone)
+
+    def __call__(self, backbone: Backbone, tokens: Tensor, mask: Tensor) -> Chosen:
+        """Return hidden states, in any order.
+
+        Args:
+            backbone: Returns hidden states.
+            tokens: [B,T] i64, right-padded.
+            mask: [B,T] bool; the first column never counts.
+        """
+        if not self.packed or not bool(mask[:, 1:].any()):
+            return plain(backbone, tokens, mask)
+        packing = Packing(tokens, mask)
+        window = getattr(backbone.config.get_text_config(), "sliding_window", None)
+        if window is not None and packing.longest > window:
+            return plain(backbone, tokens, mask)
+        return packed(backbone, packing, tokens.device)
+
+
+def packed(backbone: Backbone, packing: Packing, device: torch.device) -> Chosen:
+    """Return hidden states from one pass over a packed sequence."""
+    hidden = backbone(
+        input_ids=torch.tensor([packing.ids], device=device),
+        position_ids=torch.tensor([packing.positions], device=device),
+        attention_mask=torch.empty(1, 1, 1, 1, device=device),  # of the form that transformers leaves as it is
+        layout=Layout(packing.segments, packing.shared, len(packing.ids), device),
+        use_cache=False,
+    ).last_hidden_state[0]
+    return Chosen(hidden[packing.chosen], packing.places)
+
+
+def plain(backbone: Backbone, tokens: Tensor, mask: Tensor) -> Chosen:
+    """Return the same from one pass over whole rows."""
+    chosen = torch.nn.functional.pad(mask[:, 1:], (1, 0))
+    hidden = backbone(input_ids=tokens, use_cache=False).last_hidden_state[:, :-1][chosen[:, 1:]]
+    return Chosen(hidden, chosen.flatten().nonzero().squeeze(-1))
+
+
+@torch.no_grad()
+def _probe(backbone: Backbone) -> bool:
+    """Whether packed passes equal plain ones, for two rows of one prompt and one of another."""
+    weight, config = next(backbone.parameters()), backbone.config.get_text_config()
+    if weight.is_meta or config._attn_implementation not in {"sdpa", PACKED} or getattr(config, "attention_dropout", 0):
+        return False
+    tokens = torch.tensor([[5, 3, 4, 6, 0], [5, 3, 8, 0, 0], [3, 6, 5, 4, 7]], device=weight.device)
+    mask = torch.tensor([[0, 0, 1, 1, 0], [0, 0, 1, 0, 0], [0, 0, 0, 1, 1]], device=weight.device)
+    config._attn_implementation = "sdpa"
+    expected = plain(backbone, tokens, mask.bool()).hidden
+    config._attn_implementation = PACKED
+    try:
+        found = packed(backbone, Packing(tokens, mask.bool()), weight.device)
+        gap = (found.hidden[found.places.argsort()] - expected).float().square().mean().sqrt()
+        equal = bool(gap <= GAPS.get(expected.dtype, 1e-3) * expected.float().std())
+    except (AttributeError, TypeError, ValueError, RuntimeError, IndexError):
+        equal = False
+    config._attn_implementation = PACKED if equal else "sdpa"
+    return equal
+
+
+def _attend(module: Any, query: Tensor, key: Tensor, value: Tensor, *mask: Tensor | None, **options: Any) -> Any:
+    layout: Layout | None = options.pop("layout", None)
+    if layout is None:
+        return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, *mask, **options)
+    query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
+    return packed_attention(query, key, value, options["scaling"], layout)[None], None
+
+
+ALL_ATTENTION_FUNCTIONS.register(PACKED, _attend)
+ALL_MASK_ATTENTION_FUNCTIONS.register(PACKED, sdpa_mask)

@@ -1,0 +1,145 @@
+"""Attention over packed segments, some of which attend to a prompt that they share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+WASTE = 0.15
+"""Padding among segments that are computed together, as a share of their tokens."""
+
+
+class _Bucket(NamedTuple):
+    """Segments of similar length: the places [B,L] of their tokens, any for padding, and which [B,L] are tokens."""
+
+    places: Tensor
+    real: Tensor
+
+
+class Layout:
+    """Which tokens of a packed sequence attend to which others.
+
+    Args:
+        segments: Where each begins and ends: a token attends to those before it in its own, and to itself.
+        shared: Where a prompt begins and ends, and where the segments right after it end, whose tokens attend to it.
+        length: Tokens in all.
+        device: Where they are.
+    """
+
+    def __init__(
+        self,
+        segments: Sequence[tuple[int, int]],
+        shared: Sequence[tuple[int, int, int]],
+        length: int,
+        device: torch.device,
+    ) -> None:
+        self.shared = shared
+        self.buckets = [
+            _bucket([segments[i] for i in rows], device) for rows in divide([end - start for start, end in segments])
+        ]
+
+
+def divide(lengths: Sequence[int]) -> list[list[int]]:
+    """Divide segments, but those of length 0, into buckets of similar length with little padding, longest first."""
+    order = sorted((i for i, n in enumerate(lengths) if n), key=lambda i: -lengths[i])
+    found: list[list[int]] = []
+    used = 0
+    for i in order:
+        used += lengths[i]
+        if found and used >= (1 - WASTE) * lengths[found[-1][0]] * (len(found[-1]) + 1):
+            found[-1].append(i)
+        else:
+            found.append([i])
+            used = lengths[i]
+    return found
+
+
+def _bucket(segments: Sequence[tuple[int, int]], device: torch.device) -> _Bucket:
+    starts, ends = torch.tensor(segments, device=device).T[:, :, None]
+    places = starts + torch.arange(int((ends - starts).max()), device=device)
+    return _Bucket(places.minimum(ends - 1), places < ends)
+
+
+def packed_attention(query: Tensor, key: Tensor, value: Tensor, scale: float, layout: Layout) -> Tensor:
+    """Return what each token attends to, [N,heads,D].
+
+    Args:
+        query: [N,heads,D].
+        key: [N,H,D], where H divides the number of heads.
+        value: [N,H,D].
+        scale: Of the scores.
+        layout: Which tokens each attends to.
+    """
+    if torch.is_autocast_enabled(query.device.type):
+        query, key, value = (x.to(torch.get_autocast_dtype(query.device.type)) for x in (query, key, value))
+    return _PackedAttention.apply(query, key, value, scale, layout)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _PackedAttention(torch.autograd.Function):
+    """Flash attention in two parts, a token's own segment and its prompt, joined by their sums of exponentials.
+
+    The gradient of a part needs only the joint output and sum, as in ring attention (Liu et al. 2023, section 3).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, layout: Layout) -> Tensor:  # noqa: PLR0917 (autograd passes positions)
+        found = torch.empty_like(query, memory_format=torch.contiguous_format)
+        totals = query.new_empty(query.shape[:2], dtype=torch.float32)
+        for places, real in layout.buckets:
+            output, total = _attend([x[places] for x in (query, key, value)], True, scale)
+            found[places[real]], totals[places[real]] = output[real], total[real]
+        for start, end, last in layout.shared:
+            parts = (query[end:last], key[start:end], value[start:end])
+            [output], [total] = _attend([x[None] for x in parts], False, scale)
+            joint = torch.logaddexp(totals[end:last], total)
+            found[end:last].mul_(_share(totals[end:last], joint, found))
+            found[end:last].addcmul_(output, _share(total, joint, found))
+            totals[end:last] = joint
+        ctx.save_for_backward(query, key, value, found, totals)
+        ctx.scale, ctx.layout = scale, layout
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        grads = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in saved[:3]]
+        for places, real in ctx.layout.buckets:
+            of_output = grad[places] * real[..., None, None]
+            new = _differentiate(of_output, [x[places] for x in saved], True, ctx.scale)
+            for whole, part in zip(grads, new, strict=True):
+                whole[places[real]] = part[real]
+        for start, end, last in ctx.layout.shared:
+            rows, prompt = slice(end, last), slice(start, end)
+            where = (rows, prompt, prompt, rows, rows)
+            parts = [x[None, place] for x, place in zip(saved, where, strict=True)]
+            new = _differentiate(grad[None, rows], parts, False, ctx.scale)
+            for whole, part, place in zip(grads, new, where, strict=False):
+                whole[place] += part[0]
+        return *grads, None, None
+
+
+def _share(part: Tensor, joint: Tensor, like: Tensor) -> Tensor:
+    """Return the share [n,heads,1] of a part in a joint sum, from the logarithms of both [n,heads]."""
+    return (part - joint).exp_()[..., None].to(like.dtype)
+
+
+def _attend(inputs: Sequence[Tensor], causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """Return what queries attend to and the logarithms of their sums of exponentials [B,Q,heads].
+
+    Args:
+        inputs: Queries [B,Q,heads,D], keys and values [B,K,H,D].
+        causal: Whether a query attends to keys before it and its own alone.
+        scale: Of the scores.
+    """
+    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    output, total = flash(*(x.transpose(1, 2) for x in inputs), 0.0, causal, scale=scale)
+    return output.transpose(1, 2), total.transpose(1, 2)
+
+
+def _differentiate(grad: Tensor, saved: Sequence[Tensor], causal: bool, scale: float) -> list[Tensor]:
+    """Return the gradients of the inputs of `_attend` from that of its output, given both and the logarithms."""
+    backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    return [x.transpose(1, 2) for x in backward(*(x.transpose(1, 2) for x in (grad, *saved)), 0.0, causal, scale=scale)]
