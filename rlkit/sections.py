@@ -104,7 +104,8 @@ class Train:
         prompts_per_step: Prompts per step, over all ranks.
         minibatches: Optimizer steps per epoch over a rollout.
         epochs: Passes over a rollout.
-        max_tokens_per_micro_batch: Maximum tokens per forward and backward pass, padding included.
+        max_tokens_per_micro_batch: Maximum tokens per forward and backward pass, padding included; `auto` for as many
+            as the device computes efficiently and a share of its memory holds.
         lr: The peak learning rate.
         optimizer: The optimizer, with its hyperparameters.
         weight_decay: For matrices only.
@@ -132,7 +133,7 @@ class Train:
     prompts_per_step: Count = 32
     minibatches: Count = 1
     epochs: Count = 1
-    max_tokens_per_micro_batch: PositiveInt = 16384
+    max_tokens_per_micro_batch: PositiveInt | Literal["auto"] = "auto"
     lr: LearningRate = 1e-6
     optimizer: Optimizer = field(default_factory=AdamW)
     weight_decay: NonNegativeFloat = 0.0

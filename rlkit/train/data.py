@@ -13,6 +13,7 @@ from torch import Tensor
 from rlkit.errors import RecipeError
 from rlkit.interfaces import outputs
 from rlkit.interfaces.task import Split, Task
+from rlkit.models.activations import token_limit
 from rlkit.models.load import context_length, load_config, load_tokenizer, stop_ids
 from rlkit.ops.random import permutation
 from rlkit.parsers.detect import detect
@@ -42,6 +43,11 @@ class Data:
     def template(self) -> ChatTemplate:
         """Renders conversations, the tools of the participants included."""
         return ChatTemplate(self.tokenizer, self.stop_ids, self.participants.schemas())
+
+    @cached_property
+    def token_limit(self) -> int:
+        """The tokens of a micro-batch."""
+        return token_limit(self.recipe.train, self.recipe.model, self.recipe.fabric)
 
     def bind_tools(self) -> None:
         """Make the participants of conversations, whose tools are bound by now, and check the prompts with them.

@@ -70,5 +70,5 @@ def _forward(
         with context.ranks.fabric.autocast():
             return fn(tokens, mask)
 
-    limit, agree = context.recipe.train.max_tokens_per_micro_batch, context.ranks.all_reduce_max
+    limit, agree = context.data.token_limit, context.ranks.all_reduce_max
     return forward_in_micro_batches(autocast, batch, limit, agree, count=count, packed=module.passes.packed)

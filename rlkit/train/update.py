@@ -134,7 +134,7 @@ def update_policy(
         log_share(share, part, meter, "policy")
         return share.loss
 
-    limit, packed = recipe.train.max_tokens_per_micro_batch, policy.inner.passes.packed
+    limit, packed = context.data.token_limit, policy.inner.passes.packed
     micros = aligned_micro_batches(batch, rows, limit, ranks.all_reduce_max, packed)
     log_update(accumulate_and_step(policy, micros, loss_of), meter, "policy", ranks.count)
 
@@ -184,6 +184,6 @@ def update_critic(context: TrainContext, batch: TrainBatch, rows: list[int], met
         log_share(share, part, meter, "critic")
         return share.loss
 
-    limit, packed = context.recipe.train.max_tokens_per_micro_batch, critic.inner.passes.packed
+    limit, packed = context.data.token_limit, critic.inner.passes.packed
     micros = aligned_micro_batches(batch, rows, limit, ranks.all_reduce_max, packed)
     log_update(accumulate_and_step(critic, micros, loss_of), meter, "critic", ranks.count)

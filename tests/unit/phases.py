@@ -140,8 +140,9 @@ def context(made: Recipe, ranks: LocalRanks | None = None, critic: Any = None, r
     transforms = RewardTransforms(made.shaping, made.kl_reward)
     rollouts: Any = SimpleNamespace(version=1)
     local: Any = ranks or LocalRanks()
-    nothing: Any = None
-    return TrainContext(made, nothing, local, models, rollouts, transforms, Callbacks([], local, print))
+    limit = made.train.max_tokens_per_micro_batch
+    data: Any = SimpleNamespace(token_limit=16384 if limit == "auto" else limit)
+    return TrainContext(made, data, local, models, rollouts, transforms, Callbacks([], local, print))
 
 
 TOKENS = ((1, 2, 3, 0), (1, 4, 0, 0), (1, 5, 1, 2), (1, 3, 2, 0))

@@ -25,7 +25,7 @@ DEFAULTS: dict[type, dict[str, Any]] = {
     },
     sections.Train: {
         **TRAINED, "lr": 1e-6, "prompts_per_step": 32, "minibatches": 1, "epochs": 1,
-        "max_tokens_per_micro_batch": 16384, "entropy_coef": 0.0, "checkpoint_activations": False,
+        "max_tokens_per_micro_batch": "auto", "entropy_coef": 0.0, "checkpoint_activations": False,
         "offload_during_rollout": False, "deadline": 1800.0, "aggregation": None, "old_logps": "recompute",
         "ema": None, "seed": 0, "require_reward": True, "max_steps_without_signal": None,
     },

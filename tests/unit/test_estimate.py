@@ -57,10 +57,11 @@ def test_memory_of_lora_at_7b_by_hand(shapes: dict[str, Path]) -> None:
     256 MiB of logits, and as much in their gradient, 0.5; adapters, 80.7M: gradients 0.3, weights and moments 1; the
     base 30.5.
     """
-    default = estimate.memory(estimate.setting(recipe_of(shapes["7B"], *LORA), 128, 200))
+    tokens = "--train.max_tokens_per_micro_batch=16384"
+    default = estimate.memory(estimate.setting(recipe_of(shapes["7B"], *LORA, tokens), 128, 200))
     assert default["weights and optimizer"] * 2**20 / 1e9 == pytest.approx(30.46 + 0.97, abs=0.01)
     assert default["learning, besides"] * 2**20 / 1e9 == pytest.approx(110.63 + 15.23 + 0.54 + 0.32, abs=0.05)
-    thrifty = recipe_of(shapes["7B"], *HALF, "--train.checkpoint_activations=true")
+    thrifty = recipe_of(shapes["7B"], *HALF, tokens, "--train.checkpoint_activations=true")
     small = estimate.memory(estimate.setting(thrifty, 128, 200))
     assert small["weights and optimizer"] * 2**20 / 1e9 == pytest.approx(15.23 + 0.97, abs=0.01)
     # each layer's input in bfloat16, 28 x 2 x 3,584 bytes a token, and one layer: 3.3 + 3.9 GB

@@ -50,7 +50,7 @@ def _longest(data: Data) -> list[Trajectory]:
     recipe = data.recipe
     length = min(data.longest + recipe.rollout.sampling.max_tokens, data.context)
     prompts = recipe.train.prompts_per_step
-    rows = min(max(1, recipe.train.max_tokens_per_micro_batch // length), prompts * recipe.rollout.group_size)
+    rows = min(max(1, data.token_limit // length), prompts * recipe.rollout.group_size)
     mask = [False] + [True] * (length - 1)
     [prompt] = data.examples(1)
     return [

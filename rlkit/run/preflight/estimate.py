@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from rlkit.interfaces.optimizer import Optimizer
+from rlkit.models.activations import activation_bytes, frozen_bytes, precision_of, token_limit
 from rlkit.models.size import Size, find_config, kv_bytes, size_of
 from rlkit.ops.logps import CHUNK_BYTES
 from rlkit.optimizers.trial import state_size
@@ -23,14 +24,6 @@ BANDWIDTH = 2e12
 
 STEP_SERVER, STEP_LAYER = 3e-3, 0.6e-3
 """Seconds of a decode step besides: of a server with CUDA graphs in all, and of a layer called from Python."""
-
-WHOLE = {"float32": (33, 16), "mixed": (31, 8)}
-ADAPTED = {"float32": (26, 16), "mixed": (25, 8), "half": (27, 12)}
-"""Bytes that a token leaves for the backward pass in each layer: (a, b) for a * hidden + b * intermediate units.
-
-Measured by the tensors that autograd saves for Qwen2's layers of 0.5B and 7B, with all weights trained and with
-adapters alone; `half` are adapters on a base in bfloat16 without autocast. They are within 2% of what a GPU showed.
-"""
 
 
 @dataclass(frozen=True)
@@ -72,9 +65,7 @@ class Setting:
     @property
     def computes(self) -> str:
         """How the trainer computes: `mixed`, in float32, or adapters on a base in `half` without autocast."""
-        if self.recipe.fabric.precision.endswith("-mixed"):
-            return "mixed"
-        return "half" if self.half_base else "float32"
+        return precision_of(self.recipe.model, self.recipe.fabric)
 
     @property
     def half_base(self) -> bool:
@@ -84,7 +75,7 @@ class Setting:
     @property
     def frozen(self) -> int:
         """Bytes of a frozen weight."""
-        return 2 if "bfloat16" in self.recipe.model.dtype or self.recipe.fabric.precision == "bf16-true" else 4
+        return frozen_bytes(self.recipe.model, self.recipe.fabric)
 
 
 def setting(recipe: Recipe, prompt: float, longest: int, ranks: int = 1, shards: int = 1) -> Setting:
@@ -171,9 +162,8 @@ def memory(known: Setting) -> dict[str, float]:
     everything = known.rows * row
     cached = min(getattr(recipe.rollout.engine, "max_kv_tokens", 0), everything)
     width = 2 if known.half_base else 3 if known.computes == "mixed" else 4  # keys of mixed ones are float32
-    activations = max(
-        _activations(known, model, min(max(train.max_tokens_per_micro_batch, row), everything)) for model in models
-    )
+    tokens = min(max(token_limit(train, recipe.model, recipe.fabric), row), everything)
+    activations = max(_activations(known, model, tokens) for model in models)
     gathered = known.policy.base * (2 if known.computes == "mixed" else 4) if known.shards > 1 else 0
     found = {
         "weights and optimizer": states / known.shards,
@@ -196,10 +186,8 @@ def optimizer_bytes(part: Optimizer, model: Size) -> float:
 
 def _activations(known: Setting, model: Size, tokens: int) -> float:
     """Return the bytes that a micro-batch leaves for the backward pass, with the largest chunk of its logits."""
-    hidden, layers = model.config.hidden_size, model.config.num_hidden_layers
-    inner = getattr(model.config, "intermediate_size", None) or 4 * hidden
-    a, b = (ADAPTED if model.lora else WHOLE)[known.computes if model.lora or known.computes != "half" else "float32"]
-    layer = a * hidden + b * inner
+    hidden = model.config.hidden_size
+    layer, layers = activation_bytes(model.config, known.computes, model.lora > 0)
     if known.recipe.train.checkpoint_activations:  # each layer's input, and one layer computed again
         layer += layers * hidden * known.frozen if model.lora else layers * hidden * 4
         layers = 1

@@ -77,10 +77,10 @@ def adapters(recipe: Recipe) -> Iterator[str]:
 
 def lengths(data: Data) -> Iterator[str]:
     """Yield how prompts, answers, the context and micro-batches fit together."""
-    train, answer = data.recipe.train, data.recipe.rollout.sampling.max_tokens
+    answer = data.recipe.rollout.sampling.max_tokens
     longest = data.longest
     room = min(answer, data.context - longest)
-    limit = train.max_tokens_per_micro_batch
+    limit = data.token_limit
     rows = max(1, limit // (longest + room))
     yield (
         f"longest prompt {longest} tokens, answers up to {answer}, context {data.context}"
