@@ -52,7 +52,7 @@ def aligned_micro_batches(
     """
     chosen = list(rows)
     lengths = batch.attention[chosen].sum(-1)
-    if packed:
+    if packed and chosen:
         prompts = (batch.mask[chosen].int().argmax(-1) - 1).clamp(min=0)
         answers = (lengths - prompts).tolist()
         parts = group_micro_batches(batch.group[chosen].tolist(), prompts.tolist(), answers, limit)

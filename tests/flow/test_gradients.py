@@ -44,12 +44,12 @@ MODES = st.sampled_from(["token_mean", "seq_mean_token_mean", "seq_mean_token_su
 def test_any_split_into_micro_batches_gives_the_same_gradient(
     run: TrainContext, order: list[int], budget: int, mode: Aggregation
 ) -> None:
-    whole = replace(run.recipe.train, aggregation=mode, max_tokens_per_micro_batch=100_000)
-    run.recipe.train = whole
+    run.recipe.train = replace(run.recipe.train, aggregation=mode)
+    run.data.token_limit = 100_000
     expected = gradient(run, ROWS)
-    run.recipe.train = replace(whole, max_tokens_per_micro_batch=budget)
+    run.data.token_limit = budget
     assert_same(expected, gradient(run, order))
-    run.recipe.train = whole
+    run.data.token_limit = 100_000
 
 
 def test_the_gradient_is_that_of_the_loss_written_out(run: TrainContext) -> None:
