@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,11 +12,26 @@ WASTE = 0.15
 """Padding among segments that are computed together, as a share of their tokens."""
 
 
-class _Bucket(NamedTuple):
-    """Segments of similar length: the places [B,L] of their tokens, any for padding, and which [B,L] are tokens."""
+class _Bucket:
+    """Segments of similar length, [B,L] with padding."""
 
-    places: Tensor
-    real: Tensor
+    def __init__(self, segments: Sequence[tuple[int, int]], device: torch.device) -> None:
+        starts, ends = torch.tensor(segments, device=device).T[:, :, None]
+        places = starts + torch.arange(int((ends - starts).max()), device=device)
+        self.shape = places.shape
+        self.places = places.minimum(ends - 1).flatten()
+        """The tokens of a packed sequence, any for padding."""
+        self.real = (places < ends).flatten().nonzero().squeeze(-1)
+        """Where there is no padding."""
+        self.tokens = self.places[self.real]
+
+    def gather(self, x: Tensor) -> Tensor:
+        """Return what [N,...] holds of the segments, [B,L,...]."""
+        return x.flatten(1).index_select(0, self.places).view(*self.shape, *x.shape[1:])
+
+    def scatter(self, whole: Tensor, part: Tensor) -> None:
+        """Write what [B,L,...] holds of the segments to [N,...]."""
+        whole.flatten(1).index_copy_(0, self.tokens, part.flatten(2).flatten(0, 1).index_select(0, self.real))
 
 
 class Layout:
@@ -38,7 +53,7 @@ class Layout:
     ) -> None:
         self.shared = shared
         self.buckets = [
-            _bucket([segments[i] for i in rows], device) for rows in divide([end - start for start, end in segments])
+            _Bucket([segments[i] for i in rows], device) for rows in divide([end - start for start, end in segments])
         ]
 
 
@@ -55,12 +70,6 @@ def divide(lengths: Sequence[int]) -> list[list[int]]:
             found.append([i])
             used = lengths[i]
     return found
-
-
-def _bucket(segments: Sequence[tuple[int, int]], device: torch.device) -> _Bucket:
-    starts, ends = torch.tensor(segments, device=device).T[:, :, None]
-    places = starts + torch.arange(int((ends - starts).max()), device=device)
-    return _Bucket(places.minimum(ends - 1), places < ends)
 
 
 def packed_attention(query: Tensor, key: Tensor, value: Tensor, scale: float, layout: Layout) -> Tensor:
@@ -88,9 +97,10 @@ class _PackedAttention(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, layout: Layout) -> Tensor:  # noqa: PLR0917 (autograd passes positions)
         found = torch.empty_like(query, memory_format=torch.contiguous_format)
         totals = query.new_empty(query.shape[:2], dtype=torch.float32)
-        for places, real in layout.buckets:
-            output, total = _attend([x[places] for x in (query, key, value)], True, scale)
-            found[places[real]], totals[places[real]] = output[real], total[real]
+        for bucket in layout.buckets:
+            output, total = _attend([bucket.gather(x) for x in (query, key, value)], True, scale)
+            bucket.scatter(found, output)
+            bucket.scatter(totals, total)
         for start, end, last in layout.shared:
             parts = (query[end:last], key[start:end], value[start:end])
             [output], [total] = _attend([x[None] for x in parts], False, scale)
@@ -106,11 +116,12 @@ class _PackedAttention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
         grads = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in saved[:3]]
-        for places, real in ctx.layout.buckets:
-            of_output = grad[places] * real[..., None, None]
-            new = _differentiate(of_output, [x[places] for x in saved], True, ctx.scale)
+        for bucket in ctx.layout.buckets:
+            of_output = torch.zeros(*bucket.shape, *grad.shape[1:], dtype=grad.dtype, device=grad.device)
+            of_output.flatten(0, 1)[bucket.real] = grad[bucket.tokens]
+            new = _differentiate(of_output, [bucket.gather(x) for x in saved], True, ctx.scale)
             for whole, part in zip(grads, new, strict=True):
-                whole[places[real]] = part[real]
+                bucket.scatter(whole, part)
         for start, end, last in ctx.layout.shared:
             rows, prompt = slice(end, last), slice(start, end)
             where = (rows, prompt, prompt, rows, rows)
