@@ -109,6 +109,7 @@ class TorchEngine(RolloutEngine):
         from rlkit.engines.torch.blocks import fusible
         from rlkit.engines.torch.decoder import Decoder, why_not
         from rlkit.engines.torch.fused import FusedDecoder
+        from rlkit.engines.torch.graphs import GraphDecoder
 
         if runtime.tensor_parallel > 1:
             raise EngineError(
@@ -120,7 +121,8 @@ class TorchEngine(RolloutEngine):
         self._stop_ids = runtime.stop_ids
         with runtime.unsharded():
             reason = why_not(runtime.policy)
-            make = FusedDecoder if fusible(runtime.policy) and not why_not(runtime.policy, FusedDecoder) else Decoder
+            fused = GraphDecoder if runtime.device.type == "cuda" else FusedDecoder
+            make = fused if fusible(runtime.policy) and not why_not(runtime.policy, FusedDecoder) else Decoder
             self._decoder = make(runtime.policy, runtime.autocast) if reason is None else None
         if reason is not None:
             warnings.warn(

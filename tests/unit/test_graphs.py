@@ -1,0 +1,124 @@
+"""Recorded decode steps: what they read stays where it is, and they yield what plain steps do.
+
+A recorded step is the step itself here, called again; on a GPU, `tests/gpu` records its kernels.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlkit.engines.torch.fused import FusedDecoder
+from rlkit.engines.torch.graphs import COLUMNS, EAGER, GraphDecoder
+from rlkit.testing import random_model
+
+Run = Callable[[], Tensor]
+
+
+class Recorded:
+    """Counts what is recorded and replayed, and holds every replay to the memory that was recorded."""
+
+    def __init__(self) -> None:
+        self.decoder: GraphDecoder
+        self.recorded = self.replayed = 0
+        self.before: list[Any] = []
+
+    def read(self) -> list[int]:
+        held = self.decoder
+        cached = [x for layer in held.layers for x in (*layer.prompts, *layer.rows)]
+        fixed = [held._tokens, held._positions, held._starts, held._last, held._slots, held._places]
+        return [x.data_ptr() for x in (*cached, *fixed)]
+
+    def __call__(self, run: Run, before: Run | None) -> Run:
+        self.recorded += 1
+        self.before.append(before)
+        known = self.read()
+
+        def replay() -> Tensor:
+            self.replayed += 1
+            assert self.read() == known
+            return run()
+
+        return replay
+
+
+def decoders(kind: str = "qwen2") -> tuple[FusedDecoder, GraphDecoder, Recorded]:
+    model, recorded = random_model(kind, initializer_range=0.3), Recorded()
+    recorded.decoder = GraphDecoder(model, record=recorded)
+    return FusedDecoder(model), recorded.decoder, recorded
+
+
+def alike(plain: Any, graphs: Any, call: Callable[[Any], Any]) -> None:
+    expected, found = call(plain), call(graphs)
+    if expected is not None:
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert graphs.positions().tolist() == plain.positions().tolist()
+    assert (graphs.end, graphs.starts) == (plain.end, plain.starts)
+
+
+def go(plain: Any, graphs: Any, steps: int) -> None:
+    for i in range(steps):
+        tokens = torch.arange(plain.rows) + 3 + i % 7
+        alike(plain, graphs, lambda decoder, tokens=tokens: decoder.step(tokens))  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama", "qwen3"])
+def test_recorded_steps_yield_what_plain_ones_do(kind: str) -> None:
+    """Rows that come and go, and more columns than a recorded step reads; whatever changes is recorded anew."""
+    plain, graphs, recorded = decoders(kind)
+    alike(plain, graphs, lambda decoder: decoder.admit([[5, 3, 4, 6], [5, 3]], [3, 2]))
+    go(plain, graphs, 8)
+    assert (recorded.recorded, recorded.replayed) == (1, 8 - EAGER)  # the first replay is a check
+    alike(plain, graphs, lambda decoder: decoder.keep([0, 2, 4]))
+    go(plain, graphs, EAGER)
+    assert recorded.recorded == 1
+    go(plain, graphs, 3)
+    assert recorded.recorded == 2
+    alike(plain, graphs, lambda decoder: decoder.admit([[7, 8, 9]], [2]))
+    go(plain, graphs, COLUMNS + 5)
+    assert recorded.recorded == 4
+    assert recorded.before[0] is None
+    assert all(before is not None for before in recorded.before[1:])  # whose memory is used
+    alike(plain, graphs, lambda decoder: decoder.keep([3]))
+    go(plain, graphs, 2 * COLUMNS)
+    for decoder in (plain, graphs):
+        decoder.keep([])
+        decoder.release()
+        decoder.refresh()
+    alike(plain, graphs, lambda decoder: decoder.admit([[5, 3]], [1]))
+    go(plain, graphs, 4)
+    assert recorded.before[-1] is None
+
+
+def test_steps_that_cannot_be_recorded_are_run() -> None:
+    plain, graphs, _ = decoders()
+
+    def refuse(run: Run, before: Run | None) -> Run:
+        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    graphs._record = refuse
+    alike(plain, graphs, lambda decoder: decoder.admit([[5, 3, 4], [6]], [2, 1]))
+    with pytest.warns(
+        UserWarning, match="not recorded in CUDA graphs: operation not permitted when stream is capturing$"
+    ):
+        go(plain, graphs, EAGER + 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        go(plain, graphs, 5)
+        alike(plain, graphs, lambda decoder: decoder.keep([2]))
+        go(plain, graphs, 5)
+
+
+@pytest.mark.parametrize("wrong", [lambda x: x * 1.1 + 0.1, lambda x: x * torch.nan])
+def test_replays_that_differ_are_not_used(wrong: Callable[[Tensor], Tensor]) -> None:
+    plain, graphs, _ = decoders()
+    graphs._record = lambda run, before: lambda: wrong(run())
+    alike(plain, graphs, lambda decoder: decoder.admit([[5, 3, 4], [6]], [2, 1]))
+    with pytest.warns(UserWarning, match="a replay's logits are .* of their spread away"):
+        go(plain, graphs, EAGER + 1)
+    go(plain, graphs, 5)
