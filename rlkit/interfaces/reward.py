@@ -102,9 +102,8 @@ def as_number(value: object) -> float:
     return found
 
 
-def grade_as_data(call: tuple[RewardFunction, Trajectory]) -> dict[str, object]:
+def grade_as_data(reward: RewardFunction, trajectory: Trajectory) -> dict[str, object]:
     """Grade a trajectory in a worker; return the fields of the score, since a worker returns only data."""
-    reward, trajectory = call
     return vars(as_score(reward.grade(trajectory)))
 
 

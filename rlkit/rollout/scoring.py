@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from rlkit.concurrency.deadlines import paused
 from rlkit.errors import RolloutError, show
@@ -57,7 +58,7 @@ def _fitting(reward: RewardManager, trajectory: Trajectory, score: Score) -> Sco
 
 async def _call(reward: RewardManager, trajectories: Sequence[Trajectory], workers: Workers) -> list[Score]:
     if isinstance(reward, RewardFunction):
-        return await run_concurrently(*(_grade(reward, t, workers) for t in trajectories))
+        return await _grade(reward, trajectories, workers)
     try:
         scores = await guard(lambda: _listed(reward, trajectories), reward)
     except GuardError as error:
@@ -72,17 +73,23 @@ async def _listed(reward: RewardManager, trajectories: Sequence[Trajectory]) -> 
     return list(await reward.score(trajectories))
 
 
-async def _grade(reward: RewardFunction, trajectory: Trajectory, workers: Workers) -> Score:
+async def _grade(reward: RewardFunction, trajectories: Sequence[Trajectory], workers: Workers) -> list[Score]:
+    found = await workers.call_each(grade_as_data, reward, trajectories, reward.timeout)
+    failed = [i for i, outcome in enumerate(found) if isinstance(outcome, WorkerError)]
+    controls = await run_concurrently(*(_grade_control(reward, trajectories[i], workers) for i in failed))
+    for i, control in zip(failed, controls, strict=True):
+        found[i] = found[i] if control is None else control
+    return [_score_of(reward, outcome) for outcome in found]
+
+
+def _score_of(reward: RewardFunction, outcome: Any) -> Score:
+    """Return the score that a worker returned, or that of its error."""
+    if isinstance(outcome, WorkerError):
+        return _failure(reward, str(outcome))
     try:
-        found = await workers.call(grade_as_data, (reward, trajectory), reward.timeout)
-    except WorkerError as error:
-        found = await _grade_control(reward, trajectory, workers)
-        if found is None:
-            return _failure(reward, str(error))
-    try:
-        return as_score(Score(**found))
+        return as_score(Score(**outcome))
     except TypeError:  # the worker's own code would not send that
-        return _failure(reward, f"its worker returned {show(found)}, expected a score")
+        return _failure(reward, f"its worker returned {show(outcome)}, expected a score")
 
 
 async def _grade_control(reward: RewardFunction, trajectory: Trajectory, workers: Workers) -> dict[str, object] | None:

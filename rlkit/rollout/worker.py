@@ -4,7 +4,7 @@
       worker     reads requests, calls functions, writes answers
 
 A frame is the call's id, the length of its body, and the body. Requests are pickled, the trainer being trusted; answers
-are JSON, `["started", null]` and then `["value", x]` or `["error", text]`, since the worker is not.
+are JSON, `["started", null]` and then `["value", x]` or `["error", text]` for each argument, since the worker is not.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import struct
 import sys
 import time
 import types
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -191,16 +192,31 @@ def serve(requests: int, answers: int) -> None:
         preparation, payload = pickle.loads(read(requests, length))
         try:
             prepare(preparation)
-            function, argument = pickle.loads(payload)
-            answer(call, b'["started", null]')
-            body = json.dumps(["value", function(argument)]).encode()
-            if len(body) > ANSWER_BYTES:
-                raise ValueError(f"what it returned takes {len(body)} bytes, expected at most {ANSWER_BYTES}")
-        except BaseException as error:  # a reward may even raise SystemExit
-            from rlkit.errors import explain
+            function, shared, arguments = pickle.loads(payload)
+        except BaseException as error:  # foreign code may even raise SystemExit
+            answer(call, failure(error))
+            continue
+        answer(call, b'["started", null]')
+        for argument in arguments:
+            answer(call, outcome(function, shared, argument))
 
-            body = json.dumps(["error", explain(error)]).encode()
-        answer(call, body)
+
+def outcome(function: Callable[[Any, Any], object], shared: object, argument: object) -> bytes:
+    """Call a function; return the body of its answer."""
+    try:
+        body = json.dumps(["value", function(shared, argument)]).encode()
+        if len(body) > ANSWER_BYTES:
+            raise ValueError(f"what it returned takes {len(body)} bytes, expected at most {ANSWER_BYTES}")
+    except BaseException as error:  # a reward may even raise SystemExit
+        return failure(error)
+    return body
+
+
+def failure(error: BaseException) -> bytes:
+    """Return the body of an answer that is an error."""
+    from rlkit.errors import explain
+
+    return json.dumps(["error", explain(error)]).encode()
 
 
 def prepare(preparation: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from multiprocessing import spawn
@@ -24,10 +24,16 @@ from rlkit.concurrency.deadlines import in_executor, paused
 from rlkit.errors import explain, shorten
 from rlkit.rollout import worker
 from rlkit.rollout.loop import STALL_SECONDS
+from rlkit.rollout.tasks import run_concurrently
 from rlkit.rollout.worker import ANSWER_BYTES, HEADER, MARK, kill_descendants
 
+S = TypeVar("S")
 T = TypeVar("T")
 
+BATCH_SECONDS = 0.02
+"""So much work is sent to a worker at once, by what the last calls took."""
+READ_BYTES = 2**16
+"""How much of answers is read at once."""
 START_SECONDS = 120.0
 """A worker may take this long to start and to import what a call needs."""
 GRACE_SECONDS = 2.0
@@ -54,6 +60,8 @@ class Workers:
         self._executor = ThreadPoolExecutor(count, thread_name_prefix="rlkit-worker")
         self._idle: list[_Process] = []
         self._closing = threading.Event()
+        self._seconds: dict[type, float] = {}
+        """What a call took last, by the type of what the calls share."""
 
     async def call(self, function: Callable[[T], object], argument: T, timeout: float) -> Any:
         """Return `function(argument)`, both pickled; the deadline, in seconds, counts from when the work starts.
@@ -64,15 +72,60 @@ class Workers:
         Raises:
             WorkerError: It raised, hung, died, cannot be pickled, or returned what is no data.
         """
+        [outcome] = await self._send(_unshared, function, [argument], timeout)
+        if isinstance(outcome, WorkerError):
+            raise outcome
+        return outcome
+
+    async def call_each(
+        self, function: Callable[[S, T], object], shared: S, arguments: Sequence[T], timeout: float
+    ) -> list[Any]:
+        """Return `function(shared, argument)` of each argument, or the WorkerError of that call.
+
+        Arguments are sent together, as many as take some milliseconds; each has the whole deadline. Where one breaks
+        its worker, it and those behind it are called once more, each alone, so that none pays for another.
+        """
+        size = max(1, int(BATCH_SECONDS / self._seconds.get(type(shared), BATCH_SECONDS)))
+        batches = [arguments[i : i + size] for i in range(0, len(arguments), size)]
+        found = await run_concurrently(*(self._call_batch(function, shared, b, timeout) for b in batches))
+        return [outcome for batch in found for outcome in batch]
+
+    async def _call_batch(
+        self, function: Callable[[S, T], object], shared: S, batch: Sequence[T], timeout: float
+    ) -> list[Any]:
         try:
-            payload = cloudpickle.dumps((function, argument))
+            done = await self._send(function, shared, batch, timeout)
+        except WorkerError as error:
+            done = [error] if len(batch) == 1 else []
+        rest = (self._call_batch(function, shared, [argument], timeout) for argument in batch[len(done) :])
+        return done + [outcome for [outcome] in await run_concurrently(*rest)]
+
+    async def _send(
+        self, function: Callable[[S, T], object], shared: S, arguments: Sequence[T], timeout: float
+    ) -> list[Any]:
+        """Return the outcomes of the arguments, of the first ones where one broke the worker; of a single one always.
+
+        Raises:
+            WorkerError: There is no outcome.
+        """
+        try:
+            payload = cloudpickle.dumps((function, shared, arguments))
         except Exception as error:  # pickling runs foreign code
             raise WorkerError(f"cannot be sent to a worker: {explain(error)}") from error
         with paused():  # the work has a deadline of its own
-            return await in_executor(self._executor, partial(self._call, payload, timeout))
+            work = partial(self._call, payload, len(arguments), timeout)
+            outcomes, seconds = await in_executor(self._executor, work)
+        self._seconds[type(shared)] = max(seconds / len(arguments), 1e-6)
+        return outcomes
 
-    def _call(self, payload: bytes, timeout: float, started: Callable[[], object]) -> Any:
-        """Call in an idle process, and once more in a new one if that was found broken before the work started."""
+    def _call(
+        self, payload: bytes, count: int, timeout: float, started: Callable[[], object]
+    ) -> tuple[list[Any], float]:
+        """Call in an idle process, and once more in a new one if that was found broken before the work started.
+
+        Returns:
+            The outcomes up to one that broke the process, and the seconds that they took.
+        """
         while True:
             if self._closing.is_set():
                 raise WorkerError("was not called: the run is over")
@@ -80,17 +133,21 @@ class Workers:
                 process = self._idle.pop()
             except IndexError:  # there are as many threads as there may be processes
                 process = _Process(self._closing)
+            outcomes: list[Any] = []
             try:
-                kind, value = process.call(payload, timeout, started)
+                for kind, value in process.call(payload, count, timeout, started):
+                    outcomes.append(value if kind == "value" else WorkerError(value))
             except BaseException as error:
                 process.close()
-                if process.answered and not process.begun and isinstance(error, WorkerError):
+                if not isinstance(error, WorkerError) or not (outcomes or (process.answered and not process.begun)):
+                    raise
+                if not outcomes:
                     continue  # an earlier call broke it
-                raise
-            self._idle.append(process)
-            if kind == "error":
-                raise WorkerError(value)
-            return value
+            else:
+                self._idle.append(process)
+            if not process.begun:  # one of the arguments cannot be read there
+                return outcomes[: count == 1], BATCH_SECONDS
+            return outcomes, time.monotonic() - process.begun
 
     def close(self) -> None:
         """Kill all workers; calls in progress fail."""
@@ -109,11 +166,12 @@ class _Process:
 
     Attributes:
         answered: Whether it has answered a call.
-        begun: Whether the function of the last call was called.
+        begun: When the function of the last call was called, 0 if it was not.
     """
 
     def __init__(self, closing: threading.Event) -> None:
-        self.answered = self.begun = False
+        self.answered, self.begun = False, 0.0
+        self._unread = bytearray()
         self._closing = closing
         self._mark = os.urandom(8).hex()
         screen = _screen()
@@ -139,27 +197,38 @@ class _Process:
         for end in (self._requests, self._answers):
             os.set_blocking(end, False)
 
-    def call(self, payload: bytes, timeout: float, started: Callable[[], object]) -> tuple[str, Any]:
-        """Return `value` and what the function returned, or `error` and what it raised; `started` marks its start."""
-        self.begun = False
+    def call(
+        self, payload: bytes, count: int, timeout: float, started: Callable[[], object]
+    ) -> Iterator[tuple[str, Any]]:
+        """Yield for each argument `value` and what the function returned, or `error` and what it raised.
+
+        `started` marks the start of the work. An `error` before that is the only one.
+        """
+        self.begun = 0.0
         self._limit(START_SECONDS, "start")
-        if self.answered and select.select((self._answers,), (), (), 0)[0]:
+        if self.answered and (self._unread or select.select((self._answers,), (), (), 0)[0]):
             raise self._failed("ended, or wrote something, between two calls")
         call, request = os.urandom(16), pickle.dumps((_preparation(), payload))
         try:
             self._write(HEADER.pack(call, len(request)) + request)
             kind, value = self._read_answer(call)
-            if kind == "started":
-                self.begun = True
-                started()
+            if kind == "error":
+                self.answered = True
+                yield kind, value
+                return
+            if kind != "started":
+                raise self._garbled()
+            self.begun = time.monotonic()
+            started()
+            for _ in range(count):
                 self._limit(timeout, "finish")
                 kind, value = self._read_answer(call)
+                if kind not in ("value", "error"):
+                    raise self._garbled()
+                self.answered = True
+                yield kind, value
         except (EOFError, OSError) as error:
             raise self._gone() from error
-        if kind not in ("value", "error"):
-            raise self._garbled()
-        self.answered = True
-        return kind, value
 
     def close(self) -> str:
         """Kill the process and whatever descends from it; return what it printed last."""
@@ -194,19 +263,26 @@ class _Process:
         return str(kind), shorten(str(value)) if kind == "error" else value
 
     def _read(self, count: int) -> bytes:
-        data = bytearray()
-        while len(data) < count:
-            self._wait(self._answers, select.POLLIN)
-            if not (chunk := os.read(self._answers, count - len(data))):
+        while len(self._unread) < count:
+            try:
+                chunk = os.read(self._answers, max(READ_BYTES, count - len(self._unread)))
+            except BlockingIOError:
+                self._wait(self._answers, select.POLLIN)
+                continue
+            if not chunk:
                 raise EOFError
-            data += chunk
-        return bytes(data)
+            self._unread += chunk
+        data = bytes(self._unread[:count])
+        del self._unread[:count]
+        return data
 
     def _write(self, data: bytes) -> None:
         view = memoryview(data)
         while view:
-            self._wait(self._requests, select.POLLOUT)
-            view = view[os.write(self._requests, view) :]
+            try:
+                view = view[os.write(self._requests, view) :]
+            except BlockingIOError:
+                self._wait(self._requests, select.POLLOUT)
 
     def _wait(self, end: int, event: int) -> None:
         """Wait for a descriptor until the deadline, or until the run is over."""
@@ -237,6 +313,10 @@ class _Process:
         if code is None:
             return self._failed("closed the pipe of its worker process, which was killed")
         return self._failed(f"took its worker process down (exit code {code if code <= 128 else 128 - code})")
+
+
+def _unshared(function: Callable[[T], object], argument: T) -> object:
+    return function(argument)
 
 
 def _screen() -> int:
