@@ -12,6 +12,7 @@ from rlkit import __version__
 from rlkit.cli.streams import unfailing
 from rlkit.commands import VERBS, plugin_verbs, run_plugin_verb
 from rlkit.errors import RlkitError, shorten
+from rlkit.garbage import uncollected
 from rlkit.text import safe
 
 LONGEST = 20_000
@@ -56,7 +57,9 @@ def _run(args: list[str]) -> int:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         if args[0] not in VERBS:
             return run_plugin_verb(args[0], rest)
-        return int(import_module(f"rlkit.cli.{args[0]}").run(rest))
+        with uncollected():
+            verb = import_module(f"rlkit.cli.{args[0]}")
+        return int(verb.run(rest))
     except RlkitError as error:
         if debug:
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from fractions import Fraction
+from functools import lru_cache
 
 from rlkit.errors import RlkitError
 
@@ -92,8 +93,11 @@ def quantities(text: str) -> tuple[Fraction, ...] | None:
 
     Return None for what is not a number, with or without units: a formula, or words.
     """
-    if len(text) > LONGEST:
-        return None
+    return None if len(text) > LONGEST else _quantities(text)
+
+
+@lru_cache(1024)  # the samples of a prompt have one reference, and often one answer
+def _quantities(text: str) -> tuple[Fraction, ...] | None:
     text = re.split("(?<![<>!])=", _plain(text))[-1].strip()
     text = re.sub(r"(?<=[^ +\-*/^]) \([^()]*\)", "", text).strip()  # a remark
     if re.fullmatch(r"[(\[{][^()\[\]{},]*[)\]}]", text):

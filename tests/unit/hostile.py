@@ -297,3 +297,25 @@ def compare_badly(answers: tuple[str, str]) -> bool:
     if answers[0] == "broken":
         raise RecursionError
     return answers[0] == answers[1]
+
+
+def times(factor: int, what: object) -> object:
+    """Multiply numbers, and do what texts say."""
+    return factor * what if isinstance(what, int) else obey(str(what))
+
+
+def doze(seconds: float, _: int) -> int:
+    """Take some time; return which process did."""
+    time.sleep(seconds)
+    return os.getpid()
+
+
+class Unreadable:
+    """Can be pickled, and not be read again."""
+
+    def __reduce__(self) -> tuple[object, tuple[()]]:
+        return fail_to_read, ()
+
+
+def fail_to_read() -> None:
+    raise RuntimeError("cannot be read")

@@ -24,7 +24,7 @@ from rlkit.testing import example_trajectory
 from rlkit.train.metrics import Meter
 from rlkit.train.rollouts import describe
 from rlkit.types import Score
-from tests.unit.hostile import Fragile, Moody, Named, double, obey, start, start_and_hang
+from tests.unit.hostile import Fragile, Moody, Named, Unreadable, double, doze, obey, start, start_and_hang, times
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +160,7 @@ def test_no_process_outlives_the_deadline_of_its_call(tmp_path: Path, one: Worke
 TRAINER = """
 import asyncio, sys
 from rlkit.rollout.workers import Workers
-from tests.unit.hostile import start
+from tests.unit.hostile import Fragile, Moody, Named, Unreadable, double, doze, obey, start, start_and_hang, times
 
 print("imported as", __name__, file=sys.stderr)
 STEP = 1
@@ -342,3 +342,36 @@ def test_a_policy_cannot_evade_its_score_with_a_tower_of_powers(one: Workers) ->
     texts = (r"\boxed{10^{10^{10}}}", r"\boxed{4}")
     found = asyncio.run(score(reward, [example_trajectory(text) for text in texts], one))
     assert [(s.reward, s.ungradable) for s in found] == [(0.0, True), (1.1, False)]
+
+
+def test_each_of_what_is_sent_together_has_its_own_outcome(one: Workers) -> None:
+    """Calls that were fast are sent together; what one of them does costs none of the others."""
+    one._seconds[int] = 0.001  # as if it had been measured
+    assert asyncio.run(one.call_each(times, 3, [1, 2, 3, 4, 5], 30)) == [3, 6, 9, 12, 15]
+    one._seconds[int] = 0.001
+    found = asyncio.run(one.call_each(times, 3, [1, "raise", "_exit", 4, "garbage afterwards", 6, "hang", 8], 1.0))
+    assert [found[i] for i in (0, 3, 5, 7)] == [3, 12, 18, 24]
+    assert str(found[1]) == "ValueError: of the reward"
+    assert "exit code 0" in str(found[2])
+    assert found[4] == "done"
+    assert str(found[6]).startswith("did not finish within 1 s and was killed")
+    assert all(isinstance(found[i], WorkerError) for i in (1, 2, 6))
+
+
+def test_what_cannot_be_sent_or_read_costs_no_other(one: Workers) -> None:
+    one._seconds[int] = 0.001
+    unsendable = threading.Lock()
+    found = asyncio.run(one.call_each(times, 3, [1, unsendable, 3, Unreadable(), 5], 30))
+    assert [found[i] for i in (0, 2, 4)] == [3, 9, 15]
+    assert "cannot be sent to a worker" in str(found[1])
+    assert str(found[3]) == "RuntimeError: cannot be read"
+
+
+def test_slow_calls_are_sent_to_all_workers() -> None:
+    pool = Workers(2)
+    try:
+        pool._seconds[float] = 0.1  # as if it had been measured
+        pids = asyncio.run(pool.call_each(doze, 0.1, range(6), 30))
+    finally:
+        pool.close()
+    assert len(set(pids)) == 2
