@@ -7,7 +7,6 @@ from collections.abc import Callable
 from lightning.fabric import Fabric
 
 from rlkit.errors import RlkitError
-from rlkit.garbage import lasting, uncollected
 from rlkit.models.store import CheckpointRef
 from rlkit.recipe import Recipe
 from rlkit.run.folder import RunFolder
@@ -53,10 +52,8 @@ def fit(
 
     def work() -> None:
         session.open_log(recipe, 0 if resumed is None else resumed.state.step)
-        with uncollected():
-            contexts.append(prepare_training(recipe, data, fabric, reporter.note))
-        with lasting():
-            session.train(contexts[0], resumed)
+        contexts.append(prepare_training(recipe, data, fabric, reporter.note))
+        session.train(contexts[0], resumed)
 
     def cut_short(name: str) -> None:
         session.cut_short()

@@ -13,7 +13,6 @@ from lightning.fabric import Fabric
 
 from rlkit.distributed.ranks import Ranks
 from rlkit.errors import CheckpointError, RecipeError
-from rlkit.garbage import uncollected
 from rlkit.models.store import MANIFEST, CheckpointRef, Store, newest_whole, open_checkpoint
 from rlkit.recipe import Recipe
 from rlkit.registry import Registry
@@ -77,8 +76,7 @@ def launch(job: Job, reporter: Callable[[bool], Reporter]) -> tuple[Outcome, Pat
     if job.resume == "auto" and job.out is None:
         raise RecipeError("--resume auto needs --out: the run folder whose newest checkpoint it takes")
     _check_store(job.recipe)
-    with uncollected():
-        data = load_data(job.recipe)
+    data = load_data(job.recipe)
     fabric = fabric_for(job.recipe)
     try:
         _start_ranks(fabric)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rlkit.distributed.fsdp2 import FSDP2
 from rlkit.errors import CallbackError, CheckpointError, RankError, RecipeError, TrainingError, explain, shorten
+from rlkit.garbage import lasting
 from rlkit.interfaces.callback import CheckpointSaved, Json, LoggedRun, RunEnd, RunStart, StepEnd, ValidationEnd
 from rlkit.models.load import save_policy
 from rlkit.models.store import CheckpointRef, State, Store, step_of
@@ -97,6 +98,7 @@ class Session:
             loggers = open_loggers(recipe.log.loggers, run, self.reporter.note)
             self.log = MetricsLog(self.folder.path / "metrics.jsonl", loggers, done)
 
+    @lasting()
     def train(self, context: TrainContext, resumed: CheckpointRef | None) -> None:
         """Validate, make all steps, validate again.
 

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from rlkit.errors import RecipeError
+from rlkit.garbage import uncollected
 from rlkit.interfaces import outputs
 from rlkit.interfaces.task import Split, Task
 from rlkit.models.activations import token_limit
@@ -158,6 +159,7 @@ def _permutation(seed: int, epoch: int, rows: int) -> Tensor:
     return permutation(f"order/{seed}/{epoch}", rows)
 
 
+@uncollected()
 def load_data(recipe: Recipe) -> Data:
     """Load the tokenizer and the rows, and check every prompt that the run will use.
 

@@ -12,6 +12,7 @@ from lightning.fabric.accelerators import CUDAAccelerator  # type: ignore[attr-d
 
 from rlkit.distributed.fsdp2 import make_fabric
 from rlkit.distributed.ranks import Ranks
+from rlkit.garbage import uncollected
 from rlkit.errors import RecipeError
 from rlkit.recipe import FLASH, Recipe
 from rlkit.rollout.service import RolloutService
@@ -66,6 +67,7 @@ def fabric_for(recipe: Recipe) -> Fabric:
     return fabric
 
 
+@uncollected()
 def prepare_training(recipe: Recipe, data: Data, fabric: Fabric, note: Callable[[str], None] = print) -> TrainContext:
     """Load and place all models and bind the parts.
 
@@ -86,6 +88,7 @@ def prepare_training(recipe: Recipe, data: Data, fabric: Fabric, note: Callable[
     return TrainContext(recipe, data, ranks, models, rollouts, transforms, Callbacks(recipe.callbacks, ranks, note))
 
 
+@uncollected()
 def prepare_rollouts(recipe: Recipe, data: Data, fabric: Fabric) -> RolloutService:
     """Load and place the policy alone and bind the parts: for validation and generation.
 
