@@ -12,8 +12,8 @@ from lightning.fabric.accelerators import CUDAAccelerator  # type: ignore[attr-d
 
 from rlkit.distributed.fsdp2 import make_fabric
 from rlkit.distributed.ranks import Ranks
-from rlkit.garbage import uncollected
 from rlkit.errors import RecipeError
+from rlkit.garbage import uncollected
 from rlkit.recipe import FLASH, Recipe
 from rlkit.rollout.service import RolloutService
 from rlkit.train.callbacks import Callbacks
