@@ -11,8 +11,8 @@ from importlib import import_module
 from rlkit import __version__
 from rlkit.cli.streams import unfailing
 from rlkit.commands import VERBS, plugin_verbs, run_plugin_verb
+from rlkit.concurrency.garbage import uncollected
 from rlkit.errors import RlkitError, shorten
-from rlkit.garbage import uncollected
 from rlkit.text import safe
 
 LONGEST = 20_000

@@ -13,9 +13,9 @@ from typing import Protocol
 from safetensors.torch import save_file
 from torch import Tensor
 
+from rlkit.concurrency.garbage import lasting
 from rlkit.distributed.fsdp2 import FSDP2
 from rlkit.errors import CallbackError, CheckpointError, RankError, RecipeError, TrainingError, explain, shorten
-from rlkit.garbage import lasting
 from rlkit.interfaces.callback import CheckpointSaved, Json, LoggedRun, RunEnd, RunStart, StepEnd, ValidationEnd
 from rlkit.models.load import save_policy
 from rlkit.models.store import CheckpointRef, State, Store, step_of

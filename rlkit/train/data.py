@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
+from rlkit.concurrency.garbage import uncollected
 from rlkit.errors import RecipeError
-from rlkit.garbage import uncollected
 from rlkit.interfaces import outputs
 from rlkit.interfaces.task import Split, Task
 from rlkit.models.activations import token_limit

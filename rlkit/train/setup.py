@@ -10,10 +10,10 @@ import torch
 from lightning.fabric import Fabric
 from lightning.fabric.accelerators import CUDAAccelerator  # type: ignore[attr-defined]
 
+from rlkit.concurrency.garbage import uncollected
 from rlkit.distributed.fsdp2 import make_fabric
 from rlkit.distributed.ranks import Ranks
 from rlkit.errors import RecipeError
-from rlkit.garbage import uncollected
 from rlkit.recipe import FLASH, Recipe
 from rlkit.rollout.service import RolloutService
 from rlkit.train.callbacks import Callbacks
