@@ -10,7 +10,8 @@ from torch import Tensor
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from rlkit.ops.attention import Layout, packed_attention
+from rlkit.ops.attention import Layout, autocasted, packed_attention
+from rlkit.ops.ragged import ragged_attention
 
 PACKED = "rlkit_packed"
 """The attention of packed passes among those of transformers; without a layout it is SDPA's."""
@@ -144,7 +145,8 @@ def _probe(backbone: Backbone) -> bool:
     try:
         found = packed(backbone, Packing(tokens, mask.bool()), weight.device)
         gap = (found.hidden[found.places.argsort()] - expected).float().square().mean().sqrt()
-        equal = bool(gap <= GAPS.get(expected.dtype, 1e-3) * expected.float().std())
+        kind = autocasted(expected).dtype  # in which products are, whatever the sums of layers are in
+        equal = bool(gap <= GAPS.get(kind, 1e-3) * expected.float().std())
     except (AttributeError, TypeError, ValueError, RuntimeError, IndexError):
         equal = False
     config._attn_implementation = PACKED if equal else "sdpa"
@@ -156,7 +158,8 @@ def _attend(module: Any, query: Tensor, key: Tensor, value: Tensor, *mask: Tenso
     if layout is None:
         return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, *mask, **options)
     query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
-    return packed_attention(query, key, value, options["scaling"], layout)[None], None
+    attend = packed_attention if query.device.type == "cpu" else ragged_attention
+    return attend(query, key, value, options["scaling"], layout)[None], None
 
 
 ALL_ATTENTION_FUNCTIONS.register(PACKED, _attend)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+T = TypeVar("T")
 
 WASTE = 0.15
 """Padding among segments that are computed together, as a share of their tokens."""
@@ -38,7 +40,8 @@ class Layout:
     """Which tokens of a packed sequence attend to which others.
 
     Args:
-        segments: Where each begins and ends: a token attends to those before it in its own, and to itself.
+        segments: Where each begins and ends, one after another: a token attends to those before it in its own, and to
+            itself.
         shared: Where a prompt begins and ends, and where the segments right after it end, whose tokens attend to it.
         length: Tokens in all.
         device: Where they are.
@@ -51,10 +54,27 @@ class Layout:
         length: int,
         device: torch.device,
     ) -> None:
-        self.shared = shared
-        self.buckets = [
-            _Bucket([segments[i] for i in rows], device) for rows in divide([end - start for start, end in segments])
-        ]
+        self.segments, self.shared, self.device = segments, shared, device
+        self._derived: dict[Callable[[Layout], Any], Any] = {}
+
+    def derived(self, function: Callable[[Layout], T]) -> T:
+        """Return a function's value of this layout, computed once for all layers."""
+        if function not in self._derived:
+            self._derived[function] = function(self)
+        found: T = self._derived[function]
+        return found
+
+
+def buckets_of(layout: Layout) -> list[_Bucket]:
+    """Return the segments in buckets of similar length."""
+    rows = divide([end - start for start, end in layout.segments])
+    return [_Bucket([layout.segments[i] for i in some], layout.device) for some in rows]
+
+
+def autocasted(x: Tensor) -> Tensor:
+    """Return a tensor in autocast's type, if there is one."""
+    kind = x.device.type
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
 
 def divide(lengths: Sequence[int]) -> list[list[int]]:
@@ -82,8 +102,7 @@ def packed_attention(query: Tensor, key: Tensor, value: Tensor, scale: float, la
         scale: Of the scores.
         layout: Which tokens each attends to.
     """
-    if torch.is_autocast_enabled(query.device.type):
-        query, key, value = (x.to(torch.get_autocast_dtype(query.device.type)) for x in (query, key, value))
+    query, key, value = (autocasted(x) for x in (query, key, value))
     return _PackedAttention.apply(query, key, value, scale, layout)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -97,7 +116,7 @@ class _PackedAttention(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, layout: Layout) -> Tensor:  # noqa: PLR0917 (autograd passes positions)
         found = torch.empty_like(query, memory_format=torch.contiguous_format)
         totals = query.new_empty(query.shape[:2], dtype=torch.float32)
-        for bucket in layout.buckets:
+        for bucket in layout.derived(buckets_of):
             output, total = _attend([bucket.gather(x) for x in (query, key, value)], True, scale)
             bucket.scatter(found, output)
             bucket.scatter(totals, total)
@@ -116,7 +135,7 @@ class _PackedAttention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
         grads = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in saved[:3]]
-        for bucket in ctx.layout.buckets:
+        for bucket in ctx.layout.derived(buckets_of):
             of_output = torch.zeros(*bucket.shape, *grad.shape[1:], dtype=grad.dtype, device=grad.device)
             of_output.flatten(0, 1)[bucket.real] = grad[bucket.tokens]
             new = _differentiate(of_output, [bucket.gather(x) for x in saved], True, ctx.scale)
