@@ -1,13 +1,14 @@
-"""Fused copies of the weights of Llama, Mistral, Qwen2 and Qwen3 blocks."""
+"""Fused copies of the weights of Llama, Mistral, Qwen2 and Qwen3 models."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, silu
+from torch.nn.functional import linear, rms_norm, silu
 
 from rlkit.models.lora import delta
 
@@ -96,16 +97,87 @@ class Block:
 
     `inputs` yields the queries, keys and values of all heads. In a query or a key, channels that are rotated together
     are neighbours, so that a rotation is one complex product; queries are divided by the root of their `size`.
-    `head_norms` [heads,D] scale queries and keys in Qwen3.
+    `head_norms` [turned,D] scale queries and keys in Qwen3, of which there are `turned` heads.
     """
 
     size: int
+    turned: int
     inputs: Matrix
     head_norms: Tensor | None
     outputs: Matrix
     gate: Matrix
     up: Matrix
     down: Matrix
+
+
+class FusedModel:
+    """A model's fused weights, its adapters merged, and the pass through them.
+
+    Args:
+        model: A causal language model that is `fusible`.
+        kind: The type of the copies.
+    """
+
+    def __init__(self, model: Any, kind: torch.dtype) -> None:
+        self._model = model
+        self._kind = kind
+        self._eps: float = model.config.get_text_config().rms_norm_eps
+        self._blocks = [fuse(layer, kind) for layer in model.model.layers]
+        self._head = fuse_head(model.get_output_embeddings(), model.model.norm, kind)
+        self._versions = [weight._version for weight in model.parameters()]
+        self._rotations: Tensor | None = None
+
+    def outdated(self) -> bool:
+        """Whether the model's own weights were written since."""
+        return self._versions != [weight._version for weight in self._model.parameters()]
+
+    def __call__(
+        self, tokens: Tensor, positions: Tensor, longest: int, attend: Callable[[int, Tensor], Tensor]
+    ) -> Tensor:
+        """Return the last block's outputs [N,H] for tokens [N].
+
+        Args:
+            tokens: [N] i64.
+            positions: [N] i64, below `longest`.
+            longest: The number of positions to have rotations for.
+            attend: From a block's index and the queries, keys and values [N,heads,D] of all heads to what queries
+                attend to [N,heads,D].
+        """
+        hidden: Tensor = self._model.model.embed_tokens(tokens).to(self._kind)
+        rotation = self._rotation(longest).index_select(0, positions)[:, None]
+        for i, block in enumerate(self._blocks):
+            found = self._project(block, self._normalized(hidden), rotation)
+            hidden = block.outputs.plus(attend(i, found).reshape(len(hidden), -1), hidden)
+            x = self._normalized(hidden)
+            hidden = block.down.plus(block.up.times(x, block.gate.silu(x)), hidden)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits [N,V] of outputs [N,H]."""
+        return self._head(self._normalized(hidden))
+
+    def _project(self, block: Block, x: Tensor, rotation: Tensor) -> Tensor:
+        """Return queries, keys and values [N,heads,D] of normalized tokens [N,H]."""
+        found = block.inputs(x).view(len(x), -1, block.size)
+        turned = found[:, : block.turned]
+        wide = turned if block.head_norms is None else self._normalized(turned) * block.head_norms
+        wide = wide.float()
+        torch.view_as_complex(wide.view(*wide.shape[:2], -1, 2)).mul_(rotation)
+        if wide is not turned:
+            turned.copy_(wide)
+        return found
+
+    def _rotation(self, count: int) -> Tensor:
+        """Return the rotations [M,D/2] of at least the first `count` positions."""
+        if self._rotations is None or len(self._rotations) < count:
+            like = self._model.model.norm.weight.new_empty(0, dtype=torch.float32)
+            every = torch.arange(max(256, 2 * count), device=like.device)[None]
+            cos, sin = (x[0, :, : x.shape[-1] // 2] for x in self._model.model.rotary_emb(like, every))
+            self._rotations = torch.complex(cos, sin)
+        return self._rotations
+
+    def _normalized(self, x: Tensor) -> Tensor:
+        return rms_norm(x, x.shape[-1:], None, self._eps)
 
 
 def packs(weight: Tensor) -> bool:
@@ -120,7 +192,9 @@ def fusible(model: Any) -> bool:
     kinds = getattr(config, "layer_types", None)
     window = getattr(config, "sliding_window", None) if kinds is None else None
     full = window is None and set(kinds or ()) <= {"full_attention"}
-    return type(model).__name__ in KINDS and config.hidden_act == "silu" and full
+    if type(model).__name__ not in KINDS or config.hidden_act != "silu" or not full:
+        return False
+    return getattr(model.model.rotary_emb, "rope_type", "default") not in ("dynamic", "longrope")  # fixed ones
 
 
 @torch.no_grad()
@@ -140,6 +214,7 @@ def fuse(layer: Any, kind: torch.dtype) -> Block:
         queries = queries.scaled(shrink)
     return Block(
         size,
+        (queries.weight.shape[0] + keys.weight.shape[0]) // size,
         _joined([queries.interleaved(size), keys.interleaved(size), values]).to(kind),
         None if head_norms is None else head_norms.to(kind),
         _merged(attention.o_proj).to(kind),

@@ -8,20 +8,45 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
-from rlkit.engines.torch.blocks import Block, Matrix, fuse, fuse_head
+from rlkit.engines.torch.blocks import FusedModel
 
 GROWTH = 64
 """Columns by which the cache grows at least."""
 
 
 class _Layer:
-    """One layer's keys and values: of prompts [P,H,W,D], which end at the last column, and of rows [R,H,C,D]."""
+    """One layer's keys and values: of prompts [2,P,H,W,D], and of what rows have sampled [2,R,H,C,D]."""
 
     def __init__(self) -> None:
-        self.prompts: tuple[Tensor, ...] = ()
-        self.rows: tuple[Tensor, ...] = ()
+        self.prompts: Tensor | None = None
+        self.rows: Tensor | None = None
+
+    def add_prompts(self, new: Tensor) -> None:
+        """Append prompts [2,P,H,W,D]."""
+        old = new[:, :0] if self.prompts is None else self.prompts
+        width = max(old.shape[3], new.shape[3])
+        self.prompts = torch.cat([pad(x, (0, 0, 0, width - x.shape[3])) for x in (old, new)], 1)
+
+    def room(self, rows: int, columns: int) -> Tensor:
+        """Return the buffer for what rows sample, with room for so many."""
+        assert self.prompts is not None
+        _, _, heads, _, size = self.prompts.shape
+        have_rows, have_columns = (0, 0) if self.rows is None else (self.rows.shape[1], self.rows.shape[3])
+        if self.rows is None or rows > have_rows or columns > have_columns:
+            most = max(columns + GROWTH, have_columns * 5 // 4) if columns > have_columns else have_columns
+            grown = self.prompts.new_zeros(2, max(rows, have_rows), heads, most, size)
+            if self.rows is not None:
+                grown[:, :have_rows, :, :have_columns] = self.rows
+            self.rows = grown
+        return self.rows
+
+    def move(self, to: Tensor, old: Tensor, width: int) -> None:
+        """Copy the first columns of rows to other rows."""
+        if self.rows is not None:
+            columns = self.rows[:, :, :, :width]
+            columns[:, to] = columns[:, old]
 
 
 class FusedDecoder:
@@ -29,11 +54,10 @@ class FusedDecoder:
 
     The copies of the weights, adapters merged, are in autocast's type if there is one. They are made again at the first
     pass after `refresh`, and where a prompt is admitted after the model's own weights were written. Rows attend to one
-    copy of the prompt that they share, and to their own tokens, which end at column `end`, the same for all, and begin
-    at `starts[r]`.
+    copy of the prompt that they share, and to their own tokens, of which row `r` has `end - starts[r]`.
 
     Args:
-        model: A causal language model, its adapters inside, whose blocks `fuse` takes.
+        model: A causal language model, its adapters inside, whose blocks `FusedModel` takes.
         autocast: Makes the precision context.
     """
 
@@ -57,43 +81,44 @@ class FusedDecoder:
 
     def refresh(self) -> None:
         """Drop the copies of the weights, since these have changed or nothing is decoded for now."""
-        self._blocks: list[Block] = []
-        self._head: Matrix | None = None
-        self._versions: list[int] = []
+        self._fused: FusedModel | None = None
 
     @property
     def rows(self) -> int:
         """How many rows there are."""
         return len(self.starts)
 
+    @property
+    def width(self) -> int:
+        """How many tokens the oldest row has sampled."""
+        return self.end - min(self.starts, default=self.end)
+
     def positions(self) -> Tensor:
         """Return the position [R] i64 of the token that comes next in each row."""
-        own = (self.end - start for start in self.starts)
-        return torch.tensor([self.lengths[p] + n for p, n in zip(self.of_row, own, strict=True)], device=self.device)
+        return self._offsets + self.end
 
     @torch.inference_mode()
     def admit(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> Tensor:
         """Run the prompts, add `copies[i]` rows for each, in order, and return the rows' next logits [N,V]."""
-        if self._versions != [weight._version for weight in self.model.parameters()]:
+        if self._fused is not None and self._fused.outdated():
             self.refresh()
-        width = max(map(len, prompts))
-        tokens = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts], device=self.device)
-        columns = torch.arange(width, device=self.device)
-        before = torch.tensor([width - len(p) for p in prompts], device=self.device)
-        visible = (columns[None, None] >= before[:, None, None]) & (columns[None, :, None] >= columns[None, None])
-        visible = visible | torch.eye(width, dtype=torch.bool, device=self.device)
-        mask = self._additive(visible)
+        width, heads = max(map(len, prompts)), self.config.num_attention_heads
+        lengths = torch.tensor([len(p) for p in prompts], device=self.device)
+        real = torch.arange(width, device=self.device) < lengths[:, None]
+        tokens = torch.tensor([token for prompt in prompts for token in prompt], device=self.device)
 
-        def attend(index: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            size = queries.shape[-1]
-            q, k, v = (x.view(len(prompts), width, -1, size).transpose(1, 2) for x in (queries, keys, values))
-            self._add_prompts(self.layers[index], k, v)
-            repeats = q.shape[1] // k.shape[1]
-            k, v = (x.repeat_interleave(repeats, 1) for x in (k, v))
-            found = scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None], scale=1.0)
-            return found.transpose(1, 2)
+        def attend(index: int, found: Tensor) -> Tensor:
+            whole = found.new_zeros(*real.shape, *found.shape[1:])
+            whole[real] = found
+            whole = whole.transpose(1, 2)
+            q, k, v = whole[:, :heads], *whole[:, heads:].chunk(2, 1)
+            self.layers[index].add_prompts(torch.stack((k, v)))
+            k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+            return scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0).transpose(1, 2)[real]
 
-        logits = self._forward(tokens, (columns[None] - before[:, None]).clamp(min=0), attend)
+        model = self._model()
+        hidden = model(tokens, real.nonzero()[:, 1], width, attend)
+        logits = model.logits(hidden[lengths.cumsum(0) - 1])
         first = len(self.lengths)
         self.lengths += map(len, prompts)
         self.of_row += [first + i for i, n in enumerate(copies) for _ in range(n)]
@@ -106,152 +131,116 @@ class FusedDecoder:
         """Add a token [R] to each row and return the next logits [R,V]."""
         positions = self.positions()
         self.end += 1
-        first = min(self.starts)
-        columns = torch.arange(first, self.end, device=self.device)
-        starts = torch.tensor(self.starts, device=self.device)
-        own = None if first == max(self.starts) else self._additive(columns[None] >= starts[:, None])[:, None, None]
+        rows, width, heads = self.rows, self.width, self.config.num_attention_heads
+        visible = None if self._last is None else self._last + self.end
+        mask = None
+        if visible is not None:  # rows of different age
+            mask = self._additive(torch.arange(width, device=self.device) < visible[:, None])[:, None]
 
-        def attend(index: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            layer = self.layers[index]
-            self._reserve(layer, keys)
-            for buffer, new in zip(layer.rows, (keys, values), strict=True):
-                buffer[: self.rows, :, self.end - 1] = new
-            mine = [x[: self.rows, :, first : self.end] for x in layer.rows]
-            return self._attend(queries, layer.prompts, mine, own)
+        def attend(index: int, found: Tensor) -> Tensor:
+            layer, new = self.layers[index], found[:, heads:].view(rows, 2, -1, found.shape[-1])
+            own = layer.room(rows, width)
+            if visible is None:
+                own[:, :rows, :, width - 1] = new.transpose(0, 1)
+            else:
+                own[:, self._every, :, visible - 1] = new
+            assert layer.prompts is not None
+            return self._attend(found[:, :heads], layer.prompts, own[:, :rows, :, :width], mask)
 
-        return self._forward(tokens[:, None], positions[:, None], attend)
+        model = self._model()
+        longest = max(self.lengths) + width
+        return model.logits(model(tokens, positions, longest, attend))
 
     @torch.inference_mode()
     def keep(self, rows: Sequence[int]) -> None:
-        """Drop all other rows, and the prompts that no row has any more."""
-        index = torch.tensor(rows, dtype=torch.long, device=self.device)
-        first = min((self.starts[r] for r in rows), default=self.end)
+        """Keep these rows, in this order; drop all others, and the prompts that no row has any more.
+
+        Only rows whose place changes are copied.
+        """
+        moved = [(new, old) for new, old in enumerate(rows) if new != old]
         used = sorted({self.of_row[r] for r in rows})
-        width = max((self.lengths[p] for p in used), default=0)
-        for layer in self.layers:
-            for buffer in layer.rows:
-                buffer[: len(rows), :, : self.end - first] = buffer[index, :, first : self.end]
-            layer.prompts = tuple(x[used, :, x.shape[2] - width :] for x in layer.prompts)
+        first = min((self.starts[r] for r in rows), default=self.end)
+        if moved and first < self.end:
+            to, old = torch.tensor(moved, device=self.device).unbind(-1)
+            for layer in self.layers:
+                layer.move(to, old, self.end - first)
         place = {prompt: i for i, prompt in enumerate(used)}
+        lengths = [self.lengths[p] for p in used]
+        for layer in self.layers if len(used) < len(self.lengths) else ():
+            if layer.prompts is not None:
+                layer.prompts = layer.prompts[:, used, :, : max(lengths, default=0)]
         self.of_row = [place[self.of_row[r]] for r in rows]
         self.starts = [self.starts[r] - first for r in rows]
-        self.lengths = [self.lengths[p] for p in used]
+        self.lengths = lengths
         self.end -= first
         self._index()
 
-    def _forward(
-        self, tokens: Tensor, positions: Tensor, attend: Callable[[int, Tensor, Tensor, Tensor], Tensor]
-    ) -> Tensor:
-        """Run tokens [N,Q] through all blocks; return the logits [N,V] of the last of each row."""
-        model, kind = self.model.model, self._kind()
-        if not self._blocks:
-            self._blocks = [fuse(layer, kind) for layer in model.layers]
-            self._head = fuse_head(self.model.get_output_embeddings(), model.norm, kind)
-            self._versions = [weight._version for weight in self.model.parameters()]
-        assert self._head is not None
-        hidden = model.embed_tokens(tokens).to(kind)
-        cos, sin = (x[..., : x.shape[-1] // 2].float() for x in model.rotary_emb(hidden.float(), positions))
-        rotation = torch.complex(cos, sin).flatten(0, 1)[:, None]
-        hidden = hidden.flatten(0, 1)
-        for i, block in enumerate(self._blocks):
-            queries, keys, values = self._project(block, self._normalized(hidden), rotation)
-            hidden = block.outputs.plus(attend(i, queries, keys, values).reshape(len(hidden), -1), hidden)
-            x = self._normalized(hidden)
-            hidden = block.down.plus(block.up.times(x, block.gate.silu(x)), hidden)
-        last = self._normalized(hidden.view(*tokens.shape, -1)[:, -1])
-        return self._head(last)
+    def _model(self) -> FusedModel:
+        if self._fused is None:
+            self._fused = FusedModel(self.model, self._kind())
+        return self._fused
 
-    def _project(self, block: Block, x: Tensor, rotation: Tensor) -> Sequence[Tensor]:
-        """Return queries, keys and values [N,heads,D] of normalized tokens [N,H]."""
-        heads, kv_heads = self.config.num_attention_heads, self.config.num_key_value_heads
-        size = block.size
-        found = block.inputs(x).view(len(x), -1, size)
-        turned, values = found[:, : heads + kv_heads], found[:, heads + kv_heads :]
-        if block.head_norms is not None:
-            turned = self._normalized(turned) * block.head_norms
-        pairs = torch.view_as_complex(turned.float().reshape(*turned.shape[:2], -1, 2))
-        turned = torch.view_as_real(pairs * rotation).flatten(-2).to(values.dtype)
-        return turned[:, :heads], turned[:, heads:], values
+    def _attend(self, queries: Tensor, prompts: Tensor, own: Tensor, mask: Tensor | None) -> Tensor:
+        """Return what queries [R,heads,D] attend to: keys and values of their prompts, and their own [2,R,H,C,D].
 
-    def _attend(
-        self, queries: Tensor, prompts: Sequence[Tensor], own: Sequence[Tensor], own_mask: Tensor | None
-    ) -> Tensor:
-        """Return what queries [R,heads,D] attend to: keys and values of their prompts, and their own [R,H,C,D]."""
-        rows, _, size = queries.shape
-        kv_heads = own[0].shape[1]
-        queries = queries.reshape(rows, kv_heads, -1, size)
-        mine = torch.bmm(queries.flatten(0, 1), own[0].flatten(0, 1).transpose(1, 2)).view(*queries.shape[:3], -1)
-        if own_mask is not None:
-            mine += own_mask
-        shared = torch.bmm(self._by_prompt(queries), prompts[0].flatten(0, 1).transpose(1, 2))
-        width = shared.shape[-1]
+        What is found in a prompt counts as one more token of the row, whose score is the logarithm of the sum of the
+        exponentials of the prompt's scores: so the scores of prompts and rows are never in one tensor.
+        """
+        rows, heads, size = queries.shape
+        keys, values = own.flatten(1, 2)
+        of_prompt, weight = self._attend_prompts(queries, prompts)
+        queries = queries.reshape(len(keys), -1, size)
+        scores = torch.bmm(queries, keys.transpose(1, 2))
+        if mask is not None:
+            scores.view(rows, -1, scores.shape[-1]).add_(mask)
+        scores = torch.cat((scores, weight.view(*queries.shape[:2], 1)), -1)
+        shares = scores.softmax(-1, dtype=torch.float32).to(values.dtype)
+        found = torch.bmm(shares[..., :-1], values)
+        return found.addcmul_(shares[..., -1:], of_prompt.view(found.shape)).view(rows, heads, size)
+
+    def _attend_prompts(self, queries: Tensor, prompts: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what queries [R,heads,D] find in their prompts, [R*heads,D], and its weight [R*heads]."""
+        size = queries.shape[-1]
+        keys, values = prompts.flatten(1, 2)
+        by_prompt = queries.reshape(-1, size).index_select(0, self._slots).view(len(keys), -1, size)
+        scores = torch.bmm(by_prompt, keys.transpose(1, 2))
         if self._prompt_mask is not None:
-            shared.view(-1, kv_heads, *shared.shape[1:]).add_(self._prompt_mask)
-        scores = torch.cat((self._by_row(shared, kv_heads), mine), -1).softmax(-1, dtype=torch.float32)
-        scores = scores.to(queries.dtype)
-        found = torch.bmm(self._by_prompt(scores[..., :width]), prompts[1].flatten(0, 1))
-        of_own = torch.bmm(scores[..., width:].flatten(0, 1), own[1].flatten(0, 1))
-        return self._by_row(found, kv_heads).add_(of_own.view_as(queries))
-
-    def _by_prompt(self, x: Tensor) -> Tensor:
-        """Turn [R,H,G,*] into [P*H,M*G,*], where the M rows of a prompt are next to each other."""
-        grouped = x[self._slots] if self._ragged else x
-        _, heads, queries, size = grouped.shape
-        grouped = grouped.reshape(len(self.lengths), -1, heads, queries, size).transpose(1, 2)
-        return grouped.reshape(len(self.lengths) * heads, -1, size)
-
-    def _by_row(self, x: Tensor, kv_heads: int) -> Tensor:
-        """Undo `_by_prompt`."""
-        prompts, size = len(self.lengths), x.shape[-1]
-        grouped = x.view(prompts, kv_heads, self._most, -1, size).transpose(1, 2)
-        grouped = grouped.reshape(prompts * self._most, kv_heads, -1, size)
-        return grouped[self._places] if self._ragged else grouped
+            scores.view(len(self.lengths), -1, scores.shape[-1]).add_(self._prompt_mask)
+        shares = scores.softmax(-1, dtype=torch.float32)
+        weight = scores.amax(-1) - shares.amax(-1).log_()
+        found = torch.bmm(shares.to(values.dtype), values)
+        return found.view(-1, size).index_select(0, self._places), weight.view(-1).index_select(0, self._places)
 
     def _index(self) -> None:
-        """Note where the rows of each prompt are, after rows or prompts have changed."""
+        """Note where the heads of each prompt's rows are, and the ages, after rows or prompts have changed."""
+        device, kv_heads = self.device, self.config.num_key_value_heads
+        queries = self.config.num_attention_heads // kv_heads
         members: list[list[int]] = [[] for _ in self.lengths]
+        of_row = []
         for row, prompt in enumerate(self.of_row):
+            of_row.append((prompt, len(members[prompt])))
             members[prompt].append(row)
-        self._most = max(map(len, members), default=0)
-        slots = [row for mine in members for row in (*mine, *[0] * (self._most - len(mine)))]
-        places = {row: p * self._most + k for p, mine in enumerate(members) for k, row in enumerate(mine)}
-        self._ragged = slots != list(range(self.rows))
-        self._slots = torch.tensor(slots, dtype=torch.long, device=self.device)
-        self._places = torch.tensor([places[r] for r in range(self.rows)], dtype=torch.long, device=self.device)
+        most = max(map(len, members), default=0)
+        padded = torch.tensor([mine + [0] * (most - len(mine)) for mine in members], dtype=torch.long, device=device)
+        heads = torch.arange(kv_heads * queries, device=device).view(kv_heads, 1, queries)
+        self._slots = (padded.view(len(members), 1, most, 1) * kv_heads * queries + heads).flatten()
+        prompts, slots = torch.tensor(of_row, dtype=torch.long, device=device).view(-1, 2).T[..., None, None]
+        group = torch.arange(kv_heads, device=device)[:, None]
+        self._places = (
+            ((prompts * kv_heads + group) * most + slots) * queries + torch.arange(queries, device=device)
+        ).flatten()
+        lengths = torch.tensor(self.lengths, dtype=torch.long, device=device)
         width = max(self.lengths, default=0)
-        columns = torch.arange(width, device=self.device)
-        before = torch.tensor([width - n for n in self.lengths], device=self.device)
         even = min(self.lengths, default=0) == width
-        self._prompt_mask = None if even else self._additive(columns[None] >= before[:, None])[:, None, None]
-
-    def _add_prompts(self, layer: _Layer, keys: Tensor, values: Tensor) -> None:
-        old = layer.prompts or (keys[:0], values[:0])
-        width = max(old[0].shape[2], keys.shape[2])
-        layer.prompts = tuple(
-            torch.cat([torch.nn.functional.pad(x, (0, 0, width - x.shape[2], 0)) for x in pair])
-            for pair in zip(old, (keys, values), strict=True)
-        )
-
-    def _reserve(self, layer: _Layer, like: Tensor) -> None:
-        """Make room for all rows up to column `end`."""
-        if not layer.rows:
-            layer.rows = (like.new_zeros(0, like.shape[1], 0, like.shape[2]),) * 2
-        have_rows, heads, have_columns, size = layer.rows[0].shape
-        if self.rows <= have_rows and self.end <= have_columns:
-            return
-        columns = max(self.end + GROWTH, have_columns * 5 // 4) if self.end > have_columns else have_columns
-        grown = tuple(x.new_zeros(max(self.rows, have_rows), heads, columns, size) for x in layer.rows)
-        for new, old in zip(grown, layer.rows, strict=True):
-            new[:have_rows, :, :have_columns] = old
-        layer.rows = grown
+        columns = torch.arange(width, device=device)
+        self._prompt_mask = None if even else self._additive(columns < lengths[:, None])[:, None]
+        starts = torch.tensor(self.starts, dtype=torch.long, device=device)
+        self._offsets = lengths[prompts.flatten()] - starts
+        self._last = None if len(set(self.starts)) < 2 else -starts
+        self._every = torch.arange(self.rows, device=device)
 
     def _additive(self, visible: Tensor) -> Tensor:
         return torch.zeros(visible.shape, dtype=self._kind(), device=self.device).masked_fill_(~visible, -torch.inf)
-
-    def _normalized(self, x: Tensor) -> Tensor:
-        wide = x.float()
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.config.rms_norm_eps)
-        return (wide * scale).to(x.dtype)
 
     def _kind(self) -> torch.dtype:
         with self.autocast():
