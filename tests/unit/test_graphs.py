@@ -30,9 +30,9 @@ class Recorded:
 
     def read(self) -> list[int]:
         held = self.decoder
-        cached = [x for layer in held.layers for x in (*layer.prompts, *layer.rows)]
-        fixed = [held._tokens, held._positions, held._starts, held._last, held._slots, held._places]
-        return [x.data_ptr() for x in (*cached, *fixed)]
+        cached = [x for layer in held.layers for x in (layer.prompts, layer.rows)]
+        fixed = [held._tokens, held._positions, held._last, held._every, held._slots, held._places]
+        return [x.data_ptr() for x in (*cached, *fixed, held._model()._rotations)]
 
     def __call__(self, run: Run, before: Run | None) -> Run:
         self.recorded += 1

@@ -130,26 +130,35 @@ class FusedDecoder:
     def step(self, tokens: Tensor) -> Tensor:
         """Add a token [R] to each row and return the next logits [R,V]."""
         positions = self.positions()
+        last = None if self._same_age else self._ages + self.end
         self.end += 1
-        rows, width, heads = self.rows, self.width, self.config.num_attention_heads
-        visible = None if self._last is None else self._last + self.end
-        mask = None
-        if visible is not None:  # rows of different age
-            mask = self._additive(torch.arange(width, device=self.device) < visible[:, None])[:, None]
+        return self._pass(tokens, positions, last, self.width)
+
+    def _pass(self, tokens: Tensor, positions: Tensor, last: Tensor | None, width: int) -> Tensor:
+        """Run tokens [R] at positions [R]; return their logits [R,V].
+
+        Args:
+            tokens: What is added to rows.
+            positions: Where in the row, its prompt included.
+            last: [R] i64: the column for each row's token; None for the last of `width` in all.
+            width: The columns that rows attend to, up to their last.
+        """
+        rows, heads, mask = self.rows, self.config.num_attention_heads, None
+        if last is not None:
+            mask = self._additive(torch.arange(width, device=self.device) <= last[:, None])[:, None]
 
         def attend(index: int, found: Tensor) -> Tensor:
             layer, new = self.layers[index], found[:, heads:].view(rows, 2, -1, found.shape[-1])
             own = layer.room(rows, width)
-            if visible is None:
+            if last is None:
                 own[:, :rows, :, width - 1] = new.transpose(0, 1)
             else:
-                own[:, self._every, :, visible - 1] = new
+                own[:, self._every, :, last] = new
             assert layer.prompts is not None
             return self._attend(found[:, :heads], layer.prompts, own[:, :rows, :, :width], mask)
 
         model = self._model()
-        longest = max(self.lengths) + width
-        return model.logits(model(tokens, positions, longest, attend))
+        return model.logits(model(tokens, positions, max(self.lengths) + width, attend))
 
     @torch.inference_mode()
     def keep(self, rows: Sequence[int]) -> None:
@@ -236,7 +245,7 @@ class FusedDecoder:
         self._prompt_mask = None if even else self._additive(columns < lengths[:, None])[:, None]
         starts = torch.tensor(self.starts, dtype=torch.long, device=device)
         self._offsets = lengths[prompts.flatten()] - starts
-        self._last = None if len(set(self.starts)) < 2 else -starts
+        self._same_age, self._ages = len(set(self.starts)) < 2, -starts
         self._every = torch.arange(self.rows, device=device)
 
     def _additive(self, visible: Tensor) -> Tensor:

@@ -87,9 +87,9 @@ class GraphDecoder(FusedDecoder):
         """Add a token [R] to each row and return the next logits [R,V], which the next step overwrites."""
         if self._record is None:
             return super().step(tokens)
-        if self.end + 1 > self._columns:
+        if self.width + 1 > self._columns:
             self._forget()
-            self._columns = -(-(self.end + 1) // COLUMNS) * COLUMNS
+            self._columns = -(-(self.width + 1) // COLUMNS) * COLUMNS
         if self._runs == 0:
             self._fix()
         self._tokens.copy_(tokens)
@@ -130,28 +130,15 @@ class GraphDecoder(FusedDecoder):
 
     def _fix(self) -> None:
         """Put what a step reads where it stays."""
-        end, self.end = self.end, self._columns
         for layer in self.layers:
-            self._reserve(layer, layer.prompts[0][:, :, 0])
-        self.end = end
+            layer.room(self.rows, self._columns)
         self._tokens = torch.empty(self.rows, dtype=torch.long, device=self.device)
         self._positions = self.positions()
-        self._starts = torch.tensor(self.starts, device=self.device)[:, None]
-        self._last = torch.tensor([self.end], device=self.device)
-        self._all_columns = torch.arange(self._columns, device=self.device)
+        self._last = self._ages + self.end
 
     def _run(self) -> Tensor:
         """Run a step on what `_fix` has put there."""
-        own = self._additive((self._all_columns >= self._starts) & (self._all_columns <= self._last))[:, None, None]
-
-        def attend(index: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            layer = self.layers[index]
-            mine = [x[: self.rows, :, : self._columns] for x in layer.rows]
-            for buffer, new in zip(mine, (keys, values), strict=True):
-                buffer.index_copy_(2, self._last, new[:, :, None])
-            return self._attend(queries, layer.prompts, mine, own)
-
-        logits = self._forward(self._tokens[:, None], self._positions[:, None], attend)
+        logits = self._pass(self._tokens, self._positions, self._last, self._columns)
         self._positions += 1
         self._last += 1
         return logits
