@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from rlkit.distributed.offload import HostOffload
+from rlkit.models.flops import peak_flops
 from tests.conftest import read_jsonl, rlkit
 
 pytestmark = pytest.mark.gpu
@@ -33,6 +34,18 @@ def test_a_run_on_one_gpu(options: tuple[str, ...], tmp_path: Path) -> None:
     rows = read_jsonl(tmp_path / "run" / "metrics.jsonl")
     assert all(row["memory/peak_device_mb"] > 0 and row["engine/slow_path"] == 0 for row in rows)
     assert max(row["mismatch/mean"] for row in rows) < (0.05 if "bf16-mixed" in options[0] else 1e-4)
+    assert "CUDA graphs" not in done.stdout + done.stderr  # as where steps cannot be recorded
+    known = peak_flops(torch.cuda.get_device_name(), half=True) is not None
+    assert all(("perf/mfu" in row) is known and row["perf/tflops_per_device"] > 0 for row in rows)
+
+
+def test_a_resumed_run_goes_on_as_one_that_was_not_stopped(tmp_path: Path) -> None:
+    """The counts of steps of a fused optimizer are on the device, where its step reads them."""
+    half = ("--fabric.precision=bf16-mixed", "--save.every=2", "--validation.limit=0")
+    for extra in (("--train.steps=2",), ("--train.steps=4", "--resume=run", "--force")):
+        done = rlkit(*FIT, *half, *extra, cwd=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert [row["update/steps"] for row in read_jsonl(tmp_path / "run" / "metrics.jsonl")] == [1] * 4
 
 
 def test_what_rests_leaves_the_device_and_comes_back() -> None:
@@ -49,5 +62,6 @@ def test_what_rests_leaves_the_device_and_comes_back() -> None:
         with resting.back(module):
             assert module.weight.is_cuda
         assert not module.weight.is_cuda
+        assert all(chunk.is_pinned() for memory in resting.hosts.values() for chunk in memory.chunks)
     assert torch.equal(module.weight.detach().cpu(), before)
     assert all(v.is_cuda for state in optimizer.state.values() for v in state.values() if v.dim())

@@ -1,0 +1,95 @@
+"""Kernels of GPUs against plain ones: packed attention and recorded decode steps; `pytest -m gpu tests/gpu`."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import AbstractContextManager, nullcontext
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlkit.engines.torch.fused import FusedDecoder
+from rlkit.engines.torch.graphs import COLUMNS, GraphDecoder
+from rlkit.models.actor import Actor
+from rlkit.ops.attention import Layout
+from rlkit.ops.ragged import by_flash, by_sdpa
+from rlkit.testing import random_model
+from tests.unit.test_packing import rows_of
+from tests.unit.test_ragged import layout_of
+
+pytestmark = pytest.mark.gpu
+SHAPE = {"hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8, "initializer_range": 0.05}
+
+
+def autocast() -> AbstractContextManager[None]:
+    return torch.autocast("cuda", torch.bfloat16)
+
+
+def on_gpu(layout: Layout) -> Layout:
+    return Layout(layout.segments, layout.shared, layout.segments[-1][1], torch.device("cuda"))
+
+
+@pytest.mark.parametrize("heads", [(8, 8), (14, 2)])
+def test_flash_attention_of_ragged_segments(heads: tuple[int, int]) -> None:
+    """In bfloat16 against float32, with and without prompts."""
+    for groups in ([(37, [5, 90, 1]), (0, [64]), (3, [8, 8])], [(0, [7, 130])]):
+        layout, found = on_gpu(layout_of(groups)), []
+        for attend, kind in ((by_sdpa, torch.float32), (by_flash, torch.bfloat16)):
+            torch.manual_seed(0)
+            shapes = [(layout.segments[-1][1], n, 64) for n in (heads[0], heads[1], heads[1])]
+            inputs = [torch.randn(shape, device="cuda").bfloat16().to(kind).requires_grad_() for shape in shapes]
+            output = attend(*inputs, 0.125, layout)  # type: ignore[call-arg, arg-type]
+            (output.float() * torch.linspace(-1, 1, output.numel(), device="cuda").view_as(output)).sum().backward()
+            found.append([output, *(x.grad for x in inputs if x.grad is not None)])
+        for one, other in zip(*found, strict=True):
+            assert (one - other).float().square().mean().sqrt() <= 0.02 * one.std()
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_packed_passes_are_used_and_equal_plain_ones(half: bool) -> None:
+    module = Actor(random_model("qwen2", **SHAPE)).cuda()
+    tokens, mask = (x.cuda() for x in rows_of([60, 9, 1], [[3, 90, 1], [20, 2], [5]], 0))
+    found: list[list[Tensor]] = []
+    with autocast() if half else nullcontext():
+        module.check_passes()
+        assert module.passes.packed
+        for packed in (False, True):
+            module.passes.packed = packed
+            module.zero_grad()
+            out = module(tokens, mask)
+            (out.logps * torch.linspace(-1, 1, tokens.numel(), device="cuda").view_as(tokens)).sum().backward()
+            gradient = torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None])
+            found.append([out.logps.detach(), gradient])
+    for one, other in zip(*found, strict=True):
+        assert (one - other).norm() <= (0.05 if half else 1e-4) * one.norm() + 1e-6
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_decode_steps_are_recorded_and_yield_the_same(half: bool) -> None:
+    model = random_model("qwen2", **SHAPE).cuda()
+    cast = autocast if half else nullcontext
+    plain, graphs = FusedDecoder(model, cast), GraphDecoder(model, cast)  # type: ignore[arg-type]
+
+    def go(steps: int) -> None:
+        for i in range(steps):
+            tokens = torch.arange(plain.rows, device="cuda") + 3 + i % 7
+            expected, found = plain.step(tokens), graphs.step(tokens)
+            assert (found - expected).float().norm() <= (0.05 if half else 1e-3) * expected.float().norm()
+            assert graphs.positions().tolist() == plain.positions().tolist()
+        assert graphs._replay is not None
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for decoder in (plain, graphs):
+            decoder.admit([[5, 3, 4, 6] * 9, [5, 3]], [30, 20])
+        go(12)
+        for decoder in (plain, graphs):
+            decoder.keep([*range(0, 50, 3)])
+        go(COLUMNS + 10)
+        for decoder in (plain, graphs):
+            decoder.admit([[7, 8, 9]], [4])
+        go(20)
+        for decoder in (plain, graphs):
+            decoder.keep([])
+            decoder.release()
