@@ -40,7 +40,6 @@ from rlkit.interfaces.tool import Tool
 from rlkit.log import Log
 from rlkit.registry import Registry, load_plugins
 from rlkit.rewards.python import AsyncFunctionReward, FunctionReward
-from rlkit.run.launch import Job, launch
 from rlkit.run.signals import raised
 from rlkit.sections import (
     Conversation,
@@ -185,6 +184,8 @@ def fit(
         RecipeError: Something is wrong with the recipe, its data or the folder; nothing has been trained yet.
         RlkitError: The run failed; its folder has what was learned.
     """
+    from rlkit.run.launch import Job, launch
+
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     with unfailing(), raised():
         checked, yaml, registry = _build(recipe)

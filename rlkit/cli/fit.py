@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlkit.cli.display import Display
 from rlkit.cli.parsing.parser import parse, split
-from rlkit.run.fit import INTERRUPTED
-from rlkit.run.launch import Job, home_of, launch
+from rlkit.concurrency.garbage import uncollected
 from rlkit.run.signals import raised
 
 OPTIONS = (
@@ -28,6 +26,10 @@ def run(argv: Sequence[str]) -> int:
     with raised():
         parsed = parse("fit", _with_recipe(argv), OPTIONS)
         options, steps = parsed.options, parsed.recipe.train.steps
+        with uncollected():
+            from rlkit.cli.display import Display
+            from rlkit.run.fit import INTERRUPTED
+            from rlkit.run.launch import Job, launch
         job = Job(parsed.recipe, parsed.yaml, parsed.registry, parsed.name, options.out, options.resume, options.force)
         outcome, _ = launch(job, lambda first: Display(steps, quiet=not first))
     return INTERRUPTED if outcome.status == "interrupted" else 0
@@ -38,5 +40,7 @@ def _with_recipe(argv: Sequence[str]) -> list[str]:
     given = split(argv, OPTIONS)
     if given.options.resume is None or given.recipes:
         return list(argv)
+    from rlkit.run.launch import home_of
+
     home = home_of(given.options.resume)
     return list(argv) if home is None else ["--recipe", str(home / "recipe.yaml"), *argv]

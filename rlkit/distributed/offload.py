@@ -11,7 +11,6 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 CHUNK_BYTES = 256 * 1024**2
 """Size of a piece of host memory, unless a tensor is larger."""
@@ -134,6 +133,8 @@ class HostOffload:
 
 def _to_host(memory: HostMemory, tensor: Tensor) -> Tensor:
     """Return a tensor on the host: a shard, which belongs to a mesh, in memory of its own."""
+    from torch.distributed.tensor import DTensor
+
     if tensor.device.type == "cpu" or isinstance(tensor, DTensor) or not tensor.is_contiguous():
         return tensor.to("cpu")
     return memory.copy(tensor)

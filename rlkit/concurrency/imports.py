@@ -1,0 +1,46 @@
+"""Imports of packages that load much more than rlkit uses."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from importlib import metadata
+from importlib.util import find_spec, module_from_spec
+from threading import RLock
+from types import ModuleType
+from typing import Any
+
+HEAVY = ("lightning", "torchmetrics")
+"""`import lightning.fabric` also loads lightning.pytorch, and all of torchmetrics only to look at its version."""
+
+
+class LazyPackage(ModuleType):
+    """A package whose submodules can be imported; its own code runs when a name is asked for that it has not yet."""
+
+    def __getattr__(self, name: str) -> Any:
+        if (submodule := sys.modules.get(f"{self.__name__}.{name}")) is not None:
+            return submodule  # which is being imported
+        with _lock:
+            if type(self) is LazyPackage:
+                self.__class__ = ModuleType  # type: ignore[assignment]
+                assert self.__spec__ is not None
+                assert self.__spec__.loader is not None
+                self.__spec__.loader.exec_module(self)
+        return getattr(self, name)
+
+
+_lock = RLock()
+
+
+def import_lazily(packages: Iterable[str] = HEAVY) -> None:
+    """Make packages lazy, unless they are imported already or not installed.
+
+    For a process of rlkit's own only: what else runs in it sees packages that have done nothing yet.
+    """
+    for name in packages:
+        if name in sys.modules or (spec := find_spec(name)) is None:
+            continue
+        module = module_from_spec(spec)
+        module.__class__ = LazyPackage
+        module.__version__ = metadata.version(name)  # type: ignore[attr-defined]
+        sys.modules[name] = module
