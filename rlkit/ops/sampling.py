@@ -29,7 +29,9 @@ class Truncation(NamedTuple):
         return bool(((self.top_p < 1) | (self.top_k > 0) | (self.min_p > 0)).any())
 
 
-def choose(logits: Tensor, u: Tensor, temperature: Tensor, truncation: Truncation) -> tuple[Tensor, Tensor]:
+def choose(
+    logits: Tensor, u: Tensor, temperature: Tensor | None = None, truncation: Truncation | None = None
+) -> tuple[Tensor, Tensor]:
     """Choose one token a row by the inverse of the cumulative distribution.
 
     Probabilities are summed in blocks of the vocabulary, and then within the block that is chosen: unlike one float32
@@ -39,43 +41,47 @@ def choose(logits: Tensor, u: Tensor, temperature: Tensor, truncation: Truncatio
         logits: [N,V], any float type; read as float32.
         u: [N] uniform numbers in (0, 1).
         temperature: [N] f32; 0 takes the most likely token (the first of equals) and its log-prob at temperature 1.
-        truncation: Which tokens may be chosen.
+            None is 1 for all.
+        truncation: Which tokens may be chosen; None for all.
 
     Returns:
         tokens [N] i64 and their log-probs [N] f32 under `log_softmax(logits / temperature)`, before any truncation.
     """
-    rows, vocabulary = logits.shape
-    greedy = temperature == 0
-    scale = temperature.masked_fill(greedy, 1.0)
     highest = logits.amax(-1, keepdim=True).float()
-    weights = highest.new_zeros(rows, -(-vocabulary // BLOCK) * BLOCK)
-    used = torch.sub(logits, highest, out=weights[:, :vocabulary])
-    if bool((scale != 1).any()):
-        used /= scale[:, None]
-    used.exp_()
-    total = weights.view(rows, -1, BLOCK).sum(-1)
-    whole = total.double().sum(-1)
-    if truncation.cuts():
-        used.copy_(truncate(used / whole[:, None].float(), truncation))
-        total = weights.view(rows, -1, BLOCK).sum(-1)
-    block, rest = _place(total, u.double())
-    inside = weights.view(rows, -1, BLOCK)[torch.arange(rows, device=logits.device), block]
-    tokens = block * BLOCK + _place(inside, rest)[0]
-    if bool(greedy.any()):
-        tokens = torch.where(greedy, logits.argmax(-1), tokens)
-    chosen = logits.gather(-1, tokens[:, None]).float()
-    return tokens, ((chosen - highest).squeeze(-1) / scale - whole.log()).float()
+    rows, vocabulary = logits.shape
+    width = vocabulary if vocabulary <= 2 * BLOCK else BLOCK
+    padded = highest.new_empty(rows, -(-vocabulary // width) * width)
+    padded[:, vocabulary:] = 0
+    weights, blocks = padded[:, :vocabulary], padded.view(rows, -1, width)
+    torch.sub(logits, highest, out=weights)
+    scale = None if temperature is None else temperature.masked_fill(temperature == 0, 1.0)
+    if scale is not None:
+        weights /= scale[:, None]
+    weights.exp_()
+    total = blocks.sum(-1).double()
+    whole = total.sum(-1)
+    if truncation is not None and truncation.cuts():
+        weights.copy_(truncate(weights / whole[:, None].float(), truncation))
+        total = blocks.sum(-1).double()
+    rest = u.double() * total.sum(-1)
+    if width == vocabulary:
+        tokens = _place(weights, rest)[0]
+    else:
+        block, rest = _place(total, rest)
+        tokens = block * width + _place(blocks[torch.arange(rows, device=u.device), block], rest)[0]
+    if temperature is not None and bool((temperature == 0).any()):
+        tokens = torch.where(temperature == 0, logits.argmax(-1), tokens)
+    chosen = (logits.gather(-1, tokens[:, None]).float() - highest).squeeze(-1)
+    return tokens, ((chosen if scale is None else chosen / scale) - whole.log()).float()
 
 
-def _place(weights: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """Return where a share u [N] of the weights [N,K] lies, and which share of that weight is still below it."""
+def _place(weights: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Return where the sum of the weights [N,K] exceeds a target [N], and how far the target is into that weight."""
     cumulative = weights.cumsum(-1, dtype=torch.float64)
-    below_all = cumulative[:, -1] * (1 - 2.0**-52)  # u may be 1 after rounding
-    target = torch.minimum(u * cumulative[:, -1], below_all)[:, None]
+    target = torch.minimum(target, cumulative[:, -1] * (1 - 2.0**-52))[:, None]  # it may be all after rounding
     place = torch.searchsorted(cumulative, target, right=True)
-    weight = weights.gather(-1, place).double()
-    share = (target - (cumulative.gather(-1, place) - weight)) / weight
-    return place.squeeze(-1), share.squeeze(-1).clamp(0, 1)
+    before = cumulative.gather(-1, place) - weights.gather(-1, place)
+    return place.squeeze(-1), (target - before).squeeze(-1).clamp_(min=0)
 
 
 def truncate(probs: Tensor, truncation: Truncation) -> Tensor:

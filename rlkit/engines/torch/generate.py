@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
-Choose = Callable[[Tensor, int], tuple[Tensor, Tensor, Tensor]]
-"""From logits [N,V] and how many tokens each row has sampled so far: tokens [N], log-probs [N], finished [N] bool."""
+Choose = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""From logits [N,V] to tokens [N] and which rows have finished, [N] bool."""
 
 
 class _Chooser(LogitsProcessor):  # type: ignore[misc]
@@ -19,13 +19,10 @@ class _Chooser(LogitsProcessor):  # type: ignore[misc]
 
     def __init__(self, choose: Choose) -> None:
         self.choose = choose
-        self.steps: list[tuple[Tensor, Tensor]] = []
         self.finished: Tensor | None = None
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        tokens, logps, finished = self.choose(scores, len(self.steps))
-        self.steps.append((tokens, logps))
-        self.finished = finished if self.finished is None else self.finished | finished
+        tokens, self.finished = self.choose(scores)
         return torch.full_like(scores, -torch.inf).scatter(-1, tokens[:, None], 0.0)
 
 
@@ -41,12 +38,8 @@ class _Finished(StoppingCriteria):  # type: ignore[misc]
 @torch.no_grad()
 def generate(
     model: Any, prompts: Sequence[Sequence[int]], choose: Choose, budget: int, autocast: AbstractContextManager[None]
-) -> tuple[list[list[int]], list[list[float]]]:
-    """Continue prompts of equal length until `choose` has finished all of them.
-
-    Returns:
-        For each prompt the tokens and their log-probs, what came after its own end included.
-    """
+) -> None:
+    """Continue prompts of equal length until `choose` has finished all of them."""
     chooser = _Chooser(choose)
     tokens = torch.tensor(prompts, device=next(model.parameters()).device)
     with autocast:
@@ -60,6 +53,3 @@ def generate(
             logits_processor=LogitsProcessorList([chooser]),
             stopping_criteria=StoppingCriteriaList([_Finished(chooser)]),
         )
-    sampled = torch.stack([t for t, _ in chooser.steps], dim=1)
-    logps = torch.stack([p for _, p in chooser.steps], dim=1)
-    return sampled.tolist(), logps.tolist()
