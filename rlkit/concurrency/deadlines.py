@@ -33,8 +33,8 @@ async def deadline(seconds: float | None) -> AsyncIterator[asyncio.Timeout]:
 @contextmanager
 def queued() -> Iterator[None]:
     """Stop the clocks of all deadlines around the caller: for time in a queue, in which no work is done."""
+    clock = _current.get()
     with ExitStack() as stack:
-        clock = _current.get()
         while clock is not None:
             stack.enter_context(clock.stopped())
             clock = clock.outer

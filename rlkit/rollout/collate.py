@@ -13,10 +13,11 @@ from rlkit.types import Batch, RolloutBatch, Trajectory
 
 def collate(trajectories: Sequence[Trajectory]) -> RolloutBatch:
     """Return a right-padded batch, on the CPU."""
-    width = max((len(t.tokens) for t in trajectories), default=0)
+    lengths = torch.tensor([len(t.tokens) for t in trajectories], dtype=torch.long)
+    width = int(lengths.max()) if trajectories else 0
     return RolloutBatch(
         tokens=_padded([t.tokens for t in trajectories], width, 0, torch.long),
-        attention=_padded([[True] * len(t.tokens) for t in trajectories], width, False, torch.bool),
+        attention=torch.arange(width) < lengths[:, None],
         mask=_padded([t.mask for t in trajectories], width, False, torch.bool),
         rollout_logps=_padded([t.logps for t in trajectories], width, 0.0, torch.float32),
         group=torch.tensor([t.group for t in trajectories], dtype=torch.long),

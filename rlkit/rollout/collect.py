@@ -139,8 +139,8 @@ async def _turn(
     if not answer.tokens:
         return
     texts.append(sampler.template.text(answer.tokens, special=False))
-    raw = sampler.template.text(answer.tokens, special=True)
-    session.messages.append({"role": "assistant", "content": raw if sampler.participants.tools else texts[-1]})
+    raw = sampler.template.text(answer.tokens, special=True) if sampler.participants.tools else texts[-1]
+    session.messages.append({"role": "assistant", "content": raw})
     if conversation.over:
         return
     turn = session.read(raw)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,8 +22,8 @@ ANEW = (
 )
 
 
-KEPT = 1024
-"""Rendered starts of conversations that are kept."""
+KEPT_TOKENS = 2**20
+"""Tokens of rendered starts of conversations that are kept, at four bytes each."""
 
 
 @dataclass
@@ -53,7 +54,8 @@ class ChatTemplate:
         added = tokenizer.added_tokens_decoder.items()
         self._stop = _any_of([tokenizer.decode([i]) for i in self.stop_ids])
         self._special = _any_of([str(token) for i, token in added if token.special or i in self.stop_ids])
-        self._starts: dict[str, list[int]] = {}
+        self._starts: dict[str, array[int]] = {}
+        self._kept = 0
 
     def start(self, messages: Sequence[Message]) -> list[int]:
         """Return the ids with which a conversation starts, ready for the policy's turn.
@@ -62,11 +64,14 @@ class ChatTemplate:
             RecipeError: The template refuses the messages.
         """
         key = repr(messages)
-        if key not in self._starts:  # all samples of a prompt start alike
-            if len(self._starts) >= KEPT:
+        if (start := self._starts.get(key)) is None:  # all samples of a prompt start alike, and it was measured before
+            start = array("i", self._ids(self._text(messages, generate=True, tools=self.tools)))
+            self._kept += len(start)
+            if self._kept > KEPT_TOKENS:
                 self._starts.clear()
-            self._starts[key] = self._ids(self._text(messages, generate=True, tools=self.tools))
-        return list(self._starts[key])
+                self._kept = len(start)
+            self._starts[key] = start
+        return start.tolist()
 
     def text(self, ids: Sequence[int], special: bool) -> str:
         """Return the text of a turn of the policy, without the token that ended it; `special` keeps special tokens."""

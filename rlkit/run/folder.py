@@ -80,10 +80,9 @@ class RunFolder:
         suffix = f".rank{self.rank}" if self.rank else ""
         path = self.path / "rollouts" / f"{name}{suffix}.jsonl.gz"
         beside = path.with_suffix(".partial")
+        lines = "".join(json.dumps(_as_row(trajectory), ensure_ascii=False) + "\n" for trajectory in trajectories)
         # half of a surrogate pair, which UTF-8 cannot encode, is escaped as in JSON
-        with gzip.open(beside, "wt", compresslevel=5, encoding="utf-8", errors="backslashreplace") as lines:
-            for trajectory in trajectories:
-                lines.write(json.dumps(_as_row(trajectory), ensure_ascii=False) + "\n")
+        beside.write_bytes(gzip.compress(lines.encode("utf-8", "backslashreplace"), compresslevel=5))
         beside.rename(path)
 
     def result(self, result: dict[str, object]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -22,10 +23,12 @@ class Meter:
             self._sums[name][0] += float(value) * weight
             self._sums[name][1] += weight
 
-    def means(self, name: str, values: list[float]) -> None:
+    def means(self, name: str, values: Sequence[float]) -> None:
         """Add values to a mean."""
         for value in values:
-            self.mean(name, value)
+            self._sums[name][0] += value
+        if values:
+            self._sums[name][1] += len(values)
 
     def count(self, name: str, value: float) -> None:
         """Add to a sum."""

@@ -180,12 +180,14 @@ def describe(trajectories: Sequence[Trajectory], meter: Meter) -> None:
     meter.count("reward/failed", len(missing))
     meter.count("reward/ungradable", sum(t.score is not None and t.score.ungradable for t in trajectories))
     meter.count("reward/groups_dropped", len({t.group for t in missing}))
-    meter.count("rollout/tokens", sum(t.response_length for t in trajectories))
-    meter.means("rollout/length", [t.response_length for t in trajectories])
+    lengths = [t.response_length for t in trajectories]
+    meter.count("rollout/tokens", sum(lengths))
+    meter.means("rollout/length", lengths)
     meter.means("conversation/turns", [len(t.turn_rewards) for t in trajectories])
     meter.means("rollout/stopped", [t.stop is StopReason.STOP for t in trajectories])
+    if lengths:
+        meter.max("rollout/length_max", max(lengths))
     for trajectory in trajectories:
-        meter.max("rollout/length_max", trajectory.response_length)
         for name, count in trajectory.counts.items():
             meter.count(f"conversation/{name}", count)
         if trajectory.score is not None and trajectory.reward is not None:
