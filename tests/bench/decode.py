@@ -1,18 +1,20 @@
 """What a decode step takes: `python -m tests.bench.decode`, on a GPU if there is one.
 
-256 rows of a random model of Qwen2.5-0.5B's shape (4 of a tiny one on a CPU), with cuDNN's attention allowed and
-not, weights cast by autocast or held in bfloat16. The last line has the milliseconds a step of all four.
+256 rows of a random model of Qwen2.5-0.5B's shape (4 of a tiny one on a CPU), in bfloat16: through the model's modules,
+with cuDNN's attention allowed and not, through fused weights, and on a GPU through recorded steps. The last line has
+the milliseconds a step of each.
 """
 
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 
-from rlkit.engines.torch.decoder import Decoder
+from rlkit.engines.torch.decoder import AnyDecoder, Decoder
+from rlkit.engines.torch.fused import FusedDecoder
+from rlkit.engines.torch.graphs import GraphDecoder
 from rlkit.ops.sampling import Truncation, choose
 from rlkit.testing import random_model
 from tests.gpu.trial import SHAPE
@@ -26,7 +28,7 @@ def half() -> Any:
     return torch.autocast(DEVICE, torch.bfloat16)
 
 
-def milliseconds(decoder: Decoder) -> float:
+def milliseconds(decoder: AnyDecoder) -> float:
     """Return what a step takes once the first ones are made, from tokens to tokens."""
     logits = decoder.admit([list(range(3, 123))], [ROWS])
     one, zero = torch.ones(ROWS, device=DEVICE), torch.zeros(ROWS, dtype=torch.long, device=DEVICE)
@@ -44,17 +46,17 @@ def milliseconds(decoder: Decoder) -> float:
 
 def main() -> None:
     model = random_model("qwen2", **(SHAPE if GPU else {})).to(DEVICE)
+    ways: list[tuple[str, Any, bool]] = [
+        ("modules with cuDNN", Decoder, True), ("modules", Decoder, False), ("fused", FusedDecoder, False)
+    ]  # fmt: skip
     found = []
-    for name, cast in (("autocast", half), ("bf16 weights", nullcontext)):
-        policy = model if cast is half else model.to(torch.bfloat16)
-        for cudnn in (True, False):
-            torch.backends.cuda.enable_cudnn_sdp(cudnn)
-            decoder = Decoder(policy, cast)
-            spent = milliseconds(decoder)
-            layer = decoder.layers[0]
-            print(f"{name}, cuDNN {'on' if cudnn else 'off'}: {spent:.1f} ms a step, keys {layer.keys.dtype}")
-            found.append(f"{name} {spent:.1f} {'with' if cudnn else 'without'} cuDNN")
-            decoder.release()
+    for name, decoder, cudnn in [*ways, ("recorded", GraphDecoder, False)] if GPU else ways:
+        torch.backends.cuda.enable_cudnn_sdp(cudnn)
+        made = decoder(model, half)
+        found.append(f"{name} {milliseconds(made):.1f}")
+        print(found[-1], flush=True)
+        made.release()
+        made.refresh()
     print("ms a step: " + ", ".join(found))
 
 

@@ -66,6 +66,8 @@ def test_memory_of_lora_at_7b_by_hand(shapes: dict[str, Path]) -> None:
     assert small["weights and optimizer"] * 2**20 / 1e9 == pytest.approx(15.23 + 0.97, abs=0.01)
     # each layer's input in bfloat16, 28 x 2 x 3,584 bytes a token, and one layer: 3.3 + 3.9 GB
     assert small["learning, besides"] * 2**20 / 1e9 == pytest.approx(3.29 + 3.95 + 0.54 + 0.32, abs=0.05)
+    copies = small.pop("copies to sample through, on a GPU if they fit a quarter of it")
+    assert copies * 2**20 / 1e9 == pytest.approx(15.23, abs=0.01)  # more than a quarter of 40 GB
     assert sum(small.values()) * 2**20 < 40e9
 
 

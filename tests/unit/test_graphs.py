@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from rlkit.engines.torch.engine import _has_room
 from rlkit.engines.torch.fused import FusedDecoder
 from rlkit.engines.torch.graphs import COLUMNS, EAGER, GraphDecoder
 from rlkit.testing import random_model
@@ -122,3 +125,17 @@ def test_replays_that_differ_are_not_used(wrong: Callable[[Tensor], Tensor]) -> 
     with pytest.warns(UserWarning, match="a replay's logits are .* of their spread away"):
         go(plain, graphs, EAGER + 1)
     go(plain, graphs, 5)
+
+
+def test_copies_of_the_weights_take_a_part_of_a_gpu_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model in float32, whose copies take half as much under autocast."""
+    policy = random_model("qwen2")
+    size = 4 * sum(weight.numel() for weight in policy.parameters())
+    for held, half, fits in ((4 * size, False, True), (4 * size - 8, False, False), (2 * size, True, True)):
+        runtime: Any = SimpleNamespace(policy=policy, device=torch.device("cuda"), autocast=nullcontext)
+        gpu = SimpleNamespace(total_memory=held)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, gpu=gpu: gpu)
+        monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind, half=half: half)
+        assert _has_room(runtime) is fits
+    runtime.device = torch.device("cpu")
+    assert _has_room(runtime)

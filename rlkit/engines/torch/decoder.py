@@ -16,6 +16,9 @@ from rlkit.models.attention import masked_attention
 GROWTH = 64
 """Columns by which the cache grows at least."""
 
+SPARE = 1 / 32
+"""The `spare` of steps on a CPU: dropping a row costs as much as its step in a small model."""
+
 GAPS = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
 """How far a probe's logits may be from a plain forward's, as a share of their standard deviation, by the weights' type.
 
@@ -60,6 +63,9 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
 class AnyDecoder(Protocol):
     """What decodes rows: `admit` adds them, `step` adds a token to each, `keep` drops them."""
 
+    spare: float
+    """Finished rows, which are computed with the others, are dropped once they are this share of all."""
+
     @property
     def rows(self) -> int: ...
 
@@ -85,6 +91,8 @@ class Decoder:
         model: A causal language model with a plain key-value cache; see `why_not`.
         autocast: Makes the precision context of each forward pass.
     """
+
+    spare = SPARE
 
     def __init__(self, model: Any, autocast: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
         self.model = model

@@ -28,10 +28,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+COPIES = 0.25
+"""The largest share of a GPU's memory for copies of the weights: larger models are sampled through their modules."""
+
 PREFILL_TOKENS = 16384
 """Tokens of one prefill pass, padding included."""
-FINISHED = 1 / 32
-"""Finished rows are dropped once they are this share of all: it costs as much as a row's step in a small model."""
 
 
 class TorchEngine(RolloutEngine):
@@ -79,10 +80,10 @@ class TorchEngine(RolloutEngine):
         self._runtime = runtime
         self._batch = Batch(runtime.device)
         self._stop_ids = runtime.stop_ids
+        fused = GraphDecoder if runtime.device.type == "cuda" else FusedDecoder
         with runtime.unsharded():
-            reason = why_not(runtime.policy)
-            fused = GraphDecoder if runtime.device.type == "cuda" else FusedDecoder
-            make = fused if fusible(runtime.policy) and not why_not(runtime.policy, FusedDecoder) else Decoder
+            reason, copied = why_not(runtime.policy), fusible(runtime.policy) and _has_room(runtime)
+            make = fused if copied and not why_not(runtime.policy, FusedDecoder) else Decoder
             self._decoder = make(runtime.policy, runtime.autocast) if reason is None else None
         if reason is not None:
             warnings.warn(
@@ -239,7 +240,7 @@ class TorchEngine(RolloutEngine):
         assert self._decoder is not None
         alive = [i for i, row in enumerate(batch.rows) if not row.finished]
         count, everything = len(alive), len(batch.rows)
-        if count == everything or (everything - count < FINISHED * everything and not self._waiting):
+        if count == everything or (everything - count < self._decoder.spare * everything and not self._waiting):
             return
         tail = [i for i in alive if i >= count]
         kept = [i if not batch.rows[i].finished else tail.pop() for i in range(count)]
@@ -264,6 +265,16 @@ class TorchEngine(RolloutEngine):
         finally:
             batch.keep([])
         return joined
+
+
+def _has_room(runtime: Runtime) -> bool:
+    """Whether copies of the weights take no more than `COPIES` of the device's memory, if it has one of its own."""
+    if runtime.device.type != "cuda":
+        return True
+    with runtime.autocast():
+        half = torch.is_autocast_enabled("cuda")
+    size = sum(weight.numel() * (2 if half else weight.element_size()) for weight in runtime.policy.parameters())
+    return bool(size <= COPIES * torch.cuda.get_device_properties(runtime.device).total_memory)
 
 
 def _nothing() -> None: ...

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from rlkit.engines.torch.blocks import FusedModel
+from rlkit.engines.torch.decoder import SPARE
 
 GROWTH = 64
 """Columns by which the cache grows at least."""
@@ -60,6 +61,8 @@ class FusedDecoder:
         model: A causal language model, its adapters inside, whose blocks `FusedModel` takes.
         autocast: Makes the precision context.
     """
+
+    spare = SPARE
 
     def __init__(self, model: Any, autocast: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
         self.model = model

@@ -68,6 +68,12 @@ class Setting:
         return precision_of(self.recipe.model, self.recipe.fabric)
 
     @property
+    def fuses(self) -> bool:
+        """Whether the engine samples through copies of the weights in the type of computations."""
+        reads = getattr(self.recipe.rollout.engine, "reads_policy", False)
+        return reads and self.policy.config.model_type in {"llama", "mistral", "qwen2", "qwen3"}
+
+    @property
     def half_base(self) -> bool:
         """Whether the policy's weights are frozen, in bfloat16."""
         return self.recipe.model.lora is not None and self.frozen == 2
@@ -135,8 +141,10 @@ def _decode_step(known: Setting) -> float:
     """Return the seconds of a decode step of all rows."""
     if not getattr(known.recipe.rollout.engine, "reads_policy", False):
         return STEP_SERVER + known.policy.base * 2 / BANDWIDTH
-    casts = 8 if known.computes == "mixed" and not known.half_base else 2  # read, write, read again
-    layers = known.policy.config.num_hidden_layers * (2 if known.policy.lora else 1)  # adapters double the calls
+    whole = known.computes == "mixed" and not known.half_base
+    casts = 8 if whole and not known.fuses else 2  # read, write, read again
+    merged = known.fuses or not known.policy.lora
+    layers = known.policy.config.num_hidden_layers * (1 if merged else 2)  # adapters double the calls
     return float(STEP_LAYER * layers + known.policy.base * casts / BANDWIDTH)
 
 
@@ -161,7 +169,7 @@ def memory(known: Setting) -> dict[str, float]:
     row = int(min(known.longest + recipe.rollout.sampling.max_tokens, known.context))
     everything = known.rows * row
     cached = min(getattr(recipe.rollout.engine, "max_kv_tokens", 0), everything)
-    width = 2 if known.half_base else 3 if known.computes == "mixed" else 4  # keys of mixed ones are float32
+    width = 2 if known.half_base or known.computes == "mixed" else 4
     tokens = min(max(token_limit(train, recipe.model, recipe.fabric), row), everything)
     activations = max(_activations(known, model, tokens) for model in models)
     gathered = known.policy.base * (2 if known.computes == "mixed" else 4) if known.shards > 1 else 0
@@ -170,6 +178,8 @@ def memory(known: Setting) -> dict[str, float]:
         "sampling, besides": kv_bytes(known.policy.config, cached, width) + gathered,
         "learning, besides": activations + gradients / known.shards + casts / known.shards,
     }
+    if known.fuses:
+        found["copies to sample through, on a GPU if they fit a quarter of it"] = float(known.policy.base * width)
     return {phase: size / 2**20 for phase, size in found.items()}
 
 
