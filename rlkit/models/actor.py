@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from rlkit.models.attention import masked_attention
+from rlkit.models.layers import fuse_layers
 from rlkit.models.lora import base_model
-from rlkit.models.packing import PackedPasses
+from rlkit.models.packing import PackedPasses, masked_attention
 from rlkit.ops.logps import USUAL, Reads, logits_logps, token_logps
 from rlkit.types import PolicyOutput
 
@@ -31,6 +31,7 @@ class Actor(nn.Module):
     def __init__(self, policy: CausalLM) -> None:
         super().__init__()
         self.policy = policy
+        fuse_layers(policy)
         self.chunked = self._probe()
         self.passes = PackedPasses(base_model(policy).get_decoder() if self.chunked else None)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from rlkit.models.layers import fuse_layers
 from rlkit.models.packing import PackedPasses
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ class ValueModel(nn.Module):
     def __init__(self, backbone: CausalLM) -> None:
         super().__init__()
         self.backbone = backbone
+        fuse_layers(backbone)
         self.passes = PackedPasses(backbone)
         self.head = nn.Linear(backbone.config.get_text_config().hidden_size, 1, bias=False)
         nn.init.zeros_(self.head.weight)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import warnings
 from contextlib import AbstractContextManager
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from rlkit.distributed.fsdp2 import full_tensor
@@ -51,7 +50,6 @@ def add_lora(policy: CausalLM, lora: Lora, seed: int = 0, base: str | None = Non
     if base is not None:
         adapted.peft_config[adapted.active_adapter].base_model_name_or_path = base
     adapted.eval()
-    _merge_in_passes(adapted)
     return adapted
 
 
@@ -147,50 +145,3 @@ def merged(policy: CausalLM) -> CausalLM:
             weight = adapter.get_base_layer().weight
             weight.copy_(weight.float() + delta(adapter))
     return policy.unload().requires_grad_(True)  # peft leaves them frozen
-
-
-def _merge_in_passes(policy: CausalLM) -> None:
-    """Let linear layers with adapters in float32 compute with the sum of both weights: one large product, not three."""
-    from peft.tuners.lora import Linear
-
-    for layer in policy.modules():
-        if type(layer) is Linear and type(layer.base_layer) is nn.Linear and not layer.lora_variant:
-            layer.forward = partial(_adapted_linear, layer)
-
-
-def _adapted_linear(layer: Any, x: Tensor, *args: Any, **options: Any) -> Tensor:
-    base, names = layer.base_layer, layer.active_adapters
-    weights = [base.weight, *(layers[name].weight for name in names for layers in (layer.lora_A, layer.lora_B))]
-    plain = layer.disable_adapters or layer.merged or len(names) != 1 or base.weight.requires_grad
-    if (
-        plain
-        or any(w.dtype != torch.float32 or isinstance(w, DTensor) for w in (x, *weights))
-        or torch.is_autocast_enabled(x.device.type)
-        or not isinstance(layer.lora_dropout[names[0]], nn.Identity)
-    ):
-        return type(layer).forward(layer, x, *args, **options)  # type: ignore[no-any-return]
-    found: Tensor = _AdaptedLinear.apply(x, *weights, base.bias, layer.scaling[names[0]])  # type: ignore[no-untyped-call]
-    return found
-
-
-class _AdaptedLinear(torch.autograd.Function):
-    """The product y with W + s B A, W frozen: dA = s (dy B)^T x, dB = s dy^T (x A^T) (Hu et al. 2021, eq. 3)."""
-
-    @staticmethod
-    def forward(  # noqa: PLR0917 (autograd passes positions)
-        ctx: Any, x: Tensor, weight: Tensor, down: Tensor, up: Tensor, bias: Tensor | None, scale: float
-    ) -> Tensor:
-        ctx.save_for_backward(x, weight, down, up)
-        ctx.scale = scale
-        return nn.functional.linear(x, torch.addmm(weight, up, down, alpha=scale), bias)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, down, up = ctx.saved_tensors
-        rows, grads = x.flatten(0, -2), grad.flatten(0, -2)
-        of_x = None
-        if ctx.needs_input_grad[0]:
-            of_x = (grads @ torch.addmm(weight, up, down, alpha=ctx.scale)).view_as(x)
-        of_down = (grads @ up).mul_(ctx.scale).T @ rows
-        of_up = grads.T @ (rows @ down.T).mul_(ctx.scale)
-        return of_x, None, of_down, of_up, None, None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -16,11 +17,18 @@ from rlkit.ops.ragged import ragged_attention
 PACKED = "rlkit_packed"
 """The attention of packed passes among those of transformers; without a layout it is SDPA's."""
 
+MULTIPLE = 128
+"""The length of a packed sequence is a multiple of this."""
+
 Backbone = Any
 """A Hugging Face decoder: it returns `last_hidden_state`."""
 
 GAPS = {torch.float16: 0.02, torch.bfloat16: 0.1}
 """How far a probe may be from plain passes, as a share of the standard deviation, by type; 1e-3 for others."""
+
+
+WITH_MASKS = {"sdpa", "eager"}
+"""Implementations that read a mask of every query and key: on any device, and in any type."""
 
 
 class Chosen(NamedTuple):
@@ -71,6 +79,12 @@ class Packing:
         """[N] bool: which tokens of the sequence predict one under the mask."""
         self.places = targets[self.chosen]
 
+    def pad(self, multiple: int) -> None:
+        """Add a segment that predicts nothing, so that kernels are needed for few lengths alone."""
+        more = -len(self.ids) % multiple
+        self._add([0] * more, 0)
+        self.chosen = torch.nn.functional.pad(self.chosen, (0, more))
+
     def _add(self, tokens: Sequence[int], position: int) -> None:
         if tokens:
             self.segments.append((len(self.ids), len(self.ids) + len(tokens)))
@@ -106,6 +120,8 @@ class PackedPasses:
         if not self.packed or not bool(mask[:, 1:].any()):
             return plain(backbone, tokens, mask)
         packing = Packing(tokens, mask)
+        if len(packing.ids) > MULTIPLE:
+            packing.pad(MULTIPLE)
         window = getattr(backbone.config.get_text_config(), "sliding_window", None)
         if window is not None and packing.longest > window:
             return plain(backbone, tokens, mask)
@@ -151,6 +167,19 @@ def _probe(backbone: Backbone) -> bool:
         equal = False
     config._attn_implementation = PACKED if equal else "sdpa"
     return equal
+
+
+@contextmanager
+def masked_attention(model: Any) -> Iterator[None]:
+    """Let a model attend by SDPA, or eagerly, in this context, if its own implementation reads no masks."""
+    config = model.config.get_text_config()
+    chosen = config._attn_implementation
+    if chosen not in WITH_MASKS:
+        config._attn_implementation = "sdpa" if model._supports_sdpa else "eager"
+    try:
+        yield
+    finally:
+        config._attn_implementation = chosen
 
 
 def _attend(module: Any, query: Tensor, key: Tensor, value: Tensor, *mask: Tensor | None, **options: Any) -> Any:

@@ -102,6 +102,18 @@ def test_a_prompt_is_computed_once_and_nothing_is_padded() -> None:
     assert shapes == [(1, 6 + 3 + 10 + 1 + 3 + 2 + 2)]
 
 
+def test_long_sequences_are_padded_to_few_lengths() -> None:
+    module, shapes = actor("qwen2"), []
+    hook = module.policy.model.layers[0].register_forward_pre_hook(lambda _, x: shapes.append(x[0].shape[1]))  # type: ignore[operator, union-attr]
+    tokens, mask = rows_of([50, 30], [[40, 30], [20, 20]], 0)
+    out = module(tokens, mask)
+    hook.remove()  # type: ignore[union-attr]
+    assert shapes == [256]  # of 49 + 40 + 30 + 29 + 20 + 20 = 188
+    module.passes.packed = False
+    torch.testing.assert_close(out.logps, module(tokens, mask).logps, rtol=1e-4, atol=1e-5)
+    module.passes.packed = True
+
+
 def test_models_whose_passes_cannot_be_packed_take_plain_ones() -> None:
     assert not PackedPasses(random_model("mamba", state_size=4, num_heads=4).get_decoder()).packed
     assert not PackedPasses(None).packed

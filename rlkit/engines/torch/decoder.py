@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from rlkit.models.attention import masked_attention
+from rlkit.models.packing import masked_attention
 
 GROWTH = 64
 """Columns by which the cache grows at least."""

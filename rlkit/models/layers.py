@@ -1,0 +1,73 @@
+"""Faster passes of the layers of a model, with the same outputs and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from rlkit.ops import layers
+
+Forward = Callable[[Any, Tensor], Tensor]
+"""From a layer and tokens [N,I] to its output [N,O]."""
+
+
+def fuse_layers(model: nn.Module) -> None:
+    """Let the layers of a model compute in fewer passes over memory, while all that they read is float32 on a CPU."""
+    for layer in model.modules():
+        forward = _forward_of(layer)
+        if forward is not None:
+            layer.forward = partial(_dispatch, layer, forward)  # type: ignore[assignment]
+
+
+def _forward_of(layer: nn.Module) -> Forward | None:
+    kind = type(layer)
+    if kind is nn.Linear:
+        return _linear
+    if kind.__name__ == "Linear" and hasattr(layer, "lora_A"):
+        return _adapted
+    if kind.__name__ in {f"{family}RMSNorm" for family in ("Llama", "Mistral", "Qwen2", "Qwen3")}:
+        return _rms_norm
+    if kind.__name__ in {f"{family}MLP" for family in ("Llama", "Mistral", "Qwen2", "Qwen3")}:
+        return _mlp if getattr(layer.config, "hidden_act", "") == "silu" else None
+    return None
+
+
+def _dispatch(layer: nn.Module, forward: Forward, x: Tensor, *args: object, **options: object) -> Tensor:
+    tensors = (x, *layer.parameters())
+    if (
+        args
+        or options
+        or torch.is_autocast_enabled("cpu")
+        or any(t.dtype != torch.float32 or t.device.type != "cpu" or isinstance(t, DTensor) for t in tensors)
+    ):
+        return type(layer).forward(layer, x, *args, **options)  # type: ignore[no-any-return]
+    return forward(layer, x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
+
+
+def _linear(layer: Any, x: Tensor) -> Tensor:
+    return layers.Linear.apply(x, layer.weight, layer.bias)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _adapted(layer: Any, x: Tensor) -> Tensor:
+    base, names = layer.base_layer, layer.active_adapters
+    plain = layer.disable_adapters or layer.merged or len(names) != 1 or names[0] not in layer.lora_A
+    if plain or base.weight.requires_grad or layer.lora_variant or type(base) is not nn.Linear:
+        return type(layer).forward(layer, x)  # type: ignore[no-any-return]
+    [name] = names
+    if not isinstance(layer.lora_dropout[name], nn.Identity):
+        return type(layer).forward(layer, x)  # type: ignore[no-any-return]
+    down, up = layer.lora_A[name].weight, layer.lora_B[name].weight
+    return layers.AdaptedLinear.apply(x, base.weight, base.bias, down, up, layer.scaling[name])  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _rms_norm(layer: Any, x: Tensor) -> Tensor:
+    return layers.RMSNorm.apply(x, layer.weight, layer.variance_epsilon)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _mlp(layer: Any, x: Tensor) -> Tensor:
+    return layer.down_proj(layers.SwiGLU.apply(layer.gate_proj(x), layer.up_proj(x)))  # type: ignore[no-any-return, no-untyped-call]

@@ -1,0 +1,98 @@
+"""Layers that compute in fewer passes have the outputs and gradients of their own."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlkit.models.layers import fuse_layers
+from rlkit.models.lora import adapters_off, add_lora
+from rlkit.ops import layers
+from rlkit.sections import Lora
+from rlkit.testing import random_model
+
+KINDS = ["llama", "mistral", "qwen2", "qwen3"]
+
+
+def model(kind: str, adapters: bool) -> Any:
+    made = random_model(kind)
+    if adapters:
+        made = add_lora(made, Lora(rank=4, alpha=8), 0)
+        torch.manual_seed(1)
+        for name, weight in made.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(weight, 0, 0.1)
+    return made
+
+
+def run(made: Any) -> list[Tensor]:
+    """Return hidden states and the gradients of all weights."""
+    made.zero_grad()
+    found = made(input_ids=torch.tensor([[5, 3, 4, 6, 9], [7, 7, 8, 3, 5]]), use_cache=False).logits
+    (found * torch.linspace(-1, 1, found.numel()).view_as(found)).sum().backward()
+    return [found.detach(), *(p.grad for p in made.parameters() if p.grad is not None)]
+
+
+@pytest.mark.parametrize("adapters", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_outputs_and_gradients_are_the_same(kind: str, adapters: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = model(kind, adapters)
+    expected = run(made)
+    fuse_layers(made)
+    found, used = run(made), []
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert (one - other).norm() <= 1e-5 * other.norm()
+    for name in ("Linear", "AdaptedLinear", "RMSNorm", "SwiGLU"):
+        function = getattr(layers, name)
+        monkeypatch.setattr(function, "apply", lambda *x, n=name, f=function.apply: (used.append(n), f(*x))[1])
+    run(made)
+    assert {name: used.count(name) for name in set(used)} == {
+        "Linear": 1 if adapters else 15, **({"AdaptedLinear": 14} if adapters else {}),
+        "RMSNorm": 9 if kind == "qwen3" else 5, "SwiGLU": 2,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["float64", "bfloat16", "autocast"])
+def test_other_types_are_left_to_the_layers_themselves(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = model("qwen2", adapters=False)
+    if kind != "autocast":
+        made.to(getattr(torch, kind))
+    with torch.autocast("cpu", torch.bfloat16) if kind == "autocast" else nullcontext():
+        expected = run(made)
+        fuse_layers(made)
+        for name in ("Linear", "AdaptedLinear", "RMSNorm", "SwiGLU"):
+            monkeypatch.delattr(layers, name)
+        assert all(map(torch.equal, run(made), expected))
+
+
+@torch.no_grad()
+def test_adapters_that_are_off_or_have_dropout_are_left_to_peft() -> None:
+    made, tokens = model("qwen2", adapters=True), torch.tensor([[5, 3, 4, 6, 9]])
+    with adapters_off(made):
+        expected = made(input_ids=tokens).logits
+    fuse_layers(made)
+    with adapters_off(made):
+        assert torch.allclose(made(input_ids=tokens).logits, expected, atol=1e-5)
+    assert not torch.allclose(made(input_ids=tokens).logits, expected, atol=1e-3)
+    layer = made.get_base_model().model.layers[0].self_attn.q_proj
+    layer.lora_dropout["default"] = torch.nn.Dropout(1.0)
+    layer.train()
+    x = torch.randn(3, layer.in_features)
+    assert torch.allclose(layer(x), layer.base_layer(x), atol=1e-5)
+
+
+def test_rms_norm_by_hand() -> None:
+    """x = (3, 4): rms = sqrt(12.5 + eps); with dy = (1, 0), dx = (w / rms) (1 - 9 / 25, -12 / 25)."""
+    x, weight = torch.tensor([[3.0, 4.0]], requires_grad=True), torch.tensor([2.0, 2.0], requires_grad=True)
+    found = layers.RMSNorm.apply(x, weight, 0.0)  # type: ignore[no-untyped-call]
+    assert found.tolist() == [pytest.approx([6 / 12.5**0.5, 8 / 12.5**0.5])]
+    found.backward(torch.tensor([[1.0, 0.0]]))
+    assert x.grad is not None
+    assert weight.grad is not None
+    assert x.grad.tolist() == [pytest.approx([2 / 12.5**0.5 * 16 / 25, -2 / 12.5**0.5 * 12 / 25])]
+    assert weight.grad.tolist() == pytest.approx([3 / 12.5**0.5, 0.0])
