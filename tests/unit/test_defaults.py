@@ -18,7 +18,7 @@ TRAINED = {
 }  # fmt: skip
 DEFAULTS: dict[type, dict[str, Any]] = {
     sections.Lora: {"rank": 16, "alpha": 32.0, "targets": "all-linear"},
-    sections.Model: {"lora": None, "dtype": "float32", "trust_remote_code": False},
+    sections.Model: {"attention": "auto", "lora": None, "dtype": "float32", "trust_remote_code": False},
     sections.Rollout: {
         "engine": None, "group_size": 8, "sampling": Sampling, "filter": None, "max_gap": None,
         "skip_long_prompts": False, "max_conversations": None,
