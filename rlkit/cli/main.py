@@ -12,7 +12,6 @@ from rlkit import __version__
 from rlkit.cli.streams import unfailing
 from rlkit.commands import VERBS, plugin_verbs, run_plugin_verb
 from rlkit.concurrency.garbage import uncollected
-from rlkit.concurrency.imports import import_lazily
 from rlkit.errors import RlkitError, shorten
 from rlkit.text import safe
 
@@ -58,6 +57,8 @@ def _run(args: list[str]) -> int:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         if args[0] not in VERBS:
             return run_plugin_verb(args[0], rest)
+        from rlkit.concurrency.imports import import_lazily
+
         import_lazily()
         with uncollected():
             verb = import_module(f"rlkit.cli.{args[0]}")

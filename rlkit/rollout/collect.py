@@ -112,7 +112,7 @@ async def converse(sampler: Sampler, prompt: Prompt, group: int, sample: int) ->
     async with sampler.admission, sampler.participants.open_session(conversation, key) as session:
         clock: asyncio.Timeout | None = None
         try:
-            async with deadline(sampler.seconds) as clock:
+            async with nullcontext() if sampler.seconds is None else deadline(sampler.seconds) as clock:
                 await session.open()
                 conversation.begin(sampler.template.start(session.messages))
                 while not conversation.over:

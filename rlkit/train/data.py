@@ -68,8 +68,8 @@ class Data:
                 )
             parser = found()
         self.participants = Participants(recipe.tools or {}, parser, recipe.interaction, recipe.environment)
-        self.__dict__.pop("template", None)
         if recipe.tools:
+            self.__dict__.pop("template", None)  # which does not describe them yet
             self.template.delta([{"role": "tool", "content": "7", "name": next(iter(recipe.tools))}])
             self.check_lengths()
         if recipe.interaction or recipe.environment:

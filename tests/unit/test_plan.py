@@ -167,3 +167,15 @@ def test_prompts_are_measured_with_the_tools_that_the_template_describes() -> No
     data.context = data.longest
     with pytest.raises(RecipeError, match=rf"has {data.longest} tokens, but the context .* is {data.longest} "):
         data.bind_tools()
+
+
+def test_a_prompt_that_was_measured_is_not_rendered_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither for the samples of its group nor after the parts are bound."""
+    data = load_data(parse("fit", ["--recipe=quickstart", "--train.steps=50"]).recipe)  # 1600 prompts
+    data.bind_tools()
+    rendered: list[object] = []
+    monkeypatch.setattr(data.tokenizer, "apply_chat_template", lambda *given, **_: rendered.append(given))
+    starts = [data.template.start(prompt.messages) for step in (1, 50) for _, prompt in data.prompts(step)]
+    assert not rendered
+    starts[0].append(0)  # what the caller does with it changes nothing
+    assert data.template.start(data.prompts(1)[0][1].messages) == starts[0][:-1]
