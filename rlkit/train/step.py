@@ -117,19 +117,19 @@ def count_work(context: TrainContext, batch: TrainBatch, number: int, meter: Met
 
 
 def speeds(context: TrainContext, figures: dict[str, float]) -> dict[str, float]:
-    """Return what a second of a step yielded; `perf/mfu` is the share of the device's peak that the update reached."""
+    """Return what a second of a step yielded; `time/mfu` is the share of the device's peak that the update reached."""
     recipe, fabric = context.recipe, context.ranks.fabric
-    phases = sum(value for name, value in figures.items() if name.startswith("time/"))
+    seconds = sum(figures.get(f"time/{phase}", 0.0) for phase in ("sample", "logps", "score", "update", "sync"))
     found = {
         "time/tokens_per_second": figures.get("rollout/tokens", 0.0) / max(figures["time/sample"], 1e-9),
-        "perf/tokens_per_second_per_device": figures["update/tokens"] / max(phases, 1e-9) / fabric.world_size,
+        "time/tokens_per_second_per_device": figures["update/tokens"] / max(seconds, 1e-9) / fabric.world_size,
     }
     if "update/tflop" in figures:
         reached = figures["update/tflop"] / max(figures["time/update"], 1e-9) / fabric.world_size
         half = "bf16" in recipe.fabric.precision or (recipe.model.lora is not None and "bf" in recipe.model.dtype)
         name = torch.cuda.get_device_name(fabric.device) if fabric.device.type == "cuda" else ""
         peak = peak_flops(name, half)
-        found |= {"perf/tflops_per_device": reached} | ({} if peak is None else {"perf/mfu": reached * 1e12 / peak})
+        found |= {"time/tflops_per_device": reached} | ({} if peak is None else {"time/mfu": reached * 1e12 / peak})
     return found
 
 

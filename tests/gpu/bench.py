@@ -77,7 +77,7 @@ def rlkit_side(work: Work, engine: Any = None) -> Figures:
             out=Path(folder) / "run",
             quiet=True,
         )
-    names = ("time/sample", "time/update", "time/tokens_per_second", "perf/mfu", "rollout/length")
+    names = ("time/sample", "time/update", "time/tokens_per_second", "time/mfu", "rollout/length")
     found = {
         name: statistics.median(row[name] for row in done.metrics[1:]) for name in names if name in done.metrics[0]
     }
@@ -185,7 +185,7 @@ def compare_steps(argv: list[str]) -> int:
     ratio = theirs["seconds"] / ours["seconds"]
     print(
         f"a step: rlkit {ours['seconds']:.2f} s (sample {ours['time/sample']:.2f}, update {ours['time/update']:.2f}, "
-        f"MFU {ours.get('perf/mfu', float('nan')):.2f}, {ours['peak']:.1f} GiB), TRL {theirs['seconds']:.2f} s "
+        f"MFU {ours.get('time/mfu', float('nan')):.2f}, {ours['peak']:.1f} GiB), TRL {theirs['seconds']:.2f} s "
         f"({theirs['peak']:.1f} GiB): ratio {ratio:.2f}; answers of {ours['rollout/length']:.0f} and "
         f"{theirs['rollout/length']:.0f} tokens"
     )

@@ -36,7 +36,7 @@ def test_a_run_on_one_gpu(options: tuple[str, ...], tmp_path: Path) -> None:
     assert max(row["mismatch/mean"] for row in rows) < (0.05 if "bf16-mixed" in options[0] else 1e-4)
     assert "CUDA graphs" not in done.stdout + done.stderr  # as where steps cannot be recorded
     known = peak_flops(torch.cuda.get_device_name(), half=True) is not None
-    assert all(("perf/mfu" in row) is known and row["perf/tflops_per_device"] > 0 for row in rows)
+    assert all(("time/mfu" in row) is known and row["time/tflops_per_device"] > 0 for row in rows)
 
 
 def test_a_resumed_run_goes_on_as_one_that_was_not_stopped(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def summary(rows: list[dict[str, float]]) -> str:
     return (
         f"sample {seconds['sample']:.1f} s, update {seconds['update']:.1f} s a step, "
         f"peak {max(row.get('memory/peak_device_mb', 0.0) for row in rows) / 1024:.1f} GiB, "
-        f"MFU {last.get('perf/mfu', math.nan):.2f}, mismatch {last['mismatch/mean']:.1e}, "
+        f"MFU {last.get('time/mfu', math.nan):.2f}, mismatch {last['mismatch/mean']:.1e}, "
         f"rows {last.get('engine/rows_peak', 0):g}"
     )
 

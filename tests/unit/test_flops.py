@@ -78,7 +78,11 @@ def test_peaks_are_found_by_name(name: str, whole: float | None, half: float | N
 def figures_of(made: Any, number: int = 1) -> dict[str, float]:
     meter = Meter()
     count_work(made, ready(), number, meter)
-    return meter.result(made.ranks) | {"time/sample": 2.0, "time/update": 4.0, "rollout/tokens": 30.0}
+    return (
+        meter.result(made.ranks)
+        | {"time/sample": 2.0, "time/update": 4.0, "time/engine_idle_share": 0.5}
+        | {"rollout/tokens": 30.0}
+    )
 
 
 def test_what_is_logged_of_the_work() -> None:
@@ -88,8 +92,8 @@ def test_what_is_logged_of_the_work() -> None:
     assert (found["update/tokens"], found["update/tflop"]) == (36, 3 * 812 * 2)
     assert speeds(made, found) == {
         "time/tokens_per_second": 15,
-        "perf/tokens_per_second_per_device": 1,  # 36 tokens in 6 s on 6 devices
-        "perf/tflops_per_device": 3 * 812 * 2 / 4 / 6,
+        "time/tokens_per_second_per_device": 1,  # 36 tokens in 6 s on 6 devices
+        "time/tflops_per_device": 3 * 812 * 2 / 4 / 6,
     }
 
 
@@ -100,7 +104,7 @@ def test_the_share_of_a_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     for precision, peak in (("bf16-mixed", 311.9), ("32-true", 19.5)):
         made = recipe(fabric=Fabric(precision=precision))  # type: ignore[arg-type]
         here: Any = SimpleNamespace(recipe=made, ranks=SimpleNamespace(fabric=gpu))
-        assert speeds(here, found)["perf/mfu"] == pytest.approx(78 / peak)
+        assert speeds(here, found)["time/mfu"] == pytest.approx(78 / peak)
 
 
 def test_a_policy_that_waits_does_no_work() -> None:
@@ -113,4 +117,4 @@ def test_unknown_work_is_not_logged() -> None:
     made = replace(made, models=SimpleNamespace(policy=SimpleNamespace(flops=lambda *_: None), critic=None))
     found = figures_of(made)
     assert "update/tflop" not in found
-    assert set(speeds(made, found)) == {"time/tokens_per_second", "perf/tokens_per_second_per_device"}
+    assert set(speeds(made, found)) == {"time/tokens_per_second", "time/tokens_per_second_per_device"}
