@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from rlkit.engines import TorchEngine
-from rlkit.engines.torch import decoder
+from rlkit.engines.torch import blocks, decoder
+from rlkit.engines.torch import engine as engine_module
 from rlkit.engines.torch.blocks import fusible
 from rlkit.engines.torch.decoder import Decoder, _Layer, why_not
 from rlkit.engines.torch.fused import FusedDecoder
@@ -318,6 +319,31 @@ def test_stop_ids_budgets_and_the_context_end_a_completion() -> None:
     most, *none = ask(engine, requests)  # prompts of 11, 16 and 20 tokens
     assert (len(most.tokens), most.stop) == (5, StopReason.CONTEXT)
     assert [(answer.tokens, answer.stop) for answer in none] == [([], StopReason.CONTEXT)] * 2
+
+
+@pytest.mark.parametrize(
+    "technique", ["modules", "alone", "refilled", "never dropped", "prompts apart", "packed layers"]
+)
+def test_greedy_tokens_are_the_same_with_each_technique_on_and_off(
+    technique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against fused steps of all rows at once, that share prompts and drop rows: 15 of 3 to 24 tokens."""
+    requests = [
+        request(p, s, temperature=0.0, max_tokens=3 + 7 * s + i) for i, p in enumerate(PROMPTS) for s in range(3)
+    ]
+    expected = [a.tokens for a in ask(bound("qwen2"), requests)]
+    assert len({len(tokens) for tokens in expected}) > 10  # rows end at different steps
+    engine = bound("qwen2", max_rows=4 if technique == "refilled" else 256)
+    if technique == "modules":
+        engine._decoder = Decoder(model("qwen2"))
+    elif technique == "never dropped":
+        monkeypatch.setattr(FusedDecoder, "spare", 2.0)
+    elif technique == "packed layers":  # which this model's are too small for
+        monkeypatch.setattr(blocks, "PACKED_SIZE", 1)
+    elif technique == "prompts apart":  # a pass for each
+        monkeypatch.setattr(engine_module, "PREFILL_TOKENS", 1)
+    rounds = [[r] for r in requests] if technique == "alone" else [requests]
+    assert [a.tokens for some in rounds for a in ask(engine, some)] == expected
 
 
 def test_truncated_sampling_reports_logps_of_the_full_softmax() -> None:
