@@ -1,7 +1,11 @@
-"""Python's collector of cycles, which looks through all objects again and again: a million where torch is loaded."""
+"""Memory that is no longer used: Python's collector of cycles, and what the C library keeps.
+
+The collector looks through all objects again and again: a million where torch is loaded.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,3 +31,10 @@ def lasting() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
+
+
+def return_memory() -> None:
+    """Return to the system what the C library keeps of memory that was freed: it keeps that of each thread apart."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+    if trim is not None:
+        trim(0)

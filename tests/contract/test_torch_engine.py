@@ -22,6 +22,8 @@ from rlkit.engines.torch.decoder import Decoder, _Layer, why_not
 from rlkit.engines.torch.fused import FusedDecoder
 from rlkit.errors import EngineError
 from rlkit.models.actor import Actor
+from rlkit.models.lora import add_lora, base_model
+from rlkit.sections import Lora
 from rlkit.testing import random_model
 from rlkit.testing.models import build_tokenizer
 from rlkit.types import Completion, Request, SampleKey, Sampling, StopReason
@@ -43,7 +45,10 @@ def model(kind: str) -> Any:
 
 
 def bound(kind: str, context: int = 512, **options: int) -> TorchEngine:
-    policy = model(kind)
+    return engine_of(model(kind), context, **options)
+
+
+def engine_of(policy: Any, context: int = 512, **options: int) -> TorchEngine:
     engine = TorchEngine(**options)
     runtime = SimpleNamespace(
         policy=policy,
@@ -344,6 +349,27 @@ def test_greedy_tokens_are_the_same_with_each_technique_on_and_off(
         monkeypatch.setattr(engine_module, "PREFILL_TOKENS", 1)
     rounds = [[r] for r in requests] if technique == "alone" else [requests]
     assert [a.tokens for some in rounds for a in ask(engine, some)] == expected
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_greedy_tokens_are_the_same_with_adapters_merged_into_the_copies(
+    packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against the layers with adapters as they are; without the adapters the tokens differ."""
+    monkeypatch.setattr(blocks, "PACKED_SIZE", 1 if packed else 1 << 40)
+    requests = [request(p, s, temperature=0.0, max_tokens=20) for s, p in enumerate(PROMPTS)]
+    plain = random_model("qwen2", seed=1).eval()
+    without = [answer.tokens for answer in ask(engine_of(plain), requests)]
+    policy = base_model(add_lora(plain, Lora(rank=4, alpha=32), 0))
+    torch.manual_seed(0)
+    for name, weight in policy.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, 0, 0.5)
+    engine = engine_of(policy)
+    assert isinstance(engine._decoder, FusedDecoder)
+    merged = [answer.tokens for answer in ask(engine, requests)]
+    engine._decoder = Decoder(policy)
+    assert [answer.tokens for answer in ask(engine, requests)] == merged != without
 
 
 def test_truncated_sampling_reports_logps_of_the_full_softmax() -> None:

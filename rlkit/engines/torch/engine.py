@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import Tensor, nn
 
+from rlkit.concurrency.garbage import return_memory
 from rlkit.distributed.kernels import choose_kernels
 from rlkit.distributed.offload import use_device
 from rlkit.engines.torch.batch import Batch, Row
@@ -100,6 +101,7 @@ class TorchEngine(RolloutEngine):
                 yield
             finally:  # after an error, a step may be in progress
                 self._submit(self._refresh).result()
+                return_memory()
 
     async def generate(self, request: Request) -> Completion:
         room = self._runtime.context - len(request.tokens)
