@@ -20,6 +20,7 @@ class CISPO(PolicyLoss):
         clip_high: Upper bound of the weight, as a distance from 1.
     """
 
+    zero_without_advantage: ClassVar[bool] = True
     formula: ClassVar[str] = "-sg(clip(r, 1 - {clip_low}, 1 + {clip_high})) A logp, r = exp(logp - old_logp)"
 
     def __init__(self, clip_low: Share = 1.0, clip_high: NonNegativeFloat = 4.0) -> None:

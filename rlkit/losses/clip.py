@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from annotated_types import Gt, Le
@@ -25,6 +25,8 @@ class ClipLoss(PolicyLoss):
         clip_high: Upper bound of the ratio, as a distance from 1.
         clip_dual: Upper bound of the ratio where the advantage is negative, more than 1; None is no bound.
     """
+
+    zero_without_advantage: ClassVar[bool] = True
 
     def __init__(
         self,

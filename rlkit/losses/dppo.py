@@ -29,6 +29,7 @@ class DPPO(PolicyLoss):
         cap: The largest ratio.
     """
 
+    zero_without_advantage: ClassVar[bool] = True
     formula: ClassVar[str] = "-A sg(min(r, {cap})) logp if divergence_{kind} <= ({clip_high} if A > 0 else {clip_low})"
 
     def __init__(

@@ -24,6 +24,7 @@ class GMPO(PolicyLoss):
         clip_high: Upper bound of a token's log-ratio, as a distance from 0.
     """
 
+    zero_without_advantage: ClassVar[bool] = True
     aggregation: ClassVar[Aggregation] = "seq_mean_token_mean"
     applies_correction: ClassVar[bool] = True
     formula: ClassVar[str] = "-A exp(mean_t clip(logp - old_logp, -{clip_low}, {clip_high})), clipped only against A"

@@ -23,6 +23,7 @@ class GSPO(PolicyLoss):
         clip_high: Upper bound of the ratio, as a distance from 1.
     """
 
+    zero_without_advantage: ClassVar[bool] = True
     aggregation: ClassVar[Aggregation] = "seq_mean_token_mean"
     formula: ClassVar[str] = "max(-A s, -A clip(s, 1 - {clip_low}, 1 + {clip_high})), s = exp(mean_t(logp - old_logp))"
 

@@ -14,6 +14,7 @@ class PolicyGradient(PolicyLoss):
     Source: Williams 1992 (REINFORCE).
     """
 
+    zero_without_advantage: ClassVar[bool] = True
     formula: ClassVar[str] = "-A logp"
 
     def __call__(self, out: PolicyOutput, batch: TrainBatch) -> LossOutput:

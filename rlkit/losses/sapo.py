@@ -24,6 +24,7 @@ class SAPO(PolicyLoss):
         tau_neg: The gate's steepness elsewhere.
     """
 
+    zero_without_advantage: ClassVar[bool] = True
     aggregation: ClassVar[Aggregation] = "seq_mean_token_mean"
     formula: ClassVar[str] = "-A sigmoid(tau (r - 1)) 4 / tau, tau = {tau_pos} if A > 0 else {tau_neg}"
 

@@ -127,13 +127,26 @@ def check_loss(loss: PolicyLoss) -> torch.Tensor:
     (gradient,) = torch.autograd.grad(per_token[batch.mask].sum(), logps)
     if not bool(gradient[batch.mask].any()) or bool(gradient[~batch.mask].any()):
         raise AssertionError(f"{type(loss).__name__} has no gradient under the mask, or one outside it")
+    if loss.zero_without_advantage:
+        _check_zero(loss)
     return per_token
 
 
-def _lose(loss: PolicyLoss, batch: Batch, log_ratio: float) -> tuple[torch.Tensor, torch.Tensor]:
+def _check_zero(loss: PolicyLoss) -> None:
+    """Check that rows whose advantages are all 0 have no gradient."""
+    for log_ratio in (-3.0, 0.01, 3.0):
+        batch = example_batch()
+        per_token, logps = _lose(loss, batch, log_ratio, scale=0.0)
+        if bool(torch.autograd.grad(per_token[batch.mask].sum(), logps)[0].any()):
+            raise AssertionError(
+                f"{type(loss).__name__} has `zero_without_advantage = True`, but a gradient where advantages are 0"
+            )
+
+
+def _lose(loss: PolicyLoss, batch: Batch, log_ratio: float, scale: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the loss [B,T] of log-probs at this distance from the old ones, and those log-probs."""
     name = type(loss).__name__
-    batch.advantages = torch.where(batch.group[:, None] == 0, 1.0, -1.0) * batch.mask
+    batch.advantages = torch.where(batch.group[:, None] == 0, scale, -scale) * batch.mask
     ready = TrainBatch.of(batch)
     logps = ((ready.old_logps + log_ratio) * batch.mask).requires_grad_()
     if loss.selects:

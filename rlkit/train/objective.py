@@ -78,6 +78,11 @@ class Objective:
         """Return the tokens [B,T] that the loss is divided by."""
         return batch.mask if self.keep_in_denominator else batch.accepted
 
+    def rows_with_gradient(self, batch: TrainBatch) -> Tensor:
+        """Return which rows [B] have one: all, unless the advantage is a factor of everything that is minimised."""
+        advantage_alone = self.loss.zero_without_advantage and self.kl is None and not self.entropy_coef
+        return ((batch.advantages != 0) & batch.mask).any(-1) | (not advantage_alone)
+
     def share(self, out: PolicyOutput, batch: TrainBatch, counts: Counts) -> LossShare:
         """Return a micro-batch's share of the mini-batch's loss.
 

@@ -135,8 +135,13 @@ def update_policy(
         return share.loss
 
     limit, packed = context.data.token_limit, policy.inner.passes.packed
-    micros = aligned_micro_batches(batch, rows, limit, ranks.all_reduce_max, packed)
-    log_update(accumulate_and_step(policy, micros, loss_of), meter, "policy", ranks.count)
+    taught = objective.rows_with_gradient(batch).tolist()
+    with torch.no_grad():  # what others are logged and recorded for
+        others = [i for i in rows if not taught[i]]
+        for micro in aligned_micro_batches(batch, others, limit, ranks.all_reduce_max, packed):
+            loss_of(micro)
+    micros = aligned_micro_batches(batch, [i for i in rows if taught[i]], limit, ranks.all_reduce_max, packed)
+    log_update(accumulate_and_step(policy, micros or [[]], loss_of), meter, "policy", ranks.count)
 
 
 def record_logps(batch: TrainBatch, rows: list[int], part: TrainBatch, logps: Tensor) -> None:

@@ -74,7 +74,7 @@ def test_packing_changes_neither_log_probs_nor_gradients(
         found.append((out.logps, out.entropy, *gradients) if mask.any() else (out.logps, out.entropy))
     module.passes.packed = True
     for one, other in zip(*found, strict=True):
-        assert (one - other).abs().max() <= 1e-5 * other.abs().max() + 1e-7
+        assert (one - other).abs().max() <= 1e-4 * other.abs().max() + 1e-6  # sums of up to 100 terms in float32
 
 
 def test_values_are_the_same_too() -> None:

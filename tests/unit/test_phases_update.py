@@ -14,7 +14,7 @@ from torch import Tensor
 from rlkit.errors import PartError
 from rlkit.losses import ClipLoss, PolicyGradient
 from rlkit.ops.random import permutation
-from rlkit.sections import Critic, Rejection, Train
+from rlkit.sections import Critic, KLLoss, Rejection, Train
 from rlkit.train.metrics import Meter
 from rlkit.train.objective import LossShare
 from rlkit.train.update import (
@@ -124,6 +124,42 @@ def test_accumulation_gives_the_step_of_the_unsplit_batch(limit: int, order: lis
     assert (found["update/steps"], found["update/not_finite"]) == (1, 0)
 
 
+class Watched(PolicyGradient):
+    """Notes how many rows it is called with, and whether they are differentiated."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, bool]] = []
+
+    def __call__(self, out: PolicyOutput, batch: TrainBatch) -> LossOutput:
+        self.calls.append((len(batch), torch.is_grad_enabled()))
+        return super().__call__(out, batch)
+
+
+@pytest.mark.parametrize("zero", [[], [2], [0, 1], ROWS])
+def test_rows_without_an_advantage_need_no_backward_pass(zero: list[int]) -> None:
+    """The step is the same, and so is what is logged and recorded."""
+    found = []
+    for skips in (True, False):
+        loss, meter, batch = Watched(), Meter(), ready()
+        loss.zero_without_advantage = skips  # type: ignore[misc]
+        batch.advantages[zero] = 0.0
+        made = context(recipe(loss=loss))
+        update_policy(made, batch, ROWS, meter, record=True)
+        seen = {grad: sum(n for n, with_grad in loss.calls if with_grad == grad) for grad in (True, False)}
+        assert seen == ({True: 4 - len(zero), False: len(zero)} if skips else {True: 4, False: 0})
+        found.append((made.models.policy.weight, figures(meter), batch.trainer_logps.tolist()))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("more", [{"kl_loss": KLLoss()}, {"train": {"entropy_coef": 0.1}}])
+def test_all_rows_are_differentiated_where_more_than_the_advantage_counts(more: dict[str, Any]) -> None:
+    loss, batch = Watched(), ready()
+    batch.advantages[:] = 0.0
+    batch.ref_logps = batch.old_logps
+    update_policy(context(recipe(loss=loss, **more)), batch, ROWS, Meter())
+    assert loss.calls == [(4, True)]
+
+
 def test_the_denominator_counts_the_tokens_of_all_ranks() -> None:
     """A second rank has as many tokens: this one's share of the gradient is half as large."""
     made = context(recipe(), ranks=LocalRanks(2))
@@ -164,7 +200,7 @@ def test_a_rank_without_rows_takes_part_in_the_passes_of_the_others() -> None:
     made = context(recipe(), ranks=ranks)
     update_policy(made, ready(), [], Meter())
     assert made.models.policy.events.count("backward") == 2
-    assert [tokens for tokens, _ in made.models.actor.seen] == [[[0, 0]], [[0, 0]]]
+    assert [tokens for tokens, _ in made.models.actor.seen] == [[[0, 0]]] * 4  # two of rows without an advantage
     assert made.models.policy.weight == 1
 
 
