@@ -33,6 +33,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from rlkit import sections
+from rlkit.concurrency.garbage import reuse_memory
 from rlkit.distributed.kernels import choose_kernels
 from rlkit.errors import RecipeError
 
@@ -199,7 +200,7 @@ def backend() -> str:
 
 
 def make_fabric(section: sections.Fabric, deadline: float = DEADLINE.total_seconds()) -> Fabric:
-    """Return Fabric for the recipe's `fabric:`, and choose this process's kernels.
+    """Return Fabric for the recipe's `fabric:`, and choose this process's kernels and how it keeps memory.
 
     Args:
         section: Of the recipe.
@@ -209,6 +210,7 @@ def make_fabric(section: sections.Fabric, deadline: float = DEADLINE.total_secon
         RecipeError: This machine has no such devices, or cannot start the processes.
     """
     choose_kernels()
+    reuse_memory()
     timeout = timedelta(seconds=deadline)
     STRATEGY_REGISTRY.register("fsdp2", FSDP2, override=True, timeout=timeout)
     STRATEGY_REGISTRY.register(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import Tensor, nn
 
-from rlkit.concurrency.garbage import return_memory
+from rlkit.concurrency.garbage import reuse_memory
 from rlkit.distributed.kernels import choose_kernels
 from rlkit.distributed.offload import use_device
 from rlkit.engines.torch.batch import Batch, Row
@@ -77,6 +77,7 @@ class TorchEngine(RolloutEngine):
                 f"TorchEngine cannot sample from a policy under tensor_parallel={runtime.tensor_parallel}: each token "
                 "would wait for other ranks; choose rollout.engine: SGLangServer, or tensor_parallel: 1"
             )
+        reuse_memory()
         choose_kernels()  # this process may be a server's, without a trainer
         self._runtime = runtime
         self._batch = Batch(runtime.device)
@@ -101,7 +102,6 @@ class TorchEngine(RolloutEngine):
                 yield
             finally:  # after an error, a step may be in progress
                 self._submit(self._refresh).result()
-                return_memory()
 
     async def generate(self, request: Request) -> Completion:
         room = self._runtime.context - len(request.tokens)
