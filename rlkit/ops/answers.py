@@ -19,7 +19,7 @@ _FIRST = re.compile(r" *([-+]? ?[$€£¥₹]? ?[-+]?\.?[0-9])")
 _QUANTITY = re.compile(
     r"(?P<sign>[-+]?) ?[$€£¥₹]? ?(?P<inner>[-+]?)"
     r"(?P<whole>[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]{1,3}(?: [0-9]{3})+(?![0-9])|[0-9]*)(?P<decimals>\.[0-9]+)?"
-    r"(?P<power>[eE][-+]?[0-9]{1,3}(?![0-9A-Za-z]))?(?P<mixed> [0-9]+(?=/[0-9]))?(?:/(?P<below>[0-9]+))?"
+    r"(?P<power>[eE][-+]?[0-9]{1,3}(?![0-9A-Za-z]))?(?P<mixed> [0-9]+(?= ?/ ?[0-9]))?(?: ?/ ?(?P<below>[0-9]+))?"
 )
 _SCALES = {"k": 10**3, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _SCALE = re.compile(r" ?(k|thousand|million|billion|trillion)\b")
@@ -29,6 +29,7 @@ _OTHER_NUMBER = re.compile(r" ?[.,;:&'] ?[$€£¥₹]?[0-9]|.*\b(or|and|to) [^0
 _REMARK = re.compile(r"[,;:.(\"'-] ?[A-Za-z(]|/ ?[A-Za-z]")
 _VARIABLES = "xyzabnei"
 _WORDS = re.compile(r"[A-Za-z]{3}|\b(or|to|is|no|in|of|an|at|it|so|we)\b")
+_NO_SYMBOL = re.compile(r"[\x00-\x1f\x7f#\N{REPLACEMENT CHARACTER}]")
 _COMMAND = re.compile(r"\\[A-Za-z]+|\b(sin|cos|tan|cot|log|exp|max|min|sqrt|ln|pi)\b")
 _WRAPPED = re.compile(r"\\(?:text|mathrm|textbf|mathbf|boldsymbol|mbox|operatorname)\s*\{([^{}]*)\}")
 _SYNONYMS = (
@@ -162,7 +163,9 @@ def _is_answer(text: str) -> bool:
 
 
 def _is_formula(text: str) -> bool:
-    """Whether a text has no words, LaTeX's and functions' aside."""
+    """Whether a text has no words, LaTeX's and functions' aside, and no characters that no formula has."""
+    if _NO_SYMBOL.search(text) or text.count("{") != text.count("}"):
+        return False
     symbols = _COMMAND.sub(" 1 ", text)
     return any(c.isalnum() for c in symbols) and not _WORDS.search(symbols)
 

@@ -23,22 +23,24 @@ PROMPTS, SAMPLES = 16, 8
 
 
 class Row(NamedTuple):
-    """One line of the table."""
+    """One line of the table, or a point of `scale.py`."""
 
     size: str
     length: int
-    trl_micro_batch: int
+    trl_micro_batch: int = 16
     kl: float = 0.0
     lora: bool = False
     goal: float = 0.0
+    prompts: int = PROMPTS
+    samples: int = SAMPLES
 
 
 ROWS = {
-    "1m/256": Row("1m", 256, 16, goal=4.0),
-    "10m/64": Row("10m", 64, 16, goal=2.2),
-    "10m/64-kl": Row("10m", 64, 16, kl=0.04, goal=2.3),
-    "10m/64-lora": Row("10m", 64, 16, lora=True, goal=2.6),
-    "10m/256": Row("10m", 256, 16, goal=3.2),
+    "1m/256": Row("1m", 256, goal=4.0),
+    "10m/64": Row("10m", 64, goal=2.2),
+    "10m/64-kl": Row("10m", 64, kl=0.04, goal=2.3),
+    "10m/64-lora": Row("10m", 64, lora=True, goal=2.6),
+    "10m/256": Row("10m", 256, goal=3.2),
 }
 
 
@@ -90,10 +92,10 @@ def rlkit_side(row: Row, model: Path, steps: int, options: dict[str, Any]) -> No
         fit(
             Recipe(
                 model=Model(str(model), lora=Lora(rank=16, alpha=32, targets="all-linear") if row.lora else None),
-                task=[{"prompt": q, "answer": a} for q, a in questions(PROMPTS * steps, 3)],
+                task=[{"prompt": q, "answer": a} for q, a in questions(row.prompts * steps, 3)],
                 reward=reward,
-                rollout=Rollout(group_size=SAMPLES, sampling=Sampling(max_tokens=row.length)),
-                train=Train(steps=steps, prompts_per_step=PROMPTS, lr=1e-6, **options),
+                rollout=Rollout(group_size=row.samples, sampling=Sampling(max_tokens=row.length)),
+                train=Train(steps=steps, prompts_per_step=row.prompts, lr=1e-6, **options),
                 kl_loss=KLLoss(coef=row.kl) if row.kl else None,
                 save=Save(every=0),
                 callbacks=[Turns()],
@@ -216,6 +218,12 @@ class Side:
         self.process.wait()
 
 
+def summarize(mine: list[dict[str, float]]) -> dict[str, float]:
+    """Return the medians of a side's figures, its highest peak, and the mean length of what was sampled."""
+    found = {k: statistics.median(m[k] for m in mine) for k in mine[0]}
+    return {**found, "peak": max(m["peak"] for m in mine), "length": statistics.mean(m["length"] for m in mine)}
+
+
 def compare(name: str, steps: int, sides: list[str], more: list[str]) -> None:
     """Print a line of the table: medians of CPU seconds a step, the first step left out."""
     running = [Side(side, [name, f"--steps={steps}", *more]) for side in sides]
@@ -226,12 +234,9 @@ def compare(name: str, steps: int, sides: list[str], more: list[str]) -> None:
             side.close()
     cells = []
     for i, side in enumerate(running):
-        mine = [r[i] for r in rounds]
-        seconds, length = statistics.median(m["cpu"] for m in mine), statistics.mean(m["length"] for m in mine)
-        parts = {k: statistics.median(m[k] for m in mine) for k in ("sample", "logps", "update") if k in mine[0]}
-        peak = max(m["peak"] for m in mine)
-        times = " ".join(f"{k} {v:.2f}" for k, v in parts.items())
-        cells.append(f"{side.name} {seconds:.2f} s +{peak:.0f} MB, length {length:.0f} {times}")
+        found = summarize([r[i] for r in rounds])
+        times = " ".join(f"{k} {found[k]:.2f}" for k in ("sample", "logps", "update") if k in found)
+        cells.append(f"{side.name} {found['cpu']:.2f} s +{found['peak']:.0f} MB, length {found['length']:.0f} {times}")
     if len(running) == 2:
         per_token = [(r[0]["cpu"] / r[0]["length"]) / (r[1]["cpu"] / r[1]["length"]) for r in rounds]
         ratio = statistics.median(r[0]["cpu"] / r[1]["cpu"] for r in rounds)
@@ -253,9 +258,11 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=["trl", "rlkit"])
     parser.add_argument("--train", action="append", default=[], help="an option of the section train, as NAME=JSON")
     parser.add_argument("--model")
+    parser.add_argument("--point", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.side is not None:
-        row, model = ROWS[given.rows[0]], Path(given.model)
+        row = Row(**json.loads(given.point)) if given.point else ROWS[given.rows[0]]
+        model = Path(given.model)
         if given.side == "trl":
             return trl_side(row, model, given.steps)
         return rlkit_side(row, model, given.steps, dict(_options(given.train)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 
 import pytest
@@ -216,6 +217,8 @@ def test_the_tables_are_long_enough() -> None:
         ("#### 11:30", "#### 11:30", True),
         ("#### 0", "#### 0", True),
         ("#### 1/0", "#### 0", False),
+        ("#### 7 / 8", "0.875", True),
+        ("#### 1 3 / 4", "1.75", True),
     ],
 )
 def test_numbers_percentages_and_formulae(given: str, expected: str, same: bool) -> None:
@@ -251,6 +254,13 @@ def test_gold_answers_of_gsm8k_are_right_by_themselves() -> None:
         assert grade(f"It is {number} dollars.", row["answer"])[0] == 1.0
         assert grade(f"#### {int(number.replace(',', '')) + 1}", row["answer"])[0] == 0.0
     assert len(rows) == 40
+
+
+@pytest.mark.parametrize("text", ["#### 1\N{REPLACEMENT CHARACTER}4", "#### 1\x075", "#### 12## 1", "#### 15}"])
+def test_what_no_formula_can_be_is_not_parsed(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An untrained policy writes it all the time, and the import alone takes a second."""
+    monkeypatch.setitem(sys.modules, "math_verify", None)
+    assert grade(text, "14") == (0.0, 0.0)
 
 
 def test_grading_a_formula_logs_nothing(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
