@@ -29,7 +29,8 @@ _OTHER_NUMBER = re.compile(r" ?[.,;:&'] ?[$€£¥₹]?[0-9]|.*\b(or|and|to) [^0
 _REMARK = re.compile(r"[,;:.(\"'-] ?[A-Za-z(]|/ ?[A-Za-z]")
 _VARIABLES = "xyzabnei"
 _WORDS = re.compile(r"[A-Za-z]{3}|\b(or|to|is|no|in|of|an|at|it|so|we)\b")
-_NO_SYMBOL = re.compile(r"[\x00-\x1f\x7f#\N{REPLACEMENT CHARACTER}]")
+_NO_SYMBOL = re.compile(r"[\x00-\x1f\x7f#?@\"\N{REPLACEMENT CHARACTER}]|\\[0-9]")
+_NO_NUMBER = re.compile(r"[0-9][A-Za-z]+[0-9]")
 _COMMAND = re.compile(r"\\[A-Za-z]+|\b(sin|cos|tan|cot|log|exp|max|min|sqrt|ln|pi)\b")
 _WRAPPED = re.compile(r"\\(?:text|mathrm|textbf|mathbf|boldsymbol|mbox|operatorname)\s*\{([^{}]*)\}")
 _SYNONYMS = (
@@ -78,7 +79,7 @@ def equal(given: str, expected: str) -> bool:
     given, expected = _plain(given), _plain(expected)
     if given.casefold() == expected.casefold():
         return True
-    if right and not _is_formula(given):
+    if right and (_NO_NUMBER.search(given) or not _is_formula(given)):
         return False
     _bound(given)
     from math_verify import parse, verify
@@ -164,7 +165,7 @@ def _is_answer(text: str) -> bool:
 
 def _is_formula(text: str) -> bool:
     """Whether a text has no words, LaTeX's and functions' aside, and no characters that no formula has."""
-    if _NO_SYMBOL.search(text) or text.count("{") != text.count("}"):
+    if _NO_SYMBOL.search(text) or sum(map(text.count, "([{")) != sum(map(text.count, ")]}")):
         return False
     symbols = _COMMAND.sub(" 1 ", text)
     return any(c.isalnum() for c in symbols) and not _WORDS.search(symbols)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,25 +15,57 @@ WASTE = 0.15
 
 
 class _Bucket:
-    """Segments of similar length, [B,L] with padding."""
+    """Spans of tokens of similar length, [B,L] with padding; a single one is not copied."""
 
-    def __init__(self, segments: Sequence[tuple[int, int]], device: torch.device) -> None:
-        starts, ends = torch.tensor(segments, device=device).T[:, :, None]
+    def __init__(self, spans: Sequence[tuple[int, int]], device: torch.device) -> None:
+        starts, ends = torch.tensor(spans, device=device).T[:, :, None]
         places = starts + torch.arange(int((ends - starts).max()), device=device)
-        self.shape = places.shape
-        self.places = places.minimum(ends - 1).flatten()
+        self._only = slice(*spans[0]) if len(spans) == 1 else None
+        self._shape = places.shape
+        self._places = places.minimum(ends - 1).flatten()
         """The tokens of a packed sequence, any for padding."""
-        self.real = (places < ends).flatten().nonzero().squeeze(-1)
+        self._real = (places < ends).flatten().nonzero().squeeze(-1)
         """Where there is no padding."""
-        self.tokens = self.places[self.real]
+        self._tokens = self._places[self._real]
 
     def gather(self, x: Tensor) -> Tensor:
-        """Return what [N,...] holds of the segments, [B,L,...]."""
-        return x.flatten(1).index_select(0, self.places).view(*self.shape, *x.shape[1:])
+        """Return what [N,...] holds of the spans, [B,L,...], anything for padding."""
+        if self._only is not None:
+            return x[None, self._only]
+        return x.flatten(1).index_select(0, self._places).view(*self._shape, *x.shape[1:])
+
+    def gather_padded(self, x: Tensor) -> Tensor:
+        """Return the same with 0 for padding."""
+        if self._only is not None:
+            return x[None, self._only]
+        found = x.new_zeros(*self._shape, *x.shape[1:])
+        found.flatten(0, 1)[self._real] = x[self._tokens]
+        return found
 
     def scatter(self, whole: Tensor, part: Tensor) -> None:
-        """Write what [B,L,...] holds of the segments to [N,...]."""
-        whole.flatten(1).index_copy_(0, self.tokens, part.flatten(2).flatten(0, 1).index_select(0, self.real))
+        """Write what [B,L,...] holds of the spans to [N,...]."""
+        if self._only is not None:
+            whole[self._only] = part[0]
+        else:
+            whole.flatten(1).index_copy_(0, self._tokens, self._unpadded(part))
+
+    def add(self, whole: Tensor, part: Tensor) -> None:
+        """Add it to [N,...]."""
+        if self._only is not None:
+            whole[self._only] += part[0]
+        else:
+            whole.flatten(1).index_add_(0, self._tokens, self._unpadded(part))
+
+    def _unpadded(self, part: Tensor) -> Tensor:
+        return part.flatten(2).flatten(0, 1).index_select(0, self._real)
+
+
+class _Part(NamedTuple):
+    """Spans of queries, and for each the span of its keys: both the same, of which a query sees those before it."""
+
+    queries: _Bucket
+    keys: _Bucket
+    causal: bool
 
 
 class Layout:
@@ -65,10 +97,23 @@ class Layout:
         return found
 
 
-def buckets_of(layout: Layout) -> list[_Bucket]:
-    """Return the segments in buckets of similar length."""
-    rows = divide([end - start for start, end in layout.segments])
-    return [_Bucket([layout.segments[i] for i in some], layout.device) for some in rows]
+def parts_of(layout: Layout) -> list[_Part]:
+    """Return the segments in buckets of similar length, then what follows prompts of one length in such buckets."""
+    whole = [_Bucket([layout.segments[i] for i in some], layout.device) for some in divide(_lengths(layout.segments))]
+    found = [_Part(bucket, bucket, True) for bucket in whole]
+    by_length: dict[int, list[tuple[int, int, int]]] = {}
+    for start, end, last in layout.shared:
+        by_length.setdefault(end - start, []).append((start, end, last))
+    for alike in by_length.values():
+        after = [(end, last) for _, end, last in alike]
+        for some in divide(_lengths(after)):
+            queries = _Bucket([after[i] for i in some], layout.device)
+            found.append(_Part(queries, _Bucket([alike[i][:2] for i in some], layout.device), False))
+    return found
+
+
+def _lengths(spans: Sequence[tuple[int, int]]) -> list[int]:
+    return [end - start for start, end in spans]
 
 
 def autocasted(x: Tensor) -> Tensor:
@@ -116,17 +161,17 @@ class _PackedAttention(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, layout: Layout) -> Tensor:  # noqa: PLR0917 (autograd passes positions)
         found = torch.empty_like(query, memory_format=torch.contiguous_format)
         totals = query.new_empty(query.shape[:2], dtype=torch.float32)
-        for bucket in layout.derived(buckets_of):
-            output, total = _attend([bucket.gather(x) for x in (query, key, value)], True, scale)
-            bucket.scatter(found, output)
-            bucket.scatter(totals, total)
-        for start, end, last in layout.shared:
-            parts = (query[end:last], key[start:end], value[start:end])
-            [output], [total] = _attend([x[None] for x in parts], False, scale)
-            joint = torch.logaddexp(totals[end:last], total)
-            found[end:last].mul_(_share(totals[end:last], joint, found))
-            found[end:last].addcmul_(output, _share(total, joint, found))
-            totals[end:last] = joint
+        for queries, keys, causal in layout.derived(parts_of):
+            output, total = _attend([queries.gather(query), keys.gather(key), keys.gather(value)], causal, scale)
+            if not causal:
+                own = queries.gather(totals)
+                joint = torch.logaddexp(own, total)
+                output = (output * _share(total, joint, found)).addcmul_(
+                    queries.gather(found), _share(own, joint, found)
+                )
+                total = joint
+            queries.scatter(found, output)
+            queries.scatter(totals, total)
         ctx.save_for_backward(query, key, value, found, totals)
         ctx.scale, ctx.layout = scale, layout
         return found
@@ -134,20 +179,13 @@ class _PackedAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
-        grads = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in saved[:3]]
-        for bucket in ctx.layout.derived(buckets_of):
-            of_output = torch.zeros(*bucket.shape, *grad.shape[1:], dtype=grad.dtype, device=grad.device)
-            of_output.flatten(0, 1)[bucket.real] = grad[bucket.tokens]
-            new = _differentiate(of_output, [bucket.gather(x) for x in saved], True, ctx.scale)
-            for whole, part in zip(grads, new, strict=True):
-                bucket.scatter(whole, part)
-        for start, end, last in ctx.layout.shared:
-            rows, prompt = slice(end, last), slice(start, end)
-            where = (rows, prompt, prompt, rows, rows)
-            parts = [x[None, place] for x, place in zip(saved, where, strict=True)]
-            new = _differentiate(grad[None, rows], parts, False, ctx.scale)
-            for whole, part, place in zip(grads, new, where, strict=False):
-                whole[place] += part[0]
+        grads = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in saved[:3]]
+        for queries, keys, causal in ctx.layout.derived(parts_of):
+            places = (queries, keys, keys, queries, queries)
+            parts = [place.gather(x) for x, place in zip(saved, places, strict=True)]
+            new = _differentiate(queries.gather_padded(grad), parts, causal, ctx.scale)
+            for whole, part, place in zip(grads, new, places, strict=False):
+                place.add(whole, part)
         return *grads, None, None
 
 

@@ -19,6 +19,12 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return found
 
 
+def inverse_rms(x: Tensor, eps: float) -> Tensor:
+    """Return `1 / rms(x)` [...,1] of x [...,H]."""
+    mean: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1])
+    return mean.add_(eps).rsqrt_()
+
+
 class Linear(torch.autograd.Function):
     """A linear layer, of x [N,I], weight [O,I] and bias [O] or None."""
 
@@ -65,8 +71,7 @@ class RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        mean = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1])
-        scale = mean.add_(eps).rsqrt_()
+        scale = inverse_rms(x, eps)
         ctx.save_for_backward(x, weight, scale)
         found: Tensor = (x * scale).mul_(weight)
         return found
@@ -92,5 +97,4 @@ class SwiGLU(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = ctx.saved_tensors
-        of_gate = torch.ops.aten.silu_backward(grad * up, gate)
-        return of_gate, silu(gate).mul_(grad)
+        return torch.ops.aten.silu_backward(grad * up, gate), silu(gate).mul_(grad)

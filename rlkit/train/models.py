@@ -84,18 +84,23 @@ class Placer:
         """Place a module that is trained and make its optimizer."""
         if recompute_activations:
             checkpoint_activations(module)
-        wrapped = self.fabric.setup_module(module)
-        self._check(module)
+        wrapped = self.set_up(module)
         optimizer = self.fabric.setup_optimizers(make_optimizer(module, section))
         return TrainableModule(module, wrapped, optimizer, section.max_grad_norm, self.fabric, self.ranks.count)
 
     def frozen(self, module: nn.Module) -> None:
         """Place a module that is not trained."""
         if self.sharded:  # agreed: by the strategy
-            self.fabric.setup_module(module)
+            self.set_up(module)
         else:
             module.to(self.fabric.device)
+            self._check(module)
+
+    def set_up(self, module: nn.Module) -> nn.Module:
+        """Let Fabric place and wrap a module."""
+        wrapped: nn.Module = self.fabric.setup_module(module)
         self._check(module)
+        return wrapped
 
     @torch.no_grad()
     def _check(self, module: nn.Module) -> None:

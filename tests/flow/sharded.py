@@ -28,6 +28,7 @@ from rlkit.models.lora import base_model
 from rlkit.models.weights import PolicyWeights, full_state_dict
 from rlkit.optimizers import AdamW, Muon
 from rlkit.sections import Lora, Model, Train
+from rlkit.train.models import Placer
 from rlkit.train.optim import make_optimizer
 
 BUCKET = 100_000
@@ -43,7 +44,7 @@ def stream(fabric: Fabric, lora: bool) -> None:
                 if "lora_B" in name:
                     torch.nn.init.constant_(parameter, 0.01)
     expected = dict(pair for bucket in PolicyWeights(plain).buckets() for pair in bucket)
-    module = fabric.setup_module(actor)
+    module = Placer(fabric, Ranks(fabric)).set_up(actor)
     if fabric.strategy.precision.precision == "bf16-mixed":
         compute_in_half(fabric, module, expected)
     weights = PolicyWeights(actor.policy, BUCKET)
@@ -85,7 +86,8 @@ def compute_in_half(fabric: Fabric, module: Any, expected: dict[str, torch.Tenso
 def optimize(fabric: Fabric, optimizer: Optimizer) -> None:
     """Two updates of the shards are those of the whole matrices."""
     plain = Actor(load_policy(Model("tiny")))
-    sharded = fabric.setup_module(Actor(load_policy(Model("tiny"), empty=fabric.global_rank > 0)))
+    placer = Placer(fabric, Ranks(fabric))
+    sharded: Any = placer.set_up(Actor(load_policy(Model("tiny"), empty=placer.empty)))
     tokens = torch.arange(3, 43).reshape(2, 20)
     mask = torch.ones_like(tokens, dtype=torch.bool)
     for module in (plain, sharded):

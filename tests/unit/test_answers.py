@@ -256,11 +256,15 @@ def test_gold_answers_of_gsm8k_are_right_by_themselves() -> None:
     assert len(rows) == 40
 
 
-@pytest.mark.parametrize("text", ["#### 1\N{REPLACEMENT CHARACTER}4", "#### 1\x075", "#### 12## 1", "#### 15}"])
+@pytest.mark.parametrize(
+    "text",
+    ["#### 1\N{REPLACEMENT CHARACTER}4", "#### 1\x075", "#### 12## 1", "#### 15}", "#### 1[4", "#### 1?4", "#### 1\\4"],
+)
 def test_what_no_formula_can_be_is_not_parsed(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An untrained policy writes it all the time, and the import alone takes a second."""
     monkeypatch.setitem(sys.modules, "math_verify", None)
     assert grade(text, "14") == (0.0, 0.0)
+    assert grade("#### 1n4", "14")[0] == 0.0
 
 
 def test_grading_a_formula_logs_nothing(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

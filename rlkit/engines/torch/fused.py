@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,8 +13,8 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from rlkit.engines.torch.blocks import FusedModel
 from rlkit.engines.torch.decoder import SPARE
 
-GROWTH = 64
-"""Columns by which the cache grows at least."""
+GROWTH = 16
+"""Columns by which the cache grows at least; it grows by half."""
 
 
 class _Layer:
@@ -36,7 +36,7 @@ class _Layer:
         _, _, heads, _, size = self.prompts.shape
         have_rows, have_columns = (0, 0) if self.rows is None else (self.rows.shape[1], self.rows.shape[3])
         if self.rows is None or rows > have_rows or columns > have_columns:
-            most = max(columns + GROWTH, have_columns * 5 // 4) if columns > have_columns else have_columns
+            most = max(columns + GROWTH, have_columns * 3 // 2) if columns > have_columns else have_columns
             grown = self.prompts.new_zeros(2, max(rows, have_rows), heads, most, size)
             if self.rows is not None:
                 grown[:, :have_rows, :, :have_columns] = self.rows
@@ -48,6 +48,32 @@ class _Layer:
         if self.rows is not None:
             columns = self.rows[:, :, :, :width]
             columns[:, to] = columns[:, old]
+
+
+class _Part(NamedTuple):
+    """What queries find among some of their keys.
+
+    `found` [B,Q,D] sums values by the exponentials of scores less the `highest` [B,Q,1], whose own sum is `total`
+    [B,Q,1].
+    """
+
+    found: Tensor
+    total: Tensor
+    highest: Tensor
+
+    @classmethod
+    def of(cls, scores: Tensor, values: Tensor) -> _Part:
+        """Return it for scores [B,Q,K] and values [B,K,D]."""
+        highest = scores.amax(-1, keepdim=True).float()
+        weights = torch.sub(scores, highest).exp_()
+        return cls(torch.bmm(weights.to(values.dtype), values), weights.sum(-1, keepdim=True), highest)
+
+    def joined(self, other: _Part) -> Tensor:
+        """Return the mean of values [B,Q,D] over the keys of both."""
+        highest = torch.maximum(self.highest, other.highest)
+        one, two = (self.highest - highest).exp_(), (other.highest - highest).exp_()
+        total = (self.total * one).addcmul_(other.total, two)
+        return (self.found * one).addcmul_(other.found, two).div_(total).to(self.found.dtype)
 
 
 class FusedDecoder:
@@ -195,33 +221,27 @@ class FusedDecoder:
     def _attend(self, queries: Tensor, prompts: Tensor, own: Tensor, mask: Tensor | None) -> Tensor:
         """Return what queries [R,heads,D] attend to: keys and values of their prompts, and their own [2,R,H,C,D].
 
-        What is found in a prompt counts as one more token of the row, whose score is the logarithm of the sum of the
-        exponentials of the prompt's scores: so the scores of prompts and rows are never in one tensor.
+        The two are joined by their sums, so the scores of prompts and rows are never in one tensor.
         """
         rows, heads, size = queries.shape
         keys, values = own.flatten(1, 2)
-        of_prompt, weight = self._attend_prompts(queries, prompts)
-        queries = queries.reshape(len(keys), -1, size)
-        scores = torch.bmm(queries, keys.transpose(1, 2))
+        by_head = (len(keys), -1, size)
+        of_prompt = self._attend_prompts(queries, prompts)
+        scores = torch.bmm(queries.reshape(by_head), keys.transpose(1, 2))
         if mask is not None:
             scores.view(rows, -1, scores.shape[-1]).add_(mask)
-        scores = torch.cat((scores, weight.view(*queries.shape[:2], 1)), -1)
-        shares = scores.softmax(-1, dtype=torch.float32).to(values.dtype)
-        found = torch.bmm(shares[..., :-1], values)
-        return found.addcmul_(shares[..., -1:], of_prompt.view(found.shape)).view(rows, heads, size)
+        of_own = _Part.of(scores, values)
+        return of_own.joined(_Part(*(x.view(*by_head[:2], x.shape[-1]) for x in of_prompt))).view(rows, heads, size)
 
-    def _attend_prompts(self, queries: Tensor, prompts: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what queries [R,heads,D] find in their prompts, [R*heads,D], and its weight [R*heads]."""
+    def _attend_prompts(self, queries: Tensor, prompts: Tensor) -> _Part:
+        """Return what queries [R,heads,D] find in their prompts, as `_Part` of [R*heads,...]."""
         size = queries.shape[-1]
         keys, values = prompts.flatten(1, 2)
         by_prompt = queries.reshape(-1, size).index_select(0, self._slots).view(len(keys), -1, size)
         scores = torch.bmm(by_prompt, keys.transpose(1, 2))
         if self._prompt_mask is not None:
             scores.view(len(self.lengths), -1, scores.shape[-1]).add_(self._prompt_mask)
-        shares = scores.softmax(-1, dtype=torch.float32)
-        weight = scores.amax(-1) - shares.amax(-1).log_()
-        found = torch.bmm(shares.to(values.dtype), values)
-        return found.view(-1, size).index_select(0, self._places), weight.view(-1).index_select(0, self._places)
+        return _Part(*(x.flatten(0, 1).index_select(0, self._places) for x in _Part.of(scores, values)))
 
     def _index(self) -> None:
         """Note where the heads of each prompt's rows are, and the ages, after rows or prompts have changed."""
