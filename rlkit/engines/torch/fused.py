@@ -31,15 +31,16 @@ class _Layer:
         self.prompts = torch.cat([pad(x, (0, 0, 0, width - x.shape[3])) for x in (old, new)], 1)
 
     def room(self, rows: int, columns: int) -> Tensor:
-        """Return the buffer for what rows sample, with room for so many."""
+        """Return the buffer for what rows sample, with room for so many; rows beyond them may be dropped."""
         assert self.prompts is not None
         _, _, heads, _, size = self.prompts.shape
         have_rows, have_columns = (0, 0) if self.rows is None else (self.rows.shape[1], self.rows.shape[3])
         if self.rows is None or rows > have_rows or columns > have_columns:
-            most = max(columns + GROWTH, have_columns * 3 // 2) if columns > have_columns else have_columns
-            grown = self.prompts.new_zeros(2, max(rows, have_rows), heads, most, size)
+            wider = columns > have_columns
+            most = max(columns + GROWTH, have_columns * 3 // 2) if wider else have_columns
+            grown = self.prompts.new_zeros(2, rows if wider else max(rows, have_rows), heads, most, size)
             if self.rows is not None:
-                grown[:, :have_rows, :, :have_columns] = self.rows
+                grown[:, :have_rows, :, :have_columns] = self.rows[:, : grown.shape[1]]
             self.rows = grown
         return self.rows
 
