@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from rlkit.engines.torch.blocks import PACKED_SIZE, Matrix, Packed
+from rlkit.engines.torch.fused import GROWTH, FusedDecoder
+from rlkit.testing import random_model
 
 
 @pytest.mark.parametrize("rows", [1, 7, 128])
@@ -25,3 +27,21 @@ def test_packed_layers_compute_what_plain_ones_do(rows: int, with_bias: bool) ->
 def test_small_layers_and_half_precision_ones_are_not_packed() -> None:
     assert not isinstance(Matrix(torch.zeros(PACKED_SIZE // 8 - 1, 8), None).to(torch.float32), Packed)
     assert not isinstance(Matrix(torch.zeros(500, 300), None).to(torch.bfloat16), Packed)
+
+
+def test_rows_that_joined_after_the_cache_was_made_smaller_may_move_before_their_first_step() -> None:
+    """Row 0 is alone while the cache widens; of three that join, the first two end at once."""
+    model = random_model("qwen2").eval()
+    decoder = FusedDecoder(model)
+    decoder.admit([[5, 3, 4]], [4])
+    decoder.step(torch.tensor([6, 7, 8, 9]))
+    decoder.keep([0])
+    for _ in range(GROWTH + 1):
+        decoder.step(torch.tensor([6]))
+    decoder.admit([[4, 8]], [3])
+    decoder.keep([3, 0])
+    found = decoder.step(torch.tensor([9, 7]))
+    rows = [[4, 8, 9], [5, 3, 4, *[6] * (GROWTH + 2), 7]]
+    with torch.no_grad():
+        expected = torch.stack([model(input_ids=torch.tensor([row])).logits[0, -1] for row in rows])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

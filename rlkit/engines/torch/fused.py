@@ -44,10 +44,10 @@ class _Layer:
             self.rows = grown
         return self.rows
 
-    def move(self, to: Tensor, old: Tensor, width: int) -> None:
-        """Copy the first columns of rows to other rows."""
+    def move(self, to: Tensor, old: Tensor, rows: int, width: int) -> None:
+        """Copy the first columns of some of the rows to others."""
         if self.rows is not None:
-            columns = self.rows[:, :, :, :width]
+            columns = self.room(rows, 0)[:, :, :, :width]
             columns[:, to] = columns[:, old]
 
 
@@ -202,7 +202,7 @@ class FusedDecoder:
         if moved and first < self.end:
             to, old = torch.tensor(moved, device=self.device).unbind(-1)
             for layer in self.layers:
-                layer.move(to, old, self.end - first)
+                layer.move(to, old, self.rows, self.end - first)
         place = {prompt: i for i, prompt in enumerate(used)}
         lengths = [self.lengths[p] for p in used]
         for layer in self.layers if len(used) < len(self.lengths) else ():
