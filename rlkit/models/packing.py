@@ -134,7 +134,7 @@ def packed(backbone: Backbone, packing: Packing, device: torch.device) -> Chosen
         input_ids=torch.tensor([packing.ids], device=device),
         position_ids=torch.tensor([packing.positions], device=device),
         attention_mask=torch.empty(1, 1, 1, 1, device=device),  # of the form that transformers leaves as it is
-        layout=Layout(packing.segments, packing.shared, len(packing.ids), device),
+        layout=Layout(packing.segments, packing.shared, device),
         use_cache=False,
     ).last_hidden_state[0]
     return Chosen(hidden[packing.chosen], packing.places)

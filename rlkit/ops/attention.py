@@ -75,7 +75,6 @@ class Layout:
         segments: Where each begins and ends, one after another: a token attends to those before it in its own, and to
             itself.
         shared: Where a prompt begins and ends, and where the segments right after it end, whose tokens attend to it.
-        length: Tokens in all.
         device: Where they are.
     """
 
@@ -83,7 +82,6 @@ class Layout:
         self,
         segments: Sequence[tuple[int, int]],
         shared: Sequence[tuple[int, int, int]],
-        length: int,
         device: torch.device,
     ) -> None:
         self.segments, self.shared, self.device = segments, shared, device

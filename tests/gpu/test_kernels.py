@@ -27,7 +27,7 @@ def autocast() -> AbstractContextManager[None]:
 
 
 def on_gpu(layout: Layout) -> Layout:
-    return Layout(layout.segments, layout.shared, layout.segments[-1][1], torch.device("cuda"))
+    return Layout(layout.segments, layout.shared, torch.device("cuda"))
 
 
 @pytest.mark.parametrize("heads", [(8, 8), (14, 2)])

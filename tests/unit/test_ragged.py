@@ -62,7 +62,7 @@ def layout_of(groups: list[tuple[int, list[int]]]) -> Layout:
             end += length
         if prompt:
             shared.append((begin, begin + prompt, end))
-    return Layout(segments, shared, end, CPU)
+    return Layout(segments, shared, CPU)
 
 
 def test_where_keys_are_by_hand() -> None:
