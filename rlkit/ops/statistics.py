@@ -1,0 +1,108 @@
+"""What figures of validation are worth: intervals, chances among several samples, and whether two differ."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from math import comb, sqrt
+from statistics import NormalDist
+from typing import NamedTuple
+
+import torch
+
+LEVEL = 0.95
+"""The share of intervals that hold the true value."""
+
+DRAWS = 4000
+"""Samples that a bootstrap draws."""
+
+
+class Interval(NamedTuple):
+    """The bounds of a figure."""
+
+    low: float
+    high: float
+
+
+def wilson(right: int, count: int, level: float = LEVEL) -> Interval:
+    """Return the interval of a share of `count` independent trials (Wilson 1927; never empty, never beyond 0 or 1)."""
+    if count == 0:
+        return Interval(0.0, 1.0)
+    z = NormalDist().inv_cdf((1 + level) / 2)
+    share, spread = right / count, z * z / count
+    middle = (share + spread / 2) / (1 + spread)
+    half = z / (1 + spread) * sqrt(share * (1 - share) / count + spread / count / 4)
+    return Interval(max(0.0, middle - half), min(1.0, middle + half))
+
+
+def bootstrap(values: Sequence[float], level: float = LEVEL, seed: int = 0) -> Interval:
+    """Return the interval of a mean over prompts, each with one value, by drawing them anew (Efron 1979, percentiles).
+
+    Samples of one prompt are not independent: pass the mean of each prompt.
+    """
+    if not values:
+        return Interval(float("nan"), float("nan"))
+    bounds = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
+    low, high = _drawn_means(values, seed).quantile(bounds).tolist()
+    return Interval(low, high)
+
+
+def pass_at_k(samples: int, right: int, k: int) -> float:
+    """Return the chance that at least one of `k` of the samples is right (Chen et al. 2021, eq. 1; unbiased).
+
+    Raises:
+        ValueError: There are fewer than `k` samples.
+    """
+    if k > samples:
+        raise ValueError(f"pass@{k} of {samples} samples, expected at least {k}")
+    return 1 - comb(samples - right, k) / comb(samples, k)
+
+
+def majority(answers: Sequence[Hashable], right: Sequence[bool]) -> float:
+    """Return the chance that the most frequent answer is right, equally frequent ones being equally likely.
+
+    Args:
+        answers: Of one prompt; None for a sample without an answer, which has no vote.
+        right: Whether each is.
+    """
+    counts: dict[Hashable, int] = {}
+    verdicts: dict[Hashable, bool] = {}
+    for answer, verdict in zip(answers, right, strict=True):
+        if answer is not None:
+            counts[answer] = counts.get(answer, 0) + 1
+            verdicts[answer] = verdicts.get(answer, False) or verdict
+    most = max(counts.values(), default=0)
+    first = [answer for answer, count in counts.items() if count == most]
+    return sum(verdicts[answer] for answer in first) / len(first) if first else 0.0
+
+
+def sign_test(better: int, worse: int) -> float:
+    """Return the exact two-sided p-value of pairs that differ (McNemar 1947): as likely one way as the other."""
+    count = better + worse
+    tail = sum(comb(count, i) for i in range(min(better, worse) + 1))
+    return min(1.0, float(2 * tail / 2**count))
+
+
+def paired_p_value(differences: Sequence[float], seed: int = 0) -> float:
+    """Return the two-sided p-value of a mean difference between pairs, by random changes of their signs (Fisher 1935).
+
+    The observed signs count as one of the changes, so that it is never 0.
+    """
+    values = torch.tensor([x for x in differences if x], dtype=torch.float64)
+    if not len(values):
+        return 1.0
+    generator = torch.Generator().manual_seed(seed)
+    signs = torch.randint(2, (DRAWS, len(values)), generator=generator, dtype=torch.float64) * 2 - 1
+    extreme = int(((signs @ values).abs() >= values.sum().abs() - 1e-12).sum())
+    return (1 + extreme) / (1 + DRAWS)
+
+
+def _drawn_means(values: Sequence[float], seed: int) -> torch.Tensor:
+    """Return the means [DRAWS] of as many values, drawn with replacement."""
+    known = torch.tensor(values, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(seed)
+    rows = max(1, 2**22 // len(known))
+    parts = [
+        known[torch.randint(len(known), (min(rows, DRAWS - start), len(known)), generator=generator)].mean(1)
+        for start in range(0, DRAWS, rows)
+    ]
+    return torch.cat(parts)
