@@ -31,7 +31,7 @@ def wilson(right: int, count: int, level: float = LEVEL) -> Interval:
     share, spread = right / count, z * z / count
     middle = (share + spread / 2) / (1 + spread)
     half = z / (1 + spread) * sqrt(share * (1 - share) / count + spread / count / 4)
-    return Interval(max(0.0, middle - half), min(1.0, middle + half))
+    return Interval(middle - half if right else 0.0, middle + half if right < count else 1.0)
 
 
 def bootstrap(values: Sequence[float], level: float = LEVEL, seed: int = 0) -> Interval:
