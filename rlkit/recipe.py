@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -194,16 +195,20 @@ def _check_best(recipe: Recipe) -> Iterator[str]:
     key, validation = recipe.save.keep_best, recipe.validation
     if key is None:
         return
-    kind, _, name = key.rpartition("/")
-    if kind == "validation":
-        if name.removeprefix("sampled_") not in VALIDATION_FIGURES:
-            listed = ", ".join(f"validation/{known}" for known in VALIDATION_FIGURES)
-            yield f"save.keep_best is {key!r}, expected one of {listed} (or validation/sampled_...)"
+    kind, _, name = key.partition("/")
+    if kind == "validation" and name:
+        known = name.removeprefix("sampled_")
+        if known not in VALIDATION_FIGURES and not re.match(r"accuracy/.|pass@[0-9]+$", known):
+            listed = ", ".join(f"validation/{figure}" for figure in VALIDATION_FIGURES)
+            yield (
+                f"save.keep_best is {key!r}, expected one of {listed} (or validation/sampled_..., "
+                "validation/sampled_pass@K, validation/accuracy/SOURCE)"
+            )
         elif validation is None or not (recipe.validates and validation.every):
             yield f"save.keep_best is {key!r}, but no step validates; set validation.every to 1 or more"
         elif name.startswith("sampled_") and not validation.samples:
             yield f"save.keep_best is {key!r}, but validation.samples is 0; set it to 1 or more"
-    elif not key.isprintable() or not (kind or key == "accuracy"):
+    elif not key.isprintable() or not (name or key == "accuracy"):
         yield f"save.keep_best is {key!r}, expected a figure of metrics.jsonl, such as validation/accuracy"
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -118,12 +119,23 @@ def _on_terminal() -> bool:
 
 def comparison(before: dict[str, float], after: dict[str, float]) -> Table:
     """Return the table of validation metrics before and after training."""
-    rows = [
-        (name, f"{value:.3f}", f"{after[name]:.3f}" if name in after else "-")
-        for name, value in before.items()
-        if not name.endswith(("failed", "unscored")) or value or after.get(name)
-    ]
-    return make_table(("validation", "before", "after"), rows)
+    first, last = dict(figure_rows(before)), dict(figure_rows(after))
+    rows = []
+    for name, value in first.items():
+        p_value = after.get(f"{name}_p_start")
+        if not name.endswith(("failed", "unscored")) or before[name] or after.get(name):
+            rows.append((name, value, last.get(name, "-"), "" if p_value is None else f"{p_value:.2g}"))
+    return make_table(("validation", "before", "after", "p if equal"), rows)
+
+
+def figure_rows(figures: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Return the names and texts of validation's figures, with their intervals, and without p-values."""
+    rows = []
+    for name, value in figures.items():
+        if not re.search(r"_(low|high|p_\w+)$", name):
+            low, high = (figures.get(f"{name}_{end}") for end in ("low", "high"))
+            rows.append((name, f"{value:.3f}" if low is None else f"{value:.3f} ({low:.2f}-{high:.2f})"))
+    return rows
 
 
 def _summary(figures: dict[str, float]) -> str:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from rlkit.cli.checkpoint import CHECKPOINT, with_checkpoint
-from rlkit.cli.display import show
+from rlkit.cli.display import figure_rows, show
 from rlkit.cli.parsing.parser import parse
 from rlkit.errors import RecipeError
 from rlkit.train.data import load_data
@@ -27,7 +27,7 @@ def run(argv: Sequence[str]) -> int:
     rollouts = prepare_rollouts(parsed.recipe, data, fabric)
     try:
         rollouts.sync_weights()
-        _, figures = evaluate(rollouts, data.validation)
+        figures = evaluate(rollouts, data.validation).figures
     finally:
         rollouts.close()
     if not fabric.is_global_zero:
@@ -35,5 +35,5 @@ def run(argv: Sequence[str]) -> int:
     if parsed.options.json:
         print(json.dumps(figures))
         return 0
-    show(("validation", f"{len(data.validation)} prompts"), [(name, f"{x:.3f}") for name, x in figures.items()])
+    show(("validation", f"{len(data.validation)} prompts"), figure_rows(figures))
     return 0

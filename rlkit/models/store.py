@@ -53,6 +53,7 @@ class State(BaseModel, strict=True, extra="forbid"):
         recipe: The run's recipe with all options.
         numbers: The run's numbers.
         before: The metrics of the validation before training.
+        earlier: The accuracies of the first validation and the last one: of each prompt, by its place.
         best: The best value of the metric among checkpoints, and its step.
         figure: That metric: the run's `save.keep_best`.
         stalled: Consecutive stalled steps, up to this one.
@@ -63,6 +64,7 @@ class State(BaseModel, strict=True, extra="forbid"):
     recipe: JsonObject
     numbers: Numbers
     before: dict[str, FiniteFloat] | None = None
+    earlier: dict[str, dict[str, dict[int, FiniteFloat]]] = Field(default_factory=dict)
     best: tuple[FiniteFloat, NonNegativeInt] | None = None
     figure: str | None = None
     stalled: NonNegativeInt = 0

@@ -33,7 +33,7 @@ from rlkit.run.preflight.weight_check import check_weights
 from rlkit.run.progress import Progress
 from rlkit.run.signals import Signals
 from rlkit.text import redact
-from rlkit.train.evaluate import evaluate
+from rlkit.train.evaluate import Accuracies, evaluate
 from rlkit.train.setup import TrainContext
 from rlkit.train.step import StepResult, step
 from rlkit.types import JsonObject, Trajectory
@@ -86,6 +86,8 @@ class Session:
     start: float = field(default_factory=time.time)
     checkpoint_metrics: Figures = field(default_factory=dict)
     """What became of the last step's checkpoint, for the next line of metrics."""
+    earlier: dict[str, dict[str, Accuracies]] = field(default_factory=dict)
+    """Accuracies of the validations at the `start` and the `last` one, which the next one is compared with."""
 
     def open_log(self, recipe: Recipe, done: int) -> None:
         """Open `metrics.jsonl`, of which so many steps stay, and the loggers.
@@ -154,10 +156,13 @@ class Session:
     def validate(self, context: TrainContext, when: str) -> Figures:
         """Return the figures on held-out prompts, and leave the answers in the run folder."""
         self.reporter.note(f"validating on {len(context.data.validation)} prompts")
-        trajectories, figures = evaluate(context.rollouts, context.data.validation)
-        self._dump(context, f"validation-{when}", trajectories)
-        context.callbacks.emit("on_validation", ValidationEnd(self.outcome.steps, figures, trajectories))
-        return figures
+        found = evaluate(context.rollouts, context.data.validation)
+        for name, accuracies in self.earlier.items():
+            found.compare(name, accuracies)
+        self.earlier["last" if self.earlier else "start"] = found.accuracies
+        self._dump(context, f"validation-{when}", found.trajectories)
+        context.callbacks.emit("on_validation", ValidationEnd(self.outcome.steps, found.figures, found.trajectories))
+        return found.figures
 
     def save(self, context: TrainContext, name: str) -> None:
         """Write the policy as a Hugging Face folder; all ranks take part."""
@@ -175,6 +180,7 @@ class Session:
             self.outcome = Outcome(steps=state.step, validation={"before": state.before, "after": None})
             if self.progress is not None:
                 self.progress.stalled = state.stalled
+            self.earlier = state.earlier
             best = state.best if state.figure == save.keep_best else None
         writer = Writer(store, save, context.ranks, self.outcome.steps, best)
         self.saver = Saver(writer, self.reporter.note, self.outcome.steps if here else 0)
@@ -207,6 +213,7 @@ class Session:
             recipe=as_data(self.folder.recipe_yaml),
             numbers=numbers(context.rollouts.version, context.transforms),
             before=None if before is None else {name: x for name, x in before.items() if isfinite(x)},
+            earlier=self.earlier,
             best=best,
             figure=context.recipe.save.keep_best,
             stalled=0 if self.progress is None else self.progress.stalled,

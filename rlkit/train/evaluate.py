@@ -1,33 +1,85 @@
-"""Validation: held-out prompts answered greedily and by sampling."""
+"""Validation: held-out prompts answered greedily and by sampling, and what the figures are worth."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import NamedTuple
 
+from rlkit.ops.statistics import bootstrap, paired_p_value, pass_at_k, sign_test, wilson
 from rlkit.rollout.collect import collect
 from rlkit.rollout.service import RolloutService
 from rlkit.sections import Validation
-from rlkit.train.metrics import Meter
-from rlkit.train.rollouts import describe, finish
-from rlkit.types import Prompt, Sampling, Trajectory
-
-NAMES = {
-    "accuracy": "accuracy",
-    "reward/mean": "reward",
-    "rollout/length": "length",
-    "rollout/stopped": "stopped",
-    "rollout/failed": "failed",
-    "reward/failed": "unscored",
-}
-"""A step's figures that validation has too, and what they are called there."""
+from rlkit.train.rollouts import finish
+from rlkit.types import Prompt, Sampling, StopReason, Trajectory
 
 STEP = 0
 """Validation draws its random numbers as a step of its own, so that before and after are compared on the same ones."""
 
+MAX_SOURCES = 50
+"""Sources whose figures are shown apart."""
 
-def evaluate(service: RolloutService, prompts: Sequence[Prompt]) -> tuple[list[Trajectory], dict[str, float]]:
-    """Answer the validation prompts; return the trajectories and the figures, sampled ones under `sampled_`.
+Accuracies = dict[int, float]
+"""The accuracy of each prompt, by its place: the mean of its answers."""
+
+
+class Answer(NamedTuple):
+    """What figures need of an answer; reward and accuracy are None where there is none."""
+
+    prompt: int
+    source: str
+    failed: bool
+    finished: bool
+    length: int
+    reward: float | None
+    accuracy: float | None
+
+    @classmethod
+    def of(cls, trajectory: Trajectory) -> Answer:
+        score = trajectory.score
+        scored = score is not None and trajectory.reward is not None
+        return cls(
+            trajectory.group,
+            str(trajectory.prompt.meta.get("data_source") or ""),
+            trajectory.error is not None,
+            trajectory.stop is StopReason.STOP,
+            trajectory.response_length,
+            trajectory.reward if scored else None,
+            score.components.get("accuracy") if scored and score is not None else None,
+        )
+
+
+@dataclass
+class Evaluation:
+    """A validation: this rank's trajectories, and all ranks' figures and accuracies, which others are paired with.
+
+    Figures of sampled answers have `sampled_` before the name; `accuracies` has those of greedy answers under "" and of
+    sampled ones under `sampled_`.
+    """
+
+    trajectories: list[Trajectory]
+    figures: dict[str, float]
+    accuracies: dict[str, Accuracies]
+
+    def add(self, prefix: str, trajectories: list[Trajectory], answers: Sequence[Answer]) -> None:
+        """Add answers of one kind: this rank's trajectories, and all ranks' answers."""
+        self.trajectories += trajectories
+        self.figures |= {f"{prefix}{name}": value for name, value in figures(answers)}
+        self.accuracies[prefix] = _by_prompt(answers)
+
+    def compare(self, name: str, other: Mapping[str, Accuracies]) -> None:
+        """Add the p-values of accuracies that are equal to those of another validation, as `accuracy_p_<name>`."""
+        for prefix, mine in self.accuracies.items():
+            both = sorted(mine.keys() & other.get(prefix, {}).keys())
+            if both:
+                p_value = _p_value([mine[i] - other[prefix][i] for i in both])
+                self.figures[f"{prefix}accuracy_p_{name}"] = p_value
+
+
+def evaluate(service: RolloutService, prompts: Sequence[Prompt]) -> Evaluation:
+    """Answer the validation prompts.
 
     Failed answers and scores are counted and left out of the means.
     """
@@ -35,21 +87,97 @@ def evaluate(service: RolloutService, prompts: Sequence[Prompt]) -> tuple[list[T
     section = recipe.validation or Validation()
     sampled = section.sampling or recipe.rollout.sampling
     greedy = replace(sampled, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
+    found = Evaluation([], {}, {})
     with service.engine_on_device():
-        trajectories, figures = _answer(service, prompts, greedy, 1)
+        found.add("", *_answer(service, prompts, greedy, 1))
         if section.samples:
-            more, sampled_figures = _answer(service, prompts, sampled, section.samples)
-            trajectories = [*trajectories, *more]
-            figures |= {f"sampled_{name}": value for name, value in sampled_figures.items()}
-    return trajectories, figures
+            found.add("sampled_", *_answer(service, prompts, sampled, section.samples))
+    return found
+
+
+def figures(answers: Sequence[Answer]) -> Iterator[tuple[str, float]]:
+    """Yield the name and the value of each figure.
+
+    `accuracy` and `reward` are means over prompts of the means of their answers. The bounds of `accuracy` are Wilson's
+    where each prompt has one answer, right or wrong, and those of a bootstrap over prompts elsewhere. Answers that were
+    cut off count as wrong in `finished_accuracy`.
+    """
+    accuracies = _by_prompt(answers)
+    if accuracies:
+        yield "accuracy", fmean(accuracies.values())
+        yield from zip(("accuracy_low", "accuracy_high"), _interval(answers, accuracies), strict=True)
+        cut = [a._replace(accuracy=a.accuracy if a.finished else 0.0) for a in answers if a.accuracy is not None]
+        yield "finished_accuracy", fmean(_by_prompt(cut).values())
+        yield from _pass_at(answers)
+        yield from _by_source(answers)
+    rewards = _means((a.prompt, a.reward) for a in answers)
+    if rewards:
+        yield "reward", fmean(rewards.values())
+    if answers:
+        yield "length", fmean(a.length for a in answers)
+        yield "stopped", fmean(a.finished for a in answers)
+    yield "failed", float(sum(a.failed for a in answers))
+    yield "unscored", float(sum(not a.failed and a.reward is None for a in answers))
 
 
 def _answer(
     service: RolloutService, prompts: Sequence[Prompt], sampling: Sampling, samples: int
-) -> tuple[list[Trajectory], dict[str, float]]:
+) -> tuple[list[Trajectory], list[Answer]]:
+    """Return this rank's trajectories and all ranks' answers."""
     mine = service.shard_for_rank(list(enumerate(prompts)))
     sampler = service.sampler(sampling, samples, STEP)
     trajectories = service.sample(collect(sampler, mine, lambda group: finish(service, group)))
-    meter = Meter()
-    describe(trajectories, meter)
-    return trajectories, {NAMES[name]: value for name, value in meter.result(service.ranks).items() if name in NAMES}
+    everyone = service.ranks.gather_dp([Answer.of(t) for t in trajectories])
+    # those of a tensor-parallel group may differ, since the first one samples for all
+    return trajectories, service.ranks.broadcast_tp(sorted((a for some in everyone for a in some), key=_place))
+
+
+def _place(answer: Answer) -> int:
+    return answer.prompt
+
+
+def _means(values: Iterator[tuple[int, float | None]]) -> Accuracies:
+    found: dict[int, list[float]] = defaultdict(list)
+    for prompt, value in values:
+        if value is not None:
+            found[prompt].append(value)
+    return {prompt: fmean(some) for prompt, some in found.items()}
+
+
+def _by_prompt(answers: Sequence[Answer]) -> Accuracies:
+    return _means((a.prompt, a.accuracy) for a in answers)
+
+
+def _interval(answers: Sequence[Answer], accuracies: Accuracies) -> tuple[float, float]:
+    graded = [a.accuracy for a in answers if a.accuracy is not None]
+    if len(graded) == len(accuracies) and set(graded) <= {0.0, 1.0}:
+        return wilson(round(sum(graded)), len(graded))
+    return bootstrap(list(accuracies.values()))
+
+
+def _pass_at(answers: Sequence[Answer]) -> Iterator[tuple[str, float]]:
+    """Yield pass@k for k = 2, 4, 8 … up to the fewest answers of a prompt, and for those, if all are right or wrong."""
+    counts: dict[int, list[float]] = defaultdict(list)
+    for answer in answers:
+        if answer.accuracy is not None:
+            counts[answer.prompt].append(answer.accuracy)
+    if any(x not in (0.0, 1.0) for some in counts.values() for x in some):
+        return
+    fewest = min(map(len, counts.values()))
+    for k in sorted({2**i for i in range(1, fewest.bit_length())} | {fewest} - {1}):
+        yield f"pass@{k}", fmean(pass_at_k(len(some), round(sum(some)), k) for some in counts.values())
+
+
+def _by_source(answers: Sequence[Answer]) -> Iterator[tuple[str, float]]:
+    sources = sorted({a.source for a in answers})
+    if 1 < len(sources) <= MAX_SOURCES:
+        for source in sources:
+            mine = _by_prompt([a for a in answers if a.source == source])
+            if mine:
+                yield f"accuracy/{source or 'other'}", fmean(mine.values())
+
+
+def _p_value(differences: Sequence[float]) -> float:
+    if set(differences) <= {-1.0, 0.0, 1.0}:
+        return sign_test(differences.count(1.0), differences.count(-1.0))
+    return paired_p_value(differences)

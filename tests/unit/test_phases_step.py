@@ -13,7 +13,7 @@ from rlkit.advantages import ReMax
 from rlkit.distributed.fsdp2 import FSDP2
 from rlkit.models.ema import WeightAverage
 from rlkit.models.reference import Reference
-from rlkit.sections import Correction, Critic, KLReward
+from rlkit.sections import VALIDATION_FIGURES, Correction, Critic, KLReward
 from rlkit.testing import example_trajectory
 from rlkit.train import evaluate as evaluation
 from rlkit.train import step as step_module
@@ -321,13 +321,14 @@ def test_validation_answers_greedily_and_by_sampling(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(evaluation, "collect", collect)
     fake: Any = Service()
-    found, measured = evaluate(fake, [Prompt("a", []), Prompt("b", [])])
-    assert [len(t.text) for t in found] == [1, 3, 3, 3]
+    found = evaluate(fake, [Prompt("a", []), Prompt("b", [])])
+    measured = found.figures
+    assert [len(t.text) for t in found.trajectories] == [1, 3, 3, 3]
     assert measured["reward"] == 1
     assert measured["sampled_reward"] == 3
     assert measured["sampled_length"] == 3
-    assert {name for name in measured if not name.startswith("sampled_")} == {*evaluation.NAMES.values()}
+    assert {name for name in measured if not name.startswith("sampled_")} == set(VALIDATION_FIGURES)
     assert [(s.temperature, s.max_tokens, n, step) for s, n, step in asked] == [(0, 8, 1, 0), (1, 8, 3, 0)]
     assert fake.entered == 1
     made.validation.samples = 0
-    assert not any(name.startswith("sampled_") for name in evaluate(fake, [Prompt("a", [])])[1])
+    assert not any(name.startswith("sampled_") for name in evaluate(fake, [Prompt("a", [])]).figures)

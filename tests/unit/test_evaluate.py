@@ -1,0 +1,75 @@
+"""Figures of validation, by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlkit.cli.display import comparison, figure_rows
+from rlkit.models.store import Numbers, State
+from rlkit.ops.statistics import bootstrap, wilson
+from rlkit.train.evaluate import Answer, Evaluation, figures
+
+
+def answer(prompt: int, accuracy: float | None, *, finished: bool = True, source: str = "") -> Answer:
+    reward = None if accuracy is None else 2 * accuracy
+    return Answer(prompt, source, False, finished, 10 * (prompt + 1), reward, accuracy)
+
+
+def test_greedy_answers() -> None:
+    """Prompts 0 and 1 are right, the second was cut off; the score of 3 is missing and the conversation of 4 failed."""
+    given = [answer(0, 1.0), answer(1, 1.0, finished=False), answer(2, 0.0), answer(3, None)]
+    given.append(Answer(4, "", True, False, 5, None, None))
+    found = dict(figures(given))
+    assert (found.pop("accuracy_low"), found.pop("accuracy_high")) == wilson(2, 3)
+    assert found == {
+        "accuracy": 2 / 3, "finished_accuracy": 1 / 3, "reward": 4 / 3, "length": 21.0, "stopped": 0.6, "failed": 1.0,
+        "unscored": 1.0,
+    }  # fmt: skip
+
+
+def test_sampled_answers_are_means_over_prompts() -> None:
+    """Of three samples of prompt 0 two are right, of four of prompt 1 one is: pass@2 is 1 and 1 - 3/6."""
+    given = [answer(0, x) for x in (1.0, 1.0, 0.0)] + [answer(1, x) for x in (1.0, 0.0, 0.0, 0.0)]
+    found = dict(figures(given))
+    assert found["accuracy"] == pytest.approx((2 / 3 + 1 / 4) / 2)
+    assert (found["accuracy_low"], found["accuracy_high"]) == bootstrap([2 / 3, 1 / 4])
+    assert found["pass@2"] == pytest.approx((1 + 1 / 2) / 2)
+    assert found["pass@3"] == pytest.approx((1 + 3 / 4) / 2)
+    assert "pass@4" not in found
+
+
+def test_sources_are_shown_apart_where_there_are_several() -> None:
+    given = [answer(0, 1.0, source="gsm8k"), answer(1, 0.0, source="gsm8k"), answer(2, 1.0)]
+    found = dict(figures(given))
+    assert (found["accuracy/gsm8k"], found["accuracy/other"]) == (0.5, 1.0)
+    assert not any("/" in name for name, _ in figures(given[:2]))
+
+
+def test_rewards_that_are_no_shares_have_no_pass_at_k() -> None:
+    assert not any(name.startswith("pass@") for name, _ in figures([answer(0, 0.5), answer(0, 1.0)]))
+    assert dict(figures([])) == {"failed": 0, "unscored": 0}
+    assert dict(figures([answer(0, None)])) == {"length": 10, "stopped": 1, "failed": 0, "unscored": 1}
+
+
+def test_two_validations_are_compared_on_the_prompts_of_both() -> None:
+    """Greedily five of five that differ are better: p = 2/32; the samples of the prompts are the same: p = 1."""
+    before = {"": dict.fromkeys(range(9), 0.0), "sampled_": {0: 0.5}}
+    after = Evaluation([], {}, {"": {i: float(i < 5) for i in range(12)}, "sampled_": {0: 0.5, 1: 1.0}, "other_": {}})
+    after.compare("start", before)
+    assert after.figures == {"accuracy_p_start": 0.0625, "sampled_accuracy_p_start": 1.0}
+
+
+def test_a_checkpoint_keeps_what_the_next_validation_is_compared_with() -> None:
+    earlier = {"start": {"": {0: 1.0, 7: 0.0}, "sampled_": {}}, "last": {"": {3: 0.25}}}
+    state = State(step=1, recipe={}, numbers=Numbers(version=1), earlier=earlier)
+    assert State.model_validate_json(state.model_dump_json()).earlier == earlier
+
+
+def test_intervals_and_p_values_are_shown_beside_their_figure() -> None:
+    before = {"accuracy": 0.5, "accuracy_low": 0.4, "accuracy_high": 0.6, "length": 3.0}
+    after = {**before, "accuracy": 0.75, "accuracy_p_start": 0.0123, "accuracy_p_last": 0.5}
+    assert figure_rows(after) == [("accuracy", "0.750 (0.40-0.60)"), ("length", "3.000")]
+    columns = [list(map(str, column.cells)) for column in comparison(before, after).columns]
+    assert columns[1:] == [
+        ["0.500 (0.40-0.60)", "3.000"], ["0.750 (0.40-0.60)", "3.000"], ["0.012", ""]
+    ]  # fmt: skip
