@@ -77,11 +77,6 @@ class Recipe:
         return [part for part in (*used, *(self.tools or {}).values(), *read) if part is not None]
 
     @property
-    def validates(self) -> bool:
-        """Whether to validate; `validation: null` and `limit: 0` switch it off."""
-        return self.validation is not None and self.validation.limit > 0
-
-    @property
     def needs_reference(self) -> bool:
         """Whether something measures KL."""
         return self.kl_loss is not None or self.kl_reward is not None
@@ -103,7 +98,7 @@ def check(recipe: Recipe) -> None:
     Raises:
         RecipeError: Something does not fit; the message has a line for each thing, with the remedy.
     """
-    checks = (_check_needs, _check_numbers, _check_best, _check_model)
+    checks = (_check_needs, _check_numbers, _check_validation, _check_best, _check_model)
     problems = list(outside(recipe)) or [problem for one in checks for problem in one(recipe)]
     if problems:
         raise RecipeError("\n".join(problems))
@@ -190,6 +185,15 @@ def _check_sampling(recipe: Recipe) -> Iterator[str]:
         )
 
 
+def _check_validation(recipe: Recipe) -> Iterator[str]:
+    validation = recipe.validation
+    if validation is not None and not (validation.before or validation.every or validation.after):
+        yield (
+            "the section validation has before: false, every: 0 and after: false, so nothing is validated; set one of "
+            "them, or validation: null"
+        )
+
+
 def _check_best(recipe: Recipe) -> Iterator[str]:
     """Check the name of the metric; one that is not among a step's metrics is refused after the first step."""
     key, validation = recipe.save.keep_best, recipe.validation
@@ -204,7 +208,7 @@ def _check_best(recipe: Recipe) -> Iterator[str]:
                 f"save.keep_best is {key!r}, expected one of {listed} (or validation/sampled_..., "
                 "validation/sampled_pass@K, validation/accuracy/SOURCE)"
             )
-        elif validation is None or not (recipe.validates and validation.every):
+        elif validation is None or not validation.every:
             yield f"save.keep_best is {key!r}, but no step validates; set validation.every to 1 or more"
         elif name.startswith("sampled_") and not validation.samples:
             yield f"save.keep_best is {key!r}, but validation.samples is 0; set it to 1 or more"

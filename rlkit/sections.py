@@ -242,14 +242,18 @@ class Validation:
     """Held-out prompts, answered greedily and by sampling; null for none.
 
     Args:
-        every: Steps between validations; 0 for validation before and after training only.
-        limit: Prompts, from the start of the split; 0 for none.
+        before: Whether to validate before training.
+        every: Steps between validations; 0 for none. That of the last step is the one after training, if there is one.
+        after: Whether to validate after training.
+        limit: Prompts, from the start of the split; null for all of it.
         samples: Sampled answers per prompt, besides the greedy one; 0 for none.
         sampling: How they are sampled; null for the sampling of training.
     """
 
+    before: bool = True
     every: NonNegativeInt = 0
-    limit: NonNegativeInt = 200
+    after: bool = True
+    limit: PositiveInt | None = None
     samples: Annotated[int, Ge(0), Le(65536), NUMBER] = 1
     sampling: Sampling | None = None
 

@@ -32,7 +32,7 @@ def run(argv: Sequence[str]) -> int:
         raise RecipeError("rlkit data prepare needs --out DIR, the folder to write to")
     out = Path(parsed.options.out)
     out.mkdir(parents=True, exist_ok=True)
-    splits: list[Split] = ["train", "validation"] if parsed.recipe.validates else ["train"]
+    splits: list[Split] = ["train", "validation"] if parsed.recipe.validation is not None else ["train"]
     for split in splits:
         count = write(parsed.recipe.task, split, out / f"{split}.jsonl")
         echo(f"{out / f'{split}.jsonl'}: {count} prompts")

@@ -19,8 +19,8 @@ JSON = ("--json", {"action": "store_true", "help": "Print the figures as a JSON 
 def run(argv: Sequence[str]) -> int:
     """Validate and print the figures; return the exit status."""
     parsed = parse("validate", with_checkpoint(argv), [JSON, CHECKPOINT])
-    if not parsed.recipe.validates:
-        raise RecipeError("validation is off, so there is nothing to validate: set validation.limit above 0")
+    if parsed.recipe.validation is None:
+        raise RecipeError("validation is off, so there is nothing to validate: set the section validation")
     data = load_data(parsed.recipe)
     fabric = fabric_for(parsed.recipe)
     fabric.launch()

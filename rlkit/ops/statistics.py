@@ -35,7 +35,7 @@ def wilson(right: int, count: int, level: float = LEVEL) -> Interval:
 
 
 def bootstrap(values: Sequence[float], level: float = LEVEL, seed: int = 0) -> Interval:
-    """Return the interval of a mean over prompts, each with one value, from draws of them with replacement (Efron 1979).
+    """Return the interval of a mean over prompts, each with one value, by draws with replacement (Efron 1979).
 
     Samples of one prompt are not independent: pass the mean of each prompt.
     """

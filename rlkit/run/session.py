@@ -108,7 +108,7 @@ class Session:
             TrainingError: The steps taught the policy nothing.
         """
         train, validation = context.recipe.train, context.recipe.validation
-        every = validation.every if validation is not None and context.recipe.validates else 0
+        every, after = (0, False) if validation is None else (validation.every, validation.after)
         self.progress = Progress(context.recipe)
         saver = self._begin(context, resumed)
 
@@ -125,7 +125,7 @@ class Session:
             figures = made.figures | {name: context.ranks.all_reduce_max(x) for name, x in used.items()}
             self.outcome.steps = number
             self._dump(context, f"step-{number:05d}", made.rollouts.all, number)
-            if every and number % every == 0 and number < train.steps:
+            if every and number % every == 0 and (number < train.steps or not after):
                 figures |= {f"validation/{name}": x for name, x in self.validate(context, f"{number:05d}").items()}
             line = figures | self.checkpoint_metrics
             self._log(number, line)
@@ -137,7 +137,7 @@ class Session:
         saver.end(self.outcome.steps, content)
         if self.progress.stalled and self.progress.stalled == self.outcome.steps and not self.stopping:
             raise self.progress.failure(self.outcome.steps)
-        if not self.stopping and context.recipe.validates:
+        if not self.stopping and after:
             self.outcome.validation["after"] = self.validate(context, "after")
         self.outcome.status = "interrupted" if self.stopping else "ok"
 
@@ -190,7 +190,7 @@ class Session:
         self._start_callbacks(context, self.saver, {} if resumed is None else resumed.state.callbacks)
         if resumed is not None:
             self.reporter.note(f"resumed from {resumed.place}: step {self.outcome.steps} is done")
-        elif context.recipe.validates:
+        elif (validation := context.recipe.validation) is not None and validation.before:
             self.outcome.validation["before"] = self.validate(context, "before")
         return self.saver
 

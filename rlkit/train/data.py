@@ -170,9 +170,9 @@ def load_data(recipe: Recipe) -> Data:
     tokenizer = load_tokenizer(recipe.model)
     train = _rows(recipe, "train")
     validation = []
-    if recipe.validation is not None and recipe.validates:
+    if recipe.validation is not None:
         held_out = _rows(recipe, "validation")
-        count = min(recipe.validation.limit, len(held_out))
+        count = min(recipe.validation.limit or len(held_out), len(held_out))
         validation = [make_prompt(recipe.task, held_out, i) for i in range(count)]
     data = Data(tokenizer, context, recipe, train, validation, stop_ids(recipe.model, tokenizer))
     data.check_lengths()

@@ -41,7 +41,7 @@ def test_a_run_on_one_gpu(options: tuple[str, ...], tmp_path: Path) -> None:
 
 def test_a_resumed_run_goes_on_as_one_that_was_not_stopped(tmp_path: Path) -> None:
     """The counts of steps of a fused optimizer are on the device, where its step reads them."""
-    half = ("--fabric.precision=bf16-mixed", "--save.every=2", "--validation.limit=0")
+    half = ("--fabric.precision=bf16-mixed", "--save.every=2", "--validation=null")
     for extra in (("--train.steps=2",), ("--train.steps=4", "--resume=run", "--force")):
         done = rlkit(*FIT, *half, *extra, cwd=tmp_path)
         assert done.returncode == 0, done.stdout + done.stderr

@@ -38,7 +38,7 @@ def test_fit_without_validation(tmp_path: Path, questions: str, capsys: pytest.C
 
 
 def test_the_other_verbs_without_validation(tmp_path: Path, questions: str, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--recipe=quickstart", "--task=Jsonl", f"--task.path={questions}", "--validation.limit=0"]
+    options = ["--recipe=quickstart", "--task=Jsonl", f"--task.path={questions}", "--validation=null"]
     assert main(["recipe", "check", *options]) == 0
     assert "ok: 9 training rows, 0 validation prompts" in capsys.readouterr().out
     assert main(["generate", *options]) == 0
@@ -70,3 +70,19 @@ def test_what_is_null_stays_null_in_the_recipe_that_a_run_keeps(tmp_path: Path) 
     assert again.recipe.validation is None
     assert again.recipe.critic is not None
     assert again.recipe.critic.clip is None
+
+
+def test_validations_before_and_after_can_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(["recipe", "check", "--recipe=quickstart", "--validation.before=false", "--validation.after=false"]) == 2
+    )
+    assert "nothing is validated; set one of them, or validation: null" in capsys.readouterr().err
+    few = ["--train.steps=2", "--train.prompts_per_step=4", "--validation.limit=4", "--validation.samples=2"]
+    ends = ["--validation.before=false", "--validation.after=false", "--validation.every=1"]
+    assert main(["fit", "--recipe=quickstart", *few, *ends, f"--out={tmp_path / 'out'}"]) == 0
+    assert json.loads((tmp_path / "out" / "result.json").read_text())["validation"] == {"before": None, "after": None}
+    first, second = read_jsonl(tmp_path / "out" / "metrics.jsonl")
+    assert "validation/accuracy_p_start" not in first
+    assert 0 < second["validation/sampled_accuracy_p_start"] <= 1
+    assert second["validation/accuracy_low"] <= second["validation/accuracy"] <= second["validation/accuracy_high"]
+    assert second["validation/sampled_pass@2"] >= second["validation/sampled_accuracy"]
