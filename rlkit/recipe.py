@@ -192,6 +192,10 @@ def _check_validation(recipe: Recipe) -> Iterator[str]:
             "the section validation has before: false, every: 0 and after: false, so nothing is validated; set one of "
             "them, or validation: null"
         )
+    if validation is not None and validation.patience is not None:
+        if not validation.every:
+            yield "validation.patience counts the validations of steps; set validation.every to 1 or more"
+        yield from _check_figure(validation, "validation.watch", validation.watch, validation.watch)
 
 
 def _check_best(recipe: Recipe) -> Iterator[str]:
@@ -201,19 +205,25 @@ def _check_best(recipe: Recipe) -> Iterator[str]:
         return
     kind, _, name = key.partition("/")
     if kind == "validation" and name:
-        known = name.removeprefix("sampled_")
-        if known not in VALIDATION_FIGURES and not re.match(r"accuracy/.|pass@[0-9]+$", known):
-            listed = ", ".join(f"validation/{figure}" for figure in VALIDATION_FIGURES)
-            yield (
-                f"save.keep_best is {key!r}, expected one of {listed} (or validation/sampled_..., "
-                "validation/sampled_pass@K, validation/accuracy/SOURCE)"
-            )
-        elif validation is None or not validation.every:
+        if validation is None or not validation.every:
             yield f"save.keep_best is {key!r}, but no step validates; set validation.every to 1 or more"
-        elif name.startswith("sampled_") and not validation.samples:
-            yield f"save.keep_best is {key!r}, but validation.samples is 0; set it to 1 or more"
+        else:
+            yield from _check_figure(validation, "save.keep_best", key, name)
     elif not key.isprintable() or not (name or key == "accuracy"):
         yield f"save.keep_best is {key!r}, expected a figure of metrics.jsonl, such as validation/accuracy"
+
+
+def _check_figure(validation: Validation, option: str, given: str, name: str) -> Iterator[str]:
+    """Check the name of a figure of validation, where the higher is the better."""
+    known, start = name.removeprefix("sampled_"), given.removesuffix(name)
+    if known not in VALIDATION_FIGURES and not re.match(r"accuracy/.|pass@[0-9]+$", known):
+        listed = ", ".join(f"{start}{figure}" for figure in VALIDATION_FIGURES)
+        yield (
+            f"{option} is {given!r}, expected one of {listed} (or {start}sampled_..., {start}sampled_pass@K, "
+            f"{start}accuracy/SOURCE)"
+        )
+    elif name.startswith("sampled_") and not validation.samples:
+        yield f"{option} is {given!r}, but validation.samples is 0; set it to 1 or more"
 
 
 def _check_numbers(recipe: Recipe) -> Iterator[str]:

@@ -248,6 +248,8 @@ class Validation:
         limit: Prompts, from the start of the split; null for all of it.
         samples: Sampled answers per prompt, besides the greedy one; 0 for none.
         sampling: How they are sampled; null for the sampling of training.
+        patience: Training ends after so many validations in a row without a new best; null for never.
+        watch: The figure of which the highest is best, for `patience`.
     """
 
     before: bool = True
@@ -256,6 +258,8 @@ class Validation:
     limit: PositiveInt | None = None
     samples: Annotated[int, Ge(0), Le(65536), NUMBER] = 1
     sampling: Sampling | None = None
+    patience: PositiveInt | None = None
+    watch: str = "accuracy"
 
 
 @dataclass

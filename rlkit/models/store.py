@@ -54,6 +54,7 @@ class State(BaseModel, strict=True, extra="forbid"):
         numbers: The run's numbers.
         before: The metrics of the validation before training.
         earlier: The accuracies of the first validation and the last one: of each prompt, by its place.
+        waited: The best value of `validation.watch`, and the validations since.
         best: The best value of the metric among checkpoints, and its step.
         figure: That metric: the run's `save.keep_best`.
         stalled: Consecutive stalled steps, up to this one.
@@ -65,6 +66,7 @@ class State(BaseModel, strict=True, extra="forbid"):
     numbers: Numbers
     before: dict[str, FiniteFloat] | None = None
     earlier: dict[str, dict[str, dict[int, FiniteFloat]]] = Field(default_factory=dict)
+    waited: tuple[FiniteFloat, NonNegativeInt] | None = None
     best: tuple[FiniteFloat, NonNegativeInt] | None = None
     figure: str | None = None
     stalled: NonNegativeInt = 0

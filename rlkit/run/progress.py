@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from rlkit.errors import TrainingError, shorten
+from rlkit.errors import RecipeError, TrainingError, shorten
 from rlkit.recipe import Recipe
 from rlkit.text import part_name
 
@@ -34,6 +34,7 @@ class Progress:
         without_signal: Consecutive steps without signal so far.
         causes: Why each of the consecutive stalled steps stalled.
         named: Errors of conversations and rewards that were shown.
+        waited: The best value of `validation.watch`, and the validations since.
     """
 
     recipe: Recipe
@@ -41,6 +42,31 @@ class Progress:
     without_signal: int = 0
     causes: list[str] = field(default_factory=list)
     named: set[str] = field(default_factory=set)
+    waited: tuple[float, int] | None = None
+
+    def validated(self, figures: Mapping[str, float]) -> None:
+        """Count a validation.
+
+        Raises:
+            RecipeError: It has no such figure.
+        """
+        section = self.recipe.validation
+        if section is None or section.patience is None:
+            return
+        value = figures.get(section.watch)
+        if value is None:
+            listed = ", ".join(sorted(figures))
+            raise RecipeError(f"validation.watch is {section.watch!r}, expected a figure of validation: {listed}")
+        best, since = self.waited or (value, -1)
+        self.waited = (value, 0) if value > best else (best, since + 1)
+
+    def exhausted(self) -> str | None:
+        """Return why training ends, if `validation.patience` is used up."""
+        section = self.recipe.validation
+        if section is None or section.patience is None or self.waited is None or self.waited[1] < section.patience:
+            return None
+        best, since = self.waited
+        return f"{since} validations in a row had no higher {section.watch} than {best:.3f}"
 
     def see(self, number: int, figures: Mapping[str, float], errors: Counter[str]) -> Iterator[str]:
         """Count a step; yield warnings.

@@ -81,7 +81,7 @@ class Session:
     stopping: bool = False
     """Whether some rank was asked to end; all ranks agree on it after each step."""
     enough: bool = False
-    """Whether a callback made the last step the last one; all ranks agree on it, too."""
+    """Whether a callback or `validation.patience` made the last step the last one; all ranks agree on it, too."""
     warned: bool = False
     start: float = field(default_factory=time.time)
     checkpoint_metrics: Figures = field(default_factory=dict)
@@ -152,6 +152,10 @@ class Session:
         if stopper is not None and not self.enough:
             self.enough = True
             self.reporter.note(f"callback {stopper} ended the training after step {self.outcome.steps}")
+        why = None if self.progress is None else self.progress.exhausted()
+        if why is not None and not self.enough:
+            self.enough = True
+            self.reporter.note(f"the training ends after step {self.outcome.steps}: {why}")
 
     def validate(self, context: TrainContext, when: str) -> Figures:
         """Return the figures on held-out prompts, and leave the answers in the run folder."""
@@ -160,6 +164,8 @@ class Session:
         for name, accuracies in self.earlier.items():
             found.compare(name, accuracies)
         self.earlier["last" if self.earlier else "start"] = found.accuracies
+        if self.progress is not None:  # agreed: there is one while steps are made
+            self.progress.validated(found.figures)
         self._dump(context, f"validation-{when}", found.trajectories)
         context.callbacks.emit("on_validation", ValidationEnd(self.outcome.steps, found.figures, found.trajectories))
         return found.figures
@@ -179,7 +185,7 @@ class Session:
             state, here = resumed.state, resumed.store.root == store.root
             self.outcome = Outcome(steps=state.step, validation={"before": state.before, "after": None})
             if self.progress is not None:
-                self.progress.stalled = state.stalled
+                self.progress.stalled, self.progress.waited = state.stalled, state.waited
             self.earlier = state.earlier
             best = state.best if state.figure == save.keep_best else None
         writer = Writer(store, save, context.ranks, self.outcome.steps, best)
@@ -214,6 +220,7 @@ class Session:
             numbers=numbers(context.rollouts.version, context.transforms),
             before=None if before is None else {name: x for name, x in before.items() if isfinite(x)},
             earlier=self.earlier,
+            waited=None if self.progress is None else self.progress.waited,
             best=best,
             figure=context.recipe.save.keep_best,
             stalled=0 if self.progress is None else self.progress.stalled,

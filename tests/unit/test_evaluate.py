@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from rlkit.cli.display import comparison, figure_rows
+from rlkit.cli.main import main
+from rlkit.errors import RecipeError
 from rlkit.models.store import Numbers, State
 from rlkit.ops.statistics import bootstrap, wilson
+from rlkit.run.progress import Progress
+from rlkit.sections import Validation
 from rlkit.train.evaluate import Answer, Evaluation, figures
+from tests.unit.phases import recipe
 
 
 def answer(prompt: int, accuracy: float | None, *, finished: bool = True, source: str = "") -> Answer:
@@ -73,3 +81,39 @@ def test_intervals_and_p_values_are_shown_beside_their_figure() -> None:
     assert columns[1:] == [
         ["0.500 (0.40-0.60)", "3.000"], ["0.750 (0.40-0.60)", "3.000"], ["0.012", ""]
     ]  # fmt: skip
+
+
+def test_patience_ends_the_training_and_a_resumed_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """At a learning rate of 1e-9 nothing gets better: the first validation of two that are not is that of step 2."""
+    few = ("--train.steps=9", "--train.prompts_per_step=4", "--validation.limit=4", "--validation.samples=0")
+    patient = ("--validation.every=2", "--validation.patience=2", "--train.lr=1e-9", "--save.every=1")
+    assert main(["fit", "--recipe=quickstart", *few, *patient, f"--out={tmp_path / 'out'}"]) == 0
+    assert "the training ends after step 4: 2 validations in a row had no higher accuracy than" in (
+        capsys.readouterr().out
+    )
+    assert json.loads((tmp_path / "out" / "result.json").read_text())["steps"] == 4
+    assert main(["fit", f"--resume={tmp_path / 'out'}"]) == 0
+    assert json.loads((tmp_path / "out" / "result.json").read_text())["steps"] == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (("--validation.patience=2",), "validation.patience counts the validations of steps; set validation.every"),
+        (("--validation.patience=2", "--validation.every=1", "--validation.watch=loss"), "expected one of accuracy, "),
+        (
+            ("--validation.patience=2", "--validation.every=1", "--validation.watch=sampled_pass@2",
+             "--validation.samples=0"),
+            "but validation.samples is 0",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_watched(options: tuple[str, ...], problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipe", "check", "--recipe=quickstart", *options]) == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_a_figure_that_validation_does_not_have_is_named() -> None:
+    progress = Progress(recipe(validation=Validation(every=1, patience=1, watch="accuracy/gsm8k")))
+    with pytest.raises(RecipeError, match=r"watch is 'accuracy/gsm8k', expected a figure of validation: accuracy, re"):
+        progress.validated({"accuracy": 1.0, "reward": 1.0})
