@@ -23,7 +23,6 @@ from rlkit.interfaces.tool import Tool
 from rlkit.log import Log
 from rlkit.ranges import outside
 from rlkit.sections import (
-    VALIDATION_FIGURES,
     Conversation,
     Correction,
     Critic,
@@ -39,6 +38,13 @@ from rlkit.sections import (
     Train,
     Validation,
 )
+
+VALIDATION_FIGURES = (
+    "accuracy", "accuracy_low", "accuracy_high", "finished_accuracy", "reward", "length", "stopped", "failed",
+    "unscored",
+)  # fmt: skip
+"""What validation measures; the figures of sampled answers have `sampled_` before the name. There are also `pass@K` of
+sampled ones, and `accuracy/SOURCE` where the prompts have several sources."""
 
 
 @dataclass
@@ -205,10 +211,10 @@ def _check_best(recipe: Recipe) -> Iterator[str]:
         return
     kind, _, name = key.partition("/")
     if kind == "validation" and name:
-        if validation is None or not validation.every:
-            yield f"save.keep_best is {key!r}, but no step validates; set validation.every to 1 or more"
-        else:
-            yield from _check_figure(validation, "save.keep_best", key, name)
+        problems = list(_check_figure(validation or Validation(), "save.keep_best", key, name))
+        if not problems and (validation is None or not validation.every):
+            problems = [f"save.keep_best is {key!r}, but no step validates; set validation.every to 1 or more"]
+        yield from problems
     elif not key.isprintable() or not (name or key == "accuracy"):
         yield f"save.keep_best is {key!r}, expected a figure of metrics.jsonl, such as validation/accuracy"
 

@@ -229,14 +229,6 @@ class Save:
     folder: str | None = None
 
 
-VALIDATION_FIGURES = (
-    "accuracy", "accuracy_low", "accuracy_high", "finished_accuracy", "reward", "length", "stopped", "failed",
-    "unscored",
-)  # fmt: skip
-"""What validation measures; the figures of sampled answers have `sampled_` before the name. There are also `pass@K` of
-sampled ones, and `accuracy/SOURCE` where the prompts have several sources."""
-
-
 @dataclass
 class Validation:
     """Held-out prompts, answered greedily and by sampling; null for none.

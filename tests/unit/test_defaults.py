@@ -36,7 +36,10 @@ DEFAULTS: dict[type, dict[str, Any]] = {
         "plugins": None,
     },
     sections.Save: {"every": 100, "keep_last": 2, "keep_best": None, "folder": None},
-    sections.Validation: {"every": 0, "limit": 200, "samples": 1, "sampling": None},
+    sections.Validation: {
+        "before": True, "every": 0, "after": True, "limit": None, "samples": 1, "sampling": None, "patience": None,
+        "watch": "accuracy",
+    },
     sections.Conversation: {"turns": 8, "tokens": None, "tool_calls": 16, "seconds": 600.0, "check": "warn"},
     sections.KLLoss: {"coef": 0.001, "estimator": "k3"},
     sections.KLReward: {"coef": 0.001, "estimator": "k1", "target": None, "horizon": 10000},

@@ -13,7 +13,8 @@ from rlkit.advantages import ReMax
 from rlkit.distributed.fsdp2 import FSDP2
 from rlkit.models.ema import WeightAverage
 from rlkit.models.reference import Reference
-from rlkit.sections import VALIDATION_FIGURES, Correction, Critic, KLReward
+from rlkit.recipe import VALIDATION_FIGURES
+from rlkit.sections import Correction, Critic, KLReward
 from rlkit.testing import example_trajectory
 from rlkit.train import evaluate as evaluation
 from rlkit.train import step as step_module
