@@ -18,13 +18,12 @@ class _Bucket:
     """Spans of tokens of similar length, [B,L] with padding; a single one is not copied."""
 
     def __init__(self, spans: Sequence[tuple[int, int]], device: torch.device) -> None:
-        starts, ends = torch.tensor(spans, device=device).T[:, :, None]
-        places = starts + torch.arange(int((ends - starts).max()), device=device)
+        places, real = places_of(spans, device)
         self._only = slice(*spans[0]) if len(spans) == 1 else None
         self._shape = places.shape
-        self._places = places.minimum(ends - 1).flatten()
+        self._places = places.flatten()
         """The tokens of a packed sequence, any for padding."""
-        self._real = (places < ends).flatten().nonzero().squeeze(-1)
+        self._real = real.flatten().nonzero().squeeze(-1)
         """Where there is no padding."""
         self._tokens = self._places[self._real]
 
@@ -112,6 +111,13 @@ def parts_of(layout: Layout) -> list[_Part]:
 
 def _lengths(spans: Sequence[tuple[int, int]]) -> list[int]:
     return [end - start for start, end in spans]
+
+
+def places_of(spans: Sequence[tuple[int, int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the places [B,L] of tokens in a packed sequence, any for padding, and which [B,L] are tokens."""
+    starts, ends = torch.tensor(spans, device=device).T[:, :, None]
+    places = starts + torch.arange(int((ends - starts).max()), device=device)
+    return places.minimum(ends - 1), places < ends
 
 
 def autocasted(x: Tensor) -> Tensor:

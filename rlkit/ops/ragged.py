@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from rlkit.ops.attention import Layout, autocasted, divide
+from rlkit.ops.attention import Layout, autocasted, divide, places_of
 
 Span = tuple[int, int]
 """Where tokens begin and end in a packed sequence."""
@@ -78,8 +78,8 @@ def padded_of(layout: Layout) -> list[Padded]:
     """Return the same for segments of similar length."""
     prompts, device, found = prompts_of(layout), layout.device, []
     for rows in divide([end - start for start, end in layout.segments]):
-        queries, real = _places([layout.segments[i] for i in rows], device)
-        prompt, shown = _places([prompts[i] for i in rows], device)
+        queries, real = places_of([layout.segments[i] for i in rows], device)
+        prompt, shown = places_of([prompts[i] for i in rows], device)
         causal = torch.ones(2 * real.shape[1:], dtype=torch.bool, device=device).tril().expand(len(rows), -1, -1)
         visible = torch.cat((shown[:, None].expand(-1, causal.shape[1], -1), causal), 2)
         found.append(Padded(queries, real, torch.cat((prompt, queries), 1), visible[:, None]))
@@ -94,10 +94,3 @@ def prompts_of(layout: Layout) -> list[Span]:
             if end <= first < last:
                 found[i] = (start, end)
     return found
-
-
-def _places(spans: list[Span], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the places [B,L] of tokens, any for padding, and which [B,L] are tokens."""
-    starts, ends = torch.tensor(spans, device=device).T[:, :, None]
-    places = starts + torch.arange(int((ends - starts).max()), device=device)
-    return places.minimum(ends - 1), places < ends

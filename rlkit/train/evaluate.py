@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import NamedTuple
@@ -38,16 +38,15 @@ class Answer(NamedTuple):
 
     @classmethod
     def of(cls, trajectory: Trajectory) -> Answer:
-        score = trajectory.score
-        scored = score is not None and trajectory.reward is not None
+        score, reward = trajectory.score, trajectory.reward
         return cls(
             trajectory.group,
             str(trajectory.prompt.meta.get("data_source") or ""),
             trajectory.error is not None,
             trajectory.stop is StopReason.STOP,
             trajectory.response_length,
-            trajectory.reward if scored else None,
-            score.components.get("accuracy") if scored and score is not None else None,
+            reward,
+            None if score is None or reward is None else score.components.get("accuracy"),
         )
 
 
@@ -136,12 +135,17 @@ def _place(answer: Answer) -> int:
     return answer.prompt
 
 
-def _means(values: Iterator[tuple[int, float | None]]) -> Accuracies:
+def _grouped(values: Iterable[tuple[int, float | None]]) -> dict[int, list[float]]:
+    """Return the values of each prompt that are there."""
     found: dict[int, list[float]] = defaultdict(list)
     for prompt, value in values:
         if value is not None:
             found[prompt].append(value)
-    return {prompt: fmean(some) for prompt, some in found.items()}
+    return found
+
+
+def _means(values: Iterable[tuple[int, float | None]]) -> Accuracies:
+    return {prompt: fmean(some) for prompt, some in _grouped(values).items()}
 
 
 def _by_prompt(answers: Sequence[Answer]) -> Accuracies:
@@ -157,10 +161,7 @@ def _interval(answers: Sequence[Answer], accuracies: Accuracies) -> tuple[float,
 
 def _pass_at(answers: Sequence[Answer]) -> Iterator[tuple[str, float]]:
     """Yield pass@k for k = 2, 4, 8 … up to the fewest answers of a prompt, and for those, if all are right or wrong."""
-    counts: dict[int, list[float]] = defaultdict(list)
-    for answer in answers:
-        if answer.accuracy is not None:
-            counts[answer.prompt].append(answer.accuracy)
+    counts = _grouped((a.prompt, a.accuracy) for a in answers)
     if any(x not in (0.0, 1.0) for some in counts.values() for x in some):
         return
     fewest = min(map(len, counts.values()))
