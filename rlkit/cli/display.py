@@ -132,7 +132,7 @@ def figure_rows(figures: Mapping[str, float]) -> list[tuple[str, str]]:
     """Return the names and texts of validation's figures, with their intervals, and without p-values."""
     rows = []
     for name, value in figures.items():
-        if not re.search(r"_(low|high|p_\w+)$", name):
+        if not re.fullmatch(r"(sampled_)?accuracy_(low|high|p_\w+)", name):
             low, high = (figures.get(f"{name}_{end}") for end in ("low", "high"))
             rows.append((name, f"{value:.3f}" if low is None else f"{value:.3f} ({low:.2f}-{high:.2f})"))
     return rows

@@ -8,18 +8,20 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import NamedTuple
 
+from rlkit.errors import shorten
 from rlkit.ops.statistics import bootstrap, paired_p_value, pass_at_k, sign_test, wilson
 from rlkit.rollout.collect import collect
 from rlkit.rollout.service import RolloutService
 from rlkit.sections import Validation
+from rlkit.text import safe
 from rlkit.train.rollouts import finish
 from rlkit.types import Prompt, Sampling, StopReason, Trajectory
 
 STEP = 0
 """Validation draws its random numbers as a step of its own, so that before and after are compared on the same ones."""
 
-MAX_SOURCES = 50
-"""Sources whose figures are shown apart."""
+MAX_SOURCES, LONGEST_SOURCE = 50, 80
+"""Sources whose figures are shown apart, and the characters of a name that are kept."""
 
 Accuracies = dict[int, float]
 """The accuracy of each prompt, by its place: the mean of its answers."""
@@ -41,7 +43,7 @@ class Answer(NamedTuple):
         score, reward = trajectory.score, trajectory.reward
         return cls(
             trajectory.group,
-            str(trajectory.prompt.meta.get("data_source") or ""),
+            shorten(safe(str(trajectory.prompt.meta.get("data_source") or "")), LONGEST_SOURCE),
             trajectory.error is not None,
             trajectory.stop is StopReason.STOP,
             trajectory.response_length,

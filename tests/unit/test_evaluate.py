@@ -14,6 +14,7 @@ from rlkit.models.store import Numbers, State
 from rlkit.ops.statistics import bootstrap, wilson
 from rlkit.run.progress import Progress
 from rlkit.sections import Validation
+from rlkit.testing import example_trajectory
 from rlkit.train.evaluate import Answer, Evaluation, figures
 from tests.unit.phases import recipe
 
@@ -53,6 +54,14 @@ def test_sources_are_shown_apart_where_there_are_several() -> None:
     assert not any("/" in name for name, _ in figures(given[:2]))
 
 
+def test_a_row_cannot_make_the_name_of_a_figure_long_or_unprintable() -> None:
+    trajectory = example_trajectory("7")
+    trajectory.prompt.meta["data_source"] = "\x1b[2J" + "x" * 3000
+    name = Answer.of(trajectory).source
+    assert name.isprintable()
+    assert len(name) <= 120
+
+
 def test_rewards_that_are_no_shares_have_no_pass_at_k() -> None:
     assert not any(name.startswith("pass@") for name, _ in figures([answer(0, 0.5), answer(0, 1.0)]))
     assert dict(figures([])) == {"failed": 0, "unscored": 0}
@@ -81,6 +90,10 @@ def test_intervals_and_p_values_are_shown_beside_their_figure() -> None:
     assert columns[1:] == [
         ["0.500 (0.40-0.60)", "3.000"], ["0.750 (0.40-0.60)", "3.000"], ["0.012", ""]
     ]  # fmt: skip
+
+
+def test_sources_whose_names_end_as_those_of_bounds_do_are_shown() -> None:
+    assert figure_rows({"accuracy/math_low": 0.5, "sampled_accuracy_low": 0.1}) == [("accuracy/math_low", "0.500")]
 
 
 def test_patience_ends_the_training_and_a_resumed_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
