@@ -1,8 +1,8 @@
 """Run by `test_ending.py` in place of `rlkit`, on each rank: a fault comes to one rank at a stage of the run.
 
 `RLKIT_FAULT` is a JSON object: the `rank`; the `stage`, the `entry` into it (from 1), and the `delay` in seconds after
-which a SIGTERM comes; or from which call on (`mkdir`) this rank can make no folder of the run. What was going on when
-it came is written into the file `fault`.
+which a SIGTERM comes, or `signals` of them; or from which call on (`mkdir`) this rank can make no folder of the run.
+What was going on when it came is written into the file `fault`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class Stages:
 
     def send(self) -> None:
         RECORD.write_text(self.current)
-        os.kill(os.getpid(), signal.SIGTERM)
+        for _ in range(FAULT.get("signals", 1)):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.05)
 
     def around(self, owner: type, method: str, stage: str) -> None:
         """Let a method be a stage."""

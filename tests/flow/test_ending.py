@@ -386,19 +386,15 @@ def test_a_second_ctrl_c_ends_all_ranks_at_once(strategy: str, trial: int, tmp_p
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_two_signals_to_one_rank_end_the_other_and_name_the_cause(rank: int, tmp_path: Path) -> None:
-    process = start(tmp_path, *TWO["fsdp2"], "--train.steps=100000", "--train.prompts_per_step=64")
-    wait_for((tmp_path / "out" / "rollouts" / "validation-before.jsonl.gz").exists, process)
-    ranks = pids(tmp_path)
-    for _ in range(2):
-        os.kill(ranks[rank], signal.SIGTERM)
-        time.sleep(0.05)
-    printed = ended(process, ranks)
+    fault: dict[str, object] = {"rank": rank, "stage": "sample", "entry": 2, "delay": 0.1, "signals": 2}
+    process = faulty(tmp_path, fault, *TWO["fsdp2"], "--train.steps=4", "--validation.limit=16")
+    printed = both_ended(tmp_path, process)
     outcome = result(tmp_path / "out")
     if rank == 0:
         assert (outcome["status"], process.returncode) == ("interrupted", 130), printed
     else:
         assert (outcome["status"], process.returncode) == ("failed", 1), printed
-        assert f"rank 1 (process {ranks[1]} on " in outcome["error"]["message"]
+        assert "rank 1 (process " in outcome["error"]["message"]
         assert "was ended at once by SIGTERM" in printed
 
 
