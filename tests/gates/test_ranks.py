@@ -93,7 +93,7 @@ def planted(body: str, more: str = "") -> list[str]:
     lines = "".join(f"    {line}\n" for line in body.splitlines())
     text = f"from rlkit.sections import Train\n{more}\ndef planted(context, batch, ranks, train: Train):\n{lines}"
     own = Source("rlkit/train/planted.py", "train", text)
-    return list(Collectives([read(ROOT / "rlkit/sections.py"), own], METHODS).problems())
+    return list(Collectives([read(ROOT / "rlkit/sections/train.py"), own], METHODS).problems())
 
 
 @pytest.mark.parametrize(

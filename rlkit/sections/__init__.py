@@ -1,0 +1,27 @@
+"""The sections of a recipe that are not parts: plain options, documented where they are defined."""
+
+from rlkit.sections.fabric import FSDP2, Environment, Fabric
+from rlkit.sections.model import Critic, Lora, Model, Reference
+from rlkit.sections.rollout import Conversation, Rollout
+from rlkit.sections.save import Save, Validation
+from rlkit.sections.train import Correction, KLLoss, KLReward, Rejection, Shaping, Train
+
+__all__ = [
+    "Conversation",
+    "Correction",
+    "Critic",
+    "Environment",
+    "FSDP2",
+    "Fabric",
+    "KLLoss",
+    "KLReward",
+    "Lora",
+    "Model",
+    "Reference",
+    "Rejection",
+    "Rollout",
+    "Save",
+    "Shaping",
+    "Train",
+    "Validation",
+]

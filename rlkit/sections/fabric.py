@@ -1,0 +1,61 @@
+"""Processes, devices, precision and sharding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rlkit.ranges import Count, NonNegativeInt
+
+
+@dataclass
+class FSDP2:
+    """The strategy that shards parameters, gradients and optimizer states over all ranks.
+
+    Args:
+        tensor_parallel: Ranks that share each matrix product; the others are data-parallel. Divides the ranks.
+        offload: Keep parameters and optimizer states in host memory between uses.
+    """
+
+    tensor_parallel: Count = 1
+    offload: bool = False
+
+
+Environment = Literal[
+    "LightningEnvironment", "LSFEnvironment", "MPIEnvironment", "SLURMEnvironment", "TorchElasticEnvironment"
+]
+"""Lightning Fabric's classes for what starts the processes of a run."""
+
+
+@dataclass
+class Fabric:
+    """The options of Lightning Fabric that rlkit trains with.
+
+    Args:
+        accelerator: The kind of device; `auto` is a GPU if there is one.
+        devices: How many per node, or which ones.
+        num_nodes: Number of nodes.
+        strategy: How ranks share the work: `ddp` replicates the model, `fsdp2` shards it, and so does `FSDP2`, which
+            has options; `auto` is `ddp` on several devices.
+        precision: Of the computations; trained weights are float32 in any case, and `bf16-true` is for frozen ones
+            under adapters. `32-true` is float32 on GPUs too: TF32 is off.
+        plugins: The cluster environment, if Fabric does not detect it.
+    """
+
+    accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps"] = "auto"
+    devices: Literal["auto"] | Count | list[NonNegativeInt] = "auto"
+    num_nodes: Count = 1
+    strategy: Literal["auto", "ddp", "fsdp2"] | FSDP2 = "auto"
+    precision: Literal["32-true", "64-true", "bf16-mixed", "bf16-true"] = field(
+        default="32-true",
+        metadata={
+            "remedy": "with 16 bits most of AdamW's small updates of trained weights round away, or gradients "
+            "overflow: use bf16-mixed"
+        },
+    )
+    plugins: list[Environment] | None = None
+
+    @property
+    def shards(self) -> bool:
+        """Whether a rank holds only shards of the weights."""
+        return self.strategy == "fsdp2" or isinstance(self.strategy, FSDP2)

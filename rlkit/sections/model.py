@@ -1,0 +1,105 @@
+"""The policy, its reference and its critic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le
+
+from rlkit.interfaces.optimizer import Optimizer, Schedule
+from rlkit.optimizers import AdamW
+from rlkit.ranges import (
+    NUMBER,
+    LearningRate,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    PositiveShare,
+    ShareBelowOne,
+)
+from rlkit.schedules import Constant
+
+
+@dataclass
+class Lora:
+    """Low-rank adapters (Hu et al. 2021, arXiv:2106.09685), through peft.
+
+    Args:
+        rank: The adapters' rank.
+        alpha: Their scale is alpha / rank.
+        targets: `all-linear`, or the names of the modules that get one.
+    """
+
+    rank: Annotated[int, Ge(1), Le(4096), NUMBER] = 16
+    alpha: PositiveFloat = 32.0
+    targets: str | list[str] = "all-linear"
+
+
+@dataclass
+class Model:
+    """The policy.
+
+    Args:
+        path: A name on the Hugging Face hub; `tiny` or `tiny-tools`, which rlkit ships; or a folder: of a model, of an
+            adapter, of a run or of one of its checkpoints.
+        lora: Train adapters instead of all weights. Those of an adapter at `path` are trained further, and must be of
+            the same shape; without this section they are merged, and all weights are trained.
+        dtype: The type of weights that are not trained: the base under adapters, and the reference. Weights that are
+            trained are float32.
+        attention: The implementation of attention, of those in transformers; `auto` is `sdpa` where the model has it,
+            else `eager`. Only `sdpa` learns from rows without padding; those of flash attention need their packages, a
+            GPU and bf16. TorchEngine has an attention of its own.
+        trust_remote_code: Run code that comes with the model.
+    """
+
+    path: str
+    lora: Lora | None = None
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    attention: Literal["auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3"] = "auto"
+    trust_remote_code: bool = False
+
+
+@dataclass
+class Reference:
+    """Updates of the policy that KL is measured against; without them it stays the initial one.
+
+    Args:
+        refresh_every: Steps between updates.
+        mix: Weight of the policy: reference = mix * policy + (1 - mix) * reference.
+    """
+
+    refresh_every: PositiveInt
+    mix: PositiveShare = 1.0
+
+
+@dataclass
+class Critic:
+    """Learns the values that GAE needs: a value head on a backbone of its own.
+
+    Args:
+        path: The backbone's model, with the policy's tokenizer; null takes the policy's.
+        lora: Train adapters of the backbone, and the head, instead of all weights.
+        lr: The peak learning rate.
+        optimizer: The optimizer, with its hyperparameters.
+        weight_decay: For matrices only.
+        schedule: The learning rate after the warm-up.
+        warmup_steps: Rollout steps in which the learning rate rises from 0.
+        warmup_ratio: The same as a share of `train.steps`, rounded up; null for `warmup_steps`.
+        max_grad_norm: The gradient's norm is clipped to this.
+        clip: The largest change of a value from the old one before its loss is clipped; null for no clipping.
+        policy_delay_steps: Steps at the start in which only the critic is trained.
+    """
+
+    path: str | None = None
+    lora: Lora | None = None
+    lr: LearningRate = 1e-5
+    optimizer: Optimizer = field(default_factory=AdamW)
+    weight_decay: NonNegativeFloat = 0.0
+    schedule: Schedule = field(default_factory=Constant)
+    warmup_steps: NonNegativeInt = 0
+    warmup_ratio: ShareBelowOne | None = None
+    max_grad_norm: PositiveFloat = 1.0
+    clip: PositiveFloat | None = 0.5
+    policy_delay_steps: NonNegativeInt = 0

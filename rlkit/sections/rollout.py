@@ -1,0 +1,55 @@
+"""How trajectories are sampled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rlkit.interfaces.engine import RolloutEngine
+from rlkit.interfaces.filter import GroupFilter
+from rlkit.ranges import Count, PositiveFloat, PositiveInt, Seconds
+from rlkit.types import Sampling
+
+
+@dataclass
+class Rollout:
+    """How trajectories are sampled.
+
+    Args:
+        engine: The rollout engine.
+        group_size: Samples of each prompt.
+        sampling: How tokens are sampled in training.
+        filter: Which groups to train on; null trains on all.
+        max_gap: The largest mean distance of the engine's log-probs of a few tokens from the trainer's, in the weight
+            check before the first rollout; null for 1e-3 in float32 and 0.2 in lower precisions.
+        skip_long_prompts: Leave out prompts that do not fit the context, instead of refusing the run.
+        max_conversations: How many conversations run at once on a rank, while others wait for their admission; null
+            for as many as the engine can hold. More keep an engine busy whose conversations wait for tools.
+    """
+
+    engine: RolloutEngine = None  # type: ignore[assignment]  # until a recipe is composed, which names TorchEngine
+    group_size: Count = 8
+    sampling: Sampling = field(default_factory=Sampling)
+    filter: GroupFilter | None = None
+    max_gap: PositiveFloat | None = None
+    skip_long_prompts: bool = False
+    max_conversations: Count | None = None
+
+
+@dataclass
+class Conversation:
+    """Limits of conversations of several turns; only with tools, an interaction or an environment.
+
+    Args:
+        turns: Maximum turns of the policy.
+        tokens: Maximum tokens of all its turns; null for the context's limit. `sampling.max_tokens` limits one turn.
+        tool_calls: Maximum number of calls; a turn that exceeds it ends the conversation.
+        seconds: Deadline, from its admission; time in the engine and in the queues of tools and workers does not count.
+        check: Compare each conversation with the template's own rendering: count differences, or fail it (`strict`).
+    """
+
+    turns: Count = 8
+    tokens: PositiveInt | None = None
+    tool_calls: Count | None = 16
+    seconds: Seconds | None = 600.0
+    check: Literal["off", "warn", "strict"] = "warn"
