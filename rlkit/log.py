@@ -14,7 +14,8 @@ class RolloutLog:
 
     Args:
         every: Steps between two files; 0 for none at all, those of validations included.
-        limit: Trajectories of a file at most, over all ranks, in whole groups and at least one; null for all.
+        limit: Trajectories of a step at most, over all ranks, in whole groups and at least one; null for all. Of a
+            validation all are kept.
     """
 
     every: NonNegativeInt = 1

@@ -10,7 +10,7 @@ import sys
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -77,22 +77,50 @@ class RunFolder:
 
     def dump(self, name: str, trajectories: Sequence[Trajectory]) -> None:
         """Write trajectories to `rollouts/<name>.jsonl.gz`, or `<name>.rank<r>.jsonl.gz` on a rank other than 0."""
-        suffix = f".rank{self.rank}" if self.rank else ""
-        path = self.path / "rollouts" / f"{name}{suffix}.jsonl.gz"
-        beside = path.with_suffix(".partial")
-        lines = "".join(json.dumps(_as_row(trajectory), ensure_ascii=False) + "\n" for trajectory in trajectories)
-        # half of a surrogate pair, which UTF-8 cannot encode, is escaped as in JSON
-        beside.write_bytes(gzip.compress(lines.encode("utf-8", "backslashreplace"), compresslevel=5))
-        beside.rename(path)
+        write_whole(Path(f"{self.rollouts(name)}.jsonl.gz"), json_lines(map(as_row, trajectories)))
+
+    def rollouts(self, name: str) -> Path:
+        """Return the path of this rank's files of that name, without what each of them ends in."""
+        return self.path / "rollouts" / of_rank(name, self.rank)
 
     def result(self, result: dict[str, object]) -> None:
         """Write how the run ended."""
         self._write("result.json", result)
 
     def _write(self, name: str, content: dict[str, object]) -> None:
-        beside = self.path / f"{name}.partial"
-        beside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        beside.rename(self.path / name)
+        write_whole(self.path / name, json_text(content))
+
+
+def of_rank(name: str, rank: int) -> str:
+    """Return the name of a rank's own file: that of rank 0 is the name itself."""
+    return f"{name}.rank{rank}" if rank else name
+
+
+def json_text(content: object) -> bytes:
+    """Return a JSON file's content."""
+    return (json.dumps(content, indent=2) + "\n").encode()
+
+
+def json_lines(rows: Iterable[Mapping[str, object]]) -> bytes:
+    """Return the content of a compressed file of JSON lines."""
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    # half of a surrogate pair, which UTF-8 cannot encode, is escaped as in JSON
+    return gzip.compress(lines.encode("utf-8", "backslashreplace"), compresslevel=5)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file that is there whole or not at all.
+
+    Raises:
+        OSError: It cannot be written; what was there before stays.
+    """
+    beside = path.with_name(f"{path.name}.partial")
+    try:
+        beside.write_bytes(content)
+        beside.rename(path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
 
 
 def first_groups(trajectories: Sequence[Trajectory], limit: int | None) -> Sequence[Trajectory]:
@@ -130,7 +158,8 @@ def _git_sha() -> str | None:
     return done.stdout.strip() or None
 
 
-def _as_row(trajectory: Trajectory) -> dict[str, object]:
+def as_row(trajectory: Trajectory) -> dict[str, object]:
+    """Return what is kept of a trajectory, as JSON holds it."""
     score = trajectory.score
     return {
         "prompt": trajectory.prompt.id,

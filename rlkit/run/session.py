@@ -22,6 +22,7 @@ from rlkit.models.store import CheckpointRef, State, Store, step_of
 from rlkit.models.weights import full_state_dict
 from rlkit.recipe import Recipe
 from rlkit.run import memory
+from rlkit.run.answers import write_answers
 from rlkit.run.checkpoint.resume import load
 from rlkit.run.checkpoint.state import as_data, numbers, tensors
 from rlkit.run.checkpoint.write import Best, Saver, Writer
@@ -124,7 +125,7 @@ class Session:
             # agreed: the names are the same on every rank
             figures = made.figures | {name: context.ranks.all_reduce_max(x) for name, x in used.items()}
             self.outcome.steps = number
-            self._dump(context, f"step-{number:05d}", made.rollouts.all, number)
+            self._dump(context, number, made.rollouts.all)
             if every and number % every == 0 and (number < train.steps or not after):
                 figures |= {f"validation/{name}": x for name, x in self.validate(context, f"{number:05d}").items()}
             line = figures | self.checkpoint_metrics
@@ -166,7 +167,9 @@ class Session:
         self.earlier["last" if self.earlier else "start"] = found.accuracies
         if self.progress is not None:  # agreed: there is one while steps are made
             self.progress.validated(found.figures)
-        self._dump(context, f"validation-{when}", found.trajectories)
+        if context.recipe.log.rollouts.every:
+            name = f"validation-{when}"
+            self._attempt(f"rollouts/{name}", lambda: write_answers(self.folder.rollouts(name), found))
         context.callbacks.emit("on_validation", ValidationEnd(self.outcome.steps, found.figures, found.trajectories))
         return found.figures
 
@@ -247,9 +250,9 @@ class Session:
             )
         self.reporter.note(f"warning: {trial.text}" if trial.failed else trial.text)
 
-    def _dump(self, context: TrainContext, name: str, trajectories: list[Trajectory], number: int = 0) -> None:
-        """Keep what the recipe wants of the trajectories of a step, or of a validation (number 0)."""
-        log = context.recipe.log.rollouts
+    def _dump(self, context: TrainContext, number: int, trajectories: list[Trajectory]) -> None:
+        """Keep what the recipe wants of the trajectories of a step."""
+        log, name = context.recipe.log.rollouts, f"step-{number:05d}"
         if log.every and number % log.every == 0:
             share = None if log.limit is None else max(1, log.limit // context.ranks.count)
             self._attempt(f"rollouts/{name}", lambda: self.folder.dump(name, first_groups(trajectories, share)))

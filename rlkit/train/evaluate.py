@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean
+from types import MappingProxyType
 from typing import NamedTuple
 
 from rlkit.errors import shorten
@@ -20,15 +21,18 @@ from rlkit.types import Prompt, Sampling, StopReason, Trajectory
 STEP = 0
 """Validation draws its random numbers as a step of its own, so that before and after are compared on the same ones."""
 
-MAX_SOURCES, LONGEST_SOURCE = 50, 80
-"""Sources whose figures are shown apart, and the characters of a name that are kept."""
+MAX_SOURCES, LONGEST_NAME = 50, 80
+"""Sources whose figures are shown apart, and the characters of a source's or a component's name that are kept."""
 
 Accuracies = dict[int, float]
 """The accuracy of each prompt, by its place: the mean of its answers."""
 
 
 class Answer(NamedTuple):
-    """What figures need of an answer; reward and accuracy are None where there is none."""
+    """What figures need of an answer; reward and accuracy are None where there is none.
+
+    `components` are those of its score besides the accuracy.
+    """
 
     prompt: int
     source: str
@@ -37,36 +41,46 @@ class Answer(NamedTuple):
     length: int
     reward: float | None
     accuracy: float | None
+    components: Mapping[str, float] = MappingProxyType({})
 
     @classmethod
     def of(cls, trajectory: Trajectory) -> Answer:
         score, reward = trajectory.score, trajectory.reward
+        components = {} if score is None or reward is None else {_name(k): x for k, x in score.components.items()}
         return cls(
             trajectory.group,
-            shorten(safe(str(trajectory.prompt.meta.get("data_source") or "")), LONGEST_SOURCE),
+            _name(trajectory.prompt.meta.get("data_source") or ""),
             trajectory.error is not None,
             trajectory.stop is StopReason.STOP,
             trajectory.response_length,
             reward,
-            None if score is None or reward is None else score.components.get("accuracy"),
+            components.pop("accuracy", None),
+            components,
         )
 
 
 @dataclass
 class Evaluation:
-    """A validation: this rank's trajectories, and all ranks' figures and accuracies, which others are paired with.
+    """A validation: this rank's answers, and all ranks' figures and accuracies, which others are paired with.
 
-    Figures of sampled answers have `sampled_` before the name; `accuracies` has those of greedy answers under "" and of
-    sampled ones under `sampled_`.
+    Figures of sampled answers have `sampled_` before the name; `answers` and `accuracies` have those of greedy answers
+    under "" and of sampled ones under `sampled_`. `components` are the names of those of all scores.
     """
 
-    trajectories: list[Trajectory]
-    figures: dict[str, float]
-    accuracies: dict[str, Accuracies]
+    answers: dict[str, list[Trajectory]] = field(default_factory=dict)
+    figures: dict[str, float] = field(default_factory=dict)
+    accuracies: dict[str, Accuracies] = field(default_factory=dict)
+    components: set[str] = field(default_factory=set)
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        """This rank's answers, the greedy ones first."""
+        return [trajectory for some in self.answers.values() for trajectory in some]
 
     def add(self, prefix: str, trajectories: list[Trajectory], answers: Sequence[Answer]) -> None:
         """Add answers of one kind: this rank's trajectories, and all ranks' answers."""
-        self.trajectories += trajectories
+        self.answers[prefix] = trajectories
+        self.components |= {name for answer in answers for name in answer.components}
         self.figures |= {f"{prefix}{name}": value for name, value in figures(answers)}
         self.accuracies[prefix] = _by_prompt(answers)
 
@@ -88,7 +102,7 @@ def evaluate(service: RolloutService, prompts: Sequence[Prompt]) -> Evaluation:
     section = recipe.validation or Validation()
     sampled = section.sampling or recipe.rollout.sampling
     greedy = replace(sampled, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
-    found = Evaluation([], {}, {})
+    found = Evaluation()
     with service.engine_on_device():
         found.add("", *_answer(service, prompts, greedy, 1))
         if section.samples:
@@ -131,6 +145,10 @@ def _answer(
     everyone = service.ranks.gather_dp([Answer.of(t) for t in trajectories])
     # those of a tensor-parallel group may differ, since the first one samples for all
     return trajectories, service.ranks.broadcast_tp(sorted((a for some in everyone for a in some), key=_place))
+
+
+def _name(given: object) -> str:
+    return shorten(safe(str(given)), LONGEST_NAME)
 
 
 def _place(answer: Answer) -> int:

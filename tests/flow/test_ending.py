@@ -113,7 +113,7 @@ def test_the_rollouts_that_are_kept_can_be_chosen(tmp_path: Path) -> None:
     for every, files in ((2, {"step-00002", "validation-before", "validation-after"}), (0, set())):
         out = tmp_path / str(every)
         assert main([*FIT, f"--log.rollouts.every={every}", "--log.rollouts.limit=9", f"--out={out}"]) == 0
-        assert {path.name.removesuffix(".jsonl.gz") for path in (out / "rollouts").iterdir()} == files
+        assert {path.name.partition(".")[0] for path in (out / "rollouts").iterdir()} == files
     rows = read_jsonl(tmp_path / "2" / "rollouts" / "step-00002.jsonl.gz")
     assert [row["group"] for row in rows] == [0] * 4 + [1] * 4
 

@@ -62,6 +62,7 @@ def test_a_run_folder_is_complete_and_can_be_run_again(tmp_path: Path) -> None:
     assert {v for v, m in zip(row["versions"], row["mask"], strict=True) if m} == {0}
     assert {p.name for p in (out / "rollouts").iterdir()} == {
         "step-00001.jsonl.gz", "step-00002.jsonl.gz", "validation-before.jsonl.gz", "validation-after.jsonl.gz",
+        "validation-before.parquet", "validation-after.parquet",
     }  # fmt: skip
     again = tmp_path / "again"
     assert main(["fit", "--recipe", str(out / "recipe.yaml"), "--out", str(again)]) == 0

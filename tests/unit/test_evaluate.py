@@ -71,7 +71,7 @@ def test_rewards_that_are_no_shares_have_no_pass_at_k() -> None:
 def test_two_validations_are_compared_on_the_prompts_of_both() -> None:
     """Greedily five of five that differ are better: p = 2/32; the samples of the prompts are the same: p = 1."""
     before = {"": dict.fromkeys(range(9), 0.0), "sampled_": {0: 0.5}}
-    after = Evaluation([], {}, {"": {i: float(i < 5) for i in range(12)}, "sampled_": {0: 0.5, 1: 1.0}, "other_": {}})
+    after = Evaluation({}, {}, {"": {i: float(i < 5) for i in range(12)}, "sampled_": {0: 0.5, 1: 1.0}, "other_": {}})
     after.compare("start", before)
     assert after.figures == {"accuracy_p_start": 0.0625, "sampled_accuracy_p_start": 1.0}
 

@@ -1,0 +1,89 @@
+"""The answers of a validation as files: JSON lines with their tokens, and the same rows as a table in parquet."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from rlkit.run.folder import as_row, json_lines, write_whole
+from rlkit.train.evaluate import Answer, Evaluation
+from rlkit.types import JsonObject
+
+MAX_COMPONENTS = 100
+"""Components with a column of their own; the JSON lines have all."""
+
+
+def write_answers(stem: Path, found: Evaluation) -> None:
+    """Write this rank's answers to `<stem>.jsonl.gz` and `<stem>.parquet`.
+
+    The table has a row for each answer: `prompt` (its id), `group` (its place), `source`, `kind` (`greedy` or
+    `sampled`), `sample` (from 0), `messages` (of the prompt), `answer` (the reference), `text`, `reward`, `accuracy`,
+    `reward/<component>`, `stop`, `length` (tokens of the policy), `turns` (of the policy) and `error`. All ranks'
+    tables have the same columns; a rank without answers has none.
+
+    Raises:
+        OSError: They cannot be written.
+    """
+    rows = list(_rows(found))
+    write_whole(Path(f"{stem}.jsonl.gz"), json_lines(row for row, _ in rows))
+    if rows:  # `datasets` cannot read a table of none
+        write_whole(Path(f"{stem}.parquet"), _parquet(rows, sorted(found.components)[:MAX_COMPONENTS]))
+
+
+def _rows(found: Evaluation) -> Iterator[tuple[JsonObject, Answer]]:
+    """Yield what is kept of each answer, and its figures."""
+    for prefix, trajectories in found.answers.items():
+        samples: Counter[int] = Counter()
+        for trajectory in trajectories:
+            answer, kind = Answer.of(trajectory), "sampled" if prefix else "greedy"
+            place = {"source": answer.source, "kind": kind, "sample": samples[answer.prompt]}
+            samples[answer.prompt] += 1
+            yield place | as_row(trajectory), answer
+
+
+def _parquet(rows: Sequence[tuple[JsonObject, Answer]], components: Sequence[str]) -> bytes:
+    import pyarrow as pa
+    from pyarrow.parquet import write_table
+
+    text, number = pa.string(), pa.float64()
+    message = pa.struct([("role", text), ("content", text)])
+    schema = pa.schema([
+        ("prompt", text), ("group", pa.int64()), ("source", text), ("kind", text), ("sample", pa.int64()),
+        ("messages", pa.list_(message)), ("answer", text), ("text", text), ("reward", number), ("accuracy", number),
+        *((f"reward/{name}", number) for name in components), ("stop", text), ("length", pa.int64()),
+        ("turns", pa.int64()), ("error", text),
+    ])  # fmt: skip
+    buffer = BytesIO()
+    write_table(pa.Table.from_pylist([_flat(row, answer) for row, answer in rows], schema), buffer, compression="zstd")
+    return buffer.getvalue()
+
+
+def _flat(row: JsonObject, answer: Answer) -> JsonObject:
+    """Return a row of the table, in which each text is valid UTF-8; what is not in its schema is left out."""
+    texts = {name: _text(row[name]) for name in ("prompt", "source", "kind", "answer", "text", "stop", "error")}
+    components = {f"reward/{name}": value for name, value in answer.components.items()}
+    return (
+        components
+        | texts
+        | {
+            "group": answer.prompt,
+            "sample": row["sample"],
+            "messages": [{"role": _text(m.get("role")), "content": _text(m.get("content"))} for m in row["messages"]],
+            "reward": answer.reward,
+            "accuracy": answer.accuracy,
+            "length": answer.length,
+            "turns": len(row["turn_rewards"]),
+        }
+    )
+
+
+def _text(value: Any) -> str | None:
+    """Return a text, or JSON of what is none; half of a surrogate pair is written out."""
+    if value is None:
+        return None
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return text.encode("utf-8", "backslashreplace").decode()
