@@ -14,9 +14,10 @@ from rlkit.interfaces.engine import RolloutEngine
 from rlkit.registry import require
 from rlkit.rollout.conversation import Conversation, Limits
 from rlkit.rollout.participants import Participants, ParticipantSession
+from rlkit.rollout.replies import without_middle
 from rlkit.rollout.tasks import run_concurrently
 from rlkit.rollout.template import ChatTemplate
-from rlkit.types import Completion, Prompt, Request, SampleKey, Sampling, StopReason, Trajectory
+from rlkit.types import Completion, Message, Prompt, Request, SampleKey, Sampling, StopReason, Trajectory
 
 Finish = Callable[[list[Trajectory]], Awaitable[None]]
 
@@ -113,7 +114,7 @@ async def converse(sampler: Sampler, prompt: Prompt, group: int, sample: int) ->
         clock: asyncio.Timeout | None = None
         try:
             async with nullcontext() if sampler.seconds is None else deadline(sampler.seconds) as clock:
-                await session.open()
+                session.messages += _readable(sampler, conversation, await session.open())
                 conversation.begin(sampler.template.start(session.messages))
                 while not conversation.over:
                     await _turn(sampler, conversation, session, texts, key)
@@ -155,8 +156,20 @@ async def _turn(
     if done or not messages:
         conversation.complete(StopReason.STOP)
         return
-    session.messages.extend(sampler.template.plain(messages))
-    conversation.observed(messages[0]["role"], sampler.template.delta(messages))
+    read = _readable(sampler, conversation, messages)
+    session.messages += read
+    conversation.observed(read[0]["role"], sampler.template.delta(read))
+
+
+def _readable(sampler: Sampler, conversation: Conversation, messages: Sequence[Message]) -> list[Message]:
+    """Return the participants' messages as the policy reads them: long ones cut, and without special tokens."""
+    limit, template, read = sampler.limits.reply, sampler.template, []
+    for message in messages:
+        cut = None if limit is None else without_middle(message, limit, template.count)
+        if cut is not None:
+            conversation.count("replies_cut")
+        read.append(template.plain(message if cut is None else cut))
+    return read
 
 
 async def _ask(sampler: Sampler, conversation: Conversation, key: SampleKey) -> Completion:

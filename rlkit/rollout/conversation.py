@@ -38,12 +38,16 @@ LEGAL: dict[Phase, frozenset[Phase]] = {
 
 @dataclass(frozen=True)
 class Limits:
-    """What ends a conversation: turns of the policy, its tokens in all, its tool calls, and the model's context."""
+    """What ends a conversation: turns of the policy, its tokens in all, its tool calls, and the model's context.
+
+    `reply` ends none: it is the number of tokens above which a reply to the policy loses its middle.
+    """
 
     turns: int = 1
     tokens: int | None = None
     tool_calls: int | None = None
     context: int = 1 << 30
+    reply: int | None = None
 
 
 @dataclass

@@ -99,8 +99,8 @@ class ParticipantSession:
         self._episode: State = {}
         self._started: list[str] = []
 
-    async def open(self) -> None:
-        """Prepare all states; an environment's first observation becomes a user's message.
+    async def open(self) -> list[Message]:
+        """Prepare all states; return an environment's first observation as a user's message.
 
         Raises:
             ParticipantError: The user or the environment failed.
@@ -120,7 +120,8 @@ class ParticipantSession:
             self._started.append("environment")
             seed = SampleKey(self.key.seed, self.key.step, self.key.prompt, 0).hash()
             observed = await _participant(environment, lambda: environment.reset(prompt, seed, self._episode), str)
-            self.messages.append({"role": "user", "content": observed})
+            return [{"role": "user", "content": observed}]
+        return []
 
     def read(self, text: str) -> ParsedTurn:
         """Return the calls of the policy's turn; those in its thinking do not count.

@@ -22,6 +22,7 @@ from rlkit.rollout.collect import BusyTimer, Sampler
 from rlkit.rollout.conversation import Limits
 from rlkit.rollout.loop import CLOSE_SECONDS, EventLoop
 from rlkit.rollout.participants import Participants
+from rlkit.rollout.replies import reply_limit
 from rlkit.rollout.scoring import score
 from rlkit.rollout.tasks import cancel
 from rlkit.rollout.template import ChatTemplate
@@ -95,7 +96,7 @@ class RolloutService:
         """Return what the conversations of a step have in common."""
         recipe, conversation = self.recipe, self.recipe.conversation or Conversation()
         multi_turn = recipe.tools or recipe.interaction or recipe.environment
-        turns = conversation.turns if multi_turn else 1
+        turns, context = conversation.turns if multi_turn else 1, self.dialogue.context
         return Sampler(
             self.engine,
             self.dialogue.template,
@@ -105,7 +106,7 @@ class RolloutService:
             step,
             attempt,
             self.dialogue.participants,
-            Limits(turns, conversation.tokens, conversation.tool_calls, self.dialogue.context),
+            Limits(turns, conversation.tokens, conversation.tool_calls, context, reply_limit(conversation, context)),
             conversation.seconds if multi_turn else None,
             conversation.check,
             timer or BusyTimer(),

@@ -99,14 +99,23 @@ class ChatTemplate:
         raise errors[0]
 
     def plain(self, value: Any) -> Any:
-        """Return a message, or any value in one, without the texts of special tokens, which would end a turn."""
+        """Return a message, or any value in one, without the texts of special tokens, which would end a turn.
+
+        Halves of surrogate pairs, which no tokenizer reads, become question marks.
+        """
         if isinstance(value, dict):
             return {key: self.plain(inner) for key, inner in value.items()}
         if isinstance(value, list):
             return [self.plain(inner) for inner in value]
+        value = value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
         while isinstance(value, str) and self._special.search(value):  # what is left may join to one anew
             value = self._special.sub("", value)
         return value
+
+    def count(self, text: str) -> int:
+        """Return the number of tokens of a text that the policy reads, by itself."""
+        plain = self.plain(text)
+        return len(self.tokenizer.encode(plain, add_special_tokens=False, verbose=False))  # it may exceed the context
 
     def rendered(self, messages: Sequence[Message]) -> str:
         """Return the text of the template's own rendering of a whole conversation, to compare with `decode`."""

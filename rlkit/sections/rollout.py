@@ -46,6 +46,8 @@ class Conversation:
         tool_calls: Maximum number of calls; a turn that exceeds it ends the conversation.
         seconds: Deadline, from its admission; time in the engine and in the queues of tools and workers does not count.
         check: Compare each conversation with the template's own rendering: count differences, or fail it (`strict`).
+        max_reply_tokens: A longer reply of a tool, a user or an environment loses its middle; `auto` is a quarter of
+            the context, at most 2048; null for no limit.
     """
 
     turns: Count = 8
@@ -53,3 +55,4 @@ class Conversation:
     tool_calls: Count | None = 16
     seconds: Seconds | None = 600.0
     check: Literal["off", "warn", "strict"] = "warn"
+    max_reply_tokens: PositiveInt | Literal["auto"] | None = "auto"
