@@ -91,6 +91,24 @@ class RunFolder:
         write_whole(self.path / name, json_text(content))
 
 
+def new_folder(path: str) -> Path:
+    """Create a folder for `--out`, readable to its owner alone.
+
+    Raises:
+        RecipeError: It holds something, or cannot be written.
+    """
+    folder = Path(path)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        used = any(folder.iterdir())
+    except OSError as error:
+        raise RecipeError(f"--out is {path!r}, which cannot be written: {error}") from error
+    if used:
+        raise RecipeError(f"--out is {path!r}, which holds something; choose a new folder")
+    return folder
+
+
 def of_rank(name: str, rank: int) -> str:
     """Return the name of a rank's own file: that of rank 0 is the name itself."""
     return f"{name}.rank{rank}" if rank else name

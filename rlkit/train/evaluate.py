@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from rlkit.errors import shorten
 from rlkit.ops.statistics import bootstrap, paired_p_value, pass_at_k, sign_test, wilson
+from rlkit.recipe import Recipe
 from rlkit.rollout.collect import collect
 from rlkit.rollout.service import RolloutService
 from rlkit.sections import Validation
@@ -98,16 +99,20 @@ def evaluate(service: RolloutService, prompts: Sequence[Prompt]) -> Evaluation:
 
     Failed answers and scores are counted and left out of the means.
     """
-    recipe = service.recipe
-    section = recipe.validation or Validation()
-    sampled = section.sampling or recipe.rollout.sampling
-    greedy = replace(sampled, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
+    section = service.recipe.validation or Validation()
+    greedy, sampled = samplings(service.recipe)
     found = Evaluation()
     with service.engine_on_device():
         found.add("", *_answer(service, prompts, greedy, 1))
         if section.samples:
             found.add("sampled_", *_answer(service, prompts, sampled, section.samples))
     return found
+
+
+def samplings(recipe: Recipe) -> tuple[Sampling, Sampling]:
+    """Return how validation answers greedily, and by sampling."""
+    sampled = (recipe.validation or Validation()).sampling or recipe.rollout.sampling
+    return replace(sampled, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0), sampled
 
 
 def figures(answers: Sequence[Answer]) -> Iterator[tuple[str, float]]:

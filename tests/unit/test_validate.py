@@ -1,0 +1,126 @@
+"""`rlkit validate`: its files, and several checkpoints side by side."""
+
+from __future__ import annotations
+
+import gc
+import json
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlkit.cli import validate
+from rlkit.cli.display import side_by_side
+from rlkit.cli.main import main
+from rlkit.run.checkpoint.export import export
+from tests.conftest import read_jsonl
+
+FEW = ("--validation.limit=12", "--validation.samples=2", "--fabric.accelerator=cpu")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shipped model twice, `worse` with an output layer that knows nothing, and a broken one."""
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path_factory.mktemp("models")
+    for name in ("same", "worse", "broken"):
+        export(str(Path(validate.__file__).parents[1] / "models" / "tiny"), folder / name)
+    weights = folder / "worse" / "model.safetensors"
+    tensors = load_file(weights)
+    tensors = {name: t * 0 if name == "model.embed_tokens.weight" else t for name, t in tensors.items()}
+    save_file(tensors, weights, {"format": "pt"})
+    (folder / "broken" / "model.safetensors").write_bytes(b"nothing")
+    return folder
+
+
+def shown(capsys: pytest.CaptureFixture[str]) -> Any:
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def test_one_checkpoint_and_its_files(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import pandas
+
+    given = [
+        "validate",
+        "quickstart",
+        "--checkpoint",
+        str(models / "same"),
+        *FEW,
+        "--json",
+        f"--out={tmp_path / 'out'}",
+    ]
+    assert main(given) == 0
+    figures = shown(capsys)
+    assert main(["validate", "quickstart", *FEW, "--json"]) == 0
+    assert shown(capsys) == figures  # those of the model that the recipe names
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    [result] = results["results"]
+    assert (result["figures"], result["prompts"], result["answers"]) == (figures, 12, "answers")
+    assert (result["checkpoint"], result["model"]["path"]) == (str(models / "same"),) * 2
+    assert (results["settings"]["greedy"]["temperature"], results["settings"]["seed"]) == (0, 0)
+    assert results["recipe"]["task"]["class_path"] == "rlkit.tasks.Arithmetic"
+    assert results["environment"]["python"]
+    table = pandas.read_parquet(tmp_path / "out" / "answers.parquet")
+    assert len(table) == len(read_jsonl(tmp_path / "out" / "answers.jsonl.gz")) == 12 * 3
+    assert table[table["kind"] == "greedy"]["accuracy"].mean() == figures["accuracy"]
+    assert (tmp_path / "out").stat().st_mode & 0o777 == 0o700
+    assert main(given) == 2
+    assert "which holds something; choose a new folder" in capsys.readouterr().err
+
+
+def test_several_checkpoints_in_one_table(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same weights are equal at every prompt, p = 1; where nothing is right any more, all that were differ."""
+    places = [str(models / name) for name in ("same", "worse")]
+    given = ["validate", "quickstart", *(f"--checkpoint={place}" for place in places), *FEW]
+    assert main([*given, "--json", f"--out={tmp_path / 'out'}"]) == 0
+    same, worse = (found := shown(capsys)).values()
+    assert list(found) == places
+    assert not any("_p_" in name for name in same)
+    assert worse["accuracy"] == 0
+    right = round(12 * same["accuracy"])
+    assert worse["accuracy_p_first"] == pytest.approx(2 / 2**right)
+    results = json.loads((tmp_path / "out" / "results.json").read_text())["results"]
+    assert [result["figures"] for result in results] == [same, worse]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "results.json", "answers-1.jsonl.gz", "answers-1.parquet", "answers-2.jsonl.gz", "answers-2.parquet",
+    }  # fmt: skip
+    assert main(["validate", "quickstart", f"--checkpoint={places[0]}", *given[2:3]]) == 2
+    assert "is given twice" in capsys.readouterr().err
+
+
+def test_a_checkpoint_that_fails_names_itself_and_the_others_are_shown(
+    models: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The policy of each is freed before the next one's is loaded."""
+    policies: list[weakref.ref[object]] = []
+    prepare = validate.prepare_rollouts
+
+    def prepared(*arguments: Any) -> Any:
+        assert not [ref for ref in policies if ref() is not None]
+        made = prepare(*arguments)
+        policies.append(weakref.ref(made.actor.policy))
+        return made
+
+    monkeypatch.setattr(validate, "prepare_rollouts", prepared)
+    places = [str(models / name) for name in ("same", "broken", "worse")]
+    assert main(["validate", "quickstart", *(f"--checkpoint={place}" for place in places), *FEW]) == 1
+    printed = capsys.readouterr()
+    assert f"error: --checkpoint {places[1]}: " in printed.err
+    assert "p if equal" in printed.out
+    assert "sampled_accuracy" in printed.out
+    gc.collect()
+    assert len(policies) == 2
+    assert main(["validate", "quickstart", f"--checkpoint={places[0]}", "--checkpoint=nowhere", *FEW]) == 2 - 1
+    assert "--checkpoint is 'nowhere', expected a run folder" in capsys.readouterr().err
+
+
+def test_the_table_of_several_checkpoints() -> None:
+    """Figures that only some have are shown, and p-values beside those that are compared with the first."""
+    first = {"accuracy": 0.5, "accuracy_low": 0.4, "accuracy_high": 0.6}
+    table = side_by_side({"a": first, "b": {**first, "accuracy_p_first": 0.0123, "length": 3.0}})
+    assert [str(column.header) for column in table.columns] == ["validation", "a", "b", "p if equal"]
+    assert [list(map(str, column.cells)) for column in table.columns] == [
+        ["accuracy", "length"], ["0.500 (0.40-0.60)", "-"], ["0.500 (0.40-0.60)", "3.000"], ["0.012", ""],
+    ]  # fmt: skip
