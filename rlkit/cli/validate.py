@@ -111,7 +111,7 @@ def run(argv: Sequence[str]) -> int:
             jobs[name] = _prepare(words)
     report, fabric = _open(list(jobs), next(iter(jobs.values())).parsed)
     failures: list[RlkitError] = []
-    for name in arguments:
+    for name in arguments:  # agreed: all ranks have the same command line
         try:
             with _naming(name, len(arguments)):
                 report.add(name, _validate(jobs.pop(name), name, fabric), fabric.global_rank)
