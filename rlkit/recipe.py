@@ -43,8 +43,9 @@ VALIDATION_FIGURES = (
     "accuracy", "accuracy_low", "accuracy_high", "finished_accuracy", "reward", "length", "stopped", "failed",
     "unscored",
 )  # fmt: skip
-"""What validation measures; the figures of sampled answers have `sampled_` before the name. There are also `pass@K` of
-sampled ones, and `accuracy/SOURCE` where the prompts have several sources."""
+"""What validation measures; the figures of sampled answers have `sampled_` before the name. There are also `pass@K` and
+`maj@K` of sampled ones, `accuracy/SOURCE` where the prompts have several sources, and `strict_accuracy` where the
+reward has the component `strict`."""
 
 
 @dataclass
@@ -222,7 +223,7 @@ def _check_best(recipe: Recipe) -> Iterator[str]:
 def _check_figure(validation: Validation, option: str, given: str, name: str) -> Iterator[str]:
     """Check the name of a figure of validation, where the higher is the better."""
     known, start = name.removeprefix("sampled_"), given.removesuffix(name)
-    if known not in VALIDATION_FIGURES and not re.match(r"accuracy/.|pass@[0-9]+$", known):
+    if known not in VALIDATION_FIGURES and not re.match(r"accuracy/.|strict_accuracy$|(pass|maj)@[0-9]+$", known):
         listed = ", ".join(f"{start}{figure}" for figure in VALIDATION_FIGURES)
         yield (
             f"{option} is {given!r}, expected one of {listed} (or {start}sampled_..., {start}sampled_pass@K, "

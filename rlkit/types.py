@@ -190,6 +190,8 @@ class Score:
         turn_rewards: Rewards besides, one for each turn of the policy, each at the last token of its turn.
         error: Why the reward is None; the prompt's group is then left out of the step, and counted.
         ungradable: Whether the reward is low because the text broke its grader; counted.
+        answer: The final answer that was found in the text, by which samples of a prompt vote in `maj@k`, equal ones in
+            one form; empty where none was found, None if the reward looks for none.
     """
 
     reward: float | None
@@ -197,6 +199,7 @@ class Score:
     turn_rewards: list[float] | None = None
     error: str | None = None
     ungradable: bool = False
+    answer: str | None = None
 
 
 @dataclass

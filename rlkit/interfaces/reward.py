@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     pass
 
 
+LONGEST_ANSWER = 500
+"""The characters of a final answer that are kept."""
+
 OnError = Literal["drop", "retry", "raise"]
 """What happens to a group in which a reward failed."""
 
@@ -77,16 +80,28 @@ class RewardFunction(RewardManager):
 
 
 def as_score(value: object) -> Score:
-    """Convert a reward's result to a score of plain floats; anything but finite numbers becomes an error."""
+    """Convert a reward's result to a score of plain data; anything but finite numbers becomes an error."""
     score = value if isinstance(value, Score) else Score(value)  # type: ignore[arg-type]
     if score.error is not None:
         return Score(None, error=shorten(str(score.error)))
     try:
         components = {str(name): as_number(value) for name, value in score.components.items()}
         turns = None if score.turn_rewards is None else [as_number(turn) for turn in score.turn_rewards]
-        return Score(as_number(score.reward), components, turns, ungradable=bool(score.ungradable))
+        answer = None if score.answer is None else as_answer(score.answer)
+        return Score(as_number(score.reward), components, turns, ungradable=bool(score.ungradable), answer=answer)
     except Exception:  # foreign objects may raise anything
         return Score(None, error=f"the reward returned {show(value)}, expected finite numbers")
+
+
+def as_answer(value: object) -> str:
+    """Return a final answer as a text of bounded length.
+
+    Raises:
+        ValueError: It is no text.
+    """
+    if not isinstance(value, str):
+        raise ValueError(f"got the answer {show(value)}, expected text")
+    return shorten(str(value), LONGEST_ANSWER)
 
 
 def as_number(value: object) -> float:

@@ -90,6 +90,22 @@ def equal(given: str, expected: str) -> bool:
     return bool(verify(*parsed, timeout_seconds=None))
 
 
+def canonical(answer: str) -> str:
+    """Return one form for all answers that are the same number, or formulae that differ in blanks and markup alone.
+
+    Units, currencies and words beside a number are left out; a percentage stays one, and a long answer as it is.
+    """
+    if len(answer) > LONGEST:
+        return answer
+    found = quantities(answer)
+    if not found:
+        return "".join(_plain(answer).casefold().split())
+    value, sign = found[0], "%" if len(found) > 1 else ""
+    decimal = repr(float(value)) if abs(value) < 2**53 else ""
+    whole = value.denominator == 1 or not decimal or Fraction(decimal) != value
+    return f"{value if whole else decimal}{sign}"
+
+
 def quantities(text: str) -> tuple[Fraction, ...] | None:
     """Return the number in an answer: two readings of a percentage, an empty tuple where there are several numbers.
 

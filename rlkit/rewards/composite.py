@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 class Composite(RewardManager):
     """The sum of weight * reward, with each reward as a component of the score, beside the components of its own.
 
+    The final answer is that of the first reward that looks for one.
+
     Args:
         rewards: Rewards by name.
         weights: Their weights, by the same names; 1 by default.
@@ -68,7 +70,9 @@ class Composite(RewardManager):
                 return Score(None, error=f"component {name}: {score.error}")
             total += self._weight(name) * score.reward
             components |= {**score.components, name: score.reward}
-        return Score(total, components, self._turns(scores), ungradable=any(score.ungradable for score in scores))
+        answer = next((score.answer for score in scores if score.answer is not None), None)
+        ungradable = any(score.ungradable for score in scores)
+        return Score(total, components, self._turns(scores), ungradable=ungradable, answer=answer)
 
     def _weight(self, name: str) -> float:
         return (self.weights or {}).get(name, 1.0)

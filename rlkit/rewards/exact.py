@@ -30,4 +30,4 @@ class ExactReward(RewardFunction):
         if self.ignore_case:
             answer, expected = answer.casefold(), expected.casefold()
         right = float(answer == expected)
-        return Score(right, {"accuracy": right})
+        return Score(right, {"accuracy": right}, answer=answer)

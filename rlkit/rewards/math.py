@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlkit.interfaces.reward import OnError, RewardFunction
-from rlkit.ops.answers import UngradableError, equal, final_answer
+from rlkit.ops.answers import UngradableError, canonical, equal, final_answer
 from rlkit.ranges import FiniteFloat, Seconds
 from rlkit.types import Score, StopReason, Trajectory
 
@@ -19,17 +19,19 @@ class MathReward(RewardFunction):
     Units, currencies, emphasis and words beside a number do not matter, `50%` is 50 or 0.5, and an answer with several
     numbers is wrong. Formulae are compared by math-verify.
 
+    The component `strict` is 1 where the right answer was marked by `####` or `\\boxed{}`, and `format` where a number
+    or a formula was, right or wrong, in an answer that was not cut off.
+
     An answer that cannot be graded, because it is too large or the grader fails on it but not on the reference's, is
     wrong, and counted as `reward/ungradable`.
 
     Args:
-        format_weight: Added where a number or a formula was marked by `####` or `\\boxed{}` in an answer that was not
-            cut off.
+        format_weight: The weight of `format` in the reward.
         timeout: Seconds for one trajectory, from the start of the work.
         on_error: What happens to a group with a failed score.
     """
 
-    components = ("accuracy", "format")
+    components = ("accuracy", "strict", "format")
 
     def __init__(self, format_weight: FiniteFloat = 0.0, timeout: Seconds = 10.0, on_error: OnError = "drop") -> None:
         self.format_weight = format_weight
@@ -48,10 +50,11 @@ class MathReward(RewardFunction):
         except UngradableError:
             return self.ungradable()
         credit = float(marked and trajectory.stop not in CUT_OFF)
-        return Score(right + self.format_weight * credit, {"accuracy": right, "format": credit})
+        components = {"accuracy": right, "strict": right * marked, "format": credit}
+        return Score(right + self.format_weight * credit, components, answer=canonical(answer or ""))
 
     def control(self, trajectory: Trajectory) -> Trajectory | None:
         return replace(trajectory, text=trajectory.prompt.answer or "", messages=[])
 
     def ungradable(self) -> Score:
-        return Score(0.0, {"accuracy": 0.0, "format": 0.0}, ungradable=True)
+        return Score(0.0, dict.fromkeys(self.components, 0.0), ungradable=True, answer="")

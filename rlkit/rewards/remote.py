@@ -30,7 +30,7 @@ class RemoteReward(RewardManager):
     """Posts trajectories to an HTTP service, several at once, and takes the scores from its answer.
 
     It sends `{"items": [{"text", "answer", "messages", "meta"}, …]}` and expects `{"scores": [s, …]}` with a number,
-    or `{"reward": number, "components": {…}}`, for each item.
+    or `{"reward": number, "components": {…}, "answer": text}`, for each item; see `Score`.
 
     Args:
         url: The service's address; `https://${RLKIT_LOGIN}@host` sends the user and password in that variable.
@@ -114,4 +114,7 @@ def _parse(answer: object, count: int) -> list[Score]:
     scores = answer.get("scores") if isinstance(answer, dict) else None
     if not isinstance(scores, list) or len(scores) != count:
         raise ValueError(f"answered {str(answer)[:200]}, expected an object with {count} `scores`")
-    return [Score(s.get("reward"), s.get("components", {})) if isinstance(s, dict) else Score(s) for s in scores]
+    return [
+        Score(s.get("reward"), s.get("components", {}), answer=s.get("answer")) if isinstance(s, dict) else Score(s)
+        for s in scores
+    ]

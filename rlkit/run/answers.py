@@ -16,14 +16,16 @@ from rlkit.types import JsonObject
 MAX_COMPONENTS = 100
 """Components with a column of their own; the JSON lines have all."""
 
+TEXTS = ("prompt", "source", "kind", "answer", "text", "final_answer", "stop", "error")
+
 
 def write_answers(stem: Path, found: Evaluation) -> None:
     """Write this rank's answers to `<stem>.jsonl.gz` and `<stem>.parquet`.
 
     The table has a row for each answer: `prompt` (its id), `group` (its place), `source`, `kind` (`greedy` or
-    `sampled`), `sample` (from 0), `messages` (of the prompt), `answer` (the reference), `text`, `reward`, `accuracy`,
-    `reward/<component>`, `stop`, `length` (tokens of the policy), `turns` (of the policy) and `error`. All ranks'
-    tables have the same columns; a rank without answers has none.
+    `sampled`), `sample` (from 0), `messages` (of the prompt), `answer` (the reference), `text`, `final_answer` (by
+    the reward), `reward`, `accuracy`, `reward/<component>`, `stop`, `length` and `turns` (of the policy) and `error`.
+    All ranks' tables have the same columns; a rank without answers has none.
 
     Raises:
         OSError: They cannot be written.
@@ -53,7 +55,8 @@ def _parquet(rows: Sequence[tuple[JsonObject, Answer]], components: Sequence[str
     message = pa.struct([("role", text), ("content", text)])
     schema = pa.schema([
         ("prompt", text), ("group", pa.int64()), ("source", text), ("kind", text), ("sample", pa.int64()),
-        ("messages", pa.list_(message)), ("answer", text), ("text", text), ("reward", number), ("accuracy", number),
+        ("messages", pa.list_(message)), ("answer", text), ("text", text), ("final_answer", text),
+        ("reward", number), ("accuracy", number),
         *((f"reward/{name}", number) for name in components), ("stop", text), ("length", pa.int64()),
         ("turns", pa.int64()), ("error", text),
     ])  # fmt: skip
@@ -64,21 +67,16 @@ def _parquet(rows: Sequence[tuple[JsonObject, Answer]], components: Sequence[str
 
 def _flat(row: JsonObject, answer: Answer) -> JsonObject:
     """Return a row of the table, in which each text is valid UTF-8; what is not in its schema is left out."""
-    texts = {name: _text(row[name]) for name in ("prompt", "source", "kind", "answer", "text", "stop", "error")}
-    components = {f"reward/{name}": value for name, value in answer.components.items()}
-    return (
-        components
-        | texts
-        | {
-            "group": answer.prompt,
-            "sample": row["sample"],
-            "messages": [{"role": _text(m.get("role")), "content": _text(m.get("content"))} for m in row["messages"]],
-            "reward": answer.reward,
-            "accuracy": answer.accuracy,
-            "length": answer.length,
-            "turns": len(row["turn_rewards"]),
-        }
-    )
+    flat: JsonObject = {f"reward/{name}": value for name, value in answer.components.items()}
+    flat |= {name: _text(row[name]) for name in TEXTS}
+    flat["messages"] = [{"role": _text(m.get("role")), "content": _text(m.get("content"))} for m in row["messages"]]
+    flat |= {
+        "group": answer.prompt,
+        "sample": row["sample"],
+        "length": answer.length,
+        "turns": len(row["turn_rewards"]),
+    }
+    return flat | {"reward": answer.reward, "accuracy": answer.accuracy}
 
 
 def _text(value: Any) -> str | None:

@@ -186,6 +186,7 @@ def as_row(trajectory: Trajectory) -> dict[str, object]:
         "answer": trajectory.prompt.answer,
         "text": trajectory.text,
         "reward": trajectory.reward,
+        "final_answer": None if score is None else score.answer,
         "components": {} if score is None else score.components,
         "error": redact(shorten(trajectory.error or (score and score.error) or "")) or None,
         "stop": trajectory.stop.value,

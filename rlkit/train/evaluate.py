@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from rlkit.errors import shorten
-from rlkit.ops.statistics import bootstrap, paired_p_value, pass_at_k, sign_test, wilson
+from rlkit.ops.statistics import bootstrap, majority, paired_p_value, pass_at_k, sign_test, wilson
 from rlkit.recipe import Recipe
 from rlkit.rollout.collect import collect
 from rlkit.rollout.service import RolloutService
@@ -32,7 +32,7 @@ Accuracies = dict[int, float]
 class Answer(NamedTuple):
     """What figures need of an answer; reward and accuracy are None where there is none.
 
-    `components` are those of its score besides the accuracy.
+    `components` are those of its score besides the accuracy; `final` is what it answers, empty if that was not found.
     """
 
     prompt: int
@@ -43,6 +43,7 @@ class Answer(NamedTuple):
     reward: float | None
     accuracy: float | None
     components: Mapping[str, float] = MappingProxyType({})
+    final: str | None = None
 
     @classmethod
     def of(cls, trajectory: Trajectory) -> Answer:
@@ -57,6 +58,7 @@ class Answer(NamedTuple):
             reward,
             components.pop("accuracy", None),
             components,
+            None if score is None or reward is None else score.answer,
         )
 
 
@@ -120,7 +122,8 @@ def figures(answers: Sequence[Answer]) -> Iterator[tuple[str, float]]:
 
     `accuracy` and `reward` are means over prompts of the means of their answers. The bounds of `accuracy` are Wilson's
     where each prompt has one answer, right or wrong, and those of a bootstrap over prompts elsewhere. Answers that were
-    cut off count as wrong in `finished_accuracy`.
+    cut off count as wrong in `finished_accuracy`, and those without their form in `strict_accuracy`, for which a reward
+    has the component `strict`.
     """
     accuracies = _by_prompt(answers)
     if accuracies:
@@ -128,7 +131,10 @@ def figures(answers: Sequence[Answer]) -> Iterator[tuple[str, float]]:
         yield from zip(("accuracy_low", "accuracy_high"), _interval(answers, accuracies), strict=True)
         cut = [a._replace(accuracy=a.accuracy if a.finished else 0.0) for a in answers if a.accuracy is not None]
         yield "finished_accuracy", fmean(_by_prompt(cut).values())
+        if strict := _means((a.prompt, a.components.get("strict")) for a in answers):
+            yield "strict_accuracy", fmean(strict.values())
         yield from _pass_at(answers)
+        yield from _majority_at(answers)
         yield from _by_source(answers)
     rewards = _means((a.prompt, a.reward) for a in answers)
     if rewards:
@@ -192,6 +198,23 @@ def _pass_at(answers: Sequence[Answer]) -> Iterator[tuple[str, float]]:
     fewest = min(map(len, counts.values()))
     for k in sorted({2**i for i in range(1, fewest.bit_length())} | {fewest} - {1}):
         yield f"pass@{k}", fmean(pass_at_k(len(some), round(sum(some)), k) for some in counts.values())
+
+
+def _majority_at(answers: Sequence[Answer]) -> Iterator[tuple[str, float]]:
+    """Yield maj@k, k being the most answers of a prompt, where all are right or wrong and the reward finds finals.
+
+    The most frequent final answer of a prompt counts. Of several the expectation is taken, all being equally likely.
+    """
+    voting = [a for a in answers if a.accuracy is not None and a.final is not None]
+    groups: dict[int, list[Answer]] = defaultdict(list)
+    for answer in voting:
+        groups[answer.prompt].append(answer)
+    k = max(map(len, groups.values()), default=0)
+    if k > 1 and all(a.accuracy in (0.0, 1.0) for a in voting):
+        chances = (
+            majority([a.final or None for a in some], [a.accuracy == 1.0 for a in some]) for some in groups.values()
+        )
+        yield f"maj@{k}", fmean(chances)
 
 
 def _by_source(answers: Sequence[Answer]) -> Iterator[tuple[str, float]]:

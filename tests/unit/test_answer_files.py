@@ -34,7 +34,7 @@ def evaluation(greedy: list[Trajectory], sampled: list[Trajectory]) -> Evaluatio
 def test_each_answer_is_a_row_of_both_files(tmp_path: Path) -> None:
     import pandas
 
-    right, wrong = Score(1.5, {"accuracy": 1.0, "format": 0.5}), Score(0.0, {"accuracy": 0.0})
+    right, wrong = Score(1.5, {"accuracy": 1.0, "format": 0.5}, answer="seven"), Score(0.0, {"accuracy": 0.0})
     found = evaluation(
         [scored(0, "7", right), scored(1, "", None, "the tool failed")],
         [scored(0, "7", right), scored(0, "8", wrong), scored(1, "9", Score(None, error="late"))],
@@ -54,10 +54,11 @@ def test_each_answer_is_a_row_of_both_files(tmp_path: Path) -> None:
     assert [list(messages) for messages in table["messages"]] == [[{"role": "user", "content": "?"}]] * 5
     first = table.iloc[0]
     assert (first["source"], first["answer"], first["stop"]) == ("sums", "7", StopReason.STOP.value)
+    assert table["final_answer"].tolist()[::2][:2] == ["seven", "seven"]
     assert first["length"] == sum(found.answers[""][0].mask)
     assert set(table) == {
         "prompt", "group", "source", "kind", "sample", "messages", "answer", "text", "reward", "accuracy",
-        "reward/format", "stop", "length", "turns", "error",
+        "reward/format", "final_answer", "stop", "length", "turns", "error",
     }  # fmt: skip
     assert {"tokens", "logps", "mask"} <= set(lines[0])
 

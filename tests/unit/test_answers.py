@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import logging
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from rlkit.ops.answers import canonical
 from rlkit.rewards import MathReward
 from rlkit.testing import example_trajectory
 from rlkit.types import StopReason
@@ -155,6 +159,40 @@ def grade(text: str, answer: str = "#### 72", stop: StopReason = StopReason.STOP
     trajectory.stop = stop
     components = MathReward(format_weight=0.1).grade(trajectory).components
     return components["accuracy"], components["format"]
+
+
+@pytest.mark.parametrize(
+    ("text", "accuracy", "strict", "final"),
+    [
+        ("#### 72", 1, 1, "72"), ("so \\boxed{72.0}", 1, 1, "72"), ("It is 72", 1, 0, "72"),
+        ("#### seventy-two", 0, 0, "seventy-two"), ("#### 71", 0, 0, "71"), ("", 0, 0, ""),
+    ],
+)  # fmt: skip
+def test_strict_is_marked_and_right(text: str, accuracy: float, strict: float, final: str) -> None:
+    """A cut-off answer may be strict, but not of the format; the reward has neither in it by default."""
+    score = MathReward().grade(replace(example_trajectory(text, "#### 72"), stop=StopReason.LENGTH))
+    assert (score.reward, score.answer) == (accuracy, final)
+    assert score.components == {"accuracy": accuracy, "strict": strict, "format": 0}
+
+
+@pytest.mark.parametrize(
+    ("answers", "form"),
+    [
+        (["12", "12.0", "$12", " 12 apples.", "**12**", "\\boxed{12}", "1.2e1", "x = 12", "24/2"], "12"),
+        (["0.5", "1/2", "0.50", "$0.50"], "0.5"), (["1/3", "2/6"], "1/3"), (["50%", "50 percent"], "50%"),
+        (["1,234,567", "1234567.0"], "1234567"), (["-3", "\N{MINUS SIGN}3"], "-3"), (["", "  "], ""),
+        (["2x + 1", "$2x+1$", "2x +1"], "2x+1"), (["3 or 4", "3  or 4"], "3or4"),
+        (["9" * 400, "9" * 400 + ".0"], "9" * 400),
+        (["1" + "0" * 350 + ".5"], "2" + "0" * 349 + "1/2"),
+    ],
+)  # fmt: skip
+def test_equal_answers_have_one_form(answers: list[str], form: str) -> None:
+    assert {canonical(answer) for answer in answers} == {form}
+
+
+@given(st.text(max_size=600))
+def test_any_answer_has_a_form(text: str) -> None:
+    assert len(canonical(text)) <= max(600, len(text))
 
 
 @pytest.mark.parametrize("text", forms(RIGHT))

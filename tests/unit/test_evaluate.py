@@ -47,6 +47,28 @@ def test_sampled_answers_are_means_over_prompts() -> None:
     assert "pass@4" not in found
 
 
+def test_the_majority_of_the_samples_of_a_prompt() -> None:
+    """Prompt 0: two of three answer 7, which is right. 1: one right and one wrong answer. 2: no answer was found."""
+
+    def vote(prompt: int, accuracy: float | None, final: str | None) -> Answer:
+        return answer(prompt, accuracy)._replace(final=final)
+
+    given = [vote(0, 1.0, "7"), vote(0, 1.0, "7"), vote(0, 0.0, "8"), vote(1, 1.0, "7"), vote(1, 0.0, "8")]
+    given += [vote(1, None, None), vote(2, 0.0, ""), vote(2, 0.0, "")]
+    assert dict(figures(given))["maj@3"] == pytest.approx((1 + 1 / 2 + 0) / 3)
+    others = [vote(3, 1.0, None), vote(3, 1.0, None)]  # of a reward that looks for none
+    assert dict(figures(given + others))["maj@3"] == pytest.approx(1 / 2)
+    for none in (others, [vote(0, 1.0, "7"), vote(1, 0.0, "8")], [vote(0, 0.5, "7"), vote(0, 1.0, "7")]):
+        assert not any(name.startswith("maj@") for name, _ in figures(none))
+
+
+def test_what_is_strictly_right_is_shown_where_the_reward_tells() -> None:
+    strict = [answer(i, 1.0)._replace(components={"strict": x}) for i, x in enumerate((1.0, 0.0, 1.0, 0.0))]
+    found = dict(figures([*strict, answer(4, 1.0)]))
+    assert (found["accuracy"], found["strict_accuracy"]) == (1, 0.5)
+    assert "strict_accuracy" not in dict(figures([answer(0, 1.0)]))
+
+
 def test_sources_are_shown_apart_where_there_are_several() -> None:
     given = [answer(0, 1.0, source="gsm8k"), answer(1, 0.0, source="gsm8k"), answer(2, 1.0)]
     found = dict(figures(given))

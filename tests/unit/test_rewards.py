@@ -20,7 +20,7 @@ import torch
 from rlkit.cli.main import main
 from rlkit.concurrency.retry import RetryPolicy
 from rlkit.errors import RecipeError
-from rlkit.interfaces.reward import RewardManager
+from rlkit.interfaces.reward import RewardManager, as_score
 from rlkit.rewards import Composite, ExactReward, MathReward, ModelReward, Overlong, PythonReward, RemoteReward, Router
 from rlkit.rollout.scoring import score
 from rlkit.rollout.workers import Workers
@@ -58,7 +58,8 @@ def test_composite_is_a_weighted_sum_with_components(workers: Workers) -> None:
     found = scored(reward, [example_trajectory(t) for t in ("#### 4", "4", "#### 5")], workers)
     # "#### 4" has 6 tokens: 2 of 4 over, times 0.5
     assert [s.reward for s in found] == [0.75, 1.0, -0.25]
-    assert found[0].components == {"accuracy": 1.0, "format": 1.0, "math": 1.0, "short": -0.5}
+    assert found[0].components == {"accuracy": 1.0, "strict": 1.0, "format": 1.0, "math": 1.0, "short": -0.5}
+    assert [s.answer for s in found] == ["4", "4", "5"]
     assert set(reward.components or ()) >= {"math", "short", "accuracy"}
 
 
@@ -413,3 +414,14 @@ def test_model_reward_keeps_the_event_loop_free_and_counts_no_wait_for_its_threa
     assert threads == [("rlkit-model-reward", 2), ("rlkit-model-reward", 1)] * 4
     assert ticks > 20
     ModelReward(path).close()  # one that was never bound
+
+
+def test_a_final_answer_is_kept_as_a_bounded_text(workers: Workers) -> None:
+    """Through a worker too; what is no text is an error, as a reward that is no number is."""
+    assert as_score(Score(1.0, answer="\ud800" + "7" * 10_000)).answer is not None
+    assert len(as_score(Score(1.0, answer="7" * 10_000)).answer or "") <= 500
+    assert as_score(Score(1.0, answer=7)).error is not None  # type: ignore[arg-type]
+    found = scored(Router({"a": MathReward()}, default="a"), [example_trajectory(t) for t in ("so $4.0", "")], workers)
+    assert [s.answer for s in found] == ["4", ""]
+    found = scored(ExactReward(ignore_case=True), [example_trajectory(" Four ", "four")], workers)
+    assert [(s.reward, s.answer) for s in found] == [(1.0, "four")]
