@@ -89,6 +89,8 @@ class Session:
     """What became of the last step's checkpoint, for the next line of metrics."""
     earlier: dict[str, dict[str, Accuracies]] = field(default_factory=dict)
     """Accuracies of the validations at the `start` and the `last` one, which the next one is compared with."""
+    validated: dict[int, Figures] = field(default_factory=dict)
+    """The last validation's figures, by the number of steps before it."""
 
     def open_log(self, recipe: Recipe, done: int) -> None:
         """Open `metrics.jsonl`, of which so many steps stay, and the loggers.
@@ -139,7 +141,9 @@ class Session:
         if self.progress.stalled and self.progress.stalled == self.outcome.steps and not self.stopping:
             raise self.progress.failure(self.outcome.steps)
         if not self.stopping and after:
-            self.outcome.validation["after"] = self.validate(context, "after")
+            known = self.validated.get(self.outcome.steps)  # where training ended early, right after a validation
+            # agreed: all ranks have validated after the same steps
+            self.outcome.validation["after"] = self.validate(context, "after") if known is None else known
         self.outcome.status = "interrupted" if self.stopping else "ok"
 
     def _agree(self, context: TrainContext) -> None:
@@ -165,6 +169,7 @@ class Session:
         for name, accuracies in self.earlier.items():
             found.compare(name, accuracies)
         self.earlier["last" if self.earlier else "start"] = found.accuracies
+        self.validated = {self.outcome.steps: found.figures}
         if self.progress is not None:  # agreed: there is one while steps are made
             self.progress.validated(found.figures)
         if context.recipe.log.rollouts.every:

@@ -16,6 +16,7 @@ from rlkit.run.progress import Progress
 from rlkit.sections import Validation
 from rlkit.testing import example_trajectory
 from rlkit.train.evaluate import Answer, Evaluation, figures
+from tests.conftest import read_jsonl
 from tests.unit.phases import recipe
 
 
@@ -126,7 +127,13 @@ def test_patience_ends_the_training_and_a_resumed_one(tmp_path: Path, capsys: py
     assert "the training ends after step 4: 2 validations in a row had no higher accuracy than" in (
         capsys.readouterr().out
     )
-    assert json.loads((tmp_path / "out" / "result.json").read_text())["steps"] == 4
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert result["steps"] == 4
+    last = read_jsonl(tmp_path / "out" / "metrics.jsonl")[-1]
+    assert result["validation"]["after"] == {  # that of the last step, which is not repeated
+        name.removeprefix("validation/"): value for name, value in last.items() if name.startswith("validation/")
+    }
+    assert not list((tmp_path / "out" / "rollouts").glob("validation-after*"))
     assert main(["fit", f"--resume={tmp_path / 'out'}"]) == 0
     assert json.loads((tmp_path / "out" / "result.json").read_text())["steps"] == 4
 
