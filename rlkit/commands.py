@@ -24,6 +24,7 @@ VERBS = {
     "explain": "print the objective that a recipe optimises, as formulae",
     "recipe": "list, show or check recipes",
     "plugins": "list, show, make or test plugins",
+    "reward": "score saved rollouts with another reward, and compare",
     "data": "write a task's prompts to files",
     "export": "write a checkpoint's policy as a Hugging Face folder",
     "doctor": "look at this machine and installation",

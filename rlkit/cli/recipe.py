@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
 
-import torch
 from lightning.fabric import Fabric
 
 from rlkit.cli.display import echo
@@ -17,7 +15,6 @@ from rlkit.distributed.fsdp2 import FSDP2
 from rlkit.errors import RecipeError, UnavailableError
 from rlkit.installed import DISTRIBUTION
 from rlkit.interfaces.reward import RewardManager
-from rlkit.interfaces.runtime import Runtime
 from rlkit.registry import Registry, load_plugins
 from rlkit.rewards import ModelReward, PythonReward
 from rlkit.rollout.scoring import score
@@ -25,8 +22,8 @@ from rlkit.rollout.workers import Workers
 from rlkit.run.preflight import estimate, plan
 from rlkit.run.preflight.dryrun import dry_run
 from rlkit.train.data import Data, load_data
+from rlkit.train.runtime import NoPolicyError, RewardRuntime
 from rlkit.train.setup import fabric_for, prepare_training
-from rlkit.types import Score, Trajectory
 
 USAGE = """usage: rlkit recipe list                       the shipped recipes, and those of plugins
        rlkit recipe show NAME [overrides]      the recipe with every option filled in
@@ -112,9 +109,9 @@ def _check(parsed: Parsed, data: Data) -> int:
     else:
         workers = Workers(1)
         try:
-            recipe.reward.bind(cast(Runtime, _CheckRuntime(data, workers)))
+            recipe.reward.bind(RewardRuntime(recipe, fabric, workers))
             _show(asyncio.run(plan.try_reward(lambda t: score(recipe.reward, t, workers), *data.examples(1))))
-        except _NoModelsError as error:
+        except NoPolicyError as error:
             echo(f"reward: not tried, since it asks for {error}; add --deep to try it")
         finally:
             workers.close()
@@ -130,29 +127,6 @@ def _untried(reward: RewardManager) -> str | None:
         return f"loads {reward.path}"
     inner = [v for value in vars(reward).values() for v in (value.values() if isinstance(value, dict) else [value])]
     return next((reason for r in inner if isinstance(r, RewardManager) and (reason := _untried(r))), None)
-
-
-class _NoModelsError(AttributeError):
-    """A part asked for what exists only once models are loaded."""
-
-
-class _CheckRuntime:
-    """What rewards are bound to while there is no run: all of a `Runtime` but the models and the ranks."""
-
-    device = torch.device("cpu")
-
-    def __init__(self, data: Data, workers: Workers) -> None:
-        self.tokenizer, self.context, self.stop_ids = data.tokenizer, data.context, data.stop_ids
-        self._workers = workers
-
-    async def work(self, function: Callable[[object], object], argument: object, timeout: float) -> object:
-        return await self._workers.call(function, argument, timeout)
-
-    async def score(self, reward: RewardManager, trajectories: Sequence[Trajectory]) -> list[Score]:
-        return await score(reward, trajectories, self._workers)
-
-    def __getattr__(self, name: str) -> object:
-        raise _NoModelsError(f"`runtime.{name}`")
 
 
 def _check_without_data(parsed: Parsed, missing: UnavailableError) -> int:

@@ -96,6 +96,31 @@ def paired_p_value(differences: Sequence[float], seed: int = 0) -> float:
     return (1 + extreme) / (1 + DRAWS)
 
 
+def correlation(x: Sequence[float], y: Sequence[float]) -> float:
+    """Return Pearson's correlation of pairs, between -1 and 1; NaN where one side is constant."""
+    both = torch.tensor([x, y], dtype=torch.float64).reshape(2, -1)
+    centered = both - both.mean(1, keepdim=True)
+    norms = centered.norm(dim=1)
+    # what rounding leaves of a constant side is no spread
+    if both.shape[1] < 2 or (norms <= 1e-12 * (1 + both.abs().amax(1)) * sqrt(both.shape[1])).any():
+        return float("nan")
+    product = float((centered[0] / norms[0]) @ (centered[1] / norms[1]))
+    return max(-1.0, min(1.0, product))
+
+
+def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float:
+    """Return Spearman's correlation of pairs (1904): of their ranks, equal values having the mean of theirs."""
+    return correlation(_ranks(x), _ranks(y))
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    known = torch.tensor(values, dtype=torch.float64)
+    _, places, counts = torch.unique(known, return_inverse=True, return_counts=True)
+    last = counts.cumsum(0)
+    ranks: list[float] = ((2 * last - counts + 1) / 2)[places].tolist()
+    return ranks
+
+
 def _drawn_means(values: Sequence[float], seed: int) -> torch.Tensor:
     """Return the means [DRAWS] of as many values, drawn with replacement."""
     known = torch.tensor(values, dtype=torch.float64)

@@ -9,7 +9,8 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from rlkit.run.folder import as_row, json_lines, write_whole
+from rlkit.run.folder import json_lines, write_whole
+from rlkit.run.rows import as_row
 from rlkit.train.evaluate import Answer, Evaluation
 from rlkit.types import JsonObject
 

@@ -14,10 +14,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from rlkit.errors import RecipeError, shorten
+from rlkit.errors import RecipeError
 from rlkit.installed import DISTRIBUTION
 from rlkit.registry import Registry
-from rlkit.text import redact, redact_arguments
+from rlkit.run.rows import as_row
+from rlkit.text import redact_arguments
 from rlkit.types import Trajectory
 
 PACKAGES = (DISTRIBUTION, "torch", "lightning", "transformers", "peft", "datasets", "jsonargparse", "pluggy")
@@ -121,7 +122,7 @@ def json_text(content: object) -> bytes:
 
 def json_lines(rows: Iterable[Mapping[str, object]]) -> bytes:
     """Return the content of a compressed file of JSON lines."""
-    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    lines = "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
     # half of a surrogate pair, which UTF-8 cannot encode, is escaped as in JSON
     return gzip.compress(lines.encode("utf-8", "backslashreplace"), compresslevel=5)
 
@@ -174,28 +175,3 @@ def _git_sha() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None
-
-
-def as_row(trajectory: Trajectory) -> dict[str, object]:
-    """Return what is kept of a trajectory, as JSON holds it."""
-    score = trajectory.score
-    return {
-        "prompt": trajectory.prompt.id,
-        "group": trajectory.group,
-        "messages": trajectory.prompt.messages,
-        "answer": trajectory.prompt.answer,
-        "text": trajectory.text,
-        "reward": trajectory.reward,
-        "final_answer": None if score is None else score.answer,
-        "components": {} if score is None else score.components,
-        "error": redact(shorten(trajectory.error or (score and score.error) or "")) or None,
-        "stop": trajectory.stop.value,
-        "tokens": trajectory.tokens,
-        "mask": [int(m) for m in trajectory.mask],
-        "logps": [round(x, 6) for x in trajectory.logps],
-        "versions": trajectory.versions,
-        "turns": [list(turn) for turn in trajectory.turns],
-        "turn_rewards": trajectory.turn_rewards,
-        "counts": trajectory.counts,
-        **trajectory.credit,
-    }

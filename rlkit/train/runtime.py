@@ -4,20 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from lightning.fabric import Fabric
 from torch import Tensor
 
 from rlkit.distributed.fsdp2 import unsharded
 from rlkit.interfaces.reward import RewardManager
 from rlkit.interfaces.runtime import BoundPart, Runtime
+from rlkit.models.load import context_length, load_config, load_tokenizer, stop_ids
 from rlkit.models.lora import base_model
 from rlkit.recipe import Recipe
 from rlkit.registry import calling
+from rlkit.rollout.scoring import score
 from rlkit.rollout.service import RolloutService
+from rlkit.rollout.workers import Workers
 from rlkit.train.data import Data
 from rlkit.types import Score, Trajectory
+
+if TYPE_CHECKING:
+    from rlkit.interfaces.model import CausalLM, Tokenizer
 
 T = TypeVar("T")
 
@@ -77,6 +85,74 @@ class PartRuntime:
 
     async def score(self, reward: RewardManager, trajectories: Sequence[Trajectory]) -> list[Score]:
         return await self._rollouts.score(reward, trajectories)
+
+
+class NoPolicyError(AttributeError):
+    """A part asked for the policy where none is loaded."""
+
+
+class RewardRuntime:
+    """The `Runtime` of a reward where there is no run: of one process, without a policy.
+
+    The tokenizer is loaded on first use.
+
+    Args:
+        recipe: Checked.
+        fabric: Of the recipe, not launched: its device and precision.
+        workers: Where plain code runs.
+    """
+
+    tensor_parallel = 1
+
+    def __init__(self, recipe: Recipe, fabric: Fabric, workers: Workers) -> None:
+        self._recipe, self._fabric, self._workers = recipe, fabric, workers
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return load_tokenizer(self._recipe.model)
+
+    @cached_property
+    def context(self) -> int:
+        return context_length(load_config(self._recipe.model)) - self._recipe.rollout.engine.reserved
+
+    @cached_property
+    def stop_ids(self) -> frozenset[int]:
+        return stop_ids(self._recipe.model, self.tokenizer)
+
+    @property
+    def device(self) -> torch.device:
+        return self._fabric.device
+
+    @property
+    def policy(self) -> CausalLM:
+        raise NoPolicyError("`runtime.policy`")
+
+    def unsharded(self) -> AbstractContextManager[None]:
+        raise NoPolicyError("`runtime.unsharded`")
+
+    def autocast(self) -> AbstractContextManager[None]:
+        return self._fabric.autocast()
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        raise NoPolicyError("`runtime.logits`")
+
+    def gather_world(self, value: T) -> list[T]:
+        return [value]
+
+    def broadcast_tp(self, value: T) -> T:
+        return value
+
+    def reduce(self, x: Tensor) -> Tensor:
+        return x
+
+    def gather(self, x: Tensor) -> Tensor:
+        return x
+
+    async def work(self, function: Callable[[T], object], argument: T, timeout: float) -> Any:
+        return await self._workers.call(function, argument, timeout)
+
+    async def score(self, reward: RewardManager, trajectories: Sequence[Trajectory]) -> list[Score]:
+        return await score(reward, trajectories, self._workers)
 
 
 def bind_parts(recipe: Recipe, data: Data, rollouts: RolloutService) -> None:

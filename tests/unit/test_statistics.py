@@ -10,7 +10,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit.ops.statistics import bootstrap, majority, paired_p_value, pass_at_k, sign_test, wilson
+from rlkit.ops.statistics import (
+    bootstrap,
+    correlation,
+    majority,
+    paired_p_value,
+    pass_at_k,
+    rank_correlation,
+    sign_test,
+    wilson,
+)
 
 
 def test_wilson_by_hand() -> None:
@@ -94,3 +103,32 @@ def test_paired_p_values_are_uniform_where_nothing_differs() -> None:
     generator = torch.Generator().manual_seed(2)
     found = [paired_p_value(torch.randn(30, generator=generator).tolist(), seed=i) for i in range(300)]
     assert 0.02 <= sum(p <= 0.05 for p in found) / 300 <= 0.09
+
+
+def test_correlations_by_hand() -> None:
+    """About the means (-1, 0, 1) and (-2, -1, 3): 5 / sqrt(2 * 14).
+
+    Ranks 1, 2.5, 2.5, 4 and 1, 3, 2, 4, about their mean: 4.5 / sqrt(4.5 * 5).
+    """
+    assert correlation([1, 2, 3], [0, 1, 5]) == pytest.approx(5 / math.sqrt(28))
+    assert correlation([1, 2], [7, 3]) == pytest.approx(-1)
+    assert rank_correlation([1, 5, 5, 90], [0.1, 0.3, 0.2, 0.4]) == pytest.approx(4.5 / math.sqrt(4.5 * 5))
+    assert rank_correlation([1, 2, 3], [1, 100, 10_000]) == pytest.approx(1)
+    assert rank_correlation([1, 2, 3], [0, -9, -10]) == pytest.approx(-1)
+
+
+@pytest.mark.parametrize("constant", [0.0, 0.1, 1e9 + 0.1, -3e-9])
+def test_what_is_constant_has_no_correlation(constant: float) -> None:
+    assert math.isnan(correlation([constant] * 7, list(range(7))))
+    assert math.isnan(rank_correlation(list(range(7)), [constant] * 7))
+    assert math.isnan(correlation([], []))
+    assert math.isnan(correlation([constant], [2.0]))
+
+
+@given(st.lists(st.tuples(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6)), min_size=2))
+def test_a_correlation_is_symmetric_and_within_its_bounds(pairs: list[tuple[float, float]]) -> None:
+    x, y = [a for a, _ in pairs], [b for _, b in pairs]
+    for one in (correlation, rank_correlation):
+        value = one(x, y)
+        assert math.isnan(value) or -1 <= value <= 1
+        assert one(y, x) == pytest.approx(value, nan_ok=True)

@@ -1,0 +1,53 @@
+"""A comparison of two rewards for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlkit.cli.display import echo, show
+from rlkit.cli.reward.compare import SHOWN, Comparison
+from rlkit.types import JsonObject
+
+
+def report(found: Comparison, files: int) -> None:
+    """Print what changes."""
+    figures = found.figures()
+    rows = [("reward", _number(figures["saved"]), _number(figures["new"]))]
+    rows += [(name, _number(x["saved"]), _number(x["new"])) for name, x in figures["components"].items()]
+    show(("mean", "saved", "new"), rows)
+    for line in _lines(found, figures, files):
+        echo(line)
+    for one in found.largest():
+        echo(f"\n{one.place}: {one.saved:g} -> {one.new:g}")
+        echo(f"  question: {one.question}")
+        if one.answer is not None:
+            echo(f"  reference: {one.answer}")
+        echo(f"  answer: {one.text}")
+
+
+def _lines(found: Comparison, figures: JsonObject, files: int) -> Iterator[str]:
+    count = figures["compared"]
+    yield f"{count:,} of {found.rows:,} rows of {files} file{'s' * (files > 1)} have both rewards"
+    if found.failed_conversations:
+        yield f"{found.failed_conversations:,} conversations had failed, and are left out"
+    if found.without_columns:
+        yield (
+            f"{found.without_columns:,} rows lack columns of the data that were no JSON or too long (meta_left_out in "
+            "the file): a reward that reads them may fail"
+        )
+    if count:
+        yield f"{figures['changed']:,} rewards changed ({figures['changed'] / count:.1%})"
+    if figures["rank_correlation"] is not None:
+        yield f"rank correlation (Spearman) {figures['rank_correlation']:.3f}"
+    if found.groups:
+        names = ", ".join(found.reordered[:SHOWN]) + (", ..." if len(found.reordered) > SHOWN else "")
+        yield f"{len(found.reordered):,} of {found.groups:,} groups are ordered otherwise" + (names and f": {names}")
+        yield f"{figures['agreement']:.1%} of their samples stay on the same side of their group's mean"
+    for text, times in found.failures.most_common(SHOWN):
+        yield f"failed {times:,} times: {text}"
+    if (more := len(found.failures) - SHOWN) > 0:
+        yield f"and {more:,} other causes; --json has up to 100"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"

@@ -1,0 +1,262 @@
+"""Rows of `rollouts/`: what is kept of a trajectory as JSON, and the trajectory that such a row is of."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar, cast
+
+from rlkit.errors import RecipeError, explain, shorten, show
+from rlkit.text import redact
+from rlkit.types import JsonObject, Message, Prompt, Row, StopReason, Trajectory, Turn
+
+T = TypeVar("T")
+
+MAX_META = 65_536
+"""Characters of a row's `meta` as JSON."""
+
+LONGEST_LINE = 2**28
+"""Bytes of a line that is read."""
+
+Tokenize = Callable[[list[Message], str], tuple[list[int], list[int]]]
+"""Returns the ids of a prompt's messages and of the answer to it."""
+
+
+def as_row(trajectory: Trajectory) -> JsonObject:
+    """Return what is kept of a trajectory, as JSON holds it."""
+    score, prompt = trajectory.score, trajectory.prompt
+    return {
+        "prompt": prompt.id,
+        "group": trajectory.group,
+        "messages": prompt.messages,
+        "answer": prompt.answer,
+        **_meta(prompt.meta),
+        "text": trajectory.text,
+        "conversation": trajectory.messages[len(prompt.messages) :],
+        "reward": trajectory.reward,
+        "final_answer": None if score is None else score.answer,
+        "components": {} if score is None else score.components,
+        "error": redact(shorten(trajectory.error or (score and score.error) or "")) or None,
+        "failed": trajectory.error is not None,
+        "stop": trajectory.stop.value,
+        "tokens": trajectory.tokens,
+        "mask": [int(m) for m in trajectory.mask],
+        "logps": [round(x, 6) for x in trajectory.logps],
+        "versions": trajectory.versions,
+        "turns": [list(turn) for turn in trajectory.turns],
+        "turn_rewards": trajectory.turn_rewards,
+        "counts": trajectory.counts,
+        **trajectory.credit,
+    }
+
+
+def _meta(meta: Row) -> JsonObject:
+    """Return the row's other columns, and the names of those that are no JSON or for which there is no room."""
+    kept: JsonObject = {}
+    left_out, room = [], MAX_META
+    for name, value in meta.items():
+        try:
+            size = len(json.dumps(value, allow_nan=False))
+        except (TypeError, ValueError, RecursionError):
+            size = room + 1
+        if size > room:
+            left_out.append(name)
+        else:
+            kept[name], room = value, room - size
+    return {"meta": kept} | ({"meta_left_out": left_out} if left_out else {})
+
+
+@dataclass(frozen=True)
+class SavedRow:
+    """A row that was read back.
+
+    Args:
+        place: The file and the line, for messages.
+        trajectory: Without its score.
+        group: Equal for the samples of a prompt that were scored together.
+        reward: The whole reward that it had, None if there was none.
+        components: Of its score.
+        failed: Whether the conversation failed, so that it was not scored.
+        left_out: Columns of the data that the file does not have.
+    """
+
+    place: str
+    trajectory: Trajectory
+    group: tuple[str, ...]
+    reward: float | None
+    components: dict[str, float]
+    failed: bool
+    left_out: list[str]
+
+
+def read_rows(path: Path, tokenize: Tokenize) -> Iterator[SavedRow]:
+    """Yield the rows of a file of `rollouts/`, or of any JSON lines with a prompt's `messages`, `text` and `answer`.
+
+    Args:
+        path: A .jsonl or a .jsonl.gz.
+        tokenize: For rows without tokens.
+
+    Raises:
+        RecipeError: It cannot be read, or a line is none; the message names the file and the line.
+    """
+    for number, line in _lines(path):
+        place = f"{path}, line {number}"
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise RecipeError(f"{place} is no JSON: {explain(error)}") from error
+        if not isinstance(row, dict):
+            raise RecipeError(f"{place} is {show(row)}, expected an object with messages, text and answer")
+        yield _saved(_Fields(row, place), tokenize)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines that are not empty, with their numbers from 1."""
+    number = 0
+    try:
+        with cast(BinaryIO, gzip.open(path)) if path.suffix == ".gz" else path.open("rb") as file:
+            while line := file.readline(LONGEST_LINE):
+                number += 1
+                if len(line) == LONGEST_LINE:
+                    raise RecipeError(f"{path}, line {number} is longer than {LONGEST_LINE:,} bytes")
+                if line.strip():
+                    yield number, line
+    except (OSError, EOFError, zlib.error) as error:
+        raise RecipeError(f"{path} cannot be read after line {number}: {explain(error)}") from error
+
+
+class _Fields:
+    """The object of a line, of which each field is checked as it is read; null is the same as none."""
+
+    def __init__(self, row: JsonObject, place: str) -> None:
+        self.row = row
+        self.place = place
+
+    def get(self, name: str, check: Callable[[object], bool], expected: str, default: T) -> T:
+        value = self.row.get(name)
+        if value is None:
+            return default
+        if not check(value):
+            raise self.wrong(name, expected)
+        return cast(T, value)
+
+    def wrong(self, name: str, expected: str) -> RecipeError:
+        """Return an error about a field."""
+        found = show(self.row[name]) if name in self.row else "missing"
+        return RecipeError(f"{self.place}: {name!r} is {found}, expected {expected}")
+
+
+def _saved(fields: _Fields, tokenize: Tokenize) -> SavedRow:
+    prompt = _prompt(fields)
+    if not isinstance(text := fields.row.get("text"), str):
+        raise fields.wrong("text", "the answer's text")
+    group = fields.get("group", _is_int, "a whole number", 0)
+    trajectory = _trajectory(fields, prompt, group, text, tokenize)
+    failed = trajectory.stop is StopReason.ERROR  # in files without `failed`
+    return SavedRow(
+        fields.place,
+        trajectory,
+        (str(fields.row.get("kind")), str(group), prompt.id or json.dumps(prompt.messages)),
+        fields.get("reward", _is_number, "a finite number", None),
+        fields.get("components", _is_numbers_by_name, "finite numbers by name", {}),
+        fields.get("failed", lambda value: isinstance(value, bool), "true or false", failed),
+        fields.get("meta_left_out", _is_names, "names of columns", []),
+    )
+
+
+def _prompt(fields: _Fields) -> Prompt:
+    """Return the prompt: `messages`, or in other files than rlkit's `prompt` as messages or as a text."""
+    row, empty = fields.row, cast(JsonObject, {})
+    if "messages" not in row and _is_text(row.get("prompt")):
+        name, messages = "", [{"role": "user", "content": row["prompt"]}]
+    else:
+        key = "messages" if "messages" in row else "prompt"
+        name = row["prompt"] if _is_text(row.get("prompt")) else ""
+        messages = fields.get(key, _is_messages, MESSAGES, cast(list[Message], []))
+        if not messages:
+            raise fields.wrong("messages", MESSAGES)
+    name = str(fields.get("id", lambda value: isinstance(value, str | int), "a name", name))
+    meta = fields.get("meta", lambda value: isinstance(value, dict), "an object", empty)
+    return Prompt(name, messages, fields.get("answer", _is_text, "a text", None), meta)
+
+
+def _trajectory(fields: _Fields, prompt: Prompt, group: int, text: str, tokenize: Tokenize) -> Trajectory:
+    """Return the trajectory; of a row without tokens, one with those that the policy's tokenizer makes of the text."""
+    stop: str = fields.get("stop", lambda value: value in list(StopReason), f"one of {REASONS}", "stop")
+    answered: list[Message] = [{"role": "assistant", "content": text}]
+    trajectory = Trajectory(prompt, group, [], [], [], [], StopReason(stop), text=text)
+    trajectory.messages = [*prompt.messages, *fields.get("conversation", _is_messages, MESSAGES, answered)]
+    trajectory.turn_rewards = fields.get("turn_rewards", _is_numbers, "finite numbers", trajectory.turn_rewards)
+    trajectory.counts = fields.get("counts", _is_numbers_by_name, "numbers by name", trajectory.counts)
+    if "tokens" not in fields.row:
+        asked, own = tokenize(prompt.messages, text)
+        start, new = len(asked), len(own)
+        trajectory.tokens, trajectory.mask = [*asked, *own], [False] * start + [True] * new
+        trajectory.logps, trajectory.versions = [0.0] * (start + new), [-1] * start + [0] * new
+        trajectory.turns = [Turn("user", 0, start), Turn("assistant", start, start + new)]
+        return trajectory
+    trajectory.tokens = fields.get("tokens", _is_ints, "token ids", trajectory.tokens)
+    size = len(trajectory.tokens)
+    trajectory.mask = list(map(bool, _of_tokens(fields, "mask", [0] * size)))
+    trajectory.logps = _of_tokens(fields, "logps", [0.0] * size)
+    trajectory.versions = _of_tokens(fields, "versions", [-1] * size)
+    turns: list[list[Any]] = fields.get("turns", _is_turns, "[role, start, end] each", [])
+    trajectory.turns = [Turn(*turn) for turn in turns]
+    return trajectory
+
+
+def _of_tokens(fields: _Fields, name: str, default: list[T]) -> list[T]:
+    """Return what a row has for each of its tokens; a log-prob may be NaN."""
+    size = len(default)
+
+    def check(value: object) -> bool:
+        return isinstance(value, list) and len(value) == size and all(isinstance(x, int | float) for x in value)
+
+    return fields.get(name, check, f"a list of {size} numbers, one for each of the tokens", default)
+
+
+REASONS = ", ".join(StopReason)
+MESSAGES = "messages, each with role and content"
+
+
+def _is_messages(value: object) -> bool:
+    messages = value if isinstance(value, list) else []
+    return bool(messages) and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in messages)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_names(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_ints(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_int, value))
+
+
+def _is_number(value: object) -> bool:
+    """Whether a value is a finite number; a whole number of 400 digits is none."""
+    return isinstance(value, float | int) and not isinstance(value, bool) and abs(value) < 1e308
+
+
+def _is_numbers(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_number, value))
+
+
+def _is_numbers_by_name(value: object) -> bool:
+    return isinstance(value, dict) and all(map(_is_number, value.values()))
+
+
+def _is_turns(value: object) -> bool:
+    turns = value if isinstance(value, list) else [None]
+    return all(isinstance(t, list) and len(t) == 3 and _is_text(t[0]) and _is_ints(t[1:]) for t in turns)
