@@ -146,7 +146,7 @@ def test_a_sum_of_a_reward_model_and_plain_code_needs_no_policy(
         f"--rollouts={run}",
     )  # fmt: skip
     ids = [build_tokenizer().encode(f"2 + 5 = ?\n\n{text}") for text in ("#### 7", "#### 8")]
-    values = [float(model(input_ids=torch.tensor([row])).logits) for row in ids]
+    values = [model(input_ids=torch.tensor([row])).logits.item() for row in ids]
     assert found["components"]["model"]["new"] == pytest.approx(sum(values) / 2, abs=1e-4)
     assert found["new"] == pytest.approx(sum(values) / 2 + found["components"]["right"]["new"] + 0.25, abs=1e-4)
 

@@ -151,10 +151,10 @@ class Comparison:
             "reordered_groups": self.reordered[:100],
             "agreement": self.agreeing / self.compared if self.compared else None,
             "failures": dict(self.failures.most_common(100)),
-            "differences": [one._asdict() for one in self.largest()],
+            "differences": [one._asdict() for one in self.most_different()],
         }
 
-    def largest(self) -> list[Difference]:
+    def most_different(self) -> list[Difference]:
         """Return the largest differences, the largest one first."""
         return sorted(self.differences, reverse=True)
 

@@ -17,7 +17,7 @@ def report(found: Comparison, files: int) -> None:
     show(("mean", "saved", "new"), rows)
     for line in _lines(found, figures, files):
         echo(line)
-    for one in found.largest():
+    for one in found.most_different():
         echo(f"\n{one.place}: {one.saved:g} -> {one.new:g}")
         echo(f"  question: {one.question}")
         if one.answer is not None:
