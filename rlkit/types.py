@@ -66,12 +66,14 @@ class Prompt:
         answer: The reference answer, where there is one; the policy never sees it.
         meta: Everything else of the row: `data_source` for `Router`, `tools` for the arguments of tools, and whatever
             a reward, an interaction or an environment reads.
+        tools: The names of the tools that its conversations have, of those in the recipe; None for all.
     """
 
     id: str
     messages: list[Message]
     answer: str | None = None
     meta: Row = field(default_factory=dict)
+    tools: list[str] | None = None
 
 
 @dataclass(frozen=True)

@@ -86,6 +86,10 @@ def of_task(prompt: object) -> str | None:
         return f"returned the messages {show(prompt.messages)}, expected messages with role and content"
     if not isinstance(prompt.meta, Mapping):
         return f"returned the meta {show(prompt.meta)}, expected values by name"
+    if prompt.tools is not None and not (
+        isinstance(prompt.tools, list) and all(isinstance(name, str) for name in prompt.tools)
+    ):
+        return f"returned the tools {show(prompt.tools)}, expected names, or None for all"
     return None
 
 

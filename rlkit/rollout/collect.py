@@ -115,7 +115,7 @@ async def converse(sampler: Sampler, prompt: Prompt, group: int, sample: int) ->
         try:
             async with nullcontext() if sampler.seconds is None else deadline(sampler.seconds) as clock:
                 session.messages += _readable(sampler, conversation, await session.open())
-                conversation.begin(sampler.template.start(session.messages))
+                conversation.begin(sampler.template.start(session.messages, prompt.tools))
                 while not conversation.over:
                     await _turn(sampler, conversation, session, texts, key)
                 await session.add_tool_rewards()
@@ -197,7 +197,7 @@ def _check(sampler: Sampler, conversation: Conversation, session: ParticipantSes
     """
     if sampler.check == "off" or conversation.error is not None or len(conversation.rewards) < 2:
         return
-    whole = sampler.template.rendered(session.messages)
+    whole = sampler.template.rendered(session.messages, conversation.prompt.tools)
     flat = sampler.template.decode(conversation.tokens)
     if whole.startswith(flat) or (conversation.stop is StopReason.STOP and flat.startswith(whole)):
         return

@@ -94,6 +94,8 @@ class ParticipantSession:
         self.conversation = conversation
         self.key = key
         self.messages: list[Message] = list(conversation.prompt.messages)
+        chosen = conversation.prompt.tools
+        self.tools = {n: tool for n, tool in participants.tools.items() if chosen is None or n in chosen}
         self._states: dict[str, State] = {}
         self._user: State = {}
         self._episode: State = {}
@@ -107,7 +109,7 @@ class ParticipantSession:
             RolloutError: A tool could not prepare its state.
         """
         prompt = self.conversation.prompt
-        for name, tool in self.participants.tools.items():
+        for name, tool in self.tools.items():
             state = self._states[name] = {}
             try:
                 await guard(partial(self._enter, name, "create", tool.create, state), tool)
@@ -130,7 +132,7 @@ class ParticipantSession:
             ParticipantError: The parser failed.
         """
         parser = self.participants.parser
-        if parser is None or not self.participants.tools:
+        if parser is None or not self.tools:
             return ParsedTurn(text)
         try:
             with errors_of(parser):
@@ -170,7 +172,7 @@ class ParticipantSession:
 
     async def add_tool_rewards(self) -> None:
         """Add the tools' rewards of the whole conversation."""
-        for name, tool in self.participants.tools.items():
+        for name, tool in self.tools.items():
             try:
                 value = await guard(partial(self._enter, name, "reward", tool.reward, self._states[name]), tool)
             except GuardError:
@@ -182,7 +184,7 @@ class ParticipantSession:
         """Release all states; errors are counted."""
         work: list[tuple[Callable[[], Awaitable[None]], Tool | Interaction | Environment]] = []
         for name, state in self._states.items():
-            tool = self.participants.tools[name]
+            tool = self.tools[name]
             work.append((partial(self._enter, name, "release", tool.release, state), tool))
         user, environment = self.participants.interaction, self.participants.environment
         if user is not None and "interaction" in self._started:
@@ -230,7 +232,7 @@ class ParticipantSession:
         return ToolReply(f"error: {problem}")
 
     async def _call_tool(self, call: ToolCall) -> ToolReply:
-        tool, state = self.participants.tools[call.name], self._states[call.name]
+        tool, state = self.tools[call.name], self._states[call.name]
         async with self.participants.slot(call.name):
             found = await guard(partial(self._enter, call.name, "call", tool.call, call.arguments, state), tool)
         with errors_of(tool):  # its text may be any object
@@ -242,12 +244,11 @@ class ParticipantSession:
         Raises:
             GuardError: The tool's schema is none.
         """
-        tools = self.participants.tools
-        if call.name not in tools:
-            return f"there is no tool {call.name!r}; tools: {', '.join(tools)}"
-        with errors_of(tools[call.name]):
+        if call.name not in self.tools:
+            return f"there is no tool {call.name!r}; tools: {', '.join(self.tools)}"
+        with errors_of(self.tools[call.name]):
             try:
-                jsonschema.validate(call.arguments, tools[call.name].parameters)
+                jsonschema.validate(call.arguments, self.tools[call.name].parameters)
             except jsonschema.ValidationError as error:
                 place = "/".join(map(str, error.absolute_path))
                 where = f"{place}{': ' if place else ''}"

@@ -50,28 +50,43 @@ class ChatTemplate:
     def __init__(self, tokenizer: Any, stop_ids: Collection[int], tools: Sequence[JsonObject] = ()) -> None:
         self.tokenizer = tokenizer
         self.stop_ids = frozenset(stop_ids)
-        self.tools = list(tools) or None
+        self.tools = list(tools)
         added = tokenizer.added_tokens_decoder.items()
         self._stop = _any_of([tokenizer.decode([i]) for i in self.stop_ids])
         self._special = _any_of([str(token) for i, token in added if token.special or i in self.stop_ids])
         self._starts: dict[str, array[int]] = {}
         self._kept = 0
 
-    def start(self, messages: Sequence[Message]) -> list[int]:
+    def start(self, messages: Sequence[Message], tools: Collection[str] | None = None) -> list[int]:
         """Return the ids with which a conversation starts, ready for the policy's turn.
+
+        Args:
+            messages: Those before the policy's turn.
+            tools: The names of the tools that the conversation has; None for all.
 
         Raises:
             RecipeError: The template refuses the messages.
         """
-        key = repr(messages)
+        key = repr((messages, tools))
         if (start := self._starts.get(key)) is None:  # all samples of a prompt start alike, and it was measured before
-            start = array("i", self._ids(self._text(messages, generate=True, tools=self.tools)))
+            start = array("i", self._ids(self.opening(messages, tools)))
             self._kept += len(start)
             if self._kept > KEPT_TOKENS:
                 self._starts.clear()
                 self._kept = len(start)
             self._starts[key] = start
         return start.tolist()
+
+    def opening(self, messages: Sequence[Message], tools: Collection[str] | None = None) -> str:
+        """Return the text of `start`."""
+        return self._text(messages, generate=True, tools=self._schemas(tools))
+
+    def lengths(self, openings: Sequence[str]) -> list[int]:
+        """Return the number of ids of each text; a tokenizer in Rust uses all CPUs."""
+        if not openings:
+            return []
+        found = self.tokenizer(list(openings), add_special_tokens=False, return_attention_mask=False)
+        return [len(ids) for ids in found["input_ids"]]
 
     def text(self, ids: Sequence[int], special: bool) -> str:
         """Return the text of a turn of the policy, without the token that ended it; `special` keeps special tokens."""
@@ -117,9 +132,9 @@ class ChatTemplate:
         plain = self.plain(text)
         return len(self.tokenizer.encode(plain, add_special_tokens=False, verbose=False))  # it may exceed the context
 
-    def rendered(self, messages: Sequence[Message]) -> str:
+    def rendered(self, messages: Sequence[Message], tools: Collection[str] | None = None) -> str:
         """Return the text of the template's own rendering of a whole conversation, to compare with `decode`."""
-        return self.decode(self._ids(self._text(messages, generate=False, tools=self.tools)))
+        return self.decode(self._ids(self._text(messages, generate=False, tools=self._schemas(tools))))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids, special tokens included."""
@@ -143,6 +158,10 @@ class ChatTemplate:
                 "the template strips thinking from earlier turns; training keeps it, as the policy saw it"
             )
         return found
+
+    def _schemas(self, names: Collection[str] | None) -> list[JsonObject] | None:
+        """Return the schemas of a conversation's tools; None, as templates expect, if there are none."""
+        return [tool for tool in self.tools if names is None or tool["function"]["name"] in names] or None
 
     def _check_end(self, found: TemplateCheck) -> None:
         opened = self._text([USER], generate=True)

@@ -7,17 +7,19 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from glob import has_magic
 from pathlib import Path
+from string import Formatter
 from typing import ClassVar
 
 from rlkit.errors import RecipeError, show
 from rlkit.interfaces.task import Split, Task
 from rlkit.ranges import NonNegativeInt, ShareBelowOne
 from rlkit.tasks import sources
+from rlkit.tasks.table import Table, place_of
 from rlkit.types import Message, Prompt, Row
 
 
 class Columns(Task):
-    """Rows with prompt and answer in two columns; a share of them may be held out."""
+    """Rows with prompt and answer in columns; a share of them may be held out."""
 
     no_validation: ClassVar[str] = (
         "the task has no validation rows: set task.validation_path, a share of the training rows to hold out "
@@ -25,9 +27,13 @@ class Columns(Task):
     )
     validation_split: float | str | None
 
-    def __init__(self, prompt_field: str, answer_field: str | None, system: str | None, split_seed: int) -> None:
+    def __init__(
+        self, prompt_field: str, answer_field: str | None, template: str | None, system: str | None, split_seed: int
+    ) -> None:
         self.prompt_field = prompt_field
         self.answer_field = answer_field
+        self.template = template
+        self._template = None if template is None else TextTemplate(template)
         self.system = system
         self.split_seed = split_seed
 
@@ -53,25 +59,35 @@ class Columns(Task):
         return self._train()
 
     def prompt(self, row: Row, index: int) -> Prompt:
-        return self._make(row, f"{self._source()}, row {index}", str(index))
+        return self._make(row, place_of(row, f"{self._source()}, row {index}"), str(index))
 
     def _make(self, row: Row, place: str, name: str) -> Prompt:
         messages = self._messages(row, place)
         if self.system is not None:
             messages.insert(0, {"role": "system", "content": self.system})
-        answer = None
-        if self.answer_field is not None:
-            answer = _text(sources.column(row, self.answer_field, place, "task.answer_field"))
-        used = {self.prompt_field, self.answer_field, "id"}
+        used = {self.prompt_field, self.answer_field, "id"} if self.template is None else {self.answer_field, "id"}
+        tools = row.get("tools")
         return Prompt(
             id=name if row.get("id") is None else str(row["id"]),
             messages=messages,
-            answer=answer,
+            answer=self._answer(row, place),
             meta={key: value for key, value in row.items() if key not in used},
+            tools=list(tools) if isinstance(tools, list) else None,
         )
+
+    def _check(self, row: Row, place: str) -> None:
+        self._make(row, place, "")
+
+    def _answer(self, row: Row, place: str) -> str | None:
+        """Return the reference answer in a row, None if there is none."""
+        if self.answer_field is None:
+            return None
+        return as_text(sources.column(row, self.answer_field, place, "task.answer_field"))
 
     def _messages(self, row: Row, place: str) -> list[Message]:
         """Return the messages in a row, without the recipe's system message."""
+        if self._template is not None:
+            return [{"role": "user", "content": self._template.fill(row, place)}]
         content = sources.column(row, self.prompt_field, place, "task.prompt_field")
         return _messages(content, f"{place}: {self.prompt_field!r}")
 
@@ -79,11 +95,47 @@ class Columns(Task):
         """Return one split of the rows; a row's split depends on its prompt and the seed alone."""
 
         def content(row: Row, index: int) -> str:
-            messages = self._messages(row, f"{self._source()}, row {index}")
+            messages = self._messages(row, place_of(row, f"{self._source()}, row {index}"))
             return json.dumps(messages, sort_keys=True, default=str)
 
         train, held_out = sources.divide(rows, share, self.split_seed, content)
         return train if split == "train" else held_out
+
+
+class TextTemplate:
+    """A text with columns in it: `{question}\\nAnswer with ####`; braces of the text itself are doubled.
+
+    Args:
+        text: Columns in braces; `{a.b}` is the field `b` inside `a`. Nothing else may be in them: no code runs.
+
+    Raises:
+        RecipeError: It is no such text, or names no column.
+    """
+
+    def __init__(self, text: str) -> None:
+        try:
+            self.parts = [*Formatter().parse(text)]
+        except ValueError as error:
+            raise RecipeError(f"task.template is {show(text)}: {error}; write {{{{ and }}}} for braces") from error
+        names = [name for _, name, _, _ in self.parts if name is not None]
+        if not all(names) or any(form or change for _, _, form, change in self.parts):
+            raise RecipeError(f"task.template is {show(text)}, expected only names of columns in braces")
+        if not names:
+            raise RecipeError(f"task.template is {show(text)}, expected a column in it, such as {{question}}")
+
+    def fill(self, row: Row, place: str) -> str:
+        """Return the text for a row.
+
+        Raises:
+            RecipeError: The row has no such column, or it is null.
+        """
+        return "".join(literal + (self._column(row, name, place) if name else "") for literal, name, _, _ in self.parts)
+
+    def _column(self, row: Row, name: str, place: str) -> str:
+        found = as_text(sources.column(row, name, place, "task.template"))
+        if found is None:
+            raise RecipeError(f"{place}: {name!r} is null, but task.template needs it")
+        return found
 
 
 class Jsonl(Columns):
@@ -96,6 +148,7 @@ class Jsonl(Columns):
             `split_seed`, whatever their order.
         prompt_field: The field with the prompt; `a.b` is the field `b` inside `a`.
         answer_field: The field with the answer, such as `reward_model.ground_truth`; null if there is none.
+        template: The prompt's text with fields in braces, such as `{question} Answer with ####.`, instead of a field.
         system: A system message to put before each prompt.
         split_seed: Seed of the selection of held-out rows.
     """
@@ -108,10 +161,11 @@ class Jsonl(Columns):
         validation_split: ShareBelowOne | None = None,
         prompt_field: str = "prompt",
         answer_field: str | None = "answer",
+        template: str | None = None,
         system: str | None = None,
         split_seed: NonNegativeInt = 0,
     ) -> None:
-        super().__init__(prompt_field, answer_field, system, split_seed)
+        super().__init__(prompt_field, answer_field, template, system, split_seed)
         if validation_path is not None and validation_split is not None:
             raise RecipeError(
                 f"task has validation_path={validation_path!r} and validation_split={validation_split}; remove one"
@@ -127,23 +181,30 @@ class Jsonl(Columns):
         return None if self.validation_path is None else self._read(self.validation_path, "task.validation_path")
 
     def _read(self, paths: sources.Paths, option: str) -> sources.Rows:
-        return sources.jsonl(sources.expand(paths, option), lambda row, place: self._make(row, place, ""))
+        found = Table([(name, sources.jsonl(name)) for name in sources.expand(paths, option)])
+        for row in found:
+            self._check(row, place_of(row, ""))
+        return found
 
     def _source(self) -> str:
         return str(self.path)
 
 
 class HFDataset(Columns):
-    """A data set of the Hugging Face hub or of a local folder in its layout, or parquet, JSON lines and CSV files.
+    """Rows of files, of a data set of the Hugging Face hub, or of a local folder in its layout.
+
+    Files are parquet, JSON lines, JSON, CSV, TSV or Arrow, packed or not, local or at any URL that fsspec opens; a
+    folder may also be one that `datasets` has saved. Fields of CSV files are texts.
 
     Args:
-        path: A name such as `openai/gsm8k`, a folder, or a training file; a pattern or a list names several files.
+        path: A name such as `openai/gsm8k`, a folder, or a training file; a pattern, or a list, names several files.
         validation_path: The validation files, where `path` is a file.
         name: The data set's configuration.
         train_split: The split to train on.
         validation_split: The split to validate on, or the share of the training rows to hold out, as `Jsonl` does.
         prompt_field: The column with the prompt (text, or chat messages); `a.b` is the field `b` inside `a`.
         answer_field: The column with the answer, such as `reward_model.ground_truth`; null if there is none.
+        template: The prompt's text with columns in braces, such as `{question} Answer with ####.`, instead of a column.
         system: A system message to put before each prompt.
         split_seed: Seed of the selection of held-out rows.
     """
@@ -158,10 +219,11 @@ class HFDataset(Columns):
         validation_split: ShareBelowOne | str = "test",
         prompt_field: str = "prompt",
         answer_field: str | None = "answer",
+        template: str | None = None,
         system: str | None = None,
         split_seed: NonNegativeInt = 0,
     ) -> None:
-        super().__init__(prompt_field, answer_field, system, split_seed)
+        super().__init__(prompt_field, answer_field, template, system, split_seed)
         self.path = path
         self.validation_path = validation_path
         self.name = name
@@ -181,17 +243,18 @@ class HFDataset(Columns):
     def _all(self, split: str) -> sources.Rows:
         if isinstance(self.path, list) or self._is_file:
             return self._files(self.path, "task.path")
+        if any((folder := Path(self.path).expanduser()).joinpath(name).is_file() for name in sources.SAVED):
+            return sources.saved(folder, split, "task.path")
         return sources.hub(self.path, self.name, split, "task.path")
 
     @property
     def _is_file(self) -> bool:
-        return isinstance(self.path, list) or Path(self.path).suffix in sources.KINDS or has_magic(self.path)
+        if isinstance(self.path, list) or sources.is_url(self.path):
+            return True
+        return has_magic(self.path) or sources.suffix_of(self.path) in sources.KINDS
 
     def _files(self, names: sources.Paths, option: str) -> sources.Rows:
-        paths = sources.expand(names, option)
-        if all(path.suffix == ".jsonl" for path in paths):  # whose errors name the line
-            return sources.jsonl(paths, lambda row, place: self._make(row, place, ""))
-        return sources.files(paths, option)
+        return sources.files(sources.expand(names, option), option, self._check)
 
     def _source(self) -> str:
         return str(self.path)
@@ -222,7 +285,7 @@ def _is_message(message: object) -> bool:
     return isinstance(content, str) or (content is None and bool(message.get("tool_calls")))
 
 
-def _text(answer: object) -> str | None:
+def as_text(answer: object) -> str | None:
     """Return an answer as text: lists and objects as JSON."""
     if answer is None or isinstance(answer, str):
         return answer

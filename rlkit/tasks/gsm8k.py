@@ -8,6 +8,7 @@ from pathlib import Path
 from rlkit.errors import RecipeError, show
 from rlkit.interfaces.task import Split, Task
 from rlkit.tasks import sources
+from rlkit.tasks.table import place_of
 from rlkit.types import Prompt, Row
 
 FILES = {"train": "train", "validation": "test"}
@@ -36,12 +37,12 @@ class GSM8K(Task):
         folder = sources.existing(Path(self.path), option="task.path")
         lines = folder / f"{FILES[split]}.jsonl"
         if lines.exists():
-            return sources.jsonl(sources.expand(str(lines), option="task.path"), _texts)
-        found = sorted(folder.rglob(f"{FILES[split]}-*.parquet")) or [folder / f"{FILES[split]}.jsonl"]
-        return sources.files(found, option="task.path")
+            return sources.files(sources.expand(str(lines), option="task.path"), "task.path", _texts)
+        found = sorted(folder.rglob(f"{FILES[split]}-*.parquet")) or [lines]
+        return sources.files([str(sources.regular(path, "task.path")) for path in found], "task.path", _texts)
 
     def prompt(self, row: Row, index: int) -> Prompt:
-        question, answer = _texts(row, f"task {type(self).__name__}, row {index}")
+        question, answer = _texts(row, place_of(row, f"task {type(self).__name__}, row {index}"))
         return Prompt(
             id=f"gsm8k-{index}",
             messages=[{"role": "user", "content": f"{question}\n{self.instruction}" if self.instruction else question}],

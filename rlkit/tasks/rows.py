@@ -26,6 +26,7 @@ class Rows(Columns):
             prompts and `split_seed`, not on their order.
         prompt_field: The field with the prompt; `a.b` is the field `b` inside `a`.
         answer_field: The field with the answer; None if there is none.
+        template: The prompt's text with fields in braces, such as `{question} Answer with ####.`, instead of a field.
         system: A system message to put before each prompt.
         split_seed: Another number holds out other rows.
 
@@ -46,10 +47,11 @@ class Rows(Columns):
         validation_split: ShareBelowOne | None = None,
         prompt_field: str = "prompt",
         answer_field: str | None = "answer",
+        template: str | None = None,
         system: str | None = None,
         split_seed: NonNegativeInt = 0,
     ) -> None:
-        super().__init__(prompt_field, answer_field, system, split_seed)
+        super().__init__(prompt_field, answer_field, template, system, split_seed)
         if validation is not None and validation_split is not None:
             raise RecipeError(f"Rows has validation rows and validation_split={validation_split}; remove one")
         self.train = _sequence(rows, "rows")
@@ -79,7 +81,14 @@ class Rows(Columns):
         return "task"
 
     def __repr__(self) -> str:
-        options = (self.validation_split, self.prompt_field, self.answer_field, self.system, self.split_seed)
+        options = (
+            self.validation_split,
+            self.prompt_field,
+            self.answer_field,
+            self.template,
+            self.system,
+            self.split_seed,
+        )
         digest = hashlib.sha256(repr(options).encode())
         for rows in (self.train, self.validation or ()):
             digest.update(_digest(rows))

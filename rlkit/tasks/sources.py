@@ -2,23 +2,46 @@
 
 from __future__ import annotations
 
+import csv
 import glob
 import hashlib
 import json
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import cast
+from pathlib import Path, PurePosixPath
+from typing import Any, cast
+from urllib.parse import urlsplit
 
 from rlkit.errors import RecipeError, UnavailableError, show, unreachable
+from rlkit.tasks.table import PlacedRow, Table
+from rlkit.text import redact
 from rlkit.types import Row
 
 Rows = Sequence[Row]
 Paths = str | list[str]
-"""A file, a pattern such as `data/*.jsonl`, or a list of either."""
+"""A file, a URL, a pattern such as `data/*.jsonl`, or a list of these."""
 
-KINDS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
-"""Names of file formats in `datasets`, by suffix."""
+KINDS = {
+    ".parquet": "parquet", ".json": "json", ".arrow": "arrow", ".jsonl": "jsonl", ".csv": "csv", ".tsv": "csv",
+}  # fmt: skip
+"""Formats of files by suffix: the first three are read by `datasets`."""
+
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+"""Suffixes of packed files, after that of the format."""
+
+SAVED = ("state.json", "dataset_dict.json")
+"""One of these is in a folder that `datasets` has saved."""
+
+
+def is_url(name: str) -> bool:
+    """Whether a name is a URL, which fsspec opens, instead of a path."""
+    return "://" in name
+
+
+def suffix_of(name: str) -> str:
+    """Return the suffix of a file's format, which that of a compression may follow."""
+    path = PurePosixPath(urlsplit(name).path if is_url(name) else name)
+    return PurePosixPath(path.stem).suffix if path.suffix in COMPRESSED else path.suffix
 
 
 def existing(path: Path, option: str) -> Path:
@@ -38,19 +61,19 @@ def existing(path: Path, option: str) -> Path:
     return path
 
 
-def expand(names: Paths, option: str) -> list[Path]:
-    """Return the regular files that a path, a pattern, or a list of them names.
+def expand(names: Paths, option: str) -> list[str]:
+    """Return the regular files and the URLs that a name, a pattern, or a list of them stands for.
 
     Raises:
         RecipeError: One is missing or not a regular file: a folder, a pipe, a device.
     """
     listed = [names] if isinstance(names, str) else names
-    paths = [path for name in listed for path in _matches(name, option)]
-    if not paths:
+    found = [path for name in listed for path in (_remote(name, option) if is_url(name) else _matches(name, option))]
+    if not found:
         raise RecipeError(
-            f"{option} is {names!r}, expected a file, a pattern such as 'data/*.jsonl', or a list of them"
+            f"{option} is {names!r}, expected a file, a URL, a pattern such as 'data/*.jsonl', or a list of them"
         )
-    return [regular(path, option) for path in paths]
+    return [name if is_url(name) else str(regular(Path(name), option)) for name in found]
 
 
 def regular(path: Path, option: str) -> Path:
@@ -68,50 +91,87 @@ def regular(path: Path, option: str) -> Path:
     return path
 
 
-def jsonl(paths: Sequence[Path], check: Callable[[Row, str], object]) -> Rows:
-    """Read files with one JSON object a line, in UTF-8.
+def files(names: Sequence[str], option: str, check: Callable[[Row, str], object]) -> Table:
+    """Open files of any of the formats.
+
+    Tables are read from disk when rows are asked for. Lines of text are read now.
 
     Args:
-        paths: From `expand`.
-        check: Called with each row and its place (the file and the line); raises RecipeError if the row is unusable.
+        names: From `expand`.
+        option: For messages.
+        check: Called with each row of a text file and its place (the file and the line); raises RecipeError if the row
+            is unusable.
+
+    Raises:
+        RecipeError: A file is of another format, or unreadable.
+    """
+    for name in names:
+        if suffix_of(name) not in KINDS:
+            raise RecipeError(
+                f"{option} names {redact(name)!r}, expected a file that ends in {', '.join(KINDS)}, or in one of these "
+                f"and {', '.join(COMPRESSED)}"
+            )
+    readers = {"jsonl": jsonl, "csv": separated}
+    parts: list[tuple[str, Any]] = []
+    for name in names:
+        kind = KINDS[suffix_of(name)]
+        rows = readers[kind](name) if kind in readers else _open(kind, name, option)
+        parts.append((redact(name), rows))
+        if kind in readers:
+            for row in rows:
+                check(row, row.place)
+    return Table(parts)
+
+
+def jsonl(name: str) -> list[PlacedRow]:
+    """Read a file with one JSON object a line, in UTF-8.
 
     Raises:
         RecipeError: A line is not such an object; the message names the file and the line.
     """
+    return [PlacedRow.at(place, _parse(line, place)) for place, line in _lines(name) if line.strip()]
+
+
+def separated(name: str) -> list[PlacedRow]:
+    """Read a CSV or TSV file in UTF-8, whose first line has the columns' names; all fields are texts.
+
+    Raises:
+        RecipeError: A row has more or fewer fields; the message names the file and the line.
+    """
+    csv.field_size_limit(2**31 - 1)
+    lines = (line for _, line in _lines(name))
+    reader = csv.DictReader(lines, delimiter="\t" if suffix_of(name) == ".tsv" else ",", strict=True)
     rows = []
-    for path in paths:
-        for place, line in _lines(path):
-            row = _parse(line, place)
-            check(row, place)
-            rows.append(row)
+    try:
+        columns = reader.fieldnames or []
+        for row in reader:
+            place = f"{redact(name)}, line {reader.line_num}"
+            if None in row or None in row.values():
+                count = len(columns) - list(row.values()).count(None) + len(row.get(None, ()))  # type: ignore[call-overload]
+                raise RecipeError(f"{place}: {count} fields, expected {len(columns)}: {', '.join(columns)}")
+            rows.append(PlacedRow.at(place, row))
+    except csv.Error as error:
+        raise RecipeError(f"{redact(name)}, after line {reader.line_num}: not a row of a CSV file ({error})") from error
     return rows
 
 
-def files(paths: Sequence[Path], option: str) -> Rows:
-    """Read parquet, JSON or CSV files through `datasets`; rows are read from disk when asked for.
+def saved(folder: Path, split: str, option: str) -> Rows:
+    """Open a folder that `datasets` has saved: one table, or a split of several.
 
     Raises:
-        RecipeError: A file is missing, of another kind, or unreadable.
+        RecipeError: It cannot be read, or has no such split.
     """
-    for path in paths:
-        regular(path, option)
-        if path.suffix not in KINDS:
-            raise RecipeError(f"{option} names {path.name!r}, expected a file ending in {', '.join(KINDS)}")
-        if path.suffix != paths[0].suffix:
-            raise RecipeError(f"{option} names {paths[0].name!r} and {path.name!r}, expected files of one kind")
     import datasets
 
     try:
-        loaded = datasets.load_dataset(KINDS[paths[0].suffix], data_files=[str(p) for p in paths], split="train")
+        found = datasets.load_from_disk(str(folder))
     except Exception as error:
-        names = ", ".join(map(str, paths[:3])) + (" …" if len(paths) > 3 else "")
-        cause: BaseException = error
-        while inner := cause.__cause__ or cause.__context__:  # the message of `datasets` itself is only that it failed
-            cause = inner
-        raise RecipeError(
-            f"{option}: {names} cannot be read as {KINDS[paths[0].suffix]}: {_first_line(cause)}"
-        ) from error
-    return cast(Rows, loaded)
+        raise RecipeError(f"{option}: {folder} cannot be read as Arrow files: {_first_line(error)}") from error
+    if isinstance(found, datasets.DatasetDict):
+        if split not in found:
+            raise RecipeError(f"{option}: {folder} has no split {split!r}; there are: {', '.join(found)}")
+        found = found[split]
+    return Table([(str(folder), found)])
 
 
 def hub(path: str, name: str | None, split: str, option: str) -> Rows:
@@ -123,7 +183,7 @@ def hub(path: str, name: str | None, split: str, option: str) -> Rows:
     import datasets
 
     try:
-        return cast(Rows, datasets.load_dataset(path, name, split=split))
+        return Table([(f"{path}, split {split}", datasets.load_dataset(path, name, split=split))])
     except Exception as error:
         kind = UnavailableError if unreachable(error) else RecipeError
         raise kind(
@@ -180,25 +240,60 @@ def _nearby(path: Path) -> str:
         return f"{parent} cannot be listed: {error.strerror}"
 
 
-def _matches(name: str, option: str) -> list[Path]:
+def _open(kind: str, name: str, option: str) -> Any:
+    import datasets
+
+    try:
+        return datasets.load_dataset(kind, data_files=[name], split="train")
+    except Exception as error:
+        cause: BaseException = error
+        while inner := cause.__cause__ or cause.__context__:  # the message of `datasets` itself is only that it failed
+            cause = inner
+        text = f"{option}: {redact(name)} cannot be read as {kind}: {redact(_first_line(cause))}"
+        raise (UnavailableError if is_url(name) and unreachable(error) else RecipeError)(text) from error
+
+
+def _remote(url: str, option: str) -> list[str]:
+    """Return the URLs that a pattern matches; one without a pattern is itself."""
+    if not glob.has_magic(urlsplit(url).path):
+        return [url]
+    import fsspec
+
+    try:
+        system, path = fsspec.core.url_to_fs(url)
+        found = [system.unstrip_protocol(name) for name in sorted(system.glob(path))]
+    except Exception as error:
+        raise RecipeError(f"{option} is {redact(url)!r}, which cannot be listed: {redact(str(error))}") from error
+    if not found:
+        raise RecipeError(f"{option} is {redact(url)!r}, which matches no file")
+    return found
+
+
+def _matches(name: str, option: str) -> list[str]:
     path = Path(name)
     if not glob.has_magic(name) or "\0" in name or path.exists():
-        return [path if not name.startswith("~") else existing(path, option)]
+        return [name if not name.startswith("~") else str(existing(path, option))]
     found = sorted(file for file in glob.glob(str(path.expanduser()), recursive=True) if not Path(file).is_dir())
     if not found:
         raise RecipeError(f"{option} is {name!r}, which matches no file; {_nearby(path.expanduser())}")
-    return list(map(Path, found))
+    return found
 
 
-def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Read the lines of a file that are not empty, each with its place."""
+def _lines(name: str) -> Iterator[tuple[str, str]]:
+    """Read the lines of a text file, each with its place."""
+    import fsspec
+
     try:
-        with path.open("rb") as raw:
+        with fsspec.open(name if is_url(name) else str(Path(name).absolute()), "rb", compression="infer") as raw:
             for number, line in enumerate(raw, 1):
-                if text := _decode(line, number, place := f"{path}, line {number}").strip():
-                    yield place, text
-    except OSError as error:
-        raise RecipeError(f"{path} cannot be read: {error.strerror}") from error
+                place = f"{redact(name)}, line {number}"
+                yield place, _decode(line, number, place)
+    except RecipeError:
+        raise
+    except Exception as error:  # file systems and unpackers have many of their own
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else _first_line(error)
+        kind = UnavailableError if is_url(name) and unreachable(error) else RecipeError
+        raise kind(f"{redact(name)} cannot be read: {redact(reason)}") from error
 
 
 def _decode(line: bytes, number: int, place: str) -> str:
@@ -212,7 +307,7 @@ def _decode(line: bytes, number: int, place: str) -> str:
             "in UTF-8; if it is text in another encoding, convert it: iconv -f LATIN1 -t UTF-8"
         ) from error
     if "\0" in text:
-        raise RecipeError(f"{place}: a NUL byte, expected a text file with one JSON object a line")
+        raise RecipeError(f"{place}: a NUL byte, expected text")
     return text
 
 
@@ -240,7 +335,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _select(rows: Rows, chosen: Sequence[int]) -> Rows:
-    select = getattr(rows, "select", None)  # of `datasets`, which leaves the rows on disk
+    select = getattr(rows, "select", None)  # of a table, which leaves the rows on disk
     return cast(Rows, select(chosen)) if select is not None else [rows[i] for i in chosen]
 
 

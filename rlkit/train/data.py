@@ -123,10 +123,20 @@ class Data:
         Raises:
             RecipeError: The chat template refuses it.
         """
+        self._check_tools(prompt)
         try:
-            return len(self.template.start(prompt.messages))
+            return len(self.template.start(prompt.messages, prompt.tools))
         except RecipeError as error:
             raise RecipeError(f"prompt {prompt.id!r}: {error}") from error
+
+    def _check_tools(self, prompt: Prompt) -> None:
+        known = self.recipe.tools or {}
+        for name in prompt.tools or ():
+            if name not in known:
+                raise RecipeError(
+                    f"prompt {prompt.id!r} names the tool {name!r}, but the recipe's tools are: "
+                    f"{', '.join(known) or 'none'}"
+                )
 
     def check_lengths(self) -> None:
         """Measure all prompts that the run will use, and drop the validation prompts that it skips.

@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -289,6 +290,20 @@ def test_the_row_of_the_data_gives_each_phase_its_arguments() -> None:
     adder = Adder()
     hold(lambda request, turn: [call(a=1, b=1), "2"][turn], tools(add=adder), Prompt("p", PROMPT.messages, "2", meta))
     assert adder.lives == [["create", {"x": 1}, "call", {"y": 2}, "reward", {"z": 3}, "release", {"w": 4}]]
+
+
+def test_a_conversation_has_the_tools_that_its_row_names() -> None:
+    first, second = Adder(), Adder()
+    prompt = replace(PROMPT, tools=["second"])
+    both = tools(first=first, second=second)
+    [done] = hold(
+        lambda request, turn: [call("first", a=3, b=4), call("second", a=3, b=4), "#### 7"][turn], both, prompt
+    )
+    told = [message["content"] for message in done.messages if message["role"] == "tool"]
+    assert told == ["error: there is no tool 'first'; tools: second", "7"]
+    assert (first.lives, len(second.lives)) == ([], 1)
+    [alone] = hold(lambda request, turn: call("first", a=3, b=4), both, replace(PROMPT, tools=[]))
+    assert (alone.stop, alone.counts, len(alone.turns)) == (StopReason.STOP, {}, 2)
 
 
 @pytest.mark.parametrize(

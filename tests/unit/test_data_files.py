@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 from pathlib import Path
 
 import pytest
 
-from rlkit.errors import RecipeError
+from rlkit.errors import RecipeError, RlkitError
 from rlkit.tasks import GSM8K, HFDataset, Jsonl
+from rlkit.tasks.table import Table, place_of
 from rlkit.testing import check_task
 
 VERL = {
@@ -76,10 +78,113 @@ def test_several_files_by_pattern_and_by_list(tmp_path: Path, task: type[Jsonl] 
         Jsonl([]).rows("train")
 
 
-def test_files_of_two_kinds_are_refused(tmp_path: Path) -> None:
-    paths = [write(tmp_path / name, {"prompt": "a", "answer": "b"}) for name in ("a.json", "b.csv")]
-    with pytest.raises(RecipeError, match=r"'a.json' and 'b.csv', expected files of one kind"):
-        HFDataset(paths).rows("train")
+def test_files_of_any_kinds_are_one_table(tmp_path: Path) -> None:
+    import datasets
+
+    write(tmp_path / "a.json", {"prompt": "a", "answer": "1"})
+    (tmp_path / "b.csv").write_text('prompt,answer\n"b, ""two""\nlines",007\n\nc,None\n')
+    (tmp_path / "c.tsv").write_text("answer\tprompt\n4\td\n")
+    datasets.Dataset.from_list([{"prompt": "e", "answer": "5"}]).to_parquet(tmp_path / "d.parquet")
+    with gzip.open(tmp_path / "e.jsonl.gz", "wt") as lines:
+        lines.write(json.dumps({"prompt": "f", "answer": "6"}) + "\n")
+    task = HFDataset(str(tmp_path / "*.*"))
+    prompts = [task.prompt(row, i) for i, row in enumerate(task.rows("train"))]
+    assert [(p.messages[0]["content"], p.answer) for p in prompts] == [
+        ("a", "1"), ('b, "two"\nlines', "007"), ("c", "None"), ("d", "4"), ("e", "5"), ("f", "6"),
+    ]  # fmt: skip
+    places = [place_of(row, "").rpartition("/")[2] for row in task.rows("train")]
+    assert places == ["a.json, row 1", "b.csv, line 3", "b.csv, line 5", "c.tsv, line 2", "d.parquet, row 1",
+                      "e.jsonl.gz, line 1"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("prompt,answer\na,1\nb\n", r"t.csv, line 3: 1 fields, expected 2: prompt, answer"),
+        ("prompt,answer\na,1\nb,2,3,4\n", r"t.csv, line 3: 4 fields, expected 2: prompt, answer"),
+        ('prompt,answer\na,1\n"b,2\n', r"t.csv, after line 2: not a row of a CSV file"),
+        ("question,answer\na,1\n", r"t.csv, line 2: no field 'prompt' .*the row has: question, answer"),
+        ("prompt,answer\na,1\n\x00,2\n", r"t.csv, line 3: a NUL byte"),
+    ],
+)
+def test_a_malformed_row_of_a_csv_file_is_named(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(text)
+    with pytest.raises(RecipeError, match=message):
+        HFDataset(str(path)).rows("train")
+
+
+@pytest.mark.parametrize("name", ["t.jsonl.gz", "t.csv.xz", "t.parquet.bz2"])
+def test_a_damaged_packed_file_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"no such format")
+    with pytest.raises(RecipeError, match=rf"{name} cannot be read"):
+        HFDataset(str(tmp_path / name)).rows("train")
+
+
+def test_urls_and_patterns_of_urls(tmp_path: Path) -> None:
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    for name, row in (("b", {"prompt": "b", "answer": "2"}), ("a", {"prompt": "a", "answer": "1"})):
+        memory.pipe(f"/rows/{name}.jsonl", json.dumps(row).encode())
+    rows = HFDataset("memory://rows/*.jsonl").rows("train")
+    assert [row["prompt"] for row in rows] == ["a", "b"]
+    local = write(tmp_path / "t.json", {"prompt": "c", "answer": "3"})
+    assert [row["prompt"] for row in HFDataset(["memory://rows/b.jsonl", f"file://{local}"]).rows("train")] == [
+        "b",
+        "c",
+    ]
+    with pytest.raises(RecipeError, match=r"task.path is 'memory://rows/\*.csv', which matches no file"):
+        HFDataset("memory://rows/*.csv").rows("train")
+    with pytest.raises(RecipeError, match=r"memory://rows/none.jsonl cannot be read"):
+        HFDataset("memory://rows/none.jsonl").rows("train")
+    with pytest.raises(RecipeError, match=r"unknown://x/a.jsonl cannot be read: .*unknown"):
+        HFDataset("unknown://x/a.jsonl").rows("train")
+    with pytest.raises(RlkitError) as refused:  # nobody listens there
+        HFDataset("http://name:secret@127.0.0.1:9/a.jsonl").rows("train")
+    assert "secret" not in str(refused.value)
+
+
+def test_folders_that_datasets_has_saved(tmp_path: Path) -> None:
+    import datasets
+
+    train, test = (datasets.Dataset.from_list(questions(*names)) for names in ("ab", "c"))
+    datasets.DatasetDict({"train": train, "test": test}).save_to_disk(tmp_path / "both")
+    train.save_to_disk(tmp_path / "one")
+    both = HFDataset(str(tmp_path / "both"))
+    assert [[row["answer"] for row in both.rows(split)] for split in ("train", "validation")] == [["a", "b"], ["c"]]
+    one = HFDataset(str(tmp_path / "one"), validation_split=0.5)
+    assert sorted(row["answer"] for split in ("train", "validation") for row in one.rows(split)) == ["a", "b"]
+    with pytest.raises(RecipeError, match=r"both has no split 'dev'; there are: train, test"):
+        HFDataset(str(tmp_path / "both"), validation_split="dev").rows("validation")
+    (tmp_path / "one" / "state.json").write_text("{")
+    with pytest.raises(RecipeError, match=r"one cannot be read as Arrow files"):
+        one.rows("train")
+
+
+def test_a_template_takes_columns(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl", {"q": "2+2?", "extra": {"hint": ["a", 1]}, "answer": 4, "prompt": "x"})
+    task = HFDataset(path, template="{q} {{n}}\n{extra.hint}", system="Be brief.")
+    prompt = task.prompt(task.rows("train")[0], 0)
+    assert prompt.messages[1]["content"] == '2+2? {n}\n["a", 1]'
+    assert prompt.messages[0]["role"] == "system"
+    assert (prompt.answer, prompt.meta["prompt"], prompt.meta["q"]) == ("4", "x", "2+2?")
+    with pytest.raises(RecipeError, match=r"line 1: no field 'question' \(task.template\); the row has: q, extra"):
+        HFDataset(path, template="{question}").rows("train")
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "}", "no column", "{q!r}", "{q:>5}", ""])
+def test_a_template_has_only_names_of_columns(text: str) -> None:
+    with pytest.raises(RecipeError, match=r"task.template is"):
+        HFDataset("x.jsonl", template=text)
+
+
+def test_a_template_runs_no_code(tmp_path: Path) -> None:
+    """`str.format` would follow attributes and items."""
+    path = write(tmp_path / "t.jsonl", {"q": "x", "answer": "y"})
+    for text in ("{q.__class__}", "{q[0]}"):
+        with pytest.raises(RecipeError, match=r"no field 'q"):
+            HFDataset(path, template=text).rows("train")
 
 
 @pytest.mark.parametrize("task", [Jsonl, HFDataset])
@@ -116,7 +221,9 @@ def test_a_share_of_a_parquet_file_stays_on_disk(tmp_path: Path) -> None:
     path = str(tmp_path / "a.parquet")
     datasets.Dataset.from_list(questions(*range(10))).to_parquet(path)
     task = HFDataset(path, validation_split=0.01)  # at least one
-    assert isinstance(task.rows("train"), datasets.Dataset)
+    rows = task.rows("train")
+    assert isinstance(rows, Table)
+    assert isinstance(rows.tables[0][1], datasets.Dataset)
     assert (len(task.rows("train")), len(task.rows("validation"))) == (9, 1)
 
 
@@ -165,7 +272,7 @@ def test_other_encodings(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"line 1: the file is in UTF-16, expected UTF-8; .*iconv"):
         Jsonl(str(path)).rows("train")
     path.write_bytes(GOOD.decode().encode("utf-8-sig"))
-    assert Jsonl(str(path)).rows("train") == [{"prompt": "x", "answer": "y"}]
+    assert list(Jsonl(str(path)).rows("train")) == [{"prompt": "x", "answer": "y"}]
 
 
 @pytest.mark.parametrize("task", [Jsonl, HFDataset])
@@ -192,7 +299,7 @@ def test_what_is_no_regular_file_is_refused_and_never_read(tmp_path: Path, task:
         task("~nobody-is-called-so/a.jsonl").rows("train")
 
 
-@pytest.mark.parametrize("name", ["t.csv", "t.parquet", "t.json"])
+@pytest.mark.parametrize("name", ["t.arrow", "t.parquet", "t.json"])
 def test_a_file_that_datasets_cannot_read_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b'"\xff\xfe\x00{[\n\x00')
     with pytest.raises(RecipeError, match=rf"task.path: .*{name} cannot be read as \w+: \S+"):
@@ -205,9 +312,9 @@ def test_a_table_whose_prompts_are_none_names_the_row(tmp_path: Path) -> None:
     path = str(tmp_path / "t.parquet")
     datasets.Dataset.from_list([{"prompt": "x", "answer": "y"}, {"prompt": None, "answer": "y"}]).to_parquet(path)
     task = HFDataset(path)
-    with pytest.raises(RecipeError, match=r"t.parquet, row 1: 'prompt' is None, expected text"):
+    with pytest.raises(RecipeError, match=r"t.parquet, row 2: 'prompt' is None, expected text"):
         task.prompt(task.rows("train")[1], 1)
-    with pytest.raises(RecipeError, match=r"t.parquet, row 1: 'prompt' is None, expected text"):
+    with pytest.raises(RecipeError, match=r"t.parquet, row 2: 'prompt' is None, expected text"):
         HFDataset(path, validation_split=0.5).rows("train")
 
 

@@ -129,7 +129,7 @@ def lengths(*letters: int, steps: int = 1, skip: bool = False, tokenizer: Any = 
     train = Train(steps=steps, prompts_per_step=2, seed=0)
     rollout = SimpleNamespace(skip_long_prompts=skip)
     task = Lengths(letters)
-    recipe: Any = SimpleNamespace(train=train, rollout=rollout, task=task, model=Model("tiny"))
+    recipe: Any = SimpleNamespace(train=train, rollout=rollout, task=task, tools=None, model=Model("tiny"))
     data = Data(tokenizer, 0, recipe, task.rows("train"), [], frozenset({tokenizer.eos_token_id}))
     data.context = data.length(Prompt("", [{"role": "user", "content": "x" * 10}]))
     return data

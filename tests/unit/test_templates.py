@@ -156,6 +156,20 @@ def test_the_flat_run_is_what_the_template_renders(style: str, name: str) -> Non
 
 
 @pytest.mark.parametrize("style", WITH_TOOLS)
+def test_a_conversation_is_shown_the_tools_that_it_has(style: str) -> None:
+    add = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+    both, one, none = (template_of(style, tools) for tools in ([*TOOLS, add], [add], []))
+    messages: list[Message] = [{"role": "user", "content": "2 + 2?"}]
+    assert both.start(messages, ["add"]) == one.start(messages)
+    assert both.start(messages, []) == none.start(messages)
+    assert both.start(messages, ["count", "add"]) == both.start(messages) == both.start(messages, None)
+    reply: Message = {"role": "assistant", "content": "4"}
+    assert both.rendered([*messages, reply], ["add"]) == one.rendered([*messages, reply])
+    openings = [both.opening(messages, names) for names in (None, ["add"], [])]
+    assert both.lengths(openings) == [len(template.start(messages)) for template in (both, one, none)]
+
+
+@pytest.mark.parametrize("style", WITH_TOOLS)
 @pytest.mark.parametrize("name", ["one result", "two results", "two rounds"])
 def test_tools_are_shown_at_the_start_only(style: str, name: str) -> None:
     """Mistral's template moves them to the last user's message: there a second one is not what the template renders."""

@@ -31,7 +31,7 @@ def check_weights(data: Data, service: RolloutService) -> float:
     whole &= all(weight.dtype is torch.float32 for weight in actor.parameters())
     limit = recipe.rollout.max_gap or (1e-3 if whole else 0.2)
     sampling = Sampling(temperature=1.0, max_tokens=1)
-    asked = [tuple(data.template.start(prompt.messages)) for prompt in prompts if ranks.lead]
+    asked = [tuple(data.template.start(prompt.messages, prompt.tools)) for prompt in prompts if ranks.lead]
     requests = [
         Request(ids, sampling, SampleKey(0, 0, f"weight-check/{i}", 0), f"weight-check/{i}")
         for i, ids in enumerate(asked)

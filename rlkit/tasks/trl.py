@@ -1,0 +1,52 @@
+"""Rows in the form that TRL trains on."""
+
+from __future__ import annotations
+
+from rlkit.ranges import NonNegativeInt, ShareBelowOne
+from rlkit.tasks.files import HFDataset, as_text
+from rlkit.types import Row
+
+ANSWERS = ("answer", "solution", "ground_truth")
+
+
+class TRL(HFDataset):
+    """TRL's rows for GRPO: `prompt` (messages, or a text, which becomes a user's message) and any other columns.
+
+    Reward functions of `PythonReward` get the columns by name, as TRL passes them. The reference answer of other
+    rewards is the column `answer`, `solution` or `ground_truth`, whichever is there first.
+
+    Args:
+        path: The training file, a pattern, a list, a folder, or a name on the Hugging Face hub; see `HFDataset`.
+        validation_path: The validation files, where `path` is a file.
+        name: The data set's configuration.
+        train_split: The split to train on.
+        validation_split: The split to validate on, or the share of the training rows to hold out.
+        system: A system message to put before each prompt.
+        split_seed: Seed of the selection of held-out rows.
+    """
+
+    def __init__(
+        self,
+        path: str | list[str],
+        validation_path: str | list[str] | None = None,
+        *,
+        name: str | None = None,
+        train_split: str = "train",
+        validation_split: ShareBelowOne | str = "test",
+        system: str | None = None,
+        split_seed: NonNegativeInt = 0,
+    ) -> None:
+        super().__init__(
+            path,
+            validation_path,
+            name=name,
+            train_split=train_split,
+            validation_split=validation_split,
+            answer_field=None,
+            system=system,
+            split_seed=split_seed,
+        )
+
+    def _answer(self, row: Row, place: str) -> str | None:
+        found = [row[name] for name in ANSWERS if row.get(name) is not None]
+        return as_text(found[0]) if found else None
