@@ -81,7 +81,9 @@ class Recipe:
         """Return the parts that may hold something, which is freed at the end of the run."""
         used = (self.rollout.engine, self.reward, self.advantage, self.loss, self.interaction, self.environment)
         read = (self.task, self.rollout.filter, self.parser, *self.callbacks)
-        return [part for part in (*used, *(self.tools or {}).values(), *read) if part is not None]
+        held_out = {} if self.validation is None else self.validation.tasks or {}
+        parts = (*used, *(self.tools or {}).values(), *read, *held_out.values())
+        return [part for part in parts if part is not None]
 
     @property
     def needs_reference(self) -> bool:
@@ -199,6 +201,8 @@ def _check_validation(recipe: Recipe) -> Iterator[str]:
             "the section validation has before: false, every: 0 and after: false, so nothing is validated; set one of "
             "them, or validation: null"
         )
+    if validation is not None and validation.tasks == {}:
+        yield "validation.tasks names no task; add some, or set it to null for the recipe's own"
     if validation is not None and validation.patience is not None:
         if not validation.every:
             yield "validation.patience counts the validations of steps; set validation.every to 1 or more"

@@ -67,6 +67,8 @@ class Prompt:
         meta: Everything else of the row: `data_source` for `Router`, `tools` for the arguments of tools, and whatever
             a reward, an interaction or an environment reads.
         tools: The names of the tools that its conversations have, of those in the recipe; None for all.
+        source: The prompts that validation shows figures of apart: a name of `validation.tasks`; where it is None,
+            `data_source`.
     """
 
     id: str
@@ -74,6 +76,7 @@ class Prompt:
     answer: str | None = None
     meta: Row = field(default_factory=dict)
     tools: list[str] | None = None
+    source: str | None = None
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from rlkit.models.weights import full_state_dict
 from rlkit.recipe import Recipe
 from rlkit.run import memory
 from rlkit.run.answers import write_answers
-from rlkit.run.checkpoint.resume import load
+from rlkit.run.checkpoint.resume import held_out, load
 from rlkit.run.checkpoint.state import as_data, numbers, tensors
 from rlkit.run.checkpoint.write import Best, Saver, Writer
 from rlkit.run.folder import RunFolder, first_groups
@@ -194,7 +194,8 @@ class Session:
             self.outcome = Outcome(steps=state.step, validation={"before": state.before, "after": None})
             if self.progress is not None:
                 self.progress.stalled, self.progress.waited = state.stalled, state.waited
-            self.earlier = state.earlier
+            if held_out(state.recipe) == held_out(as_data(self.folder.recipe_yaml)):
+                self.earlier = state.earlier
             best = state.best if state.figure == save.keep_best else None
         writer = Writer(store, save, context.ranks, self.outcome.steps, best)
         self.saver = Saver(writer, self.reporter.note, self.outcome.steps if here else 0)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from annotated_types import Ge, Le
 
+from rlkit.interfaces.task import Task
 from rlkit.ranges import NUMBER, NonNegativeInt, PositiveInt
 from rlkit.types import Sampling
 
@@ -37,7 +38,9 @@ class Validation:
         before: Whether to validate before training.
         every: Steps between validations; 0 for none. That of the last step is the one after training, if there is one.
         after: Whether to validate after training.
-        limit: Prompts, from the start of the split; null for all of it.
+        tasks: Tasks by name, whose validation splits are used, null for the recipe's task; figures are shown apart by
+            these names. The recipe's reward scores them all. Null for the recipe's task alone.
+        limit: Prompts of each task, from the start of the split; null for all of it.
         samples: Sampled answers per prompt, besides the greedy one; 0 for none.
         sampling: How they are sampled; null for the sampling of training.
         patience: Training ends after so many validations in a row without a new best; null for never.
@@ -47,6 +50,7 @@ class Validation:
     before: bool = True
     every: NonNegativeInt = 0
     after: bool = True
+    tasks: dict[str, Task | None] | None = None
     limit: PositiveInt | None = None
     samples: Annotated[int, Ge(0), Le(65536), NUMBER] = 1
     sampling: Sampling | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -178,13 +178,8 @@ def load_data(recipe: Recipe) -> Data:
     """
     context = context_length(load_config(recipe.model)) - recipe.rollout.engine.reserved
     tokenizer = load_tokenizer(recipe.model)
-    train = _rows(recipe, "train")
-    validation = []
-    if recipe.validation is not None:
-        held_out = _rows(recipe, "validation")
-        count = min(recipe.validation.limit or len(held_out), len(held_out))
-        validation = [make_prompt(recipe.task, held_out, i) for i in range(count)]
-    data = Data(tokenizer, context, recipe, train, validation, stop_ids(recipe.model, tokenizer))
+    train = _rows(recipe.task, "train")
+    data = Data(tokenizer, context, recipe, train, held_out(recipe), stop_ids(recipe.model, tokenizer))
     data.check_lengths()
     return data
 
@@ -202,9 +197,32 @@ def make_prompt(task: Task, rows: Sequence[Row], index: int) -> Prompt:
     return prompt
 
 
-def _rows(recipe: Recipe, split: Split) -> Sequence[Row]:
-    with calling(recipe.task, "rows"):
-        rows = recipe.task.rows(split)
+def held_out(recipe: Recipe) -> list[Prompt]:
+    """Return the validation prompts: those of the recipe's task, or those of `validation.tasks`, under their names."""
+    if recipe.validation is None:
+        return []
+    if recipe.validation.tasks is None:
+        return _held_out(recipe.task, recipe.validation.limit)
+    return [
+        replace(
+            prompt,
+            id=f"{name}/{prompt.id}",
+            meta={**prompt.meta, "data_source": prompt.meta.get("data_source") or name},  # by which Router chooses
+            source=name,
+        )
+        for name, task in recipe.validation.tasks.items()
+        for prompt in _held_out(task or recipe.task, recipe.validation.limit)
+    ]
+
+
+def _held_out(task: Task, limit: int | None) -> list[Prompt]:
+    rows = _rows(task, "validation")
+    return [make_prompt(task, rows, i) for i in range(min(limit or len(rows), len(rows)))]
+
+
+def _rows(task: Task, split: Split) -> Sequence[Row]:
+    with calling(task, "rows"):
+        rows = task.rows(split)
     if len(rows) == 0:
-        raise RecipeError(f"task {type(recipe.task).__name__} has no {split} rows, expected at least one")
+        raise RecipeError(f"task {type(task).__name__} has no {split} rows, expected at least one")
     return rows

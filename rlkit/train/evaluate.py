@@ -51,7 +51,7 @@ class Answer(NamedTuple):
         components = {} if score is None or reward is None else {_name(k): x for k, x in score.components.items()}
         return cls(
             trajectory.group,
-            _name(trajectory.prompt.meta.get("data_source") or ""),
+            _name(trajectory.prompt.source or trajectory.prompt.meta.get("data_source") or ""),
             trajectory.error is not None,
             trajectory.stop is StopReason.STOP,
             trajectory.response_length,

@@ -37,7 +37,7 @@ DEFAULTS: dict[type, dict[str, Any]] = {
     },
     sections.Save: {"every": 100, "keep_last": 2, "keep_best": None, "folder": None},
     sections.Validation: {
-        "before": True, "every": 0, "after": True, "limit": None, "samples": 1, "sampling": None, "patience": None,
+        "before": True, "every": 0, "after": True, "tasks": None, "limit": None, "samples": 1, "sampling": None, "patience": None,
         "watch": "accuracy",
     },
     sections.Conversation: {

@@ -8,6 +8,7 @@ from rlkit.errors import RecipeError, show
 from rlkit.models.store import CheckpointRef
 from rlkit.run.checkpoint.state import as_data, restore, tensors
 from rlkit.train.setup import TrainContext
+from rlkit.types import JsonObject
 
 FIXED = (
     "model.path",
@@ -63,6 +64,14 @@ def compare(found: CheckpointRef, recipe_yaml: str, force: bool) -> list[str]:
             + "\nadd --force to go on with it as it is now"
         )
     return list(lines.values())
+
+
+def held_out(recipe: JsonObject) -> list[object]:
+    """Return what of a recipe determines which prompts are validated, so that they can be paired with earlier ones."""
+    validation = recipe.get("validation") or {}
+    tasks = validation.get("tasks")
+    # of one task a limit leaves out the last prompts only
+    return [recipe.get("task"), tasks, None if tasks is None else validation.get("limit")]
 
 
 def load(context: TrainContext, found: CheckpointRef) -> None:
