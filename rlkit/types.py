@@ -67,7 +67,7 @@ class Prompt:
         meta: Everything else of the row: `data_source` for `Router`, `tools` for the arguments of tools, and whatever
             a reward, an interaction or an environment reads.
         tools: The names of the tools that its conversations have, of those in the recipe; None for all.
-        source: The prompts that validation shows figures of apart: a name of `validation.tasks`; where it is None,
+        source: Where it is from, by which validation shows figures apart: its name in `validation.tasks`; None for
             `data_source`.
     """
 

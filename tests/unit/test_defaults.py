@@ -37,8 +37,8 @@ DEFAULTS: dict[type, dict[str, Any]] = {
     },
     sections.Save: {"every": 100, "keep_last": 2, "keep_best": None, "folder": None},
     sections.Validation: {
-        "before": True, "every": 0, "after": True, "tasks": None, "limit": None, "samples": 1, "sampling": None, "patience": None,
-        "watch": "accuracy",
+        "before": True, "every": 0, "after": True, "tasks": None, "limit": None, "samples": 1, "sampling": None,
+        "patience": None, "watch": "accuracy",
     },
     sections.Conversation: {
         "turns": 8, "tokens": None, "tool_calls": 16, "seconds": 600.0, "check": "warn", "max_reply_tokens": "auto",
