@@ -52,6 +52,23 @@ def note(characters: int) -> str:
     return f"\n[... {characters:,} characters left out ...]\n"
 
 
+def longest_piece(piece: Callable[[int], str], high: int, tokens: int, count: Count) -> int:
+    """Return how many characters of a text, at most `high`, are nearly as many tokens as it may have, but no more."""
+    low = low_tokens = 0
+    high_tokens = count(piece(high))
+    if high_tokens <= tokens:
+        return high
+    for _ in range(TRIES):
+        guess = low + max(1, (high - low) * (tokens - low_tokens) // (high_tokens - low_tokens))
+        if guess >= high:
+            break
+        if (found := count(piece(guess))) <= tokens:
+            low, low_tokens = guess, found
+        else:
+            high, high_tokens = guess, found
+    return low
+
+
 def _text(part: Any) -> str | None:
     """Return the text of a content, or of one of its parts; None for an image and other things."""
     text = part.get("text") if isinstance(part, Mapping) else part
@@ -67,28 +84,11 @@ def _middle(text: str, limit: int, count: Count) -> tuple[int, int] | None:
     if len(text) <= WIDEST * limit and count(text) <= limit:
         return None
     first = limit - limit // 2
-    start = _longest(lambda length: text[:length], min(WIDEST * first, len(text)), first, count)
+    start = longest_piece(lambda length: text[:length], min(WIDEST * first, len(text)), first, count)
     last = limit // 2
     length = min(WIDEST * last, len(text) - start)
-    end = len(text) - _longest(lambda length: text[len(text) - length :], length, last, count)
+    end = len(text) - longest_piece(lambda length: text[len(text) - length :], length, last, count)
     return (start, end) if start < end else None
-
-
-def _longest(piece: Callable[[int], str], high: int, tokens: int, count: Count) -> int:
-    """Return how many characters of a text, at most `high`, are nearly as many tokens as it may have, but no more."""
-    low = low_tokens = 0
-    high_tokens = count(piece(high))
-    if high_tokens <= tokens:
-        return high
-    for _ in range(TRIES):
-        guess = low + max(1, (high - low) * (tokens - low_tokens) // (high_tokens - low_tokens))
-        if guess >= high:
-            break
-        if (found := count(piece(guess))) <= tokens:
-            low, low_tokens = guess, found
-        else:
-            high, high_tokens = guess, found
-    return low
 
 
 def _outside(texts: Sequence[str], start: int, end: int) -> Iterator[str]:

@@ -85,8 +85,11 @@ class ChatTemplate:
         """Return the number of ids of each text; a tokenizer in Rust uses all CPUs."""
         if not openings:
             return []
-        found = self.tokenizer(list(openings), add_special_tokens=False, return_attention_mask=False)
-        return [len(ids) for ids in found["input_ids"]]
+        if (backend := getattr(self.tokenizer, "backend_tokenizer", None)) is not None:
+            backend.no_truncation()  # its file may ask for that
+            backend.no_padding()
+            return [len(encoded) for encoded in backend.encode_batch_fast(list(openings), add_special_tokens=False)]
+        return [len(ids) for ids in self.tokenizer(list(openings), add_special_tokens=False)["input_ids"]]
 
     def text(self, ids: Sequence[int], special: bool) -> str:
         """Return the text of a turn of the policy, without the token that ended it; `special` keeps special tokens."""

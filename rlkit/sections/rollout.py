@@ -22,7 +22,9 @@ class Rollout:
         filter: Which groups to train on; null trains on all.
         max_gap: The largest mean distance of the engine's log-probs of a few tokens from the trainer's, in the weight
             check before the first rollout; null for 1e-3 in float32 and 0.2 in lower precisions.
-        skip_long_prompts: Leave out prompts that do not fit the context, instead of refusing the run.
+        max_prompt_tokens: The most tokens of a prompt, tools and template included; null for what the context holds.
+        overlong: What becomes of longer prompts: `error` refuses the run, `drop` leaves them out, and `left`, `right`
+            or `middle` is where their longest texts are cut.
         max_conversations: How many conversations run at once on a rank, while others wait for their admission; null
             for as many as the engine can hold. More keep an engine busy whose conversations wait for tools.
     """
@@ -32,7 +34,8 @@ class Rollout:
     sampling: Sampling = field(default_factory=Sampling)
     filter: GroupFilter | None = None
     max_gap: PositiveFloat | None = None
-    skip_long_prompts: bool = False
+    max_prompt_tokens: PositiveInt | None = None
+    overlong: Literal["error", "drop", "left", "right", "middle"] = "error"
     max_conversations: Count | None = None
 
 

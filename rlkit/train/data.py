@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -20,6 +21,7 @@ from rlkit.ops.random import permutation
 from rlkit.parsers.detect import detect
 from rlkit.recipe import Recipe
 from rlkit.registry import calling, require
+from rlkit.rollout.lengths import measure, shorten
 from rlkit.rollout.participants import Participants
 from rlkit.rollout.template import USER, ChatTemplate
 from rlkit.types import Prompt, Row
@@ -33,10 +35,22 @@ class Data:
     context: int
     recipe: Recipe
     train: Sequence[Row]
-    validation: list[Prompt]
+    held_out: list[Prompt]
     stop_ids: frozenset[int] = frozenset()
     longest: int = 0
     """Tokens of the longest prompt that the run will use."""
+
+    overlong: int = 0
+    """Prompts that were too long, of those that the run measured."""
+
+    kept: Sequence[int] = ()
+    """The training rows that are used: without those that are left out for their length."""
+
+    validation: list[Prompt] = field(default_factory=list)
+    """Held-out prompts that are used, of a length that fits."""
+
+    show: bool = False
+    """Whether to show the progress of what takes long."""
 
     participants: Participants = field(default_factory=Participants)
 
@@ -75,93 +89,125 @@ class Data:
         if recipe.interaction or recipe.environment:
             self.template.delta([USER])
 
+    @property
+    def limit(self) -> int:
+        """The most tokens of a prompt: a token of the context is left for an answer."""
+        return min(self.context - 1, self.recipe.rollout.max_prompt_tokens or self.context)
+
     def slots(self, step: int) -> list[int]:
         """Return the rows of a step (the first is step 1), in an order that depends on the seed alone.
 
         Each epoch is a permutation of all rows; a step may span two.
         """
-        size, rows = self.recipe.train.prompts_per_step, len(self.train)
-        first = (step - 1) * size
-        return [
-            int(_permutation(self.recipe.train.seed, i // rows, rows)[i % rows]) for i in range(first, first + size)
-        ]
+        train, rows = self.recipe.train, len(self.kept)
+        first = (step - 1) * train.prompts_per_step
+        places = range(first, first + train.prompts_per_step)
+        return [self.kept[int(_permutation(train.seed, i // rows, rows)[i % rows])] for i in places]
 
     def prompts(self, step: int) -> list[tuple[int, Prompt]]:
-        """Return the prompts of a step with their place in it, those that do not fit left out."""
-        task = self.recipe.task
-        chosen = [(slot, make_prompt(task, self.train, row)) for slot, row in enumerate(self.slots(step))]
-        return [(slot, prompt) for slot, prompt in chosen if self.fits(prompt)]
+        """Return the prompts of a step with their place in it."""
+        return [(slot, self.prompt(row)) for slot, row in enumerate(self.slots(step))]
+
+    def prompt(self, row: int) -> Prompt:
+        """Return the prompt of a training row, shortened if the recipe has that done to one of its length."""
+        return self._shortened(make_prompt(self.recipe.task, self.train, row))
 
     def spare(self, step: int, attempt: int, group: int) -> Prompt:
         """Return a prompt to take the place of a group that was dropped: any row, by the seed and the place.
 
-        One that does not fit the context is passed over, as its row may be none that the run was to use.
+        One that is too long is passed over, as its row may be none that was measured.
         """
         place = f"spare/{self.recipe.train.seed}/{step}/{attempt}/{group}/0"
         first = int.from_bytes(hashlib.blake2b(place.encode(), digest_size=8).digest(), "little")
-        for extra in range(len(self.train)):
-            prompt = make_prompt(self.recipe.task, self.train, (first + extra) % len(self.train))
-            if self.length(prompt) < self.context:
+        for extra in range(len(self.kept)):
+            prompt = self.prompt(self.kept[(first + extra) % len(self.kept)])
+            if self.length(prompt) <= self.limit:
                 return prompt
-        raise RecipeError("no spare prompt fits the context; set rollout.filter.max_refills to 0")
-
-    def fits(self, prompt: Prompt) -> bool:
-        """Whether the context has room for an answer; always, unless the recipe skips long prompts."""
-        return not self.recipe.rollout.skip_long_prompts or self.length(prompt) < self.context
+        raise RecipeError("no spare prompt is short enough; set rollout.filter.max_refills to 0")
 
     def examples(self, count: int) -> list[Prompt]:
         """Return some prompts to try things on: held-out ones, or the first step's where validation is off."""
-        found, step = self.validation[:count], 0
-        while not found and step < self.recipe.train.steps:  # all prompts of a step may be too long
-            step += 1
-            found = [prompt for _, prompt in self.prompts(step)][:count]
-        return found
+        return self.validation[:count] or [prompt for _, prompt in self.prompts(1)][:count]
 
     def length(self, prompt: Prompt) -> int:
         """Return the prompt's length in tokens, as the rollout will render it.
 
         Raises:
-            RecipeError: The chat template refuses it.
+            RecipeError: The chat template refuses it, or it names a tool that the recipe has not.
         """
-        self._check_tools(prompt)
-        try:
-            return len(self.template.start(prompt.messages, prompt.tools))
-        except RecipeError as error:
-            raise RecipeError(f"prompt {prompt.id!r}: {error}") from error
+        return self.lengths([prompt])[0]
 
-    def _check_tools(self, prompt: Prompt) -> None:
-        known = self.recipe.tools or {}
-        for name in prompt.tools or ():
-            if name not in known:
-                raise RecipeError(
-                    f"prompt {prompt.id!r} names the tool {name!r}, but the recipe's tools are: "
-                    f"{', '.join(known) or 'none'}"
-                )
-
-    def check_lengths(self) -> None:
-        """Measure all prompts that the run will use, and drop the validation prompts that it skips.
+    def lengths(self, prompts: Sequence[Prompt]) -> list[int]:
+        """Return the lengths of prompts in tokens, as the rollout will render them.
 
         Raises:
-            RecipeError: One does not fit the context, or none does.
+            RecipeError: The chat template refuses one, or one names a tool that the recipe has not.
         """
+        known = self.recipe.tools or {}
+        for prompt in prompts:
+            for name in prompt.tools or ():
+                if name not in known:
+                    raise RecipeError(
+                        f"prompt {prompt.id!r} names the tool {name!r}, but the recipe's tools are: "
+                        f"{', '.join(known) or 'none'}"
+                    )
+        return measure(self.template, prompts, self.show)
+
+    def check_lengths(self) -> None:
+        """Measure all prompts that the run will use, and leave out those that the recipe drops.
+
+        Raises:
+            RecipeError: One is too long, or all are.
+        """
+        self.kept = range(len(self.train))
+        everything = self.recipe.rollout.overlong == "drop"
+        rows = list(self.kept) if everything else self._used()
+        prompts = [make_prompt(self.recipe.task, self.train, row) for row in rows]
+        lengths, held_out = self.lengths(prompts), self.lengths(self.held_out)
+        measured = [*lengths, *held_out]
+        self.overlong = sum(length > self.limit for length in measured)
+        if self.overlong and self.recipe.rollout.overlong == "error":
+            self._refuse([*prompts, *self.held_out], measured)
+        if everything:
+            self.kept = [row for row, length in zip(rows, lengths, strict=True) if length <= self.limit]
+            self.validation = [p for p, length in zip(self.held_out, held_out, strict=True) if length <= self.limit]
+            if not self.kept or len(self.validation) < bool(self.held_out):
+                raise RecipeError(
+                    f"no {'validation' if self.kept else 'training'} prompt has at most {self.limit} tokens; choose "
+                    "shorter prompts, a higher rollout.max_prompt_tokens or a model with a longer context"
+                )
+            measured = [length for length in measured if length <= self.limit]
+        else:
+            self.validation = [self._shortened(prompt) for prompt in self.held_out]
+        self.longest = min(max(measured), self.limit)
+
+    def _used(self) -> list[int]:
+        """Return the training rows that the run will use; a filter may also take others."""
         train = self.recipe.train
-        used = min(train.steps * train.prompts_per_step, len(self.train))
+        used = min(train.steps * train.prompts_per_step, len(self.kept))
         steps = range(1, -(-used // train.prompts_per_step) + 1)
-        self.validation = [prompt for prompt in self.validation if self.fits(prompt)]
-        prompts = [prompt for step in steps for _, prompt in self.prompts(step)]
-        if not prompts:
-            raise RecipeError(
-                f"no training prompt is shorter than the model's context of {self.context} tokens; choose shorter "
-                "prompts or a model with a longer context"
+        return list(dict.fromkeys(row for step in steps for row in self.slots(step)))
+
+    def _refuse(self, prompts: Sequence[Prompt], lengths: Sequence[int]) -> None:
+        longest = max(range(len(prompts)), key=lengths.__getitem__)
+        if lengths[longest] >= self.context:
+            limit = (
+                f"the context of model.path {self.recipe.model.path!r} is {self.context} and an answer needs room; "
+                "choose a model with a longer context, shorten the prompt"
             )
-        measured = ((p, self.length(p)) for p in prompts + self.validation)
-        longest, self.longest = max(measured, key=lambda pair: pair[1])
-        if self.longest >= self.context:
-            raise RecipeError(
-                f"prompt {longest.id!r} has {self.longest} tokens, but the context of model.path "
-                f"{self.recipe.model.path!r} is {self.context} and an answer needs room; choose a model with a longer "
-                "context, shorten the prompt, or set rollout.skip_long_prompts: true"
-            )
+        else:
+            limit = f"rollout.max_prompt_tokens is {self.limit}; set it higher, shorten the prompt"
+        others = f" ({self.overlong} prompts are too long)" if self.overlong > 1 else ""
+        raise RecipeError(
+            f"prompt {prompts[longest].id!r} has {lengths[longest]} tokens, but {limit}, or set rollout.overlong to "
+            f"drop, left, right or middle{others}"
+        )
+
+    def _shortened(self, prompt: Prompt) -> Prompt:
+        side = self.recipe.rollout.overlong
+        if side == "error" or side == "drop":  # noqa: PLR1714 (mypy narrows this form alone)
+            return prompt
+        return shorten(self.template, prompt, self.limit, side)
 
 
 @lru_cache(maxsize=2)  # a step spans two epochs at most, unless the data are few
@@ -180,6 +226,7 @@ def load_data(recipe: Recipe) -> Data:
     tokenizer = load_tokenizer(recipe.model)
     train = _rows(recipe.task, "train")
     data = Data(tokenizer, context, recipe, train, held_out(recipe), stop_ids(recipe.model, tokenizer))
+    data.show = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
     data.check_lengths()
     return data
 

@@ -87,8 +87,8 @@ def test_prompts_that_are_all_too_long_are_refused(tmp_path: Path, capsys: pytes
     for name, count in (("train", 5000), ("held_out", 5)):
         (tmp_path / f"{name}.jsonl").write_text(json.dumps({"prompt": "x" * count, "answer": "1"}) + "\n")
     task = ("--task=Jsonl", f"--task.path={tmp_path}/train.jsonl", f"--task.validation_path={tmp_path}/held_out.jsonl")
-    assert main([*FIT, *task, "--rollout.skip_long_prompts=true", f"--out={tmp_path}/out"]) == 2
-    assert "no training prompt is shorter than the model's context of 4096 tokens" in capsys.readouterr().err
+    assert main([*FIT, *task, "--rollout.overlong=drop", f"--out={tmp_path}/out"]) == 2
+    assert "no training prompt has at most 4095 tokens" in capsys.readouterr().err
 
 
 def test_the_loss_is_a_mean_over_the_updates_of_a_rollout(tmp_path: Path) -> None:

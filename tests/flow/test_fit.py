@@ -183,10 +183,15 @@ def test_bad_input_is_one_message_before_a_model_is_loaded(
     assert not (tmp_path / "out").exists()
 
 
-def test_long_prompts_can_be_skipped(tmp_path: Path) -> None:
+def test_long_prompts_can_be_left_out_or_cut(tmp_path: Path) -> None:
     rows = [{"prompt": "x" * n, "answer": "1"} for n in (5, 5000, 7, 9, 6, 4)]
     (tmp_path / "mixed.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     task = ("--task=Jsonl", f"--task.path={tmp_path}/mixed.jsonl", f"--task.validation_path={tmp_path}/mixed.jsonl")
-    assert fit(tmp_path / "out", *task, "--train.prompts_per_step=6", "--rollout.skip_long_prompts=true") == 0
+    assert fit(tmp_path / "out", *task, "--train.prompts_per_step=5", "--rollout.overlong=drop") == 0
     rows = read_jsonl(tmp_path / "out" / "rollouts" / "step-00001.jsonl.gz")
     assert len({row["prompt"] for row in rows}) == 5
+    options = ("--rollout.overlong=middle", "--rollout.max_prompt_tokens=60", "--train.prompts_per_step=6")
+    assert fit(tmp_path / "cut", *task, *options) == 0
+    rows = read_jsonl(tmp_path / "cut" / "rollouts" / "step-00001.jsonl.gz")
+    assert len({row["prompt"] for row in rows}) == 6
+    assert max(row["mask"].index(1) for row in rows) == 60  # the prompt of 5,000 letters is as long as may be

@@ -21,7 +21,7 @@ DEFAULTS: dict[type, dict[str, Any]] = {
     sections.Model: {"attention": "auto", "lora": None, "dtype": "float32", "trust_remote_code": False},
     sections.Rollout: {
         "engine": None, "group_size": 8, "sampling": Sampling, "filter": None, "max_gap": None,
-        "skip_long_prompts": False, "max_conversations": None,
+        "max_prompt_tokens": None, "overlong": "error", "max_conversations": None,
     },
     sections.Train: {
         **TRAINED, "lr": 1e-6, "prompts_per_step": 32, "minibatches": 1, "epochs": 1,

@@ -98,7 +98,7 @@ class Numbered(Task):
 def order(seed: int, steps: int, size: int = 4) -> list[list[int]]:
     train = Train(steps=steps, prompts_per_step=size, seed=seed)
     recipe = type("R", (), {"train": train})()
-    data = Data(tokenizer=None, context=1, recipe=recipe, train=Numbered().rows("train"), validation=[])
+    data = Data(tokenizer=None, context=1, recipe=recipe, train=Numbered().rows("train"), held_out=[], kept=range(10))
     return [data.slots(step) for step in range(1, steps + 1)]
 
 
@@ -123,15 +123,16 @@ class Lengths(Task):
         return Prompt(str(index), [{"role": "user", "content": "x" * row["n"]}])
 
 
-def lengths(*letters: int, steps: int = 1, skip: bool = False, tokenizer: Any = None) -> Data:
+def lengths(*letters: int, steps: int = 1, overlong: str = "error", tokenizer: Any = None) -> Data:
     """Make data of prompts with so many letters, two a step, for a context that 9 letters fit and 10 do not."""
     tokenizer = tokenizer or load_tokenizer(Model("tiny"))  # a letter is a token
     train = Train(steps=steps, prompts_per_step=2, seed=0)
-    rollout = SimpleNamespace(skip_long_prompts=skip)
+    rollout = SimpleNamespace(overlong=overlong, max_prompt_tokens=None)
     task = Lengths(letters)
     recipe: Any = SimpleNamespace(train=train, rollout=rollout, task=task, tools=None, model=Model("tiny"))
     data = Data(tokenizer, 0, recipe, task.rows("train"), [], frozenset({tokenizer.eos_token_id}))
     data.context = data.length(Prompt("", [{"role": "user", "content": "x" * 10}]))
+    data.kept = range(len(letters))
     return data
 
 
@@ -150,23 +151,60 @@ def test_exactly_the_prompts_that_the_run_will_use_are_measured() -> None:
                 lengths(*letters, steps=steps).check_lengths()
 
 
-@pytest.mark.parametrize("skip", [True, False])
-def test_a_spare_prompt_is_any_that_fits_and_never_one_that_does_not(skip: bool) -> None:
-    data = lengths(10, 9, 10, 10, 8, 10, skip=skip)
+@pytest.mark.parametrize("overlong", ["drop", "error"])
+def test_a_spare_prompt_is_any_that_fits_and_never_one_that_does_not(overlong: str) -> None:
+    data = lengths(10, 9, 10, 10, 8, 10, overlong=overlong)
+    if overlong == "drop":
+        data.check_lengths()
+        assert (data.kept, data.overlong, data.longest) == ([1, 4], 4, data.context - 1)
     found = {data.spare(step, attempt, 0).id for step in range(8) for attempt in range(4)}
     assert found == {"1", "4"}
     assert data.spare(3, 1, 2) == data.spare(3, 1, 2)
-    with pytest.raises(RecipeError, match="no spare prompt fits"):
+    with pytest.raises(RecipeError, match="no spare prompt is short enough"):
         lengths(10, 11).spare(1, 0, 0)
 
 
-def test_examples_are_of_the_first_step_that_has_any() -> None:
-    order = [row for step in (1, 2) for row in lengths(*[1] * 4).slots(step)]
-    data = lengths(*[9 if row in order[2:] else 10 for row in range(4)], steps=2, skip=True)
-    assert [prompt.id for prompt in data.examples(4)] == [str(row) for row in order[2:]]
-    held_out = [Prompt("v", [])]
-    data.validation = held_out
-    assert data.examples(4) == held_out
+def test_all_rows_that_fit_are_used_where_others_are_left_out() -> None:
+    data = lengths(9, 10, 1, 10, 2, steps=3, overlong="drop")
+    data.check_lengths()
+    used = [int(prompt.id) for step in (1, 2, 3) for _, prompt in data.prompts(step)]
+    assert sorted(used[:3]) == sorted(used[3:]) == [0, 2, 4]
+    with pytest.raises(RecipeError, match=r"no training prompt has at most \d+ tokens"):
+        lengths(10, 11, overlong="drop").check_lengths()
+    data = lengths(1, 1, overlong="drop")
+    data.held_out = [Prompt("long", [{"role": "user", "content": "x" * 10}])]
+    with pytest.raises(RecipeError, match=r"no validation prompt has at most \d+ tokens"):
+        data.check_lengths()
+
+
+@pytest.mark.parametrize(("side", "left"), [("left", "bcdefghij"), ("right", "abcdefghi"), ("middle", "abcdeghij")])
+def test_a_long_prompt_is_cut_to_the_limit(side: str, left: str) -> None:
+    """A letter is a token, and nine of them fit."""
+    data = lengths(1, 1, overlong=side)
+    data.held_out = [Prompt("long", [{"role": "user", "content": "abcdefghij"}])]
+    data.check_lengths()
+    assert (data.overlong, data.longest) == (1, data.limit)
+    [prompt] = data.validation
+    assert prompt.messages == [{"role": "user", "content": left}]
+    assert data.length(prompt) == data.limit
+
+
+def test_a_limit_below_the_context_is_named_with_how_many_exceed_it() -> None:
+    data = lengths(9, 8, 1, steps=2)
+    data.recipe.rollout.max_prompt_tokens = data.limit - 2
+    with pytest.raises(
+        RecipeError,
+        match=rf"prompt '0' has {data.context - 1} tokens, but rollout.max_prompt_tokens is "
+        rf"{data.limit}; .*rollout.overlong to drop, left, right or middle \(2 prompts are too long",
+    ):
+        data.check_lengths()  # fmt: skip
+
+
+def test_examples_are_held_out_ones_or_of_the_first_step() -> None:
+    data = lengths(1, 1, 1, 1)
+    assert [prompt.id for prompt in data.examples(4)] == [str(row) for row in data.slots(1)]
+    data.validation = [Prompt("v", [])]
+    assert [prompt.id for prompt in data.examples(4)] == ["v"]
 
 
 def test_a_prompt_that_the_template_refuses_is_named() -> None:

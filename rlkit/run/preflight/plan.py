@@ -20,7 +20,7 @@ Scorer = Callable[[Sequence[Trajectory]], Awaitable[list[Score]]]
 
 def lines(data: Data, ranks: int = 1) -> Iterator[str]:
     """Yield batch sizes and lengths for a number of data-parallel ranks, and warnings about the recipe."""
-    yield from batches(data.recipe, len(data.train), ranks)
+    yield from batches(data.recipe, len(data.kept), ranks)
     yield from lengths(data)
 
 
@@ -86,6 +86,9 @@ def lengths(data: Data) -> Iterator[str]:
         f"longest prompt {longest} tokens, answers up to {answer}, context {data.context}"
         + ("" if room == answer else f": answers to it end after {room}")
     )
+    if data.overlong:
+        done = "left out" if data.recipe.rollout.overlong == "drop" else "shortened"
+        yield f"{data.overlong:,} prompts of more than {data.limit} tokens are {done} (rollout.overlong)"
     if longest + room > limit:
         yield (
             f"the longest row has {longest + room} tokens, more than train.max_tokens_per_micro_batch = {limit}: "

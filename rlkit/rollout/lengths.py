@@ -1,0 +1,152 @@
+"""Lengths of prompts in tokens: measured for many at once, kept for the next run, and shortened to a limit."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+
+from rlkit.errors import RecipeError
+from rlkit.rollout.replies import longest_piece
+from rlkit.rollout.template import ChatTemplate
+from rlkit.types import Message, Prompt
+
+T = TypeVar("T")
+
+CHUNK = 1000
+"""Prompts that are tokenised at once."""
+
+FEW = 2000
+"""So many prompts are rendered for the rollouts too, which need not do it again."""
+
+KEPT = 64
+"""Files of lengths that are kept; older ones are removed."""
+
+Side = Literal["left", "right", "middle"]
+"""Where a text is cut."""
+
+
+def measure(template: ChatTemplate, prompts: Sequence[Prompt], show: bool = False) -> list[int]:
+    """Return the length of each prompt in tokens, as the rollout will render it.
+
+    The tokenizer uses all CPUs. Lengths of many prompts are kept in the user's cache, under a digest of all that they
+    depend on: messages, tools, the chat template and the tokenizer.
+
+    Args:
+        template: Renders the prompts.
+        prompts: Any number.
+        show: Whether to show the progress on a terminal.
+
+    Raises:
+        RecipeError: The chat template refuses a prompt; the message names it.
+    """
+    if len(prompts) <= FEW:
+        return [_named(prompt, lambda p: len(template.start(p.messages, p.tools))) for prompt in prompts]
+    path = cache_folder() / "lengths" / f"{_digest(template, prompts)}.npy"
+    if (known := _read(path, len(prompts))) is not None:
+        return known
+    lengths = _measure(template, prompts, show)
+    _write(path, lengths)
+    return lengths
+
+
+def shorten(template: ChatTemplate, prompt: Prompt, limit: int, side: Side) -> Prompt:
+    """Return the prompt with its longest texts cut so that all of it is at most `limit` tokens.
+
+    Only texts of messages are cut, never what the template adds: the beginning of a text with `left`, its end with
+    `right`, its middle with `middle`.
+
+    Raises:
+        RecipeError: What cannot be cut is longer than the limit.
+    """
+    messages = list(prompt.messages)
+    while (excess := len(template.start(messages, prompt.tools)) - limit) > 0:
+        sizes = [template.count(text) if isinstance(text := m.get("content"), str) else 0 for m in messages]
+        place = max(range(len(messages)), key=sizes.__getitem__)
+        if not sizes[place]:
+            raise RecipeError(
+                f"prompt {prompt.id!r} cannot be shortened to {limit} tokens: the chat template, tools and roles alone "
+                f"have {limit + excess}"
+            )
+        messages[place] = _cut(template, messages[place], max(0, sizes[place] - excess), side)
+    return replace(prompt, messages=messages)
+
+
+def cache_folder() -> Path:
+    """Return the folder for what can be computed again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlkit"
+
+
+def _cut(template: ChatTemplate, message: Message, tokens: int, side: Side) -> Message:
+    """Return a message whose text has at most `tokens` tokens, and fewer than before."""
+    text: str = message["content"]
+    ends = {"left": (0, tokens), "right": (tokens, 0), "middle": (tokens - tokens // 2, tokens // 2)}[side]
+    start = longest_piece(lambda length: text[:length], len(text) - 1, ends[0], template.count)
+    end = longest_piece(lambda length: text[len(text) - length :], len(text) - 1 - start, ends[1], template.count)
+    return {**message, "content": text[:start] + text[len(text) - end :]}
+
+
+def _measure(template: ChatTemplate, prompts: Sequence[Prompt], show: bool) -> list[int]:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    lengths: list[int] = []
+    with Progress(console=Console(stderr=True), transient=True, disable=not show) as bar:
+        task = bar.add_task("measuring prompts", total=len(prompts))
+        for first in range(0, len(prompts), CHUNK):
+            chunk = prompts[first : first + CHUNK]
+            lengths += template.lengths([_named(p, lambda p: template.opening(p.messages, p.tools)) for p in chunk])
+            bar.advance(task, len(chunk))
+    return lengths
+
+
+def _named(prompt: Prompt, work: Callable[[Prompt], T]) -> T:
+    """Do something with a prompt, whose id the message of an error then has."""
+    try:
+        return work(prompt)
+    except RecipeError as error:
+        raise RecipeError(f"prompt {prompt.id!r}: {error}") from error
+
+
+def _digest(template: ChatTemplate, prompts: Sequence[Prompt]) -> str:
+    tokenizer: Any = template.tokenizer
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    digest = hashlib.blake2b(digest_size=16)
+    known = (backend.to_str() if backend is not None else repr(tokenizer), tokenizer.chat_template, template.tools)
+    today = time.strftime("%Y-%m-%d") if "strftime" in str(tokenizer.chat_template) else ""
+    for what in (*known, today, *((prompt.messages, prompt.tools) for prompt in prompts)):
+        digest.update(json.dumps(what, default=str).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def _read(path: Path, count: int) -> list[int] | None:
+    """Return lengths that were kept; None if there are none, or the file is damaged."""
+    try:
+        known = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return None
+    if known.shape != (count,) or known.dtype != np.int32 or known.min() < 0:
+        return None
+    return [int(length) for length in known]
+
+
+def _write(path: Path, lengths: Sequence[int]) -> None:
+    """Keep lengths; without a place to write them, they are measured again next time."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_suffix(f".{os.getpid()}.partial")
+        with beside.open("wb") as file:
+            np.save(file, np.asarray(lengths, dtype=np.int32), allow_pickle=False)
+        beside.replace(path)
+        known = sorted(path.parent.glob("*.npy"), key=lambda file: file.stat().st_mtime)
+        for old in known[:-KEPT]:
+            old.unlink(missing_ok=True)
+    except OSError:
+        return
