@@ -133,23 +133,24 @@ def side_by_side(figures: Mapping[str, Mapping[str, float]]) -> Table:
     texts = {checkpoint: dict(figure_rows(one)) for checkpoint, one in figures.items()}
     names = list(dict.fromkeys(name for one in texts.values() for name in one))
     header, columns = ["validation"], [names]
-    for number, (checkpoint, one) in enumerate(figures.items()):
+    for checkpoint, one in figures.items():
         header.append(checkpoint)
         columns.append([texts[checkpoint].get(name, "-") for name in names])
-        if number:
-            p_values = (one.get(f"{name}_p_first") for name in names)
+        p_values = [one.get(f"{name}_p_first") for name in names]
+        if any(p_value is not None for p_value in p_values):
             header.append("p if equal")
             columns.append(["" if p_value is None else f"{p_value:.2g}" for p_value in p_values])
     return make_table(header, zip(*columns, strict=True))
 
 
 def figure_rows(figures: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Return the names and texts of validation's figures, with their intervals, and without p-values."""
+    """Return the names and texts of validation's figures, with intervals or standard errors, and without p-values."""
     rows = []
     for name, value in figures.items():
-        if not re.fullmatch(r"(sampled_)?accuracy_(low|high|p_\w+)", name):
-            low, high = (figures.get(f"{name}_{end}") for end in ("low", "high"))
-            rows.append((name, f"{value:.3f}" if low is None else f"{value:.3f} ({low:.2f}-{high:.2f})"))
+        if not re.fullmatch(r"(sampled_)?accuracy_(low|high|p_\w+)", name) and not name.endswith("_stderr"):
+            low, high, error = (figures.get(f"{name}_{end}") for end in ("low", "high", "stderr"))
+            bounds = "" if low is None else f" ({low:.2f}-{high:.2f})"
+            rows.append((name, f"{value:.3f}{bounds}" if error is None else f"{value:.3f} ± {error:.3f}"))
     return rows
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,9 +18,11 @@ from rlkit.cli.display import echo, figure_rows, show, side_by_side
 from rlkit.cli.parsing.parser import Parsed, parse
 from rlkit.distributed.offload import free_cached
 from rlkit.errors import CheckpointError, RecipeError, RlkitError, explain
+from rlkit.recipe import Recipe
 from rlkit.run.answers import write_answers
 from rlkit.run.checkpoint.state import as_data
 from rlkit.run.folder import environment, json_text, new_folder, of_rank, write_whole
+from rlkit.run.harness import Harness
 from rlkit.train.data import Data, load_data
 from rlkit.train.evaluate import Evaluation, evaluate, samplings
 from rlkit.train.setup import fabric_for, prepare_rollouts
@@ -28,6 +30,14 @@ from rlkit.train.setup import fabric_for, prepare_rollouts
 OWN: list[tuple[str, dict[str, Any]]] = [
     ("--json", {"action": "store_true", "help": "Print the figures as a JSON object; of several checkpoints by name."}),
     ("--out", {"type": str, "help": "A new folder for results.json and all answers, as JSON lines and parquet."}),
+    (
+        "--harness",
+        {"type": str, "action": "append", "help": "A task of lm-evaluation-harness to run instead."},
+    ),
+    (
+        "--harness-path",
+        {"type": str, "help": "A folder of tasks, instead of the harness's own: it can run code."},
+    ),
     (
         CHECKPOINT[0],
         {"type": str, "help": f"{CHECKPOINT[1]['help']} May be repeated: the others are compared with it."},
@@ -37,19 +47,20 @@ OWN: list[tuple[str, dict[str, Any]]] = [
 
 @dataclass
 class Job:
-    """What one policy answers; it holds the policy once it is loaded."""
+    """What one policy answers: prompts, or a harness's tasks; it holds the policy once it is loaded."""
 
     parsed: Parsed
-    data: Data
+    work: Data | Harness
 
 
 @dataclass
 class Validated:
-    """What came of it: its entry in `results.json`, the figures and answers, and the ids of the prompts."""
+    """What came of it: its entry in `results.json`, figures, the ids of the prompts, and what writes the answers."""
 
     entry: dict[str, object]
     found: Evaluation
     prompts: list[str]
+    write: Callable[[Path], None]
 
 
 @dataclass
@@ -80,7 +91,7 @@ class Report:
             echo(f"note: {name} is not compared with {self.checkpoints[0]}, which had other prompts", error=True)
         if self.out is not None:
             answers = f"answers-{self.checkpoints.index(name) + 1}" if self.several else "answers"
-            _attempt(self.out / of_rank(answers, rank), made.found)
+            _attempt(self.out / of_rank(answers, rank), made.write)
             made.entry["answers"] = answers
         made.found.answers.clear()
         if self.out is not None and rank == 0:
@@ -96,7 +107,8 @@ class Report:
         elif self.several:
             Console().print(side_by_side(figures))
         else:
-            show(("validation", f"{len(first.prompts)} prompts"), figure_rows(figures[name]))
+            header = f"{len(first.prompts)} prompts" if first.prompts else "lm-evaluation-harness"
+            show(("validation", header), figure_rows(figures[name]))
 
 
 def run(argv: Sequence[str]) -> int:
@@ -114,7 +126,7 @@ def run(argv: Sequence[str]) -> int:
     for name in arguments:  # agreed: all ranks have the same command line
         try:
             with _naming(name, len(arguments)):
-                report.add(name, _validate(jobs.pop(name), name, fabric), fabric.global_rank)
+                report.add(name, _run(jobs.pop(name), name, fabric), fabric.global_rank)
         except RlkitError as error:
             failures.append(error)
             if fabric.world_size > 1:  # the other ranks may be anywhere
@@ -130,47 +142,64 @@ def run(argv: Sequence[str]) -> int:
 
 def _prepare(argv: Sequence[str]) -> Job:
     parsed = parse("validate", argv, OWN)
+    if parsed.options.harness:
+        return Job(parsed, _harness(parsed))
     if parsed.recipe.validation is None:
         raise RecipeError("validation is off, so there is nothing to validate: set the section validation")
     return Job(parsed, load_data(parsed.recipe))
 
 
+def _harness(parsed: Parsed) -> Harness:
+    limit = None if parsed.recipe.validation is None else parsed.recipe.validation.limit
+    harness = Harness(parsed.options.harness, parsed.options.harness_path, limit)
+    harness.check()
+    return harness
+
+
 def _open(checkpoints: list[str], parsed: Parsed) -> tuple[Report, Fabric]:
     """Return the report, whose folder is there, and the launched Fabric, by the first policy's recipe."""
-    greedy, sampled = map(asdict, samplings(parsed.recipe))
-    about: dict[str, object] = {
-        "settings": {"greedy": greedy, "sampled": sampled, "seed": parsed.recipe.train.seed},
-        "recipe": as_data(parsed.yaml),
-        "environment": environment(parsed.registry),
-    }
+    about: dict[str, object] = {"recipe": as_data(parsed.yaml), "environment": environment(parsed.registry)}
+    if not parsed.options.harness:
+        greedy, sampled = map(asdict, samplings(parsed.recipe))
+        about["settings"] = {"greedy": greedy, "sampled": sampled, "seed": parsed.recipe.train.seed}
     out = None if parsed.options.out is None else new_folder(parsed.options.out)
     fabric = fabric_for(parsed.recipe)
+    if parsed.options.harness and fabric.world_size > 1:
+        raise RecipeError(f"--harness runs in one process, not in {fabric.world_size}; add --fabric.devices=1")
     fabric.launch()
     return Report(checkpoints, parsed.options.json, out, about), fabric
 
 
-def _validate(job: Job, name: str, fabric: Fabric) -> Validated:
-    recipe, data = job.parsed.recipe, job.data
+def _run(job: Job, name: str, fabric: Fabric) -> Validated:
+    """Return what came of a job."""
+    model, work = job.parsed.recipe.model, job.work
+    entry: dict[str, object] = {
+        "checkpoint": name or None,
+        "model": {name: asdict(model)[name] for name in ("path", "lora")},
+    }
+    if isinstance(work, Harness):
+        half = fabric.device.type == "cuda" and job.parsed.recipe.fabric.precision.startswith("bf16")
+        result = work.run(model, fabric.device, "bfloat16" if half else "float32")
+        entry |= {"figures": result.figures, "harness": result.details}
+        return Validated(entry, Evaluation(figures=result.figures), [], result.write)
+    found, prompts = _validate(job.parsed.recipe, work, fabric), [prompt.id for prompt in work.validation]
+    entry |= {"prompts": len(prompts), "figures": found.figures}
+    return Validated(entry, found, prompts, lambda stem: write_answers(stem, found))
+
+
+def _validate(recipe: Recipe, data: Data, fabric: Fabric) -> Evaluation:
     rollouts = prepare_rollouts(recipe, data, fabric)
     try:
         rollouts.sync_weights()
-        found = evaluate(rollouts, data.validation)
+        return evaluate(rollouts, data.validation)
     finally:
         rollouts.close()
-    prompts = [prompt.id for prompt in data.validation]
-    entry: dict[str, object] = {
-        "checkpoint": name or None,
-        "model": {name: asdict(recipe.model)[name] for name in ("path", "lora")},
-        "prompts": len(prompts),
-        "figures": found.figures,
-    }
-    return Validated(entry, found, prompts)
 
 
-def _attempt(stem: Path, found: Evaluation) -> None:
+def _attempt(stem: Path, write: Callable[[Path], None]) -> None:
     """Write answers; a failure, such as a full disk, is a warning."""
     try:
-        write_answers(stem, found)
+        write(stem)
     except Exception as error:
         echo(f"warning: {stem}: {explain(error)}", error=True)
 

@@ -206,6 +206,8 @@ def _take(given: Given, flag: str, value: str | None, own: dict[str, dict[str, A
         given.problems.append(f"{flag} has no value; write {flag}=VALUE")
     elif flag == "--recipe":
         given.recipes.append(value)
+    elif own.get(flag, {}).get("action") == "append":
+        setattr(given.options, _dest(flag), [*(getattr(given.options, _dest(flag)) or ()), value])
     elif flag in own:
         setattr(given.options, _dest(flag), value)
     else:

@@ -1,0 +1,142 @@
+"""EleutherAI's lm-evaluation-harness on a policy, as transformers loads it."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from importlib.util import find_spec
+from numbers import Real
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from rlkit.errors import RecipeError, RlkitError, explain
+from rlkit.models.source import locate
+from rlkit.run.checkpoint.export import export
+from rlkit.run.folder import json_lines, write_whole
+from rlkit.sections import Model
+from rlkit.types import JsonObject
+
+BATCH = 8
+"""Requests at once on a CPU; on a GPU the harness finds out how many fit."""
+
+DETAILS = ("results", "groups", "versions", "n-shot", "n-samples", "config", "lm_eval_version")
+"""What is kept of the harness's results, besides the answers."""
+
+
+@dataclass
+class HarnessResult:
+    """What the harness found.
+
+    Figures are `TASK/METRIC`, with `,FILTER` where there is one, and `_stderr` for their standard errors.
+    """
+
+    figures: dict[str, float]
+    details: JsonObject
+    samples: list[JsonObject]
+
+    def write(self, stem: Path) -> None:
+        """Write a row for each answer to `<stem>.jsonl.gz`."""
+        write_whole(Path(f"{stem}.jsonl.gz"), json_lines(self.samples))
+
+
+@dataclass(frozen=True)
+class Harness:
+    """What the harness is to run.
+
+    Args:
+        tasks: Names of its tasks, groups or tags.
+        folder: Where tasks are looked for, instead of among its own. Their YAML can run code (`!function`).
+        limit: Documents of each task; None for all.
+    """
+
+    tasks: Sequence[str]
+    folder: str | None = None
+    limit: int | None = None
+
+    def check(self) -> None:
+        """Check what can be checked before a model is loaded.
+
+        Raises:
+            RecipeError: The harness is not installed, or there is no such folder.
+        """
+        if find_spec("lm_eval") is None:
+            raise RecipeError(
+                "--harness needs lm_eval, which is not installed; install it: pip install 'rlkit-fabric[harness]'"
+            )
+        if self.folder is not None and not Path(self.folder).is_dir():
+            raise RecipeError(f"--harness-path is {self.folder!r}, expected a folder with the YAML files of tasks")
+
+    def run(self, model: Model, device: torch.device, dtype: str) -> HarnessResult:
+        """Answer the tasks; prompts are rendered by the model's chat template.
+
+        Args:
+            model: The policy: a checkpoint or an adapter is exported to a temporary folder first.
+            device: Where to.
+            dtype: Of the weights.
+
+        Raises:
+            RecipeError: There is no such task.
+            RlkitError: The harness raised.
+        """
+        with TemporaryDirectory(prefix="rlkit-harness-") as temporary, redirect_stdout(sys.stderr):
+            place = _as_folder(model, Path(temporary) / "model")
+            try:
+                found = self._evaluate(place, model.trust_remote_code, str(device), dtype)
+            except RlkitError:
+                raise
+            except Exception as error:  # a task's own code, too, may raise anything
+                raise RlkitError(f"the harness raised {explain(error)}; --debug shows the traceback") from error
+        samples = [{"task": name, **row} for name, rows in found["samples"].items() for row in rows]
+        details = {name: found[name] for name in DETAILS if name in found}
+        return HarnessResult(dict(_figures(found["results"])), _plain(details), _plain(samples))
+
+    def _evaluate(self, place: str, trust_remote_code: bool, device: str, dtype: str) -> Mapping[str, Any]:
+        from lm_eval import simple_evaluate
+        from lm_eval.tasks import TaskManager
+
+        manager = TaskManager(include_path=self.folder, include_defaults=self.folder is None)
+        for task in self.tasks:
+            if task not in manager.all_tasks:
+                near = difflib.get_close_matches(task, manager.all_tasks, 3) or sorted(manager.all_tasks)[:10]
+                raise RecipeError(f"--harness is {task!r}, expected a task: {', '.join(near) or 'there is none'}")
+        found: Mapping[str, Any] = simple_evaluate(
+            model="hf",
+            model_args={"pretrained": place, "dtype": dtype, "trust_remote_code": trust_remote_code},
+            tasks=list(self.tasks),
+            task_manager=manager,
+            device=device,
+            batch_size="auto" if device.startswith("cuda") else BATCH,
+            limit=self.limit,
+            apply_chat_template=True,
+        )
+        return found
+
+
+def _as_folder(model: Model, into: Path) -> str:
+    """Return where transformers finds the whole model."""
+    source = locate(model.path)
+    if source.base is None:
+        return source.place
+    export(model.path, into, source.lora is not None, trust_remote_code=model.trust_remote_code)
+    return str(into)
+
+
+def _figures(results: Mapping[str, Mapping[str, object]]) -> Iterator[tuple[str, float]]:
+    """Yield each task's figures; `exact_match_stderr,none` becomes `exact_match_stderr`."""
+    for task, metrics in results.items():
+        for key, value in metrics.items():
+            name, comma, kind = key.partition(",")
+            if comma and isinstance(value, Real):
+                stem, ending = name.removesuffix("_stderr"), "_stderr" * name.endswith("_stderr")
+                yield f"{task}/{stem}{'' if kind == 'none' else f',{kind}'}{ending}", float(value)
+
+
+def _plain(value: Any) -> Any:
+    return json.loads(json.dumps(value, default=str))
