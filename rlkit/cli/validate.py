@@ -177,7 +177,7 @@ def _run(job: Job, name: str, fabric: Fabric) -> Validated:
         "checkpoint": name or None,
         "model": {name: asdict(model)[name] for name in ("path", "lora")},
     }
-    if isinstance(work, Harness):
+    if isinstance(work, Harness):  # agreed: all ranks have the same command line
         half = fabric.device.type == "cuda" and job.parsed.recipe.fabric.precision.startswith("bf16")
         result = work.run(model, fabric.device, "bfloat16" if half else "float32")
         entry |= {"figures": result.figures, "harness": result.details}
