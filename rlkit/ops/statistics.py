@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from math import comb, sqrt
+from operator import add, mul
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -14,6 +15,9 @@ LEVEL = 0.95
 
 DRAWS = 4000
 """Samples that a bootstrap draws."""
+
+ROUNDING = 1e-12
+"""The share of a sum of squares up to which what is left about the mean is rounding."""
 
 
 class Interval(NamedTuple):
@@ -96,28 +100,59 @@ def paired_p_value(differences: Sequence[float], seed: int = 0) -> float:
     return (1 + extreme) / (1 + DRAWS)
 
 
-def correlation(x: Sequence[float], y: Sequence[float]) -> float:
-    """Return Pearson's correlation of pairs, between -1 and 1; NaN where one side is constant."""
-    both = torch.tensor([x, y], dtype=torch.float64).reshape(2, -1)
-    centered = both - both.mean(1, keepdim=True)
-    norms = centered.norm(dim=1)
-    # what rounding leaves of a constant side is no spread
-    if both.shape[1] < 2 or (norms <= 1e-12 * (1 + both.abs().amax(1)) * sqrt(both.shape[1])).any():
-        return float("nan")
-    product = float((centered[0] / norms[0]) @ (centered[1] / norms[1]))
-    return max(-1.0, min(1.0, product))
+class Moments(NamedTuple):
+    """Sums over pairs: their number, both sides, both squares and the product; those of several parts add up."""
+
+    pairs: float = 0.0
+    x: float = 0.0
+    y: float = 0.0
+    xx: float = 0.0
+    yy: float = 0.0
+    xy: float = 0.0
+
+    @classmethod
+    def of(cls, x: Sequence[float], y: Sequence[float]) -> Moments:
+        """Return the sums of pairs."""
+        return cls(len(x), sum(x), sum(y), sum(a * a for a in x), sum(b * b for b in y), sum(map(mul, x, y)))
+
+    def plus(self, other: Moments) -> Moments:
+        """Return the sums over the pairs of both."""
+        return Moments(*map(add, self, other))
+
+    def centered(self) -> Moments:
+        """Return the sums of the same pairs about their means; what is only rounding of a constant side is 0."""
+        if not self.pairs:
+            return self
+        xx, yy = self.xx - self.x**2 / self.pairs, self.yy - self.y**2 / self.pairs
+        xx, yy = xx * (xx > ROUNDING * self.xx), yy * (yy > ROUNDING * self.yy)
+        return Moments(self.pairs, 0.0, 0.0, xx, yy, self.xy - self.x * self.y / self.pairs)
+
+    @property
+    def correlation(self) -> float:
+        """Pearson's correlation, between -1 and 1; NaN where one side is constant."""
+        about = self.centered()
+        if not (about.xx > 0 and about.yy > 0):
+            return float("nan")
+        return max(-1.0, min(1.0, about.xy / sqrt(about.xx) / sqrt(about.yy)))
 
 
 def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float:
     """Return Spearman's correlation of pairs (1904): of their ranks, equal values having the mean of theirs."""
-    return correlation(_ranks(x), _ranks(y))
+    return Moments.of(_ranks(x), _ranks(y)).correlation
+
+
+def repeated(tokens: Sequence[int]) -> tuple[int, int]:
+    """Return how many of a text's runs of four tokens occurred in it before, and how many runs there are."""
+    runs = max(0, len(tokens) - 3)
+    return runs - len(set(zip(tokens, tokens[1:], tokens[2:], tokens[3:], strict=False))), runs
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
+    """Return the ranks of values, about their mean."""
     known = torch.tensor(values, dtype=torch.float64)
     _, places, counts = torch.unique(known, return_inverse=True, return_counts=True)
     last = counts.cumsum(0)
-    ranks: list[float] = ((2 * last - counts + 1) / 2)[places].tolist()
+    ranks: list[float] = ((2 * last - counts - len(known)).double()[places] / 2).tolist()
     return ranks
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from rlkit.errors import RecipeError, TrainingError, shorten
 from rlkit.recipe import Recipe
+from rlkit.run.reward_checks import RewardChecks
 from rlkit.text import part_name
 
 STALLED = 3
@@ -35,6 +36,7 @@ class Progress:
         causes: Why each of the consecutive stalled steps stalled.
         named: Errors of conversations and rewards that were shown.
         waited: The best value of `validation.watch`, and the validations since.
+        reward: Looks for signs that the policy exploits the reward.
     """
 
     recipe: Recipe
@@ -43,6 +45,7 @@ class Progress:
     causes: list[str] = field(default_factory=list)
     named: set[str] = field(default_factory=set)
     waited: tuple[float, int] | None = None
+    reward: RewardChecks = field(default_factory=RewardChecks)
 
     def validated(self, figures: Mapping[str, float]) -> None:
         """Count a validation.
@@ -50,6 +53,7 @@ class Progress:
         Raises:
             RecipeError: It has no such figure.
         """
+        self.reward.validated(figures)
         section = self.recipe.validation
         if section is None or section.patience is None:
             return
@@ -79,6 +83,7 @@ class Progress:
         Raises:
             TrainingError: Too many steps in a row have taught nothing.
         """
+        yield from self.reward.see(figures)
         if self.quiet(number, figures):
             self.without_signal += 1
             yield from self._warn(number)

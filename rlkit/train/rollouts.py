@@ -7,12 +7,14 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from math import ceil
 
 from rlkit.distributed.ranks import Ranks
 from rlkit.interfaces import outputs
 from rlkit.interfaces.advantage import Needs
 from rlkit.interfaces.filter import GroupFilter
 from rlkit.ops.batching import assign
+from rlkit.ops.statistics import Moments, repeated
 from rlkit.registry import calling, require
 from rlkit.rollout.collect import BusyTimer, Sampler, collect
 from rlkit.rollout.service import RolloutService
@@ -20,6 +22,9 @@ from rlkit.rollout.tasks import Background, run_concurrently
 from rlkit.train.data import Data
 from rlkit.train.metrics import Meter
 from rlkit.types import Prompt, Sampling, StopReason, Trajectory
+
+MEASURED_ANSWERS, MEASURED_TOKENS = 64, 2**15
+"""Of a step, on a rank, about so much at most is looked through for repetitions: every second trajectory, or so."""
 
 
 @dataclass
@@ -101,6 +106,7 @@ def await_scores(service: RolloutService, rollouts: Rollouts, meter: Meter) -> l
     """
     service.wait(rollouts.scoring.wait())
     describe(rollouts.all, meter)
+    describe_texts(rollouts.all, service.recipe.rollout.group_size > 1, meter)
     rollouts.errors = Counter(error for t in rollouts.all if (error := t.error or (t.score and t.score.error)))
     failed = {t.group for t in rollouts.all if t.error is None and unscored(t)}
     usable = set(rollouts.greedy) if rollouts.greedy is not None else {t.group for t in rollouts.sampled}
@@ -194,6 +200,41 @@ def describe(trajectories: Sequence[Trajectory], meter: Meter) -> None:
             meter.mean("reward/mean", trajectory.reward)
             for name, value in trajectory.score.components.items():
                 meter.mean("accuracy" if name == "accuracy" else f"reward/{name}", value)
+
+
+def describe_texts(trajectories: Sequence[Trajectory], grouped: bool, meter: Meter) -> None:
+    """Measure what a policy does that exploits its reward: answers that are long, are cut off, or repeat themselves.
+
+    Args:
+        trajectories: All of this rank; only whole ones are read.
+        grouped: Whether a prompt has several samples: length and reward are then compared within each group.
+        meter: Takes the figures.
+    """
+    scored = [(t, t.reward) for t in trajectories if t.error is None and t.reward is not None]
+    finished = [reward for t, reward in scored if t.stop is StopReason.STOP]
+    cut = [reward for t, reward in scored if t.stop in (StopReason.LENGTH, StopReason.CONTEXT)]
+    meter.means("rollout/reward_finished", finished)
+    meter.means("rollout/reward_truncated", cut)
+    meter.mean("rollout/truncated", len(cut) / max(len(scored), 1), len(scored))
+    groups: dict[int, list[tuple[int, float]]] = defaultdict(list)
+    for trajectory, reward in scored:
+        groups[trajectory.group].append((trajectory.response_length, reward))
+    for group in groups.values():
+        pairs = Moments.of(*zip(*group, strict=True))
+        meter.correlate("reward/length_correlation", pairs.centered() if grouped else pairs)
+    most = max(len(scored) / MEASURED_ANSWERS, sum(len(t.tokens) for t, _ in scored) / MEASURED_TOKENS)
+    some = scored[:: max(1, ceil(most))]
+    meter.means("rollout/repetition", [x for t, _ in some if (x := _repetition(t)) is not None])
+
+
+def _repetition(trajectory: Trajectory) -> float | None:
+    """Return the share of runs of four tokens that occurred before in the same turn; None if there are none."""
+    again = runs = 0
+    for role, start, end in trajectory.turns:
+        if role == "assistant":
+            found = repeated(trajectory.tokens[start:end])
+            again, runs = again + found[0], runs + found[1]
+    return again / runs if runs else None
 
 
 def _filter(chosen: GroupFilter, found: Sequence[Trajectory], rollouts: Rollouts, meter: Meter) -> list[int]:

@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlkit.ops.statistics import (
+    Moments,
     bootstrap,
-    correlation,
     majority,
     paired_p_value,
     pass_at_k,
     rank_correlation,
+    repeated,
     sign_test,
     wilson,
 )
@@ -105,6 +106,10 @@ def test_paired_p_values_are_uniform_where_nothing_differs() -> None:
     assert 0.02 <= sum(p <= 0.05 for p in found) / 300 <= 0.09
 
 
+def correlation(x: list[float], y: list[float]) -> float:
+    return Moments.of(x, y).correlation
+
+
 def test_correlations_by_hand() -> None:
     """About the means (-1, 0, 1) and (-2, -1, 3): 5 / sqrt(2 * 14).
 
@@ -132,3 +137,25 @@ def test_a_correlation_is_symmetric_and_within_its_bounds(pairs: list[tuple[floa
         value = one(x, y)
         assert math.isnan(value) or -1 <= value <= 1
         assert one(y, x) == pytest.approx(value, nan_ok=True)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=12), st.integers(0, 12))
+def test_the_sums_of_two_parts_are_those_of_the_whole(pairs: list[tuple[int, int]], cut: int) -> None:
+    def of(some: list[tuple[int, int]]) -> Moments:
+        return Moments.of([a for a, _ in some], [b for _, b in some])
+
+    assert of(pairs[:cut]).plus(of(pairs[cut:])) == of(pairs)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "found"),
+    [
+        ([], (0, 0)),
+        ([1, 1, 1], (0, 0)),
+        ([1, 2, 3, 4], (0, 1)),
+        ([1] * 7, (3, 4)),  # 1111 four times, of which three again
+        ([1, 2, 3, 4, 5, 1, 2, 3, 4], (1, 6)),
+    ],
+)
+def test_repetitions_by_hand(tokens: list[int], found: tuple[int, int]) -> None:
+    assert repeated(tokens) == found
