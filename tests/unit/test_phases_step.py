@@ -13,6 +13,7 @@ from rlkit.advantages import ReMax
 from rlkit.distributed.fsdp2 import FSDP2
 from rlkit.models.ema import WeightAverage
 from rlkit.models.reference import Reference
+from rlkit.ops.statistics import Moments
 from rlkit.recipe import VALIDATION_FIGURES
 from rlkit.sections import Correction, Critic, KLReward
 from rlkit.testing import example_trajectory
@@ -45,9 +46,13 @@ def test_figures_are_weighted_means_sums_and_maxima_over_all_ranks() -> None:
     here.max("max", -3.0)
     here.max("max", -5.0)
     there.max("max", torch.tensor(-4.0))
+    here.correlate("pairs", Moments.of([1, 2], [4, 2]))
+    there.correlate("pairs", Moments.of([3], [0]))
+    there.correlate("constant", Moments.of([3, 3], [0, 1]))
     ranks = LocalRanks(2)
-    ranks.gather_dp = lambda value: [value, (dict(there._sums), there._maxima)]  # type: ignore[method-assign]
-    assert list(figures(here, ranks).items()) == [("count", 3.5), ("many", 3), ("max", -3), ("mean", 2)]
+    ranks.gather_dp = lambda value: [value, (dict(there._sums), there._maxima, dict(there._pairs))]  # type: ignore[method-assign]
+    found = figures(here, ranks)
+    assert list(found.items()) == [("count", 3.5), ("many", 3), ("max", -3), ("mean", 2), ("pairs", pytest.approx(-1))]
     assert figures(here)["mean"] == 1
 
 
