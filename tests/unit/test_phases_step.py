@@ -245,7 +245,8 @@ def test_what_is_logged_of_rollouts() -> None:
 
 
 def service(ranks: LocalRanks | None = None) -> Any:
-    return SimpleNamespace(ranks=ranks or LocalRanks(), wait=lambda work: work.close())
+    sampled_in = SimpleNamespace(rollout=SimpleNamespace(group_size=2))
+    return SimpleNamespace(ranks=ranks or LocalRanks(), wait=lambda work: work.close(), recipe=sampled_in)
 
 
 def test_groups_in_which_a_reward_failed_are_left_out() -> None:

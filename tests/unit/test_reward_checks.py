@@ -197,7 +197,8 @@ def test_a_reward_for_length_is_warned_of_by_fit(
     options = (
         "--recipe=quickstart", "--reward=PythonReward", f"--reward.function={tmp_path / 'mine.py'}:longest",
         "--reward.allow_code=true", "--validation=null", "--train.steps=4", "--train.prompts_per_step=4",
-        "--rollout.sampling.max_tokens=9", "--rollout.sampling.temperature=2", "--train.require_reward=false", f"--out={tmp_path / 'out'}",
+        "--rollout.sampling.max_tokens=9", "--rollout.sampling.temperature=2", "--train.require_reward=false",
+        f"--out={tmp_path / 'out'}",
     )  # fmt: skip
     assert main(["fit", *options]) == 0
     rows = read_jsonl(tmp_path / "out" / "metrics.jsonl")
