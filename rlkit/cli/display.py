@@ -128,19 +128,18 @@ def comparison(before: dict[str, float], after: dict[str, float]) -> Table:
     return make_table(("validation", "before", "after", "p if equal"), rows)
 
 
-def side_by_side(figures: Mapping[str, Mapping[str, float]]) -> Table:
+def by_checkpoint(figures: Mapping[str, Mapping[str, float]]) -> Table:
     """Return the table of several checkpoints' validation figures, with p-values of comparisons with the first."""
     texts = {checkpoint: dict(figure_rows(one)) for checkpoint, one in figures.items()}
-    names = list(dict.fromkeys(name for one in texts.values() for name in one))
-    header, columns = ["validation"], [names]
-    for checkpoint, one in figures.items():
-        header.append(checkpoint)
-        columns.append([texts[checkpoint].get(name, "-") for name in names])
-        p_values = [one.get(f"{name}_p_first") for name in names]
-        if any(p_value is not None for p_value in p_values):
-            header.append("p if equal")
-            columns.append(["" if p_value is None else f"{p_value:.2g}" for p_value in p_values])
-    return make_table(header, zip(*columns, strict=True))
+    rows = []
+    for name in dict.fromkeys(name for one in texts.values() for name in one):
+        if name.endswith(("failed", "unscored")) and not any(one.get(name) for one in figures.values()):
+            continue
+        for number, (checkpoint, one) in enumerate(figures.items()):
+            p_value = one.get(f"{name}_p_first")
+            shown = "" if p_value is None else f"{p_value:.2g}"
+            rows.append(("" if number else name, checkpoint, texts[checkpoint].get(name, "-"), shown))
+    return make_table(("validation", "checkpoint", "", "p if equal"), rows)
 
 
 def figure_rows(figures: Mapping[str, float]) -> list[tuple[str, str]]:

@@ -14,7 +14,7 @@ from lightning.fabric import Fabric
 from rich.console import Console
 
 from rlkit.cli.checkpoint import CHECKPOINT, each_checkpoint
-from rlkit.cli.display import echo, figure_rows, show, side_by_side
+from rlkit.cli.display import by_checkpoint, echo, figure_rows, show
 from rlkit.cli.parsing.parser import Parsed, parse
 from rlkit.distributed.offload import free_cached
 from rlkit.errors import CheckpointError, RecipeError, RlkitError, explain
@@ -105,7 +105,7 @@ class Report:
         if self.json:
             print(json.dumps(figures if self.several else figures[name]))
         elif self.several:
-            Console().print(side_by_side(figures))
+            Console().print(by_checkpoint(figures))
         else:
             header = f"{len(first.prompts)} prompts" if first.prompts else "lm-evaluation-harness"
             show(("validation", header), figure_rows(figures[name]))

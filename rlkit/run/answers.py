@@ -31,9 +31,9 @@ def write_answers(stem: Path, found: Evaluation) -> None:
     Raises:
         OSError: They cannot be written.
     """
-    rows = list(_rows(found))
-    write_whole(Path(f"{stem}.jsonl.gz"), json_lines(row for row, _ in rows))
-    if rows:  # `datasets` cannot read a table of none
+    write_whole(Path(f"{stem}.jsonl.gz"), json_lines(row for row, _ in _rows(found)))
+    if found.trajectories:  # `datasets` cannot read a table of none
+        rows = [_flat(row, answer) for row, answer in _rows(found)]
         write_whole(Path(f"{stem}.parquet"), _parquet(rows, sorted(found.components)[:MAX_COMPONENTS]))
 
 
@@ -48,7 +48,7 @@ def _rows(found: Evaluation) -> Iterator[tuple[JsonObject, Answer]]:
             yield place | as_row(trajectory), answer
 
 
-def _parquet(rows: Sequence[tuple[JsonObject, Answer]], components: Sequence[str]) -> bytes:
+def _parquet(rows: Sequence[JsonObject], components: Sequence[str]) -> bytes:
     import pyarrow as pa
     from pyarrow.parquet import write_table
 
@@ -62,7 +62,7 @@ def _parquet(rows: Sequence[tuple[JsonObject, Answer]], components: Sequence[str
         ("turns", pa.int64()), ("error", text),
     ])  # fmt: skip
     buffer = BytesIO()
-    write_table(pa.Table.from_pylist([_flat(row, answer) for row, answer in rows], schema), buffer, compression="zstd")
+    write_table(pa.Table.from_pylist(rows, schema), buffer, compression="zstd")
     return buffer.getvalue()
 
 

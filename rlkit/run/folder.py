@@ -12,6 +12,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
+from io import BytesIO
 from pathlib import Path
 
 from rlkit.errors import RecipeError
@@ -122,9 +123,12 @@ def json_text(content: object) -> bytes:
 
 def json_lines(rows: Iterable[Mapping[str, object]]) -> bytes:
     """Return the content of a compressed file of JSON lines."""
-    lines = "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
-    # half of a surrogate pair, which UTF-8 cannot encode, is escaped as in JSON
-    return gzip.compress(lines.encode("utf-8", "backslashreplace"), compresslevel=5)
+    buffer = BytesIO()
+    with gzip.GzipFile(fileobj=buffer, mode="wb", compresslevel=5) as file:
+        for row in rows:
+            line = json.dumps(row, ensure_ascii=False, default=str) + "\n"
+            file.write(line.encode("utf-8", "backslashreplace"))  # half of a surrogate pair is escaped as in JSON
+    return buffer.getvalue()
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -95,7 +95,7 @@ class Harness:
                 raise RlkitError(f"the harness raised {explain(error)}; --debug shows the traceback") from error
         samples = [{"task": name, **row} for name, rows in found["samples"].items() for row in rows]
         details = {name: found[name] for name in DETAILS if name in found}
-        return HarnessResult(dict(_figures(found["results"])), _plain(details), _plain(samples))
+        return HarnessResult(dict(_figures(found["results"])), json.loads(json.dumps(details, default=str)), samples)
 
     def _evaluate(self, place: str, trust_remote_code: bool, device: str, dtype: str) -> Mapping[str, Any]:
         from lm_eval import simple_evaluate
@@ -136,7 +136,3 @@ def _figures(results: Mapping[str, Mapping[str, object]]) -> Iterator[tuple[str,
             if comma and isinstance(value, Real):
                 stem, ending = name.removesuffix("_stderr"), "_stderr" * name.endswith("_stderr")
                 yield f"{task}/{stem}{'' if kind == 'none' else f',{kind}'}{ending}", float(value)
-
-
-def _plain(value: Any) -> Any:
-    return json.loads(json.dumps(value, default=str))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rlkit.cli import validate
-from rlkit.cli.display import side_by_side
+from rlkit.cli.display import by_checkpoint
 from rlkit.cli.main import main
 from rlkit.run.checkpoint.export import export
 from tests.conftest import read_jsonl
@@ -119,8 +119,9 @@ def test_a_checkpoint_that_fails_names_itself_and_the_others_are_shown(
 def test_the_table_of_several_checkpoints() -> None:
     """Figures that only some have are shown, and p-values beside those that are compared with the first."""
     first = {"accuracy": 0.5, "accuracy_low": 0.4, "accuracy_high": 0.6}
-    table = side_by_side({"a": first, "b": {**first, "accuracy_p_first": 0.0123, "length": 3.0}})
-    assert [str(column.header) for column in table.columns] == ["validation", "a", "b", "p if equal"]
-    assert [list(map(str, column.cells)) for column in table.columns] == [
-        ["accuracy", "length"], ["0.500 (0.40-0.60)", "-"], ["0.500 (0.40-0.60)", "3.000"], ["0.012", ""],
+    table = by_checkpoint({"a": {**first, "failed": 0.0}, "b": {**first, "accuracy_p_first": 0.0123, "length": 3.0}})
+    assert [str(column.header) for column in table.columns] == ["validation", "checkpoint", "", "p if equal"]
+    assert list(zip(*(map(str, column.cells) for column in table.columns), strict=True)) == [
+        ("accuracy", "a", "0.500 (0.40-0.60)", ""), ("", "b", "0.500 (0.40-0.60)", "0.012"),
+        ("length", "a", "-", ""), ("", "b", "3.000", ""),
     ]  # fmt: skip

@@ -57,6 +57,9 @@ def test_the_prompts_of_named_tasks() -> None:
 def test_no_task_is_refused() -> None:
     with pytest.raises(rlkit.errors.RecipeError, match="validation.tasks names no task"):
         check(recipe(validation=Validation(tasks={})))
+    for name in ("", "\x1b[2J"):
+        with pytest.raises(rlkit.errors.RecipeError, match="validation.tasks has the name"):
+            check(recipe(validation=Validation(tasks={name: None})))
 
 
 def test_accuracies_of_other_prompts_are_not_paired() -> None:
