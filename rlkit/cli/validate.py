@@ -82,7 +82,11 @@ class Report:
         return len(self.checkpoints) > 1
 
     def add(self, name: str, made: Validated, rank: int) -> None:
-        """Compare a policy with the first one, write its answers, and free them."""
+        """Compare a policy with the first one, write its answers, and free them.
+
+        Raises:
+            CheckpointError: `results.json` cannot be written.
+        """
         first = self.done.get(self.checkpoints[0])
         self.done[name] = made
         if first is not None and first.prompts == made.prompts:
@@ -96,7 +100,10 @@ class Report:
         made.found.answers.clear()
         if self.out is not None and rank == 0:
             content = {"results": [made.entry for made in self.done.values()], **self.about}
-            write_whole(self.out / "results.json", json_text(content))
+            try:
+                write_whole(self.out / "results.json", json_text(content))
+            except OSError as error:
+                raise CheckpointError(f"{self.out / 'results.json'} cannot be written: {error}") from error
 
     def show(self) -> None:
         """Print the figures."""
@@ -114,7 +121,7 @@ class Report:
 def run(argv: Sequence[str]) -> int:
     """Validate and print the figures; return the exit status.
 
-    Where one of several checkpoints fails, the others' figures are printed first.
+    Where one of several checkpoints fails, or no file can be written, the figures that there are are printed first.
     """
     jobs: dict[str, Job] = {}
     arguments = each_checkpoint(argv)
@@ -144,6 +151,10 @@ def _prepare(argv: Sequence[str]) -> Job:
     parsed = parse("validate", argv, OWN)
     if parsed.options.harness:
         return Job(parsed, _harness(parsed))
+    if parsed.options.harness_path:
+        raise RecipeError(
+            "--harness-path is where tasks of --harness are looked for, but there is no --harness; add it"
+        )
     if parsed.recipe.validation is None:
         raise RecipeError("validation is off, so there is nothing to validate: set the section validation")
     return Job(parsed, load_data(parsed.recipe))

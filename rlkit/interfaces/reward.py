@@ -90,7 +90,7 @@ def as_score(value: object) -> Score:
         answer = None if score.answer is None else as_answer(score.answer)
         return Score(as_number(score.reward), components, turns, ungradable=bool(score.ungradable), answer=answer)
     except Exception:  # foreign objects may raise anything
-        return Score(None, error=f"the reward returned {show(value)}, expected finite numbers")
+        return Score(None, error=f"the reward returned {show(value)}, expected finite numbers, and text as an answer")
 
 
 def as_answer(value: object) -> str:

@@ -28,6 +28,8 @@ def test_without_the_package_the_extra_is_named(
 def test_what_it_cannot_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert refused("--harness-path", str(tmp_path / "nowhere")) == 2
     assert "expected a folder with the YAML files of tasks" in capsys.readouterr().err
+    assert main(["validate", "quickstart", "--harness-path", str(tmp_path)]) == 2
+    assert "there is no --harness; add it" in capsys.readouterr().err
     assert refused("--harness-path", str(tmp_path), "--fabric.devices=2", "--fabric.strategy=ddp") == 2
     assert "--harness runs in one process, not in 2; add --fabric.devices=1" in capsys.readouterr().err
 

@@ -116,6 +116,21 @@ def test_a_checkpoint_that_fails_names_itself_and_the_others_are_shown(
     assert "--checkpoint is 'nowhere', expected a run folder" in capsys.readouterr().err
 
 
+def test_figures_are_shown_though_nothing_can_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answers that are lost are a warning, lost results an error; neither leaves half a file."""
+    full = tmp_path / "full"
+    monkeypatch.setattr(validate, "new_folder", lambda path: full)  # it is gone meanwhile
+    given = ["validate", "quickstart", "--validation.limit=2", "--validation.samples=0", "--json", "--out=full"]
+    assert main(given) == 1
+    printed = capsys.readouterr()
+    assert json.loads(printed.out.splitlines()[-1])["stopped"] == 1
+    assert "warning: " in printed.err
+    assert "results.json cannot be written: " in printed.err
+    assert not full.exists()
+
+
 def test_the_table_of_several_checkpoints() -> None:
     """Figures that only some have are shown, and p-values beside those that are compared with the first."""
     first = {"accuracy": 0.5, "accuracy_low": 0.4, "accuracy_high": 0.6}
