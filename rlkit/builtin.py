@@ -9,8 +9,8 @@ from rlkit.hooks import Register, hookimpl
 
 HERE = Path(__file__).parent
 PACKAGES = (
-    "advantages", "engines", "filters", "interactions", "loggers", "losses", "optimizers", "parsers", "rewards",
-    "schedules", "tasks", "tools",
+    "advantages", "curricula", "engines", "filters", "interactions", "loggers", "losses", "optimizers", "parsers",
+    "rewards", "schedules", "tasks", "tools",
 )  # fmt: skip
 """Whose `__all__` names parts."""
 

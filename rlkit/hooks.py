@@ -28,7 +28,7 @@ from rlkit.interfaces.loss import PolicyLoss
 from rlkit.interfaces.optimizer import Optimizer, Schedule
 from rlkit.interfaces.parser import ToolParser
 from rlkit.interfaces.reward import RewardManager
-from rlkit.interfaces.task import Task
+from rlkit.interfaces.task import Curriculum, Task
 from rlkit.interfaces.tool import Tool
 
 hookspec = pluggy.HookspecMarker("rlkit")
@@ -61,6 +61,7 @@ KINDS: dict[str, Kind] = {
     "rewards": Kind("reward", RewardManager, "reward"),
     "engines": Kind("engine", RolloutEngine, "rollout.engine"),
     "tasks": Kind("task", Task, "task"),
+    "curricula": Kind("curriculum", Curriculum, "curriculum"),
     "filters": Kind("filter", GroupFilter, "rollout.filter"),
     "tools": Kind("tool", Tool, "tools"),
     "interactions": Kind("interaction", Interaction, "interaction"),

@@ -18,7 +18,7 @@ from rlkit.interfaces.loss import PolicyLoss
 from rlkit.interfaces.parser import ToolParser
 from rlkit.interfaces.reward import RewardManager
 from rlkit.interfaces.runtime import RunPart
-from rlkit.interfaces.task import Task
+from rlkit.interfaces.task import Curriculum, Task
 from rlkit.interfaces.tool import Tool
 from rlkit.log import Log
 from rlkit.ranges import outside
@@ -59,6 +59,7 @@ class Recipe:
     advantage: AdvantageEstimator
     loss: PolicyLoss
     train: Train
+    curriculum: Curriculum | None = None
     critic: Critic | None = None
     kl_loss: KLLoss | None = None
     kl_reward: KLReward | None = None
@@ -80,7 +81,7 @@ class Recipe:
     def parts(self) -> list[RunPart]:
         """Return the parts that may hold something, which is freed at the end of the run."""
         used = (self.rollout.engine, self.reward, self.advantage, self.loss, self.interaction, self.environment)
-        read = (self.task, self.rollout.filter, self.parser, *self.callbacks)
+        read = (self.task, self.curriculum, self.rollout.filter, self.parser, *self.callbacks)
         held_out = {} if self.validation is None else self.validation.tasks or {}
         parts = (*used, *(self.tools or {}).values(), *read, *held_out.values())
         return [part for part in parts if part is not None]
@@ -178,6 +179,11 @@ def _check_reference(recipe: Recipe) -> Iterator[str]:
 
 def _check_sampling(recipe: Recipe) -> Iterator[str]:
     sampling = recipe.rollout.sampling
+    if recipe.rollout.oversample > 1 and Needs.GREEDY in recipe.advantage.needs:
+        yield (
+            f"rollout.oversample is {recipe.rollout.oversample}, but advantage {type(recipe.advantage).__name__} needs "
+            "a greedy answer to every prompt as well; set rollout.oversample to 1"
+        )
     if sampling.truncates:
         yield (
             f"rollout.sampling has top_p={sampling.top_p}, top_k={sampling.top_k} and min_p={sampling.min_p}, whose "

@@ -13,6 +13,9 @@ import torch
 from rlkit.errors import show
 from rlkit.types import Batch, Completion, LossOutput, Prompt, Request, StopReason
 
+LONGEST_WAIT = 1000
+"""Epochs until a prompt is due again."""
+
 ROUNDING = 1e-3
 """In half precision, a log-prob of about 0 may exceed 0 by this much."""
 
@@ -90,6 +93,20 @@ def of_task(prompt: object) -> str | None:
         isinstance(prompt.tools, list) and all(isinstance(name, str) for name in prompt.tools)
     ):
         return f"returned the tools {show(prompt.tools)}, expected names, or None for all"
+    return None
+
+
+def of_wait(epochs: object) -> str | None:
+    """Check in how many epochs a curriculum lets a prompt come again."""
+    if isinstance(epochs, bool) or not isinstance(epochs, int) or not 1 <= epochs <= LONGEST_WAIT:
+        return f"returned {show(epochs)}, expected a whole number of epochs from 1 to {LONGEST_WAIT}"
+    return None
+
+
+def of_difficulty(difficulty: object) -> str | None:
+    """Check the difficulty of a prompt."""
+    if isinstance(difficulty, bool) or not isinstance(difficulty, int | float) or not math.isfinite(difficulty):
+        return f"returned {show(difficulty)}, expected a finite number"
     return None
 
 

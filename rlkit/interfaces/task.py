@@ -1,4 +1,4 @@
-"""The interface of tasks: the source of prompts."""
+"""The interfaces of tasks, the source of prompts, and of curricula, which decide when each comes."""
 
 from __future__ import annotations
 
@@ -29,3 +29,22 @@ class Task(RunPart):
     @abstractmethod
     def prompt(self, row: Row, index: int) -> Prompt:
         """Build a prompt from a row: messages for the policy, and the answer for the reward."""
+
+
+class Curriculum(RunPart):
+    """Decides which training prompts come sooner, and which more often; see `rlkit.tasks.order.Order`.
+
+    It has no state: a checkpoint holds when each row is due.
+    """
+
+    def difficulty(self, prompt: Prompt) -> float:
+        """Return a finite number; an epoch goes from the lowest to the highest, equal ones are in random order."""
+        return 0.0
+
+    def wait(self, rate: float) -> int:
+        """Return in how many epochs a prompt is due again, 1 to 1,000; 1 is the next one.
+
+        Args:
+            rate: The mean accuracy of the prompt's samples in this step; of the reward, where it has no accuracy.
+        """
+        return 1

@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from rlkit.concurrency.deadlines import deadline, queued
 from rlkit.errors import RolloutError, explain
@@ -15,7 +16,7 @@ from rlkit.registry import require
 from rlkit.rollout.conversation import Conversation, Limits
 from rlkit.rollout.participants import Participants, ParticipantSession
 from rlkit.rollout.replies import without_middle
-from rlkit.rollout.tasks import run_concurrently
+from rlkit.rollout.tasks import run_concurrently, run_first
 from rlkit.rollout.template import ChatTemplate
 from rlkit.types import Completion, Message, Prompt, Request, SampleKey, Sampling, StopReason, Trajectory
 
@@ -79,13 +80,23 @@ class Sampler:
     admission: AbstractAsyncContextManager[object] = field(default_factory=nullcontext)
 
 
-async def collect(sampler: Sampler, prompts: Sequence[tuple[int, Prompt]], finish: Finish) -> list[Trajectory]:
+class Quota(NamedTuple):
+    """How many groups are sampled to their end, all of the first ones among them; the others are stopped then."""
+
+    groups: int
+    first: int
+
+
+async def collect(
+    sampler: Sampler, prompts: Sequence[tuple[int, Prompt]], finish: Finish, quota: Quota | None = None
+) -> list[Trajectory]:
     """Sample every prompt `samples` times; `finish` is awaited with each group as soon as it is complete.
 
     Args:
         sampler: The engine and how it is used.
         prompts: Each with the id of its group, from which its random numbers are derived.
         finish: Scores a group while others are sampled.
+        quota: How many groups are enough; None for all.
 
     Returns:
         Trajectories in the order of `prompts`; a failed one carries its error, and nothing else fails with it.
@@ -101,8 +112,11 @@ async def collect(sampler: Sampler, prompts: Sequence[tuple[int, Prompt]], finis
         await finish([t for t in trajectories if t.error is None])
         return trajectories
 
-    groups = await run_concurrently(*(sample_group(group, prompt) for group, prompt in prompts))
-    return [trajectory for group in groups for trajectory in group]
+    awaited = len(prompts) if quota is None else quota.first
+    others = 0 if quota is None else quota.groups - quota.first
+    work = [sample_group(group, prompt) for group, prompt in (prompts if others else prompts[:awaited])]
+    both = await run_concurrently(run_first(awaited, *work[:awaited]), run_first(others, *work[awaited:]))
+    return [trajectory for groups in both for group in groups for trajectory in group or ()]
 
 
 async def converse(sampler: Sampler, prompt: Prompt, group: int, sample: int) -> Trajectory:

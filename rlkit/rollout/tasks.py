@@ -25,6 +25,33 @@ async def run_concurrently(*work: Coroutine[object, None, T]) -> list[T]:
     raise first
 
 
+async def run_first(count: int, *work: Coroutine[object, None, T]) -> list[T | None]:
+    """Return what the coroutines return, in order; None for those that are cancelled once `count` others have ended.
+
+    Raises:
+        BaseException: The first error itself, without a group around it; all have ended then.
+    """
+    ended: set[int] = set()
+
+    async def one(place: int) -> T:
+        found = await work[place]
+        ended.add(place)
+        if len(ended) == count:
+            for other, task in enumerate(tasks):
+                if other not in ended:
+                    task.cancel()
+        return found
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(place)) for place in range(len(work))]
+    except BaseExceptionGroup as errors:
+        first = errors.exceptions[0]
+    else:
+        return [None if task.cancelled() else task.result() for task in tasks]
+    raise first
+
+
 async def cancel(*tasks: asyncio.Future[Any]) -> None:
     """Cancel tasks and wait until they have ended; what they raise is not reported."""
     for task in tasks:

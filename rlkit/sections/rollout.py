@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le
 
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.interfaces.filter import GroupFilter
-from rlkit.ranges import Count, PositiveFloat, PositiveInt, Seconds
+from rlkit.ranges import NUMBER, Count, PositiveFloat, PositiveInt, Seconds
 from rlkit.types import Sampling
 
 
@@ -20,6 +22,9 @@ class Rollout:
         group_size: Samples of each prompt.
         sampling: How tokens are sampled in training.
         filter: Which groups to train on; null trains on all.
+        oversample: Prompts to start in a step, as a multiple of `train.prompts_per_step`. Once that many groups have
+            ended, the slowest are stopped; their prompts come first in the next step, and are then waited for. Steps
+            end sooner, but what is trained on leans to short answers: those that were stopped are sampled again.
         max_gap: The largest mean distance of the engine's log-probs of a few tokens from the trainer's, in the weight
             check before the first rollout; null for 1e-3 in float32 and 0.2 in lower precisions.
         max_prompt_tokens: The most tokens of a prompt, tools and template included; null for what the context holds.
@@ -33,6 +38,7 @@ class Rollout:
     group_size: Count = 8
     sampling: Sampling = field(default_factory=Sampling)
     filter: GroupFilter | None = None
+    oversample: Annotated[float, Ge(1), Le(2), NUMBER] = 1.0
     max_gap: PositiveFloat | None = None
     max_prompt_tokens: PositiveInt | None = None
     overlong: Literal["error", "drop", "left", "right", "middle"] = "error"

@@ -4,6 +4,7 @@ from rlkit.testing import golden
 from rlkit.testing.conformance import Finding, check_options, check_plugin
 from rlkit.testing.contracts import (
     check_advantage,
+    check_curriculum,
     check_filter,
     check_loss,
     check_parser,
@@ -25,6 +26,7 @@ __all__ = [
     "check_advantage",
     "check_engine",
     "check_environment",
+    "check_curriculum",
     "check_filter",
     "check_interaction",
     "check_loss",

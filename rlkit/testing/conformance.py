@@ -26,6 +26,7 @@ CONTRACTS: dict[str, Callable[..., object]] = {
     "losses": contracts.check_loss,
     "rewards": contracts.check_reward,
     "tasks": contracts.check_task,
+    "curricula": contracts.check_curriculum,
     "filters": contracts.check_filter,
     "parsers": contracts.check_parser,
     "callbacks": contracts.check_callback,

@@ -12,6 +12,7 @@ from typing import get_args
 
 import torch
 
+from rlkit.errors import RecipeError
 from rlkit.interfaces import outputs
 from rlkit.interfaces.advantage import AdvantageEstimator, Needs
 from rlkit.interfaces.callback import Callback, LoggedRun, Logger
@@ -20,7 +21,7 @@ from rlkit.interfaces.loss import PolicyLoss
 from rlkit.interfaces.optimizer import Optimizer, Schedule
 from rlkit.interfaces.parser import ParsedTurn, ToolParser
 from rlkit.interfaces.reward import RewardFunction, RewardManager, as_score
-from rlkit.interfaces.task import Split, Task
+from rlkit.interfaces.task import Curriculum, Split, Task
 from rlkit.optimizers.trial import try_out
 from rlkit.types import Batch, PolicyOutput, Prompt, Score, StopReason, TrainBatch, Trajectory, Turn
 
@@ -197,6 +198,23 @@ def check_task(task: Task) -> list[Prompt]:
             raise AssertionError(f"{type(task).__name__} returned another prompt for the same row of {split}")
         prompts.append(prompt)
     return prompts
+
+
+def check_curriculum(curriculum: Curriculum) -> None:
+    """Check that a curriculum returns a whole number of epochs for any success rate, a finite difficulty for a prompt.
+
+    A prompt that lacks what the difficulty is read from is refused by RecipeError.
+    """
+    name = type(curriculum).__name__
+    for rate in (0.0, 0.125, 0.5, 1.0, -1.0, 2.5):
+        if problem := outputs.of_wait(curriculum.wait(rate)):
+            raise AssertionError(f"{name}.wait {problem} for the rate {rate}")
+    try:
+        found = curriculum.difficulty(Prompt("p", [{"role": "user", "content": "2 + 2?"}], "4", {"difficulty": 2}))
+    except RecipeError:
+        return
+    if problem := outputs.of_difficulty(found):
+        raise AssertionError(f"{name}.difficulty {problem}")
 
 
 def check_filter(group_filter: GroupFilter) -> None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from math import ceil
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from rlkit.concurrency.garbage import uncollected
 from rlkit.errors import RecipeError
 from rlkit.interfaces import outputs
-from rlkit.interfaces.task import Split, Task
+from rlkit.interfaces.task import Curriculum, Split, Task
 from rlkit.models.activations import token_limit
 from rlkit.models.load import context_length, load_config, load_tokenizer, stop_ids
 from rlkit.ops.random import permutation
@@ -24,6 +26,7 @@ from rlkit.registry import calling, require
 from rlkit.rollout.lengths import measure, shorten
 from rlkit.rollout.participants import Participants
 from rlkit.rollout.template import USER, ChatTemplate
+from rlkit.tasks.order import Order
 from rlkit.types import Prompt, Row
 
 
@@ -48,6 +51,9 @@ class Data:
 
     validation: list[Prompt] = field(default_factory=list)
     """Held-out prompts that are used, of a length that fits."""
+
+    order: Order | None = None
+    """The order of `kept`, where it depends on what happened in earlier steps; else it follows from the seed alone."""
 
     show: bool = False
     """Whether to show the progress of what takes long."""
@@ -94,19 +100,71 @@ class Data:
         """The most tokens of a prompt: a token of the context is left for an answer."""
         return min(self.context - 1, self.recipe.rollout.max_prompt_tokens or self.context)
 
+    @property
+    def count(self) -> int:
+        """Prompts that a step starts; with `rollout.oversample` more than it trains on."""
+        return ceil(self.recipe.train.prompts_per_step * self.recipe.rollout.oversample)
+
     def slots(self, step: int) -> list[int]:
         """Return the rows of a step (the first is step 1), in an order that depends on the seed alone.
 
-        Each epoch is a permutation of all rows; a step may span two.
+        Each epoch is a permutation of all rows; a step may span two. With a curriculum or over-sampling the rows depend
+        on the steps before as well: they are those of the next step.
         """
+        if self.order is not None:
+            return [self.kept[drawn.row] for drawn in self.order.draw(self.count)]
         train, rows = self.recipe.train, len(self.kept)
         first = (step - 1) * train.prompts_per_step
         places = range(first, first + train.prompts_per_step)
         return [self.kept[int(_permutation(train.seed, i // rows, rows)[i % rows])] for i in places]
 
     def prompts(self, step: int) -> list[tuple[int, Prompt]]:
-        """Return the prompts of a step with their place in it."""
+        """Return the prompts of a step with their place in it, those that were postponed before first."""
         return [(slot, self.prompt(row)) for slot, row in enumerate(self.slots(step))]
+
+    def postponed(self) -> int:
+        """Return how many of the next step's prompts were postponed before."""
+        return 0 if self.order is None else sum(drawn.postponed for drawn in self.order.draw(self.count))
+
+    def record(self, rates: Mapping[int, float | None]) -> None:
+        """Record the outcome of a step's prompts, alike on all ranks.
+
+        Args:
+            rates: The success rate of each prompt by its place, None where it is not known; those that are missing were
+                stopped, and come first in the next step.
+
+        Raises:
+            PartError: The curriculum raised something, or what it returned is no number of epochs.
+        """
+        if self.order is None:
+            return
+        drawn = self.order.draw(self.count)
+        waits = [self._wait(rates[slot]) if slot in rates else None for slot in range(len(drawn))]
+        self.order.record(drawn, waits)
+
+    def _wait(self, rate: float | None) -> int:
+        curriculum = self.recipe.curriculum
+        if curriculum is None or rate is None:
+            return 1
+        with calling(curriculum, "wait"):
+            epochs = curriculum.wait(rate)
+        require(curriculum, "wait", outputs.of_wait(epochs))
+        return epochs
+
+    def _make_order(self) -> Order | None:
+        """Return the order of the rows that are used, if it is more than a permutation."""
+        curriculum = self.recipe.curriculum
+        if curriculum is None and self.recipe.rollout.oversample == 1:
+            return None
+        difficulty = None
+        if curriculum is not None and type(curriculum).difficulty is not Curriculum.difficulty:
+            found = []
+            for row in self.kept:
+                with calling(curriculum, "difficulty"):
+                    found.append(curriculum.difficulty(make_prompt(self.recipe.task, self.train, row)))
+                require(curriculum, "difficulty", outputs.of_difficulty(found[-1]))
+            difficulty = torch.tensor(found, dtype=torch.float64)
+        return Order(len(self.kept), self.recipe.train.seed, difficulty)
 
     def prompt(self, row: int) -> Prompt:
         """Return the prompt of a training row, shortened if the recipe has that done to one of its length."""
@@ -159,16 +217,16 @@ class Data:
         Raises:
             RecipeError: One is too long, or all are.
         """
-        self.kept = range(len(self.train))
-        everything = self.recipe.rollout.overlong == "drop"
-        rows = list(self.kept) if everything else self._used()
+        self.kept, drops = range(len(self.train)), self.recipe.rollout.overlong == "drop"
+        self.order = self._make_order()
+        rows = list(self.kept) if drops or self.order is not None else self._used()
         prompts = [make_prompt(self.recipe.task, self.train, row) for row in rows]
         lengths, held_out = self.lengths(prompts), self.lengths(self.held_out)
         measured = [*lengths, *held_out]
         self.overlong = sum(length > self.limit for length in measured)
         if self.overlong and self.recipe.rollout.overlong == "error":
             self._refuse([*prompts, *self.held_out], measured)
-        if everything:
+        if drops:
             self.kept = [row for row, length in zip(rows, lengths, strict=True) if length <= self.limit]
             self.validation = [p for p, length in zip(self.held_out, held_out, strict=True) if length <= self.limit]
             if not self.kept or len(self.validation) < bool(self.held_out):
@@ -177,6 +235,7 @@ class Data:
                     "shorter prompts, a higher rollout.max_prompt_tokens or a model with a longer context"
                 )
             measured = [length for length in measured if length <= self.limit]
+            self.order = self._make_order()
         else:
             self.validation = [self._shortened(prompt) for prompt in self.held_out]
         self.longest = min(max(measured), self.limit)

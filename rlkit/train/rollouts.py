@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
+from statistics import fmean
 
 from rlkit.distributed.ranks import Ranks
 from rlkit.interfaces import outputs
@@ -16,7 +17,7 @@ from rlkit.interfaces.filter import GroupFilter
 from rlkit.ops.batching import assign
 from rlkit.ops.statistics import Moments, repeated
 from rlkit.registry import calling, require
-from rlkit.rollout.collect import BusyTimer, Sampler, collect
+from rlkit.rollout.collect import BusyTimer, Quota, Sampler, collect
 from rlkit.rollout.service import RolloutService
 from rlkit.rollout.tasks import Background, run_concurrently
 from rlkit.train.data import Data
@@ -60,11 +61,16 @@ def sample(data: Data, service: RolloutService, number: int, meter: Meter) -> Ro
 
 
 async def _sample(data: Data, service: RolloutService, number: int, rollouts: Rollouts, meter: Meter) -> None:
-    prompts = service.shard_for_rank(data.prompts(number))
-    chosen = service.recipe.rollout.filter
+    everything = data.prompts(number)
+    prompts, chosen = service.shard_for_rank(everything), service.recipe.rollout.filter
+    quota: Quota | None = None
+    if service.recipe.rollout.oversample > 1:
+        first, all_of = data.postponed(), service.recipe.train.prompts_per_step
+        quota = Quota(len(service.shard_for_rank(everything[:all_of])), len(service.shard_for_rank(everything[:first])))
     async with rollouts.scoring:  # an error cancels it
         for attempt in range(1 + (0 if chosen is None else chosen.max_refills)):
-            found = await _play(service, prompts, (number, attempt), rollouts, meter)
+            found = await _play(service, prompts, (number, attempt), rollouts, meter, quota=quota)
+            quota = None  # for the prompts that take the places of others
             rollouts.all += found
             if chosen is None:
                 rollouts.sampled = [t for t in found if t.error is None]
@@ -125,14 +131,50 @@ def await_scores(service: RolloutService, rollouts: Rollouts, meter: Meter) -> l
     return [i for i, found in enumerate(scores) if found is not None]
 
 
+def record_outcome(data: Data, service: RolloutService, rollouts: Rollouts, meter: Meter) -> None:
+    """Let the order of prompts know how often each was solved and which were stopped; all ranks must call this.
+
+    Prompts that took the places of others, since a filter dropped these, count for nothing here.
+    """
+    order = data.order
+    if order is None:  # agreed: by the recipe
+        return
+    slots = data.slots(0)
+    names = {slot: data.prompt(row).id for slot, row in enumerate(slots)}
+    mine: dict[int, list[float]] = {}
+    for trajectory in rollouts.all:
+        if names.get(trajectory.group) == trajectory.prompt.id:
+            known = mine.setdefault(trajectory.group, [])
+            if (rate := success_rate(trajectory)) is not None:
+                known.append(rate)
+    found: dict[int, list[float]] = defaultdict(list)
+    for some in service.ranks.gather_dp(mine):
+        for slot, known in some.items():
+            found[slot] += known
+    rates = service.ranks.broadcast_tp({slot: fmean(known) if known else None for slot, known in found.items()})
+    data.record(rates)
+    meter.max("curriculum/epoch", float(order.epoch))
+    meter.max("curriculum/waiting", order.waiting())
+    meter.max("rollout/postponed", len(slots) - len(rates))
+
+
+def success_rate(trajectory: Trajectory) -> float | None:
+    """Return the accuracy of an answer, its reward where that has none; None if it failed."""
+    if trajectory.error is not None or trajectory.score is None or trajectory.reward is None:
+        return None
+    return trajectory.score.components.get("accuracy", trajectory.reward)
+
+
 async def _play(
     service: RolloutService,
     prompts: Sequence[tuple[int, Prompt]],
     when: tuple[int, int],
     rollouts: Rollouts,
     meter: Meter,
+    *,
+    quota: Quota | None,
 ) -> list[Trajectory]:
-    """Sample all prompts at once, and the greedy answers beside them; start scoring each group as it ends."""
+    """Sample all prompts at once until the quota is reached, greedy answers beside them; score groups as they end."""
     rollout, greedy, (number, attempt) = service.recipe.rollout, rollouts.greedy, when
 
     if greedy is not None:
@@ -155,7 +197,7 @@ async def _play(
         if group and group[0].reward is not None and greedy is not None:
             greedy[group[0].group] = group[0].reward
 
-    sampled = collect(sampler(rollout.sampling, rollout.group_size), prompts, score_group)
+    sampled = collect(sampler(rollout.sampling, rollout.group_size), prompts, score_group, quota)
     if greedy is None:
         trajectories = await sampled
     else:

@@ -19,7 +19,7 @@ from rlkit.train.credit import attach_advantages, correct, estimate
 from rlkit.train.logps import compute_logps, measure_gap
 from rlkit.train.metrics import Meter
 from rlkit.train.optim import learning_rate, set_learning_rate
-from rlkit.train.rollouts import Rollouts, await_scores, sample
+from rlkit.train.rollouts import Rollouts, await_scores, record_outcome, sample
 from rlkit.train.setup import TrainContext
 from rlkit.train.update import update_models
 from rlkit.types import Batch, TrainBatch
@@ -44,6 +44,7 @@ def step(context: TrainContext, number: int) -> StepResult:
         compute_logps(context, sampled)
     with _timed(meter, "score"):
         places = await_scores(context.rollouts, rollouts, meter)
+        record_outcome(context.data, context.rollouts, rollouts, meter)
     kept = [rollouts.train_on[i] for i in places]
     scored = add_rewards(sampled.rows(torch.tensor(places, dtype=torch.long, device=context.device)), kept)
     if rollouts.greedy is not None:

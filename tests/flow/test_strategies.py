@@ -297,3 +297,19 @@ def test_one_conversation_is_printed_by_several_ranks(strategy: str, tmp_path: P
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("28 + 14 = ?") == 1
     assert done.stdout.count("####") == 1
+
+
+def test_two_ranks_draw_alike_under_a_curriculum_with_over_sampling(tmp_path: Path) -> None:
+    """And go on from a checkpoint with the same prompts: each rank stops its own slowest ones."""
+    options = (*TWO["ddp"], "--task.max_operand=4", "--curriculum=SuccessRate", "--rollout.oversample=1.4")
+    every = ("--validation=null", "--train.schedule=Constant", *options)
+    whole = run(tmp_path, "whole", *every, "--train.steps=5")
+    run(tmp_path, "parted", *every, "--train.steps=3")
+    parted = run(tmp_path, "parted", *every, "--train.steps=5", "--resume=auto")
+    for step in range(1, 6):
+        prompts = {prompt for prompt, _ in rollouts(whole, step)}
+        assert {prompt for prompt, _ in rollouts(parted, step)} == prompts
+        assert 3 <= len(prompts) <= 5  # of seven that are started; a prompt may come in two epochs
+    metrics = read_jsonl(parted / "metrics.jsonl")
+    assert [row["rollout/postponed"] for row in metrics] == [2] * 5
+    assert metrics[-1]["curriculum/epoch"] > 0

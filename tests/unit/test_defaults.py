@@ -21,7 +21,7 @@ DEFAULTS: dict[type, dict[str, Any]] = {
     sections.Model: {"attention": "auto", "lora": None, "dtype": "float32", "trust_remote_code": False},
     sections.Rollout: {
         "engine": None, "group_size": 8, "sampling": Sampling, "filter": None, "max_gap": None,
-        "max_prompt_tokens": None, "overlong": "error", "max_conversations": None,
+        "max_prompt_tokens": None, "overlong": "error", "oversample": 1.0, "max_conversations": None,
     },
     sections.Train: {
         **TRAINED, "lr": 1e-6, "prompts_per_step": 32, "minibatches": 1, "epochs": 1,
@@ -57,8 +57,8 @@ DEFAULTS: dict[type, dict[str, Any]] = {
         "validation": sections.Validation, "save": sections.Save, "callbacks": list, "log": Log,
         "fabric": sections.Fabric,
         **dict.fromkeys((
-            "critic", "kl_loss", "kl_reward", "reference", "shaping", "correction", "rejection", "tools", "parser",
-            "interaction", "environment", "conversation",
+            "critic", "curriculum", "kl_loss", "kl_reward", "reference", "shaping", "correction", "rejection", "tools",
+            "parser", "interaction", "environment", "conversation",
         )),
     },
 }  # fmt: skip

@@ -43,7 +43,7 @@ class Played:
         if chosen is not None:
             chosen.max_refills = refills
         advantage = SimpleNamespace(needs=Needs.NOTHING)
-        recipe = SimpleNamespace(rollout=SimpleNamespace(filter=chosen), advantage=advantage)
+        recipe = SimpleNamespace(rollout=SimpleNamespace(filter=chosen, oversample=1), advantage=advantage)
         self.data: Any = SimpleNamespace(
             prompts=lambda step: [(0, Prompt("a", [])), (1, Prompt("b", []))], spare=self.spare
         )
@@ -54,7 +54,7 @@ class Played:
     def spare(self, step: int, attempt: int, number: int) -> Prompt:
         return Prompt(f"spare {step}/{attempt}/{number}", [])
 
-    async def play(self, service: Any, prompts: Any, when: tuple[int, int], rollouts: Rollouts, meter: Meter) -> Any:
+    async def play(self, service: Any, prompts: Any, when: tuple[int, int], *_: Any, quota: Any) -> Any:
         self.asked.append(when)
         self.prompts.append([(number, prompt.id) for number, prompt in prompts])
         return self.attempts[when[1]]
@@ -120,7 +120,7 @@ def test_scoring_that_runs_on_is_awaited_before_the_filter_decides(monkeypatch: 
     late = group(0, None, None)
     played = Played(late, keeps=Spread(), refills=0)
 
-    async def play(service: Any, prompts: Any, when: Any, rollouts: Rollouts, meter: Meter) -> list[Trajectory]:
+    async def play(service: Any, prompts: Any, when: Any, rollouts: Rollouts, *_: Any, **__: Any) -> list[Trajectory]:
         async def score() -> None:
             await asyncio.sleep(0.01)
             for number, one in enumerate(late):

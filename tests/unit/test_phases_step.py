@@ -192,9 +192,10 @@ def test_a_step_computes_scores_updates_and_syncs_in_this_order(monkeypatch: pyt
     monkeypatch.setattr(step_module, "sample", noted("sample 4", lambda data, service, number, meter: rollouts))
     monkeypatch.setattr(step_module, "compute_logps", noted("log-probs", logps))
     monkeypatch.setattr(step_module, "await_scores", noted("scores", lambda *_: [0, 2]))
+    monkeypatch.setattr(step_module, "record_outcome", noted("outcome", lambda *_: None))
     monkeypatch.setattr(step_module, "update_models", noted("update", update))
     result = step_module.step(made, 4)
-    assert events == ["sample 4", "log-probs", "scores", "update", "follow 4", "sync 2"]
+    assert events == ["sample 4", "log-probs", "scores", "outcome", "update", "follow 4", "sync 2"]
     assert result.rollouts is rollouts
     assert result.batch.rewards.tolist() == [1, 0]
     assert result.batch.greedy_rewards is not None

@@ -22,7 +22,7 @@ FIXED = (
 )
 """Options that decide what a checkpoint's tensors are: none can change on resume."""
 
-PRESENT = ("critic", "reference", "shaping", "kl_reward", "train.ema")
+PRESENT = ("critic", "curriculum", "reference", "shaping", "kl_reward", "train.ema")
 """Sections with state, which can neither be added nor removed on resume."""
 
 FREE = (
