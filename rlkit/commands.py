@@ -25,7 +25,7 @@ VERBS = {
     "recipe": "list, show or check recipes",
     "plugins": "list, show, make or test plugins",
     "reward": "score saved rollouts with another reward, and compare",
-    "data": "write a task's prompts to files",
+    "data": "show and count a task's prompts, or write them to files",
     "export": "write a checkpoint's policy as a Hugging Face folder",
     "doctor": "look at this machine and installation",
 }

@@ -22,7 +22,7 @@ from rlkit.rollout.workers import Workers
 from rlkit.run.preflight import estimate, plan
 from rlkit.run.preflight.dryrun import dry_run
 from rlkit.train.data import Data, load_data
-from rlkit.train.runtime import NoPolicyError, RewardRuntime
+from rlkit.train.runtime import NoPolicyError, RuntimeWithoutPolicy
 from rlkit.train.setup import fabric_for, prepare_training
 
 USAGE = """usage: rlkit recipe list                       the shipped recipes, and those of plugins
@@ -109,7 +109,7 @@ def _check(parsed: Parsed, data: Data) -> int:
     else:
         workers = Workers(1)
         try:
-            recipe.reward.bind(RewardRuntime(recipe, fabric, workers))
+            recipe.reward.bind(RuntimeWithoutPolicy(recipe, fabric, workers))
             _show(asyncio.run(plan.try_reward(lambda t: score(recipe.reward, t, workers), *data.examples(1))))
         except NoPolicyError as error:
             echo(f"reward: not tried, since it asks for {error}; add --deep to try it")

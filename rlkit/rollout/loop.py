@@ -6,11 +6,14 @@ import asyncio
 import selectors
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import wait as wait_for
 from functools import partial
 from typing import Any, TypeVar
+
+from rlkit.interfaces.runtime import RunPart
+from rlkit.registry import close_parts
 
 T = TypeVar("T")
 
@@ -154,3 +157,11 @@ class EventLoop:
         if tasks:
             await asyncio.wait(tasks, timeout=CLOSE_SECONDS)
         await self._loop.shutdown_asyncgens()
+
+
+async def close_on_loop(used: Sequence[RunPart]) -> None:
+    """Close parts on the loop that their connections belong to, and wait for the tasks that they start."""
+    before = asyncio.all_tasks()
+    close_parts(used)
+    if started := asyncio.all_tasks() - before:
+        await asyncio.wait(started, timeout=CLOSE_SECONDS)

@@ -17,10 +17,9 @@ from rlkit.interfaces.reward import RewardManager
 from rlkit.models.actor import Actor
 from rlkit.models.weights import PolicyWeights
 from rlkit.recipe import Recipe
-from rlkit.registry import close_parts
 from rlkit.rollout.collect import BusyTimer, Sampler
 from rlkit.rollout.conversation import Limits
-from rlkit.rollout.loop import CLOSE_SECONDS, EventLoop
+from rlkit.rollout.loop import EventLoop, close_on_loop
 from rlkit.rollout.participants import Participants
 from rlkit.rollout.replies import reply_limit
 from rlkit.rollout.scoring import score
@@ -174,7 +173,7 @@ class RolloutService:
         with ExitStack() as stack:  # one that raises keeps nothing else open
             stack.callback(self._loop.close)
             stack.callback(self._workers.close)
-            stack.callback(self._loop.run, self._close_parts())
+            stack.callback(self._loop.run, close_on_loop(self.recipe.parts()))
             stack.callback(self._loop.cancel_all)
 
     async def _with_weights(self, work: Coroutine[object, None, T]) -> T:
@@ -192,13 +191,6 @@ class RolloutService:
                 await self._sync()
         finally:
             await cancel(task)
-
-    async def _close_parts(self) -> None:
-        """Close the parts on the loop that their connections belong to, and wait for the tasks that they start."""
-        before = asyncio.all_tasks()
-        close_parts(self.recipe.parts())
-        if started := asyncio.all_tasks() - before:
-            await asyncio.wait(started, timeout=CLOSE_SECONDS)
 
     async def _sync(self) -> None:
         with nullcontext() if self._offload is None else self._offload.back(self.actor):

@@ -35,6 +35,7 @@ def as_row(trajectory: Trajectory) -> JsonObject:
         "messages": prompt.messages,
         "answer": prompt.answer,
         **_meta(prompt.meta),
+        **({} if prompt.tools is None else {"tools": prompt.tools}),
         "text": trajectory.text,
         "conversation": trajectory.messages[len(prompt.messages) :],
         "reward": trajectory.reward,
@@ -181,7 +182,11 @@ def _prompt(fields: _Fields) -> Prompt:
             raise fields.wrong("messages", MESSAGES)
     name = str(fields.get("id", lambda value: isinstance(value, str | int), "a name", name))
     meta = fields.get("meta", lambda value: isinstance(value, dict), "an object", empty)
-    return Prompt(name, messages, fields.get("answer", _is_text, "a text", None), meta)
+    answer, tools = (
+        fields.get("answer", _is_text, "a text", None),
+        fields.get("tools", _is_names, "names of tools", None),
+    )
+    return Prompt(name, messages, answer, meta, tools, fields.get("source", _is_text, "a text", None))
 
 
 def _trajectory(fields: _Fields, prompt: Prompt, group: int, text: str, tokenize: Tokenize) -> Trajectory:

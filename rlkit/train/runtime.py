@@ -91,8 +91,8 @@ class NoPolicyError(AttributeError):
     """A part asked for the policy where none is loaded."""
 
 
-class RewardRuntime:
-    """The `Runtime` of a reward where there is no run: of one process, without a policy.
+class RuntimeWithoutPolicy:
+    """The `Runtime` of rewards and tools where there is no run: of one process, without a policy.
 
     The tokenizer is loaded on first use.
 

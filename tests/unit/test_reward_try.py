@@ -159,7 +159,7 @@ def test_a_reward_that_needs_the_policy_is_refused_by_name(
     monkeypatch.setattr(MathReward, "bind", lambda self, runtime: runtime.logits(None), raising=False)
     run = run_folder(tmp_path, [trajectory("#### 7", 1.0)])
     assert main(["reward", "try", "--recipe=quickstart", f"--rollouts={run}"]) == 2
-    assert "reward MathReward asks for `runtime.logits`, the policy of a run" in capsys.readouterr().err
+    assert "MathReward asks for `runtime.logits`, the policy of a run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

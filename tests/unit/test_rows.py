@@ -41,7 +41,8 @@ def plain(tmp_path: Path, *lines: object) -> Path:
 
 def trajectory(**changes: Any) -> Trajectory:
     fields: dict[str, Any] = {
-        "prompt": Prompt("p", ASKED, "7", {"data_source": "sums", "tools": {"add": {"call": {"y": 2}}}}), "group": 3,
+        "prompt": Prompt("p", ASKED, "7", {"data_source": "sums", "tools": {"add": {"call": {"y": 2}}}}, ["add"]),
+        "group": 3,
         "tokens": [5, 6, 8, 9], "mask": [False, True, False, True], "logps": [0.0, -0.5, 0.0, -0.25],
         "versions": [-1, 0, -1, 0], "stop": StopReason.TURNS, "text": "last", "turn_rewards": [0.5, 0.0],
         "turns": [Turn("user", 0, 1), Turn("assistant", 1, 2), Turn("tool", 2, 3), Turn("assistant", 3, 4)],

@@ -17,6 +17,7 @@ from rlkit.cli.reward.report import report
 from rlkit.cli.reward.rescore import Rescorer
 from rlkit.errors import RecipeError, explain
 from rlkit.run.launch import home_of
+from rlkit.run.without_policy import bound_without_policy
 
 USAGE = """usage: rlkit reward try --rollouts PATH [--recipe NAME] [--reward X] [overrides]
     scores saved rollouts again, with the reward of the recipe and its overrides, and shows what changes
@@ -43,7 +44,7 @@ def run(argv: Sequence[str]) -> int:
     files, found = rollout_files(parsed.options.rollouts), Comparison()
     with ExitStack() as stack:
         out = _open(stack, parsed.options.out, files)
-        scorer = stack.enter_context(Rescorer(parsed.recipe))
+        scorer = Rescorer(parsed.recipe, stack.enter_context(bound_without_policy(parsed.recipe, parsed.recipe.reward)))
         console = Console(stderr=True, quiet=len(files) < 2 or not Console(stderr=True).is_terminal)
         for path in track(files, "scoring", console=console, transient=True):
             for group in scorer.score(path):
