@@ -14,13 +14,13 @@ from rlkit.cli.data.show import show
 from rlkit.cli.data.stats import stats
 from rlkit.cli.display import echo
 from rlkit.cli.parsing.parser import Parsed, parse
+from rlkit.cli.without_policy import bound_without_policy
 from rlkit.errors import RecipeError
 from rlkit.interfaces.task import Split, Task
 from rlkit.models.load import context_length, load_config, load_tokenizer, stop_ids
 from rlkit.recipe import Recipe
 from rlkit.registry import calling
 from rlkit.rollout.participants import Participants
-from rlkit.run.without_policy import bound_without_policy
 from rlkit.train.data import Data, held_out, make_prompt
 
 USAGE = """usage: rlkit data prepare --recipe NAME --out DIR [overrides]

@@ -15,9 +15,9 @@ from rlkit.cli.parsing.parser import parse
 from rlkit.cli.reward.compare import Comparison
 from rlkit.cli.reward.report import report
 from rlkit.cli.reward.rescore import Rescorer
+from rlkit.cli.without_policy import bound_without_policy
 from rlkit.errors import RecipeError, explain
 from rlkit.run.launch import home_of
-from rlkit.run.without_policy import bound_without_policy
 
 USAGE = """usage: rlkit reward try --rollouts PATH [--recipe NAME] [--reward X] [overrides]
     scores saved rollouts again, with the reward of the recipe and its overrides, and shows what changes
