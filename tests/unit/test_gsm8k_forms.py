@@ -1,0 +1,80 @@
+"""The real GSM8K in every form that data come in: the same prompts, in one file or two, and a step of `fit` on each."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+
+from rlkit.cli.main import main
+from rlkit.tasks import GSM8K, HFDataset
+from tests.conftest import ROOT, read_jsonl
+
+REAL = ROOT.parent / "shared" / "data" / "gsm8k"
+KINDS = ("parquet", "jsonl", "csv")
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[dict[str, str]]:
+    return [json.loads(line) for line in (REAL / "train.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, str]]) -> Path:
+    """Each kind as one file (`all.KIND`) and as two (`part-0.KIND`, `part-1.KIND`)."""
+    folder = tmp_path_factory.mktemp("gsm8k")
+    half = len(rows) // 2
+    for kind in KINDS:
+        for name, part in (("all", rows), ("part-0", rows[:half]), ("part-1", rows[half:])):
+            write(folder / f"{name}.{kind}", part)
+    return folder
+
+
+def write(path: Path, rows: Sequence[dict[str, str]]) -> None:
+    if path.suffix == ".parquet":
+        datasets.Dataset.from_list(list(rows)).to_parquet(path)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, ["question", "answer"])
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+def prompts(task: Any) -> Iterator[tuple[str, str]]:
+    rows = task.rows("train")
+    for index in range(len(rows)):
+        prompt = task.prompt(rows[index], index)
+        yield prompt.messages[0]["content"], prompt.answer
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("files", ["all", "part-*"])
+def test_each_form_has_the_same_prompts(folder: Path, rows: list[dict[str, str]], kind: str, files: str) -> None:
+    instruction = GSM8K().instruction
+    expected = [(f"{row['question']}\n{instruction}", row["answer"]) for row in rows]
+    assert len(expected) == 7473
+    task = HFDataset(str(folder / f"{files}.{kind}"), template=f"{{question}}\n{instruction}")
+    assert list(prompts(task)) == expected
+    assert list(prompts(GSM8K(str(REAL)))) == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_on_two_files_of_each_kind(folder: Path, tmp_path: Path, kind: str) -> None:
+    options = (
+        "--recipe=quickstart", "--task=HFDataset", f"--task.path={folder / f'part-*.{kind}'}",
+        "--task.prompt_field=question", "--task.validation_split=0.01", "--validation.limit=2", "--train.steps=1",
+        "--train.prompts_per_step=3", "--rollout.group_size=2", "--train.schedule=Constant",
+        "--rollout.max_prompt_tokens=250", "--rollout.overlong=drop",
+    )  # fmt: skip
+    assert main(["fit", *options, f"--out={tmp_path / 'out'}"]) == 0
+    sampled = read_jsonl(tmp_path / "out" / "rollouts" / "step-00001.jsonl.gz")
+    assert len({row["prompt"] for row in sampled}) == 3
+    assert max(row["mask"].index(1) for row in sampled) <= 250
+    assert all("####" in row["answer"] for row in sampled)
