@@ -216,7 +216,7 @@ class ChatTemplate:
         return text
 
     def _ids(self, text: str) -> list[int]:
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False, verbose=False)
         return ids
 
     def _ids_after_stop(self, text: str) -> list[int]:

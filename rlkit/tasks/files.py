@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from glob import has_magic
@@ -286,7 +287,9 @@ def _is_message(message: object) -> bool:
 
 
 def as_text(answer: object) -> str | None:
-    """Return an answer as text: lists and objects as JSON."""
+    """Return an answer as text: lists and objects as JSON; NaN stands for none in tables of numbers."""
+    if isinstance(answer, float) and math.isnan(answer):
+        return None
     if answer is None or isinstance(answer, str):
         return answer
     return json.dumps(answer, ensure_ascii=False, default=str) if isinstance(answer, list | dict) else str(answer)

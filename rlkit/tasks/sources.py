@@ -7,6 +7,7 @@ import glob
 import hashlib
 import json
 import stat
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
@@ -144,6 +145,8 @@ def separated(name: str) -> list[PlacedRow]:
     rows = []
     try:
         columns = reader.fieldnames or []
+        if twice := [column for column, count in Counter(columns).items() if count > 1]:
+            raise RecipeError(f"{redact(name)}, line 1: several columns are named {twice[0]!r}; rename all but one")
         for row in reader:
             place = f"{redact(name)}, line {reader.line_num}"
             if None in row or None in row.values():
@@ -242,8 +245,12 @@ def _nearby(path: Path) -> str:
 
 def _open(kind: str, name: str, option: str) -> Any:
     import datasets
+    import pyarrow.parquet
 
     try:
+        if kind == "parquet" and suffix_of(name) == PurePosixPath(name).suffix and not is_url(name):
+            if not pyarrow.parquet.read_metadata(name).num_rows:  # which `datasets` cannot read
+                return []
         return datasets.load_dataset(kind, data_files=[name], split="train")
     except Exception as error:
         cause: BaseException = error

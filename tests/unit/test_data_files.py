@@ -105,6 +105,7 @@ def test_files_of_any_kinds_are_one_table(tmp_path: Path) -> None:
         ('prompt,answer\na,1\n"b,2\n', r"t.csv, after line 2: not a row of a CSV file"),
         ("question,answer\na,1\n", r"t.csv, line 2: no field 'prompt' .*the row has: question, answer"),
         ("prompt,answer\na,1\n\x00,2\n", r"t.csv, line 3: a NUL byte"),
+        ("prompt,answer,prompt\na,1,b\n", r"t.csv, line 1: several columns are named 'prompt'; rename all but one"),
     ],
 )
 def test_a_malformed_row_of_a_csv_file_is_named(tmp_path: Path, text: str, message: str) -> None:
@@ -334,6 +335,18 @@ def test_a_pipe_among_the_parquet_files_is_refused(tmp_path: Path) -> None:
 def test_ids_that_are_null_are_the_rows_numbers(tmp_path: Path) -> None:
     task = Jsonl(write(tmp_path / "t.jsonl", *({"prompt": "x", "answer": "y", "id": i} for i in (None, 7, 0))))
     assert [task.prompt(row, i).id for i, row in enumerate(task.rows("train"))] == ["0", "7", "0"]
+
+
+def test_tables_without_rows_and_answers_that_are_not_there(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    none = pa.table({"prompt": pa.array([], pa.string()), "answer": pa.array([], pa.string())})
+    pq.write_table(none, tmp_path / "a.parquet")
+    pq.write_table(pa.table({"prompt": ["x", "y"], "answer": [float("nan"), 2.0]}), tmp_path / "b.parquet")
+    assert len(HFDataset(str(tmp_path / "a.parquet")).rows("train")) == 0
+    task = HFDataset(str(tmp_path / "*.parquet"))
+    assert [task.prompt(row, i).answer for i, row in enumerate(task.rows("train"))] == [None, "2.0"]
 
 
 def test_answers_of_any_type_become_text(tmp_path: Path) -> None:
