@@ -248,9 +248,9 @@ def _open(kind: str, name: str, option: str) -> Any:
     import pyarrow.parquet
 
     try:
-        if kind == "parquet" and suffix_of(name) == PurePosixPath(name).suffix and not is_url(name):
-            if not pyarrow.parquet.read_metadata(name).num_rows:  # which `datasets` cannot read
-                return []
+        local = kind == "parquet" and name.endswith(".parquet") and not is_url(name)
+        if local and not pyarrow.parquet.read_metadata(name).num_rows:  # which `datasets` cannot read
+            return []
         return datasets.load_dataset(kind, data_files=[name], split="train")
     except Exception as error:
         cause: BaseException = error
