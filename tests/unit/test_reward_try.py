@@ -173,6 +173,10 @@ def test_a_reward_that_needs_the_policy_is_refused_by_name(
         (["try", "--recipe=quickstart", "--rollouts=bad.jsonl"], "bad.jsonl, line 1 is no JSON"),
         (["try", "--recipe=quickstart", "--rollouts=bad.jsonl", "--out=./bad.jsonl"], "which is a file to read"),
         (["try", "--recipe=quickstart", "--rollouts=bad.jsonl", "--out=empty"], "which cannot be written"),
+        (
+            ["try", "--recipe=quickstart", "--rollouts=good.jsonl", "--out=/dev/full"],
+            "--out is '/dev/full', which cannot",
+        ),
     ],
 )
 def test_what_cannot_be_compared_is_refused(
@@ -181,6 +185,7 @@ def test_what_cannot_be_compared_is_refused(
     monkeypatch.chdir(tmp_path)
     Path("empty").mkdir()
     Path("bad.jsonl").write_text("{\n")
+    Path("good.jsonl").write_text(json.dumps({"messages": ASKED, "text": "#### 7"}) + "\n")
     assert main(["reward", *words]) == 2
     assert problem in capsys.readouterr().err
 

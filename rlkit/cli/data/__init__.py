@@ -23,11 +23,11 @@ from rlkit.registry import calling
 from rlkit.rollout.participants import Participants
 from rlkit.train.data import Data, held_out, make_prompt
 
-USAGE = """usage: rlkit data prepare --recipe NAME --out DIR [overrides]
-    writes DIR/train.jsonl and DIR/validation.jsonl, which the task Jsonl reads:
-    rlkit fit --recipe NAME --task Jsonl --task.path DIR/train.jsonl --task.validation_path DIR/validation.jsonl
-       rlkit data show --recipe NAME [overrides]     three training prompts as the policy reads them
+USAGE = """usage: rlkit data show --recipe NAME [overrides]     three training prompts as the policy reads them
        rlkit data stats --recipe NAME [overrides]    lengths in tokens, sources, duplicates, overlap of the splits
+       rlkit data prepare --recipe NAME --out DIR [overrides]
+    prepare writes DIR/train.jsonl and DIR/validation.jsonl, which the task Jsonl reads:
+    rlkit fit --recipe NAME --task Jsonl --task.path DIR/train.jsonl --task.validation_path DIR/validation.jsonl
 """
 OUT: tuple[str, dict[str, Any]] = ("--out", {"type": str, "help": "The folder to write to."})
 JSON: tuple[str, dict[str, Any]] = ("--json", {"action": "store_true", "help": "Print JSON instead of text."})

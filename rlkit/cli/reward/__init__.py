@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from io import FileIO
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from rich.console import Console
 from rich.progress import track
@@ -18,6 +19,7 @@ from rlkit.cli.reward.rescore import Rescorer
 from rlkit.cli.without_policy import bound_without_policy
 from rlkit.errors import RecipeError, explain
 from rlkit.run.launch import home_of
+from rlkit.types import JsonObject
 
 USAGE = """usage: rlkit reward try --rollouts PATH [--recipe NAME] [--reward X] [overrides]
     scores saved rollouts again, with the reward of the recipe and its overrides, and shows what changes
@@ -49,7 +51,8 @@ def run(argv: Sequence[str]) -> int:
         for path in track(files, "scoring", console=console, transient=True):
             for group in scorer.score(path):
                 found.add(group)
-                _write(out, group.lines())
+                if out is not None:
+                    _write(out, group.lines())
     if parsed.options.json:
         print(json.dumps(found.figures()))
     else:
@@ -89,8 +92,8 @@ def _is_rollouts(word: str) -> bool:
     return word.partition("=")[0] == "--rollouts"
 
 
-def _open(stack: ExitStack, out: str | None, inputs: Sequence[Path]) -> IO[str] | None:
-    """Open the file to write.
+def _open(stack: ExitStack, out: str | None, inputs: Sequence[Path]) -> FileIO | None:
+    """Open the file to write, without a buffer that could fail once it is closed.
 
     Raises:
         RecipeError: It is one of those that are read, or cannot be written.
@@ -100,17 +103,16 @@ def _open(stack: ExitStack, out: str | None, inputs: Sequence[Path]) -> IO[str] 
     if any(Path(out).resolve() == path.resolve() for path in inputs):
         raise RecipeError(f"--out is {out!r}, which is a file to read; name another one")
     try:
-        return stack.enter_context(Path(out).open("w", encoding="utf-8", errors="backslashreplace"))
+        return stack.enter_context(FileIO(out, "w"))
     except OSError as error:
         raise RecipeError(f"--out is {out!r}, which cannot be written: {explain(error)}") from error
 
 
-def _write(out: IO[str] | None, lines: Iterator[dict[str, object]]) -> None:
-    if out is None:
-        return
+def _write(out: FileIO, lines: Iterable[JsonObject]) -> None:
+    text = "".join(json.dumps(line, ensure_ascii=False, default=str) + "\n" for line in lines)
+    rest = memoryview(text.encode("utf-8", "backslashreplace"))
     try:
-        for line in lines:
-            out.write(json.dumps(line, ensure_ascii=False, default=str) + "\n")
-        out.flush()
+        while rest:
+            rest = rest[out.write(rest) :]
     except OSError as error:
         raise RecipeError(f"--out is {out.name!r}, which cannot be written: {explain(error)}") from error
