@@ -32,7 +32,8 @@ class Tool(BoundPart):
     When a method raises, or takes longer than `timeout`, the policy reads an error message and the failure is counted.
 
     `name`, `description` and `parameters` (the JSON schema of the arguments, an object) are shown to the policy.
-    Keyword arguments of a phase come from the row of the data: `tools: {name: {create: {...}, call: {...}}}`.
+    Keyword arguments of a phase come from the row of the data: `tools: {name: {create: {...}, call: {...}}}`. A row
+    without `tools` has all tools of the recipe.
     """
 
     name: str

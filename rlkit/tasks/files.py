@@ -67,13 +67,12 @@ class Columns(Task):
         if self.system is not None:
             messages.insert(0, {"role": "system", "content": self.system})
         used = {self.prompt_field, self.answer_field, "id"} if self.template is None else {self.answer_field, "id"}
-        tools = row.get("tools")
         return Prompt(
             id=name if row.get("id") is None else str(row["id"]),
             messages=messages,
             answer=self._answer(row, place),
             meta={key: value for key, value in row.items() if key not in used},
-            tools=list(tools) if isinstance(tools, list) else None,
+            tools=_tools(row.get("tools")),
         )
 
     def _check(self, row: Row, place: str) -> None:
@@ -259,6 +258,13 @@ class HFDataset(Columns):
 
     def _source(self) -> str:
         return str(self.path)
+
+
+def _tools(named: object) -> list[str] | None:
+    """Return the names of the tools that a row names, alone or with arguments; None if it names none."""
+    if isinstance(named, Mapping):
+        return [str(name) for name, arguments in named.items() if arguments is not None]
+    return list(named) if isinstance(named, list) else None
 
 
 def _messages(content: object, place: str) -> list[Message]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -10,18 +9,17 @@ from typing import Any
 
 from rich.console import Console
 
+from rlkit.cli.data.prepare import prepare
 from rlkit.cli.data.show import show
 from rlkit.cli.data.stats import stats
-from rlkit.cli.display import echo
-from rlkit.cli.parsing.parser import Parsed, parse
+from rlkit.cli.parsing.parser import parse
 from rlkit.cli.without_policy import bound_without_policy
 from rlkit.errors import RecipeError
-from rlkit.interfaces.task import Split, Task
 from rlkit.models.load import context_length, load_config, load_tokenizer, stop_ids
 from rlkit.recipe import Recipe
 from rlkit.registry import calling
 from rlkit.rollout.participants import Participants
-from rlkit.train.data import Data, held_out, make_prompt
+from rlkit.train.data import Data, held_out
 
 USAGE = """usage: rlkit data show --recipe NAME [overrides]     three training prompts as the policy reads them
        rlkit data stats --recipe NAME [overrides]    lengths in tokens, sources, duplicates, overlap of the splits
@@ -42,21 +40,12 @@ def run(argv: Sequence[str]) -> int:
         raise RecipeError(f"rlkit data has no verb {argv[0]!r}, expected prepare, show or stats")
     parsed = parse(f"data {argv[0]}", argv[1:], [OUT if argv[0] == "prepare" else JSON])
     if argv[0] == "prepare":
-        return _prepare(parsed)
+        if parsed.options.out is None:
+            raise RecipeError("rlkit data prepare needs --out DIR, the folder to write to")
+        prepare(parsed.recipe, Path(parsed.options.out))
+        return 0
     with unchecked_data(parsed.recipe) as data:
         (show if argv[0] == "show" else stats)(data, parsed.options.json)
-    return 0
-
-
-def _prepare(parsed: Parsed) -> int:
-    if parsed.options.out is None:
-        raise RecipeError("rlkit data prepare needs --out DIR, the folder to write to")
-    out = Path(parsed.options.out)
-    out.mkdir(parents=True, exist_ok=True)
-    splits: list[Split] = ["train", "validation"] if parsed.recipe.validation is not None else ["train"]
-    for split in splits:
-        count = write(parsed.recipe.task, split, out / f"{split}.jsonl")
-        echo(f"{out / f'{split}.jsonl'}: {count} prompts")
     return 0
 
 
@@ -80,15 +69,3 @@ def unchecked_data(recipe: Recipe) -> Iterator[Data]:
             stack.enter_context(bound_without_policy(recipe, *recipe.tools.values()))
             data.participants = Participants(recipe.tools)
         yield data
-
-
-def write(task: Task, split: Split, path: Path) -> int:
-    """Write a split as the task `Jsonl` reads it; return the number of prompts."""
-    with calling(task, "rows"):
-        rows = task.rows(split)
-    with path.open("w", encoding="utf-8") as lines:
-        for index in range(len(rows)):
-            prompt = make_prompt(task, rows, index)
-            row = {**prompt.meta, "id": prompt.id, "prompt": prompt.messages, "answer": prompt.answer}
-            lines.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
-    return len(rows)
