@@ -63,7 +63,7 @@ def test_prompts_are_shown_as_the_policy_reads_them(options: list[str], capsys: 
     assert tool.startswith("<calculator: ")
     assert first["text"] == f"{tool}><|im_start|>user\naa<|im_end|>\n<|im_start|>assistant\n"
     assert (first["id"], first["row"], first["source"], first["answer"]) == ("first", 0, "sums", "1")
-    assert first["meta"] == {"data_source": "sums", "level": 3}
+    assert (first["meta"], first["tools"]) == ({"data_source": "sums", "level": 3}, ["calculator"])
     assert (second["id"], third["id"]) == ("second", "long")
     assert second["tokens"] == first["tokens"] + 2
     assert not third["shortened"]
@@ -80,6 +80,7 @@ def test_what_is_shown_is_safe_for_a_terminal(
     shown = capsys.readouterr().out
     assert "x\\x1b[2J<|im_end|>" in shown
     assert "answer: \\x07" in shown
+    assert "tools: calculator" in shown
     assert not {"\x1b", "\x07", "\u202e"} & set(shown)
 
 

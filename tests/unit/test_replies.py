@@ -179,7 +179,9 @@ class Archive(Calculator):
         return "Z" * 10_000_000
 
 
-def test_ten_megabytes_of_a_reply_cost_a_turn_and_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ten_megabytes_of_a_reply_cost_a_turn_and_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Through `rlkit fit`, with the default: the policy goes on after such replies, and is trained on what it reads."""
     made = SimpleNamespace(__name__="tests", rlkit_register=hookimpl(lambda register: register(Archive)))
     monkeypatch.setattr(parser, "load_plugins", lambda: load_plugins([("archive", made)], entry_points=False))
@@ -196,5 +198,10 @@ def test_ten_megabytes_of_a_reply_cost_a_turn_and_no_run(tmp_path: Path, monkeyp
     assert row.get("conversation/template_differs", 0) == row["rollout/failed"] == 0
     rows = read_jsonl(tmp_path / "out" / "rollouts" / "step-00001.jsonl.gz")
     lengths = [end - start for row in rows for role, start, end in row["turns"] if role == "tool"]
-    assert max(lengths) > 1024
-    assert max(lengths) < 1024 + 100
+    assert 1024 < max(lengths) < 1024 + 100
+    read = [message["content"] for row in rows for message in row["conversation"] if message["role"] == "tool"]
+    assert any(reply.startswith("ZZ") and "9,998,976 characters left out" in reply for reply in read)
+    capsys.readouterr()
+    assert main(["reward", "try", f"--rollouts={tmp_path / 'out'}", "--json"]) == 0  # by the recipe of the run itself
+    again = json.loads(capsys.readouterr().out)
+    assert (again["compared"], again["changed"]) == (8, 0)

@@ -28,8 +28,8 @@ def show(data: Data, as_json: bool) -> None:
         echo(row["text"])
         echo("---")
         for name in ("source", "tools", "answer"):
-            if row[name] is not None:
-                echo(f"{name}: {row[name]}")
+            if row[name] not in (None, []):
+                echo(f"{name}: {', '.join(row[name]) if name == 'tools' else row[name]}")
         if row["meta"]:
             echo(f"meta: {shorten(json.dumps(row['meta'], ensure_ascii=False, default=str), LONGEST)}")
         echo("")
@@ -46,7 +46,7 @@ def example(data: Data, index: int) -> JsonObject:
         "shortened": prompt.messages != make_prompt(data.recipe.task, data.train, index).messages,
         "text": data.template.decode(ids),
         "source": prompt.source or prompt.meta.get("data_source"),
-        "tools": prompt.tools,
+        "tools": list(data.recipe.tools or ()) if prompt.tools is None else prompt.tools,
         "answer": prompt.answer,
         "meta": dict(prompt.meta),
     }
