@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -67,7 +68,7 @@ class Validated:
 class Report:
     """What is shown and written of all policies, by the names of their checkpoints.
 
-    `about` is what `results.json` has besides their entries.
+    `about` is what `results.json` has besides their entries; `failures` are those of policies and of that file.
     """
 
     checkpoints: list[str]
@@ -75,6 +76,7 @@ class Report:
     out: Path | None
     about: dict[str, object]
     done: dict[str, Validated] = field(default_factory=dict)
+    failures: list[RlkitError] = field(default_factory=list)
 
     @property
     def several(self) -> bool:
@@ -82,16 +84,12 @@ class Report:
         return len(self.checkpoints) > 1
 
     def add(self, name: str, made: Validated, rank: int) -> None:
-        """Compare a policy with the first one, write its answers, and free them.
-
-        Raises:
-            CheckpointError: `results.json` cannot be written.
-        """
+        """Compare a policy with the first one, write its answers, and free them."""
         first = self.done.get(self.checkpoints[0])
         self.done[name] = made
         if first is not None and first.prompts == made.prompts:
             made.found.compare("first", first.found.accuracies)
-        elif first is not None:
+        elif first is not None and rank == 0:
             echo(f"note: {name} is not compared with {self.checkpoints[0]}, which had other prompts", error=True)
         if self.out is not None:
             answers = f"answers-{self.checkpoints.index(name) + 1}" if self.several else "answers"
@@ -103,7 +101,7 @@ class Report:
             try:
                 write_whole(self.out / "results.json", json_text(content))
             except OSError as error:
-                raise CheckpointError(f"{self.out / 'results.json'} cannot be written: {error}") from error
+                self.failures.append(CheckpointError(f"{self.out / 'results.json'} cannot be written: {error}"))
 
     def show(self) -> None:
         """Print the figures."""
@@ -129,22 +127,29 @@ def run(argv: Sequence[str]) -> int:
         with _naming(name, len(arguments)):
             jobs[name] = _prepare(words)
     report, fabric = _open(list(jobs), next(iter(jobs.values())).parsed)
-    failures: list[RlkitError] = []
     for name in arguments:  # agreed: all ranks have the same command line
         try:
             with _naming(name, len(arguments)):
                 report.add(name, _run(jobs.pop(name), name, fabric), fabric.global_rank)
         except RlkitError as error:
-            failures.append(error)
+            report.failures.append(error)
             if fabric.world_size > 1:  # the other ranks may be anywhere
                 break
+            _clear_frames(error)
         gc.collect()  # the engine and the policy refer to each other
         free_cached(fabric.device)
     if fabric.is_global_zero and report.done:
         report.show()
-    if failures:
-        raise type(failures[0])("\n".join(map(str, failures))) from failures[0]
+    if report.failures:
+        raise type(report.failures[0])("\n".join(dict.fromkeys(map(str, report.failures)))) from report.failures[0]
     return 0
+
+
+def _clear_frames(error: BaseException | None) -> None:
+    """Free what the frames of a failure hold, such as the policy."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def _prepare(argv: Sequence[str]) -> Job:

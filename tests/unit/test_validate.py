@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import weakref
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from rlkit.cli import validate
 from rlkit.cli.display import by_checkpoint
 from rlkit.cli.main import main
+from rlkit.errors import EngineError
 from rlkit.run.checkpoint.export import export
 from tests.conftest import read_jsonl
 
@@ -93,7 +93,7 @@ def test_several_checkpoints_in_one_table(models: Path, tmp_path: Path, capsys: 
 def test_a_checkpoint_that_fails_names_itself_and_the_others_are_shown(
     models: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The policy of each is freed before the next one's is loaded."""
+    """The policy of each is freed before the next one's is loaded, that of one that failed late too."""
     policies: list[weakref.ref[object]] = []
     prepare = validate.prepare_rollouts
 
@@ -103,15 +103,23 @@ def test_a_checkpoint_that_fails_names_itself_and_the_others_are_shown(
         policies.append(weakref.ref(made.actor.policy))
         return made
 
+    def validated(rollouts: Any, prompts: Any) -> Any:
+        if len(policies) == 2:
+            raise EngineError("the engine is lost")
+        return evaluate(rollouts, prompts)
+
+    evaluate = validate.evaluate
+    monkeypatch.setattr(validate, "evaluate", validated)
     monkeypatch.setattr(validate, "prepare_rollouts", prepared)
-    places = [str(models / name) for name in ("same", "broken", "worse")]
+    (models / "late").symlink_to(models / "same")
+    places = [str(models / name) for name in ("same", "broken", "late", "worse")]
     assert main(["validate", "quickstart", *(f"--checkpoint={place}" for place in places), *FEW]) == 1
     printed = capsys.readouterr()
     assert f"error: --checkpoint {places[1]}: " in printed.err
+    assert f"--checkpoint {places[2]}: the engine is lost" in printed.err
     assert "p if equal" in printed.out
     assert "sampled_accuracy" in printed.out
-    gc.collect()
-    assert len(policies) == 2
+    assert len(policies) == 3
     assert main(["validate", "quickstart", f"--checkpoint={places[0]}", "--checkpoint=nowhere", *FEW]) == 2 - 1
     assert "--checkpoint is 'nowhere', expected a run folder" in capsys.readouterr().err
 
