@@ -99,3 +99,16 @@ def test_without_sglang_the_error_names_the_extra(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "sglang is not installed in this environment; install it: pip install 'rlkit-fabric[sglang]'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_what_is_stopped_by_over_sampling_costs_no_other_request(tmp_path: Path) -> None:
+    words = ("--recipe=quickstart", "--rollout.engine=SGLangServer", "--rollout.oversample=1.5", "--out=out")
+    few = ("--train.steps=4", "--train.prompts_per_step=8", "--validation=null", "--train.schedule=Constant")
+    done = rlkit("fit", *words, *few, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = read_jsonl(tmp_path / "out" / "metrics.jsonl")
+    assert [(row["rollout/postponed"], row["rollout/samples"], row["rollout/failed"]) for row in rows] == [
+        (4, 64, 0)
+    ] * 4
+    assert all(row["mismatch/max"] < 1e-4 for row in rows)
+    check_versions(tmp_path / "out", 4)
