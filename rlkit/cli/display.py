@@ -53,7 +53,7 @@ def show(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 def make_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     """Return a table whose texts are shown literally and whole: a word that is wider than its column is folded."""
-    table = Table(*(Column(name, overflow="fold") for name in header))
+    table = Table(*(Column(name, overflow="fold") for name in header), show_edge=False)
     for row in rows:
         table.add_row(*map(cell, row))
     return table

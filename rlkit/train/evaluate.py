@@ -121,9 +121,9 @@ def figures(answers: Sequence[Answer]) -> Iterator[tuple[str, float]]:
     """Yield the name and the value of each figure.
 
     `accuracy` and `reward` are means over prompts of the means of their answers. The bounds of `accuracy` are Wilson's
-    where each prompt has one answer, right or wrong, and those of a bootstrap over prompts elsewhere. Answers that were
-    cut off count as wrong in `finished_accuracy`, and those without their form in `strict_accuracy`, for which a reward
-    has the component `strict`.
+    where each prompt has one answer, right or wrong, or all answers are alike, and those of a bootstrap over prompts
+    elsewhere. Answers that were cut off count as wrong in `finished_accuracy`, and those without their form in
+    `strict_accuracy`, for which a reward has the component `strict`.
     """
     accuracies = _by_prompt(answers)
     if accuracies:
@@ -185,9 +185,11 @@ def _by_prompt(answers: Sequence[Answer]) -> Accuracies:
 
 def _interval(answers: Sequence[Answer], accuracies: Accuracies) -> tuple[float, float]:
     graded = [a.accuracy for a in answers if a.accuracy is not None]
-    if len(graded) == len(accuracies) and set(graded) <= {0.0, 1.0}:
-        return wilson(round(sum(graded)), len(graded))
-    return bootstrap(list(accuracies.values()))
+    by_prompt = list(accuracies.values())
+    single = len(graded) == len(by_prompt) and set(graded) <= {0.0, 1.0}
+    if single or set(by_prompt) in ({0.0}, {1.0}):  # what a bootstrap draws from equal values has no width
+        return wilson(round(sum(by_prompt)), len(by_prompt))
+    return bootstrap(by_prompt)
 
 
 def _pass_at(answers: Sequence[Answer]) -> Iterator[tuple[str, float]]:

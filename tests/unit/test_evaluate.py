@@ -48,6 +48,14 @@ def test_sampled_answers_are_means_over_prompts() -> None:
     assert "pass@4" not in found
 
 
+@pytest.mark.parametrize("accuracy", [0.0, 1.0])
+def test_samples_that_are_all_alike_prove_no_certainty(accuracy: float) -> None:
+    """Draws from equal values would all be equal: two prompts say as little as two single answers."""
+    found = dict(figures([answer(prompt, accuracy) for prompt in (0, 0, 0, 1, 1, 1)]))
+    assert (found["accuracy_low"], found["accuracy_high"]) == wilson(round(2 * accuracy), 2)
+    assert found["accuracy_high"] - found["accuracy_low"] > 0.5
+
+
 def test_the_majority_of_the_samples_of_a_prompt() -> None:
     """Prompt 0: two of three answer 7, which is right. 1: one right and one wrong answer. 2: no answer was found."""
 
