@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from types import MappingProxyType
 from typing import NamedTuple
 
 from rlkit.errors import shorten
@@ -42,7 +41,7 @@ class Answer(NamedTuple):
     length: int
     reward: float | None
     accuracy: float | None
-    components: Mapping[str, float] = MappingProxyType({})
+    components: Mapping[str, float] = {}
     final: str | None = None
 
     @classmethod

@@ -16,7 +16,7 @@ from rlkit.errors import EngineError
 from rlkit.run.checkpoint.export import export
 from tests.conftest import read_jsonl
 
-FEW = ("--validation.limit=12", "--validation.samples=2", "--fabric.accelerator=cpu")
+FEW = ("--validation.limit=12", "--validation.samples=2", "--fabric.accelerator=cpu", "--task.max_operand=30")
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +53,6 @@ def test_one_checkpoint_and_its_files(models: Path, tmp_path: Path, capsys: pyte
     ]
     assert main(given) == 0
     figures = shown(capsys)
-    assert main(["validate", "quickstart", *FEW, "--json"]) == 0
-    assert shown(capsys) == figures  # those of the model that the recipe names
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     [result] = results["results"]
     assert (result["figures"], result["prompts"], result["answers"]) == (figures, 12, "answers")
