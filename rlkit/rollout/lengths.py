@@ -6,7 +6,8 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -25,6 +26,9 @@ CHUNK = 1000
 
 FEW = 2000
 """So many prompts are rendered for the rollouts too, which need not do it again."""
+
+PARALLEL = "TOKENIZERS_PARALLELISM"
+"""The variable in which tokenizers look up whether to use several threads, each time that they are called."""
 
 KEPT = 64
 """Files of lengths that are kept; older ones are removed."""
@@ -98,13 +102,26 @@ def _measure(template: ChatTemplate, prompts: Sequence[Prompt], show: bool) -> l
     from rich.progress import Progress
 
     lengths: list[int] = []
-    with Progress(console=Console(stderr=True), transient=True, disable=not show) as bar:
+    with _all_cpus(), Progress(console=Console(stderr=True), transient=True, disable=not show) as bar:
         task = bar.add_task("measuring prompts", total=len(prompts))
         for first in range(0, len(prompts), CHUNK):
             chunk = prompts[first : first + CHUNK]
             lengths += template.lengths([_named(p, lambda p: template.opening(p.messages, p.tools)) for p in chunk])
             bar.advance(task, len(chunk))
     return lengths
+
+
+@contextmanager
+def _all_cpus() -> Iterator[None]:
+    """Let the tokenizer run in several threads, which commands switch off: for single texts that only costs."""
+    before = os.environ.get(PARALLEL)
+    os.environ[PARALLEL] = "true"
+    try:
+        yield
+    finally:
+        del os.environ[PARALLEL]
+        if before is not None:
+            os.environ[PARALLEL] = before
 
 
 def _named(prompt: Prompt, work: Callable[[Prompt], T]) -> T:

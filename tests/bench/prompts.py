@@ -22,6 +22,7 @@ def child(path: str) -> None:
     from rlkit.cli.parsing.parser import parse
     from rlkit.train.data import load_data
 
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # as the command does
     options = ["--recipe=quickstart", "--task=HFDataset", f"--task.path={path}", "--validation=null"]
     parsed = parse("fit", [*options, "--rollout.overlong=drop", "--rollout.max_prompt_tokens=400"], [])
     start, cpu = time.perf_counter(), time.process_time()

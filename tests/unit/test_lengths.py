@@ -47,6 +47,7 @@ class Counted(ChatTemplate):
     measured = 0
 
     def lengths(self, openings: Sequence[str]) -> list[int]:
+        assert os.environ["TOKENIZERS_PARALLELISM"] == "true"  # commands set it to false
         self.measured += len(openings)
         return super().lengths(openings)
 
@@ -58,7 +59,9 @@ def counted(template: ChatTemplate) -> Counted:
 def test_many_prompts_are_measured_once(template: ChatTemplate, cache: Path) -> None:
     many = prompts(lengths.FEW + 1)
     first = counted(template)
+    before = os.environ.get("TOKENIZERS_PARALLELISM")
     found = measure(first, many)
+    assert os.environ.get("TOKENIZERS_PARALLELISM") == before
     assert found == [len(template.start(p.messages)) for p in many]
     assert first.measured == len(many)
     second = counted(template)
