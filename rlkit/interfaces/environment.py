@@ -17,7 +17,7 @@ class Observation(NamedTuple):
     """The result of an action.
 
     Args:
-        text: The text that the policy reads.
+        text: The text that the policy reads, but for the middle of one above `conversation.max_reply_tokens`.
         reward: The reward of the action, at the last token of its turn.
         done: Whether the episode is over.
     """

@@ -16,7 +16,7 @@ class ToolReply(NamedTuple):
     """The result of a call.
 
     Args:
-        text: The text that the policy reads.
+        text: The text that the policy reads, but for the middle of one above `conversation.max_reply_tokens`.
         reward: The reward for having made the call, at the last token of its turn.
     """
 
