@@ -198,7 +198,10 @@ def _trajectory(fields: _Fields, prompt: Prompt, group: int, text: str, tokenize
     trajectory.turn_rewards = fields.get("turn_rewards", _is_numbers, "finite numbers", trajectory.turn_rewards)
     trajectory.counts = fields.get("counts", _is_numbers_by_name, "numbers by name", trajectory.counts)
     if "tokens" not in fields.row:
-        asked, own = tokenize(prompt.messages, text)
+        try:
+            asked, own = tokenize(prompt.messages, text)
+        except Exception as error:  # templates and tokenizers raise what they like of what is no text
+            raise RecipeError(f"{fields.place} cannot be tokenised: {explain(error)}") from error
         start, new = len(asked), len(own)
         trajectory.tokens, trajectory.mask = [*asked, *own], [False] * start + [True] * new
         trajectory.logps, trajectory.versions = [0.0] * (start + new), [-1] * start + [0] * new
@@ -251,7 +254,7 @@ def _is_ints(value: object) -> bool:
 
 def _is_number(value: object) -> bool:
     """Whether a value is a finite number; a whole number of 400 digits is none."""
-    return isinstance(value, float | int) and not isinstance(value, bool) and abs(value) < 1e308
+    return isinstance(value, float | int) and not isinstance(value, bool) and abs(value) < 1e300
 
 
 def _is_numbers(value: object) -> bool:

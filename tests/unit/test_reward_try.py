@@ -172,6 +172,7 @@ def test_a_reward_that_needs_the_policy_is_refused_by_name(
         (["try", "--rollouts=bad.jsonl"], "rlkit reward try needs a recipe"),
         (["try", "--recipe=quickstart", "--rollouts=bad.jsonl"], "bad.jsonl, line 1 is no JSON"),
         (["try", "--recipe=quickstart", "--rollouts=bad.jsonl", "--out=./bad.jsonl"], "which is a file to read"),
+        (["try", "--recipe=quickstart", "--rollouts=half.jsonl"], "half.jsonl, line 1 cannot be tokenised: TypeError"),
         (["try", "--recipe=quickstart", "--rollouts=bad.jsonl", "--out=empty"], "which cannot be written"),
         (
             ["try", "--recipe=quickstart", "--rollouts=good.jsonl", "--out=/dev/full"],
@@ -185,6 +186,7 @@ def test_what_cannot_be_compared_is_refused(
     monkeypatch.chdir(tmp_path)
     Path("empty").mkdir()
     Path("bad.jsonl").write_text("{\n")
+    Path("half.jsonl").write_text(json.dumps({"messages": ASKED, "text": "\ud800"}) + "\n")
     Path("good.jsonl").write_text(json.dumps({"messages": ASKED, "text": "#### 7"}) + "\n")
     assert main(["reward", *words]) == 2
     assert problem in capsys.readouterr().err

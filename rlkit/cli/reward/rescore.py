@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 
 from rlkit.cli.reward.compare import RescoredGroup
@@ -42,6 +43,10 @@ class Rescorer:
                 row.trajectory.score = new
             yield RescoredGroup(rows)
 
+    @cached_property
+    def _template(self) -> ChatTemplate:
+        return ChatTemplate(self.bound.runtime.tokenizer, self.bound.runtime.stop_ids)
+
     async def _score(self, groups: Sequence[Sequence[SavedRow]]) -> list[list[Score]]:
         at_once = asyncio.Semaphore(self.recipe.train.prompts_per_step)
 
@@ -57,6 +62,5 @@ class Rescorer:
 
     def _tokenize(self, messages: list[Message], text: str) -> tuple[list[int], list[int]]:
         runtime = self.bound.runtime
-        template = ChatTemplate(runtime.tokenizer, runtime.stop_ids)
         end = sorted(runtime.stop_ids)[:1]
-        return template.start(messages), runtime.tokenizer.encode(text, add_special_tokens=False) + end
+        return self._template.start(messages), runtime.tokenizer.encode(text, add_special_tokens=False) + end
