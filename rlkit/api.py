@@ -35,7 +35,7 @@ from rlkit.interfaces.interaction import Interaction
 from rlkit.interfaces.loss import PolicyLoss
 from rlkit.interfaces.parser import ToolParser
 from rlkit.interfaces.reward import RewardManager
-from rlkit.interfaces.task import Task
+from rlkit.interfaces.task import Curriculum, Task
 from rlkit.interfaces.tool import Tool
 from rlkit.log import Log
 from rlkit.registry import Registry, load_plugins
@@ -104,6 +104,7 @@ class Recipe:
     loss: PolicyLoss | Named = "ClipLoss"
     rollout: Rollout | Data = field(default_factory=Rollout)
     train: Train | Data = field(default_factory=lambda: Train(steps=100))
+    curriculum: Curriculum | Named | None = None
     critic: Critic | Data | None = None
     kl_loss: KLLoss | Data | None = None
     kl_reward: KLReward | Data | None = None

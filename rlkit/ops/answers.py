@@ -21,6 +21,10 @@ _QUANTITY = re.compile(
     r"(?P<whole>[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]{1,3}(?: [0-9]{3})+(?![0-9])|[0-9]*)(?P<decimals>\.[0-9]+)?"
     r"(?P<power>[eE][-+]?[0-9]{1,3}(?![0-9A-Za-z]))?(?P<mixed> [0-9]+(?= ?/ ?[0-9]))?(?: ?/ ?(?P<below>[0-9]+))?"
 )
+_AROUND = " *_\"'.,;:!?$"
+"""What may stand around an answer; a point before a digit is part of the number."""
+_TERM = re.compile(r"(.*[ (])?([A-Za-z]|pi) ?")
+"""A variable or a constant, to which a number with a sign is added."""
 _SCALES = {"k": 10**3, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _SCALE = re.compile(r" ?(k|thousand|million|billion|trillion)\b")
 _PERCENT = re.compile(r" ?(%|percent\b|per cent\b)")
@@ -123,6 +127,8 @@ def _quantities(text: str) -> tuple[Fraction, ...] | None:
     first = _FIRST.search(text)
     if first is None or not re.fullmatch(r"([A-Za-z' ,.:]*[ :])?", text[: first.start(1)]):
         return None
+    if first[1][0] in "+-" and _TERM.fullmatch(text[: first.start(1)]):
+        return None
     found = _QUANTITY.match(text, first.start(1))
     assert found is not None  # it matches the empty text
     value = _value(found)
@@ -171,7 +177,10 @@ def _plain(text: str) -> str:
     text = _WRAPPED.sub(r" \1 ", text)
     for written, meant in _SYNONYMS:
         text = text.replace(written, meant)
-    return " ".join(text.split()).strip(" *_\"'.,;:!?$")
+    joined = " ".join(text.split()).rstrip(_AROUND)
+    inner = joined.lstrip(_AROUND)
+    before = joined[: len(joined) - len(inner)]
+    return f".{inner}" if before.endswith(".") and before.count(".") == 1 and inner[:1].isdigit() else inner
 
 
 def _is_answer(text: str) -> bool:

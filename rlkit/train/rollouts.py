@@ -172,7 +172,7 @@ async def _play(
     rollouts: Rollouts,
     meter: Meter,
     *,
-    quota: Quota | None,
+    quota: Quota | None = None,
 ) -> list[Trajectory]:
     """Sample all prompts at once until the quota is reached, greedy answers beside them; score groups as they end."""
     rollout, greedy, (number, attempt) = service.recipe.rollout, rollouts.greedy, when

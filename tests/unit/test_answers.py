@@ -257,6 +257,16 @@ def test_the_tables_are_long_enough() -> None:
         ("#### 1/0", "#### 0", False),
         ("#### 7 / 8", "0.875", True),
         ("#### 1 3 / 4", "1.75", True),
+        ("#### .50", "0.5", True),  # a point before a digit is no full stop
+        ("#### $.50", "1/2", True),
+        ("#### .50", "50", False),
+        ("#### ... 5", "5", True),
+        ("#### x + 1", "1", False),  # a sum, of which the last term is not the value
+        ("#### 1", "x + 1", False),
+        ("#### x+1", "x + 1", True),
+        ("#### \\pi - 2", "-2", False),
+        ("#### pi + 1", "1", False),
+        ("#### the answer is - 5", "-5", True),
     ],
 )
 def test_numbers_percentages_and_formulae(given: str, expected: str, same: bool) -> None:

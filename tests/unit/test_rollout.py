@@ -236,7 +236,7 @@ def test_a_refilled_place_does_not_keep_the_greedy_reward_of_the_prompt_before()
 def test_where_a_rendering_differs_is_shown_with_twenty_characters_around(
     flat: str, whole: str, stop: StopReason, error: tuple[str, str, str] | None
 ) -> None:
-    template = SimpleNamespace(rendered=lambda messages: whole, decode=lambda tokens: flat)
+    template = SimpleNamespace(rendered=lambda messages, tools: whole, decode=lambda tokens: flat)
     sampler: Any = SimpleNamespace(check="strict", template=template)
     conversation = Conversation(Prompt("p", []), 0, stop=stop, rewards=[0.0, 0.0])
     collect_module._check(sampler, conversation, SimpleNamespace(messages=[]))  # type: ignore[arg-type]
