@@ -94,7 +94,7 @@ def test_what_another_reward_changes_is_counted_and_written(tmp_path: Path, caps
     (tmp_path / "mine.py").write_text(REWARD)
     out = tmp_path / "rows.jsonl"
     options = (
-        f"--reward.function={tmp_path / 'mine.py'}:level", "--reward.allow_code=true", "--reward.timeout=2",
+        f"--reward.function={tmp_path / 'mine.py'}:level", "--reward.allow_code=true", "--reward.timeout=1",
     )  # fmt: skip
     found = figures(
         capsys, "--recipe=quickstart", "--reward=PythonReward", *options, f"--rollouts={run}", f"--out={out}"
@@ -109,7 +109,7 @@ def test_what_another_reward_changes_is_counted_and_written(tmp_path: Path, caps
     assert (found["differences"][0]["saved"], found["differences"][0]["new"]) == (1.25, 5.25)
     causes = " ".join(found["failures"])
     assert "ValueError: no such answer" in causes
-    assert "did not finish within 2 s" in causes
+    assert "did not finish within 1 s" in causes
     assert len(found["failures"]) == 3
     rows = read_jsonl(out)
     assert [row["text"] for row in rows] == ["a", "aa", "aaaa", "aaa", "aa", "boom", "hang", "die"]
