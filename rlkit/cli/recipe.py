@@ -1,4 +1,4 @@
-"""`rlkit recipe list|show|check`."""
+"""`rlkit recipe list|show|new|check`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from pathlib import Path
 from lightning.fabric import Fabric
 
 from rlkit.cli.display import echo
+from rlkit.cli.parsing.annotate import annotated
 from rlkit.cli.parsing.parser import Parsed, parse
 from rlkit.cli.script import as_python
 from rlkit.distributed.fsdp2 import FSDP2
-from rlkit.errors import RecipeError, UnavailableError
+from rlkit.errors import RecipeError, UnavailableError, explain
 from rlkit.installed import DISTRIBUTION
 from rlkit.interfaces.reward import RewardManager
 from rlkit.registry import Registry, load_plugins
@@ -28,9 +29,13 @@ from rlkit.train.setup import fabric_for, prepare_training
 USAGE = """usage: rlkit recipe list                       the shipped recipes, and those of plugins
        rlkit recipe show NAME [overrides]      the recipe with every option filled in
        rlkit recipe show NAME --python         a Python script that runs the same
+       rlkit recipe new FILE --from NAME [overrides]
+                                               a file of your own: every option, with what it does
        rlkit recipe check NAME [overrides]     check it, its data, its model's context and template, its reward
        rlkit recipe check NAME --deep          load the models too, and measure a step that changes nothing
 """
+FROM = "--from"
+
 EXAMPLES = 64
 """Prompts that are measured for the mean length of all."""
 
@@ -45,15 +50,17 @@ DEEP = ("--deep", {"action": "store_true", "help": "Load models, run code of the
 
 
 def run(argv: Sequence[str]) -> int:
-    """List, show or check; return the exit status."""
+    """List, show, write or check; return the exit status."""
     verb, rest = (argv[0], list(argv[1:])) if argv else ("", [])
     if verb in ("", "-h", "--help"):
         print(USAGE, end="")
         return 0 if verb else 2
     if verb == "list":
         return _list(load_plugins())
+    if verb == "new":
+        return _new(rest)
     if verb not in ("show", "check"):
-        raise RecipeError(f"rlkit recipe has no verb {verb!r}, expected list, show or check")
+        raise RecipeError(f"rlkit recipe has no verb {verb!r}, expected list, show, new or check")
     parsed = parse(f"recipe {verb}", rest, [DEEP if verb == "check" else PYTHON])
     if verb == "show":
         shown = as_python(parsed.yaml, f"The recipe {parsed.name}.", parsed.registry)
@@ -69,6 +76,27 @@ def run(argv: Sequence[str]) -> int:
     except UnavailableError as error:
         return _check_without_data(parsed, error)
     return _check(parsed, data)
+
+
+def _new(argv: Sequence[str]) -> int:
+    """Write a recipe with every option to a file that does not exist yet."""
+    file, rest = (argv[0], list(argv[1:])) if argv and not argv[0].startswith("-") else ("", list(argv))
+    if not file:
+        raise RecipeError("rlkit recipe new needs a file to write: rlkit recipe new mine.yaml --from grpo_gsm8k")
+    words = [("--recipe" + word.removeprefix(FROM)) if word.partition("=")[0] == FROM else word for word in rest]
+    if not any(word.partition("=")[0] == "--recipe" for word in words):
+        raise RecipeError(f"rlkit recipe new needs {FROM} NAME, the recipe to begin with; see rlkit recipe list")
+    parsed = parse("recipe new", words, [])
+    text = (
+        f"# {FROM.lstrip('-')} {parsed.name}: every option, as it is there\n\n{annotated(parsed.yaml, parsed.registry)}"
+    )
+    try:
+        with Path(file).open("x", encoding="utf-8") as out:
+            out.write(text)
+    except OSError as error:
+        raise RecipeError(f"{file!r} cannot be written: {explain(error)}; name a new file") from error
+    echo(f"{file}: change what you like, then rlkit recipe check {file}, and rlkit fit --recipe {file}")
+    return 0
 
 
 def _list(registry: Registry) -> int:
