@@ -151,12 +151,9 @@ class Data:
         require(curriculum, "wait", outputs.of_wait(epochs))
         return epochs
 
-    def _make_order(self) -> Order | None:
-        """Return the order of the rows that are used, if it is more than a permutation."""
-        curriculum = self.recipe.curriculum
-        if curriculum is None and self.recipe.rollout.oversample == 1:
-            return None
-        difficulty = None
+    def _make_order(self) -> Order:
+        """Return the order of the rows that are used under a curriculum, or with over-sampling."""
+        curriculum, difficulty = self.recipe.curriculum, None
         if curriculum is not None and type(curriculum).difficulty is not Curriculum.difficulty:
             found = []
             for row in self.kept:
@@ -217,14 +214,15 @@ class Data:
         Raises:
             RecipeError: One is too long, or all are.
         """
-        self.kept, drops = range(len(self.train)), self.recipe.rollout.overlong == "drop"
-        self.order = self._make_order()
-        rows = list(self.kept) if drops or self.order is not None else self._used()
+        self.kept, self.order = range(len(self.train)), None
+        rollout, drops = self.recipe.rollout, self.recipe.rollout.overlong == "drop"
+        by_outcome = self.recipe.curriculum is not None or rollout.oversample > 1
+        rows = list(self.kept) if drops or by_outcome else self._used()
         prompts = [make_prompt(self.recipe.task, self.train, row) for row in rows]
         lengths, held_out = self.lengths(prompts), self.lengths(self.held_out)
         measured = [*lengths, *held_out]
         self.overlong = sum(length > self.limit for length in measured)
-        if self.overlong and self.recipe.rollout.overlong == "error":
+        if self.overlong and rollout.overlong == "error":
             self._refuse([*prompts, *self.held_out], measured)
         if drops:
             self.kept = [row for row, length in zip(rows, lengths, strict=True) if length <= self.limit]
@@ -235,10 +233,11 @@ class Data:
                     "shorter prompts, a higher rollout.max_prompt_tokens or a model with a longer context"
                 )
             measured = [length for length in measured if length <= self.limit]
-            self.order = self._make_order()
         else:
             self.validation = [self._shortened(prompt) for prompt in self.held_out]
         self.longest = min(max(measured), self.limit)
+        if by_outcome:
+            self.order = self._make_order()
 
     def _used(self) -> list[int]:
         """Return the training rows that the run will use; a filter may also take others."""
