@@ -293,7 +293,18 @@ def _check_model(recipe: Recipe) -> Iterator[str]:
             f"model.path is {show(path)}, which is no folder; use a folder of a model, an adapter or a run, a hub "
             "name, or `tiny`"
         )
+    for name in recipe.model.chat_template_kwargs or ():
+        if name in TEMPLATE_ARGUMENTS:
+            yield f"model.chat_template_kwargs sets {name!r}, which rlkit sets itself; remove it"
     yield from _check_attention(recipe)
+
+
+TEMPLATE_ARGUMENTS = {
+    "conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt", "tokenize",
+    "continue_final_message", "return_dict", "return_tensors", "padding", "truncation", "max_length",
+    "return_assistant_tokens_mask", "tokenizer_kwargs",
+}  # fmt: skip
+"""Arguments of transformers' `apply_chat_template` that are no variables of a template."""
 
 
 FLASH = {

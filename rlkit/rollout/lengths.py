@@ -136,7 +136,12 @@ def _digest(template: ChatTemplate, prompts: Sequence[Prompt]) -> str:
     tokenizer: Any = template.tokenizer
     backend = getattr(tokenizer, "backend_tokenizer", None)
     digest = hashlib.blake2b(digest_size=16)
-    known = (backend.to_str() if backend is not None else repr(tokenizer), tokenizer.chat_template, template.tools)
+    known = (
+        backend.to_str() if backend is not None else repr(tokenizer),
+        tokenizer.chat_template,
+        template.tools,
+        template.kwargs,
+    )
     today = time.strftime("%Y-%m-%d") if "strftime" in str(tokenizer.chat_template) else ""
     for what in (*known, today, *((prompt.messages, prompt.tools) for prompt in prompts)):
         digest.update(json.dumps(what, default=str).encode() + b"\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,12 +45,20 @@ class ChatTemplate:
         tokenizer: With a chat template.
         stop_ids: The ids that end the policy's turn.
         tools: JSON schemas that the template shows to the policy.
+        kwargs: What the template reads besides.
     """
 
-    def __init__(self, tokenizer: Any, stop_ids: Collection[int], tools: Sequence[JsonObject] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        stop_ids: Collection[int],
+        tools: Sequence[JsonObject] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> None:
         self.tokenizer = tokenizer
         self.stop_ids = frozenset(stop_ids)
         self.tools = list(tools)
+        self.kwargs = dict(kwargs or {})
         added = tokenizer.added_tokens_decoder.items()
         self._stop = _any_of([tokenizer.decode([i]) for i in self.stop_ids])
         self._special = _any_of([str(token) for i, token in added if token.special or i in self.stop_ids])
@@ -205,7 +213,7 @@ class ChatTemplate:
     def _text(self, messages: Sequence[Message], generate: bool, tools: Any = None) -> str:
         try:
             text: str = self.tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=generate, tools=tools, tokenize=False
+                list(messages), add_generation_prompt=generate, tools=tools, tokenize=False, **self.kwargs
             )
         except Exception as error:  # Jinja code may raise anything
             roles = ", ".join(str(message["role"]) for message in messages)

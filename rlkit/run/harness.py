@@ -88,7 +88,7 @@ class Harness:
         with TemporaryDirectory(prefix="rlkit-harness-") as temporary, redirect_stdout(sys.stderr):
             place = _as_folder(model, Path(temporary) / "model")
             try:
-                found = self._evaluate(place, model.trust_remote_code, str(device), dtype)
+                found = self._evaluate(place, model, str(device), dtype)
             except RlkitError:
                 raise
             except Exception as error:  # a task's own code, too, may raise anything
@@ -97,7 +97,7 @@ class Harness:
         details = {name: found[name] for name in DETAILS if name in found}
         return HarnessResult(dict(_figures(found["results"])), json.loads(json.dumps(details, default=str)), samples)
 
-    def _evaluate(self, place: str, trust_remote_code: bool, device: str, dtype: str) -> Mapping[str, Any]:
+    def _evaluate(self, place: str, model: Model, device: str, dtype: str) -> Mapping[str, Any]:
         from lm_eval import simple_evaluate
         from lm_eval.tasks import TaskManager
 
@@ -108,7 +108,12 @@ class Harness:
                 raise RecipeError(f"--harness is {task!r}, expected a task: {', '.join(near) or 'there is none'}")
         found: Mapping[str, Any] = simple_evaluate(
             model="hf",
-            model_args={"pretrained": place, "dtype": dtype, "trust_remote_code": trust_remote_code},
+            model_args={
+                "pretrained": place,
+                "dtype": dtype,
+                "trust_remote_code": model.trust_remote_code,
+                "chat_template_args": model.chat_template_kwargs or {},
+            },
             tasks=list(self.tasks),
             task_manager=manager,
             device=device,

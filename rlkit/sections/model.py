@@ -11,6 +11,8 @@ from rlkit.interfaces.optimizer import Optimizer, Schedule
 from rlkit.optimizers import AdamW
 from rlkit.ranges import (
     NUMBER,
+    FiniteFloat,
+    FiniteInt,
     LearningRate,
     NonNegativeFloat,
     NonNegativeInt,
@@ -51,6 +53,7 @@ class Model:
         attention: The implementation of attention, of those in transformers; `auto` is `sdpa` where the model has it,
             else `eager`. Only `sdpa` learns from rows without padding; those of flash attention need their packages, a
             GPU and bf16. TorchEngine has an attention of its own.
+        chat_template_kwargs: What the chat template reads besides messages and tools, such as `enable_thinking: false`.
         trust_remote_code: Run code that comes with the model.
     """
 
@@ -58,6 +61,7 @@ class Model:
     lora: Lora | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
     attention: Literal["auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3"] = "auto"
+    chat_template_kwargs: dict[str, bool | FiniteInt | FiniteFloat | str | None] | None = None
     trust_remote_code: bool = False
 
 

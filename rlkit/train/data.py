@@ -63,7 +63,9 @@ class Data:
     @cached_property
     def template(self) -> ChatTemplate:
         """Renders conversations, the tools of the participants included."""
-        return ChatTemplate(self.tokenizer, self.stop_ids, self.participants.schemas())
+        return ChatTemplate(
+            self.tokenizer, self.stop_ids, self.participants.schemas(), self.recipe.model.chat_template_kwargs
+        )
 
     @cached_property
     def token_limit(self) -> int:

@@ -18,7 +18,9 @@ TRAINED = {
 }  # fmt: skip
 DEFAULTS: dict[type, dict[str, Any]] = {
     sections.Lora: {"rank": 16, "alpha": 32.0, "targets": "all-linear"},
-    sections.Model: {"attention": "auto", "lora": None, "dtype": "float32", "trust_remote_code": False},
+    sections.Model: {"attention": "auto", "lora": None, "dtype": "float32", "chat_template_kwargs": None,
+        "trust_remote_code": False,
+    },
     sections.Rollout: {
         "engine": None, "group_size": 8, "sampling": Sampling, "filter": None, "max_gap": None,
         "max_prompt_tokens": None, "overlong": "error", "oversample": 1.0, "max_conversations": None,

@@ -19,7 +19,9 @@ from rlkit.rollout import lengths
 from rlkit.rollout.lengths import measure, shorten
 from rlkit.rollout.template import ChatTemplate
 from rlkit.sections import Model
+from rlkit.testing import save_random_model
 from rlkit.types import Message, Prompt
+from tests.conftest import read_jsonl
 from tests.unit.test_templates import TOOLS, template_of
 
 SIDES = ("left", "right", "middle")
@@ -162,6 +164,23 @@ def test_a_shortened_prompt_fits(texts: list[str], limit: int, side: Any, style:
             assert old["content"].endswith(new["content"])
         if side == "right":
             assert old["content"].startswith(new["content"])
+
+
+def test_kwargs_of_the_template_count_in_rollouts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_random_model(tmp_path / "model")
+    path = tmp_path / "model" / "chat_template.jinja"
+    path.write_text(path.read_text() + "{% if hint is defined %}{{ hint }}{% endif %}")
+    common = ("--recipe=quickstart", f"--model.path={tmp_path / 'model'}", "--validation=null", "--train.steps=1")
+    few = ("--train.prompts_per_step=2", "--train.schedule=Constant", "--rollout.group_size=2")
+    longest = []
+    for name, kwargs in (("plain", ()), ("hinted", ("--model.chat_template_kwargs.hint=xyz",))):
+        assert main(["fit", *common, *few, *kwargs, f"--out={tmp_path / name}"]) == 0
+        row = read_jsonl(tmp_path / name / "rollouts" / "step-00001.jsonl.gz")[0]
+        longest.append(row["mask"].index(1))
+    assert longest[1] == longest[0] + 3  # a letter is a token
+    capsys.readouterr()
+    assert main(["recipe", "check", "quickstart", "--model.chat_template_kwargs.tools=1"]) == 2
+    assert "sets 'tools', which rlkit sets itself" in capsys.readouterr().err
 
 
 def test_only_texts_are_cut(template: ChatTemplate) -> None:

@@ -155,6 +155,19 @@ def test_the_flat_run_is_what_the_template_renders(style: str, name: str) -> Non
         assert template.tokenizer.decode(full[len(flat) :]) in ("", "\n")
 
 
+def test_a_template_reads_its_kwargs_everywhere() -> None:
+    tokenizer = tokenizer_of.__wrapped__("chatml")
+    switch = "{% if thinking is defined and not thinking %}<think></think>{% endif %}"
+    tokenizer.chat_template = tokenizer.chat_template + "{% if add_generation_prompt %}" + switch + "{% endif %}"
+    ends = {tokenizer.eos_token_id}
+    plain, without = (ChatTemplate(tokenizer, ends, (), kwargs) for kwargs in (None, {"thinking": False}))
+    messages: list[Message] = [{"role": "user", "content": "2 + 2?"}]
+    assert without.opening(messages) == plain.opening(messages) + "<think></think>"
+    added = len(tokenizer.encode("<think></think>", add_special_tokens=False))
+    assert len(without.start(messages)) == len(plain.start(messages)) + added
+    assert len(without.delta(messages)) == len(plain.delta(messages)) + added
+
+
 @pytest.mark.parametrize("style", WITH_TOOLS)
 def test_a_conversation_is_shown_the_tools_that_it_has(style: str) -> None:
     add = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}

@@ -45,7 +45,9 @@ class Rescorer:
 
     @cached_property
     def _template(self) -> ChatTemplate:
-        return ChatTemplate(self.bound.runtime.tokenizer, self.bound.runtime.stop_ids)
+        return ChatTemplate(
+            self.bound.runtime.tokenizer, self.bound.runtime.stop_ids, (), self.recipe.model.chat_template_kwargs
+        )
 
     async def _score(self, groups: Sequence[Sequence[SavedRow]]) -> list[list[Score]]:
         at_once = asyncio.Semaphore(self.recipe.train.prompts_per_step)
