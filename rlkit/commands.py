@@ -26,6 +26,7 @@ VERBS = {
     "plugins": "list, show, make or test plugins",
     "reward": "score saved rollouts with another reward, and compare",
     "data": "show and count a task's prompts, or write them to files",
+    "diff": "show where two runs differ",
     "export": "write a checkpoint's policy as a Hugging Face folder",
     "doctor": "look at this machine and installation",
 }

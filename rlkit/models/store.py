@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 import fsspec  # type: ignore[import-untyped]
+import torch
 from pydantic import BaseModel, Field, StringConstraints, TypeAdapter, ValidationError
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -207,6 +208,19 @@ class Store:
             load_tensors(into, reader, alone)
         except TensorFilesError as error:
             raise CheckpointError(f"checkpoint {self.url}/{name} cannot be loaded: {error}") from error
+
+    def read(self, name: str, tensor: str) -> Tensor:
+        """Return one tensor of a checkpoint, whole.
+
+        Raises:
+            CheckpointError: There is none of this name, or the checkpoint is damaged.
+        """
+        there = self._tensors(name)[1].get(tensor)
+        if there is None:
+            raise CheckpointError(f"checkpoint {self.url}/{name} has no tensor {tensor!r}")
+        found = torch.empty(there.size, dtype=there.properties.dtype)
+        self.load(name, {tensor: found}, alone=True)
+        return found
 
     def write(self, name: str, file: str, content: BaseModel) -> None:
         """Write a JSON file of a checkpoint."""

@@ -1,0 +1,207 @@
+"""Two runs side by side, read from their folders."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import yaml
+from torch import Tensor
+
+from rlkit.errors import RecipeError, explain
+from rlkit.models.store import Store, step_of
+from rlkit.run.checkpoint.state import as_data
+from rlkit.types import JsonObject
+
+IGNORED = ("time/", "memory/", "checkpoint/", "engine/")
+"""Figures that measure the machine and not the training."""
+
+SHOWN = 6
+"""Figures of a step that are listed."""
+
+Pairs = dict[str, tuple[object, object]]
+"""The values of two runs by name; None where there is none."""
+
+
+class StepDifference(NamedTuple):
+    """The first step whose figures differ: some of them, and how many others."""
+
+    number: int
+    figures: Pairs
+    others: int
+
+
+class AnswerDifference(NamedTuple):
+    """The first row of rollouts that differs."""
+
+    file: str
+    row: int
+    what: str
+
+
+class TensorDifference(NamedTuple):
+    """The first tensor that differs, in the order of steps and names."""
+
+    checkpoint: str
+    name: str
+    what: str
+
+
+@dataclass
+class Comparison:
+    """What differs between two runs."""
+
+    recipe: Pairs = field(default_factory=dict)
+    environment: Pairs = field(default_factory=dict)
+    steps: int = 0
+    """That both have."""
+    step: StepDifference | None = None
+    answer: AnswerDifference | None = None
+    checkpoints: list[str] = field(default_factory=list)
+    """That both have, the earliest first."""
+    tensor: TensorDifference | None = None
+
+    @property
+    def differs(self) -> bool:
+        """Whether anything but the environment does."""
+        return bool(self.recipe or self.step or self.answer or self.tensor)
+
+    def as_json(self) -> JsonObject:
+        """Return it as JSON holds it."""
+        parts = {"step": self.step, "answer": self.answer, "tensor": self.tensor}
+        named = {name: None if part is None else part._asdict() for name, part in parts.items()}
+        return {**vars(self), **named, "differs": self.differs}
+
+
+def compare(first: Path, second: Path) -> Comparison:
+    """Compare two run folders.
+
+    Raises:
+        RecipeError: A file cannot be read.
+        CheckpointError: A checkpoint is damaged.
+    """
+    found = Comparison()
+    found.recipe = _pairs(_recipe(first), _recipe(second))
+    found.environment = _pairs(_environment(first), _environment(second))
+    lines = [list(_rows(run / "metrics.jsonl")) for run in (first, second)]
+    found.steps = min(map(len, lines))
+    found.step = _first_step(*lines)
+    found.answer = _first_answer(first, second)
+    one, other = (Store(str(run / "checkpoints")) for run in (first, second))
+    found.checkpoints = sorted(set(one.names()) & set(other.names()), key=step_of)
+    found.tensor = _first_tensor(one, other, found.checkpoints)
+    return found
+
+
+def _pairs(first: Mapping[str, object], second: Mapping[str, object]) -> Pairs:
+    keys = dict.fromkeys([*first, *second])
+    both = {key: (first.get(key), second.get(key)) for key in keys}
+    return {key: (a, b) for key, (a, b) in both.items() if json.dumps(a) != json.dumps(b)}  # NaN is equal to itself
+
+
+def _flat(value: object, prefix: str = "") -> dict[str, object]:
+    """Return nested values by keys with dots."""
+    if not isinstance(value, Mapping) or not value:
+        return {prefix: value}
+    return {k: v for name, inner in value.items() for k, v in _flat(inner, f"{prefix}.{name}".lstrip(".")).items()}
+
+
+def _recipe(run: Path) -> dict[str, object]:
+    path = run / "recipe.yaml"
+    try:
+        return _flat(as_data(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise RecipeError(f"{path} cannot be read: {explain(error)}") from error
+
+
+def _environment(run: Path) -> dict[str, object]:
+    path = run / "environment.json"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        found["command"] = " ".join(found.get("command", ()))
+        found["plugins"] = ", ".join(f"{p['name']} {p['version']}" for p in found.get("plugins", ()))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise RecipeError(f"{path} cannot be read: {explain(error)}") from error
+    return {key: value for key, value in _flat(found).items() if key != "run_id"}
+
+
+def _first_step(first: list[JsonObject], second: list[JsonObject]) -> StepDifference | None:
+    for number, both in enumerate(zip(first, second, strict=False), 1):
+        kept = ({k: v for k, v in row.items() if not k.startswith(IGNORED)} for row in both)
+        if pairs := _pairs(*kept):
+            return StepDifference(number, dict(list(pairs.items())[:SHOWN]), max(0, len(pairs) - SHOWN))
+    return None
+
+
+def _first_answer(first: Path, second: Path) -> AnswerDifference | None:
+    """Return the first row that differs, in the files of the steps that both have, then in those of validations."""
+    names = [{path.name for path in (run / "rollouts").glob("*.jsonl.gz")} for run in (first, second)]
+    for name in sorted(names[0] & names[1], key=lambda name: (not name.startswith("step-"), name)):
+        both = (_rows(run / "rollouts" / name) for run in (first, second))
+        for number, (one, other) in enumerate(zip_longest(*both), 1):
+            if what := _differs(one, other):
+                return AnswerDifference(name, number, what)
+    return None
+
+
+def _differs(one: JsonObject | None, other: JsonObject | None) -> str | None:
+    """Return how two rows differ: the first thing of those that cause the others."""
+    if one is None or other is None:
+        return "only one of the runs has it"
+    for key in ("prompt", "messages", "tokens", "logps", "reward", "advantages"):
+        a, b = one.get(key), other.get(key)
+        if a == b:
+            continue
+        if not isinstance(a, list) or not isinstance(b, list) or key == "messages":
+            return f"{key} {a!r} and {b!r}" if len(repr(a)) < 100 else f"its {key}"
+        place = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+        values = " and ".join(str(x[place]) if place < len(x) else "its end" for x in (a, b))
+        return f"prompt {one['prompt']!r}, {key}[{place}] is {values}"
+    return None
+
+
+def _first_tensor(first: Store, second: Store, names: list[str]) -> TensorDifference | None:
+    for name in names:
+        shapes = [store.shapes(name) for store in (first, second)]
+        for tensor in sorted(shapes[0].keys() | shapes[1].keys()):
+            here, there = (known.get(tensor) for known in shapes)
+            if here is None or there is None:
+                return TensorDifference(name, tensor, "only one of the runs has it")
+            if here != there:
+                return TensorDifference(name, tensor, f"shapes {list(here)} and {list(there)}")
+            if what := _unequal(first.read(name, tensor), second.read(name, tensor)):
+                return TensorDifference(name, tensor, what)
+    return None
+
+
+def _unequal(one: Tensor, other: Tensor) -> str | None:
+    if one.dtype != other.dtype:
+        return f"{one.dtype} and {other.dtype}"
+    if torch.equal(one, other):
+        return None
+    apart = (one.double() - other.double()).abs()
+    count, most = int((one != other).sum()), float(apart.nan_to_num(float("inf")).max())
+    return f"{count:,} of {one.numel():,} elements, by {most:.3g} at most"
+
+
+def _rows(path: Path) -> Iterator[JsonObject]:
+    """Yield the JSON lines of a file, if there is one, but for a last line that is still being written."""
+    if not path.exists():
+        return
+    number = 0
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
+            for line in lines:
+                number += 1
+                if line.endswith("\n"):
+                    row: Any = json.loads(line)
+                    yield row if isinstance(row, dict) else {"prompt": row}
+    except (OSError, EOFError, ValueError, RecursionError, zlib.error) as error:
+        raise RecipeError(f"{path} cannot be read after line {number}: {explain(error)}") from error
