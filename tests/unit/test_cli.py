@@ -128,7 +128,10 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
         ("--task qa.jsonl", "task is 'qa.jsonl', a file, expected a class: write --task Jsonl --task.path qa.jsonl"),
         ("--task d/qa.parquet", "write --task HFDataset --task.path d/qa.parquet"),
         ("--advantage null", "advantage is null, expected the name of a class: GAE, GDPO"),
-        ("--model X", "model is 'X', expected a section with: attention, dtype, lora, path, trust_remote_code"),
+        (
+            "--model X",
+            "model is 'X', expected a section with: attention, chat_template_kwargs, dtype, lora, path, trust_remote_code",
+        ),
         ("--save 3", "save is 3, expected a section with: every, folder, keep_best, keep_last"),
         ("--train null", "train is null, expected a section with: aggregation"),
         ("--train.steps", "--train.steps has no value; write --train.steps=VALUE"),
