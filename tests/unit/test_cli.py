@@ -130,7 +130,7 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
         ("--advantage null", "advantage is null, expected the name of a class: GAE, GDPO"),
         (
             "--model X",
-            "model is 'X', expected a section with: attention, chat_template_kwargs, dtype, lora, path, trust_remote_code",
+            "model is 'X', expected a section with: attention, chat_template_kwargs, dtype, lora, path",
         ),
         ("--save 3", "save is 3, expected a section with: every, folder, keep_best, keep_last"),
         ("--train null", "train is null, expected a section with: aggregation"),
