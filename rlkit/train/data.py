@@ -105,7 +105,7 @@ class Data:
     @property
     def count(self) -> int:
         """Prompts that a step starts; with `rollout.oversample` more than it trains on."""
-        return ceil(self.recipe.train.prompts_per_step * self.recipe.rollout.oversample)
+        return ceil(round(self.recipe.train.prompts_per_step * self.recipe.rollout.oversample, 6))
 
     def slots(self, step: int) -> list[int]:
         """Return the rows of a step (the first is step 1), in an order that depends on the seed alone.

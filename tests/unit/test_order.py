@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from rlkit.curricula import Difficulty, SuccessRate
 from rlkit.errors import RecipeError
 from rlkit.rollout.tasks import run_first
 from rlkit.tasks.order import POSTPONED, Order
+from rlkit.train.data import Data
 from rlkit.types import Prompt
 from tests.conftest import read_jsonl
 
@@ -101,6 +103,15 @@ def test_no_row_is_lost(data: st.DataObject, rows: int, size: int, every: int) -
             resumed.tensors()[name].copy_(tensor)
         assert resumed.draw(count) == order.draw(count)
     assert set(ended) == set(range(rows))
+
+
+@pytest.mark.parametrize(("size", "oversample", "count"), [(10, 1.1, 11), (32, 1.2, 39), (4, 1.0, 4), (3, 2.0, 6)])
+def test_prompts_that_a_step_starts(size: int, oversample: float, count: int) -> None:
+    """10 times 1.1 is 11.000000000000002, and 32 times 1.2 is 38.4."""
+    recipe: Any = SimpleNamespace(
+        train=SimpleNamespace(prompts_per_step=size), rollout=SimpleNamespace(oversample=oversample)
+    )
+    assert Data(None, 1, recipe, [], []).count == count
 
 
 def test_built_in_curricula() -> None:
