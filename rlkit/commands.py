@@ -23,6 +23,8 @@ VERBS = {
     "generate": "hold one conversation with a recipe's policy",
     "explain": "print the objective that a recipe optimises, as formulae",
     "recipe": "list, show or check recipes",
+    "convert": "print the recipe for a configuration of verl or TRL",
+    "docs": "show the documentation",
     "plugins": "list, show, make or test plugins",
     "reward": "score saved rollouts with another reward, and compare",
     "data": "show and count a task's prompts, or write them to files",

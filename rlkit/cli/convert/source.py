@@ -1,0 +1,172 @@
+"""What a peer's configuration gives, read as text: a YAML file, or the options in a shell script. Nothing is run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rlkit.cli.parsing.reader import MAX_BYTES, load
+from rlkit.errors import RecipeError, shorten
+
+SUBSTITUTION = re.compile(r"\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|`[^`]*`")
+"""What a shell would run, or compute, for its output."""
+VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^{}]*))?\}|(\w+)|[@*#?$!])")
+REST = re.compile(r"""["']?\$(?:\{[@*](?::\d+)?\}|[@*])["']?""")
+"""A script's own arguments, handed on."""
+ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+MARK = "\ue000"
+"""Stands in a value for what is not known without running something."""
+LONGEST_COMMAND, MOST_LINES = 20_000, 100
+"""Characters of a command, and lines of a quotation."""
+
+
+@dataclass
+class Given:
+    """A peer's options by name; and by the same names, why the value of some is not known."""
+
+    values: dict[str, object] = field(default_factory=dict)
+    unknown: dict[str, str] = field(default_factory=dict)
+
+    def add(self, key: str, text: str) -> None:
+        """Note an option whose value is a text of a command line; the last one counts."""
+        self.values.pop(key, None)
+        self.unknown.pop(key, None)
+        if MARK in text:
+            self.unknown[key] = "its value is a substitution of the shell, which is not run"
+        else:
+            self.values[key] = plain(text)
+
+
+def plain(text: str) -> object:
+    """Return the value that a text of a command line represents, or the text itself."""
+    if text == "None":
+        return None
+    try:
+        return load(text) if text else ""
+    except ValueError:
+        return text
+
+
+def read_text(name: str) -> str:
+    """Return the text of a file.
+
+    Raises:
+        RecipeError: It cannot be read, is larger than any configuration, or is no text.
+    """
+    try:
+        path = Path(name)
+        if not path.is_file():
+            raise RecipeError(f"{shorten(name, 200)!r} is no file, expected a YAML file or a shell script")
+        if (size := path.stat().st_size) > MAX_BYTES:
+            raise RecipeError(f"{name} has {size:,} bytes, expected a configuration of at most {MAX_BYTES:,}")
+        text = path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise RecipeError(f"{name} cannot be read: {error.strerror}") from error
+    except ValueError as error:  # a NUL in the name, bytes that are not UTF-8
+        raise RecipeError(f"{shorten(name, 200)!r} is no text in UTF-8: {error}") from error
+    if "\0" in text or MARK in text:
+        raise RecipeError(f"{name} holds a character that no configuration has (NUL or U+E000), expected plain text")
+    return text
+
+
+def of_yaml(text: str, name: str, nested: bool) -> Given:
+    """Return the options in a YAML text.
+
+    Args:
+        text: The text.
+        name: Its file, for messages.
+        nested: Whether an option inside of a mapping is named by its dotted path; mappings are values otherwise.
+
+    Raises:
+        RecipeError: It is not YAML, has a tag of another language, or is no mapping.
+    """
+    try:
+        content = load(text)
+    except ValueError as error:
+        raise RecipeError(f"{name} is not plain YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, Mapping):
+        raise RecipeError(f"{name} holds {type(content).__name__}, expected options by name")
+    leaves = _leaves(content, "") if nested else ((str(key), value) for key, value in content.items())
+    values = {key: value for key, value in leaves if value is not None}
+    return _interpolated(values)
+
+
+def _leaves(node: Mapping[object, object], prefix: str) -> Iterator[tuple[str, object]]:
+    for name, value in node.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{key}.")
+        elif value != {}:
+            yield key, value
+
+
+def _interpolated(values: Mapping[str, object]) -> Given:
+    """Resolve `${other.key}`; what else a text computes stays unknown."""
+    found = Given()
+    for key, raw in values.items():
+        named = isinstance(raw, str) and raw.startswith("${") and raw[2:-1] in values
+        value = values[raw[2:-1]] if named and isinstance(raw, str) else raw
+        if isinstance(value, str) and "${" in value:
+            found.unknown[key] = f"its value {value!r} is computed by another program"
+        elif value != "???":
+            found.values[key] = value
+    return found
+
+
+def lines_of(text: str, name: str) -> Iterator[list[str]]:
+    """Yield the words of each command of a shell script, with its variables filled in.
+
+    Variables are those that the script itself assigns a text; `$HOME` is `~`.
+
+    Raises:
+        RecipeError: A quotation has no end, or a line is too long.
+    """
+    known = {"HOME": "~"}
+    joined = re.sub(r"\\\r?\n", " ", text)
+    pending = ""
+    for number, line in enumerate(joined.splitlines(), 1):
+        if not pending and line.lstrip().startswith("#"):
+            continue
+        pending = f"{pending}\n{line}" if pending else line
+        if len(pending) > LONGEST_COMMAND or pending.count("\n") > MOST_LINES:
+            raise RecipeError(f"{name}, line {number}: a command has more than {LONGEST_COMMAND:,} characters")
+        try:
+            words = _words(pending, known)
+        except ValueError:  # a quotation that goes on in the next line
+            continue
+        pending = ""
+        names = words[1:] if words[:1] == ["export"] else words
+        if names and all(ASSIGNMENT.match(word) for word in names):
+            known |= dict(word.split("=", 1) for word in names)
+        elif words:
+            yield words
+    if pending:
+        raise RecipeError(f"{name}: a quotation is not closed: {shorten(pending.strip(), 80)!r}")
+
+
+def _words(line: str, known: Mapping[str, str]) -> list[str]:
+    """Return the words of a line, up to a comment; where its output goes is left out."""
+    marked = SUBSTITUTION.sub(MARK, REST.sub("", line))
+    filled = VARIABLE.sub(lambda found: _value(found, known), marked)
+    lexer = shlex.shlex(filled, posix=True, punctuation_chars=";&|<>")
+    lexer.whitespace_split = True
+    lexer.commenters = ""
+    words: list[str] = []
+    for word in lexer:
+        if word.startswith("#"):
+            break
+        if set(word) <= set(";&|<>"):
+            if word[0] in "<>" and words and words[-1].isdigit():
+                words.pop()
+            break
+        words.append(word)
+    return words
+
+
+def _value(found: re.Match[str], known: Mapping[str, str]) -> str:
+    name = found[1] or found[3] or ""
+    value = known.get(name, found[2] if found[2] is not None else MARK)
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("'", "")

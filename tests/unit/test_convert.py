@@ -1,0 +1,290 @@
+"""Conversion of verl's and TRL's configurations: what is carried over, what is listed, and that nothing is run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rlkit.cli.convert import convert, trl, verl
+from rlkit.cli.convert.table import To
+from rlkit.cli.convert.write import left_out, problems, recipe_text
+from rlkit.cli.main import main
+from rlkit.cli.parsing.compose import Composer
+from rlkit.errors import RecipeError
+from rlkit.registry import load_plugins
+
+GRPO = """set -x
+# the data
+gsm8k_train_path=$HOME/data/gsm8k/train.parquet
+math_train_path=$HOME/data/math/train.parquet
+train_files="['$gsm8k_train_path', '$math_train_path']"
+
+python3 -m verl.trainer.main_ppo \\
+    algorithm.adv_estimator=grpo \\
+    data.train_files="$train_files" \\
+    data.val_files=$HOME/data/gsm8k/test.parquet \\
+    data.train_batch_size=1024 \\
+    data.max_prompt_length=512 \\
+    data.max_response_length=1024 \\
+    data.filter_overlong_prompts=True \\
+    data.truncation='error' \\
+    actor_rollout_ref.model.path=Qwen/Qwen2-7B-Instruct \\
+    actor_rollout_ref.actor.optim.lr=1e-6 \\
+    actor_rollout_ref.model.use_remove_padding=True \\
+    actor_rollout_ref.actor.ppo_mini_batch_size=256 \\
+    actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=40 \\
+    actor_rollout_ref.actor.use_kl_loss=True \\
+    actor_rollout_ref.actor.kl_loss_coef=0.002 \\
+    actor_rollout_ref.actor.kl_loss_type=low_var_kl \\
+    actor_rollout_ref.actor.entropy_coeff=0 \\
+    actor_rollout_ref.model.enable_gradient_checkpointing=True \\
+    actor_rollout_ref.actor.fsdp_config.param_offload=False \\
+    actor_rollout_ref.actor.fsdp_config.optimizer_offload=False \\
+    actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=40 \\
+    actor_rollout_ref.rollout.tensor_model_parallel_size=2 \\
+    actor_rollout_ref.rollout.name=vllm \\
+    actor_rollout_ref.rollout.gpu_memory_utilization=0.6 \\
+    actor_rollout_ref.rollout.n=5 \\
+    actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=40 \\
+    actor_rollout_ref.ref.fsdp_config.param_offload=True \\
+    algorithm.use_kl_in_reward=False \\
+    trainer.critic_warmup=0 \\
+    trainer.logger='["console","wandb"]' \\
+    trainer.project_name='verl_grpo_example_gsm8k' \\
+    trainer.experiment_name='qwen2_7b_function_rm' \\
+    trainer.n_gpus_per_node=8 \\
+    trainer.nnodes=1 \\
+    trainer.save_freq=20 \\
+    trainer.test_freq=5 \\
+    trainer.total_epochs=15 $@ 2>&1 | tee run.log
+"""
+PPO = """python3 -m verl.trainer.main_ppo algorithm.adv_estimator=gae data.train_files=a.parquet \\\\
+    data.val_files=b.parquet \\
+    data.train_batch_size=1024 actor_rollout_ref.model.path=deepseek-ai/deepseek-llm-7b-chat \\
+    actor_rollout_ref.rollout.name=sglang actor_rollout_ref.rollout.tensor_model_parallel_size=4 \\
+    critic.optim.lr=2e-5 critic.model.path=deepseek-ai/deepseek-llm-7b-chat critic.cliprange_value=0.3 \\
+    critic.ppo_micro_batch_size_per_gpu=32 algorithm.use_kl_in_reward=True algorithm.kl_ctrl.type=adaptive \\
+    algorithm.kl_ctrl.kl_coef=0.01 trainer.critic_warmup=3 trainer.total_training_steps=100
+"""
+TRL_YAML = """model_name_or_path: Qwen/Qwen2.5-0.5B-Instruct
+dataset_name: trl-lib/DeepMath-103K
+reward_funcs: [accuracy_reward]
+learning_rate: 1.0e-5
+use_peft: true
+lora_r: 8
+lora_alpha: 16
+lora_target_modules: [q_proj, v_proj]
+dtype: bfloat16
+per_device_train_batch_size: 8
+gradient_accumulation_steps: 4
+steps_per_generation: 8
+num_generations: 8
+max_completion_length: 1024
+max_steps: 200
+beta: 0.01
+epsilon: 0.2
+epsilon_high: 0.28
+loss_type: dr_grpo
+scale_rewards: none
+report_to: wandb
+run_name: first
+eval_strategy: steps
+eval_steps: 50
+bf16: true
+logging_steps: 10
+output_dir: out
+push_to_hub: false
+"""
+TRL_LINE = """accelerate launch --config_file=zero3.yaml --num_processes 4 trl/scripts/grpo.py \\
+    --model_name_or_path Qwen/Qwen2-0.5B-Instruct --dataset_name trl-lib/tldr --num_generations 8 \\
+    --per_device_train_batch_size 4 --gradient_accumulation_steps 4 --bf16 --max_steps 10 \\
+    --reward_funcs think_format_reward my.module.f --use_vllm --vllm_mode=colocate
+"""
+
+
+def sections(peer: str, content: str, name: str) -> tuple[dict, list[str]]:
+    found = convert(peer, content, name, [])
+    given = set(found.given.values) | set(found.given.unknown)
+    sources = {source for _, text in found.recipe.values() for source in text.split(", ")}
+    lost = given - sources - set(found.notes)
+    assert not lost  # each key is carried over or listed
+    return yaml.safe_load(recipe_text(found)), left_out(found)
+
+
+def test_verls_grpo_on_gsm8k() -> None:
+    recipe, listed = sections("verl", GRPO, "run.sh")
+    files = ["~/data/gsm8k/train.parquet", "~/data/math/train.parquet"]
+    task = {"path": files, "validation_path": "~/data/gsm8k/test.parquet"}
+    assert recipe["task"] == {"class_path": "Verl", "init_args": task}
+    assert recipe["model"] == {"path": "Qwen/Qwen2-7B-Instruct"}
+    assert recipe["advantage"] == "GRPO"
+    assert recipe["kl_loss"] == {"coef": 0.002, "estimator": "k3"}
+    assert recipe["loss"]["init_args"] == {"clip_low": 0.2, "clip_high": 0.2, "clip_dual": 3.0}
+    assert recipe["train"]["prompts_per_step"] == 1024
+    assert recipe["train"]["minibatches"] == 4  # 1024 / 256 prompts
+    assert recipe["train"]["weight_decay"] == 0.01  # verl's default
+    assert recipe["rollout"]["group_size"] == 5
+    assert recipe["rollout"]["overlong"] == "drop"
+    launch = {"release_memory": True, "tensor_parallel": 2}
+    assert recipe["rollout"]["engine"] == {"class_path": "SGLangEngine", "init_args": {"launch": launch}}
+    assert recipe["fabric"] == {"devices": 8, "num_nodes": 1, "precision": "bf16-mixed", "strategy": "fsdp2"}
+    assert recipe["validation"]["every"] == 5
+    assert recipe["log"]["loggers"][0]["init_args"]["project"] == "verl_grpo_example_gsm8k"
+    assert any(line.startswith("trainer.total_epochs=15: train.steps = 15 epochs") for line in listed)
+    assert any("rlkit has no vLLM" in line for line in listed)
+    assert problems(recipe_text(convert("verl", GRPO, "run.sh", [])), load_plugins()) == [
+        "train needs 'steps', which is not given; expected --train.steps with a whole number of 1 or more"
+    ]
+
+
+def test_verls_ppo_with_a_critic() -> None:
+    recipe, _ = sections("verl", PPO, "run.sh")
+    assert recipe["advantage"] == "GAE"
+    assert recipe["critic"] == {"lr": 2e-5, "clip": 0.3, "weight_decay": 0.01, "policy_delay_steps": 2}
+    assert recipe["kl_reward"] == {"coef": 0.01, "estimator": "k1", "target": 0.1, "horizon": 10000}
+    assert recipe["train"]["steps"] == 100
+    assert problems(recipe_text(convert("verl", PPO, "run.sh", [])), load_plugins()) == []
+
+
+def test_verls_yaml_says_the_same_as_its_command_line() -> None:
+    nested: dict = {}
+    words = [word for line in verl.lines_of(PPO, "run.sh") for word in line]
+    for word in words:
+        key, _, value = word.partition("=")
+        if "." in key and "=" in word:
+            *outer, last = key.split(".")
+            node = nested
+            for name in outer:
+                node = node.setdefault(name, {})
+            node[last] = yaml.safe_load(value)
+    text = yaml.safe_dump(nested)
+    assert sections("verl", text, "ppo.yaml")[0] == sections("verl", PPO, "run.sh")[0]
+
+
+def test_trls_grpo_config() -> None:
+    recipe, listed = sections("trl", TRL_YAML, "grpo.yaml")
+    lora = {"rank": 8, "alpha": 16, "targets": ["q_proj", "v_proj"]}
+    assert recipe["model"] == {"path": "Qwen/Qwen2.5-0.5B-Instruct", "lora": lora, "dtype": "bfloat16"}
+    # a generation of 8 x 8 = 64 completions is 8 prompts; an update takes 8 x 4 = 32 of them, so there are 2
+    assert recipe["train"]["prompts_per_step"] == 8
+    assert recipe["train"]["minibatches"] == 2
+    assert recipe["train"]["steps"] == 100  # TRL counts 200 updates
+    assert recipe["train"]["aggregation"] == "seq_mean_token_sum_norm"
+    assert recipe["train"]["schedule"] == "Linear"  # transformers' default
+    assert recipe["advantage"] == {"class_path": "GRPO", "init_args": {"eps": 1e-4, "scale_by_std": False}}
+    assert recipe["loss"]["init_args"] == {"clip_low": 0.2, "clip_high": 0.28}
+    assert recipe["kl_loss"] == {"coef": 0.01}
+    assert recipe["reward"] == "MathReward"
+    assert recipe["validation"] == {"every": 50}
+    assert any(line.startswith("push_to_hub=False: rlkit export") for line in listed)
+    assert problems(recipe_text(convert("trl", TRL_YAML, "grpo.yaml", [])), load_plugins()) == []
+
+
+def test_trls_command_line() -> None:
+    recipe, listed = sections("trl", TRL_LINE, "run.sh")
+    assert recipe["train"]["prompts_per_step"] == 8  # 4 a device x 4 devices x 4 / 8 samples
+    assert recipe["fabric"]["devices"] == 4
+    assert recipe["rollout"]["engine"]["class_path"] == "SGLangEngine"
+    assert recipe["correction"]["level"] == "sequence"
+    assert recipe["validation"] is None  # as in transformers, where nothing asks for it
+    assert "reward" not in recipe
+    assert any(line.startswith("reward_funcs=['think_format_reward', 'my.module.f']") for line in listed)
+
+
+@pytest.mark.parametrize(
+    ("line", "advantage", "loss"),
+    [
+        ("trl rloo --model_name_or_path m --beta 0.1", "RLOO", "ClipLoss"),
+        (
+            "trl grpo --model_name_or_path m --loss_type sapo",
+            {"class_path": "GRPO", "init_args": {"eps": 1e-4}},
+            "SAPO",
+        ),
+        (
+            "python ppo.py --model_name_or_path m --gamma 0.9",
+            {"class_path": "GAE", "init_args": {"gamma": 0.9, "lam": 0.95}},
+            {"class_path": "ClipLoss", "init_args": {"clip_low": 0.2, "clip_high": 0.2}},
+        ),
+    ],
+)
+def test_the_trainer_chooses_the_algorithm(line: str, advantage: object, loss: object) -> None:
+    recipe, _ = sections("trl", line, "run.sh")
+    assert recipe["advantage"] == advantage
+    assert recipe["loss"] == loss or recipe["loss"]["class_path"] == loss
+
+
+def test_options_after_the_file_win(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(PPO)
+    assert main(["convert", "--from", "verl", str(script), "data.train_batch_size=512", "nothing.known=1"]) == 0
+    out, err = capsys.readouterr()
+    assert yaml.safe_load(out)["train"]["prompts_per_step"] == 512
+    assert "# - nothing.known=1: rlkit convert has no rule for it" in out
+    assert err.endswith("0 to be set by hand\n")
+
+
+def test_what_a_shell_would_run_is_listed_and_not_run(tmp_path: Path) -> None:
+    trap = tmp_path / "trap"
+    text = (
+        f"touch {trap}\n"
+        f"python -m verl.trainer.main_ppo data.train_files=$(touch {trap}) trainer.project_name=`touch {trap}` "
+        f"trainer.experiment_name=$UNSET_NAME actor_rollout_ref.model.path=a;touch {trap}\n"
+    )
+    found = convert("verl", text, "run.sh", [])
+    assert not trap.exists()
+    assert found.given.unknown.keys() == {"data.train_files", "trainer.project_name", "trainer.experiment_name"}
+    assert "which is not run" in found.notes["data.train_files"]
+    assert found.recipe["model.path"][0] == "a"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.yaml", b"data: !!python/object/apply:os.system ['true']\n", "python/object/apply:os.system"),
+        ("a.yaml", b"[1, 2]\n", "expected options by name"),
+        ("a.yaml", b"a: &a [*a]\n", "inside of"),
+        ("a.yaml", b"a: {{{{", "is not plain YAML"),
+        ("a.sh", b"python -m verl.trainer.main_ppo data.train_files='a\n", "a quotation is not closed"),
+        ("a.sh", b"x=" + b"'" * 3 + b"\na" * 400, "more than"),
+        ("a.sh", b"data.train_files=a\0b\n", "expected plain text"),
+        ("a.sh", b"data.train_files=\xff\n", "is no text in UTF-8"),
+        ("a.sh", b"# " + b"a" * (1 << 20), "expected a configuration of at most"),
+        ("a.sh", b"echo hello\n", "has no options of verl"),
+    ],
+)
+def test_hostile_files_are_refused_in_words(tmp_path: Path, name: str, content: bytes, words: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(RecipeError, match=words):
+        main(["convert", "--from", "verl", str(path), "--debug"])
+
+
+def test_values_cannot_name_a_class_or_leave_their_line(tmp_path: Path) -> None:
+    text = "data.train_files='{class_path: os.system}'\ntrainer.project_name='a\n# b: c\nreward: x'\n"
+    found = convert("verl", text, "run.sh", ["trainer.logger=wandb", "trainer.nothing='\x1b[31m'"])
+    out = recipe_text(found)
+    assert yaml.safe_load(out)["log"]["loggers"][0]["init_args"]["project"] == "a\n# b: c\nreward: x"
+    assert yaml.safe_load(out)["reward"] == "MathReward"
+    assert any("names the class 'os.system'" in line for line in problems(out, load_plugins()))
+    assert not any("\x1b" in line or "\n" in line for line in left_out(found))
+
+
+@pytest.mark.parametrize("argv", [[], ["--from"], ["--from", "verl"], ["--from", "slime", "a.sh"], ["a.sh"]])
+def test_usage_is_explained(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["convert", *argv]) == 2
+    out, err = capsys.readouterr()
+    assert "--from verl" in out + err
+
+
+@pytest.mark.parametrize("rules", [verl.RULES, trl.RULES])
+def test_every_rule_names_an_option_of_rlkit(rules: dict) -> None:
+    """With a class where the option is one of a class."""
+    composer = Composer(load_plugins())
+    composer.override("task", "HFDataset")
+    before = len(composer.problems)
+    for rule in rules.values():
+        if isinstance(rule, To):
+            composer.override(rule.key, "\ue000")
+    assert not [line for line in composer.problems[before:] if "no option" in line or "unknown" in line]
