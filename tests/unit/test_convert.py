@@ -60,7 +60,7 @@ python3 -m verl.trainer.main_ppo \\
     trainer.test_freq=5 \\
     trainer.total_epochs=15 $@ 2>&1 | tee run.log
 """
-PPO = """python3 -m verl.trainer.main_ppo algorithm.adv_estimator=gae data.train_files=a.parquet \\\\
+PPO = """python3 -m verl.trainer.main_ppo algorithm.adv_estimator=gae data.train_files=a.parquet \\
     data.val_files=b.parquet \\
     data.train_batch_size=1024 actor_rollout_ref.model.path=deepseek-ai/deepseek-llm-7b-chat \\
     actor_rollout_ref.rollout.name=sglang actor_rollout_ref.rollout.tensor_model_parallel_size=4 \\
@@ -287,4 +287,4 @@ def test_every_rule_names_an_option_of_rlkit(rules: dict) -> None:
     for rule in rules.values():
         if isinstance(rule, To):
             composer.override(rule.key, "\ue000")
-    assert not [line for line in composer.problems[before:] if "no option" in line or "unknown" in line]
+    assert not [line for line in composer.problems[before:] if "has no option" in line or "unknown option" in line]

@@ -20,7 +20,7 @@ def same(value: object) -> object:
     return value
 
 
-def number(value: object) -> float | int:
+def number(value: object) -> float:
     """Return a number; one in a text is read.
 
     Raises:
@@ -70,10 +70,10 @@ def text(value: object) -> str:
     return str(value)
 
 
-def one_of(names: Mapping[str, object]) -> Callable[[object], object]:
+def one_of(names: Mapping[str, T]) -> Callable[[object], T]:
     """Return what looks a value up among those that have an equivalent."""
 
-    def find(value: object) -> object:
+    def find(value: object) -> T:
         if str(value) not in names:
             raise ValueError(f"expected one of {', '.join(names)}")
         return names[str(value)]

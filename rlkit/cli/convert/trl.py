@@ -240,7 +240,8 @@ def _script(word: str) -> str:
 
 def _add_flags(given: Given, words: list[str]) -> None:
     """Note `--option value`, `--option=value`, `--option` alone, which is true, and `--option a b`, a list."""
-    key, values, done = "", [], False
+    key, done = "", False
+    values: list[str] = []
     for word in [*words, "--"]:
         if word.startswith("--") or word.endswith(".py") or word in TRAINERS:
             if key and len(values) < 2:

@@ -65,7 +65,7 @@ def _steps(found: Conversion, rows: int, updates: int) -> None:
         found.set("train.steps", max(-(-episodes // rows), 1), "total_episodes")
     else:
         prompts = found.recipe["train.prompts_per_step"][0]
-        count = found.get("num_train_epochs", number, 3)
+        count = found.get("num_train_epochs", number, 3.0)
         found.note("num_train_epochs", f"train.steps = {count} epochs x rows of the data / {prompts} prompts; set it")
 
 
@@ -73,7 +73,7 @@ def model(found: Conversion) -> None:
     """Set adapters, the type of frozen weights and the precision."""
     if found.get("use_peft", flag, False):
         found.set("model.lora.rank", found.get("lora_r", whole, 16), "lora_r", "use_peft")
-        found.set("model.lora.alpha", found.get("lora_alpha", number, 32), "lora_alpha")
+        found.set("model.lora.alpha", found.get("lora_alpha", number, 32.0), "lora_alpha")
         if found.has("lora_target_modules"):
             targets = found.given.values["lora_target_modules"]
             found.set("model.lora.targets", targets, "lora_target_modules")
@@ -99,7 +99,7 @@ def optimizer(found: Conversion) -> None:
     if found.has("adam_beta1") or found.has("adam_beta2"):
         betas = [found.get("adam_beta1", number, 0.9), found.get("adam_beta2", number, 0.999)]
         found.set("train.optimizer.betas", betas, "adam_beta1", "adam_beta2")
-    if (warm := found.get("warmup_steps", number, 0)) >= 1:
+    if (warm := found.get("warmup_steps", number, 0.0)) >= 1:
         found.set("train.warmup_steps", whole(warm), "warmup_steps")
     elif warm:  # a share
         found.set("train.warmup_ratio", warm, "warmup_steps")
@@ -167,14 +167,14 @@ def loss(found: Conversion) -> None:
         found.set("loss", "GSPO" if sequence else "ClipLoss", "importance_sampling_level", "loss_type")
         found.set("loss.clip_low", low, "epsilon")
         found.set("loss.clip_high", high, "epsilon_high", "epsilon")
-        if (bound := found.get("delta", number, 0)) > 1 and not sequence:
+        if (bound := found.get("delta", number, 0.0)) > 1 and not sequence:
             found.set("loss.clip_dual", bound, "delta")
 
 
 def divergence(found: Conversion) -> None:
     """Set KL in the loss, or in the reward as RLOO and PPO do, and the reference that follows the policy."""
     key = "kl_coef" if trainer(found) == "ppo" else "beta"
-    if (coef := found.get(key, number, 0)) <= 0:
+    if (coef := found.get(key, number, 0.0)) <= 0:
         return
     if trainer(found) == "grpo":
         found.set("kl_loss.coef", coef, key)
@@ -234,7 +234,7 @@ def engine(found: Conversion) -> None:
 
 def running(found: Conversion) -> None:
     """Set validation, checkpoints and loggers."""
-    strategy, every = found.get("eval_strategy", text, "no"), found.get("eval_steps", number, 0)
+    strategy, every = found.get("eval_strategy", text, "no"), found.get("eval_steps", number, 0.0)
     if strategy == "steps" and every >= 1:
         found.set("validation.every", whole(every), "eval_steps", "eval_strategy")
     elif strategy == "no":
@@ -248,7 +248,7 @@ def running(found: Conversion) -> None:
     targets = found.given.values.get("report_to", [])
     listed = []
     for one in targets if isinstance(targets, list) else [targets]:
-        name = found.get("run_name", text, None)
+        name = found.get("run_name", text, "") or None
         if one == "wandb":
             options = {"project": found.get("project", text, "huggingface"), "name": name}
             listed.append({"class_path": "Wandb", "init_args": options})

@@ -52,7 +52,7 @@ def _schedule(found: Conversion, prefix: str, section: str) -> None:
     ratio, count = f"{prefix}.lr_warmup_steps_ratio", f"{prefix}.lr_warmup_steps"
     if (warm := found.get(count, whole, -1)) >= 0:
         found.set(f"{section}.warmup_steps", warm, count)
-    elif share := found.get(ratio, number, 0):
+    elif share := found.get(ratio, number, 0.0):
         found.set(f"{section}.warmup_ratio", share, ratio)
     names = {"constant": "Constant", "cosine": "Cosine"}
     for key in (f"{prefix}.lr_scheduler_type", f"{prefix}.warmup_style"):
@@ -60,14 +60,14 @@ def _schedule(found: Conversion, prefix: str, section: str) -> None:
             found.set(f"{section}.schedule", name := found.get(key, one_of(names), "Constant"), key)
             floor = f"{prefix}.min_lr_ratio"
             if name == "Cosine" and found.has(floor):
-                found.set(f"{section}.schedule.min_lr_ratio", found.get(floor, number, 0), floor)
+                found.set(f"{section}.schedule.min_lr_ratio", found.get(floor, number, 0.0), floor)
 
 
 def advantage(found: Conversion) -> None:
     """Set the estimator and its options."""
     key = "algorithm.adv_estimator"
-    name = found.get(key, one_of(ADVANTAGES), None)
-    if name is None:
+    name = found.get(key, one_of(ADVANTAGES), "")
+    if not name:
         return
     found.set("advantage", name, key)
     if name in ("GRPO", "PassK") and found.has(std := "algorithm.norm_adv_by_std_in_grpo"):
@@ -120,7 +120,9 @@ def loss(found: Conversion) -> None:
                 found.set(f"loss.{end}", found.get(f"{ACTOR}.{end}", number, 1.0), f"{ACTOR}.{end}")
     if name in ("GSPO", "SAPO", "GMPO"):  # whatever verl's option is
         found.set("train.aggregation", "seq_mean_token_mean", key)
-    options = {"ClipCov": (("clip_cov_ratio", "fraction"), ("clip_cov_lb", "cov_low"), ("clip_cov_ub", "cov_high"))}
+    options: dict[str, tuple[tuple[str, str], ...]] = {
+        "ClipCov": (("clip_cov_ratio", "fraction"), ("clip_cov_lb", "cov_low"), ("clip_cov_ub", "cov_high")),
+    }
     options["KLCov"] = (("kl_cov_ratio", "fraction"), ("ppo_kl_coef", "coef"))
     for theirs, ours in options.get(name, ()):
         if found.has(full := f"{ACTOR}.policy_loss.{theirs}"):
@@ -189,9 +191,10 @@ def validation(found: Conversion) -> None:
     prefix = f"{ROLLOUT}.val_kwargs"
     samples = found.get(f"{prefix}.n", whole, 1) if found.get(f"{prefix}.do_sample", flag, False) else 0
     found.set("validation.samples", samples, f"{prefix}.n", f"{prefix}.do_sample")
-    for name, change in (("temperature", number), ("top_p", number), ("top_k", whole)):
+    for name in ("temperature", "top_p", "top_k"):
         if samples and found.has(key := f"{prefix}.{name}"):
-            found.set(f"validation.sampling.{name}", max(found.get(key, change, 0), 0), key)
+            value = max(found.get(key, number, 0.0), 0.0)
+            found.set(f"validation.sampling.{name}", int(value) if name == "top_k" else value, key)
     if samples and any(key.startswith("validation.sampling.") for key in found.recipe):
         budget = "data.max_response_length"
         found.set("validation.sampling.max_tokens", found.get(budget, whole, 512), budget)
@@ -212,7 +215,7 @@ def model(found: Conversion) -> None:
     rank, alpha, targets = (f"{MODEL}.{end}" for end in ("lora_rank", "lora_alpha", "target_modules"))
     if (size := found.get(rank, whole, 0)) > 0:
         found.set("model.lora.rank", size, rank)
-        found.set("model.lora.alpha", found.get(alpha, number, 16), alpha)
+        found.set("model.lora.alpha", found.get(alpha, number, 16.0), alpha)
         if found.has(targets):
             found.set("model.lora.targets", found.given.values[targets], targets)
 
@@ -224,10 +227,13 @@ def loggers(found: Conversion) -> None:
     listed = []
     for one in given if isinstance(given, list) else [given]:
         if one == "wandb":
-            options = {"project": found.get(project, text, "verl_examples"), "name": found.get(name, text, None)}
+            options = {"project": found.get(project, text, "verl_examples"), "name": found.get(name, text, "") or None}
             listed.append({"class_path": "Wandb", "init_args": options})
         elif one == "mlflow":
-            options = {"experiment": found.get(project, text, "verl_examples"), "name": found.get(name, text, None)}
+            options = {
+                "experiment": found.get(project, text, "verl_examples"),
+                "name": found.get(name, text, "") or None,
+            }
             listed.append({"class_path": "MLflow", "init_args": options})
         elif one == "tensorboard":
             listed.append({"class_path": "TensorBoard", "init_args": {}})

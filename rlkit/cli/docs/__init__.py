@@ -1,0 +1,67 @@
+"""`rlkit docs [TOPIC]`: the pages that come with rlkit; as Markdown, unless a terminal shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from importlib.resources import files
+
+from rich.console import Console
+from rich.markdown import Markdown
+
+from rlkit.errors import RecipeError, show
+
+USAGE = """usage: rlkit docs            the topics
+       rlkit docs TOPIC      a page; the beginning of its name is enough
+"""
+ORDER = (
+    "first-run", "data-and-rewards", "recipes", "algorithms", "metrics", "lora", "several-gpus", "sglang",
+    "tools-and-environments", "plugins", "data-types", "from-trl", "from-verl",
+)  # fmt: skip
+"""The topics, as a newcomer reads them."""
+
+
+def run(argv: Sequence[str]) -> int:
+    """List the topics, or show a page; return the exit status."""
+    if argv and argv[0] in ("-h", "--help"):
+        print(USAGE, end="")
+        return 0
+    if not argv:
+        width = max(map(len, ORDER))
+        for topic in ORDER:
+            print(f"{topic:<{width}}  {title(page(topic))}")
+        return 0
+    if len(argv) > 1:
+        raise RecipeError(f"rlkit docs takes one topic, not {len(argv)}: {show(' '.join(argv), 80)}")
+    text, console = page(find(argv[0])), Console()
+    if console.is_terminal:
+        with console.pager(styles=True):
+            console.print(Markdown(text))
+    else:
+        print(text, end="")
+    return 0
+
+
+def find(given: str) -> str:
+    """Return the topic that is meant.
+
+    Raises:
+        RecipeError: There is none, or more than one.
+    """
+    word = given.lower().removesuffix(".md")
+    found = [topic for topic in ORDER if topic == word] or [topic for topic in ORDER if word and topic.startswith(word)]
+    if len(found) == 1:
+        return found[0]
+    near = found or get_close_matches(word, ORDER, 3, 0.5) or [t for t in ORDER if word and word in t.split("-")]
+    hint = f"did you mean {' or '.join(near)}?" if near else f"topics: {', '.join(ORDER)}"
+    raise RecipeError(f"{show(given, 60)} is no topic of the documentation; {hint}")
+
+
+def page(topic: str) -> str:
+    """Return a page's Markdown."""
+    return files("rlkit").joinpath("docs", f"{topic}.md").read_text(encoding="utf-8")
+
+
+def title(text: str) -> str:
+    """Return a page's heading."""
+    return text.partition("\n")[0].lstrip("# ")
