@@ -36,6 +36,8 @@ QUICK = {
 }
 QUICK |= {"data show", "data stats"}
 """What is run as it stands; of other verbs recipe and options are parsed, and a run's folder is not read."""
+WHOLE = {"data-and-rewards"}
+"""Pages whose commands are all run: the way from a table and a function to a trained model."""
 PARSED = {"fit", "validate", "generate", "recipe check"}
 ELSEWHERE = {
     "reward try": {"--rollouts", "--reward"},
@@ -57,10 +59,11 @@ class Block(NamedTuple):
 
 def blocks(topic: str) -> Iterator[Block]:
     """Yield the blocks of a page; one after a paragraph that ends in "`name`:" is that file."""
-    for found in re.finditer(r"^([^\n]*)\n\n```(\w+)\n(.*?)^```$", page(topic), re.M | re.S):
-        before = found[1]
+    text = page(topic)
+    for found in re.finditer(r"^```(\w+)\n(.*?)^```$", text, re.M | re.S):
+        before = text[: found.start()].rstrip().rsplit("\n", 1)[-1]
         named = re.search(r"`([\w.-]+\.(?:csv|py|yaml|sh))`(?:, [^`]*)?:$", before)
-        yield Block(topic, found[2], found[3], named[1] if named else None)
+        yield Block(topic, found[1], found[2], named[1] if named else None)
 
 
 def commands(block: Block) -> Iterator[list[str]]:
@@ -126,7 +129,10 @@ def test_commands_of_pages_work(topic: str, folder: Path, capsys: pytest.Capture
                 continue
             assert program == "rlkit"
             assert verb in VERBS
-            check_command(verb, rest, folder)
+            if topic in WHOLE:
+                assert main([verb, *rest]) == 0
+            else:
+                check_command(verb, rest, folder)
     assert "Traceback" not in capsys.readouterr().err
 
 
