@@ -288,3 +288,46 @@ def test_every_rule_names_an_option_of_rlkit(rules: dict) -> None:
         if isinstance(rule, To):
             composer.override(rule.key, "\ue000")
     assert not [line for line in composer.problems[before:] if "has no option" in line or "unknown option" in line]
+
+
+ODD = [
+    "1" + "0" * 400,
+    "-1",
+    "0",
+    "nan",
+    "inf",
+    "1e400",
+    "[]",
+    "{}",
+    "[1, [2]]",
+    "{a: b}",
+    "''",
+    "x" * 5000,
+    "*",
+    "\x1b",
+    "1.5",
+]
+ODD += ["2020-01-01", "0o17", "yes", "~", "{class_path: x}", "!!python/name:os.system"]
+
+
+@pytest.mark.parametrize("shift", [0, 7])
+@pytest.mark.parametrize(("peer", "rules"), [("verl", verl.RULES), ("trl", trl.RULES)])
+def test_any_value_is_carried_over_or_listed(peer: str, rules: dict, shift: int) -> None:
+    """One odd value at a time among usual ones, and all options with each of them."""
+    keys = [key.replace("*", "x") for key in rules if key not in (trl.TRAINER, "--config-name", "--config-path")]
+    keys = [key for key in keys if peer == "trl" or "." in key]
+    usual = {"verl": ["algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.type=adaptive"], "trl": ["--use_vllm"]}[
+        peer
+    ]
+
+    def words(key: str, value: str) -> list[str]:
+        return [f"{key}={value}"] if peer == "verl" else [f"--{key}", value]
+
+    alone = [words(key, ODD[(place + shift) % len(ODD)]) for place, key in enumerate(keys)]
+    for more in [*alone, *([word for key in keys for word in words(key, value)] for value in ODD)]:
+        found = convert(peer, "", "run.sh", [*usual, *more])
+        assert yaml.safe_load(recipe_text(found))["task"]
+        given = set(found.given.values) | set(found.given.unknown)
+        sources = {source for _, text in found.recipe.values() for source in text.split(", ")}
+        assert given <= sources | set(found.notes) | {trl.TRAINER}
+        assert not any("\x1b" in line for line in left_out(found))

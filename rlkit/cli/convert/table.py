@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from math import isnan
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -13,6 +12,8 @@ from rlkit.cli.convert.source import Given
 from rlkit.errors import show
 
 T = TypeVar("T")
+LARGEST = 10**15
+"""The largest number that an option may be; no infinity, and no NaN."""
 
 
 def same(value: object) -> object:
@@ -31,7 +32,7 @@ def number(value: object) -> float:
             value = float(value)
         except ValueError:
             value = None
-    if isinstance(value, bool) or not isinstance(value, int | float) or isnan(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
         raise ValueError("expected a number")
     return value
 
@@ -42,8 +43,7 @@ def whole(value: object) -> int:
     Raises:
         ValueError: It is none.
     """
-    found = number(value)
-    if found in (float("inf"), float("-inf")) or found != int(found):
+    if (found := number(value)) != int(found):
         raise ValueError("expected an integer")
     return int(found)
 
@@ -158,6 +158,9 @@ class Conversion:
             return
         names = [name for name in sources if self.has(name)]
         self._carried |= set(names)
+        if (before := self.recipe.get(key)) is not None and before[1] != ", ".join(names):
+            for name in filter(self.has, before[1].split(", ")):
+                self.note(name, f"{', '.join(names)} sets {key}, too, and wins")
         self.recipe[key] = (value, ", ".join(names) if names else f"default of {', '.join(sources)}")
 
     def note(self, key: str, remedy: str) -> None:
@@ -178,7 +181,7 @@ class Conversion:
         for key in names:
             rule = self.rule(key)
             value = self.given.values.get(key, self.defaults.get(key))
-            if isinstance(rule, To):
+            if isinstance(rule, To) and (self.has(key) or rule.key not in self.recipe):
                 self._carry(key, value, rule)
             elif isinstance(rule, Without) and self.has(key):
                 self.note(key, rule.remedy)

@@ -100,7 +100,7 @@ def optimizer(found: Conversion) -> None:
         betas = [found.get("adam_beta1", number, 0.9), found.get("adam_beta2", number, 0.999)]
         found.set("train.optimizer.betas", betas, "adam_beta1", "adam_beta2")
     if (warm := found.get("warmup_steps", number, 0.0)) >= 1:
-        found.set("train.warmup_steps", whole(warm), "warmup_steps")
+        found.set("train.warmup_steps", int(warm), "warmup_steps")
     elif warm:  # a share
         found.set("train.warmup_ratio", warm, "warmup_steps")
     if not found.get("optim", text, "adamw_torch").startswith("adamw_torch"):
@@ -236,11 +236,11 @@ def running(found: Conversion) -> None:
     """Set validation, checkpoints and loggers."""
     strategy, every = found.get("eval_strategy", text, "no"), found.get("eval_steps", number, 0.0)
     if strategy == "steps" and every >= 1:
-        found.set("validation.every", whole(every), "eval_steps", "eval_strategy")
+        found.set("validation.every", int(every), "eval_steps", "eval_strategy")
     elif strategy == "no":
         found.set("validation", None, "eval_strategy")
-        for key in [key for key in found.recipe if key.startswith("validation.")]:
-            del found.recipe[key]
+        if found.recipe.pop("validation.before", None) is not None:
+            found.note("eval_on_start", "without eval_strategy nothing is validated; remove `validation: null`")
     else:
         found.note("eval_strategy", "validation.every counts steps")
     if found.get("save_strategy", text, "steps") != "steps":
