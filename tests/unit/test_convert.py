@@ -271,6 +271,11 @@ def test_values_cannot_name_a_class_or_leave_their_line(tmp_path: Path) -> None:
     assert not any("\x1b" in line or "\n" in line for line in left_out(found))
 
 
+def test_credentials_are_not_shown() -> None:
+    words = ["--hub_token", "hf_abcdef", "--wandb_api_key=abcdef", "--model_name_or_path", "m"]
+    assert not [line for line in left_out(convert("trl", "", "run.sh", words)) if "abcdef" in line]
+
+
 @pytest.mark.parametrize("argv", [[], ["--from"], ["--from", "verl"], ["--from", "slime", "a.sh"], ["a.sh"]])
 def test_usage_is_explained(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["convert", *argv]) == 2

@@ -13,7 +13,7 @@ from rlkit.cli.parsing.reader import load
 from rlkit.errors import RecipeError, shorten, show
 from rlkit.recipe import Recipe
 from rlkit.registry import Registry
-from rlkit.text import safe
+from rlkit.text import HIDDEN, SECRET_NAME, safe
 
 SECTIONS = tuple(Recipe.__dataclass_fields__)
 CLASS = ""
@@ -77,6 +77,7 @@ def left_out(found: Conversion) -> list[str]:
     lines = []
     for key, remedy in found.notes.items():
         value = f"={show(found.given.values[key], 60)}" if key in found.given.values else ""
+        value = f"={HIDDEN}" if value and SECRET_NAME.search(key) else value
         lines.append(one_line(f"{key}{value}: {remedy}"))
     return lines
 
