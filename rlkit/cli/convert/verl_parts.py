@@ -157,7 +157,7 @@ def reward(found: Conversion) -> None:
         found.set("reward", "ModelReward", "reward_model.enable")
         found.set("reward.path", found.get("reward_model.model.path", text, ""), "reward_model.model.path")
     else:
-        found.set("reward", "MathReward")
+        found.recipe["reward"] = ("MathReward", "verl chooses by data_source; this one is for GSM8K, MATH and the like")
     for key in found.given.values:
         if "overlong_buffer" in key:
             found.note(key, "reward Composite of this reward and Overlong(max_tokens, buffer, factor); see dapo_gsm8k")
