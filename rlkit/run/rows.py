@@ -104,7 +104,7 @@ def read_rows(path: Path, tokenize: Tokenize) -> Iterator[SavedRow]:
     Raises:
         RecipeError: It cannot be read, or a line is none; the message names the file and the line.
     """
-    for number, line in _lines(path):
+    for number, line in read_lines(path):
         place = f"{path}, line {number}"
         try:
             row = json.loads(line)
@@ -115,7 +115,7 @@ def read_rows(path: Path, tokenize: Tokenize) -> Iterator[SavedRow]:
         yield _saved(_Fields(row, place), tokenize)
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield the lines that are not empty, with their numbers from 1."""
     number = 0
     try:

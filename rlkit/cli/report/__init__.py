@@ -1,0 +1,72 @@
+"""`rlkit report RUN...`: one HTML file with the curves, the timeline, the rollouts and the recipe of runs."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlkit.cli.display import echo
+from rlkit.cli.report.page import MARK, write_page
+from rlkit.cli.report.runs import RunFiles
+from rlkit.errors import RecipeError
+from rlkit.run.launch import home_of
+
+USAGE = """usage: rlkit report RUN... [--out FILE] [--max-mb N]
+    writes one HTML file, which opens without a network: curves of all figures, time by phase, memory, the rollouts
+    token by token, recipes and environments; several runs are overlaid, a run in progress is shown as far as it is
+    --out FILE     by default report.html in the first run's folder
+    --max-mb N     keep the rollouts of every second step, every third and so on, so that they take at most N megabytes;
+                   by default 100, of which a browser still opens the file within seconds
+"""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Write the report; return the exit status."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print(USAGE, end="")
+        return 0 if argv else 2
+    parser = argparse.ArgumentParser(prog="rlkit report", allow_abbrev=False, exit_on_error=False, add_help=False)
+    parser.add_argument("runs", nargs="+")
+    parser.add_argument("--out")
+    parser.add_argument("--max-mb", type=float, default=100.0)
+    try:
+        options, unknown = parser.parse_known_args(argv)
+    except argparse.ArgumentError as error:
+        raise RecipeError(f"rlkit report: {error}") from error
+    if unknown:
+        raise RecipeError(f"rlkit report has no option {unknown[0]!r}; see rlkit report --help")
+    if not options.max_mb > 0:
+        raise RecipeError(f"--max-mb is {options.max_mb:g}, expected a number above 0")
+    folders = [_folder(place) for place in dict.fromkeys(options.runs)]
+    path = Path(options.out or folders[0] / "report.html")
+    _writable(path)
+    found = [RunFiles(folder, options.max_mb * 1e6 / len(folders)) for folder in folders]
+    try:
+        rows = write_page(path, found)
+    except OSError as error:
+        raise RecipeError(f"--out is {str(path)!r}, which cannot be written: {error}") from error
+    for note in (note for one in found for note in one.notes):
+        echo(f"warning: {note}")
+    echo(f"{path}: {rows:,} rollouts, {path.stat().st_size / 1e6:.1f} MB")
+    return 0
+
+
+def _folder(place: str) -> Path:
+    folder = Path(place)
+    if not folder.is_dir() or home_of(place) != folder:
+        raise RecipeError(f"{place!r} is no run folder, expected one with recipe.yaml")
+    return folder
+
+
+def _writable(path: Path) -> None:
+    """Check that nothing is lost at a path: only an earlier report is replaced."""
+    try:
+        with path.open("rb") as file:
+            known = file.read(len(MARK)) == MARK
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise RecipeError(f"--out is {str(path)!r}, which cannot be written: {error}") from error
+    if not known:
+        raise RecipeError(f"--out is {str(path)!r}, which is no report of rlkit; choose another name")

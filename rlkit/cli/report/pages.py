@@ -1,0 +1,141 @@
+"""Rollouts as pages that are decompressed only when they are looked at, and an index of few columns to find them by."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from rlkit.cli.report.runs import RolloutFile, chosen
+from rlkit.cli.report.tokens import TokenTexts
+from rlkit.types import JsonObject
+
+MAX_ROWS = 64
+"""Rows of a page."""
+
+MAX_PAGE = 2_000_000
+"""Characters of a page as JSON, beyond which it gets no further row."""
+
+EXCERPT = 120
+"""Characters of a text that the index has."""
+
+
+class Page(NamedTuple):
+    """Rows as they were saved, and the text of each token id in them."""
+
+    rows: list[JsonObject]
+    texts: dict[str, str]
+
+
+class Names:
+    """Numbers texts from 0 in the order in which they come."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, int] = {}
+
+    def number(self, name: str) -> int:
+        """Return a text's number."""
+        return self.numbers.setdefault(name, len(self.numbers))
+
+
+COLUMNS = ("run", "when", "order", "prompt", "group", "sample", "reward", "length", "stop", "source", "page", "place")
+
+
+@dataclass
+class Index:
+    """What rows are found, filtered and sorted by: a list for each column, in the order of the rows.
+
+    Columns `when`, `prompt`, `group`, `stop` and `source` are numbers of `names`.
+    """
+
+    columns: dict[str, list[float | None]] = field(default_factory=lambda: {name: [] for name in COLUMNS})
+    excerpts: list[str] = field(default_factory=list)
+    names: dict[str, Names] = field(
+        default_factory=lambda: {name: Names() for name in ("when", "prompt", "group", "stop", "source")}
+    )
+    prompts: dict[int, str] = field(default_factory=dict)
+    """The beginning of a prompt's text by its number."""
+    samples: Counter[int] = field(default_factory=Counter)
+    """Rows of each group so far."""
+
+    def add(self, run: int, file: RolloutFile, row: JsonObject, page: int, place: int) -> None:
+        """Add a row that is at a place of a page."""
+        prompt = self.names["prompt"].number(_short(row.get("prompt")))
+        place_of_group = (run, file.kind, file.when, file.rank, row.get("kind"), row.get("group"), prompt)
+        group = self.names["group"].number(_short(str(place_of_group)))
+        values = {
+            "run": run,
+            "when": self.names["when"].number(f"{file.kind} {file.when.lstrip('0') or '0'}"),
+            "order": 1e9 if file.when == "after" else file.step or 0,
+            "prompt": prompt,
+            "group": group,
+            "sample": self.samples[group],
+            "reward": _number(row.get("reward")),
+            "length": chosen(row),
+            "stop": self.names["stop"].number(_short(row.get("stop"))),
+            "source": self.names["source"].number(_short(_source(row))),
+            "page": page,
+            "place": place,
+        }
+        self.samples[group] += 1
+        for name, value in values.items():
+            self.columns[name].append(value)
+        self.excerpts.append(_short(row.get("text")))
+        self.prompts.setdefault(prompt, _asked(row))
+
+    def as_json(self) -> JsonObject:
+        """Return it as JSON holds it."""
+        names = {name: list(table.numbers) for name, table in self.names.items() if name != "group"}
+        return {**self.columns, "excerpts": self.excerpts, "names": names, "asked": list(self.prompts.values())}
+
+
+def pages(
+    rollouts: Iterable[tuple[RolloutFile, JsonObject]], texts: TokenTexts, index: Index, run: int, first: int
+) -> Iterator[Page]:
+    """Yield pages of a run's rows, and add each row to the index.
+
+    Args:
+        rollouts: Rows with the files that they are from.
+        texts: Of the run's tokenizer.
+        index: Of all runs.
+        run: The run's number.
+        first: The number of the first page.
+    """
+    rows: list[JsonObject] = []
+    size = 0
+    for file, row in rollouts:
+        index.add(run, file, row, first, len(rows))
+        rows.append(row)
+        size += len(json.dumps(row))
+        if len(rows) == MAX_ROWS or size > MAX_PAGE:
+            yield Page(rows, texts.of(rows))
+            rows, size, first = [], 0, first + 1
+    if rows:
+        yield Page(rows, texts.of(rows))
+
+
+def _short(value: object) -> str:
+    text = "" if value is None else value if isinstance(value, str) else json.dumps(value, default=str)
+    return text if len(text) <= EXCERPT else f"{text[:EXCERPT]}…"
+
+
+def _number(value: object) -> float | None:
+    """Return a finite number, None for anything else."""
+    known = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+    return value if known and isinstance(value, int | float) else None
+
+
+def _source(row: JsonObject) -> object:
+    meta = row.get("meta")
+    return row.get("source") or (meta.get("data_source") if isinstance(meta, dict) else None)
+
+
+def _asked(row: JsonObject) -> str:
+    """Return the beginning of the prompt's last message."""
+    asked = row.get("messages")
+    last = asked[-1] if isinstance(asked, list) and asked else None
+    return _short(last.get("content") if isinstance(last, dict) else None)
+
+

@@ -1,0 +1,182 @@
+"""A run's folder, read as far as it is written: figures, recipe, environment, result, and files of rollouts."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+from rlkit.errors import RecipeError, explain
+from rlkit.run.rows import read_lines
+from rlkit.types import JsonObject
+
+NAME = re.compile(r"(step|validation)-(\w+?)(?:\.rank(\d+))?\.jsonl\.gz")
+NOT_PHASES = re.compile(r"_per_|_share$|^time/mfu$")
+"""Figures of `time/` that are no seconds of a phase."""
+
+
+class RolloutFile(NamedTuple):
+    """A file of rollouts: those of a step, or the answers of a validation, of one rank."""
+
+    path: Path
+    kind: str
+    when: str
+    rank: int
+
+    @property
+    def step(self) -> int | None:
+        """The number of the step; None for the validations before and after training."""
+        return int(self.when) if self.when.isdecimal() else None
+
+    @property
+    def order(self) -> tuple[float, str, int]:
+        """What files are sorted by."""
+        ends = {"before": 0.0, "after": float("inf")}
+        return ends.get(self.when, self.step or 0), self.kind, self.rank
+
+
+class Figures(NamedTuple):
+    """Figures by name at steps in ascending order; None where a step has none, a text for one that is not finite."""
+
+    steps: list[int]
+    values: dict[str, list[float | str | None]]
+
+
+@dataclass
+class RunFiles:
+    """Reads a run's folder.
+
+    Args:
+        path: The folder.
+        max_bytes: How much of rollouts is read, as compressed; of more, those of every second step are, and so on.
+        notes: What could not be read, and what was left out.
+    """
+
+    path: Path
+    max_bytes: float
+    notes: list[str] = field(default_factory=list)
+
+    def overview(self) -> JsonObject:
+        """Return all but the rollouts, as JSON holds it."""
+        result = self._json("result.json")
+        steps, values = self.figures(result)
+        phases = [name for name in values if name.startswith("time/") and not NOT_PHASES.search(name)]
+        environment = self._json("environment.json")
+        found = {"name": str(self.path), "recipe": self.recipe(), "environment": environment, "result": result}
+        return {**found, "steps": steps, "figures": values, "phases": phases, "notes": self.notes}
+
+    def recipe(self) -> str:
+        """Return the recipe's text."""
+        try:
+            return (self.path / "recipe.yaml").read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            self.notes.append(f"{self.path / 'recipe.yaml'} cannot be read: {explain(error)}")
+            return ""
+
+    def figures(self, result: JsonObject) -> Figures:
+        """Return the figures of `metrics.jsonl`, and those of the validations before and after training."""
+        rows = {row["step"]: row for row in self._rows("metrics.jsonl") if type(row.get("step")) is int}
+        known, last = result.get("validation"), result.get("steps")
+        for when, step in (("before", 0), ("after", last if type(last) is int else max(rows, default=0))):
+            found = known.get(when) if isinstance(known, dict) else None
+            if isinstance(found, dict):
+                rows[step] = {f"validation/{name}": value for name, value in found.items()} | rows.get(step, {})
+        steps = sorted(rows)
+        names = sorted({name for row in rows.values() for name, value in row.items() if _is_figure(value)} - {"step"})
+        columns = {name: [rows[step].get(name) for step in steps] for name in names}
+        values = {name: [x if _is_figure(x) else None for x in column] for name, column in columns.items()}
+        return Figures(steps, values)
+
+    def rollouts(self) -> Iterator[tuple[RolloutFile, JsonObject]]:
+        """Yield the rows of `rollouts/` in the order of steps, each with the file that it is from."""
+        for file in self._files():
+            try:
+                for number, line in read_lines(file.path):
+                    row = _parsed(line)
+                    if row is None:
+                        self.notes.append(f"{file.path}, line {number} is no JSON object, and left out")
+                    else:
+                        yield file, row
+            except RecipeError as error:
+                self.notes.append(str(error))
+
+    def _files(self) -> list[RolloutFile]:
+        matches = ((path, NAME.fullmatch(path.name)) for path in (self.path / "rollouts").glob("*.jsonl.gz"))
+        found = [RolloutFile(path, m[1], m[2], int(m[3] or 0)) for path, m in matches if m]
+        found.sort(key=lambda file: file.order)
+        steps = sorted({file.step for file in found if file.kind == "step" and file.step is not None})
+        every = -int(-sum(_size(file.path) for file in found) // self.max_bytes)
+        if every > 1:
+            kept = {*steps[::every], *steps[-1:]}
+            found = [file for file in found if file.kind != "step" or file.step in kept]
+            note = f"{self.path}: rollouts of {len(kept):,} of {len(steps):,} steps, for size; raise --max-mb for more"
+            self.notes.append(note)
+        return found
+
+    def _json(self, name: str) -> JsonObject:
+        """Return a JSON file's object; an empty one where there is none yet."""
+        path = self.path / name
+        try:
+            return _parsed(path.read_bytes()) or {}
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            self.notes.append(f"{path} cannot be read: {explain(error)}")
+            return {}
+
+    def _rows(self, name: str) -> Iterator[JsonObject]:
+        """Yield the objects of a file of JSON lines; a last line that is still being written is none."""
+        path = self.path / name
+        if not path.exists():
+            return
+        try:
+            for row in (_parsed(line) for _, line in read_lines(path)):
+                if row is not None:
+                    yield row
+        except RecipeError as error:
+            self.notes.append(str(error))
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:  # it was replaced meanwhile, and reading it will tell
+        return 0
+
+
+def _is_figure(value: object) -> bool:
+    """Whether a value is a number, or the text of one that is not finite."""
+    if isinstance(value, str):
+        return value in ("NaN", "Infinity", "-Infinity")
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _parsed(line: bytes) -> JsonObject | None:
+    """Return the object of a line; None if it is none. Numbers that are not finite become texts."""
+    try:
+        found = json.loads(line, parse_constant=str)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def token_ids(row: JsonObject) -> list[int]:
+    """Return a row's token ids; none if they are not whole numbers."""
+    tokens = row.get("tokens")
+    return tokens if isinstance(tokens, list) and all(type(x) is int for x in tokens) else []
+
+
+def chosen(row: JsonObject) -> int | None:
+    """Return how many tokens the policy chose; None where the row has no mask."""
+    mask = row.get("mask")
+    return sum(map(bool, mask)) if isinstance(mask, list) and mask else None
+
+
+def messages(row: JsonObject) -> Iterator[JsonObject]:
+    """Yield the messages of a row's prompt and of its conversation."""
+    parts = (part for part in (row.get("messages"), row.get("conversation")) if isinstance(part, list))
+    yield from (message for message in chain(*parts) if isinstance(message, dict))

@@ -1,0 +1,88 @@
+"""The texts of token ids, by the tokenizer of a run where it is on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from rlkit.cli.report.runs import RunFiles, token_ids
+from rlkit.errors import RlkitError, explain
+from rlkit.types import JsonObject
+
+WORD_START = "\u2581"
+"""What begins a word in vocabularies of SentencePiece; decoding one token alone loses the space that it stands for."""
+
+
+class _Decoder(Protocol):
+    def decode(self, ids: list[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> str: ...
+
+    def convert_ids_to_tokens(self, ids: int) -> str | None: ...
+
+
+class TokenTexts:
+    """Returns the texts of ids, each decoded once.
+
+    Args:
+        tokenizer: One of transformers; None where there is none, so that ids have no texts.
+    """
+
+    def __init__(self, tokenizer: _Decoder | None) -> None:
+        self._tokenizer = tokenizer
+        self._known: dict[int, str | None] = {}
+
+    def of(self, rows: Sequence[JsonObject]) -> dict[str, str]:
+        """Return the texts of all ids in rows, by the id as JSON's keys are."""
+        found = {token: self._text(token) for token in sorted({token for row in rows for token in token_ids(row)})}
+        return {str(token): text for token, text in found.items() if text is not None}
+
+    def _text(self, token: int) -> str | None:
+        if token not in self._known:
+            self._known[token] = None if self._tokenizer is None else _decoded(self._tokenizer, token)
+        return self._known[token]
+
+
+def _decoded(tokenizer: _Decoder, token: int) -> str | None:
+    try:
+        text = tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        piece = tokenizer.convert_ids_to_tokens(token)
+    except Exception:  # an id that the vocabulary has not: tokenizers raise what they like, and the id is shown
+        return None
+    started = isinstance(piece, str) and piece.startswith(WORD_START) and not text.startswith(" ")
+    return f" {text}" if started else text
+
+
+def texts_of(run: RunFiles) -> TokenTexts:
+    """Return the texts of a run's tokens: by the tokenizer in `final/`, or that of the recipe's model.
+
+    No network is used, and no code that comes with a model is run; where the tokenizer is not on this machine, a note
+    of the run says so.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        place = _place(run)
+        options = {"local_files_only": True, "trust_remote_code": False}
+        return TokenTexts(AutoTokenizer.from_pretrained(place, **options))
+    except Exception as error:  # transformers raises what it likes of a folder that is no tokenizer's
+        why = error if isinstance(error, RlkitError) else explain(error).splitlines()[0]
+        run.notes.append(f"{run.path}: tokens are shown as ids, as its tokenizer cannot be loaded: {why}")
+        return TokenTexts(None)
+
+
+def _place(run: RunFiles) -> str:
+    import yaml
+
+    from rlkit.models.source import locate
+    from rlkit.run.checkpoint.state import as_data
+
+    final = run.path / "final"
+    if Path(final, "tokenizer_config.json").is_file():
+        return str(final)
+    try:
+        path = str(as_data(run.recipe())["model"]["path"])
+    except (ValueError, RecursionError, yaml.YAMLError, KeyError, TypeError) as error:
+        raise RlkitError(f"recipe.yaml has no model.path ({explain(error)})") from error
+    if "://" in path:
+        raise RlkitError(f"model.path {path!r} is on a network")
+    return locate(path).tokenizer

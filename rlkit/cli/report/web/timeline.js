@@ -1,0 +1,45 @@
+// Seconds of each phase, stacked by step; a chart for each run.
+
+const ORDER = ["time/sample", "time/score", "time/logps", "time/update", "time/sync"];
+
+function phasesOf(run) {
+  const rank = (name) => (ORDER.includes(name) ? ORDER.indexOf(name) : ORDER.length);
+  return [...run.phases].sort((a, b) => rank(a) - rank(b) || (a < b ? -1 : 1));
+}
+
+function timeline(root, state) {
+  state.runs.forEach((run, i) => {
+    const phases = phasesOf(run);
+    const kept = run.steps.map((_, at) => at).filter((at) => phases.some((name) => run.figures[name][at] !== null));
+    if (kept.length === 0) return;
+    const seconds = phases.map((name) => kept.map((at) => Math.max(0, number(run.figures[name][at]) || 0)));
+    const totals = seconds.map((column) => column.reduce((a, b) => a + b, 0));
+    const all = totals.reduce((a, b) => a + b, 0);
+    const place = el("div", { class: "chart wide", "data-timeline": String(i) });
+    const key = phases.map((name, phase) => {
+      const mark = el("span", { class: "mark" });
+      mark.style.background = colour(phase);
+      const share = all > 0 ? Math.round((100 * totals[phase]) / all) : 0;
+      return el("li", {}, mark, `${name.replace("time/", "")} ${shown(totals[phase])} s (${share}%)`);
+    });
+    add(root, place, el("ul", { class: "key" }, key));
+    stacked(place, state.labels[i], kept.map((at) => run.steps[at]), phases, seconds);
+  });
+  if (root.children.length === 1) add(root, el("p", {}, "No step has been made yet."));
+}
+
+/** Draw columns on one another: sums are drawn from the highest down, each over the last. */
+function stacked(place, title, steps, phases, seconds) {
+  const sums = [];
+  seconds.forEach((column, i) => sums.push(column.map((x, at) => x + (i > 0 ? sums[i - 1][at] : 0))));
+  const bars = uPlot.paths.bars({ size: [1, 60] });
+  const series = phases.map((_, i) => ({
+    fill: colour(i), stroke: colour(i), width: 0, paths: bars, points: { show: false },
+  })).reverse();
+  const describe = (index) => {
+    const at = index === null || index === undefined ? steps.length - 1 : index;
+    const parts = phases.map((name, i) => `${name.replace("time/", "")} ${shown(seconds[i][at])} s`);
+    return `step ${steps[at]}: ${parts.join(", ")}`;
+  };
+  draw(place, title, [{}, ...series], [steps, ...sums.reverse()], { unit: " s", describe, height: 220 });
+}
