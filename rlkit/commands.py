@@ -29,6 +29,7 @@ VERBS = {
     "reward": "score saved rollouts with another reward, and compare",
     "data": "show and count a task's prompts, or write them to files",
     "diff": "show where two runs differ",
+    "report": "write one HTML file with a run's curves and rollouts",
     "export": "write a checkpoint's policy as a Hugging Face folder",
     "doctor": "look at this machine and installation",
 }

@@ -64,9 +64,7 @@ def _write(file: BinaryIO, runs: Sequence[RunFiles]) -> int:
 
 def _head(style: str, scripts: Sequence[str]) -> str:
     allowed = " ".join(map(_hash, scripts))
-    policy = (
-        f"default-src 'none'; script-src {allowed}; style-src {_hash(style)}; base-uri 'none'; form-action 'none'"
-    )
+    policy = f"default-src 'none'; script-src {allowed}; style-src {_hash(style)}; base-uri 'none'; form-action 'none'"
     return (
         '<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'

@@ -137,5 +137,3 @@ def _asked(row: JsonObject) -> str:
     asked = row.get("messages")
     last = asked[-1] if isinstance(asked, list) and asked else None
     return _short(last.get("content") if isinstance(last, dict) else None)
-
-

@@ -1,0 +1,111 @@
+// One rollout: its tokens with a colour for a number of each, or its messages; tool calls and results are folded.
+
+const TITLES = { logps: "log-prob", advantages: "advantage", values: "value of the critic", mask: "mask",
+  entropy: "entropy", ratio: "ratio", versions: "version of the weights" };
+const MAX_TOKENS = 20000;
+
+/** Return the names of a row's lists that have a number for each token. */
+function perToken(row) {
+  const size = Array.isArray(row.tokens) ? row.tokens.length : 0;
+  const names = Object.keys(row).filter((name) => name !== "tokens" && Array.isArray(row[name])
+    && row[name].length === size && size > 0 && row[name].every((x) => x === null || typeof x !== "object"));
+  const rank = (name) => (name in TITLES ? Object.keys(TITLES).indexOf(name) : 99);
+  return names.sort((a, b) => rank(a) - rank(b));
+}
+
+/** Return a function from a token's place to its colour, and what the colours mean. */
+function scale(row, name) {
+  const values = (row[name] || []).map(number);
+  const own = (i) => !Array.isArray(row.mask) || Boolean(row.mask[i]);
+  if (name === "mask") {
+    return [(i) => (values[i] ? "rgba(59, 130, 246, 0.35)" : null), "blue: chosen by the policy"];
+  }
+  if (name === "logps") {
+    const strength = (x) => 0.75 * Math.min(1, -x / 5);
+    return [(i) => (own(i) && values[i] < 0 ? `rgba(225, 29, 72, ${strength(values[i])})` : null),
+      "red: unlikely; full at a log-prob of −5 and below"];
+  }
+  const known = values.filter((x, i) => x !== null && Number.isFinite(x) && own(i));
+  const most = known.reduce((a, x) => Math.max(a, Math.abs(x)), 0) || 1;
+  const tone = (x) => (x < 0 ? "225, 29, 72" : name === "advantages" ? "18, 161, 80" : "232, 113, 10");
+  return [(i) => (own(i) && values[i] && Number.isFinite(values[i])
+    ? `rgba(${tone(values[i])}, ${0.7 * Math.abs(values[i]) / most})` : null),
+    `full at ${shown(most)} and, in red, at −${shown(most)}`];
+}
+
+/** Return a row's spans [role, start, end]: its turns, or one span of everything. */
+function spans(row) {
+  const size = row.tokens.length;
+  const given = Array.isArray(row.turns) ? row.turns : [];
+  const whole = given.every((t) => Array.isArray(t) && Number.isInteger(t[1]) && Number.isInteger(t[2]));
+  return whole && given.length > 0 && given.at(-1)[2] === size ? given : [["conversation", 0, size]];
+}
+
+function tokenText(row, texts, i) {
+  const known = texts[String(row.tokens[i])];
+  return known === undefined ? `⟨${row.tokens[i]}⟩` : known;
+}
+
+function tokens(row, texts, name) {
+  const [paint, meaning] = name ? scale(row, name) : [() => null, ""];
+  const names = perToken(row);
+  const readout = el("p", { class: "readout", "aria-live": "polite" }, "Point at a token for its numbers.");
+  const turns = spans(row).map(([role, start, end]) => {
+    const text = el("div", { class: "text", tabindex: "0" });
+    for (let i = start; i < Math.min(end, MAX_TOKENS); i += 1) {
+      const span = el("span", { "data-token": String(i) }, tokenText(row, texts, i));
+      const background = paint(i);
+      if (background) span.style.background = background;
+      text.append(span);
+    }
+    return turn(role, `${end - start} tokens`, text);
+  });
+  const show = (event) => {
+    const at = event.target.closest?.("[data-token]")?.getAttribute("data-token");
+    if (at === null || at === undefined) return;
+    const numbers = names.map((one) => `${TITLES[one] || one} ${shown(row[one][Number(at)])}`);
+    fill(readout, `token ${at}, id ${row.tokens[Number(at)]}: ${numbers.join(", ")}`);
+  };
+  const cut = row.tokens.length > MAX_TOKENS ? el("p", {}, `The first ${MAX_TOKENS} of ${row.tokens.length} tokens.`) : null;
+  const box = el("div", { class: "tokens", onmouseover: show, onclick: show }, turns);
+  return [el("p", { class: "muted" }, meaning), readout, box, cut];
+}
+
+/** Return a turn; those of tools are folded. */
+function turn(role, note, ...content) {
+  const head = [el("b", {}, role), " ", el("span", { class: "muted" }, note)];
+  if (role === "tool") return el("details", { class: "turn tool" }, el("summary", {}, head), content);
+  return el("div", { class: "turn" }, el("p", { class: "role" }, head), content);
+}
+
+function messages(row) {
+  const all = [...(row.messages || []), ...(row.conversation || [])].filter((m) => m && typeof m === "object");
+  if (!Array.isArray(row.conversation)) all.push({ role: "assistant", content: row.text });
+  return all.map((message) => {
+    const content = typeof message.content === "string" ? message.content : pretty(message.content || {});
+    const calls = Array.isArray(message.tool_calls) ? message.tool_calls : [];
+    const folded = calls.map((call) => el("details", { class: "call" },
+      el("summary", {}, `calls ${visible(call?.function?.name ?? call?.name ?? "a tool")}`),
+      el("pre", {}, JSON.stringify(call, null, 2))));
+    return turn(visible(message.role), `${content.length} characters`, el("div", { class: "text" }, content), folded);
+  });
+}
+
+/** Show a rollout's tokens or messages, with the controls that choose. */
+function conversation(row, texts, chosen) {
+  const body = el("div", {});
+  const can = Array.isArray(row.tokens) && row.tokens.length > 0;
+  const views = [["messages", "messages"], ...(can ? [["", "tokens, plain"]] : [])];
+  for (const name of perToken(row)) views.push([name, `tokens by ${TITLES[name] || name}`]);
+  const options = views.map(([value, text]) => el("option", { value }, text));
+  const choice = el("select", { class: "view" }, options);
+  const known = views.some(([value]) => value === chosen.view);
+  choice.value = known ? chosen.view : views.length > 2 ? views[2][0] : "messages";
+  const show = () => fill(body, choice.value === "messages" ? messages(row) : tokens(row, texts, choice.value));
+  choice.addEventListener("change", () => {
+    chosen.view = choice.value;
+    show();
+  });
+  show();
+  return el("div", { class: "conversation" }, el("p", {}, el("label", {}, "show ", choice)), body);
+}

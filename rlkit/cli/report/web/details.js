@@ -1,0 +1,77 @@
+// What is shown of the rollout that was chosen: its numbers, its conversation, its group, its prompt over the steps.
+
+class Details {
+  constructor(root, state, index) {
+    this.root = root;
+    this.state = state;
+    this.index = index;
+    this.chosen = { view: "logps" };
+    this.turn = 0;
+  }
+
+  /** Show one of the three views of a row; what was asked for last is shown, whatever is loaded first. */
+  async show(at, view = "one") {
+    this.turn += 1;
+    const turn = this.turn;
+    const buttons = [["one", "this rollout"], ["group", "its group side by side"], ["prompt", "its prompt over the steps"]]
+      .map(([name, text]) => el("button", { type: "button", "aria-pressed": String(name === view), "data-view": name,
+        onclick: () => this.show(at, name) }, text));
+    const content = await this[view](at);
+    if (turn === this.turn) fill(this.root, el("p", { class: "controls" }, buttons), content);
+  }
+
+  async row(at) {
+    const { rows, texts } = await page(this.index.page[at]);
+    return [rows[this.index.place[at]], texts];
+  }
+
+  async one(at) {
+    const [row, texts] = await this.row(at);
+    const facts = [["prompt", row.prompt], ["step", this.when(at)], ["reward", shown(row.reward)],
+      ["stop", row.stop], ["tokens", shown(this.index.length[at])], ["answer found", row.final_answer],
+      ["reference answer", row.answer], ["components", row.components], ["rewards of turns", row.turn_rewards],
+      ["counts", row.counts], ["error", row.error]];
+    const known = facts.filter(([, value]) => value !== null && value !== undefined && visible(value) !== "{}");
+    const list = known.map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]);
+    const meta = row.meta && Object.keys(row.meta).length > 0
+      ? el("details", {}, el("summary", {}, "other columns"), el("pre", {}, pretty(row.meta))) : null;
+    return [el("dl", { class: "facts" }, list), meta, conversation(row, texts, this.chosen)];
+  }
+
+  when(at) {
+    return this.index.names.when[this.index.when[at]];
+  }
+
+  /** Return the rows of which a column is the same as at a row, of its run. */
+  alike(at, column) {
+    const { run } = this.index;
+    return run.flatMap((_, i) => (run[i] === run[at] && this.index[column][i] === this.index[column][at] ? [i] : []));
+  }
+
+  async group(at) {
+    const columns = await Promise.all(this.alike(at, "group").slice(0, 64).map(async (i) => {
+      const [row] = await this.row(i);
+      return this.card(i, at, row, `sample ${this.index.sample[i]}`);
+    }));
+    const asked = this.index.asked[this.index.prompt[at]];
+    return [el("p", { class: "text" }, asked), el("div", { class: "side", tabindex: "0" }, columns)];
+  }
+
+  async prompt(at) {
+    const { order, sample } = this.index;
+    const rows = this.alike(at, "prompt").sort((a, b) => order[a] - order[b] || sample[a] - sample[b]);
+    const cards = await Promise.all(rows.slice(0, 200).map(async (i) => {
+      const [row] = await this.row(i);
+      return this.card(i, at, row, this.when(i));
+    }));
+    const more = rows.length > 200 ? el("p", {}, `The first 200 of ${rows.length}.`) : null;
+    return [el("p", { class: "text" }, this.index.asked[this.index.prompt[at]]), el("div", { class: "over" }, cards), more];
+  }
+
+  card(i, at, row, title) {
+    const facts = `reward ${shown(row.reward)} · ${shown(this.index.length[i])} tokens · ${visible(row.stop)}`;
+    const open = el("button", { type: "button", onclick: () => this.show(i) }, title);
+    return el("article", { class: i === at ? "card chosen" : "card" }, el("p", {}, open), el("p", { class: "muted" }, facts),
+      el("div", { class: "text" }, row.text));
+  }
+}
