@@ -8,14 +8,13 @@ run, by their hashes, and forbids the network.
 from __future__ import annotations
 
 import gzip
-import json
 from base64 import b64encode
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO
 
-from rlkit.cli.report.pages import Index, pages
+from rlkit.cli.report.pages import Index, as_json, pages
 from rlkit.cli.report.runs import RunFiles
 from rlkit.cli.report.tokens import texts_of
 
@@ -54,10 +53,10 @@ def _write(file: BinaryIO, runs: Sequence[RunFiles]) -> int:
     index, count = Index(), 0
     for number, run in enumerate(runs):
         for page in pages(run.rollouts(), texts_of(run), index, number, count):
-            file.write(block(f"page-{count}", page._asdict()))
+            file.write(block(f"page-{count}", page))
             count += 1
-    file.write(block("index", index.as_json()))
-    file.write(block("runs", [run.overview() for run in runs]))
+    file.write(block("index", as_json(index.content())))
+    file.write(block("runs", as_json([run.overview() for run in runs])))
     file.write("".join(f"<script>{text}</script>\n" for text in scripts).encode() + b"</body>\n</html>\n")
     return len(index.excerpts)
 
@@ -74,26 +73,10 @@ def _head(style: str, scripts: Sequence[str]) -> str:
     )
 
 
-def block(name: str, content: object) -> bytes:
-    """Return data as an element whose text is base64 of compressed JSON."""
-    packed = gzip.compress(_json(content).encode("ascii"), compresslevel=6, mtime=0)
+def block(name: str, content: str) -> bytes:
+    """Return JSON as an element whose text is base64 of its gzip."""
+    packed = gzip.compress(content.encode("ascii"), compresslevel=6, mtime=0)
     return b'<script type="application/octet-stream" id="%s">%s</script>\n' % (name.encode(), b64encode(packed))
-
-
-def _json(content: object) -> str:
-    """Return JSON as browsers read it: in ASCII, and numbers that are not finite as texts."""
-    try:
-        return json.dumps(content, separators=(",", ":"), allow_nan=False)
-    except ValueError:  # a number of so many digits that it is infinite was read
-        return json.dumps(_finite(content), separators=(",", ":"), allow_nan=False)
-
-
-def _finite(value: object) -> object:
-    if isinstance(value, float):
-        return value if abs(value) < float("inf") else json.dumps(value)  # its name, as a text
-    if isinstance(value, dict):
-        return {name: _finite(inner) for name, inner in value.items()}
-    return [_finite(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _hash(text: str) -> str:

@@ -6,9 +6,8 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from rlkit.cli.report.runs import RolloutFile, chosen
+from rlkit.cli.report.runs import RolloutFile, chosen, token_ids
 from rlkit.cli.report.tokens import TokenTexts
 from rlkit.types import JsonObject
 
@@ -20,13 +19,6 @@ MAX_PAGE = 2_000_000
 
 EXCERPT = 120
 """Characters of a text that the index has."""
-
-
-class Page(NamedTuple):
-    """Rows as they were saved, and the text of each token id in them."""
-
-    rows: list[JsonObject]
-    texts: dict[str, str]
 
 
 class Names:
@@ -85,7 +77,7 @@ class Index:
         self.excerpts.append(_short(row.get("text")))
         self.prompts.setdefault(prompt, _asked(row))
 
-    def as_json(self) -> JsonObject:
+    def content(self) -> JsonObject:
         """Return it as JSON holds it."""
         names = {name: list(table.numbers) for name, table in self.names.items() if name != "group"}
         return {**self.columns, "excerpts": self.excerpts, "names": names, "asked": list(self.prompts.values())}
@@ -93,8 +85,10 @@ class Index:
 
 def pages(
     rollouts: Iterable[tuple[RolloutFile, JsonObject]], texts: TokenTexts, index: Index, run: int, first: int
-) -> Iterator[Page]:
+) -> Iterator[str]:
     """Yield pages of a run's rows, and add each row to the index.
+
+    A page is JSON of `rows`, as they were saved, and `texts`, those of the token ids in them.
 
     Args:
         rollouts: Rows with the files that they are from.
@@ -103,17 +97,39 @@ def pages(
         run: The run's number.
         first: The number of the first page.
     """
-    rows: list[JsonObject] = []
+    rows: list[str] = []
+    tokens: set[int] = set()
     size = 0
     for file, row in rollouts:
         index.add(run, file, row, first, len(rows))
-        rows.append(row)
-        size += len(json.dumps(row))
+        rows.append(as_json(row))
+        tokens.update(token_ids(row))
+        size += len(rows[-1])
         if len(rows) == MAX_ROWS or size > MAX_PAGE:
-            yield Page(rows, texts.of(rows))
-            rows, size, first = [], 0, first + 1
+            yield _page(rows, texts.of(tokens))
+            rows, tokens, size, first = [], set(), 0, first + 1
     if rows:
-        yield Page(rows, texts.of(rows))
+        yield _page(rows, texts.of(tokens))
+
+
+def _page(rows: list[str], texts: dict[str, str]) -> str:
+    return f'{{"rows":[{",".join(rows)}],"texts":{as_json(texts)}}}'
+
+
+def as_json(content: object) -> str:
+    """Return JSON as browsers read it: in ASCII, and numbers that are not finite as texts."""
+    try:
+        return json.dumps(content, separators=(",", ":"), allow_nan=False)
+    except ValueError:  # a number of so many digits that it is infinite was read
+        return json.dumps(_finite(content), separators=(",", ":"), allow_nan=False)
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float):
+        return value if abs(value) < float("inf") else json.dumps(value)  # its name, as a text
+    if isinstance(value, dict):
+        return {name: _finite(inner) for name, inner in value.items()}
+    return [_finite(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _short(value: object) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
-from rlkit.cli.report.runs import RunFiles, token_ids
+from rlkit.cli.report.runs import RunFiles
 from rlkit.errors import RlkitError, explain
-from rlkit.types import JsonObject
 
 WORD_START = "\u2581"
 """What begins a word in vocabularies of SentencePiece; decoding one token alone loses the space that it stands for."""
@@ -31,9 +30,9 @@ class TokenTexts:
         self._tokenizer = tokenizer
         self._known: dict[int, str | None] = {}
 
-    def of(self, rows: Sequence[JsonObject]) -> dict[str, str]:
-        """Return the texts of all ids in rows, by the id as JSON's keys are."""
-        found = {token: self._text(token) for token in sorted({token for row in rows for token in token_ids(row)})}
+    def of(self, tokens: Iterable[int]) -> dict[str, str]:
+        """Return the texts of ids, by the id as JSON's keys are."""
+        found = {token: self._text(token) for token in sorted(tokens)}
         return {str(token): text for token, text in found.items() if text is not None}
 
     def _text(self, token: int) -> str | None:

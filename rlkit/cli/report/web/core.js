@@ -27,7 +27,7 @@ function el(tag, options, ...children) {
 
 /** Append children: elements, or values that are shown as text; null is none. */
 function add(parent, ...children) {
-  for (const child of children.flat()) {
+  for (const child of children.flat(Infinity)) {
     if (child === null || child === undefined) continue;
     parent.append(child instanceof Node ? child : document.createTextNode(visible(child)));
   }

@@ -27,7 +27,7 @@ class Details {
 
   async one(at) {
     const [row, texts] = await this.row(at);
-    const facts = [["prompt", row.prompt], ["step", this.when(at)], ["reward", shown(row.reward)],
+    const facts = [["prompt", row.prompt], ["step", this.when(at)], ["kind", row.kind], ["reward", shown(row.reward)],
       ["stop", row.stop], ["tokens", shown(this.index.length[at])], ["answer found", row.final_answer],
       ["reference answer", row.answer], ["components", row.components], ["rewards of turns", row.turn_rewards],
       ["counts", row.counts], ["error", row.error]];

@@ -1,0 +1,287 @@
+"""`rlkit report`: what the file holds is what the run wrote, whatever that is."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlkit.cli.main import main
+from rlkit.run.folder import RunFolder
+from rlkit.run.rows import as_row
+from rlkit.types import Prompt, Score, StopReason, Trajectory, Turn
+from tests.conftest import read_jsonl
+
+HOSTILE = (
+    "</script><script>alert(1)</script><img src=x onerror=alert(2)> \x1b[31mred\x1b[0m \x00 \u2028 \u202e ]]> --> "
+    "\ud800 {{7*7}} https://evil.example/x.js"
+)
+"""What a model may write: tags, an end of a script, escape codes, a NUL, a line separator, half of a pair."""
+
+DATA = re.compile(r'<script type="application/octet-stream" id="([a-z0-9-]+)">([A-Za-z0-9+/=]*)</script>')
+
+
+def trajectory(prompt: str, group: int, reward: float, text: str = "#### 7") -> Trajectory:
+    row = Prompt(prompt, [{"role": "user", "content": f"What is {prompt}?"}], "7", {"data_source": "sums"})
+    mask = [False, False, True, True]
+    return Trajectory(
+        row, group, [257, 84, 16, 258], mask, [0.0, 0.0, -0.5, -2.25], [-1, -1, 3, 3], StopReason.STOP,
+        [Turn("user", 0, 2), Turn("assistant", 2, 4)], text, score=Score(reward, {"accuracy": reward}),
+        credit={"advantages": [0.0, 0.0, reward - 0.5, reward - 0.5]},
+    )  # fmt: skip
+
+
+def write_run(path: Path, steps: int = 3, text: str = "#### 7", recipe: str = "model:\n  path: tiny\n") -> Path:
+    """Write a run's folder: two groups of two samples a step, and a validation before and after."""
+    (path / "rollouts").mkdir(parents=True)
+    folder = RunFolder(path, recipe)
+    (path / "recipe.yaml").write_text(recipe)
+    (path / "environment.json").write_text(json.dumps({"python": "3.11.7", "run_id": "a"}))
+    lines = []
+    for step in range(1, steps + 1):
+        rows = [trajectory(f"{g} + {step}", g, float(s), text) for g in range(2) for s in range(2)]
+        folder.dump(f"step-{step:05d}", rows)
+        figures = {"step": step, "reward/mean": step / 10, "time/sample": 2.0, "time/update": 1.0, "time/mfu": 0.4}
+        lines.append(json.dumps(figures) + "\n")
+    (path / "metrics.jsonl").write_text("".join(lines))
+    validation = {"accuracy": 0.25, "accuracy_low": 0.1, "accuracy_high": 0.5}
+    after = {**validation, "accuracy": 0.75}
+    folder.result({"status": "ok", "steps": steps, "validation": {"before": validation, "after": after}})
+    return path
+
+
+def report(*runs: Path, out: Path, options: tuple[str, ...] = ()) -> tuple[str, dict[str, Any]]:
+    """Write a report; return its text, and the data in it by the name of the block."""
+    assert main(["report", *map(str, runs), "--out", str(out), *options]) == 0
+    text = out.read_bytes().decode()
+    return text, {name: json.loads(gzip.decompress(base64.b64decode(packed))) for name, packed in DATA.findall(text)}
+
+
+def rows_of(data: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows in the order of the index, each looked up by its page and place."""
+    index = data["index"]
+    places = zip(index["page"], index["place"], strict=True)
+    return [data[f"page-{page}"]["rows"][place] for page, place in places]
+
+
+def without_data(text: str) -> str:
+    return DATA.sub("", text)
+
+
+def test_the_rollouts_are_those_of_the_run(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    _, data = report(run, out=tmp_path / "report.html")
+    written = [row for path in sorted((run / "rollouts").iterdir()) for row in read_jsonl(path)]
+    assert rows_of(data) == written
+    assert len(written) == 12
+    index = data["index"]
+    assert index["reward"] == [row["reward"] for row in written]
+    assert index["length"] == [2] * 12  # of the mask
+    assert [index["names"]["when"][i] for i in index["when"][::4]] == ["step 1", "step 2", "step 3"]
+    assert [index["names"]["prompt"][i] for i in index["prompt"][:4]] == ["0 + 1", "0 + 1", "1 + 1", "1 + 1"]
+    assert index["asked"][0] == "What is 0 + 1?"
+    assert index["names"]["source"] == ["sums"]
+    assert index["names"]["stop"] == ["stop"]
+    assert index["sample"][:4] == [0, 1, 0, 1]
+    assert index["group"][:4] == [0, 0, 1, 1]
+    assert len(set(index["group"])) == 6  # group 0 of step 1 is another than that of step 2
+
+
+def test_tokens_have_the_texts_of_the_tokenizer(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=1)
+    _, data = report(run, out=tmp_path / "report.html")
+    assert data["page-0"]["texts"] == {"16": "1", "84": "u", "257": "<|im_start|>", "258": "<|im_end|>"}
+    assert data["runs"][0]["notes"] == []
+
+
+def test_without_a_tokenizer_ids_stay(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=1, recipe=f"model:\n  path: {tmp_path / 'gone'}\n")
+    _, data = report(run, out=tmp_path / "report.html")
+    assert data["page-0"]["texts"] == {}
+    assert "tokens are shown as ids" in data["runs"][0]["notes"][0]
+
+
+def test_figures_are_those_of_the_run_with_the_validations_before_and_after(tmp_path: Path) -> None:
+    _, data = report(write_run(tmp_path / "run"), out=tmp_path / "report.html")
+    run = data["runs"][0]
+    assert run["steps"] == [0, 1, 2, 3]
+    assert run["figures"]["reward/mean"] == [None, 0.1, 0.2, 0.3]
+    assert run["figures"]["validation/accuracy"] == [0.25, None, None, 0.75]
+    assert run["figures"]["validation/accuracy_high"] == [0.5, None, None, 0.5]
+    assert run["phases"] == ["time/sample", "time/update"]
+    assert run["recipe"] == "model:\n  path: tiny\n"
+    assert run["environment"] == {"python": "3.11.7", "run_id": "a"}
+    assert run["result"]["status"] == "ok"
+
+
+def test_hostile_texts_are_in_the_data_and_nowhere_else(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=1, text=HOSTILE, recipe="model:\n  path: tiny\n# </script><b>bold</b>\n")
+    hostile = trajectory(HOSTILE, 5, 1.0)
+    hostile.credit[HOSTILE] = [0.0] * 4
+    RunFolder(run, "").dump("step-00002", [hostile])
+    (run / "metrics.jsonl").write_text(json.dumps({"step": 1, f"reward/{HOSTILE}": 1.0}) + "\n")
+    text, data = report(run, out=tmp_path / "report.html")
+    page = without_data(text)
+    for piece in ("alert(", "onerror", "<b>", "evil.example", "\x1b", "\x00", "\u2028"):
+        assert piece not in page
+    assert page.count("<script>") == page.count("</script>") == 2
+    assert rows_of(data)[0]["text"] == HOSTILE
+    assert HOSTILE in rows_of(data)[-1]
+    assert f"reward/{HOSTILE}" in data["runs"][0]["figures"]
+    assert "<b>bold</b>" in data["runs"][0]["recipe"]
+
+
+def test_the_page_is_the_same_for_every_run(tmp_path: Path) -> None:
+    """Nothing of a run is outside of its data, so that no text of one can be read as HTML."""
+    one, _ = report(write_run(tmp_path / "one"), out=tmp_path / "one.html")
+    two, _ = report(write_run(tmp_path / "two", text=HOSTILE, recipe="a: '<i>'\n"), out=tmp_path / "two.html")
+    assert without_data(one).replace("\n", "") == without_data(two).replace("\n", "")
+
+
+def test_the_policy_allows_the_scripts_of_the_page_alone_and_no_network(tmp_path: Path) -> None:
+    text, _ = report(write_run(tmp_path / "run", steps=1), out=tmp_path / "report.html")
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]+)"', text)
+    assert policy is not None
+    rules = dict(rule.strip().split(" ", 1) for rule in policy[1].split(";"))
+    assert rules["default-src"] == "'none'"
+    assert set(rules) == {"default-src", "script-src", "style-src", "base-uri", "form-action"}
+    for kind, pattern in (("script-src", r"<script>(.*?)</script>"), ("style-src", r"<style>(.*?)</style>")):
+        found = re.findall(pattern, text, re.DOTALL)
+        digests = (base64.b64encode(hashlib.sha256(inner.encode()).digest()).decode() for inner in found)
+        assert rules[kind].split() == [f"'sha256-{digest}'" for digest in digests]
+
+
+def test_the_file_names_no_place_on_a_network_and_parses_no_text_as_html(tmp_path: Path) -> None:
+    text, _ = report(write_run(tmp_path / "run", steps=1), out=tmp_path / "report.html")
+    page = without_data(text)
+    credit = "/*! https://github.com/leeoniya/uPlot (v1.6.32) */"  # where the library's own file says what it is
+    assert page.count(credit) == 1
+    assert not re.search(r"[a-z]+://|\bsrc=|<link|@import|url\(", page.replace(credit, ""))
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|DOMParser", page
+    )
+    assert not re.search(r"\bfetch\(|XMLHttpRequest|WebSocket|EventSource|sendBeacon|\bimport\(", page)
+    assert "The MIT License (MIT)" in page
+
+
+def test_a_run_in_progress_is_shown_as_far_as_it_is(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    (run / "result.json").unlink()
+    lines = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(lines[:-20])  # the last line is being written
+    last = run / "rollouts" / "step-00003.jsonl.gz"
+    last.rename(last.with_name(f"{last.name}.partial"))  # as `write_whole` writes
+    _, data = report(run, out=tmp_path / "report.html")
+    found = data["runs"][0]
+    assert found["steps"] == [1, 2]
+    assert (found["result"], found["notes"]) == ({}, [])
+    assert len(rows_of(data)) == 8
+
+
+def test_a_run_that_has_only_begun_has_a_report(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.yaml").write_text("model:\n  path: tiny\n")
+    _, data = report(tmp_path / "run", out=tmp_path / "report.html")
+    assert data["index"]["excerpts"] == []
+    assert data["runs"][0]["figures"] == {}
+
+
+def test_damaged_files_are_noted_and_the_rest_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path / "run")
+    (run / "rollouts" / "step-00001.jsonl.gz").write_bytes(b"no gzip")
+    broken = [b"[1]", b'{"a":', json.dumps(as_row(trajectory("1", 0, 1.0))).encode()]
+    (run / "rollouts" / "step-00002.jsonl.gz").write_bytes(gzip.compress(b"\n".join(broken)))
+    (run / "environment.json").write_text("[1, 2")
+    _, data = report(run, out=tmp_path / "report.html")
+    assert len(rows_of(data)) == 1 + 4
+    notes = data["runs"][0]["notes"]
+    assert "step-00001.jsonl.gz cannot be read after line 0" in notes[0]
+    assert "step-00002.jsonl.gz, line 1 is no JSON object" in notes[1]
+    assert "step-00002.jsonl.gz, line 2 is no JSON object" in notes[2]
+    assert "warning: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["prompt", "messages", "conversation", "tokens", "mask", "text", "stop", "meta"])
+@pytest.mark.parametrize("value", [None, 1e400, [None, {"a": 1}], {"b": [2]}, "text", True])
+def test_rows_of_any_shape_are_kept(tmp_path: Path, name: str, value: object) -> None:
+    run = write_run(tmp_path / "run", steps=0)
+    row = {**as_row(trajectory("1", 0, 1.0)), name: value}
+    (run / "rollouts" / "step-00001.jsonl.gz").write_bytes(gzip.compress(json.dumps(row).encode()))
+    _, data = report(run, out=tmp_path / "report.html")
+    assert rows_of(data) == [{**row, name: "Infinity" if value == 1e400 else value}]
+
+
+def test_numbers_that_are_not_finite_are_texts_for_a_browser(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=0)
+    nan = float("nan")
+    RunFolder(run, "").dump("step-00001", [replace(trajectory("1", 0, 1.0), logps=[0.0, nan, float("-inf"), -1.0])])
+    (run / "metrics.jsonl").write_text('{"step": 1, "grad_norm": NaN}\n{"step": 2, "grad_norm": 1e999}\n')
+    _, data = report(run, out=tmp_path / "report.html")
+    assert rows_of(data)[0]["logps"] == [0.0, "NaN", "-Infinity", -1.0]
+    assert data["runs"][0]["figures"]["grad_norm"][-2:] == ["NaN", "Infinity"]
+
+
+def test_several_runs_and_several_ranks(tmp_path: Path) -> None:
+    one, two = write_run(tmp_path / "one", steps=1), write_run(tmp_path / "two", steps=1)
+    RunFolder(two, "", rank=1).dump("step-00001", [trajectory("9", 0, 1.0)])
+    _, data = report(one, two, out=tmp_path / "report.html")
+    assert [run["name"] for run in data["runs"]] == [str(one), str(two)]
+    assert data["index"]["run"] == [0] * 4 + [1] * 5
+    assert len(set(data["index"]["group"])) == 5
+    assert len(rows_of(data)) == 9
+
+
+def test_many_rows_come_in_pages_and_the_index_is_small(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=0)
+    rows = [trajectory(str(i // 4), i // 4, i % 2 * 1.0) for i in range(200)]
+    RunFolder(run, "").dump("step-00001", rows)
+    _, data = report(run, out=tmp_path / "report.html")
+    assert [len(data[f"page-{i}"]["rows"]) for i in range(4)] == [64, 64, 64, 8]
+    assert [row["prompt"] for row in rows_of(data)] == [str(i // 4) for i in range(200)]
+    assert len(json.dumps(data["index"])) < 100 * 200
+
+
+def test_of_more_rollouts_than_fit_those_of_some_steps_are_kept(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=7)
+    size = sum(path.stat().st_size for path in (run / "rollouts").iterdir())
+    _, data = report(run, out=tmp_path / "report.html", options=("--max-mb", str(size / 3 / 1e6 + 1e-6)))
+    assert data["index"]["names"]["when"] == ["step 1", "step 4", "step 7"]
+    assert data["runs"][0]["notes"] == [f"{run}: rollouts of 3 of 7 steps, for size; raise --max-mb for more"]
+
+
+def test_a_report_replaces_a_report_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path / "run", steps=1)
+    assert main(["report", str(run)]) == 0
+    first = (run / "report.html").read_bytes()
+    assert main(["report", str(run)]) == 0
+    assert (run / "report.html").read_bytes() == first
+    (run / "notes.html").write_text("my notes")
+    assert main(["report", str(run), "--out", str(run / "notes.html")]) == 2
+    assert (run / "notes.html").read_text() == "my notes"
+    assert "is no report of rlkit" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["gone"], "'gone' is no run folder, expected one with recipe.yaml"),
+        (["{run}", "--open"], "has no option '--open'"),
+        (["{run}", "--max-mb", "nan"], "--max-mb is nan, expected a number above 0"),
+        (["{run}", "--out", "{run}/rollouts"], "cannot be written"),
+        (["{run}", "--out", "{run}/no/report.html"], "cannot be written"),
+    ],
+)
+def test_mistakes_are_explained(
+    words: list[str], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "run", steps=1)
+    assert main(["report", *(word.format(run=run) for word in words)]) == 2
+    assert expected in capsys.readouterr().err
+    assert not list(tmp_path.rglob("*.partial"))
