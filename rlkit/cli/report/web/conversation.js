@@ -41,6 +41,41 @@ function spans(row) {
   return whole && given.length > 0 && given.at(-1)[2] === size ? given : [["conversation", 0, size]];
 }
 
+const CALLS = /<tool_call>[\s\S]*?(?:<\/tool_call>|$)|\[TOOL_CALLS\][\s\S]*|<\|python_tag\|>[\s\S]*/g;
+const NAMED = /"name"\s*:\s*"([^"]{1,60})"/;
+
+/** Return a tool call as an element that is folded; its text is read for the tool's name. */
+function call(text, ...content) {
+  const name = NAMED.exec(text)?.[1] ?? "a tool";
+  return el("details", { class: "call" }, el("summary", {}, `calls ${name}`), el("div", { class: "text" }, content));
+}
+
+/** Return a text as pieces, of which tool calls are folded. */
+function foldedText(text) {
+  const pieces = [];
+  let last = 0;
+  for (const found of text.matchAll(CALLS)) {
+    pieces.push(text.slice(last, found.index), call(found[0], found[0]));
+    last = found.index + found[0].length;
+  }
+  return [...pieces, text.slice(last)];
+}
+
+/** Return the elements of tokens, those of each tool call in one that is folded. */
+function foldedTokens(made, texts) {
+  const ends = [];
+  texts.reduce((sum, text, i) => (ends[i] = sum + text.length), 0);
+  const pieces = [];
+  let at = 0;
+  for (const found of texts.join("").matchAll(CALLS)) {
+    const first = ends.findIndex((end) => end > found.index);
+    const after = ends.findIndex((end) => end >= found.index + found[0].length) + 1;
+    pieces.push(...made.slice(at, first), call(found[0], made.slice(first, after)));
+    at = after;
+  }
+  return [...pieces, ...made.slice(at)];
+}
+
 function tokenText(row, texts, i) {
   const known = texts[String(row.tokens[i])];
   return known === undefined ? `⟨${row.tokens[i]}⟩` : known;
@@ -51,14 +86,15 @@ function tokens(row, texts, name) {
   const names = perToken(row);
   const readout = el("p", { class: "readout", "aria-live": "polite" }, "Point at a token for its numbers.");
   const turns = spans(row).map(([role, start, end]) => {
-    const text = el("div", { class: "text", tabindex: "0" });
+    const made = [];
     for (let i = start; i < Math.min(end, MAX_TOKENS); i += 1) {
       const span = el("span", { "data-token": String(i) }, tokenText(row, texts, i));
       const background = paint(i);
       if (background) span.style.background = background;
-      text.append(span);
+      made.push(span);
     }
-    return turn(role, `${end - start} tokens`, text);
+    const content = role === "assistant" ? foldedTokens(made, made.map((_, i) => tokenText(row, texts, start + i))) : made;
+    return turn(role, `${end - start} tokens`, el("div", { class: "text", tabindex: "0" }, content));
   });
   const show = (event) => {
     const at = event.target.closest?.("[data-token]")?.getAttribute("data-token");
@@ -84,10 +120,9 @@ function messages(row) {
   return all.map((message) => {
     const content = typeof message.content === "string" ? message.content : pretty(message.content || {});
     const calls = Array.isArray(message.tool_calls) ? message.tool_calls : [];
-    const folded = calls.map((call) => el("details", { class: "call" },
-      el("summary", {}, `calls ${visible(call?.function?.name ?? call?.name ?? "a tool")}`),
-      el("pre", {}, JSON.stringify(call, null, 2))));
-    return turn(visible(message.role), `${content.length} characters`, el("div", { class: "text" }, content), folded);
+    const text = message.role === "assistant" ? foldedText(content) : content;
+    const folded = calls.map((one) => call(JSON.stringify(one), JSON.stringify(one, null, 2)));
+    return turn(visible(message.role), `${content.length} characters`, el("div", { class: "text" }, text), folded);
   });
 }
 
