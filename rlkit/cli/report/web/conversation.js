@@ -6,7 +6,7 @@ const MAX_TOKENS = 20000;
 
 /** Return the names of a row's lists that have a number for each token. */
 function perToken(row) {
-  const size = Array.isArray(row.tokens) ? row.tokens.length : 0;
+  const size = list(row.tokens).length;
   const names = Object.keys(row).filter((name) => name !== "tokens" && Array.isArray(row[name])
     && row[name].length === size && size > 0 && row[name].every((x) => x === null || typeof x !== "object"));
   const rank = (name) => (name in TITLES ? Object.keys(TITLES).indexOf(name) : 99);
@@ -36,7 +36,7 @@ function scale(row, name) {
 /** Return a row's spans [role, start, end]: its turns, or one span of everything. */
 function spans(row) {
   const size = row.tokens.length;
-  const given = Array.isArray(row.turns) ? row.turns : [];
+  const given = list(row.turns);
   const whole = given.every((t) => Array.isArray(t) && Number.isInteger(t[1]) && Number.isInteger(t[2]));
   return whole && given.length > 0 && given.at(-1)[2] === size ? given : [["conversation", 0, size]];
 }
@@ -93,7 +93,8 @@ function tokens(row, texts, name) {
       if (background) span.style.background = background;
       made.push(span);
     }
-    const content = role === "assistant" ? foldedTokens(made, made.map((_, i) => tokenText(row, texts, start + i))) : made;
+    const words = made.map((_, i) => tokenText(row, texts, start + i));
+    const content = role === "assistant" ? foldedTokens(made, words) : made;
     return turn(role, `${end - start} tokens`, el("div", { class: "text", tabindex: "0" }, content));
   });
   const show = (event) => {
@@ -102,7 +103,8 @@ function tokens(row, texts, name) {
     const numbers = names.map((one) => `${TITLES[one] || one} ${shown(row[one][Number(at)])}`);
     fill(readout, `token ${at}, id ${row.tokens[Number(at)]}: ${numbers.join(", ")}`);
   };
-  const cut = row.tokens.length > MAX_TOKENS ? el("p", {}, `The first ${MAX_TOKENS} of ${row.tokens.length} tokens.`) : null;
+  const size = row.tokens.length;
+  const cut = size > MAX_TOKENS ? el("p", {}, `The first ${MAX_TOKENS} of ${size} tokens.`) : null;
   const box = el("div", { class: "tokens", onmouseover: show, onclick: show }, turns);
   return [el("p", { class: "muted" }, meaning), readout, box, cut];
 }
@@ -115,13 +117,13 @@ function turn(role, note, ...content) {
 }
 
 function messages(row) {
-  const all = [...(row.messages || []), ...(row.conversation || [])].filter((m) => m && typeof m === "object");
+  const all = [...list(row.messages), ...list(row.conversation)].filter((m) => m && typeof m === "object");
   if (!Array.isArray(row.conversation)) all.push({ role: "assistant", content: row.text });
   return all.map((message) => {
-    const content = typeof message.content === "string" ? message.content : pretty(message.content || {});
-    const calls = Array.isArray(message.tool_calls) ? message.tool_calls : [];
+    const { content: given } = message;
+    const content = typeof given === "string" ? given : JSON.stringify(given ?? "", null, 2);
     const text = message.role === "assistant" ? foldedText(content) : content;
-    const folded = calls.map((one) => call(JSON.stringify(one), JSON.stringify(one, null, 2)));
+    const folded = list(message.tool_calls).map((one) => call(JSON.stringify(one), JSON.stringify(one, null, 2)));
     return turn(visible(message.role), `${content.length} characters`, el("div", { class: "text" }, text), folded);
   });
 }
@@ -129,7 +131,7 @@ function messages(row) {
 /** Show a rollout's tokens or messages, with the controls that choose. */
 function conversation(row, texts, chosen) {
   const body = el("div", {});
-  const can = Array.isArray(row.tokens) && row.tokens.length > 0;
+  const can = list(row.tokens).length > 0;
   const views = [["messages", "messages"], ...(can ? [["", "tokens, plain"]] : [])];
   for (const name of perToken(row)) views.push([name, `tokens by ${TITLES[name] || name}`]);
   const options = views.map(([value, text]) => el("option", { value }, text));

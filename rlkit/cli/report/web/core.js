@@ -34,6 +34,11 @@ function add(parent, ...children) {
   return parent;
 }
 
+/** Return a list as it is, and anything else as an empty one: rows may be of any shape. */
+function list(value) {
+  return Array.isArray(value) ? value : [];
+}
+
 /** Replace an element's children. */
 function fill(parent, ...children) {
   parent.replaceChildren();

@@ -1,5 +1,8 @@
 // What is shown of the rollout that was chosen: its numbers, its conversation, its group, its prompt over the steps.
 
+const VIEWS = new Map([["one", "this rollout"], ["group", "its group side by side"],
+  ["prompt", "its prompt over the steps"]]);
+
 class Details {
   constructor(root, state, index) {
     this.root = root;
@@ -13,11 +16,12 @@ class Details {
   async show(at, view = "one") {
     this.turn += 1;
     const turn = this.turn;
-    const buttons = [["one", "this rollout"], ["group", "its group side by side"], ["prompt", "its prompt over the steps"]]
-      .map(([name, text]) => el("button", { type: "button", "aria-pressed": String(name === view), "data-view": name,
-        onclick: () => this.show(at, name) }, text));
+    const buttons = [...VIEWS].map(([name, text]) => el("button", { type: "button", "aria-pressed": String(name === view),
+      "data-view": name, onclick: () => this.show(at, name) }, text));
     const content = await this[view](at);
-    if (turn === this.turn) fill(this.root, el("p", { class: "controls" }, buttons), content);
+    if (turn !== this.turn) return;
+    history.replaceState(null, "", `#row=${at}&view=${view}`);
+    fill(this.root, el("p", { class: "controls" }, buttons), content);
   }
 
   async row(at) {
@@ -32,10 +36,10 @@ class Details {
       ["reference answer", row.answer], ["components", row.components], ["rewards of turns", row.turn_rewards],
       ["counts", row.counts], ["error", row.error]];
     const known = facts.filter(([, value]) => value !== null && value !== undefined && visible(value) !== "{}");
-    const list = known.map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]);
-    const meta = row.meta && Object.keys(row.meta).length > 0
+    const terms = known.map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]);
+    const meta = row.meta && typeof row.meta === "object" && Object.keys(row.meta).length > 0
       ? el("details", {}, el("summary", {}, "other columns"), el("pre", {}, pretty(row.meta))) : null;
-    return [el("dl", { class: "facts" }, list), meta, conversation(row, texts, this.chosen)];
+    return [el("dl", { class: "facts" }, terms), meta, conversation(row, texts, this.chosen)];
   }
 
   when(at) {

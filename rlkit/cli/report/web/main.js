@@ -28,8 +28,12 @@ async function main() {
   timeline(part("timeline"), state);
   state.list = new List(part("rollouts"), state, index);
   about(part("about"), state);
+  await state.list.restore();
   status.hidden = true;
   document.body.dataset.ready = "true";
 }
 
-main();
+main().catch((error) => {
+  fill(document.getElementById("status"), `This report cannot be shown: ${error}`);
+  throw error;
+});

@@ -21,10 +21,17 @@ class List {
     this.details = new Details(this.panel, state, index);
     this.moves = [["earlier", -PER_LIST], ["later", PER_LIST]].map(([text, by]) => [by,
       el("button", { type: "button", onclick: () => this.show(this.first + by) }, text)]);
-    const list = el("div", { id: "list" }, this.count, el("div", { class: "scroll" }, this.table),
+    const left = el("div", { id: "list" }, this.count, el("div", { class: "scroll" }, this.table),
       el("p", { class: "controls" }, this.moves.map(([, button]) => button)));
-    add(root, this.controls(), el("div", { class: "browser" }, list, this.panel));
+    add(root, this.controls(), el("div", { class: "browser" }, left, this.panel));
     this.update();
+  }
+
+  /** Open what the address names: `#row=12&view=group`, as it is while a rollout is looked at. */
+  async restore() {
+    const asked = new URLSearchParams(location.hash.slice(1));
+    const row = Number(asked.get("row") ?? NaN);
+    if (Number.isInteger(row) && row >= 0 && row < this.size) await this.open(row, asked.get("view"));
   }
 
   controls() {
@@ -126,10 +133,10 @@ class List {
       el("td", { class: "cut" }, index.excerpts[i]));
   }
 
-  async open(i) {
+  async open(i, view = "one") {
     this.chosen = i;
     this.show(this.first);
-    await this.details.show(i);
+    await this.details.show(i, VIEWS.has(view) ? view : "one");
     if (matchMedia("(max-width: 900px)").matches) this.panel.scrollIntoView();
   }
 }
@@ -144,6 +151,6 @@ function compared(a, b, sign) {
 
 /** Return whether a row's messages, its text or its error have a text. */
 function contains(row, wanted) {
-  const all = [...(row.messages || []), ...(row.conversation || [])].map((message) => message?.content);
+  const all = [...list(row.messages), ...list(row.conversation)].map((message) => message?.content);
   return [...all, row.text, row.error, row.prompt].some((x) => x !== undefined && visible(x).toLowerCase().includes(wanted));
 }
