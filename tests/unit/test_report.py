@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from rlkit.cli.main import main
+from rlkit.cli.report import page
 from rlkit.run.folder import RunFolder
 from rlkit.run.rows import as_row
 from rlkit.types import Prompt, Score, StopReason, Trajectory, Turn
@@ -128,10 +129,10 @@ def test_hostile_texts_are_in_the_data_and_nowhere_else(tmp_path: Path) -> None:
     RunFolder(run, "").dump("step-00002", [hostile])
     (run / "metrics.jsonl").write_text(json.dumps({"step": 1, f"reward/{HOSTILE}": 1.0}) + "\n")
     text, data = report(run, out=tmp_path / "report.html")
-    page = without_data(text)
+    rest = without_data(text)
     for piece in ("alert(", "onerror", "<b>", "evil.example", "\x1b", "\x00", "\u2028"):
-        assert piece not in page
-    assert page.count("<script>") == page.count("</script>") == 2
+        assert piece not in rest
+    assert rest.count("<script>") == page.count("</script>") == 2
     assert rows_of(data)[0]["text"] == HOSTILE
     assert HOSTILE in rows_of(data)[-1]
     assert f"reward/{HOSTILE}" in data["runs"][0]["figures"]
@@ -160,15 +161,15 @@ def test_the_policy_allows_the_scripts_of_the_page_alone_and_no_network(tmp_path
 
 def test_the_file_names_no_place_on_a_network_and_parses_no_text_as_html(tmp_path: Path) -> None:
     text, _ = report(write_run(tmp_path / "run", steps=1), out=tmp_path / "report.html")
-    page = without_data(text)
+    rest = without_data(text)
     credit = "/*! https://github.com/leeoniya/uPlot (v1.6.32) */"  # where the library's own file says what it is
-    assert page.count(credit) == 1
-    assert not re.search(r"[a-z]+://|\bsrc=|<link|@import|url\(", page.replace(credit, ""))
+    assert rest.count(credit) == 1
+    assert not re.search(r"[a-z]+://|\bsrc=|<link|@import|url\(", rest.replace(credit, ""))
     assert not re.search(
         r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|DOMParser", page
     )
-    assert not re.search(r"\bfetch\(|XMLHttpRequest|WebSocket|EventSource|sendBeacon|\bimport\(", page)
-    assert "The MIT License (MIT)" in page
+    assert not re.search(r"\bfetch\(|XMLHttpRequest|WebSocket|EventSource|sendBeacon|\bimport\(", rest)
+    assert "The MIT License (MIT)" in rest
 
 
 def test_a_run_in_progress_is_shown_as_far_as_it_is(tmp_path: Path) -> None:
@@ -226,6 +227,13 @@ def test_numbers_that_are_not_finite_are_texts_for_a_browser(tmp_path: Path) -> 
     _, data = report(run, out=tmp_path / "report.html")
     assert rows_of(data)[0]["logps"] == [0.0, "NaN", "-Infinity", -1.0]
     assert data["runs"][0]["figures"]["grad_norm"][-2:] == ["NaN", "Infinity"]
+
+
+def test_the_scripts_are_small_files_of_ours_and_one_of_a_library(tmp_path: Path) -> None:
+    ours = [path.read_text().count("\n") for path in (page.HERE / "web").iterdir()]
+    assert len(ours) == len(page.SCRIPTS) + 2  # the body and the style
+    assert max(ours) <= 400
+    assert {path.name for path in (page.HERE / "vendor").iterdir()} == {"LICENSE", "uPlot.iife.min.js", "uPlot.min.css"}
 
 
 def test_several_runs_and_several_ranks(tmp_path: Path) -> None:

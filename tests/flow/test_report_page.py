@@ -1,0 +1,151 @@
+"""The page of `rlkit report` in a headless Chromium: what is drawn, what is shown as text, and that nothing is fetched."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlkit.cli.main import main
+from rlkit.run.folder import RunFolder
+from rlkit.run.rows import as_row
+from tests.flow.browser import Tab, chromium
+from tests.unit.test_report import HOSTILE, trajectory, write_run
+
+pytestmark = pytest.mark.slow
+
+SHOWN = HOSTILE.replace("\x1b", "\\x1b").replace("\x00", "\\x00")
+SHOWN = SHOWN.replace("\u2028", "\\u2028").replace("\u202e", "\\u202e").replace("\ud800", "\\ud800")
+"""What a reader sees of the text: each control code written out."""
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+    with chromium(tmp_path_factory.mktemp("profile")) as tab:
+        yield tab
+
+
+@pytest.fixture
+def page(tab: Tab) -> Iterator[Tab]:
+    """The tab, whose console must be empty at the end, and which must have fetched nothing."""
+    tab.console.clear()
+    tab.requests.clear()
+    tab.resize(1280, 900)
+    yield tab
+    tab.run("1")  # what is still on its way is read
+    assert tab.console == []
+    assert [url for url in tab.requests if not url.startswith(("file:", "about:"))] == []
+
+
+def written(*runs: Path, out: Path) -> Path:
+    assert main(["report", *map(str, runs), "--out", str(out)]) == 0
+    return out
+
+
+def click(page: Tab, selector: str) -> None:
+    page.run(f"document.querySelector({json.dumps(selector)}).click()")
+
+
+def text(page: Tab, selector: str) -> str:
+    return str(page.run(f"document.querySelector({json.dumps(selector)}).textContent"))
+
+
+def painted(page: Tab, selector: str) -> int:
+    """Return how many pixels of a canvas are drawn."""
+    script = f"""(() => {{ const canvas = document.querySelector({json.dumps(selector + " canvas")});
+        const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+        return data.filter((x, i) => i % 4 === 3 && x > 0).length; }})()"""
+    return int(page.run(script))
+
+
+def test_curves_and_the_timeline_are_drawn(page: Tab, tmp_path: Path) -> None:
+    one, two = write_run(tmp_path / "one"), write_run(tmp_path / "two", steps=5)
+    page.open(written(one, two, out=tmp_path / "report.html"))
+    assert text(page, "#legend") == "onetwo"
+    assert text(page, '[data-figure="reward/mean"] .readout') == "one 0.3 at step 3 · two 0.5 at step 5"
+    expected = "one 0.75 (0.1 to 0.5) at step 3 · two 0.75 (0.1 to 0.5) at step 5"
+    assert text(page, '[data-figure="validation/accuracy"] .readout') == expected
+    assert painted(page, '[data-figure="reward/mean"]') > 500
+    assert "step 3: sample 2 s, update 1 s" in text(page, '[data-timeline="0"] .readout')
+    assert painted(page, '[data-timeline="0"]') > 2000
+    assert "sample 6 s (67%)update 3 s (33%)" in text(page, "#timeline")
+    assert "python" in text(page, "#about")
+
+
+def test_rollouts_are_filtered_sorted_searched_and_opened(page: Tab, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=3)
+    RunFolder(run, "").dump("step-00002", [trajectory("rare", 7, 0.25, "a needle"), trajectory("rare", 7, 0.75)])
+    page.open(written(run, out=tmp_path / "report.html"))
+    assert text(page, "#count").startswith("10 of 10 rollouts")
+    click(page, '[data-sort="reward"]')
+    assert "0 + 1" in text(page, "tbody tr")
+    page.run("""(() => { const box = document.querySelector('[data-filter="prompt"]');
+        box.value = "rare"; box.dispatchEvent(new Event("input")); })()""")
+    assert text(page, "#count").startswith("2 of 10 rollouts")
+    page.run("""(() => { const box = document.getElementById("search");
+        box.value = "NEEDLE"; box.dispatchEvent(new Event("change")); })()""")
+    page.wait("document.getElementById('count').textContent.startsWith('1 of 10')")
+    click(page, "tbody tr button")
+    page.wait("document.querySelectorAll('[data-token]').length === 4")
+    assert text(page, "[data-token='0']") == "<|im_start|>"
+    colours = page.run("[...document.querySelectorAll('[data-token]')].map((span) => span.style.background)")
+    assert colours[:2] == ["", ""]
+    assert colours[2:] == ["rgba(225, 29, 72, 0.075)", "rgba(225, 29, 72, 0.337)"]  # 0.75 * 0.5 / 5, 0.75 * 2.25 / 5
+    click(page, '[data-view="group"]')
+    page.wait("document.querySelectorAll('.side .card').length === 2")
+    click(page, '[data-view="prompt"]')
+    page.wait("document.querySelectorAll('.over .card').length === 2")
+
+
+def test_texts_of_models_are_shown_as_texts(page: Tab, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=1, text=HOSTILE, recipe="model:\n  path: tiny\n# </script><b>bold</b>\n")
+    (run / "metrics.jsonl").write_text(json.dumps({"step": 1, f"reward/{HOSTILE}": 1.0}) + "\n")
+    page.open(written(run, out=tmp_path / "report.html"), "#row=0&view=group")
+    before = page.run("document.querySelectorAll('script, img, b').length")
+    assert text(page, ".side .card .text") == SHOWN
+    assert "</script><b>bold</b>" in text(page, "#about pre")
+    click(page, '[data-view="one"]')
+    page.wait("document.querySelector('.view') !== null")
+    page.run("""(() => { const view = document.querySelector(".view");
+        view.value = "messages"; view.dispatchEvent(new Event("change")); })()""")
+    assert SHOWN in text(page, ".conversation")
+    after = page.run("document.querySelectorAll('script, img').length")
+    assert after <= before
+    assert page.run("document.querySelectorAll('img, iframe, link').length") == 0
+    blocked = page.run("fetch('https://example.org/').then(() => 'sent', () => 'blocked')")
+    assert blocked == "blocked"
+    page.run("1")
+    assert all("Content Security Policy" in line for line in page.console)
+    page.console.clear()  # the browser's own words on the request that this test made
+    page.requests.clear()
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (390, False), (390, True)])
+def test_it_fits_wide_and_narrow_views_in_both_themes(page: Tab, tmp_path: Path, width: int, dark: bool) -> None:
+    page.resize(width, 800, dark)
+    page.open(written(write_run(tmp_path / "run"), out=tmp_path / "report.html"), "#row=0&view=one")
+    assert page.run("document.documentElement.scrollWidth") <= width
+    background = page.run("getComputedStyle(document.body).backgroundColor")
+    assert background == ("rgb(20, 23, 27)" if dark else "rgb(255, 255, 255)")
+    columns = page.run("getComputedStyle(document.querySelector('.browser')).gridTemplateColumns.split(' ').length")
+    assert columns == (1 if width < 900 else 2)
+
+
+def test_ten_thousand_rollouts_open_at_once(page: Tab, tmp_path: Path) -> None:
+    """Only the index is read: pages are decompressed when they are looked at."""
+    run = write_run(tmp_path / "run", steps=0)
+    folder = RunFolder(run, "")
+    assert as_row(trajectory("1", 0, 1.0))["tokens"]
+    for step in range(1, 21):
+        rows = [trajectory(str(i // 8), i // 8, i % 2 * 1.0, f"answer {i} " * 20) for i in range(500)]
+        for row in rows:
+            row.tokens, row.mask, row.logps = row.tokens * 50, row.mask * 50, row.logps * 50
+        folder.dump(f"step-{step:05d}", rows)
+    seconds = page.open(written(run, out=tmp_path / "report.html"))
+    print(f"{seconds:.2f} s")
+    assert text(page, "#count").startswith("10000 of 10000 rollouts")
+    assert page.run("document.querySelectorAll('tbody tr').length") == 50
+    click(page, "tbody tr button")
+    page.wait("document.querySelectorAll('[data-token]').length === 200")
