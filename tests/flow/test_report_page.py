@@ -1,4 +1,4 @@
-"""The page of `rlkit report` in a headless Chromium: what is drawn, what is shown as text, and that nothing is fetched."""
+"""The page of `rlkit report` in a headless Chromium: what is drawn and shown as text, and that nothing is fetched."""
 
 from __future__ import annotations
 

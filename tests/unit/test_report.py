@@ -132,7 +132,7 @@ def test_hostile_texts_are_in_the_data_and_nowhere_else(tmp_path: Path) -> None:
     rest = without_data(text)
     for piece in ("alert(", "onerror", "<b>", "evil.example", "\x1b", "\x00", "\u2028"):
         assert piece not in rest
-    assert rest.count("<script>") == page.count("</script>") == 2
+    assert rest.count("<script>") == rest.count("</script>") == 2
     assert rows_of(data)[0]["text"] == HOSTILE
     assert HOSTILE in rows_of(data)[-1]
     assert f"reward/{HOSTILE}" in data["runs"][0]["figures"]
@@ -166,7 +166,7 @@ def test_the_file_names_no_place_on_a_network_and_parses_no_text_as_html(tmp_pat
     assert rest.count(credit) == 1
     assert not re.search(r"[a-z]+://|\bsrc=|<link|@import|url\(", rest.replace(credit, ""))
     assert not re.search(
-        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|DOMParser", page
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|DOMParser", rest
     )
     assert not re.search(r"\bfetch\(|XMLHttpRequest|WebSocket|EventSource|sendBeacon|\bimport\(", rest)
     assert "The MIT License (MIT)" in rest
