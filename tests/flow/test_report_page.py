@@ -72,6 +72,8 @@ def test_curves_and_the_timeline_are_drawn(page: Tab, tmp_path: Path) -> None:
     assert painted(page, '[data-timeline="0"]') > 2000
     assert "sample 6 s (67%)update 3 s (33%)" in text(page, "#timeline")
     assert "python" in text(page, "#about")
+    click(page, "details.group:last-of-type summary")
+    page.wait("document.querySelector('details.group:last-of-type .readout') !== null")
 
 
 def test_rollouts_are_filtered_sorted_searched_and_opened(page: Tab, tmp_path: Path) -> None:
@@ -103,7 +105,8 @@ def test_texts_of_models_are_shown_as_texts(page: Tab, tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", steps=1, text=HOSTILE, recipe="model:\n  path: tiny\n# </script><b>bold</b>\n")
     (run / "metrics.jsonl").write_text(json.dumps({"step": 1, f"reward/{HOSTILE}": 1.0}) + "\n")
     page.open(written(run, out=tmp_path / "report.html"), "#row=0&view=group")
-    before = page.run("document.querySelectorAll('script, img, b').length")
+    scripts = "document.querySelectorAll('script').length"
+    before = page.run(scripts)
     assert text(page, ".side .card .text") == SHOWN
     assert "</script><b>bold</b>" in text(page, "#about pre")
     click(page, '[data-view="one"]')
@@ -111,8 +114,7 @@ def test_texts_of_models_are_shown_as_texts(page: Tab, tmp_path: Path) -> None:
     page.run("""(() => { const view = document.querySelector(".view");
         view.value = "messages"; view.dispatchEvent(new Event("change")); })()""")
     assert SHOWN in text(page, ".conversation")
-    after = page.run("document.querySelectorAll('script, img').length")
-    assert after <= before
+    assert page.run(scripts) == before
     assert page.run("document.querySelectorAll('img, iframe, link').length") == 0
     blocked = page.run("fetch('https://example.org/').then(() => 'sent', () => 'blocked')")
     assert blocked == "blocked"

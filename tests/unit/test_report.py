@@ -15,6 +15,7 @@ import pytest
 
 from rlkit.cli.main import main
 from rlkit.cli.report import page
+from rlkit.cli.report.tokens import TokenTexts
 from rlkit.run.folder import RunFolder
 from rlkit.run.rows import as_row
 from rlkit.types import Prompt, Score, StopReason, Trajectory, Turn
@@ -100,6 +101,19 @@ def test_tokens_have_the_texts_of_the_tokenizer(tmp_path: Path) -> None:
     _, data = report(run, out=tmp_path / "report.html")
     assert data["page-0"]["texts"] == {"16": "1", "84": "u", "257": "<|im_start|>", "258": "<|im_end|>"}
     assert data["runs"][0]["notes"] == []
+
+
+def test_parts_of_characters_are_shown_as_their_bytes() -> None:
+    class Bytes:
+        pieces = ("\u0120a", "\u00e2\u0124", "<0xE2>")  # of byte-level vocabularies, and of SentencePiece
+
+        def decode(self, ids: list[int], **_: bool) -> str:
+            return (" a", "\ufffd", "\ufffd")[ids[0]]
+
+        def convert_ids_to_tokens(self, ids: int) -> str | None:
+            return self.pieces[ids]
+
+    assert TokenTexts(Bytes()).of([0, 1, 2, 3]) == {"0": " a", "1": "⟨e2 82⟩", "2": "<0xE2>"}
 
 
 def test_without_a_tokenizer_ids_stay(tmp_path: Path) -> None:

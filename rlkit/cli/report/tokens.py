@@ -12,6 +12,9 @@ from rlkit.errors import RlkitError, explain
 WORD_START = "\u2581"
 """What begins a word in vocabularies of SentencePiece; decoding one token alone loses the space that it stands for."""
 
+UNKNOWN = "\ufffd"
+"""What a part of a character is decoded to."""
+
 
 class _Decoder(Protocol):
     def decode(self, ids: list[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> str: ...
@@ -47,8 +50,20 @@ def _decoded(tokenizer: _Decoder, token: int) -> str | None:
         piece = tokenizer.convert_ids_to_tokens(token)
     except Exception:  # an id that the vocabulary has not: tokenizers raise what they like, and the id is shown
         return None
+    if UNKNOWN in text and isinstance(piece, str):
+        return _bytes(piece)
     started = isinstance(piece, str) and piece.startswith(WORD_START) and not text.startswith(" ")
     return f" {text}" if started else text
+
+
+def _bytes(piece: str) -> str:
+    """Return a token that is a part of a character: its bytes, or its name in the vocabulary."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    numbers = {letter: number for number, letter in bytes_to_unicode().items()}
+    known = [numbers.get(letter) for letter in piece]
+    named = piece.startswith("<0x") and piece.endswith(">")
+    return piece if named or None in known else f"⟨{' '.join(f'{number:02x}' for number in known)}⟩"
 
 
 def texts_of(run: RunFiles) -> TokenTexts:

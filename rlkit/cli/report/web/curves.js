@@ -40,8 +40,8 @@ function interval(run, name, column) {
   if (low && high) return [finite(low), finite(high)];
   const [values, error] = [column(run, name), column(run, `${name}_stderr`)];
   if (!values || !error) return null;
-  const at = (sign) => finite(values.map((x, i) => (x === null || error[i] === null ? null : x + sign * 1.96 * error[i])));
-  return [at(-1), at(1)];
+  const at = (far) => values.map((x, i) => (x === null || error[i] === null ? null : x + far * error[i]));
+  return [finite(at(-1.96)), finite(at(1.96))];
 }
 
 class Curve {

@@ -57,8 +57,7 @@ class Details {
       const [row] = await this.row(i);
       return this.card(i, at, row, `sample ${this.index.sample[i]}`);
     }));
-    const asked = this.index.asked[this.index.prompt[at]];
-    return [el("p", { class: "text" }, asked), el("div", { class: "side", tabindex: "0" }, columns)];
+    return [await this.asked(at), el("div", { class: "side", tabindex: "0" }, columns)];
   }
 
   async prompt(at) {
@@ -69,13 +68,23 @@ class Details {
       return this.card(i, at, row, this.when(i));
     }));
     const more = rows.length > 200 ? el("p", {}, `The first 200 of ${rows.length}.`) : null;
-    return [el("p", { class: "text" }, this.index.asked[this.index.prompt[at]]), el("div", { class: "over" }, cards), more];
+    return [await this.asked(at), el("div", { class: "over" }, cards), more];
+  }
+
+  /** Return a row's prompt, of which only the beginning is unfolded. */
+  async asked(at) {
+    const [row] = await this.row(at);
+    const excerpt = this.index.asked[this.index.prompt[at]];
+    const whole = messages({ messages: row.messages, conversation: [] });
+    return el("details", {}, el("summary", {}, excerpt || "prompt"), whole);
   }
 
   card(i, at, row, title) {
     const facts = `reward ${shown(row.reward)} · ${shown(this.index.length[i])} tokens · ${visible(row.stop)}`;
     const open = el("button", { type: "button", onclick: () => this.show(i) }, title);
-    return el("article", { class: i === at ? "card chosen" : "card" }, el("p", {}, open), el("p", { class: "muted" }, facts),
-      el("div", { class: "text" }, row.text));
+    const { conversation: turns } = row;
+    const content = list(turns).length > 1 ? messages({ conversation: turns }) : el("div", { class: "text" }, row.text);
+    return el("article", { class: i === at ? "card chosen" : "card" }, el("p", {}, open),
+      el("p", { class: "muted" }, facts), content);
   }
 }

@@ -44,7 +44,8 @@ class List {
       el("input", { type, step: "any", "data-filter": name, oninput: (event) => change(name)(event.target.value) }));
     const search = el("input", { type: "search", id: "search" });
     search.addEventListener("change", () => this.find(search.value));
-    return el("p", { class: "controls" }, this.state.runs.length > 1 ? run : null, selects, field("prompt", "search", "prompt"),
+    const several = this.state.runs.length > 1;
+    return el("p", { class: "controls" }, several ? run : null, selects, field("prompt", "search", "prompt"),
       field("reward at least", "number", "reward"), el("label", {}, "text ", search));
   }
 
@@ -81,7 +82,8 @@ class List {
 
   update() {
     const wanted = this.filter.prompt.trim().toLowerCase();
-    const asked = this.index.names.prompt.map((name, i) => `${name}\n${this.index.asked[i]}`.toLowerCase().includes(wanted));
+    const named = this.index.names.prompt.map((name, i) => `${name}\n${this.index.asked[i]}`);
+    const asked = named.map((text) => text.toLowerCase().includes(wanted));
     const value = this.values(this.sort.by);
     this.rows = [];
     for (let i = 0; i < this.size; i += 1) if (asked[this.index.prompt[i]] && this.kept(i)) this.rows.push(i);
@@ -128,8 +130,8 @@ class List {
     const name = index.names.prompt[index.prompt[i]];
     return el("tr", { "data-row": String(i), class: i === this.chosen ? "chosen" : null },
       el("td", {}, mark, el("button", { type: "button", onclick: open }, index.names.when[index.when[i]])),
-      el("td", { class: "cut" }, asked && asked !== name ? `${name}: ${asked}` : name), el("td", {}, shown(index.reward[i])),
-      el("td", {}, shown(index.length[i])), el("td", {}, index.names.stop[index.stop[i]]),
+      el("td", { class: "cut" }, asked && asked !== name ? `${name}: ${asked}` : name),
+      el("td", {}, shown(index.reward[i])), el("td", {}, shown(index.length[i])), el("td", {}, index.names.stop[index.stop[i]]),
       el("td", { class: "cut" }, index.excerpts[i]));
   }
 
@@ -152,5 +154,6 @@ function compared(a, b, sign) {
 /** Return whether a row's messages, its text or its error have a text. */
 function contains(row, wanted) {
   const all = [...list(row.messages), ...list(row.conversation)].map((message) => message?.content);
-  return [...all, row.text, row.error, row.prompt].some((x) => x !== undefined && visible(x).toLowerCase().includes(wanted));
+  const texts = [...all, row.text, row.error, row.prompt];
+  return texts.some((x) => x !== undefined && visible(x).toLowerCase().includes(wanted));
 }

@@ -1,6 +1,8 @@
-// Seconds of each phase, stacked by step; a chart for each run.
+// Seconds of each phase, stacked by step, a chart for each run; speed, memory and mismatch beside them.
 
 const ORDER = ["time/sample", "time/score", "time/logps", "time/update", "time/sync"];
+const BESIDE = ["time/tokens_per_second", "time/mfu", "time/engine_idle_share", "memory/peak_device_mb", "memory/rss_mb",
+  "memory/share", "mismatch/kl", "mismatch/max", "mismatch/ess"];
 
 function phasesOf(run) {
   const rank = (name) => (ORDER.includes(name) ? ORDER.indexOf(name) : ORDER.length);
@@ -26,6 +28,10 @@ function timeline(root, state) {
     stacked(place, state.labels[i], kept.map((at) => run.steps[at]), phases, seconds);
   });
   if (root.children.length === 1) add(root, el("p", {}, "No step has been made yet."));
+  const names = BESIDE.filter((name) => state.runs.some((run) => run.figures[name]));
+  const places = names.map((name) => el("div", { class: "chart", "data-beside": name }));
+  add(root, el("div", { class: "grid" }, places));
+  names.forEach((name, i) => state.curves.push(new Curve(places[i], name, state)));
 }
 
 /** Draw columns on one another: sums are drawn from the highest down, each over the last. */
