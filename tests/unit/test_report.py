@@ -260,6 +260,20 @@ def test_several_runs_and_several_ranks(tmp_path: Path) -> None:
     assert len(rows_of(data)) == 9
 
 
+def test_prompts_with_the_same_id_and_other_messages_are_others(tmp_path: Path) -> None:
+    """Tasks count the rows of each split from 0; names that begin alike are no reason either."""
+    run = write_run(tmp_path / "run", steps=0)
+    one, two = trajectory("0", 0, 1.0), trajectory("0", 0, 1.0)
+    two.prompt.messages = [{"role": "user", "content": "Another?"}]
+    long = [trajectory("x" * 200 + end, 1, 1.0) for end in "ab"]
+    RunFolder(run, "").dump("validation-before", [one])
+    RunFolder(run, "").dump("step-00001", [two, *long])
+    _, data = report(run, out=tmp_path / "report.html")
+    assert data["index"]["prompt"] == [0, 1, 2, 3]
+    assert data["index"]["names"]["prompt"] == ["0", "0", "x" * 120 + "…", "x" * 120 + "…"]
+    assert data["index"]["asked"][:2] == ["What is 0?", "Another?"]
+
+
 def test_many_rows_come_in_pages_and_the_index_is_small(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", steps=0)
     rows = [trajectory(str(i // 4), i // 4, i % 2 * 1.0) for i in range(200)]

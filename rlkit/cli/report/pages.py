@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 from rlkit.cli.report.runs import RolloutFile, chosen, token_ids
 from rlkit.cli.report.tokens import TokenTexts
@@ -22,14 +23,19 @@ EXCERPT = 120
 
 
 class Names:
-    """Numbers texts from 0 in the order in which they come."""
+    """Numbers names from 0 in the order in which they come."""
 
     def __init__(self) -> None:
-        self.numbers: dict[str, int] = {}
+        self._numbers: dict[bytes, int] = {}
+        self.excerpts: list[str] = []
 
-    def number(self, name: str) -> int:
-        """Return a text's number."""
-        return self.numbers.setdefault(name, len(self.numbers))
+    def number(self, name: object, *others: object) -> int:
+        """Return the number of a name; `others` tell apart what has the same name."""
+        key = blake2b(repr((name, others)).encode("utf-8", "backslashreplace"), digest_size=16).digest()
+        if key not in self._numbers:
+            self._numbers[key] = len(self.excerpts)
+            self.excerpts.append(_short(name))
+        return self._numbers[key]
 
 
 COLUMNS = ("run", "when", "order", "prompt", "group", "sample", "reward", "length", "stop", "source", "page", "place")
@@ -54,9 +60,10 @@ class Index:
 
     def add(self, run: int, file: RolloutFile, row: JsonObject, page: int, place: int) -> None:
         """Add a row that is at a place of a page."""
-        prompt = self.names["prompt"].number(_short(row.get("prompt")))
-        place_of_group = (run, file.kind, file.when, file.rank, row.get("kind"), row.get("group"), prompt)
-        group = self.names["group"].number(_short(str(place_of_group)))
+        prompt = self.names["prompt"].number(row.get("prompt"), row.get("messages"))
+        group = self.names["group"].number(
+            row.get("group"), run, file.kind, file.when, file.rank, row.get("kind"), prompt
+        )
         values = {
             "run": run,
             "when": self.names["when"].number(f"{file.kind} {file.when.lstrip('0') or '0'}"),
@@ -66,8 +73,8 @@ class Index:
             "sample": self.samples[group],
             "reward": _number(row.get("reward")),
             "length": chosen(row),
-            "stop": self.names["stop"].number(_short(row.get("stop"))),
-            "source": self.names["source"].number(_short(_source(row))),
+            "stop": self.names["stop"].number(row.get("stop")),
+            "source": self.names["source"].number(_source(row)),
             "page": page,
             "place": place,
         }
@@ -79,7 +86,7 @@ class Index:
 
     def content(self) -> JsonObject:
         """Return it as JSON holds it."""
-        names = {name: list(table.numbers) for name, table in self.names.items() if name != "group"}
+        names = {name: table.excerpts for name, table in self.names.items() if name != "group"}
         return {**self.columns, "excerpts": self.excerpts, "names": names, "asked": list(self.prompts.values())}
 
 
