@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -174,9 +173,3 @@ def chosen(row: JsonObject) -> int | None:
     """Return how many tokens the policy chose; None where the row has no mask."""
     mask = row.get("mask")
     return sum(map(bool, mask)) if isinstance(mask, list) and mask else None
-
-
-def messages(row: JsonObject) -> Iterator[JsonObject]:
-    """Yield the messages of a row's prompt and of its conversation."""
-    parts = (part for part in (row.get("messages"), row.get("conversation")) if isinstance(part, list))
-    yield from (message for message in chain(*parts) if isinstance(message, dict))
