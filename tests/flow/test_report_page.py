@@ -75,6 +75,18 @@ def test_curves_and_the_timeline_are_drawn(page: Tab, tmp_path: Path) -> None:
     page.wait("document.querySelector('details.group:last-of-type .readout') !== null")
 
 
+def test_figures_of_any_size_are_drawn(page: Tab, tmp_path: Path) -> None:
+    """Of values that differ in the last digit, an axis has ticks all the same."""
+    run = write_run(tmp_path / "run", steps=0)
+    figures = {"a": [0.99999994, 1.0], "b": [1e308, -1e308], "c": [0, 0], "d": [1e-320, 0], "e": [float("nan"), 1]}
+    rows = [{"step": step, **{name: both[step - 1] for name, both in figures.items()}} for step in (1, 2)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page.open(written(run, out=tmp_path / "report.html"))
+    page.run("document.querySelectorAll('details.group').forEach((group) => { group.open = true; })")
+    page.wait("document.querySelectorAll('[data-figure] canvas').length >= 5")
+    assert painted(page, '[data-figure="a"]') > 300
+
+
 def test_rollouts_are_filtered_sorted_searched_and_opened(page: Tab, tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", steps=3)
     RunFolder(run, "").dump("step-00002", [trajectory("rare", 7, 0.25, "a needle"), trajectory("rare", 7, 0.75)])

@@ -15,6 +15,13 @@ function axes(unit) {
   ];
 }
 
+/** Return the ends of an axis of values: never so close that a tick's width is lost to rounding. */
+function range(_, low, high) {
+  if (low === null || high === null) return [0, 1];
+  const least = Math.max(Math.abs(low), Math.abs(high)) * 1e-4 || 1;
+  return high - low < least ? [low - least, high + least] : uPlot.rangeNum(low, high, 0.1, true);
+}
+
 /** Draw a chart in a place; its line of text shows what `describe(index)` returns, null for the last one. */
 function draw(place, title, series, data, { bands = [], unit = "", describe, height = 170 }) {
   const readout = el("p", { class: "readout" });
@@ -24,7 +31,7 @@ function draw(place, title, series, data, { bands = [], unit = "", describe, hei
   show(null);
   const options = {
     width: Math.max(200, box.clientWidth || 320), height, series, bands, axes: axes(unit),
-    legend: { show: false }, scales: { x: { time: false } },
+    legend: { show: false }, scales: { x: { time: false }, y: { range } },
     cursor: { y: false, sync: { key: "steps" }, drag: { x: true, y: false } },
     hooks: { setCursor: [(plot) => show(plot.cursor.idx)] },
   };

@@ -17,7 +17,7 @@ function smooth(values, weight) {
 }
 
 function finite(values) {
-  return values.map((x) => (x !== null && Number.isFinite(x) ? x : null));
+  return values.map((x) => (x !== null && Math.abs(x) < 1e150 ? x : null));
 }
 
 /** Return the steps of all runs that have a figure, and for each run a function from a figure to its values there. */

@@ -36,7 +36,7 @@ class Details {
       ["reference answer", row.answer], ["components", row.components], ["rewards of turns", row.turn_rewards],
       ["counts", row.counts], ["error", row.error]];
     const known = facts.filter(([, value]) => value !== null && value !== undefined && visible(value) !== "{}");
-    const terms = known.map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]);
+    const terms = known.map(([name, value]) => [el("dt", {}, name), el("dd", {}, visible(value))]);
     const meta = row.meta && typeof row.meta === "object" && Object.keys(row.meta).length > 0
       ? el("details", {}, el("summary", {}, "other columns"), el("pre", {}, pretty(row.meta))) : null;
     return [el("dl", { class: "facts" }, terms), meta, conversation(row, texts, this.chosen)];
