@@ -51,6 +51,7 @@ def test_an_installed_plugin_works_from_fit(site: Path, tmp_path: Path) -> None:
     reward = ("--reward=LengthReward", "--reward.reward=MathReward", "--reward.free_tokens=4", "--reward.penalty=0.01")
     done = rlkit("fit", "--recipe=quickstart", *FAST, *reward, "--out=out", cwd=tmp_path, PYTHONPATH=str(site))
     assert done.returncode == 0, done.stderr
+    assert rlkit("report", "out", cwd=tmp_path, PYTHONPATH=str(site)).returncode == 0
     for step, row in enumerate(read_jsonl(tmp_path / "out" / "metrics.jsonl"), 1):
         rollouts = read_jsonl(tmp_path / "out" / "rollouts" / f"step-{step:05d}.jsonl.gz")
         for r in rollouts:
