@@ -229,11 +229,12 @@ def test_every_registered_part_keeps_its_options_under_their_names() -> None:
     assert not lost
 
 
-def test_the_code_in_the_readme_runs_as_in_a_notebook(
+def test_the_code_in_the_documentation_runs_as_in_a_notebook(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In a module named `__main__` that no file has, in a thread whose event loop is running."""
-    [code] = re.findall(r"```python\n(from rlkit import Recipe, fit\n.*?)```", (ROOT / "README.md").read_text(), re.S)
+    text = (ROOT / "rlkit" / "docs" / "python.md").read_text()
+    [code] = re.findall(r"```python\n(from rlkit import Recipe, fit\n.*?)```", text, re.S)
     code = code.replace("steps=20", "steps=1, prompts_per_step=2").replace(
         "train=", 'fabric={"accelerator": "cpu", "devices": 1}, train='
     )

@@ -1,10 +1,12 @@
-"""The pages of `rlkit docs`: every command, recipe and snippet in them works, and every metric is listed."""
+"""README and the pages of `rlkit docs`: every command, recipe and snippet in them works, and every metric is listed."""
 
 from __future__ import annotations
 
 import json
 import re
 import shlex
+import shutil
+import tomllib
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -12,40 +14,43 @@ from typing import NamedTuple
 
 import pytest
 
-from rlkit.cli.docs import ORDER, find, page, title
+from rlkit.cli.docs import ORDER, PLUGINS, find, page, title, topics
 from rlkit.cli.main import main
 from rlkit.cli.parsing.compose import Composer
 from rlkit.cli.parsing.parser import parse
 from rlkit.cli.parsing.reader import load
+from rlkit.cli.scaffold import PLURALS, WRITTEN
 from rlkit.commands import VERBS
 from rlkit.errors import RecipeError
+from rlkit.hooks import KINDS
 from rlkit.recipe import Recipe
 from rlkit.registry import load_plugins
-from tests.conftest import ROOT
+from tests.conftest import FAST, ROOT
 from tests.gates.test_words import WORDS
 
-QUICK = {
-    "recipe list",
-    "recipe show",
-    "recipe new",
-    "explain",
-    "plugins list",
-    "plugins show",
-    "plugins new",
-    "convert",
-}
-QUICK |= {"data show", "data stats"}
-"""What is run as it stands; of other verbs recipe and options are parsed, and a run's folder is not read."""
-WHOLE = {"data-and-rewards"}
-"""Pages whose commands are all run: the way from a table and a function to a trained model."""
+README = "README"
+PAGES = [*topics(), README]
+RUN = {
+    "recipe list", "recipe show", "recipe new", "explain", "plugins list", "plugins show", "plugins new", "convert",
+    "data show", "data stats", "reward try", "report", "export", "docs",
+}  # fmt: skip
+"""What is run as it stands, with a small run as every `runs/...`."""
 PARSED = {"fit", "validate", "generate", "recipe check"}
+"""Of these recipe and options are parsed; they are run by the newcomers' paths and by tests of their own."""
 ELSEWHERE = {
-    "reward try": {"--rollouts", "--reward"},
-    "export": {"--checkpoint", "--merge-lora", "--out"},
     "doctor": {"--model"},
+    "plugins test": set(),
+    "data prepare": {"--recipe", "--out"},
+    "diff": {"--json"},
 }
-"""What needs a finished run or looks at the machine: its options are those in the verb's own tests."""
-OF_THE_VERB = {"--out", "--prompt", "--resume", "--checkpoint"}
+"""What looks at the machine, needs data of the hub or takes seconds: its options are those in the verb's own tests."""
+OF_THE_VERB = {"--out", "--prompt", "--resume", "--checkpoint", "--harness"}
+FLAGS = {"--json", "--deep", "--python"}
+INSTALLED = {"install rlkit-fabric[sglang]", "install -e rlkit-brevity"}
+STARTERS = {"torchrun": "-m rlkit ", "srun": "rlkit "}
+"""What starts several processes, and the words before rlkit's own."""
+SLOW = {"python": "fit("}
+"""Snippets that train: tests/unit/test_api.py runs it."""
 
 
 class Block(NamedTuple):
@@ -57,18 +62,33 @@ class Block(NamedTuple):
     file: str | None
 
 
+def text_of(topic: str) -> str:
+    return (ROOT / "README.md").read_text() if topic == README else page(topic)
+
+
 def blocks(topic: str) -> Iterator[Block]:
-    """Yield the blocks of a page; one after a paragraph that ends in "`name`:" is that file."""
-    text = page(topic)
+    """Yield the blocks of a page; one after a paragraph that names a file in backquotes, and a colon, is that file.
+
+    Those of README that install rlkit are left out: `.ci/run` runs them.
+    """
+    text = text_of(topic)
     for found in re.finditer(r"^```(\w+)\n(.*?)^```$", text, re.M | re.S):
-        before = text[: found.start()].rstrip().rsplit("\n", 1)[-1]
-        named = re.search(r"`([\w.-]+\.(?:csv|py|yaml|sh))`(?:, [^`]*)?:$", before)
+        if found[2].startswith("python3 -m venv"):
+            continue
+        before = text[: found.start()].rstrip().rsplit("\n\n", 1)[-1]
+        named = re.search(r"`([\w.-]+\.(?:csv|py|yaml|sh))`[,;]?(?: [^`]*(?:`path`[^`]*)?)?[:,]$", before)
         yield Block(topic, found[1], found[2], named[1] if named else None)
 
 
 def commands(block: Block) -> Iterator[list[str]]:
-    for line in block.text.splitlines():
-        yield shlex.split(line)
+    for line in block.text.replace("\\\n", " ").splitlines():
+        yield shlex.split(line, comments=True)
+
+
+def write_files(topic: str, folder: Path) -> None:
+    for block in blocks(topic):
+        if block.file is not None:
+            (folder / block.file).write_text(block.text)
 
 
 @pytest.fixture
@@ -78,29 +98,46 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one step."""
+    place = tmp_path_factory.mktemp("trained") / "run"
+    words = ("--train.warmup_steps=0", "--validation.every=1", f"--out={place}")
+    assert main(["fit", "--recipe=quickstart", *FAST, "--train.steps=1", "--validation.limit=4", *words]) == 0
+    return place
+
+
 def test_every_page_is_listed_and_short() -> None:
-    pages = {path.stem for path in (ROOT / "rlkit" / "docs").iterdir()}
+    pages = {path.stem for path in (ROOT / "rlkit" / "docs").glob("*.md")}
     assert pages == set(ORDER)
-    assert len(pages) <= 15
-    for topic in ORDER:
-        assert page(topic).startswith("# ")
-        assert page(topic).count("\n") < 150
+    assert set(topics()) - pages == {PLUGINS + kind for kind in WRITTEN}
+    for topic in PAGES:
+        assert text_of(topic).startswith("# ")
+        assert text_of(topic).count("\n") <= 200
+    assert all(f"(rlkit/docs/{topic}.md)" in text_of(README) for topic in ORDER)
 
 
-@pytest.mark.parametrize("topic", ORDER)
+@pytest.mark.parametrize("topic", PAGES)
 def test_pages_are_in_the_fields_words(topic: str) -> None:
-    assert not WORDS.search(page(topic))
+    assert not WORDS.search(text_of(topic))
 
 
-@pytest.mark.parametrize("topic", ORDER)
+@pytest.mark.parametrize("topic", PAGES)
 def test_every_fence_is_of_a_language_that_is_tested(topic: str) -> None:
-    fences = re.findall(r"^```(.*)$", page(topic), re.M)
-    assert len(fences) == 2 * len(list(blocks(topic)))
-    assert {block.language for block in blocks(topic)} <= {"bash", "python", "yaml", "csv", "text"}
+    fences = re.findall(r"^```(.*)$", text_of(topic), re.M)
+    assert len(fences) == 2 * (len(list(blocks(topic))) + 2 * (topic == README))
+    assert {block.language for block in blocks(topic)} <= {"bash", "python", "yaml", "csv", "text", "toml"}
     assert all(block.file for block in blocks(topic) if block.language in ("csv", "text"))
 
 
-@pytest.mark.parametrize("topic", ORDER)
+@pytest.mark.parametrize("topic", PAGES)
+def test_links_lead_to_files(topic: str) -> None:
+    place = (ROOT / "README.md" if topic == README else ROOT / "rlkit" / "docs" / f"{topic}.md").parent
+    links = re.findall(r"\]\(([^)#]+)\)", re.sub(r"^```.*?^```$", "", text_of(topic), flags=re.M | re.S))
+    assert [link for link in links if not (place / link).exists()] == []
+
+
+@pytest.mark.parametrize("topic", [topic for topic in PAGES if not topic.startswith(PLUGINS)])
 def test_recipes_of_pages_name_what_there_is(topic: str) -> None:
     for block in blocks(topic):
         if block.language == "yaml":
@@ -109,63 +146,109 @@ def test_recipes_of_pages_name_what_there_is(topic: str) -> None:
             assert composer.problems == []
 
 
-@pytest.mark.parametrize("topic", ORDER)
+@pytest.mark.parametrize("topic", [topic for topic in PAGES if not topic.startswith(PLUGINS)])
 def test_snippets_of_python_run(topic: str, folder: Path) -> None:
     for block in blocks(topic):
-        if block.language == "python":
+        if block.language == "python" and SLOW.get(topic, "\0") not in block.text:
             exec(compile(block.text, topic, "exec"), {"__name__": "snippet"})
 
 
-@pytest.mark.parametrize("topic", ORDER)
-def test_commands_of_pages_work(topic: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for block in blocks(topic):
-        if block.file is not None:
-            (folder / block.file).write_text(block.text)
-        if block.language != "bash":
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_the_page_on_a_kind_shows_the_package_that_is_written(kind: str, folder: Path) -> None:
+    """Its code and its recipe are those of `plugins new`, whose packages are trained with in test_written_packages."""
+    found = {block.language: block.text for block in blocks(PLUGINS + kind)}
+    for words in commands(Block(kind, "bash", found["bash"], None)):
+        assert main(words[1:]) == 0
+    [module] = folder.glob("rlkit-*/src/*/__init__.py")
+    assert found["python"] == module.read_text()
+    [readme] = folder.glob("rlkit-*/README.md")
+    [*recipes] = folder.glob("rlkit-*/src/*/recipes/*.yaml")
+    if kind in PLURALS:
+        assert f"    {found['yaml']}" in readme.read_text()
+        names: dict[str, object] = {"__name__": module.parent.name}
+        exec(compile(found["python"], str(module), "exec"), names)
+        assert KINDS[PLURALS[kind]].key.partition(".")[0] in found["yaml"]
+    assert [path.read_text() for path in recipes] == ([found["yaml"]] if kind == "recipe" else [])
+
+
+@pytest.mark.parametrize("topic", [topic for topic in PAGES if not topic.startswith(PLUGINS)])
+def test_commands_of_pages_work(
+    topic: str, folder: Path, trained: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_files(topic, folder)
+    for words in (words for block in blocks(topic) if block.language == "bash" for words in commands(block)):
+        program, *rest = words
+        if program == "pip":
+            assert " ".join(rest) in INSTALLED
+            if rest[1] == "-e":
+                install(folder / rest[2], monkeypatch)
             continue
-        for program, verb, *rest in commands(block):
-            if program == "pip":
-                assert [verb, *rest] == ["install", "rlkit-fabric[sglang]"]
-                continue
+        if program in STARTERS:
+            before, _, after = " ".join(rest).rpartition(STARTERS[program])
+            assert after.startswith("fit ") or not before
+            rest = after.split()
+        else:
             assert program == "rlkit"
-            assert verb in VERBS
-            if topic in WHOLE:
-                assert main([verb, *rest]) == 0
-            else:
-                check_command(verb, rest, folder)
+        assert rest[0] in VERBS
+        for run in {word for word in rest if re.fullmatch(r"runs/\w+", word)} - {after_out(rest)}:
+            if not (folder / run).exists():
+                shutil.copytree(trained, folder / run)
+        check_command(rest, folder)
     assert "Traceback" not in capsys.readouterr().err
 
 
-def check_command(verb: str, rest: list[str], folder: Path) -> None:
+def install(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a package on the path, as `pip install -e` does."""
+    project = tomllib.loads((package / "pyproject.toml").read_text())["project"]
+    info = package / "src" / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+    info.mkdir()
+    needed = "".join(f"Requires-Dist: {one}\n" for one in project["dependencies"])
+    (info / "METADATA").write_text(f"Name: {project['name']}\nVersion: {project['version']}\n{needed}")
+    lines = [f"{name} = {module}\n" for name, module in project["entry-points"]["rlkit"].items()]
+    (info / "entry_points.txt").write_text("".join(["[rlkit]\n", *lines]))
+    monkeypatch.syspath_prepend(package / "src")
+
+
+def after_out(words: list[str]) -> str | None:
+    return words[words.index("--out") + 1] if "--out" in words else None
+
+
+def check_command(words: list[str], folder: Path) -> None:
     """Run a command if it is quick; parse its recipe and options otherwise."""
-    full = " ".join([verb, *rest[:1]])
-    if verb in QUICK or full in QUICK:
-        target = folder / "mine.yaml"
-        if full == "recipe new" and target.exists():
-            target.unlink()
-        assert main([verb, *rest]) == 0, full
+    verb, full = words[0], " ".join(words[:2])
+    if verb in RUN or full in RUN:
+        (folder / "mine.yaml").unlink(missing_ok=True) if full == "recipe new" else None
+        adapters = "--merge-lora" in words  # of which the small run has none
+        assert main([word for word in words if word != "--merge-lora"]) in ((0, 2) if adapters else (0,)), full
         return
     if full in ELSEWHERE or verb in ELSEWHERE:
-        known = ELSEWHERE.get(full) or ELSEWHERE[verb]
-        assert {word for word in rest if word.startswith("--")} <= known
+        known = ELSEWHERE.get(full) or ELSEWHERE.get(verb, set())
+        assert {word for word in words if word.startswith("--")} <= known
         return
     assert verb in PARSED or full in PARSED, full
-    if full in PARSED:
-        rest = rest[1:]
-    words, index = [], 0
-    while index < len(rest):
-        skipped = rest[index] in OF_THE_VERB
-        words += [] if skipped else [rest[index]]
-        index += 2 if skipped else 1
-    words = ["tiny" if word.startswith("runs/") else word for word in words]
-    if any(word == "--recipe" or not word.startswith("--") for word in words[:1]) or "--recipe" in words:
-        if any(".help" in word for word in words):
-            with pytest.raises(SystemExit):
-                parse(verb, words)
-        else:
-            assert isinstance(parse(verb, words).recipe, Recipe)
+    rest = [word for word in words[2 if full in PARSED else 1 :] if word not in FLAGS]
+    own = {place for place, word in enumerate(rest) if word in OF_THE_VERB}
+    kept = [word for place, word in enumerate(rest) if not {place, place - 1} & own]
+    kept = [re.sub(r"^runs/\w+", "tiny", word).replace("tiny/recipe.yaml", "quickstart") for word in kept]
+    if any(word.endswith(".help") for word in kept):
+        with pytest.raises(SystemExit):
+            parse(verb, kept)
+    elif "--recipe" in kept or (kept and not kept[0].startswith("--")):
+        assert isinstance(parse(verb, kept).recipe, Recipe)
     else:
-        assert words == []  # a run's folder alone
+        assert kept == []  # a run's folder alone
+
+
+@pytest.mark.parametrize("topic", [README])
+def test_the_way_from_a_table_and_a_function_to_a_model(topic: str, folder: Path) -> None:
+    """All commands on `mine.yaml` are run."""
+    write_files(topic, folder)
+    done = [words for block in blocks(topic) if block.language == "bash" for words in commands(block)]
+    done = [words for words in done if {"mine.yaml", "runs/mine"} & set(words)]
+    assert 3 <= len(done) <= 6
+    for words in done:
+        assert main(words[1:]) == 0, words
+    assert json.loads((folder / "runs" / "mine" / "result.json").read_text())["status"] == "ok"
 
 
 def metrics_of(text: str) -> set[str]:
@@ -179,20 +262,9 @@ def is_listed(name: str, listed: set[str]) -> bool:
     return name in listed or any("*" in one and fnmatchcase(name, one) for one in patterns)
 
 
-def test_every_metric_of_a_run_is_listed(folder: Path) -> None:
-    words = [
-        "--recipe",
-        "quickstart",
-        "--train.steps",
-        "1",
-        "--train.prompts_per_step",
-        "4",
-        "--train.warmup_steps",
-        "0",
-    ]
-    assert main(["fit", *words, "--validation.limit", "4", "--validation.every", "1", "--out", "run"]) == 0
+def test_every_metric_of_a_run_is_listed(trained: Path) -> None:
     listed = metrics_of(page("metrics"))
-    row = json.loads((folder / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    row = json.loads((trained / "metrics.jsonl").read_text().splitlines()[-1])
     figures = [name.removeprefix("validation/").removeprefix("sampled_") for name in row if name != "step"]
     assert len(figures) > 50
     assert [name for name in figures if not is_listed(name, listed)] == []
@@ -236,7 +308,7 @@ def test_keys_in_tables_exist() -> None:
 
 def test_topics_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["docs"]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(ORDER)
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [*ORDER, "plugins/KIND"]
 
 
 def test_a_page_is_printed_as_it_is_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -255,7 +327,15 @@ def test_a_terminal_gets_a_pager(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "topic"), [("tools", "tools-and-environments"), ("LoRA", "lora"), ("data-t", "data-types")]
+    ("given", "topic"),
+    [
+        ("tools", "tools-and-environments"),
+        ("LoRA", "lora"),
+        ("data-t", "data-types"),
+        ("plug", "plugins"),
+        ("reward", "plugins/reward"),
+        ("plugins/optim", "plugins/optimizer"),
+    ],
 )
 def test_the_beginning_of_a_name_is_enough(given: str, topic: str) -> None:
     assert find(given) == topic
@@ -281,8 +361,6 @@ def test_two_topics_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_pages_are_in_the_wheel() -> None:
-    import tomllib
-
     built = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
     assert built["packages"] == ["rlkit"]  # with all files in it
     assert "exclude" not in built

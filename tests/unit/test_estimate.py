@@ -24,7 +24,7 @@ def recipe_of(shape: Path | str, *options: str, name: str = "grpo_gsm8k") -> Rec
 
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Folders that hold nothing but the configurations of the models that README names."""
+    """Folders that hold nothing but the configurations of the models that the documentation names."""
     found = {}
     for size in ("0.5B", "1.5B", "3B", "7B"):
         found[size] = tmp_path_factory.mktemp("shapes") / size

@@ -96,8 +96,8 @@ def test_examples_are_short_and_shown(capsys: pytest.CaptureFixture[str]) -> Non
         assert len(text.splitlines()) <= 40, seam
         assert main(["plugins", "show", seam]) == 0
         assert capsys.readouterr().out == text
-    readme = (ROOT / "README.md").read_text()
-    assert EXAMPLES["part"].read_text().partition('"""\n\n')[2] in readme
+    shown = (ROOT / "rlkit" / "docs" / "plugins.md").read_text()
+    assert EXAMPLES["part"].read_text().partition('"""\n\n')[2] in shown
 
 
 def rlkit_help(site: Site, script: str = "") -> str:

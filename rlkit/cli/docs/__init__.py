@@ -15,10 +15,13 @@ USAGE = """usage: rlkit docs            the topics
        rlkit docs TOPIC      a page; the beginning of its name is enough
 """
 ORDER = (
-    "first-run", "data-and-rewards", "recipes", "algorithms", "metrics", "lora", "several-gpus", "sglang",
-    "tools-and-environments", "plugins", "data-types", "from-trl", "from-verl",
+    "first-run", "data-and-rewards", "recipes", "commands", "algorithms", "looking-at-a-run", "metrics", "evaluation",
+    "checkpoints", "lora", "several-gpus", "sglang", "tools-and-environments", "plugins", "data-types", "python",
+    "from-trl", "from-verl",
 )  # fmt: skip
 """The topics, as a newcomer reads them."""
+PLUGINS = "plugins/"
+"""Where the pages on each kind of plugin lie."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -30,6 +33,8 @@ def run(argv: Sequence[str]) -> int:
         width = max(map(len, ORDER))
         for topic in ORDER:
             print(f"{topic:<{width}}  {title(page(topic))}")
+        kinds = ", ".join(topic.removeprefix(PLUGINS) for topic in topics()[len(ORDER) :])
+        print(f"{PLUGINS + 'KIND':<{width}}  {kinds}")
         return 0
     if len(argv) > 1:
         raise RecipeError(f"rlkit docs takes one topic, not {len(argv)}: {show(' '.join(argv), 80)}")
@@ -42,17 +47,26 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
+def topics() -> list[str]:
+    """Return the names of all pages, those on each kind of plugin at the end."""
+    found = files("rlkit").joinpath("docs", PLUGINS).iterdir()
+    return [*ORDER, *sorted(f"{PLUGINS}{path.name.removesuffix('.md')}" for path in found)]
+
+
 def find(given: str) -> str:
     """Return the topic that is meant.
 
     Raises:
         RecipeError: There is none, or more than one.
     """
-    word = given.lower().removesuffix(".md")
-    found = [topic for topic in ORDER if topic == word] or [topic for topic in ORDER if word and topic.startswith(word)]
+    word, known = given.lower().removesuffix(".md"), topics()
+    kind = PLUGINS + word.removeprefix(PLUGINS)
+    tries = [[name] for name in (word, kind) if name in known]
+    tries += [[topic for topic in some if topic.startswith(name)] for some, name in ((ORDER, word), (known, kind))]
+    found = next(filter(None, tries), []) if word else []
     if len(found) == 1:
         return found[0]
-    near = found or get_close_matches(word, ORDER, 3, 0.5) or [t for t in ORDER if word and word in t.split("-")]
+    near = found or get_close_matches(word, known, 3, 0.5) or [t for t in ORDER if word and word in t.split("-")]
     hint = f"did you mean {' or '.join(near)}?" if near else f"topics: {', '.join(ORDER)}"
     raise RecipeError(f"{show(given, 60)} is no topic of the documentation; {hint}")
 
