@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlkit.errors import RecipeError, show
 from rlkit.interfaces.reward import as_number
-from rlkit.interfaces.task import Curriculum
+from rlkit.interfaces.task import Curriculum, field_of
 from rlkit.types import Prompt
 
 
@@ -21,10 +21,9 @@ class Difficulty(Curriculum):
         self.hardest_first = hardest_first
 
     def difficulty(self, prompt: Prompt) -> float:
-        value: object = prompt.meta
-        for key in [self.field] if self.field in prompt.meta else self.field.split("."):
-            value = value.get(key) if isinstance(value, dict) else None
+        value: object = None
         try:
+            value = field_of(prompt.meta, self.field)
             found = as_number(float(value) if isinstance(value, str) else value)  # fields of CSV files are texts
         except Exception as error:
             raise RecipeError(

@@ -102,6 +102,24 @@ class Runtime(Protocol):
         """Score trajectories with a reward under its deadline; errors become scores with `error`."""
 
 
+class OneProcess:
+    """What a `Runtime` of one process, without other ranks, has in place of collectives."""
+
+    tensor_parallel = 1
+
+    def gather_world(self, value: T) -> list[T]:
+        return [value]
+
+    def broadcast_tp(self, value: T) -> T:
+        return value
+
+    def reduce(self, x: Tensor) -> Tensor:
+        return x
+
+    def gather(self, x: Tensor) -> Tensor:
+        return x
+
+
 class RunPart(ABC):  # noqa: B024 (a part overrides what it needs)
     """A class that a recipe names. Its constructor stores options; files, servers and models are opened later."""
 

@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from rlkit.interfaces.runtime import RunPart
 from rlkit.types import Prompt, Row
+
+
+def field_of(row: Row, name: str) -> object:
+    """Return the value of a column; `a.b` is the field `b` of the column `a`, unless a column has this name.
+
+    Raises:
+        KeyError: There is none.
+    """
+    if name in row:
+        return row[name]
+    value: object = row
+    for key in name.split("."):
+        if not isinstance(value, Mapping) or key not in value:
+            raise KeyError(name)
+        value = value[key]
+    return value
+
 
 Split = Literal["train", "validation"]
 

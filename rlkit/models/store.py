@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
@@ -209,17 +209,15 @@ class Store:
         except TensorFilesError as error:
             raise CheckpointError(f"checkpoint {self.url}/{name} cannot be loaded: {error}") from error
 
-    def read(self, name: str, tensor: str) -> Tensor:
-        """Return one tensor of a checkpoint, whole.
+    def read(self, name: str, tensors: Sequence[str]) -> dict[str, Tensor]:
+        """Return some tensors of a checkpoint, whole, by their names in it.
 
         Raises:
-            CheckpointError: There is none of this name, or the checkpoint is damaged.
+            CheckpointError: The checkpoint is damaged.
         """
-        there = self._tensors(name)[1].get(tensor)
-        if there is None:
-            raise CheckpointError(f"checkpoint {self.url}/{name} has no tensor {tensor!r}")
-        found = torch.empty(there.size, dtype=there.properties.dtype)
-        self.load(name, {tensor: found}, alone=True)
+        known = self._tensors(name)[1]
+        found = {tensor: torch.empty(known[tensor].size, dtype=known[tensor].properties.dtype) for tensor in tensors}
+        self.load(name, found, alone=True)
         return found
 
     def write(self, name: str, file: str, content: BaseModel) -> None:

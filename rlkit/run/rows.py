@@ -116,7 +116,11 @@ def read_rows(path: Path, tokenize: Tokenize) -> Iterator[SavedRow]:
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines that are not empty, with their numbers from 1."""
+    """Yield the lines of a file, compressed or not, that are not empty, with their numbers from 1.
+
+    Raises:
+        RecipeError: It cannot be read.
+    """
     number = 0
     try:
         with cast(BinaryIO, gzip.open(path)) if path.suffix == ".gz" else path.open("rb") as file:

@@ -260,6 +260,35 @@ class HFDataset(Columns):
         return str(self.path)
 
 
+class KnownColumns(HFDataset):
+    """Rows of a form that another system documents, so that only their place is an option; see `HFDataset`."""
+
+    ANSWER: ClassVar[str | None] = None
+    """The column with the answer."""
+
+    def __init__(
+        self,
+        path: str | list[str],
+        validation_path: str | list[str] | None = None,
+        *,
+        name: str | None = None,
+        train_split: str = "train",
+        validation_split: ShareBelowOne | str = "test",
+        system: str | None = None,
+        split_seed: NonNegativeInt = 0,
+    ) -> None:
+        super().__init__(
+            path,
+            validation_path,
+            name=name,
+            train_split=train_split,
+            validation_split=validation_split,
+            answer_field=self.ANSWER,
+            system=system,
+            split_seed=split_seed,
+        )
+
+
 def _tools(named: object) -> list[str] | None:
     """Return the names of the tools that a row names, alone or with arguments; None if it names none."""
     if isinstance(named, Mapping):

@@ -15,6 +15,12 @@ POSTPONED = -1
 """In place of the epoch in which a row is due: it was drawn, but is still to be sampled."""
 
 
+@lru_cache(maxsize=2)  # a step spans two epochs at most, unless the data are few
+def permutation_of(seed: int, epoch: int, rows: int) -> Tensor:
+    """Return the order of all rows in an epoch [rows] i64."""
+    return permutation(f"order/{seed}/{epoch}", rows)
+
+
 class Drawn(NamedTuple):
     """A row that was drawn: its number, the epoch that it counts for, and whether it was postponed before."""
 
@@ -44,7 +50,6 @@ class Order:
         """[1] i32: the current one."""
         self._seed = seed
         self._difficulty = difficulty
-        self._permutation = lru_cache(maxsize=2)(self._permute)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what a checkpoint holds, by name."""
@@ -57,7 +62,7 @@ class Order:
         found = [Drawn(row, epoch, True) for row in first.tolist()]
         due[due == POSTPONED] = epoch + 1
         while True:
-            permuted = self._permutation(epoch)
+            permuted = self._permuted(epoch)
             rows = permuted[due[permuted] <= epoch][: count - len(found)]
             found += [Drawn(row, epoch, False) for row in rows.tolist()]
             due[rows] = epoch + 1
@@ -80,8 +85,8 @@ class Order:
         """Return the share of rows that are due only after the next epoch."""
         return float((self.due > self.epoch + 1).float().mean())
 
-    def _permute(self, epoch: int) -> Tensor:
-        permuted = permutation(f"order/{self._seed}/{epoch}", len(self.due))
+    def _permuted(self, epoch: int) -> Tensor:
+        permuted = permutation_of(self._seed, epoch, len(self.due))
         if self._difficulty is None:
             return permuted
         return permuted[torch.sort(self._difficulty[permuted], stable=True).indices]

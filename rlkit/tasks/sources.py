@@ -14,6 +14,7 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 from rlkit.errors import RecipeError, UnavailableError, show, unreachable
+from rlkit.interfaces.task import field_of
 from rlkit.tasks.table import PlacedRow, Table
 from rlkit.text import redact
 from rlkit.types import Row
@@ -221,16 +222,11 @@ def column(row: Row, name: str, place: str, option: str) -> object:
     Raises:
         RecipeError: There is none; the message lists the columns of the row.
     """
-    if name in row:
-        return row[name]
-    value: object = row
-    for key in name.split("."):
-        if not isinstance(value, Mapping) or key not in value:
-            raise RecipeError(
-                f"{place}: no field {name!r} ({option}); the row has: {', '.join(_names(row)) or 'nothing'}"
-            )
-        value = value[key]
-    return value
+    try:
+        return field_of(row, name)
+    except KeyError:
+        listed = ", ".join(_names(row)) or "nothing"
+        raise RecipeError(f"{place}: no field {name!r} ({option}); the row has: {listed}") from None
 
 
 def _nearby(path: Path) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from rlkit.ranges import NonNegativeInt, ShareBelowOne
-from rlkit.tasks.files import HFDataset, as_text
+from rlkit.tasks.files import KnownColumns, as_text
 from rlkit.types import Row
 
 ANSWERS = ("answer", "solution", "ground_truth")
 
 
-class TRL(HFDataset):
+class TRL(KnownColumns):
     """TRL's rows for GRPO: `prompt` (messages, or a text, which becomes a user's message) and any other columns.
 
     Reward functions of `PythonReward` get the columns by name, as TRL passes them. The reference answer of other
@@ -24,28 +23,6 @@ class TRL(HFDataset):
         system: A system message to put before each prompt.
         split_seed: Seed of the selection of held-out rows.
     """
-
-    def __init__(
-        self,
-        path: str | list[str],
-        validation_path: str | list[str] | None = None,
-        *,
-        name: str | None = None,
-        train_split: str = "train",
-        validation_split: ShareBelowOne | str = "test",
-        system: str | None = None,
-        split_seed: NonNegativeInt = 0,
-    ) -> None:
-        super().__init__(
-            path,
-            validation_path,
-            name=name,
-            train_split=train_split,
-            validation_split=validation_split,
-            answer_field=None,
-            system=system,
-            split_seed=split_seed,
-        )
 
     def _answer(self, row: Row, place: str) -> str | None:
         found = [row[name] for name in ANSWERS if row.get(name) is not None]

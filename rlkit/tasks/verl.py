@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from rlkit.errors import RecipeError, show
-from rlkit.ranges import NonNegativeInt, ShareBelowOne
-from rlkit.tasks.files import HFDataset
+from rlkit.tasks.files import KnownColumns
 from rlkit.types import JsonObject, Prompt, Row
 
 PHASES = {
@@ -20,7 +19,7 @@ PHASES = {
 """verl's names of the arguments of a tool, and the methods of `Tool` that take them."""
 
 
-class Verl(HFDataset):
+class Verl(KnownColumns):
     """verl's rows: `prompt`, `data_source`, `reward_model.ground_truth` and `extra_info`, as its scripts write them.
 
     `extra_info.tools_kwargs` has the tools of the row's conversations by name, with the arguments of their methods; a
@@ -38,27 +37,7 @@ class Verl(HFDataset):
         split_seed: Seed of the selection of held-out rows.
     """
 
-    def __init__(
-        self,
-        path: str | list[str],
-        validation_path: str | list[str] | None = None,
-        *,
-        name: str | None = None,
-        train_split: str = "train",
-        validation_split: ShareBelowOne | str = "test",
-        system: str | None = None,
-        split_seed: NonNegativeInt = 0,
-    ) -> None:
-        super().__init__(
-            path,
-            validation_path,
-            name=name,
-            train_split=train_split,
-            validation_split=validation_split,
-            answer_field="reward_model.ground_truth",
-            system=system,
-            split_seed=split_seed,
-        )
+    ANSWER = "reward_model.ground_truth"
 
     def _answer(self, row: Row, place: str) -> str | None:
         """Return the ground truth; rows that a model grades have none."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rlkit.interfaces.reward import RewardManager
+from rlkit.interfaces.runtime import OneProcess
 from rlkit.models.load import load_policy, load_tokenizer
 from rlkit.sections import Model
 from rlkit.types import Score, Trajectory
@@ -23,12 +24,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class ExampleRuntime:
+class ExampleRuntime(OneProcess):
     """A `Runtime` to `bind` parts to in tests; model and tokenizer are loaded on first use."""
 
     device = torch.device("cpu")
     context = 4096
-    tensor_parallel = 1
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -52,18 +52,6 @@ class ExampleRuntime:
     def logits(self, tokens: Tensor) -> Tensor:
         logits: Tensor = self.policy(input_ids=tokens, use_cache=False).logits
         return logits
-
-    def gather_world(self, value: T) -> list[T]:
-        return [value]
-
-    def broadcast_tp(self, value: T) -> T:
-        return value
-
-    def reduce(self, x: Tensor) -> Tensor:
-        return x
-
-    def gather(self, x: Tensor) -> Tensor:
-        return x
 
     async def work(self, function: Callable[[T], object], argument: T, timeout: float) -> Any:
         """Call a function in this process, without a deadline; it may return data only, as in a worker."""

@@ -6,12 +6,11 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import ceil
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from rlkit.concurrency.garbage import uncollected
 from rlkit.errors import RecipeError
@@ -19,14 +18,13 @@ from rlkit.interfaces import outputs
 from rlkit.interfaces.task import Curriculum, Split, Task
 from rlkit.models.activations import token_limit
 from rlkit.models.load import context_length, load_config, load_tokenizer, stop_ids
-from rlkit.ops.random import permutation
 from rlkit.parsers.detect import detect
 from rlkit.recipe import Recipe
 from rlkit.registry import calling, require
 from rlkit.rollout.lengths import measure, shorten
 from rlkit.rollout.participants import Participants
 from rlkit.rollout.template import USER, ChatTemplate
-from rlkit.tasks.order import Order
+from rlkit.tasks.order import Drawn, Order, permutation_of
 from rlkit.types import Prompt, Row
 
 
@@ -114,35 +112,34 @@ class Data:
         on the steps before as well: they are those of the next step.
         """
         if self.order is not None:
-            return [self.kept[drawn.row] for drawn in self.order.draw(self.count)]
+            return [self.kept[one.row] for one in self.order.draw(self.count)]
         train, rows = self.recipe.train, len(self.kept)
         first = (step - 1) * train.prompts_per_step
         places = range(first, first + train.prompts_per_step)
-        return [self.kept[int(_permutation(train.seed, i // rows, rows)[i % rows])] for i in places]
+        return [self.kept[int(permutation_of(train.seed, i // rows, rows)[i % rows])] for i in places]
 
     def prompts(self, step: int) -> list[tuple[int, Prompt]]:
         """Return the prompts of a step with their place in it, those that were postponed before first."""
         return [(slot, self.prompt(row)) for slot, row in enumerate(self.slots(step))]
 
-    def postponed(self) -> int:
-        """Return how many of the next step's prompts were postponed before."""
-        return 0 if self.order is None else sum(drawn.postponed for drawn in self.order.draw(self.count))
+    def drawn(self) -> list[Drawn]:
+        """Return what the order has drawn for the next step, with the places of `prompts`; nothing without one."""
+        return [] if self.order is None else self.order.draw(self.count)
 
-    def record(self, rates: Mapping[int, float | None]) -> None:
+    def record(self, drawn: Sequence[Drawn], rates: Mapping[int, float | None]) -> None:
         """Record the outcome of a step's prompts, alike on all ranks.
 
         Args:
+            drawn: Those of the step.
             rates: The success rate of each prompt by its place, None where it is not known; those that are missing were
                 stopped, and come first in the next step.
 
         Raises:
             PartError: The curriculum raised something, or what it returned is no number of epochs.
         """
-        if self.order is None:
-            return
-        drawn = self.order.draw(self.count)
-        waits = [self._wait(rates[slot]) if slot in rates else None for slot in range(len(drawn))]
-        self.order.record(drawn, waits)
+        if self.order is not None:
+            waits = [self._wait(rates[slot]) if slot in rates else None for slot in range(len(drawn))]
+            self.order.record(drawn, waits)
 
     def _wait(self, rate: float | None) -> int:
         curriculum = self.recipe.curriculum
@@ -268,11 +265,6 @@ class Data:
         if side == "error" or side == "drop":  # noqa: PLR1714 (mypy narrows this form alone)
             return prompt
         return shorten(self.template, prompt, self.limit, side)
-
-
-@lru_cache(maxsize=2)  # a step spans two epochs at most, unless the data are few
-def _permutation(seed: int, epoch: int, rows: int) -> Tensor:
-    return permutation(f"order/{seed}/{epoch}", rows)
 
 
 @uncollected()

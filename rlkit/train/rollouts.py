@@ -65,7 +65,7 @@ async def _sample(data: Data, service: RolloutService, number: int, rollouts: Ro
     prompts, chosen = service.shard_for_rank(everything), service.recipe.rollout.filter
     quota: Quota | None = None
     if service.recipe.rollout.oversample > 1:
-        first, all_of = data.postponed(), service.recipe.train.prompts_per_step
+        first, all_of = sum(one.postponed for one in data.drawn()), service.recipe.train.prompts_per_step
         quota = Quota(len(service.shard_for_rank(everything[:all_of])), len(service.shard_for_rank(everything[:first])))
     async with rollouts.scoring:  # an error cancels it
         for attempt in range(1 + (0 if chosen is None else chosen.max_refills)):
@@ -139,8 +139,8 @@ def record_outcome(data: Data, service: RolloutService, rollouts: Rollouts, mete
     order = data.order
     if order is None:  # agreed: by the recipe
         return
-    slots = data.slots(0)
-    names = {slot: data.prompt(row).id for slot, row in enumerate(slots)}
+    drawn = data.drawn()
+    names = {slot: data.prompt(data.kept[one.row]).id for slot, one in enumerate(drawn)}
     mine: dict[int, list[float]] = {}
     for trajectory in rollouts.all:
         if names.get(trajectory.group) == trajectory.prompt.id:
@@ -152,10 +152,10 @@ def record_outcome(data: Data, service: RolloutService, rollouts: Rollouts, mete
         for slot, known in some.items():
             found[slot] += known
     rates = service.ranks.broadcast_tp({slot: fmean(known) if known else None for slot, known in found.items()})
-    data.record(rates)
+    data.record(drawn, rates)
     meter.max("curriculum/epoch", float(order.epoch))
     meter.max("curriculum/waiting", order.waiting())
-    meter.max("rollout/postponed", len(slots) - len(rates))
+    meter.max("rollout/postponed", len(drawn) - len(rates))
 
 
 def success_rate(trajectory: Trajectory) -> float | None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlkit.distributed.fsdp2 import unsharded
 from rlkit.interfaces.reward import RewardManager
-from rlkit.interfaces.runtime import BoundPart, Runtime
+from rlkit.interfaces.runtime import BoundPart, OneProcess, Runtime
 from rlkit.models.load import context_length, load_config, load_tokenizer, stop_ids
 from rlkit.models.lora import base_model
 from rlkit.recipe import Recipe
@@ -91,7 +91,7 @@ class NoPolicyError(AttributeError):
     """A part asked for the policy where none is loaded."""
 
 
-class RuntimeWithoutPolicy:
+class RuntimeWithoutPolicy(OneProcess):
     """The `Runtime` of rewards and tools where there is no run: of one process, without a policy.
 
     The tokenizer is loaded on first use.
@@ -101,8 +101,6 @@ class RuntimeWithoutPolicy:
         fabric: Of the recipe, not launched: its device and precision.
         workers: Where plain code runs.
     """
-
-    tensor_parallel = 1
 
     def __init__(self, recipe: Recipe, fabric: Fabric, workers: Workers) -> None:
         self._recipe, self._fabric, self._workers = recipe, fabric, workers
@@ -135,18 +133,6 @@ class RuntimeWithoutPolicy:
 
     def logits(self, tokens: Tensor) -> Tensor:
         raise NoPolicyError("`runtime.logits`")
-
-    def gather_world(self, value: T) -> list[T]:
-        return [value]
-
-    def broadcast_tp(self, value: T) -> T:
-        return value
-
-    def reduce(self, x: Tensor) -> Tensor:
-        return x
-
-    def gather(self, x: Tensor) -> Tensor:
-        return x
 
     async def work(self, function: Callable[[T], object], argument: T, timeout: float) -> Any:
         return await self._workers.call(function, argument, timeout)

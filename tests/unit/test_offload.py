@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -46,9 +49,18 @@ def test_a_tensor_larger_than_a_piece_has_the_next_power_of_2(monkeypatch: pytes
     assert memory.used == [2048, 1024]
 
 
-def test_memory_that_cannot_be_page_locked_is_plain() -> None:
-    if torch.cuda.is_available():
-        pytest.skip("it can be here")
+def without_page_locked_memory(empty: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def refusing(*size: int, pin_memory: bool = False, **options: Any) -> Tensor:
+        if pin_memory:
+            raise RuntimeError("out of page-locked memory")
+        return empty(*size, **options)
+
+    return refusing
+
+
+def test_memory_that_cannot_be_page_locked_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    if torch.cuda.is_available():  # where it can be
+        monkeypatch.setattr(torch, "empty", without_page_locked_memory(torch.empty))
     memory = HostMemory(pinned=True)
     with pytest.warns(UserWarning, match="offloading is slow: host memory cannot be page-locked"):
         assert memory.copy(torch.ones(3)).tolist() == [1, 1, 1]

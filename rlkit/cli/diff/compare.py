@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,11 +16,15 @@ from torch import Tensor
 
 from rlkit.errors import RecipeError, explain
 from rlkit.models.store import Store, step_of
-from rlkit.run.checkpoint.state import as_data
+from rlkit.run.checkpoint.state import as_data, flat
+from rlkit.run.rows import read_lines
 from rlkit.types import JsonObject
 
 IGNORED = ("time/", "memory/", "checkpoint/", "engine/")
 """Figures that measure the machine and not the training."""
+
+AT_ONCE = 2**26
+"""Elements of tensors that are read at once."""
 
 SHOWN = 6
 """Figures of a step that are listed."""
@@ -47,7 +50,7 @@ class AnswerDifference(NamedTuple):
 
 
 class TensorDifference(NamedTuple):
-    """The first tensor that differs, in the order of steps and names."""
+    """The first tensor that differs, in the order of steps and names; in a step, one of another shape comes first."""
 
     checkpoint: str
     name: str
@@ -106,17 +109,10 @@ def _pairs(first: Mapping[str, object], second: Mapping[str, object]) -> Pairs:
     return {key: (a, b) for key, (a, b) in both.items() if json.dumps(a) != json.dumps(b)}  # NaN is equal to itself
 
 
-def _flat(value: object, prefix: str = "") -> dict[str, object]:
-    """Return nested values by keys with dots."""
-    if not isinstance(value, Mapping) or not value:
-        return {prefix: value}
-    return {k: v for name, inner in value.items() for k, v in _flat(inner, f"{prefix}.{name}".lstrip(".")).items()}
-
-
 def _recipe(run: Path) -> dict[str, object]:
     path = run / "recipe.yaml"
     try:
-        return _flat(as_data(path.read_text(encoding="utf-8")))
+        return flat(as_data(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise RecipeError(f"{path} cannot be read: {explain(error)}") from error
 
@@ -129,7 +125,7 @@ def _environment(run: Path) -> dict[str, object]:
         found["plugins"] = ", ".join(f"{p['name']} {p['version']}" for p in found.get("plugins", ()))
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise RecipeError(f"{path} cannot be read: {explain(error)}") from error
-    return {key: value for key, value in _flat(found).items() if key != "run_id"}
+    return {key: value for key, value in flat(found).items() if key != "run_id"}
 
 
 def _first_step(first: list[JsonObject], second: list[JsonObject]) -> StepDifference | None:
@@ -169,16 +165,30 @@ def _differs(one: JsonObject | None, other: JsonObject | None) -> str | None:
 
 def _first_tensor(first: Store, second: Store, names: list[str]) -> TensorDifference | None:
     for name in names:
-        shapes = [store.shapes(name) for store in (first, second)]
-        for tensor in sorted(shapes[0].keys() | shapes[1].keys()):
-            here, there = (known.get(tensor) for known in shapes)
-            if here is None or there is None:
-                return TensorDifference(name, tensor, "only one of the runs has it")
-            if here != there:
-                return TensorDifference(name, tensor, f"shapes {list(here)} and {list(there)}")
-            if what := _unequal(first.read(name, tensor), second.read(name, tensor)):
-                return TensorDifference(name, tensor, what)
+        here, there = first.shapes(name), second.shapes(name)
+        for tensor in sorted(here.keys() | there.keys()):
+            if here.get(tensor) != there.get(tensor):
+                if tensor not in here or tensor not in there:
+                    return TensorDifference(name, tensor, "only one of the runs has it")
+                return TensorDifference(name, tensor, f"shapes {list(here[tensor])} and {list(there[tensor])}")
+        for group in _groups(here):
+            one, other = first.read(name, group), second.read(name, group)
+            for tensor in group:
+                if what := _unequal(one[tensor], other[tensor]):
+                    return TensorDifference(name, tensor, what)
     return None
+
+
+def _groups(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[list[str]]:
+    """Yield the names of tensors in order, as many at once as have about `AT_ONCE` elements."""
+    group, size = [], 0
+    for tensor in sorted(shapes):
+        group.append(tensor)
+        size += prod(shapes[tensor])
+        if size >= AT_ONCE:
+            yield group
+            group, size = [], 0
+    yield group
 
 
 def _unequal(one: Tensor, other: Tensor) -> str | None:
@@ -193,15 +203,10 @@ def _unequal(one: Tensor, other: Tensor) -> str | None:
 
 def _rows(path: Path) -> Iterator[JsonObject]:
     """Yield the JSON lines of a file, if there is one, but for a last line that is still being written."""
-    if not path.exists():
-        return
-    number = 0
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
-            for line in lines:
-                number += 1
-                if line.endswith("\n"):
-                    row: Any = json.loads(line)
-                    yield row if isinstance(row, dict) else {"prompt": row}
-    except (OSError, EOFError, ValueError, RecursionError, zlib.error) as error:
-        raise RecipeError(f"{path} cannot be read after line {number}: {explain(error)}") from error
+    for number, line in read_lines(path) if path.exists() else ():
+        if line.endswith(b"\n"):
+            try:
+                row: Any = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise RecipeError(f"{path} cannot be read: line {number} is no JSON: {explain(error)}") from error
+            yield row if isinstance(row, dict) else {"prompt": row}

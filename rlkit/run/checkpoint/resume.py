@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from rlkit.errors import RecipeError, show
 from rlkit.models.store import CheckpointRef
-from rlkit.run.checkpoint.state import as_data, restore, tensors
+from rlkit.run.checkpoint.state import as_data, flat, restore, tensors
 from rlkit.train.setup import TrainContext
 from rlkit.types import JsonObject
 
@@ -48,7 +48,7 @@ def compare(found: CheckpointRef, recipe_yaml: str, force: bool) -> list[str]:
     Raises:
         RecipeError: A difference breaks the state, or changes the training without `force`.
     """
-    old, new = _flat(found.state.recipe), _flat(as_data(recipe_yaml))
+    old, new = flat(found.state.recipe), flat(as_data(recipe_yaml))
     changed = [key for key in sorted(old | new) if old.get(key) != new.get(key)]
     lines = {key: f"{key}: {show(old.get(key))} in the checkpoint, {show(new.get(key))} now" for key in changed}
     moved = [part for part in PRESENT if any(_under(k, part) for k in old) != any(_under(k, part) for k in new)]
@@ -94,9 +94,3 @@ def _decays(recipe: Mapping[str, object]) -> bool:
 
 def _under(key: str, section: str) -> bool:
     return key == section or key.startswith(f"{section}.")
-
-
-def _flat(section: object, prefix: str = "") -> dict[str, object]:
-    if not isinstance(section, dict):
-        return {} if section is None else {prefix: section}
-    return {k: v for name, part in section.items() for k, v in _flat(part, f"{prefix}.{name}".lstrip(".")).items()}

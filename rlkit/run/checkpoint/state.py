@@ -75,6 +75,13 @@ def restore(transforms: RewardTransforms, found: CheckpointRef) -> None:
         shaper.count, shaper.mean, shaper.squares = kept.shaper
 
 
+def flat(section: object, prefix: str = "") -> dict[str, object]:
+    """Return the values of a recipe by keys with dots; those that are null are left out."""
+    if not isinstance(section, dict):
+        return {} if section is None else {prefix: section}
+    return {k: v for name, part in section.items() for k, v in flat(part, f"{prefix}.{name}".lstrip(".")).items()}
+
+
 def as_data(recipe_yaml: str) -> dict[str, Any]:
     """Return a recipe as JSON holds it: without the aliases of YAML, which can stand for more than fits in memory."""
     content: dict[str, Any] = json.loads(json.dumps(yaml.safe_load(recipe_yaml), default=str), parse_constant=str)
