@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 SHOWN = 2000
 """Characters of a server's answer that an error repeats."""
 
+IDLE_SECONDS = 2.0
+"""A connection idle for longer is not used again: servers close theirs (uvicorn after 5 s), maybe at that moment."""
+
 
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Ignores any proxy of the environment, as aiohttp does."""
@@ -97,7 +100,8 @@ class Client:
         loop = asyncio.get_running_loop()
         if self._session is None or self._loop is not loop:
             self.close()
-            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=self._headers)
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS)
+            self._session = aiohttp.ClientSession(connector=connector, headers=self._headers)
             self._loop = loop
         return self._session
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+import warnings
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TypeVar
 
@@ -150,6 +151,8 @@ class Node:
         if self.restarts >= self._retry.restarts:
             raise self.error("go on", Fault(f"it failed {self.restarts + 1} times since the last sync: {self.trouble}"))
         self.restarts += 1
+        what = "waiting for it" if self.process is None else "restarting it"
+        warnings.warn(f"{self.api.product} server {self.url} {self.trouble}; {what}", stacklevel=2)
         self._inspected = False
         if self.process is None:
             await self._reset()
