@@ -30,6 +30,7 @@ VERBS = {
     "data": "show and count a task's prompts, or write them to files",
     "diff": "show where two runs differ",
     "report": "write one HTML file with a run's curves and rollouts",
+    "replay": "make a step of a run again, and compare it with what it was",
     "export": "write a checkpoint's policy as a Hugging Face folder",
     "doctor": "look at this machine and installation",
 }

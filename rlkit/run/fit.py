@@ -11,7 +11,7 @@ from rlkit.models.store import CheckpointRef
 from rlkit.recipe import Recipe
 from rlkit.run.folder import RunFolder
 from rlkit.run.peers import Peers
-from rlkit.run.session import Outcome, Reporter, Session, agreed
+from rlkit.run.session import Outcome, Replay, Reporter, Session, agreed
 from rlkit.run.signals import Signals
 from rlkit.train.data import Data
 from rlkit.train.setup import TrainContext, prepare_training
@@ -28,6 +28,7 @@ def fit(
     reporter: Reporter,
     *,
     resumed: CheckpointRef | None = None,
+    replay: Replay | None = None,
 ) -> Outcome:
     """Train to the recipe's last step.
 
@@ -42,11 +43,12 @@ def fit(
         folder: The run folder, created.
         reporter: Shows the run.
         resumed: The checkpoint to go on from.
+        replay: Which steps to make again, of a run that was there before; None to train to the last one.
 
     Raises:
         RlkitError: The run failed; RankError where another rank did.
     """
-    session = Session(folder, reporter, fabric.is_global_zero)
+    session = Session(folder, reporter, fabric.is_global_zero, replay=replay)
     peers = Peers(fabric, folder.path, session.lost)
     contexts: list[TrainContext] = []
 

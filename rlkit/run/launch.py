@@ -20,7 +20,7 @@ from rlkit.run.checkpoint.resume import compare
 from rlkit.run.fit import fit
 from rlkit.run.folder import RunFolder, default_folder
 from rlkit.run.lock import Lock
-from rlkit.run.session import Outcome, Reporter
+from rlkit.run.session import Outcome, Replay, Reporter
 from rlkit.text import safe
 from rlkit.train.data import Data, load_data
 from rlkit.train.setup import fabric_for
@@ -41,6 +41,7 @@ class Job:
         out: The run folder; None for the resumed run's, or a new one.
         resume: A checkpoint, a run folder, or `auto` for the newest checkpoint in `out`, if any; None for a new run.
         force: Resume although the recipe has changed what is learned.
+        replay: Which steps of the resumed run to make again.
     """
 
     recipe: Recipe
@@ -50,6 +51,7 @@ class Job:
     out: str | None = None
     resume: str | None = None
     force: bool = False
+    replay: Replay | None = None
 
     @property
     def folder(self) -> Path:
@@ -143,7 +145,7 @@ def _train(job: Job, data: Data, fabric: Fabric, reporter: Reporter) -> tuple[Ou
         folder = RunFolder(path, job.yaml, fabric.global_rank)
         ranks.on_first(lambda: _create(folder, job, resumed))
         reporter.note(f"run folder: {folder.path}")
-        return fit(job.recipe, data, fabric, folder, reporter, resumed=resumed), path
+        return fit(job.recipe, data, fabric, folder, reporter, resumed=resumed, replay=job.replay), path
     finally:
         if lock is not None:
             lock.release()

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, TypeVar, cast
 
 from rlkit.errors import RecipeError, explain, shorten, show
 from rlkit.text import redact
-from rlkit.types import JsonObject, Message, Prompt, Row, StopReason, Trajectory, Turn
+from rlkit.types import JsonObject, Message, Prompt, Row, Score, StopReason, Trajectory, Turn
 
 T = TypeVar("T")
 
@@ -21,6 +21,12 @@ MAX_META = 65_536
 
 LONGEST_LINE = 2**28
 """Bytes of a line that is read."""
+
+OF_SCORE = ("reward", "turn_rewards", "ungradable")
+"""What of a score a row has under `score`; the rest stands beside it."""
+
+CREDIT = ("advantages", "greedy_reward")
+"""What of a trajectory's credit is read back."""
 
 Tokenize = Callable[[list[Message], str], tuple[list[int], list[int]]]
 """Returns the ids of a prompt's messages and of the answer to it."""
@@ -39,6 +45,7 @@ def as_row(trajectory: Trajectory) -> JsonObject:
         "text": trajectory.text,
         "conversation": trajectory.messages[len(prompt.messages) :],
         "reward": trajectory.reward,
+        "score": None if score is None else {name: getattr(score, name) for name in OF_SCORE},
         "final_answer": None if score is None else score.answer,
         "components": {} if score is None else score.components,
         "error": redact(shorten(trajectory.error or (score and score.error) or "")) or None,
@@ -46,7 +53,7 @@ def as_row(trajectory: Trajectory) -> JsonObject:
         "stop": trajectory.stop.value,
         "tokens": trajectory.tokens,
         "mask": [int(m) for m in trajectory.mask],
-        "logps": [round(x, 6) for x in trajectory.logps],
+        "logps": [float(f"{x:.9g}") for x in trajectory.logps],  # a float32, to the bit
         "versions": trajectory.versions,
         "turns": [list(turn) for turn in trajectory.turns],
         "turn_rewards": trajectory.turn_rewards,
@@ -77,7 +84,7 @@ class SavedRow:
 
     Args:
         place: The file and the line, for messages.
-        trajectory: Without its score.
+        trajectory: With its score, if the row has all of it, as rlkit's own have.
         group: Equal for the samples of a prompt that were scored together.
         reward: The whole reward that it had, None if there was none.
         components: Of its score.
@@ -94,12 +101,12 @@ class SavedRow:
     left_out: list[str]
 
 
-def read_rows(path: Path, tokenize: Tokenize) -> Iterator[SavedRow]:
+def read_rows(path: Path, tokenize: Tokenize | None = None) -> Iterator[SavedRow]:
     """Yield the rows of a file of `rollouts/`, or of any JSON lines with a prompt's `messages`, `text` and `answer`.
 
     Args:
         path: A .jsonl or a .jsonl.gz.
-        tokenize: For rows without tokens.
+        tokenize: For rows without tokens; None where all must have some.
 
     Raises:
         RecipeError: It cannot be read, or a line is none; the message names the file and the line.
@@ -155,21 +162,41 @@ class _Fields:
         return RecipeError(f"{self.place}: {name!r} is {found}, expected {expected}")
 
 
-def _saved(fields: _Fields, tokenize: Tokenize) -> SavedRow:
+def _saved(fields: _Fields, tokenize: Tokenize | None) -> SavedRow:
     prompt = _prompt(fields)
     if not isinstance(text := fields.row.get("text"), str):
         raise fields.wrong("text", "the answer's text")
     group = fields.get("group", _is_int, "a whole number", 0)
     trajectory = _trajectory(fields, prompt, group, text, tokenize)
     failed = trajectory.stop is StopReason.ERROR  # in files without `failed`
+    failed = fields.get("failed", lambda value: isinstance(value, bool), "true or false", failed)
+    components = fields.get("components", _is_numbers_by_name, "finite numbers by name", cast(dict[str, float], {}))
+    trajectory.error = fields.get("error", _is_text, "a text", "it failed") if failed else None
+    trajectory.score = _score(fields, components)
+    trajectory.credit = {name: fields.row[name] for name in CREDIT if name in fields.row}
     return SavedRow(
         fields.place,
         trajectory,
         (str(fields.row.get("kind")), str(group), prompt.id or json.dumps(prompt.messages)),
         fields.get("reward", _is_number, "a finite number", None),
-        fields.get("components", _is_numbers_by_name, "finite numbers by name", {}),
-        fields.get("failed", lambda value: isinstance(value, bool), "true or false", failed),
+        components,
+        failed,
         fields.get("meta_left_out", _is_names, "names of columns", []),
+    )
+
+
+def _score(fields: _Fields, components: dict[str, float]) -> Score | None:
+    row = fields.get("score", lambda value: isinstance(value, dict), "an object", cast(JsonObject | None, None))
+    if row is None:
+        return None
+    inner = _Fields(row, f"{fields.place}, 'score'")
+    return Score(
+        inner.get("reward", _is_number, "a finite number", None),
+        components,
+        inner.get("turn_rewards", _is_numbers, "finite numbers", None),
+        fields.get("error", _is_text, "a text", None),
+        inner.get("ungradable", lambda value: isinstance(value, bool), "true or false", False),
+        fields.get("final_answer", _is_text, "a text", None),
     )
 
 
@@ -193,7 +220,7 @@ def _prompt(fields: _Fields) -> Prompt:
     return Prompt(name, messages, answer, meta, tools, fields.get("source", _is_text, "a text", None))
 
 
-def _trajectory(fields: _Fields, prompt: Prompt, group: int, text: str, tokenize: Tokenize) -> Trajectory:
+def _trajectory(fields: _Fields, prompt: Prompt, group: int, text: str, tokenize: Tokenize | None) -> Trajectory:
     """Return the trajectory; of a row without tokens, one with those that the policy's tokenizer makes of the text."""
     stop: str = fields.get("stop", lambda value: value in list(StopReason), f"one of {REASONS}", "stop")
     answered: list[Message] = [{"role": "assistant", "content": text}]
@@ -201,7 +228,7 @@ def _trajectory(fields: _Fields, prompt: Prompt, group: int, text: str, tokenize
     trajectory.messages = [*prompt.messages, *fields.get("conversation", _is_messages, MESSAGES, answered)]
     trajectory.turn_rewards = fields.get("turn_rewards", _is_numbers, "finite numbers", trajectory.turn_rewards)
     trajectory.counts = fields.get("counts", _is_numbers_by_name, "numbers by name", trajectory.counts)
-    if "tokens" not in fields.row:
+    if "tokens" not in fields.row and tokenize is not None:
         try:
             asked, own = tokenize(prompt.messages, text)
         except Exception as error:  # templates and tokenizers raise what they like of what is no text
@@ -211,7 +238,9 @@ def _trajectory(fields: _Fields, prompt: Prompt, group: int, text: str, tokenize
         trajectory.logps, trajectory.versions = [0.0] * (start + new), [-1] * start + [0] * new
         trajectory.turns = [Turn("user", 0, start), Turn("assistant", start, start + new)]
         return trajectory
-    trajectory.tokens = fields.get("tokens", _is_ints, "token ids", trajectory.tokens)
+    if not _is_ints(fields.row.get("tokens")):
+        raise fields.wrong("tokens", "token ids")
+    trajectory.tokens = fields.row["tokens"]
     size = len(trajectory.tokens)
     trajectory.mask = list(map(bool, _of_tokens(fields, "mask", [0] * size)))
     trajectory.logps = _of_tokens(fields, "logps", [0.0] * size)

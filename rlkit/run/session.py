@@ -35,8 +35,9 @@ from rlkit.run.progress import Progress
 from rlkit.run.signals import Signals
 from rlkit.text import redact
 from rlkit.train.evaluate import Accuracies, evaluate
+from rlkit.train.rollouts import sample
 from rlkit.train.setup import TrainContext
-from rlkit.train.step import StepResult, step
+from rlkit.train.step import Obtain, StepResult, step
 from rlkit.types import JsonObject, Trajectory
 
 Figures = dict[str, float]
@@ -53,6 +54,19 @@ class Reporter(Protocol):
 
     def finish(self, result: JsonObject, advice: str) -> None:
         """Show how the run ended, and what the user may do next."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Steps of a run that are made again.
+
+    Args:
+        last: The last one, though the recipe may have more.
+        obtain: Returns a step's rollouts.
+    """
+
+    last: int
+    obtain: Obtain = sample
 
 
 @dataclass
@@ -76,6 +90,7 @@ class Session:
     """Whether this is rank 0, which writes what all ranks have in common."""
     signals: Signals | None = None
     log: MetricsLog | None = None
+    replay: Replay | None = None
     outcome: Outcome = field(default_factory=Outcome)
     saver: Saver | None = None
     progress: Progress | None = None
@@ -112,6 +127,7 @@ class Session:
         """
         train, validation = context.recipe.train, context.recipe.validation
         every, after = (0, False) if validation is None else (validation.every, validation.after)
+        replay = self.replay or Replay(train.steps)
         self.progress = Progress(context.recipe)
         saver = self._begin(context, resumed)
 
@@ -120,9 +136,9 @@ class Session:
 
         self._agree(context)
         # agreed: `stopping` and `enough` are, and all ranks count the same steps
-        while not (self.stopping or self.enough) and self.outcome.steps < train.steps:
+        while not (self.stopping or self.enough) and self.outcome.steps < replay.last:
             number = self.outcome.steps + 1
-            made = step(context, number)
+            made = step(context, number, replay.obtain)
             used = memory.figures(context.device)
             # agreed: the names are the same on every rank
             figures = made.figures | {name: context.ranks.all_reduce_max(x) for name, x in used.items()}

@@ -146,7 +146,7 @@ def estimate(estimator: AdvantageEstimator, batch: Batch, has_critic: bool = Fal
 
 def attach_advantages(trajectories: Sequence[Trajectory], batch: Batch) -> None:
     """Copy what was made of each trajectory into its `credit`, for the run folder."""
-    known = {"advantages": batch.advantages, "values": batch.values, "greedy_reward": batch.greedy_rewards}
+    known = {"advantages": batch.advantages, "values": batch.values}
     for name, tensor in known.items():
         if tensor is not None:
             for trajectory, row in zip(trajectories, tensor.tolist(), strict=True):

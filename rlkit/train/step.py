@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -15,7 +15,9 @@ from rlkit.models.flops import peak_flops
 from rlkit.ops.groups import group_stats
 from rlkit.ops.masked import Reducer, masked_mean
 from rlkit.rollout.collate import add_rewards, collate
+from rlkit.rollout.service import RolloutService
 from rlkit.train.credit import attach_advantages, correct, estimate
+from rlkit.train.data import Data
 from rlkit.train.logps import compute_logps, measure_gap
 from rlkit.train.metrics import Meter
 from rlkit.train.optim import learning_rate, set_learning_rate
@@ -23,6 +25,9 @@ from rlkit.train.rollouts import Rollouts, await_scores, record_outcome, sample
 from rlkit.train.setup import TrainContext
 from rlkit.train.update import update_models
 from rlkit.types import Batch, TrainBatch
+
+Obtain = Callable[[Data, RolloutService, int, Meter], Rollouts]
+"""Returns a step's rollouts, given its number, and logs their figures; all ranks call it."""
 
 
 class StepResult(NamedTuple):
@@ -33,11 +38,17 @@ class StepResult(NamedTuple):
     figures: dict[str, float]
 
 
-def step(context: TrainContext, number: int) -> StepResult:
-    """Run one training step; the first is 1."""
+def step(context: TrainContext, number: int, obtain: Obtain = sample) -> StepResult:
+    """Run one training step; the first is 1.
+
+    Args:
+        context: The run's.
+        number: The step's.
+        obtain: Returns the step's rollouts.
+    """
     meter = Meter()
     with _timed(meter, "sample"):
-        rollouts = sample(context.data, context.rollouts, number, meter)
+        rollouts = obtain(context.data, context.rollouts, number, meter)
     context.callbacks.emit("on_rollouts", RolloutsEnd(number, rollouts.all))
     sampled = collate(rollouts.train_on).to(context.device)
     with _timed(meter, "logps"):
@@ -49,6 +60,8 @@ def step(context: TrainContext, number: int) -> StepResult:
     scored = add_rewards(sampled.rows(torch.tensor(places, dtype=torch.long, device=context.device)), kept)
     if rollouts.greedy is not None:
         scored.greedy_rewards = torch.tensor([rollouts.greedy[t.group] for t in kept], device=context.device)
+        for trajectory in kept:
+            trajectory.credit["greedy_reward"] = rollouts.greedy[trajectory.group]
     shape_rewards(context, scored, meter)
     estimate(context.recipe.advantage, scored, has_critic=context.recipe.critic is not None)
     attach_advantages(kept, scored)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def trajectory(**changes: Any) -> Trajectory:
         "tokens": [5, 6, 8, 9], "mask": [False, True, False, True], "logps": [0.0, -0.5, 0.0, -0.25],
         "versions": [-1, 0, -1, 0], "stop": StopReason.TURNS, "text": "last", "turn_rewards": [0.5, 0.0],
         "turns": [Turn("user", 0, 1), Turn("assistant", 1, 2), Turn("tool", 2, 3), Turn("assistant", 3, 4)],
-        "counts": {"tool_calls": 1}, "score": Score(1.0, {"accuracy": 1.0}),
+        "counts": {"tool_calls": 1}, "score": Score(1.0, {"accuracy": 1.0}, [0.25, 0.0], None, True, "7"),
         "messages": [*ASKED, {"role": "assistant", "content": "call"}, {"role": "tool", "content": "7", "name": "add"},
                      {"role": "assistant", "content": "last"}],
     }  # fmt: skip
@@ -56,9 +57,8 @@ def trajectory(**changes: Any) -> Trajectory:
 def test_a_conversation_comes_back_as_it_was(tmp_path: Path) -> None:
     given = trajectory()
     [row] = saved(tmp_path, given)
-    assert (row.reward, row.components, row.failed, row.left_out) == (1.5, {"accuracy": 1.0}, False, [])
+    assert (row.reward, row.components, row.failed, row.left_out) == (1.75, {"accuracy": 1.0}, False, [])
     assert row.place == f"{tmp_path / 'step-00001.jsonl.gz'}, line 1"
-    given.score = None
     assert row.trajectory == given
 
 
@@ -66,8 +66,14 @@ def test_a_conversation_comes_back_as_it_was(tmp_path: Path) -> None:
 def test_any_text_comes_back(tmp_path_factory: pytest.TempPathFactory, text: str, answer: str, meta: Any) -> None:
     given = trajectory(prompt=Prompt("p", ASKED, answer, meta), text=text)
     [row] = saved(tmp_path_factory.mktemp("any"), given)
-    given.score = None
     assert row.trajectory == given
+
+
+@given(st.floats(max_value=0.0, width=32, allow_infinity=False))
+def test_log_probs_are_kept_to_the_bit(tmp_path_factory: pytest.TempPathFactory, logp: float) -> None:
+    """Engines compute them in float32."""
+    [row] = saved(tmp_path_factory.mktemp("any"), trajectory(logps=[0.0, -0.5, 0.0, logp]))
+    assert struct.pack("f", row.trajectory.logps[3]) == struct.pack("f", logp)
 
 
 def test_failures_are_told_apart(tmp_path: Path) -> None:
@@ -90,7 +96,7 @@ def test_rows_of_older_files_are_read(tmp_path: Path) -> None:
         del old[name]
     ended = old | {"stop": "error", "error": "late", "reward": None}
     first, second = read(plain(tmp_path, old, ended))
-    assert (first.failed, first.trajectory.prompt.meta, first.reward) == (False, {}, 1.5)
+    assert (first.failed, first.trajectory.prompt.meta, first.reward) == (False, {}, 1.75)
     assert first.trajectory.messages == [*ASKED, {"role": "assistant", "content": "last"}]
     assert second.failed
 

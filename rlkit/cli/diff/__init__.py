@@ -26,7 +26,8 @@ def run(argv: Sequence[str]) -> int:
     places = [word for word in argv if word != "--json"]
     if len(places) != 2 or any(place.startswith("-") for place in places):
         raise RecipeError("rlkit diff needs two run folders: rlkit diff runs/a runs/b")
-    found = compare(*map(_folder, places))
+    first, second = map(folder_of, places)
+    found = compare(first, second)
     if len(places) < len(argv):
         print(json.dumps(found.as_json()))
     else:
@@ -34,7 +35,12 @@ def run(argv: Sequence[str]) -> int:
     return 1 if found.differs else 0
 
 
-def _folder(place: str) -> Path:
+def folder_of(place: str) -> Path:
+    """Return a run folder.
+
+    Raises:
+        RecipeError: It is none.
+    """
     folder = Path(place)
     if not folder.is_dir() or home_of(place) != folder:
         raise RecipeError(f"{place!r} is no run folder, expected one with recipe.yaml")
@@ -47,11 +53,12 @@ def _report(found: Comparison, places: Sequence[str]) -> None:
             show((title, *places), [(key, *map(_text, pair)) for key, pair in pairs.items()])
         else:
             echo(f"{title}: the same")
-    for line in _lines(found):
+    for line in lines(found):
         echo(line)
 
 
-def _lines(found: Comparison) -> Iterator[str]:
+def lines(found: Comparison) -> Iterator[str]:
+    """Yield what is said of the steps, the answers and the tensors of two runs."""
     if found.step is None:
         yield f"figures: the same in the {found.steps} steps that both have"
     else:

@@ -83,8 +83,13 @@ class Comparison:
         return {**vars(self), **named, "differs": self.differs}
 
 
-def compare(first: Path, second: Path) -> Comparison:
+def compare(first: Path, second: Path, ignored: tuple[str, ...] = ()) -> Comparison:
     """Compare two run folders.
+
+    Args:
+        first: One.
+        second: The other.
+        ignored: What the names of figures begin with that are not compared, besides those that measure the machine.
 
     Raises:
         RecipeError: A file cannot be read.
@@ -93,13 +98,14 @@ def compare(first: Path, second: Path) -> Comparison:
     found = Comparison()
     found.recipe = _pairs(_recipe(first), _recipe(second))
     found.environment = _pairs(_environment(first), _environment(second))
-    lines = [list(_rows(run / "metrics.jsonl")) for run in (first, second)]
-    found.steps = min(map(len, lines))
-    found.step = _first_step(*lines)
+    one, other = ({line["step"]: line for line in metrics(run)} for run in (first, second))
+    both = {step: (one[step], other[step]) for step in one if step in other}
+    found.steps = len(both)
+    found.step = _first_step(both, (*IGNORED, *ignored))
     found.answer = _first_answer(first, second)
-    one, other = (Store(str(run / "checkpoints")) for run in (first, second))
-    found.checkpoints = sorted(set(one.names()) & set(other.names()), key=step_of)
-    found.tensor = _first_tensor(one, other, found.checkpoints)
+    stores = [Store(str(run / "checkpoints")) for run in (first, second)]
+    found.checkpoints = sorted(set.intersection(*(set(store.names()) for store in stores)), key=step_of)
+    found.tensor = _first_tensor(stores[0], stores[1], found.checkpoints)
     return found
 
 
@@ -128,9 +134,18 @@ def _environment(run: Path) -> dict[str, object]:
     return {key: value for key, value in flat(found).items() if key != "run_id"}
 
 
-def _first_step(first: list[JsonObject], second: list[JsonObject]) -> StepDifference | None:
-    for number, both in enumerate(zip(first, second, strict=False), 1):
-        kept = ({k: v for k, v in row.items() if not k.startswith(IGNORED)} for row in both)
+def metrics(run: Path) -> list[JsonObject]:
+    """Return the figures of a run's steps.
+
+    Raises:
+        RecipeError: They cannot be read.
+    """
+    return [line for line in _rows(run / "metrics.jsonl") if isinstance(line.get("step"), int)]
+
+
+def _first_step(steps: Mapping[int, tuple[JsonObject, JsonObject]], ignored: tuple[str, ...]) -> StepDifference | None:
+    for number, both in steps.items():
+        kept = ({k: v for k, v in row.items() if not k.startswith(ignored)} for row in both)
         if pairs := _pairs(*kept):
             return StepDifference(number, dict(list(pairs.items())[:SHOWN]), max(0, len(pairs) - SHOWN))
     return None

@@ -1,0 +1,59 @@
+"""The rollouts of a step as a run folder has them, instead of sampling."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlkit.cli.diff.compare import metrics
+from rlkit.errors import RecipeError
+from rlkit.rollout.service import RolloutService
+from rlkit.run.folder import of_rank
+from rlkit.run.rows import read_rows
+from rlkit.train.data import Data
+from rlkit.train.metrics import Meter
+from rlkit.train.rollouts import Rollouts, assign_groups
+from rlkit.types import Trajectory
+
+
+class Recorded:
+    """Obtains steps' rollouts from a run folder, which must have all of them.
+
+    Args:
+        run: The run folder.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self.run = run
+        self.samples = {line["step"]: int(line["rollout/samples"]) for line in metrics(run)}
+
+    def __call__(self, data: Data, service: RolloutService, number: int, meter: Meter) -> Rollouts:
+        """Return the rollouts of a step, scored.
+
+        Raises:
+            RecipeError: The file of this rank cannot be read, or the run has not kept all of the step's trajectories.
+        """
+        data.prompts(number)  # the order of prompts is a state, which goes on
+        ranks, filtered = service.ranks, service.recipe.rollout.filter is not None
+        found = self._read(number, ranks.fabric.global_rank, service.actor.policy.config.get_text_config().vocab_size)
+        kept = ranks.gather_dp(len(found))
+        if sum(kept) != self.samples[number]:
+            raise RecipeError(
+                f"{self.run} has kept {sum(kept)} of the {self.samples[number]} trajectories of step {number} on "
+                f"{ranks.count} rank{'s' * (ranks.count > 1)}; leave out --phase learn to sample them again, or train "
+                "with log.rollouts.limit: null and log.rollouts.every: 1"
+            )
+        rollouts = Rollouts(found)
+        rollouts.sampled = [t for t in found if t.error is None and ("advantages" in t.credit or not filtered)]
+        if greedy := {t.group: float(t.credit["greedy_reward"]) for t in found if "greedy_reward" in t.credit}:
+            rollouts.greedy = greedy
+        rollouts.dispatch = assign_groups(ranks, rollouts.sampled, meter)
+        rollouts.train_on = ranks.exchange([[rollouts.sampled[i] for i in route] for route in rollouts.dispatch])
+        return rollouts
+
+    def _read(self, number: int, rank: int, vocabulary: int) -> list[Trajectory]:
+        found = []
+        for row in read_rows(self.run / "rollouts" / f"{of_rank(f'step-{number:05d}', rank)}.jsonl.gz"):
+            if not all(0 <= token < vocabulary for token in row.trajectory.tokens):
+                raise RecipeError(f"{row.place} has token ids that the policy has not, expected 0 to {vocabulary - 1}")
+            found.append(row.trajectory)
+        return found
