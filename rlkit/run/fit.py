@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from lightning.fabric import Fabric
 
@@ -32,9 +33,8 @@ def fit(
 ) -> Outcome:
     """Train to the recipe's last step.
 
-    The first Ctrl-C, SIGTERM or SIGHUP ends the run after the step in progress, a second one at once; either way what
-    was learned is saved and the outcome is `interrupted`. An error is re-raised after the outcome `failed` was written.
-    Where there are several ranks, a process that is ended at once does not return from here.
+    The first Ctrl-C, SIGTERM or SIGHUP ends the run after the step in progress, a second one at once, when one of
+    several ranks does not return from here; what was learned is saved and the outcome is `interrupted`.
 
     Args:
         recipe: Checked.
@@ -43,10 +43,10 @@ def fit(
         folder: The run folder, created.
         reporter: Shows the run.
         resumed: The checkpoint to go on from.
-        replay: Which steps to make again, of a run that was there before; None to train to the last one.
+        replay: Which steps to make again.
 
     Raises:
-        RlkitError: The run failed; RankError where another rank did.
+        RlkitError: The run failed, which is written as its outcome; RankError where another rank did.
     """
     session = Session(folder, reporter, fabric.is_global_zero, replay=replay)
     peers = Peers(fabric, folder.path, session.lost)
@@ -57,11 +57,6 @@ def fit(
         contexts.append(prepare_training(recipe, data, fabric, reporter.note))
         session.train(contexts[0], resumed)
 
-    def cut_short(name: str) -> None:
-        session.cut_short()
-        peers.done(interrupted=name)
-        peers.leave(INTERRUPTED)
-
     def end(error: BaseException | None, at_once: bool) -> Exception | None:
         failure = None if error is None or at_once else peers.explain(_as_exception(error))
         if at_once:
@@ -71,7 +66,7 @@ def fit(
             peers.release()
         return session.end(contexts[0] if contexts else None, failure, at_once)
 
-    with Signals(reporter.note, cut_short) as signals:
+    with Signals(reporter.note, partial(_cut_short, session, peers)) as signals:
         session.signals = signals
         try:
             error = _outcome_of(work)
@@ -82,6 +77,13 @@ def fit(
         signals.leaving = True  # how the run ended is written: a signal changes nothing any more
         _leave(peers, failure, at_once)
     return session.outcome
+
+
+def _cut_short(session: Session, peers: Peers, name: str) -> None:
+    """End this process after a signal, while the run hangs."""
+    session.cut_short()
+    peers.done(interrupted=name)
+    peers.leave(INTERRUPTED)
 
 
 def _leave(peers: Peers, failure: Exception | None, at_once: bool) -> None:
