@@ -30,6 +30,7 @@ from rlkit.sections import (
     KLLoss,
     KLReward,
     Model,
+    Profile,
     Reference,
     Rejection,
     Rollout,
@@ -76,6 +77,7 @@ class Recipe:
     save: Save = field(default_factory=Save)
     callbacks: list[Callback] = field(default_factory=list)
     log: Log = field(default_factory=Log)
+    profile: Profile | None = None
     fabric: Fabric = field(default_factory=Fabric)
 
     def parts(self) -> list[RunPart]:
@@ -108,7 +110,7 @@ def check(recipe: Recipe) -> None:
     Raises:
         RecipeError: Something does not fit; the message has a line for each thing, with the remedy.
     """
-    checks = (_check_needs, _check_numbers, _check_validation, _check_best, _check_model)
+    checks = (_check_needs, _check_numbers, _check_validation, _check_best, _check_profile, _check_model)
     problems = list(outside(recipe)) or [problem for one in checks for problem in one(recipe)]
     if problems:
         raise RecipeError("\n".join(problems))
@@ -216,6 +218,12 @@ def _check_validation(recipe: Recipe) -> Iterator[str]:
         if not validation.every:
             yield "validation.patience counts the validations of steps; set validation.every to 1 or more"
         yield from _check_figure(validation, "validation.watch", validation.watch, validation.watch)
+
+
+def _check_profile(recipe: Recipe) -> Iterator[str]:
+    steps = [] if recipe.profile is None else recipe.profile.steps
+    if late := [step for step in steps if step > recipe.train.steps]:
+        yield f"profile.steps has {late[0]}, expected steps up to train.steps, which is {recipe.train.steps}"
 
 
 def _check_best(recipe: Recipe) -> Iterator[str]:

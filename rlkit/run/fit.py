@@ -11,8 +11,9 @@ from rlkit.errors import RlkitError
 from rlkit.models.store import CheckpointRef
 from rlkit.recipe import Recipe
 from rlkit.run.folder import RunFolder
+from rlkit.run.outcome import Outcome, Replay, Reporter
 from rlkit.run.peers import Peers
-from rlkit.run.session import Outcome, Replay, Reporter, Session, agreed
+from rlkit.run.session import Session, agreed
 from rlkit.run.signals import Signals
 from rlkit.train.data import Data
 from rlkit.train.setup import TrainContext, prepare_training

@@ -20,7 +20,7 @@ from rlkit.run.checkpoint.resume import compare
 from rlkit.run.fit import fit
 from rlkit.run.folder import RunFolder, default_folder
 from rlkit.run.lock import Lock
-from rlkit.run.session import Outcome, Replay, Reporter
+from rlkit.run.outcome import Outcome, Replay, Reporter
 from rlkit.text import safe
 from rlkit.train.data import Data, load_data
 from rlkit.train.setup import fabric_for

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from rlkit.errors import RecipeError, TrainingError, shorten
 from rlkit.recipe import Recipe
-from rlkit.run.reward_checks import RewardChecks
+from rlkit.run.measure.reward_checks import RewardChecks
 from rlkit.text import part_name
 
 STALLED = 3

@@ -6,9 +6,9 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Protocol
 
 from safetensors.torch import save_file
 from torch import Tensor
@@ -21,63 +21,26 @@ from rlkit.models.load import save_policy
 from rlkit.models.store import CheckpointRef, State, Store, step_of
 from rlkit.models.weights import full_state_dict
 from rlkit.recipe import Recipe
-from rlkit.run import memory
 from rlkit.run.answers import write_answers
 from rlkit.run.checkpoint.resume import held_out, load
 from rlkit.run.checkpoint.state import as_data, numbers, tensors
 from rlkit.run.checkpoint.write import Best, Saver, Writer
 from rlkit.run.folder import RunFolder, first_groups
 from rlkit.run.loggers import open_loggers
+from rlkit.run.measure import memory
+from rlkit.run.measure.profile import profiled
 from rlkit.run.metrics_log import MetricsLog
+from rlkit.run.outcome import Figures, Outcome, Replay, Reporter
 from rlkit.run.preflight.plan import Trial, lines, try_reward
 from rlkit.run.preflight.weight_check import check_weights
 from rlkit.run.progress import Progress
 from rlkit.run.signals import Signals
+from rlkit.sections import Profile
 from rlkit.text import redact
 from rlkit.train.evaluate import Accuracies, evaluate
-from rlkit.train.rollouts import sample
 from rlkit.train.setup import TrainContext
-from rlkit.train.step import Obtain, StepResult, step
-from rlkit.types import JsonObject, Trajectory
-
-Figures = dict[str, float]
-
-
-class Reporter(Protocol):
-    """Displays a run."""
-
-    def note(self, text: str) -> None:
-        """Show a line of text."""
-
-    def step(self, number: int, figures: Figures) -> None:
-        """Show a step's figures."""
-
-    def finish(self, result: JsonObject, advice: str) -> None:
-        """Show how the run ended, and what the user may do next."""
-
-
-@dataclass(frozen=True)
-class Replay:
-    """Steps of a run that are made again.
-
-    Args:
-        last: The last one, though the recipe may have more.
-        obtain: Returns a step's rollouts.
-    """
-
-    last: int
-    obtain: Obtain = sample
-
-
-@dataclass
-class Outcome:
-    """How a run ended: the content of `result.json`."""
-
-    status: str = "failed"
-    steps: int = 0
-    validation: dict[str, Figures | None] = field(default_factory=lambda: {"before": None, "after": None})
-    seconds: float = 0.0
-    error: dict[str, str] | None = None
+from rlkit.train.step import StepResult, step
+from rlkit.types import Trajectory
 
 
 @dataclass
@@ -138,7 +101,8 @@ class Session:
         # agreed: `stopping` and `enough` are, and all ranks count the same steps
         while not (self.stopping or self.enough) and self.outcome.steps < replay.last:
             number = self.outcome.steps + 1
-            made = step(context, number, replay.obtain)
+            with self._profiled(context.recipe.profile, number):
+                made = step(context, number, replay.obtain)
             used = memory.figures(context.device)
             # agreed: the names are the same on every rank
             figures = made.figures | {name: context.ranks.all_reduce_max(x) for name, x in used.items()}
@@ -161,6 +125,11 @@ class Session:
             # agreed: all ranks have validated after the same steps
             self.outcome.validation["after"] = self.validate(context, "after") if known is None else known
         self.outcome.status = "interrupted" if self.stopping else "ok"
+
+    def _profiled(self, section: Profile | None, number: int) -> AbstractContextManager[None]:
+        if section is None or number not in section.steps:
+            return nullcontext()
+        return profiled(self.folder.path / "profile", f"step-{number:05d}", self.folder.rank, self._attempt)
 
     def _agree(self, context: TrainContext) -> None:
         """Agree on whether any rank was asked to stop; every rank must call this."""

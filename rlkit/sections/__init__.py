@@ -2,6 +2,7 @@
 
 from rlkit.sections.fabric import FSDP2, Environment, Fabric
 from rlkit.sections.model import Critic, Lora, Model, Reference
+from rlkit.sections.profile import Profile
 from rlkit.sections.rollout import Conversation, Rollout
 from rlkit.sections.save import Save, Validation
 from rlkit.sections.train import Correction, KLLoss, KLReward, Rejection, Shaping, Train
@@ -17,6 +18,7 @@ __all__ = [
     "KLReward",
     "Lora",
     "Model",
+    "Profile",
     "Reference",
     "Rejection",
     "Rollout",

@@ -150,5 +150,6 @@ def speeds(context: TrainContext, figures: dict[str, float]) -> dict[str, float]
 @contextmanager
 def _timed(meter: Meter, phase: str) -> Iterator[None]:
     start = time.perf_counter()
-    yield
+    with torch.profiler.record_function(phase):
+        yield
     meter.max(f"time/{phase}", time.perf_counter() - start)

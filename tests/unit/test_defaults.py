@@ -53,6 +53,7 @@ DEFAULTS: dict[type, dict[str, Any]] = {
     sections.Rejection: {
         "statistic": "k1", "level": "token", "low": None, "high": 2.0, "keep_in_denominator": False,
     },
+    sections.Profile: {},
     RolloutLog: {"every": 1, "limit": 64},
     Log: {"loggers": list, "rollouts": RolloutLog},
     Recipe: {
@@ -60,7 +61,7 @@ DEFAULTS: dict[type, dict[str, Any]] = {
         "fabric": sections.Fabric,
         **dict.fromkeys((
             "critic", "curriculum", "kl_loss", "kl_reward", "reference", "shaping", "correction", "rejection", "tools",
-            "parser", "interaction", "environment", "conversation",
+            "parser", "interaction", "environment", "conversation", "profile",
         )),
     },
 }  # fmt: skip

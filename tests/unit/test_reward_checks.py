@@ -11,7 +11,7 @@ import pytest
 
 from rlkit.cli.main import main
 from rlkit.run import reward_checks
-from rlkit.run.reward_checks import CUT_STEPS, LENGTH_STEPS, RewardChecks
+from rlkit.run.measure.reward_checks import CUT_STEPS, LENGTH_STEPS, RewardChecks
 from rlkit.train.metrics import Meter
 from rlkit.train.rollouts import MEASURED_ANSWERS, describe_texts
 from rlkit.types import Prompt, Score, StopReason, Trajectory, Turn

@@ -18,7 +18,7 @@ from rlkit.run.checkpoint.state import as_data
 from rlkit.run.fit import INTERRUPTED
 from rlkit.run.folder import default_folder
 from rlkit.run.launch import Job, launch
-from rlkit.run.session import Replay
+from rlkit.run.outcome import Replay
 from rlkit.run.signals import raised
 from rlkit.types import JsonObject
 

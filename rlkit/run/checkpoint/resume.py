@@ -30,6 +30,7 @@ FREE = (
     "fabric",
     "log",
     "model.attention",
+    "profile",
     "save",
     "validation",
     "train.max_tokens_per_micro_batch",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlkit.rollout.collate import add_rewards, collate
-from rlkit.run import memory
+from rlkit.run.measure import memory
 from rlkit.train.data import Data
 from rlkit.train.logps import compute_logps
 from rlkit.train.metrics import Meter

@@ -1,0 +1,49 @@
+"""Which steps a run makes, what displays it, and how it ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from rlkit.train.rollouts import sample
+from rlkit.train.step import Obtain
+from rlkit.types import JsonObject
+
+Figures = dict[str, float]
+
+
+class Reporter(Protocol):
+    """Displays a run."""
+
+    def note(self, text: str) -> None:
+        """Show a line of text."""
+
+    def step(self, number: int, figures: Figures) -> None:
+        """Show a step's figures."""
+
+    def finish(self, result: JsonObject, advice: str) -> None:
+        """Show how the run ended, and what the user may do next."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Steps of a run that are made again.
+
+    Args:
+        last: The last one, though the recipe may have more.
+        obtain: Returns a step's rollouts.
+    """
+
+    last: int
+    obtain: Obtain = sample
+
+
+@dataclass
+class Outcome:
+    """How a run ended: the content of `result.json`."""
+
+    status: str = "failed"
+    steps: int = 0
+    validation: dict[str, Figures | None] = field(default_factory=lambda: {"before": None, "after": None})
+    seconds: float = 0.0
+    error: dict[str, str] | None = None

@@ -1,0 +1,47 @@
+"""`profile:` traces single steps, and changes nothing that is learned."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from rlkit.cli.diff.compare import compare
+from rlkit.cli.main import main
+
+FEW = (
+    "--recipe=quickstart", "--train.steps=3", "--train.prompts_per_step=2", "--rollout.group_size=2",
+    "--validation=null",
+)  # fmt: skip
+
+
+def test_a_step_is_traced_and_learns_the_same(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", *FEW, f"--out={tmp_path / 'plain'}"]) == 0
+    assert main(["fit", *FEW, "--profile.steps=[2, 3]", f"--out={tmp_path / 'traced'}"]) == 0
+    assert "USDT" not in capfd.readouterr().err
+    files = sorted(path.name for path in (tmp_path / "traced" / "profile").iterdir())
+    assert files == [f"step-0000{n}.{end}" for n in (2, 3) for end in ("trace.json.gz", "txt")]
+    trace = json.loads(gzip.decompress((tmp_path / "traced" / "profile" / files[0]).read_bytes()))
+    phases = [event["name"] for event in trace["traceEvents"] if event.get("cat") == "user_annotation"]
+    assert [name for name in phases if "#" not in name] == ["sample", "logps", "score", "update", "sync"]
+    threads = {event["tid"] for event in trace["traceEvents"] if event.get("cat") == "cpu_op"}
+    assert len(threads) > 1  # that of sampling, too
+    assert "aten::addmm" in (tmp_path / "traced" / "profile" / "step-00002.txt").read_text()
+    found = compare(tmp_path / "plain", tmp_path / "traced")
+    assert found.recipe == {"profile.steps": (None, [2, 3])}
+    assert (found.step, found.answer, found.tensor) == (None, None, None)
+
+
+def test_a_trace_that_cannot_be_written_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "profile").write_text("a file stands where the folder should be")
+    assert main(["fit", *FEW, "--train.steps=2", "--profile.steps=[1]", f"--out={tmp_path / 'out'}"]) == 0
+    assert "warning: profile/step-00001: " in capsys.readouterr().out
+
+
+def test_steps_that_there_are_not_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", *FEW, "--profile.steps=[2, 4]", f"--out={tmp_path / 'out'}"]) == 2
+    assert "profile.steps has 4, expected steps up to train.steps, which is 3" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
