@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import shutil
 import tomllib
-from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -27,8 +24,8 @@ from rlkit.recipe import Recipe
 from rlkit.registry import load_plugins
 from tests.conftest import FAST, ROOT
 from tests.gates.test_words import WORDS
+from tests.pages import README, Block, blocks, commands, text_of, write_files
 
-README = "README"
 PAGES = [*topics(), README]
 RUN = {
     "recipe list", "recipe show", "recipe new", "explain", "plugins list", "plugins show", "plugins new", "convert",
@@ -51,44 +48,6 @@ STARTERS = {"torchrun": "-m rlkit ", "srun": "rlkit "}
 """What starts several processes, and the words before rlkit's own."""
 SLOW = {"python": "fit("}
 """Snippets that train: tests/unit/test_api.py runs it."""
-
-
-class Block(NamedTuple):
-    """A fenced block: its page, language, text, and the file that the text before it names."""
-
-    topic: str
-    language: str
-    text: str
-    file: str | None
-
-
-def text_of(topic: str) -> str:
-    return (ROOT / "README.md").read_text() if topic == README else page(topic)
-
-
-def blocks(topic: str) -> Iterator[Block]:
-    """Yield the blocks of a page; one after a paragraph that names a file in backquotes, and a colon, is that file.
-
-    Those of README that install rlkit are left out: `.ci/run` runs them.
-    """
-    text = text_of(topic)
-    for found in re.finditer(r"^```(\w+)\n(.*?)^```$", text, re.M | re.S):
-        if found[2].startswith("python3 -m venv"):
-            continue
-        before = text[: found.start()].rstrip().rsplit("\n\n", 1)[-1]
-        named = re.search(r"`([\w.-]+\.(?:csv|py|yaml|sh))`[,;]?(?: [^`]*(?:`path`[^`]*)?)?[:,]$", before)
-        yield Block(topic, found[1], found[2], named[1] if named else None)
-
-
-def commands(block: Block) -> Iterator[list[str]]:
-    for line in block.text.replace("\\\n", " ").splitlines():
-        yield shlex.split(line, comments=True)
-
-
-def write_files(topic: str, folder: Path) -> None:
-    for block in blocks(topic):
-        if block.file is not None:
-            (folder / block.file).write_text(block.text)
 
 
 @pytest.fixture
