@@ -33,6 +33,7 @@ VERBS = {
     "replay": "make a step of a run again, and compare it with what it was",
     "export": "write a checkpoint's policy as a Hugging Face folder",
     "doctor": "look at this machine and installation",
+    "completion": "print the script by which bash or zsh completes all this",
 }
 """rlkit's own verbs, which no plugin can replace."""
 
