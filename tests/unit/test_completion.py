@@ -44,6 +44,7 @@ CASES = {
     "rlkit data prepare --o": ["--out"],
     "rlkit reward try --rollouts ": ["mine.yaml", "runs"],
     "rlkit plugins new x --kind cu": ["curriculum"],
+    "rlkit replay runs --phase learn --loss.clip_l": ["--loss.clip_low"],
     "rlkit docs plugins/s": ["plugins/schedule"],
     "rlkit export --dtype ": ["float32", "bfloat16"],
     "rlkit export --checkpoint runs --mer": ["--merge-lora"],

@@ -39,6 +39,7 @@ ELSEWHERE = {
     "plugins test": set(),
     "data prepare": {"--recipe", "--out"},
     "diff": {"--json"},
+    "replay": {"--step", "--phase", "--train.lr=1e-5"},
 }
 """What looks at the machine, needs data of the hub or takes seconds: its options are those in the verb's own tests."""
 OF_THE_VERB = {"--out", "--prompt", "--resume", "--checkpoint", "--harness"}

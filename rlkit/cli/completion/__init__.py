@@ -32,7 +32,7 @@ USAGE = """usage: rlkit completion bash > ~/.local/share/bash-completion/complet
 """
 FLAG = re.compile(r"(?<![\w`-])(--[a-z][\w-]*)(?:[ =]([A-Z][A-Z_]+|\{[^}]*\}))?(?![\w.])")
 """An option in a verb's help, with the name of its value."""
-RECIPES = re.compile(r"--recipe\b|\[overrides\]")
+RECIPES = re.compile(r"--recipe\b|\[overrides\]|--SECTION\.OPTION")
 """What is in the help of verbs that take a recipe's options."""
 
 
