@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from rlkit.cli.convert import convert, trl, verl
-from rlkit.cli.convert.table import To
+from rlkit.cli.convert import NOTHING, convert, trl, verl
+from rlkit.cli.convert.table import UNKNOWN, To
 from rlkit.cli.convert.write import left_out, problems, recipe_text
 from rlkit.cli.main import main
 from rlkit.cli.parsing.compose import Composer
 from rlkit.errors import RecipeError
 from rlkit.registry import load_plugins
+from tests.unit import peer_examples
 
 GRPO = """set -x
 # the data
@@ -213,6 +216,139 @@ def test_the_trainer_chooses_the_algorithm(line: str, advantage: object, loss: o
     recipe, _ = sections("trl", line, "run.sh")
     assert recipe["advantage"] == advantage
     assert recipe["loss"] == loss or recipe["loss"]["class_path"] == loss
+
+
+ROLLOUT, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
+ENGINE = {f"{ROLLOUT}.name", f"{ROLLOUT}.gpu_memory_utilization", "actor_rollout_ref.ref.fsdp_config.param_offload"}
+VERLS_REST = {
+    "grpo with lora": ENGINE | {"trainer.total_epochs", "data.shuffle", f"{ROLLOUT}.load_format"}
+    | {f"{ROLLOUT}.layered_summon"},
+    "ppo with a reward model": ENGINE | {"trainer.total_epochs", "critic.model.fsdp_config.param_offload"}
+    | {"reward_model.micro_batch_size_per_gpu", "reward_model.model.use_remove_padding"},
+    "rloo": ENGINE | {"trainer.total_epochs"},
+    "remax": ENGINE | {"trainer.total_epochs"},
+    "several turns": ENGINE - {f"{ROLLOUT}.name"} | {"trainer.total_epochs", "--config-path", "--config-name"}
+    | {f"{ROLLOUT}.multi_turn.tool_config_path"},
+    "gspo": {f"{ROLLOUT}.name", "trainer.experiment_name", "trainer.nnodes", f"{ACTOR}.ulysses_sequence_parallel_size"}
+    | {f"{ROLLOUT}.enable_chunked_prefill", f"{ROLLOUT}.max_num_batched_tokens", "trainer.resume_mode"}
+    | {f"{ACTOR}.loss_agg_mode", "reward_model.reward_kwargs.overlong_buffer_cfg.enable"}
+    | {"reward_model.reward_kwargs.overlong_buffer_cfg.len", "reward_model.reward_kwargs.max_resp_len"},
+    "dapo": {f"{ROLLOUT}.name", f"{ROLLOUT}.gpu_memory_utilization", "trainer.total_epochs", "trainer.resume_mode"}
+    | {"actor_rollout_ref.model.override_config.attention_dropout", f"{ACTOR}.ulysses_sequence_parallel_size"}
+    | {f"{ACTOR}.fsdp_config.fsdp_size", "data.gen_batch_size"},
+}  # fmt: skip
+"""The options of verl's examples that cannot be carried over, and ask something of the user."""
+TRLS_REST = {
+    "gspo": {"config_file", "output_dir", "num_train_epochs", "reward_funcs"},
+    "agent": {"push_to_hub", "output_dir", "reward_funcs", "use_vllm", "report_to"},
+    "ppo": {"output_dir", "missing_eos_penalty", "model_name_or_path"},
+    "rloo": {"output_dir", "vllm_gpu_memory_utilization", "epsilon", "num_train_epochs", "reward_funcs", "use_vllm"},
+}
+
+
+@pytest.mark.parametrize(
+    ("peer", "name"), [*(("verl", name) for name in VERLS_REST), *(("trl", name) for name in TRLS_REST)]
+)
+def test_published_examples(peer: str, name: str) -> None:
+    """Each option is carried over or listed by its own rule; with what the example leaves open the recipe can run."""
+    text = {"verl": peer_examples.VERL, "trl": peer_examples.TRL}[peer][name]
+    _, listed = sections(peer, text, "run.sh")
+    assert not [line for line in listed if UNKNOWN in line]
+    rest = {line.partition(":")[0].partition("=")[0] for line in listed if NOTHING not in line}
+    assert rest == {"verl": VERLS_REST, "trl": TRLS_REST}[peer][name]
+    more = {
+        "verl": [
+            "trainer.total_training_steps=10",
+            "actor_rollout_ref.model.path=a/model",
+            "critic.model.path=a/model",
+        ],
+        "trl": ["--max_steps", "10", "--dataset_name", "trl-lib/tldr", "--reward_funcs", "accuracy_reward"],
+    }[peer]
+    assert problems(recipe_text(convert(peer, text, "run.sh", more)), load_plugins()) == []
+
+
+def test_verls_dapo() -> None:
+    recipe, _ = sections("verl", peer_examples.DAPO, "run.sh")
+    assert recipe["model"]["path"] == "~/verl/models/Qwen2.5-32B"  # a default with a variable whose default has another
+    overlong = {"max_tokens": 20 * 1024, "buffer": 4 * 1024, "factor": 1.0}
+    assert recipe["reward"]["init_args"]["rewards"]["length"] == {"class_path": "Overlong", "init_args": overlong}
+    assert recipe["rollout"]["filter"]["init_args"] == {"max_refills": 9, "component": "accuracy"}
+    assert recipe["rollout"]["overlong"] == "left"
+    assert recipe["loss"]["init_args"] == {"clip_low": 0.2, "clip_high": 0.28, "clip_dual": 10.0}
+    assert recipe["train"]["minibatches"] == 16  # 512 / 32 prompts
+    assert recipe["fabric"]["num_nodes"] == 16  # the default of ${NNODES:-16}
+
+
+def test_trls_gspo() -> None:
+    recipe, _ = sections("trl", peer_examples.TRL_GSPO, "run.sh")
+    assert recipe["loss"] == {"class_path": "GSPO", "init_args": {"clip_low": 3e-4, "clip_high": 4e-4}}
+    assert recipe["train"]["aggregation"] == "seq_mean_token_mean"  # --loss_type grpo, and not the trainer `grpo`
+    assert recipe["model"]["lora"]["targets"] == ["q_proj", "v_proj"]  # "q_proj", "v_proj" in the script
+    # a generation of 8 x 8 = 64 completions is 8 prompts; an update takes 8 x 2 = 16 of them
+    assert (recipe["train"]["prompts_per_step"], recipe["train"]["minibatches"]) == (8, 4)
+
+
+def test_trls_rloo_of_several_updates_differs() -> None:
+    note = "TRL's RLOO clips the ratio of whole answers"
+    words = ["--model_name_or_path", "m", "--gradient_accumulation_steps", "2"]
+    assert note not in str(convert("trl", "trl rloo --seed 1", "run.sh", words).notes)
+    assert note in str(convert("trl", "trl rloo --seed 1", "run.sh", [*words, "--num_iterations", "2"]).notes)
+    assert note in str(convert("trl", "trl rloo --seed 1", "run.sh", [*words, "--steps_per_generation", "8"]).notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("$((1024 * 2))", 2048),
+        ("$(( (n + 2) * $n ))", 24),
+        ("$((7 / 2))", 3),
+        ("$((-7 / 2))", -3),  # as a shell divides
+        ("$((-7 % 4))", -3),
+        ("$(((n + 1) * (n - 1)))", 15),
+        ("${none:-5}", 5),
+        ("${none:-${other:-${n}}}", 4),
+        ('${none:-"$n"}', 4),
+        ("${n:-5}", 4),
+        ("$((none * 2))", None),
+        ("$((2 ** 90))", None),
+        ("$((10 / 0))", None),
+        ("$((99999999999 * 99999999999))", None),
+        ("$((__import__('os').system('true')))", None),
+        ("$(( $(touch trap) ))", None),
+        ("$((" + "1+" * 5000 + "1))", None),
+        ("$((" + "(" * 300 + "1" + ")" * 300 + "))", None),
+    ],
+)
+def test_sums_and_defaults_of_a_shell(text: str, value: int | None, tmp_path: Path) -> None:
+    given = verl.read(f"n=4\npython -m verl.trainer.main_ppo data.seed={text} trainer.nnodes=1\n", "run.sh", [])
+    assert given.values.get("data.seed") == value
+    assert ("data.seed" in given.unknown) == (value is None)
+    assert not (tmp_path / "trap").exists()
+
+
+def test_rows_of_files_at_hand_are_counted(tmp_path: Path) -> None:
+    for name, rows in (("a", 7), ("b", 4)):
+        pq.write_table(pa.table({"prompt": ["?"] * rows}), tmp_path / f"{name}.parquet")
+    (tmp_path / "c.jsonl").write_text('{"prompt": "?"}\n' * 9)
+    files = f"data.train_files=['{tmp_path}/a.parquet','{tmp_path}/b.parquet']"
+    words = [files, "data.train_batch_size=4", "trainer.total_epochs=3", "trainer.nnodes=1"]
+    found = convert("verl", "", "run.sh", words)
+    assert found.recipe["train.steps"] == (6, "trainer.total_epochs")  # 11 rows, 2 whole batches an epoch, 3 epochs
+    words = ["--dataset_name", f"{tmp_path}/c.jsonl", "--model_name_or_path", "m", "--num_train_epochs", "1.5"]
+    found = convert("trl", "", "run.sh", [*words, "--per_device_train_batch_size", "16"])
+    assert found.recipe["train.steps"][0] == 6  # 9 rows, 16 / 8 = 2 prompts a step, 4 steps an epoch
+    for wrong in ("data.train_files=/dev/null", f"data.train_files={tmp_path}", "data.train_files=~nobody9/x"):
+        assert "train.steps" not in convert("verl", "", "run.sh", [wrong, "trainer.nnodes=1"]).recipe
+    (tmp_path / "d.parquet").write_bytes(b"PAR1 no table")
+    words = [f"data.train_files={tmp_path}/d.parquet", "trainer.nnodes=1"]
+    assert "train.steps" not in convert("verl", "", "run.sh", words).recipe
+
+
+def test_sampling_that_leaves_tokens_out_is_listed() -> None:
+    found = convert("verl", "", "run.sh", [f"{ROLLOUT}.top_p=0.9", f"{ROLLOUT}.top_k=-1", "trainer.nnodes=1"])
+    assert "rollout.sampling.top_p" not in found.recipe
+    assert found.recipe["rollout.sampling.top_k"][0] == 0
+    assert "training samples from all tokens" in found.notes[f"{ROLLOUT}.top_p"]
 
 
 def test_options_after_the_file_win(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

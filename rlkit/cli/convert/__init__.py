@@ -21,6 +21,8 @@ USAGE = """usage: rlkit convert --from verl FILE [key=value ...]      a YAML fil
     rlkit convert --from verl run_grpo.sh > mine.yaml && rlkit recipe check mine.yaml
 """
 PEERS = ("verl", "trl")
+NOTHING = "nothing to do"
+"""In the line of an option that asks nothing of the user."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -38,7 +40,11 @@ def run(argv: Sequence[str]) -> int:
     text = recipe_text(found)
     listed, wrong = left_out(found), problems(text, load_plugins())
     print(safe(f"# From {peer}: {one_line(file)}. The comment after an option names {peer}'s.\n{text}"), end="")
-    for title, lines in (("Not carried over as they are", listed), ("To be set before it runs", wrong)):
+    for title, lines in (
+        ("Not carried over as they are", [line for line in listed if NOTHING not in line]),
+        ("Without an effect here", [line for line in listed if NOTHING in line]),
+        ("To be set before it runs", wrong),
+    ):
         if lines:
             print("\n".join([f"\n# {title}:", *(f"# - {line}" for line in lines)]))
     print(f"{len(found.recipe)} options set, {len(listed)} listed, {len(wrong)} to be set by hand", file=sys.stderr)

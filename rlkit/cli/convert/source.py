@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
+import ast
+import math
+import operator
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlkit.cli.parsing.reader import MAX_BYTES, load
 from rlkit.errors import RecipeError, shorten
 
+ARITHMETIC = re.compile(r"\$\(\(((?:[^()$`]|\((?:[^()$`]|\([^()$`]*\))*\))*)\)\)")
+"""A sum of numbers and variables, once those with a dollar are filled in."""
 SUBSTITUTION = re.compile(r"\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|`[^`]*`")
-"""What a shell would run, or compute, for its output."""
-VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^{}]*))?\}|(\w+)|[@*#?$!])")
+"""What a shell would run for its output."""
+VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?[-=]([^{}]*))?\}|(\w+)|[@*#?$!])")
 REST = re.compile(r"""["']?\$(?:\{[@*](?::\d+)?\}|[@*])["']?""")
 """A script's own arguments, handed on."""
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+LARGEST = 10**15
+"""The largest number that an option may be; no infinity, and no NaN."""
 MARK = "\ue000"
 """Stands in a value for what is not known without running something."""
 LONGEST_COMMAND, MOST_LINES = 20_000, 100
 """Characters of a command, and lines of a quotation."""
+DEEPEST = 5
+"""Defaults inside of defaults."""
+OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: lambda a, b: int(math.copysign(abs(a) // abs(b), a * b)),  # of a shell: towards 0
+    ast.Mod: lambda a, b: int(math.fmod(a, b)),
+}
 
 
 @dataclass
@@ -34,7 +50,7 @@ class Given:
         """Note an option whose value is a text of a command line; the last one counts."""
         self.values.pop(key, None)
         self.unknown.pop(key, None)
-        if MARK in text:
+        if MARK in text or "$(" in text:
             self.unknown[key] = "its value is a substitution of the shell, which is not run"
         else:
             self.values[key] = plain(text)
@@ -149,9 +165,11 @@ def lines_of(text: str, name: str) -> Iterator[list[str]]:
 
 def _words(line: str, known: Mapping[str, str]) -> list[str]:
     """Return the words of a line, up to a comment; where its output goes is left out."""
-    marked = SUBSTITUTION.sub(MARK, REST.sub("", line))
-    filled = VARIABLE.sub(lambda found: _value(found, known), marked)
-    lexer = shlex.shlex(filled, posix=True, punctuation_chars=";&|<>")
+    filled = REST.sub("", line)
+    for _ in range(DEEPEST):  # a default may have variables in it
+        filled = VARIABLE.sub(lambda found: _value(found, known), filled)
+    filled = ARITHMETIC.sub(lambda found: _computed(found[1], known), filled)
+    lexer = shlex.shlex(SUBSTITUTION.sub(MARK, filled), posix=True, punctuation_chars=";&|<>")
     lexer.whitespace_split = True
     lexer.commenters = ""
     words: list[str] = []
@@ -167,6 +185,38 @@ def _words(line: str, known: Mapping[str, str]) -> list[str]:
 
 
 def _value(found: re.Match[str], known: Mapping[str, str]) -> str:
-    name = found[1] or found[3] or ""
-    value = known.get(name, found[2] if found[2] is not None else MARK)
+    name, default = found[1] or found[3] or "", found[2]
+    value = known.get(name)
+    if value is None:  # quotes in a default are those of the script
+        return MARK if default is None else default.strip('"')
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("'", "")
+
+
+def _computed(text: str, known: Mapping[str, str]) -> str:
+    """Return the result of a shell's sum of whole numbers; what is anything else stays unknown."""
+    try:
+        return str(_evaluated(ast.parse(text.strip(), mode="eval").body, known))
+    except (SyntaxError, ValueError, ArithmeticError, RecursionError):
+        return MARK
+
+
+def _evaluated(node: ast.expr, known: Mapping[str, str]) -> int:
+    """Return the value of a tree of numbers, names, and the operators of a shell.
+
+    Raises:
+        ValueError: Something else is in it, or a number is larger than any option.
+        ArithmeticError: It divides by 0.
+    """
+    if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+        value = OPERATORS[type(node.op)](_evaluated(node.left, known), _evaluated(node.right, known))
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        value = -_evaluated(node.operand, known)
+    elif isinstance(node, ast.Constant) and type(node.value) is int:
+        value = node.value
+    elif isinstance(node, ast.Name):
+        value = int(known[node.id]) if node.id in known else int(MARK)
+    else:
+        raise ValueError("no sum of numbers")
+    if abs(value) > LARGEST:
+        raise ValueError("too large")
+    return value

@@ -8,12 +8,10 @@ from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import TypeVar
 
-from rlkit.cli.convert.source import Given
+from rlkit.cli.convert.source import LARGEST, Given
 from rlkit.errors import show
 
 T = TypeVar("T")
-LARGEST = 10**15
-"""The largest number that an option may be; no infinity, and no NaN."""
 
 
 def same(value: object) -> object:
@@ -46,6 +44,20 @@ def whole(value: object) -> int:
     if (found := number(value)) != int(found):
         raise ValueError("expected an integer")
     return int(found)
+
+
+def unlimited(*values: float) -> Callable[[object], float]:
+    """Return what takes only the values at which sampling keeps every token."""
+
+    def keep(value: object) -> float:
+        if number(value) not in values:
+            raise ValueError(
+                f"training samples from all tokens, so that the trainer's log-probs are those of what was sampled; "
+                f"validation.sampling may be limited; expected {values[0]:g}"
+            )
+        return values[0]
+
+    return keep
 
 
 def flag(value: object) -> bool:
@@ -163,6 +175,10 @@ class Conversion:
                 self.note(name, f"{', '.join(names)} sets {key}, too, and wins")
         self.recipe[key] = (value, ", ".join(names) if names else f"default of {', '.join(sources)}")
 
+    def carries(self, key: str) -> bool:
+        """Whether an option of the recipe comes from an option."""
+        return key in self._carried
+
     def note(self, key: str, remedy: str) -> None:
         """List an option, with what to do about it."""
         self.notes.setdefault(key, remedy)
@@ -176,7 +192,9 @@ class Conversion:
     def apply(self, functions: Iterable[Callable[[Conversion], None]]) -> None:
         """Carry over what has a rule, list the rest, and let functions read what belongs together."""
         for key, reason in self.given.unknown.items():
-            self.note(key, f"{reason}; give it after the file, with its value")
+            rule = self.rule(key)
+            remedy = rule.remedy if isinstance(rule, Without) else "give it after the file, with its value"
+            self.note(key, f"{reason}; {remedy}")
         names = [*self.given.values, *(name for name in self.defaults if name not in self.given.values)]
         for key in names:
             rule = self.rule(key)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlkit.cli.convert.source import Given, lines_of, of_yaml
-from rlkit.cli.convert.table import READ, Rule, To, Without, flag, number, one_of, text, whole
+from rlkit.cli.convert.table import READ, Rule, To, Without, flag, number, one_of, text, unlimited, whole
 
 TRAINER = "the trainer"
 """Where a reading keeps which trainer the options are of: grpo, rloo or ppo."""
@@ -92,9 +92,9 @@ RULES: dict[str, Rule] = {
     "num_generations": READ,
     "rloo_k": READ,
     "temperature": To("rollout.sampling.temperature", number),
-    "top_p": To("rollout.sampling.top_p", number),
-    "top_k": To("rollout.sampling.top_k", whole),
-    "min_p": To("rollout.sampling.min_p", number),
+    "top_p": To("rollout.sampling.top_p", unlimited(1)),
+    "top_k": To("rollout.sampling.top_k", lambda value: int(unlimited(0, -1)(value))),
+    "min_p": To("rollout.sampling.min_p", unlimited(0)),
     "repetition_penalty": Without("its log-probs are not those of the trainer; rlkit has none"),
     "generation_kwargs": Without("see rollout.sampling"),
     "num_generations_eval": Without("validation.samples"),
@@ -243,7 +243,7 @@ def _add_flags(given: Given, words: list[str]) -> None:
     key, done = "", False
     values: list[str] = []
     for word in [*words, "--"]:
-        if word.startswith("--") or word.endswith(".py") or word in TRAINERS:
+        if word.startswith("--") or word.endswith(".py") or (word in TRAINERS and (values or not key)):
             if key and len(values) < 2:
                 given.add(key, values[0] if values else "true")
             elif key:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rlkit.cli.convert.rows import set_steps
 from rlkit.cli.convert.table import Conversion, flag, number, one_of, text, whole
 from rlkit.cli.convert.trl import TRAINER
 
@@ -46,6 +47,9 @@ def batches(found: Conversion) -> None:
     found.set("train.minibatches", min(updates, prompts), *sources)
     if prompts * group != rows:
         found.note("num_generations", f"{rows} completions are no multiple of {group}; prompts_per_step is {prompts}")
+    if trainer(found) == "rloo" and updates * found.get("num_iterations", whole, 1) > 1:
+        why = "TRL's RLOO clips the ratio of whole answers, ClipLoss that of tokens: equal in a rollout's first update"
+        found.note("epsilon", f"{why}; with several of them loss GSPO is nearest, or train.minibatches and epochs: 1")
     if updates > prompts:
         found.note(
             "gradient_accumulation_steps", f"{updates} updates of {prompts} prompts: rlkit divides no group of samples"
@@ -64,9 +68,9 @@ def _steps(found: Conversion, rows: int, updates: int) -> None:
     elif episodes > 0:
         found.set("train.steps", max(-(-episodes // rows), 1), "total_episodes")
     else:
-        prompts = found.recipe["train.prompts_per_step"][0]
+        prompts = int(found.recipe["train.prompts_per_step"][0])  # type: ignore[call-overload]
         count = found.get("num_train_epochs", number, 3.0)
-        found.note("num_train_epochs", f"train.steps = {count} epochs x rows of the data / {prompts} prompts; set it")
+        set_steps(found, "num_train_epochs", count, prompts, found.given.values.get("dataset_name"))
 
 
 def model(found: Conversion) -> None:
@@ -76,7 +80,8 @@ def model(found: Conversion) -> None:
         found.set("model.lora.alpha", found.get("lora_alpha", number, 32.0), "lora_alpha")
         if found.has("lora_target_modules"):
             targets = found.given.values["lora_target_modules"]
-            found.set("model.lora.targets", targets, "lora_target_modules")
+            listed = [str(one).strip(", ") for one in targets] if isinstance(targets, list) else targets
+            found.set("model.lora.targets", listed, "lora_target_modules")
         for name in ("lora_dropout", "lora_modules_to_save", "lora_target_parameters", "lora_task_type"):
             if found.has(name):
                 found.note(name, "rlkit's adapters have rank, alpha and targets, and no dropout")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from rlkit.cli.convert.source import Given, lines_of, of_yaml
-from rlkit.cli.convert.table import READ, Rule, To, Without, flag, number, one_of, text, whole
+from rlkit.cli.convert.table import READ, Rule, To, Without, flag, number, one_of, text, unlimited, whole
 
 DATA, MODEL, ACTOR, ROLLOUT = "data", "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 REF, CRITIC, ALGORITHM, TRAINER = "actor_rollout_ref.ref", "critic", "algorithm", "trainer"
@@ -57,11 +57,6 @@ LOSSES = {
 
 def interval(value: object) -> int:
     """Return steps between two, 0 for none, where verl has -1."""
-    return max(whole(value), 0)
-
-
-def all_kept(value: object) -> int:
-    """Return `top_k`, 0 for all tokens, where verl has -1."""
     return max(whole(value), 0)
 
 
@@ -126,6 +121,11 @@ RULES: dict[str, Rule] = {
     f"{ACTOR}.checkpoint.*": Without("nothing to do: a checkpoint holds all that a run needs to go on"),
     f"{ACTOR}.use_torch_compile": Without("nothing to do: the trainer is not compiled"),
     f"{ACTOR}.entropy_*": Without("nothing to do: entropy is computed in slices"),
+    f"{ACTOR}.use_token_level_loss": Without("an older name: loss_agg_mode=token-mean; false: seq-mean-token-mean"),
+    f"{ACTOR}.kl_loss.*": Without("another version's name of kl_loss_coef and kl_loss_type; give those after the file"),
+    "algorithm.in_reward_kl.*": Without(
+        "another version's name of use_kl_in_reward, kl_ctrl; give those after the file"
+    ),
     f"{ACTOR}.loss_scale_factor": Without("aggregation seq_mean_token_sum_norm divides by rollout.sampling.max_tokens"),
     f"{REF}.fsdp_config.*": Without(OFFLOAD),
     f"{REF}.log_prob_*": Without(MICRO),
@@ -134,8 +134,8 @@ RULES: dict[str, Rule] = {
     f"{REF}.megatron.*": Without(MEGATRON),
     f"{ROLLOUT}.n": To("rollout.group_size", whole),
     f"{ROLLOUT}.temperature": To("rollout.sampling.temperature", number),
-    f"{ROLLOUT}.top_p": To("rollout.sampling.top_p", number),
-    f"{ROLLOUT}.top_k": To("rollout.sampling.top_k", all_kept),
+    f"{ROLLOUT}.top_p": To("rollout.sampling.top_p", unlimited(1)),
+    f"{ROLLOUT}.top_k": To("rollout.sampling.top_k", lambda value: int(unlimited(0, -1)(value))),
     f"{ROLLOUT}.name": READ,
     f"{ROLLOUT}.tensor_model_parallel_size": READ,
     f"{ROLLOUT}.free_cache_engine": READ,

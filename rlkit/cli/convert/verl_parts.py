@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rlkit.cli.convert.rows import set_steps
 from rlkit.cli.convert.table import Conversion, flag, number, one_of, text, whole
 from rlkit.cli.convert.verl import ACTOR, ADVANTAGES, DATA, ESTIMATORS, LOSSES, MODEL, ROLLOUT
 
@@ -25,8 +26,7 @@ def steps(found: Conversion) -> None:
     if not found.has("trainer.total_training_steps"):
         epochs = found.get("trainer.total_epochs", whole, 30)
         batch = found.get("data.train_batch_size", whole, 1024)
-        why = f"train.steps = {epochs} epochs x rows of data.train_files / {batch} prompts; set it"
-        found.note("trainer.total_epochs", why)
+        set_steps(found, "trainer.total_epochs", epochs, max(batch, 1), found.given.values.get("data.train_files"))
     prompts, key = found.get("data.train_batch_size", whole, 1024), f"{ACTOR}.ppo_mini_batch_size"
     size = max(found.get(key, whole, 256), 1)
     count = max(round(prompts / size), 1)
@@ -158,25 +158,46 @@ def reward(found: Conversion) -> None:
         found.set("reward.path", found.get("reward_model.model.path", text, ""), "reward_model.model.path")
     else:
         found.recipe["reward"] = ("MathReward", "verl chooses by data_source; this one is for GSM8K, MATH and the like")
-    for key in found.given.values:
-        if "overlong_buffer" in key:
-            found.note(key, "reward Composite of this reward and Overlong(max_tokens, buffer, factor); see dapo_gsm8k")
-        elif key == "reward_model.reward_manager":
+        _overlong(found)
+    for key in filter(lambda name: not found.carries(name), found.given.values):
+        if key.endswith("reward_manager"):
             found.note(key, "nothing to do: rewards run in worker processes with a deadline each")
+        elif "overlong_buffer" in key or key.endswith("max_resp_len"):
+            found.note(key, "options of Overlong, in a Composite with the reward; recipe dapo_gsm8k has one")
         elif key.startswith("reward_model."):
             found.note(key, "see rlkit plugins show ModelReward for its options")
+
+
+def _overlong(found: Conversion) -> None:
+    """Add the penalty of DAPO's reward manager, under any of the names that verl has had for it."""
+    enabled = next((key for key in found.given.values if key.endswith(".enable") and "overlong_buffer" in key), None)
+    if enabled is None or not found.get(enabled, flag, False):
+        return
+    prefix = enabled.removesuffix("enable")
+    budget, factor = (
+        found.get("data.max_response_length", whole, 512),
+        found.get(f"{prefix}penalty_factor", number, 1.0),
+    )
+    buffer = found.get(f"{prefix}len", whole, 0)
+    if not 0 < buffer <= budget or factor < 0:
+        return
+    options = {"max_tokens": budget, "buffer": buffer, "factor": factor}
+    parts = {"math": "MathReward", "length": {"class_path": "Overlong", "init_args": options}}
+    del found.recipe["reward"]
+    found.set("reward", "Composite", enabled)
+    found.set("reward.rewards", parts, f"{prefix}len", f"{prefix}penalty_factor", enabled)
 
 
 def engine(found: Conversion) -> None:
     """Set the engine, and where the run takes place."""
     key, parallel, release = (f"{ROLLOUT}.{end}" for end in ("name", "tensor_model_parallel_size", "free_cache_engine"))
     name = found.get(key, text, "")
-    if name in ("vllm", "sglang"):
+    if name.startswith(("vllm", "sglang")):
         found.set("rollout.engine", "SGLangEngine", key)
         found.set("rollout.engine.launch.release_memory", found.get(release, flag, True), release)
         if (count := found.get(parallel, whole, 1)) > 1:
             found.set("rollout.engine.launch.tensor_parallel", count, parallel)
-    if name == "vllm":
+    if name.startswith("vllm"):
         found.note(key, "rlkit has no vLLM: SGLangEngine takes its place (pip install 'rlkit-fabric[sglang]')")
     found.set("fabric.precision", "bf16-mixed")
     strategy = f"{ACTOR}.strategy"

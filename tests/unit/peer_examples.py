@@ -1,0 +1,188 @@
+"""Published example configurations of verl and TRL: the options that they set, in a form of our own.
+
+verl: examples/grpo_trainer/run_qwen2_5-3b_gsm8k_grpo_lora.sh, ppo_trainer/run_qwen2-7b_rm.sh,
+rloo_trainer/run_qwen2-7b.sh, remax_trainer/run_qwen2.5-3b_seq_balance.sh, gspo_trainer/test_gspo_3b_math.sh,
+sglang_multiturn/run_qwen2.5-3b_gsm8k_multiturn.sh, recipe/dapo/run_dapo_qwen2.5_32b.sh. TRL: examples/scripts/gspo.py,
+grpo_agent.py, ppo/ppo_tldr.py, and rloo.py, whose options stand in Python there.
+"""
+
+from __future__ import annotations
+
+ENGINE = (
+    "actor_rollout_ref.rollout.name={name} actor_rollout_ref.rollout.tensor_model_parallel_size={tp} "
+    "actor_rollout_ref.rollout.gpu_memory_utilization={memory} actor_rollout_ref.model.use_remove_padding=True "
+    "actor_rollout_ref.model.enable_gradient_checkpointing=True actor_rollout_ref.ref.fsdp_config.param_offload=True "
+    "actor_rollout_ref.actor.fsdp_config.param_offload=False "
+    "actor_rollout_ref.actor.fsdp_config.optimizer_offload=False"
+)
+GSM8K = (
+    "data.train_files=$HOME/data/gsm8k/train.parquet data.val_files=$HOME/data/gsm8k/test.parquet "
+    "data.filter_overlong_prompts=True data.truncation='error'"
+)
+PLACE = (
+    "trainer.critic_warmup=0 trainer.logger=['console','wandb'] trainer.n_gpus_per_node=8 trainer.nnodes=1 "
+    "trainer.experiment_name=run $@"
+)
+KL_IN_REWARD = (
+    "algorithm.use_kl_in_reward=True algorithm.kl_penalty=kl algorithm.kl_ctrl.kl_coef=0.001 "
+    "actor_rollout_ref.actor.use_kl_loss=False"
+)
+KL_IN_LOSS = (
+    "algorithm.use_kl_in_reward=False actor_rollout_ref.actor.use_kl_loss=True "
+    "actor_rollout_ref.actor.kl_loss_coef=0.001 actor_rollout_ref.actor.kl_loss_type=low_var_kl "
+    "actor_rollout_ref.actor.entropy_coeff=0"
+)
+
+LORA = f"""python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo {GSM8K} \\
+    data.train_batch_size=1024 data.max_prompt_length=512 data.max_response_length=1024 data.shuffle=False \\
+    actor_rollout_ref.model.path=Qwen/Qwen2.5-3B-Instruct actor_rollout_ref.model.use_shm=True \\
+    actor_rollout_ref.model.lora_rank=64 actor_rollout_ref.model.lora_alpha=32 \\
+    actor_rollout_ref.actor.optim.lr=3e-6 actor_rollout_ref.actor.ppo_mini_batch_size=256 \\
+    actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=40 {KL_IN_LOSS} \\
+    {ENGINE.format(name="vllm", tp=2, memory=0.6)} actor_rollout_ref.rollout.n=5 \\
+    actor_rollout_ref.rollout.load_format=safetensors actor_rollout_ref.rollout.layered_summon=True \\
+    actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=40 trainer.project_name=verl_grpo_example_gsm8k \\
+    trainer.save_freq=20 trainer.test_freq=5 trainer.total_epochs=15 {PLACE}
+"""
+PPO_REWARD_MODEL = f"""gsm8k=$HOME/data/gsm8k
+math=$HOME/data/math
+train_files="['$gsm8k/train.parquet', '$math/train.parquet']"
+huggingface-cli download Qwen/Qwen2-7B-Instruct --local-dir $HOME/models/Qwen2-7B-Instruct &
+python3 -m verl.trainer.main_ppo data.train_files="$train_files" data.val_files="['$gsm8k/test.parquet']" \\
+    data.train_batch_size=1024 data.max_prompt_length=1024 data.max_response_length=512 data.return_raw_chat=True \\
+    actor_rollout_ref.model.path="$HOME/models/Qwen2-7B-Instruct" actor_rollout_ref.actor.optim.lr=1e-6 \\
+    actor_rollout_ref.actor.optim.lr_warmup_steps_ratio=0.1 actor_rollout_ref.actor.ppo_mini_batch_size=256 \\
+    {ENGINE.format(name="vllm", tp=1, memory=0.6)} critic.optim.lr=1e-5 critic.model.use_remove_padding=True \\
+    critic.optim.lr_warmup_steps_ratio=0.05 critic.model.path="$HOME/models/Qwen2-7B-Instruct" \\
+    critic.ppo_micro_batch_size_per_gpu=32 critic.model.fsdp_config.param_offload=False reward_model.enable=True \\
+    reward_model.model.path="$HOME/models/FsfairX-LLaMA3-RM-v0.1" reward_model.micro_batch_size_per_gpu=32 \\
+    reward_model.model.use_remove_padding=True algorithm.use_kl_in_reward=False +trainer.val_before_train=False \\
+    trainer.project_name=verl_example trainer.save_freq=-1 trainer.test_freq=5 trainer.total_epochs=15 {PLACE}
+"""
+RLOO = f"""python3 -m verl.trainer.main_ppo algorithm.adv_estimator=rloo {GSM8K} data.train_batch_size=1024 \\
+    data.max_prompt_length=512 data.max_response_length=1024 actor_rollout_ref.model.path=Qwen/Qwen2-7B-Instruct \\
+    actor_rollout_ref.actor.optim.lr=1e-6 actor_rollout_ref.actor.ppo_mini_batch_size=256 \\
+    actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=160 actor_rollout_ref.rollout.n=5 \\
+    {ENGINE.format(name="vllm", tp=2, memory=0.6)} {KL_IN_REWARD} trainer.project_name=verl_rloo_example_gsm8k \\
+    trainer.save_freq=-1 trainer.test_freq=5 trainer.total_epochs=15 {PLACE}
+"""
+REMAX = f"""export HF_DATASETS_OFFLINE=1
+python3 -m verl.trainer.main_ppo algorithm.adv_estimator=remax {GSM8K} data.train_batch_size=512 \\
+    data.max_prompt_length=512 data.max_response_length=1024 actor_rollout_ref.model.path=Qwen/Qwen2.5-3B-Instruct \\
+    actor_rollout_ref.actor.optim.lr=1e-6 actor_rollout_ref.actor.ppo_mini_batch_size=128 \\
+    actor_rollout_ref.actor.use_dynamic_bsz=True actor_rollout_ref.actor.ppo_max_token_len_per_gpu=30000 \\
+    {ENGINE.format(name="vllm", tp=2, memory=0.8)} actor_rollout_ref.rollout.n=4 {KL_IN_REWARD} \\
+    trainer.project_name=verl_remax_example_gsm8k trainer.val_before_train=False trainer.save_freq=-1 \\
+    trainer.test_freq=5 trainer.total_epochs=5 {PLACE}
+"""
+MULTITURN = f"""PROJECT_DIR="$(pwd)"
+CONFIG_PATH="$PROJECT_DIR/examples/sglang_multiturn/config"
+python3 -m verl.trainer.main_ppo --config-path="$CONFIG_PATH" --config-name='gsm8k_multiturn_grpo' \\
+    algorithm.adv_estimator=grpo {GSM8K} data.train_batch_size=256 data.max_prompt_length=1024 \\
+    data.max_response_length=1024 data.return_raw_chat=True actor_rollout_ref.model.path=Qwen/Qwen2.5-3B-Instruct \\
+    actor_rollout_ref.actor.optim.lr=1e-6 actor_rollout_ref.actor.ppo_mini_batch_size=256 {KL_IN_LOSS} \\
+    {ENGINE.format(name="sglang_async", tp=2, memory=0.5)} actor_rollout_ref.rollout.n=16 \\
+    actor_rollout_ref.rollout.multi_turn.tool_config_path="$PROJECT_DIR/gsm8k_tool_config.yaml" \\
+    trainer.project_name=gsm8k_async_rl trainer.save_freq=-1 trainer.test_freq=20 trainer.total_epochs=15 {PLACE}
+"""
+GSPO = """export GPUS_PER_NODE=8
+NNODES=${SLURM_JOB_NUM_NODES}
+export NNODES
+MODEL_PATH=Qwen/Qwen2.5-3B-Instruct
+max_prompt_length=$((1024 * 2))
+max_response_length=$((1024 * 8))
+overlong_buffer_len=$((1024 * 4))
+exp_name="gspo-$(basename $MODEL_PATH)"
+token_len=$(((max_prompt_length + max_response_length) * 2))
+if [ "$first_time_dataset_prep" = true ]; then
+    python examples/data_preprocess/gsm8k.py --local_save_dir /data/gsm8k/
+fi
+train_files="['/data/gsm8k/train.parquet']"
+python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.actor.policy_loss.loss_mode=gspo \\
+    data.train_files="${train_files}" data.val_files="['/data/gsm8k/test.parquet']" data.shuffle=true \\
+    data.prompt_key=prompt data.truncation='error' data.filter_overlong_prompts=true data.train_batch_size=512 \\
+    data.max_prompt_length=${max_prompt_length} data.max_response_length=${max_response_length} \\
+    actor_rollout_ref.rollout.n=16 algorithm.use_kl_in_reward=false algorithm.kl_ctrl.kl_coef=0.0 \\
+    actor_rollout_ref.actor.use_kl_loss=false actor_rollout_ref.actor.kl_loss_coef=0.0 \\
+    actor_rollout_ref.actor.clip_ratio_low=0.0003 actor_rollout_ref.actor.clip_ratio_high=0.0004 \\
+    actor_rollout_ref.actor.use_dynamic_bsz=true actor_rollout_ref.actor.ppo_max_token_len_per_gpu=${token_len} \\
+    actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.mode=async \\
+    actor_rollout_ref.model.path="${MODEL_PATH}" actor_rollout_ref.actor.optim.lr=1e-6 \\
+    actor_rollout_ref.actor.optim.lr_warmup_steps_ratio=0.05 actor_rollout_ref.actor.optim.weight_decay=0.1 \\
+    actor_rollout_ref.actor.ppo_mini_batch_size=128 actor_rollout_ref.actor.fsdp_config.param_offload=true \\
+    actor_rollout_ref.actor.loss_agg_mode="seq-mean-token-mean" actor_rollout_ref.actor.grad_clip=1.0 \\
+    actor_rollout_ref.actor.ulysses_sequence_parallel_size=1 actor_rollout_ref.rollout.enable_chunked_prefill=true \\
+    actor_rollout_ref.rollout.max_num_batched_tokens=$((max_prompt_length + max_response_length)) \\
+    actor_rollout_ref.rollout.temperature=1.0 actor_rollout_ref.rollout.top_p=1.0 actor_rollout_ref.rollout.top_k=-1 \\
+    actor_rollout_ref.rollout.val_kwargs.temperature=1.0 actor_rollout_ref.rollout.val_kwargs.top_p=0.7 \\
+    actor_rollout_ref.rollout.val_kwargs.top_k=-1 actor_rollout_ref.rollout.val_kwargs.do_sample=true \\
+    actor_rollout_ref.rollout.val_kwargs.n=1 actor_rollout_ref.actor.entropy_checkpointing=true \\
+    reward_model.reward_manager=dapo +reward_model.reward_kwargs.overlong_buffer_cfg.enable=false \\
+    +reward_model.reward_kwargs.overlong_buffer_cfg.len=${overlong_buffer_len} \\
+    +reward_model.reward_kwargs.max_resp_len=${max_response_length} trainer.logger='["console","wandb"]' \\
+    trainer.project_name=RL-GSPO trainer.experiment_name="${exp_name}" trainer.n_gpus_per_node="${GPUS_PER_NODE}" \\
+    trainer.nnodes="${NNODES}" trainer.val_before_train=false trainer.test_freq=10 trainer.save_freq=10 \\
+    trainer.total_epochs=10 trainer.total_training_steps=500 trainer.resume_mode=auto trainer.log_val_generations=2 $@
+"""
+DAPO = """set -euxo pipefail
+overlong_buffer_len=$((1024 * 4))
+train_prompt_bsz=512
+gen_prompt_bsz=$((train_prompt_bsz * 3))
+NNODES=${NNODES:-16}
+RAY_DATA_HOME=${RAY_DATA_HOME:-"${HOME}/verl"}
+MODEL_PATH=${MODEL_PATH:-"${RAY_DATA_HOME}/models/Qwen2.5-32B"}
+TRAIN_FILE=${TRAIN_FILE:-"${RAY_DATA_HOME}/data/dapo-math-17k.parquet"}
+max_prompt_length=$((1024 * 2))
+max_response_length=$((1024 * 20))
+ray job submit --no-wait --working-dir "${PWD}" -- python3 -m recipe.dapo.main_dapo \\
+    data.train_files="${TRAIN_FILE}" data.val_files="${RAY_DATA_HOME}/data/aime-2024.parquet" data.truncation='left' \\
+    data.max_prompt_length=${max_prompt_length} data.max_response_length=${max_response_length} \\
+    data.gen_batch_size=${gen_prompt_bsz} data.train_batch_size=${train_prompt_bsz} \\
+    actor_rollout_ref.rollout.n=16 algorithm.adv_estimator=grpo algorithm.use_kl_in_reward=False \\
+    actor_rollout_ref.actor.use_kl_loss=False actor_rollout_ref.actor.clip_ratio_low=0.2 \\
+    actor_rollout_ref.actor.clip_ratio_high=0.28 actor_rollout_ref.actor.clip_ratio_c=10.0 \\
+    algorithm.filter_groups.enable=True algorithm.filter_groups.max_num_gen_batches=10 \\
+    algorithm.filter_groups.metric=acc actor_rollout_ref.model.path="${MODEL_PATH}" \\
+    +actor_rollout_ref.model.override_config.attention_dropout=0. actor_rollout_ref.actor.optim.lr=1e-6 \\
+    actor_rollout_ref.actor.optim.lr_warmup_steps=10 actor_rollout_ref.actor.optim.weight_decay=0.1 \\
+    actor_rollout_ref.actor.ppo_mini_batch_size=32 actor_rollout_ref.actor.fsdp_config.param_offload=True \\
+    actor_rollout_ref.actor.fsdp_config.optimizer_offload=True actor_rollout_ref.actor.entropy_coeff=0 \\
+    actor_rollout_ref.actor.grad_clip=1.0 actor_rollout_ref.actor.loss_agg_mode=token-mean \\
+    actor_rollout_ref.actor.ulysses_sequence_parallel_size=8 actor_rollout_ref.actor.fsdp_config.fsdp_size=-1 \\
+    actor_rollout_ref.rollout.gpu_memory_utilization=0.80 actor_rollout_ref.rollout.tensor_model_parallel_size=4 \\
+    actor_rollout_ref.rollout.val_kwargs.do_sample=True actor_rollout_ref.rollout.val_kwargs.n=1 \\
+    actor_rollout_ref.rollout.val_kwargs.top_p=0.7 actor_rollout_ref.rollout.name=vllm \\
+    reward_model.reward_manager=dapo reward_model.overlong_buffer.enable=True \\
+    reward_model.overlong_buffer.len=${overlong_buffer_len} reward_model.overlong_buffer.penalty_factor=1.0 \\
+    trainer.logger='["console","wandb"]' trainer.project_name=DAPO trainer.experiment_name=DAPO-Qwen2.5-32B \\
+    trainer.n_gpus_per_node=8 trainer.nnodes="${NNODES}" trainer.val_before_train=True trainer.test_freq=5 \\
+    trainer.save_freq=5 trainer.total_epochs=1 trainer.resume_mode=auto
+"""
+
+TRL_GSPO = """accelerate launch --config_file accelerate_configs/deepspeed_zero3.yaml examples/scripts/gspo.py \\
+    --model_name_or_path Qwen/Qwen3-0.6B --output_dir gspo-Qwen3-0.6B --learning_rate 1e-5 --dtype bfloat16 \\
+    --max_completion_length 1024 --use_peft --lora_target_modules "q_proj", "v_proj" --log_completions \\
+    --per_device_train_batch_size 8 --num_generations 8 --importance_sampling_level sequence --epsilon 3e-4 \\
+    --epsilon_high 4e-4 --beta 0.0 --loss_type grpo --gradient_accumulation_steps 2 --steps_per_generation 8
+"""
+TRL_AGENT = """python examples/scripts/grpo_agent.py --model_name_or_path Qwen/Qwen3-1.7B --push_to_hub True \\
+    --output_dir grpo_biogrid_qwen_3g-1.7b --use_vllm True --vllm_mode colocate --max_completion_length 1024 \\
+    --report_to trackio --log_completions True --max_steps 400
+"""
+TRL_PPO = """python examples/scripts/ppo/ppo_tldr.py --dataset_name trl-lib/tldr --dataset_test_split validation \\
+    --learning_rate 3e-6 --output_dir pythia-1b --per_device_train_batch_size 1 --gradient_accumulation_steps 64 \\
+    --total_episodes 30000 --model_name_or_path EleutherAI/pythia-1b-deduped --missing_eos_penalty 1.0 \\
+    --sft_model_path cleanrl/EleutherAI_pythia-1b-deduped__sft__tldr --stop_token eos --response_length 53 \\
+    --reward_model_path cleanrl/EleutherAI_pythia-1b-deduped__reward__tldr --eval_strategy steps --eval_steps 100
+"""
+TRL_RLOO = """trl rloo --model_name_or_path Qwen/Qwen3-0.6B --dataset_name AI-MO/NuminaMath-TIR --learning_rate 1e-5 \\
+    --output_dir Qwen3-0.6B-RLOO --log_completions --num_completions_to_print 2 --max_completion_length 1024 \\
+    --gradient_accumulation_steps 2 --steps_per_generation 8 --use_vllm --vllm_mode colocate \\
+    --vllm_gpu_memory_utilization 0.5 --use_peft --reward_funcs think_format_reward accuracy_reward
+"""
+
+VERL = {
+    "grpo with lora": LORA, "ppo with a reward model": PPO_REWARD_MODEL, "rloo": RLOO, "remax": REMAX,
+    "several turns": MULTITURN, "gspo": GSPO, "dapo": DAPO,
+}  # fmt: skip
+TRL = {"gspo": TRL_GSPO, "agent": TRL_AGENT, "ppo": TRL_PPO, "rloo": TRL_RLOO}
