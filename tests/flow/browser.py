@@ -20,6 +20,10 @@ OPTIONS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", 
            "--disable-background-networking", "--hide-scrollbars")  # fmt: skip
 
 
+class Navigated(Exception):
+    """The page was left, or read again, while an expression was evaluated."""
+
+
 class Tab:
     """A page: evaluates JavaScript in it, and keeps what its console and its log were given."""
 
@@ -43,6 +47,8 @@ class Tab:
         while True:
             answer = self._read()
             if answer.get("id") == self._last:
+                if "navigated" in answer.get("error", {}).get("message", ""):
+                    raise Navigated
                 assert "error" not in answer, answer
                 result: dict[str, Any] = answer["result"]
                 return result
@@ -66,11 +72,12 @@ class Tab:
             self.requests.append(params["request"]["url"])
         return message
 
-    def open(self, path: Path, address: str = "") -> float:
-        """Open a report; return the seconds until it is drawn."""
+    def open(self, place: Path | str, address: str = "") -> float:
+        """Open a report, a file or one that is served; return the seconds until it is drawn."""
+        url = place if isinstance(place, str) else place.resolve().as_uri()
         self.call("Page.navigate", url="about:blank")
         start = time.monotonic()
-        self.call("Page.navigate", url=f"{path.resolve().as_uri()}{address}")
+        self.call("Page.navigate", url=f"{url}{address}")
         while not self.run("document.body !== null && document.body.dataset.ready === 'true'"):
             assert time.monotonic() - start < 60, self.console
             time.sleep(0.02)
@@ -85,9 +92,15 @@ class Tab:
     def wait(self, script: str) -> None:
         """Wait until an expression is true."""
         end = time.monotonic() + 30
-        while not self.run(script):
+        while not self._run_now(script):
             assert time.monotonic() < end, f"never true: {script}; console: {self.console}"
             time.sleep(0.02)
+
+    def _run_now(self, script: str) -> Any:
+        try:
+            return self.run(script)
+        except Navigated:
+            return None
 
     def resize(self, width: int, height: int, dark: bool = False) -> None:
         """Set the size of the view, and its theme."""

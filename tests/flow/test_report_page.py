@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from rlkit.cli.main import main
+from rlkit.cli.report.runs import RunFiles
+from rlkit.cli.report.server import Pages, Server
 from rlkit.run.folder import RunFolder
 from tests.flow.browser import Tab, chromium
 from tests.unit.test_report import HOSTILE, trajectory, write_run
@@ -35,7 +38,7 @@ def page(tab: Tab) -> Iterator[Tab]:
     yield tab
     tab.run("1")  # what is still on its way is read
     assert tab.console == []
-    assert [url for url in tab.requests if not url.startswith(("file:", "about:"))] == []
+    assert [url for url in tab.requests if not url.startswith(("file:", "about:", "http://127.0.0.1:"))] == []
 
 
 def written(*runs: Path, out: Path) -> Path:
@@ -115,7 +118,7 @@ def test_rollouts_are_filtered_sorted_searched_and_opened(page: Tab, tmp_path: P
 def test_texts_of_models_are_shown_as_texts(page: Tab, tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", steps=1, text=HOSTILE, recipe="model:\n  path: tiny\n# </script><b>bold</b>\n")
     (run / "metrics.jsonl").write_text(json.dumps({"step": 1, f"reward/{HOSTILE}": 1.0}) + "\n")
-    page.open(written(run, out=tmp_path / "report.html"), "#row=0&view=group")
+    page.open(written(run, out=tmp_path / "report.html"), "#row=0/step 1/0&view=group")
     scripts = "document.querySelectorAll('script').length"
     before = page.run(scripts)
     assert text(page, ".side .card .text") == SHOWN
@@ -138,12 +141,42 @@ def test_texts_of_models_are_shown_as_texts(page: Tab, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (390, False), (390, True)])
 def test_it_fits_wide_and_narrow_views_in_both_themes(page: Tab, tmp_path: Path, width: int, dark: bool) -> None:
     page.resize(width, 800, dark)
-    page.open(written(write_run(tmp_path / "run"), out=tmp_path / "report.html"), "#row=0&view=one")
+    page.open(written(write_run(tmp_path / "run"), out=tmp_path / "report.html"), "#row=0/step 1/0&view=one")
     assert page.run("document.documentElement.scrollWidth") <= width
     background = page.run("getComputedStyle(document.body).backgroundColor")
     assert background == ("rgb(20, 23, 27)" if dark else "rgb(255, 255, 255)")
     columns = page.run("getComputedStyle(document.querySelector('.browser')).gridTemplateColumns.split(' ').length")
     assert columns == (1 if width < 900 else 2)
+
+
+def test_a_served_page_is_renewed_and_what_is_looked_at_stays(page: Tab, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=2)
+    with Server(Pages(lambda: [RunFiles(run, 1e9)]), 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        looked_at = "#row=0/step+2/1&view=group&sort=-reward&when=step+2&reward=0.5&open=overview/time&smoothing=0.9"
+        page.open(server.url, looked_at)
+        page.run("document.getElementById('rollouts').scrollIntoView()")
+        scroll = page.run("scrollY")
+        assert text(page, "#count").startswith("2 of 8 rollouts")
+        RunFolder(run, "").dump("step-00001", [trajectory("0 + 1", 0, 1.0)] * 9)  # more rows before the one looked at
+        RunFolder(run, "").dump("step-00003", [trajectory("new", 0, 1.0)])
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"step": 3, "reward/mean": 0.75}) + "\n")
+        page.wait("document.querySelector('[data-figure=\"reward/mean\"]')?.textContent.includes('0.75 at step 3')")
+        page.wait("document.body.dataset.ready === 'true'")
+        assert text(page, "#count").startswith("2 of 14 rollouts")
+        assert page.run("location.hash") == looked_at
+        assert page.run("scrollY") == scroll
+        assert text(page, "tr.chosen td:nth-child(2)") == "0 + 2: What is 0 + 2?"
+        assert page.run("document.querySelectorAll('.side .card').length") == 2
+        assert page.run("document.querySelector('[data-figure=\"time/sample\"] canvas') !== null")
+        assert page.run("document.querySelector('input[type=range]').value") == "0.9"
+        server.shutdown()
+    page.wait("document.getElementById('served').textContent.startsWith('The server of this page does not answer')")
+    page.call("Page.navigate", url="about:blank")
+    page.run("1")
+    assert all("ERR_CONNECTION_REFUSED" in line for line in page.console)
+    page.console.clear()
 
 
 def test_ten_thousand_rollouts_open_at_once(page: Tab, tmp_path: Path) -> None:

@@ -60,10 +60,15 @@ def write_run(path: Path, steps: int = 3, text: str = "#### 7", recipe: str = "m
 
 
 def report(*runs: Path, out: Path, options: tuple[str, ...] = ()) -> tuple[str, dict[str, Any]]:
-    """Write a report; return its text, and the data in it by the name of the block."""
+    """Write a report; return its text, and the data in it."""
     assert main(["report", *map(str, runs), "--out", str(out), *options]) == 0
     text = out.read_bytes().decode()
-    return text, {name: json.loads(gzip.decompress(base64.b64decode(packed))) for name, packed in DATA.findall(text)}
+    return text, data_of(text)
+
+
+def data_of(text: str) -> dict[str, Any]:
+    """Return the data in a page by the name of the block."""
+    return {name: json.loads(gzip.decompress(base64.b64decode(packed))) for name, packed in DATA.findall(text)}
 
 
 def rows_of(data: dict[str, Any]) -> list[dict[str, Any]]:
@@ -166,7 +171,8 @@ def test_the_policy_allows_the_scripts_of_the_page_alone_and_no_network(tmp_path
     assert policy is not None
     rules = dict(rule.strip().split(" ", 1) for rule in policy[1].split(";"))
     assert rules["default-src"] == "'none'"
-    assert set(rules) == {"default-src", "script-src", "style-src", "base-uri", "form-action"}
+    assert rules["connect-src"] == "'none'"
+    assert set(rules) == {"default-src", "script-src", "style-src", "connect-src", "base-uri", "form-action"}
     for kind, pattern in (("script-src", r"<script>(.*?)</script>"), ("style-src", r"<style>(.*?)</style>")):
         found = re.findall(pattern, text, re.DOTALL)
         digests = (base64.b64encode(hashlib.sha256(inner.encode()).digest()).decode() for inner in found)
@@ -245,7 +251,7 @@ def test_numbers_that_are_not_finite_are_texts_for_a_browser(tmp_path: Path) -> 
 
 def test_the_scripts_are_small_files_of_ours_and_one_of_a_library(tmp_path: Path) -> None:
     ours = [path.read_text().count("\n") for path in (page.HERE / "web").iterdir()]
-    assert len(ours) == len(page.SCRIPTS) + 2  # the body and the style
+    assert len(ours) == len(page.SCRIPTS) + 3  # the body, the style, and the script of a page that is served
     assert max(ours) <= 400
     assert {path.name for path in (page.HERE / "vendor").iterdir()} == {"LICENSE", "uPlot.iife.min.js", "uPlot.min.css"}
 
@@ -312,6 +318,10 @@ def test_a_report_replaces_a_report_and_nothing_else(tmp_path: Path, capsys: pyt
         (["{run}", "--max-mb", "nan"], "--max-mb is nan, expected a number above 0"),
         (["{run}", "--out", "{run}/rollouts"], "cannot be written"),
         (["{run}", "--out", "{run}/no/report.html"], "cannot be written"),
+        (["{run}", "--port", "80"], "--port is of the page that --serve serves; add --serve"),
+        (["{run}", "--serve", "--port", "65536"], "--port is 65536, expected a whole number from 0 to 65535"),
+        (["{run}", "--serve", "--port", "x"], "invalid int value: 'x'"),
+        (["{run}", "--serve", "--out", "a.html"], "--serve writes no file, expected no --out with it"),
     ],
 )
 def test_mistakes_are_explained(

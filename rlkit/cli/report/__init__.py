@@ -9,16 +9,24 @@ from pathlib import Path
 from rlkit.cli.display import echo
 from rlkit.cli.report.page import MARK, write_page
 from rlkit.cli.report.runs import RunFiles
+from rlkit.cli.report.server import serve
 from rlkit.errors import RecipeError
 from rlkit.run.launch import home_of
 
 USAGE = """usage: rlkit report RUN... [--out FILE] [--max-mb N]
+       rlkit report RUN... --serve [--port N] [--max-mb N]
     writes one HTML file, which opens without a network: curves of all figures, time by phase, memory, the rollouts
     token by token, recipes and environments; several runs are overlaid, a run in progress is shown as far as it is
     --out FILE     by default report.html in the first run's folder
     --max-mb N     keep the rollouts of every second step, every third and so on, so that they take at most N megabytes;
                    by default 100, of which a browser still opens the file within seconds
+    --serve        writes no file: serves the page to browsers on this machine, and renews it while the runs go on
+    --port N       of 127.0.0.1, by default 8642; 0 for any that is free
 """
+
+
+PORT = 8642
+"""Where the page is served by default."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -30,18 +38,35 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("runs", nargs="+")
     parser.add_argument("--out")
     parser.add_argument("--max-mb", type=float, default=100.0)
+    parser.add_argument("--serve", action="store_true")
+    parser.add_argument("--port", type=int)
     try:
         options, unknown = parser.parse_known_args(argv)
     except argparse.ArgumentError as error:
         raise RecipeError(f"rlkit report: {error}") from error
     if unknown:
         raise RecipeError(f"rlkit report has no option {unknown[0]!r}; see rlkit report --help")
+    _check(options)
+    folders = [_folder(place) for place in dict.fromkeys(options.runs)]
+    max_bytes = options.max_mb * 1e6 / len(folders)
+    if options.serve:
+        return serve(folders, max_bytes, PORT if options.port is None else options.port)
+    return _write(Path(options.out or folders[0] / "report.html"), [RunFiles(folder, max_bytes) for folder in folders])
+
+
+def _check(options: argparse.Namespace) -> None:
     if not options.max_mb > 0:
         raise RecipeError(f"--max-mb is {options.max_mb:g}, expected a number above 0")
-    folders = [_folder(place) for place in dict.fromkeys(options.runs)]
-    path = Path(options.out or folders[0] / "report.html")
+    if options.port is not None and not 0 <= options.port <= 65535:
+        raise RecipeError(f"--port is {options.port}, expected a whole number from 0 to 65535")
+    if options.serve and options.out is not None:
+        raise RecipeError("--serve writes no file, expected no --out with it")
+    if options.port is not None and not options.serve:
+        raise RecipeError("--port is of the page that --serve serves; add --serve")
+
+
+def _write(path: Path, found: Sequence[RunFiles]) -> int:
     _writable(path)
-    found = [RunFiles(folder, options.max_mb * 1e6 / len(folders)) for folder in folders]
     try:
         rows = write_page(path, found)
     except OSError as error:

@@ -2,7 +2,7 @@
 
 All data is gzip in base64 in `<script type="application/octet-stream">`, so that nothing that a model wrote is ever
 parsed as HTML; the scripts show texts by `textContent` alone. A Content-Security-Policy lets none but these scripts
-run, by their hashes, and forbids the network.
+run, by their hashes, and forbids the network; a page that is served may ask its server alone.
 """
 
 from __future__ import annotations
@@ -12,15 +12,18 @@ from base64 import b64encode
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 from rlkit.cli.report.pages import Index, as_json, pages
 from rlkit.cli.report.runs import RunFiles
 from rlkit.cli.report.tokens import texts_of
 
 HERE = Path(__file__).parent
-SCRIPTS = ("core", "charts", "curves", "timeline", "conversation", "details", "rollouts", "about", "main")
+SCRIPTS = ("core", "address", "charts", "curves", "timeline", "conversation", "details", "rollouts", "about", "main")
 """The files of `web/`, in the order in which they are joined into one script."""
+
+WATCH = "watch"
+"""The script that a page has besides if it is served: it asks for a newer one."""
 
 MARK = b"<!doctype html>\n<!-- written by rlkit report -->\n"
 """What each report begins with."""
@@ -35,7 +38,7 @@ def write_page(path: Path, runs: Sequence[RunFiles]) -> int:
     beside = path.with_name(f"{path.name}.partial")
     try:
         with beside.open("wb") as file:
-            count = _write(file, runs)
+            count = write(file, runs)
         beside.rename(path)
     except OSError:
         beside.unlink(missing_ok=True)
@@ -43,13 +46,25 @@ def write_page(path: Path, runs: Sequence[RunFiles]) -> int:
     return count
 
 
-def _write(file: BinaryIO, runs: Sequence[RunFiles]) -> int:
+def write(file: IO[bytes], runs: Sequence[RunFiles], version: str | None = None) -> int:
+    """Write the report of runs; return how many rollouts it has.
+
+    Args:
+        file: Where it is written to.
+        runs: What it shows.
+        version: Of a page that is served, which asks the server for a newer one; None in a file.
+
+    Raises:
+        OSError: It cannot be written.
+    """
     style = _read("vendor/uPlot.min.css") + _read("web/report.css")
     vendored = f"/*\n{_read('vendor/LICENSE')}\n*/\n{_read('vendor/uPlot.iife.min.js')}"
-    script = "".join(_read(f"web/{name}.js") for name in SCRIPTS)
+    names = SCRIPTS if version is None else (*SCRIPTS[:-1], WATCH, SCRIPTS[-1])
+    script = "".join(_read(f"web/{name}.js") for name in names)
     script = f'"use strict";\n(() => {{\n{script}}})();\n'
     scripts = (vendored, script)
-    file.write(MARK + _head(style, scripts).encode() + _read("web/body.html").encode())
+    head = _head(style, scripts, "'none'" if version is None else "'self'")
+    file.write(MARK + head.encode() + _read("web/body.html").encode())
     index, count = Index(), 0
     for number, run in enumerate(runs):
         for page in pages(run.rollouts(), texts_of(run), index, number, count):
@@ -57,13 +72,15 @@ def _write(file: BinaryIO, runs: Sequence[RunFiles]) -> int:
             count += 1
     file.write(block("index", as_json(index.content())))
     file.write(block("runs", as_json([run.overview() for run in runs])))
+    if version is not None:
+        file.write(block("version", as_json(version)))
     file.write("".join(f"<script>{text}</script>\n" for text in scripts).encode() + b"</body>\n</html>\n")
     return len(index.excerpts)
 
 
-def _head(style: str, scripts: Sequence[str]) -> str:
-    allowed = " ".join(map(_hash, scripts))
-    policy = f"default-src 'none'; script-src {allowed}; style-src {_hash(style)}; base-uri 'none'; form-action 'none'"
+def _head(style: str, scripts: Sequence[str], network: str) -> str:
+    allowed = f"script-src {' '.join(map(_hash, scripts))}; style-src {_hash(style)}; connect-src {network}"
+    policy = f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
     return (
         '<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'

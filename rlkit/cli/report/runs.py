@@ -68,6 +68,14 @@ class RunFiles:
         found = {"name": str(self.path), "recipe": self.recipe(), "environment": environment, "result": result}
         return {**found, "steps": steps, "figures": values, "phases": phases, "notes": self.notes}
 
+    def state(self) -> dict[Path, tuple[int, ...]]:
+        """Return what changes when a file does that is read: its number, size and time."""
+        return {path: found for path in self._sources() if (found := _stamp(path))}
+
+    def _sources(self) -> Iterator[Path]:
+        yield from (self.path / name for name in ("recipe.yaml", "environment.json", "metrics.jsonl", "result.json"))
+        yield from (self.path / "rollouts").glob("*.jsonl.gz")
+
     def recipe(self) -> str:
         """Return the recipe's text."""
         try:
@@ -108,7 +116,7 @@ class RunFiles:
         found = [RolloutFile(path, m[1], m[2], int(m[3] or 0)) for path, m in matches if m]
         found.sort(key=lambda file: file.order)
         steps = sorted({file.step for file in found if file.kind == "step" and file.step is not None})
-        every = -int(-sum(_size(file.path) for file in found) // self.max_bytes)
+        every = -int(-sum(sum(_stamp(file.path)[2:]) for file in found) // self.max_bytes)
         if every > 1:
             kept = {*steps[::every], *steps[-1:]}
             found = [file for file in found if file.kind != "step" or file.step in kept]
@@ -140,11 +148,13 @@ class RunFiles:
             self.notes.append(str(error))
 
 
-def _size(path: Path) -> int:
+def _stamp(path: Path) -> tuple[int, ...]:
+    """Return a file's number, time and size; nothing where there is none."""
     try:
-        return path.stat().st_size
+        found = path.stat()
     except OSError:  # it was replaced meanwhile, and reading it will tell
-        return 0
+        return ()
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _is_figure(value: object) -> bool:

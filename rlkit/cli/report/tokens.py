@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
@@ -72,16 +73,19 @@ def texts_of(run: RunFiles) -> TokenTexts:
     No network is used, and no code that comes with a model is run; where the tokenizer is not on this machine, a note
     of the run says so.
     """
-    from transformers import AutoTokenizer
-
     try:
-        place = _place(run)
-        options = {"local_files_only": True, "trust_remote_code": False}
-        return TokenTexts(AutoTokenizer.from_pretrained(place, **options))
+        return _loaded(_place(run))
     except Exception as error:  # transformers raises what it likes of a folder that is no tokenizer's
         why = error if isinstance(error, RlkitError) else explain(error).splitlines()[0]
         run.notes.append(f"{run.path}: tokens are shown as ids, as its tokenizer cannot be loaded: {why}")
         return TokenTexts(None)
+
+
+@lru_cache(maxsize=8)
+def _loaded(place: str) -> TokenTexts:
+    from transformers import AutoTokenizer
+
+    return TokenTexts(AutoTokenizer.from_pretrained(place, local_files_only=True, trust_remote_code=False))
 
 
 def _place(run: RunFiles) -> str:

@@ -129,18 +129,18 @@ function messages(row) {
 }
 
 /** Show a rollout's tokens or messages, with the controls that choose. */
-function conversation(row, texts, chosen) {
+function conversation(row, texts) {
   const body = el("div", {});
   const can = list(row.tokens).length > 0;
   const views = [["messages", "messages"], ...(can ? [["", "tokens, plain"]] : [])];
   for (const name of perToken(row)) views.push([name, `tokens by ${TITLES[name] || name}`]);
   const options = views.map(([value, text]) => el("option", { value }, text));
   const choice = el("select", { class: "view" }, options);
-  const known = views.some(([value]) => value === chosen.view);
-  choice.value = known ? chosen.view : views.length > 2 ? views[2][0] : "messages";
+  const known = (wanted) => views.some(([value]) => value === wanted);
+  choice.value = [address.get("show"), "logps", views[2]?.[0]].find(known) ?? "messages";
   const show = () => fill(body, choice.value === "messages" ? messages(row) : tokens(row, texts, choice.value));
   choice.addEventListener("change", () => {
-    chosen.view = choice.value;
+    address.set({ show: choice.value });
     show();
   });
   show();

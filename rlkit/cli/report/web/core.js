@@ -98,8 +98,9 @@ function labels(runs) {
 }
 
 /** Return a select with "all" before its choices, which are [value, label]. */
-function select(label, choices, onchange) {
-  const options = [["", "all"], ...choices].map(([value, text]) => el("option", { value: String(value) }, text));
+function select(label, choices, value, onchange) {
+  const options = [["", "all"], ...choices].map(([own, text]) => el("option", { value: String(own) }, text));
   const chosen = el("select", { onchange: () => onchange(chosen.value) }, options);
-  return [el("label", {}, `${label} `, chosen), chosen];
+  chosen.value = value;
+  return el("label", {}, `${label} `, chosen);
 }

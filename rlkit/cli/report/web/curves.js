@@ -129,10 +129,13 @@ function curves(root, state) {
   slider.addEventListener("input", () => {
     state.smoothing = Number(slider.value);
     state.curves.forEach((curve) => curve.refresh());
+    address.set({ smoothing: slider.value });
   });
-  const search = el("input", { type: "search", placeholder: "figure", "aria-label": "Filter figures by name" });
+  const search = el("input", { type: "search", placeholder: "figure", "aria-label": "Filter figures by name",
+    value: address.get("figure") ?? "" });
+  const opened = (address.get("open") ?? "overview").split("/");
   add(root, el("p", { class: "controls" }, el("label", {}, "smoothing ", slider), search));
-  const folded = [...groups(state.runs)].filter(([, names]) => names.length > 0).map(([group, names], i) => {
+  const folded = [...groups(state.runs)].filter(([, names]) => names.length > 0).map(([group, names]) => {
     const grid = el("div", { class: "grid" });
     const places = names.map((name) => [name, el("div", { class: "chart", "data-figure": name })]);
     add(grid, places.map(([, place]) => place));
@@ -142,13 +145,17 @@ function curves(root, state) {
         if (details.open && !place.hidden && !place.firstChild) state.curves.push(new Curve(place, name, state));
       }
     };
-    details.addEventListener("toggle", build);
-    details.open = i === 0;
-    return { details, places, build };
+    details.addEventListener("toggle", () => {
+      build();
+      const open = folded.filter((one) => one.details.open).map((one) => one.group).join("/");
+      address.set({ open: open === "overview" ? null : open });
+    });
+    details.open = opened.includes(group);
+    return { group, details, places, build };
   });
   add(root, folded.map(({ details }) => details));
-  folded[0]?.build();
-  search.addEventListener("input", () => {
+  folded.forEach(({ build }) => build());
+  const find = () => {
     const wanted = search.value.trim().toLowerCase();
     for (const { details, places, build } of folded) {
       places.forEach(([name, place]) => { place.hidden = !name.toLowerCase().includes(wanted); });
@@ -156,5 +163,10 @@ function curves(root, state) {
       if (wanted && !details.hidden) details.open = true;
       build();
     }
+  };
+  search.addEventListener("input", () => {
+    address.set({ figure: search.value || null });
+    find();
   });
+  if (search.value) find();
 }

@@ -8,7 +8,6 @@ class Details {
     this.root = root;
     this.state = state;
     this.index = index;
-    this.chosen = { view: "logps" };
     this.turn = 0;
   }
 
@@ -20,7 +19,7 @@ class Details {
       "data-view": name, onclick: () => this.show(at, name) }, text));
     const content = await this[view](at);
     if (turn !== this.turn) return;
-    history.replaceState(null, "", `#row=${at}&view=${view}`);
+    address.set({ row: this.key(at), view });
     fill(this.root, el("p", { class: "controls" }, buttons), content);
   }
 
@@ -39,7 +38,23 @@ class Details {
     const terms = known.map(([name, value]) => [el("dt", {}, name), el("dd", {}, visible(value))]);
     const meta = row.meta && typeof row.meta === "object" && Object.keys(row.meta).length > 0
       ? el("details", {}, el("summary", {}, "other columns"), el("pre", {}, pretty(row.meta))) : null;
-    return [el("dl", { class: "facts" }, terms), meta, conversation(row, texts, this.chosen)];
+    return [el("dl", { class: "facts" }, terms), meta, conversation(row, texts)];
+  }
+
+  /** Return what names a row also when there are more of them: its run, its step, and its place there. */
+  key(at) {
+    const { run, when } = this.index;
+    let place = 0;
+    for (let i = 0; i < at; i += 1) if (run[i] === run[at] && when[i] === when[at]) place += 1;
+    return `${run[at]}/${this.when(at)}/${place}`;
+  }
+
+  /** Return the row that a name is of; undefined if there is none. */
+  find(key) {
+    const [own, step, place] = key.split("/");
+    const { run, when, names } = this.index;
+    const rows = run.flatMap((one, i) => (String(one) === own && names.when[when[i]] === step ? [i] : []));
+    return rows[place];
   }
 
   when(at) {

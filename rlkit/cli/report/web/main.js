@@ -4,14 +4,35 @@ function legend(state) {
   const items = state.runs.map((run, i) => {
     const mark = el("span", { class: "mark" });
     mark.style.background = colour(i);
-    const box = el("input", { type: "checkbox", checked: true });
+    const box = el("input", { type: "checkbox", checked: state.visible[i] });
     box.addEventListener("change", () => {
       state.visible[i] = box.checked;
+      const hidden = state.visible.flatMap((shown_, run) => (shown_ ? [] : [run]));
+      address.set({ hidden: hidden.join(" ") || null });
       state.curves.forEach((curve) => curve.showRun());
     });
     return el("li", {}, el("label", {}, state.runs.length > 1 ? box : null, mark, state.labels[i]));
   });
   add(document.getElementById("legend"), items);
+}
+
+/** Links to a part of the page leave the address as it is. */
+function links() {
+  for (const link of document.querySelectorAll("nav a")) {
+    link.addEventListener("click", (event) => {
+      event.preventDefault();
+      document.querySelector(link.getAttribute("href")).scrollIntoView();
+    });
+  }
+}
+
+/** Go back to where the page was before it was read again. */
+function scrolled() {
+  const { scroll, details } = history.state ?? {};
+  if (!Number.isFinite(scroll)) return;
+  document.getElementById("details").scrollTop = details;
+  scrollTo(0, scroll);
+  history.replaceState(null, "");
 }
 
 async function main() {
@@ -21,8 +42,12 @@ async function main() {
     return;
   }
   const [runs, index] = await Promise.all([load("runs"), load("index")]);
-  const state = { runs, labels: labels(runs), visible: runs.map(() => true), smoothing: 0.6, curves: [] };
+  const hidden = (address.get("hidden") ?? "").split(" ");
+  const visible = runs.map((_, i) => !hidden.includes(String(i)));
+  const smoothing = Number(address.get("smoothing") ?? 0.6);
+  const state = { runs, labels: labels(runs), visible, smoothing, curves: [] };
   const part = (name) => document.getElementById(name);
+  links();
   legend(state);
   curves(part("curves"), state);
   timeline(part("timeline"), state);
@@ -30,7 +55,9 @@ async function main() {
   about(part("about"), state);
   await state.list.restore();
   status.hidden = true;
+  scrolled();
   document.body.dataset.ready = "true";
+  if (document.getElementById("version")) await watch();
 }
 
 main().catch((error) => {

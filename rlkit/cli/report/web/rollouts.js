@@ -9,8 +9,15 @@ class List {
     this.state = state;
     this.index = index;
     this.size = index.excerpts.length;
-    this.filter = { run: "", when: "", stop: "", source: "", prompt: "", reward: "" };
-    this.sort = { by: "order", sign: 1 };
+    this.names = { run: state.labels, when: index.names.when, stop: index.names.stop, source: index.names.source };
+    this.filter = { prompt: address.get("prompt") ?? "", reward: address.get("reward") ?? "" };
+    for (const [name, texts] of Object.entries(this.names)) {
+      const at = texts.indexOf(address.get(name));
+      this.filter[name] = at < 0 ? "" : String(at);
+    }
+    const sort = /^(-?)(\w+)$/.exec(address.get("sort") ?? "");
+    const by = HEADS.some(([name]) => name === sort?.[2]) ? sort[2] : "order";
+    this.sort = { by, sign: sort?.[1] ? -1 : 1 };
     this.found = null;
     this.search = 0;
     this.first = 0;
@@ -27,25 +34,35 @@ class List {
     this.update();
   }
 
-  /** Open what the address names: `#row=12&view=group`, as it is while a rollout is looked at. */
+  /** Show what the address names: a text that is searched, and a rollout with the page of the list that has it. */
   async restore() {
-    const asked = new URLSearchParams(location.hash.slice(1));
-    const row = Number(asked.get("row") ?? NaN);
-    if (Number.isInteger(row) && row >= 0 && row < this.size) await this.open(row, asked.get("view"));
+    if (address.get("text")) await this.find(address.get("text"));
+    const row = this.details.find(address.get("row") ?? "");
+    if (row === undefined) return;
+    this.first = Math.max(0, Math.floor(this.rows.indexOf(row) / PER_LIST) * PER_LIST);
+    await this.open(row, address.get("view"));
   }
 
   controls() {
-    const change = (name) => (value) => { this.filter[name] = value; this.update(); };
-    const named = (name) => this.index.names[name].map((text, i) => [i, text || "(none)"]);
-    const [run] = select("run", this.state.labels.map((label, i) => [i, label]), change("run"));
-    const selects = ["when", "source", "stop"].filter((name) => this.index.names[name].length > 1)
-      .map((name) => select(name === "when" ? "step" : name, named(name), change(name))[0]);
-    const field = (label, type, name) => el("label", {}, `${label} `,
-      el("input", { type, step: "any", "data-filter": name, oninput: (event) => change(name)(event.target.value) }));
-    const search = el("input", { type: "search", id: "search" });
-    search.addEventListener("change", () => this.find(search.value));
-    const several = this.state.runs.length > 1;
-    return el("p", { class: "controls" }, several ? run : null, selects, field("prompt", "search", "prompt"),
+    const change = (name, value, text) => {
+      this.filter[name] = value;
+      address.set({ [name]: value === "" ? null : text });
+      this.update();
+    };
+    const selects = ["run", "when", "source", "stop"].filter((name) => this.names[name].length > 1).map((name) => {
+      const choices = this.names[name].map((text, i) => [i, text || "(none)"]);
+      return select(name === "when" ? "step" : name, choices, this.filter[name],
+        (value) => change(name, value, this.names[name][Number(value)]));
+    });
+    const field = (label, type, name) => el("label", {}, `${label} `, el("input", { type, step: "any",
+      "data-filter": name, value: this.filter[name],
+      oninput: ({ target }) => change(name, target.value, target.value) }));
+    const search = el("input", { type: "search", id: "search", value: address.get("text") ?? "" });
+    search.addEventListener("change", () => {
+      address.set({ text: search.value || null });
+      this.find(search.value);
+    });
+    return el("p", { class: "controls" }, selects, field("prompt", "search", "prompt"),
       field("reward at least", "number", "reward"), el("label", {}, "text ", search));
   }
 
@@ -113,6 +130,7 @@ class List {
     const own = this.sort.by === by;
     const sort = () => {
       this.sort = { by, sign: own ? -this.sort.sign : by === "reward" || by === "length" ? -1 : 1 };
+      address.set({ sort: `${this.sort.sign < 0 ? "-" : ""}${by}` });
       this.update();
     };
     const arrow = own ? (this.sort.sign > 0 ? " ▲" : " ▼") : "";
