@@ -143,11 +143,18 @@ def test_a_port_that_is_in_use_is_explained(server: Server, run: Path, capsys: p
     assert f"--port is {server.server_port}, which cannot be used: " in capsys.readouterr().err
 
 
+def interruptible() -> None:
+    """Take SIGINT as in a terminal: a shell's background command, as this test may be one, ignores it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_the_command_serves_on_this_machine_alone_until_it_is_interrupted(run: Path) -> None:
     (run / "recipe.yaml").write_text("task: Arithmetic\n")  # without a model, of which it would load the tokenizer
     before = sorted(run.rglob("*"))
     command = (sys.executable, "-m", "rlkit", "report", str(run), "--serve", "--port", "0")
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, preexec_fn=interruptible)
+    try:
         assert process.stdout is not None
         line = process.stdout.readline()
         url = urlsplit(line.split(": ")[0])
@@ -159,5 +166,7 @@ def test_the_command_serves_on_this_machine_alone_until_it_is_interrupted(run: P
             socket.create_connection(("127.0.0.2", url.port or 0), timeout=10)
         process.send_signal(signal.SIGINT)
         _, error = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert (process.returncode, error) == (130, "interrupted\n")
     assert sorted(run.rglob("*")) == before

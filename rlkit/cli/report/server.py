@@ -20,6 +20,7 @@ from rlkit.cli.display import echo
 from rlkit.cli.report.page import write
 from rlkit.cli.report.runs import RunFiles
 from rlkit.errors import RecipeError, RlkitError, explain
+from rlkit.run.signals import raised
 
 HOST = "127.0.0.1"
 
@@ -194,7 +195,7 @@ def serve(folders: Sequence[Path], max_bytes: float, port: int) -> int:
         port: Where it listens; 0 for any that is free.
     """
     pages = Pages(lambda: [RunFiles(folder, max_bytes) for folder in folders])
-    with Server(pages, port) as server:
+    with raised(), Server(pages, port) as server:
         built = pages.newest()
         echo(f"{server.url}: {built.size / 1e6:.1f} MB, read again as the runs go on; Ctrl-C ends it")
         sys.stdout.flush()
