@@ -143,20 +143,15 @@ def test_a_port_that_is_in_use_is_explained(server: Server, run: Path, capsys: p
     assert f"--port is {server.server_port}, which cannot be used: " in capsys.readouterr().err
 
 
-def interruptible() -> None:
-    """Take SIGINT as in a terminal: a shell's background command, as this test may be one, ignores it."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 def test_the_command_serves_on_this_machine_alone_until_it_is_interrupted(run: Path) -> None:
     (run / "recipe.yaml").write_text("task: Arithmetic\n")  # without a model, of which it would load the tokenizer
     before = sorted(run.rglob("*"))
     command = (sys.executable, "-m", "rlkit", "report", str(run), "--serve", "--port", "0")
     pipe = subprocess.PIPE
-    process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, preexec_fn=interruptible)
+    process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
     try:
         assert process.stdout is not None
-        line = process.stdout.readline()
+        line = next(line for line in process.stdout if not line.startswith("warning: "))
         url = urlsplit(line.split(": ")[0])
         assert (url.scheme, url.hostname) == ("http", "127.0.0.1"), line
         connection = HTTPConnection("127.0.0.1", url.port or 0, timeout=60)
@@ -164,7 +159,7 @@ def test_the_command_serves_on_this_machine_alone_until_it_is_interrupted(run: P
         assert data_of(connection.getresponse().read().decode())["runs"][0]["name"] == str(run)
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.2", url.port or 0), timeout=10)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)  # as Ctrl-C, which a shell's background command ignores
         _, error = process.communicate(timeout=60)
     finally:
         process.kill()

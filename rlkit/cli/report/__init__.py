@@ -11,7 +11,6 @@ from rlkit.cli.report.page import MARK, write_page
 from rlkit.cli.report.runs import RunFiles
 from rlkit.cli.report.server import serve
 from rlkit.errors import RecipeError
-from rlkit.run.launch import home_of
 
 USAGE = """usage: rlkit report RUN... [--out FILE] [--max-mb N]
        rlkit report RUN... --serve [--port N] [--max-mb N]
@@ -79,7 +78,7 @@ def _write(path: Path, found: Sequence[RunFiles]) -> int:
 
 def _folder(place: str) -> Path:
     folder = Path(place)
-    if not folder.is_dir() or home_of(place) != folder:
+    if not (folder / "recipe.yaml").is_file():
         raise RecipeError(f"{place!r} is no run folder, expected one with recipe.yaml")
     return folder
 
