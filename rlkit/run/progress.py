@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from rlkit.errors import RecipeError, TrainingError, shorten
 from rlkit.recipe import Recipe
+from rlkit.run.measure.alarms import Alarms
 from rlkit.run.measure.reward_checks import RewardChecks
 from rlkit.text import part_name
 
@@ -37,6 +38,7 @@ class Progress:
         named: Errors of conversations and rewards that were shown.
         waited: The best value of `validation.watch`, and the validations since.
         reward: Looks for signs that the policy exploits the reward.
+        alarms: Looks for figures that are wrong.
     """
 
     recipe: Recipe
@@ -46,6 +48,10 @@ class Progress:
     named: set[str] = field(default_factory=set)
     waited: tuple[float, int] | None = None
     reward: RewardChecks = field(default_factory=RewardChecks)
+    alarms: Alarms = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.alarms = Alarms(self.recipe)
 
     def validated(self, figures: Mapping[str, float]) -> None:
         """Count a validation.
@@ -84,6 +90,7 @@ class Progress:
             TrainingError: Too many steps in a row have taught nothing.
         """
         yield from self.reward.see(figures)
+        yield from self.alarms.see(figures)
         if self.quiet(number, figures):
             self.without_signal += 1
             yield from self._warn(number)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlkit.cli.main import main
-from rlkit.run import reward_checks
+from rlkit.run.measure import reward_checks
 from rlkit.run.measure.reward_checks import CUT_STEPS, LENGTH_STEPS, RewardChecks
 from rlkit.train.metrics import Meter
 from rlkit.train.rollouts import MEASURED_ANSWERS, describe_texts
