@@ -49,6 +49,7 @@ from rlkit.sections import (
     KLLoss,
     KLReward,
     Model,
+    Profile,
     Reference,
     Rejection,
     Rollout,
@@ -121,6 +122,7 @@ class Recipe:
     save: Save | Data = field(default_factory=Save)
     callbacks: Sequence[Callback | Named] = ()
     log: Log | Data = field(default_factory=Log)
+    profile: Profile | Data | None = None
     fabric: Fabric | Data = field(default_factory=Fabric)
 
     def yaml(self) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import sys
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.live import Live
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -26,6 +28,15 @@ SHOWN = (
     ("time/tokens_per_second", "tok/s", ".0f"),
 )
 
+
+PHASES = ("sample", "logps", "score", "update", "sync")
+"""Of a step, whose times are among its figures."""
+
+RECENT = 20
+"""So many of the last steps are averaged."""
+
+BAR = 24
+"""Cells of the bar of steps."""
 
 LONGEST = 20_000
 """Characters of a text that are shown."""
@@ -59,8 +70,31 @@ def make_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     return table
 
 
+class Pace:
+    """How long the steps that are left take, as the last ones did."""
+
+    def __init__(self) -> None:
+        self._seconds: deque[float] = deque(maxlen=RECENT)
+        self._last: float | None = None
+
+    def earlier(self, figures: Mapping[str, float]) -> None:
+        """Take a step of before a resume, by the times of its phases."""
+        self._seconds.append(sum(figures.get(f"time/{phase}", 0.0) for phase in PHASES))
+
+    def step(self) -> None:
+        """Take a step that is done; the first one of this process counts for nothing, since much is done once."""
+        now = time.monotonic()
+        if self._last is not None:
+            self._seconds.append(now - self._last)
+        self._last = now
+
+    def left(self, steps: int) -> str | None:
+        """Return the time that so many steps take; None if that is unknown."""
+        return _clock(fmean(self._seconds) * steps) if self._seconds else None
+
+
 class Display:
-    """A `Reporter` for people.
+    """A `Reporter` for people: a table that changes with each step on a terminal, lines elsewhere.
 
     Args:
         steps: How many there will be.
@@ -73,41 +107,63 @@ class Display:
             quiet=quiet, highlight=False, soft_wrap=True, force_jupyter=False, force_terminal=_on_terminal()
         )
         self.steps = steps
-        self._clock: tuple[int, float] | None = None
-        self._bar: Progress | None = None
+        self._start = time.monotonic()
+        self._pace = Pace()
+        self._rewards: deque[float] = deque(maxlen=RECENT)
+        self._validations: list[tuple[int, dict[str, float]]] = []
+        self._live: Live | None = None
 
     def note(self, text: str) -> None:
         self.console.print(cell(text))
 
+    def resumed(self, steps: Sequence[Mapping[str, float]]) -> None:
+        for figures in steps:
+            self._pace.earlier(figures)
+            self._rewards += [figures["reward/mean"]] if "reward/mean" in figures else []
+
+    def validated(self, number: int, figures: dict[str, float]) -> None:
+        self._validations.append((number, figures))
+        if number < self.steps:
+            self.note(f"validation after {number} steps: {_validation(figures)}")
+
     def step(self, number: int, figures: dict[str, float]) -> None:
-        summary = _summary(figures)
+        self._pace.step()
+        self._rewards += [figures["reward/mean"]] if "reward/mean" in figures else []
+        left = self._pace.left(self.steps - number)
         if not self.console.is_terminal:
-            self.console.print(f"step {number}/{self.steps}  {summary}{self._left(number)}")
+            self.console.print(f"step {number}/{self.steps}  {_summary(figures)}{f'  left {left}' if left else ''}")
             return
-        if self._bar is None:
-            columns = (BarColumn(24), MofNCompleteColumn(), TextColumn("{task.fields[shown]}"), TextColumn("left"))
-            self._bar = Progress(*columns, TimeRemainingColumn(), console=self.console)
-            self._bar.add_task("steps", total=self.steps, completed=number - 1, shown=summary)
-            self._bar.start()
-        self._bar.update(self._bar.task_ids[0], completed=number, shown=summary)
+        if self._live is None:
+            self._live = Live(console=self.console, auto_refresh=False)
+            self._live.start()
+        self._live.update(self._table(number, figures, left), refresh=True)
 
     def finish(self, result: dict[str, Any], advice: str) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        if self._live is not None:
+            self._live.stop()
         before, after = (result["validation"][when] or {} for when in ("before", "after"))
         if before:
             self.console.print(comparison(before, after))
         steps = f"{result['steps']} step{'s' * (result['steps'] != 1)}"
         self.note(f"{result['status']}: {steps} in {_clock(result['seconds'])}; {advice}")
 
-    def _left(self, number: int) -> str:
-        """Return the estimated remaining time, from the pace of this process's steps after its first."""
-        now = time.monotonic()
-        if self._clock is None:
-            self._clock = (number, now)
-            return ""
-        first, since = self._clock
-        return f"  left {_clock((now - since) / (number - first) * (self.steps - number))}"
+    def _table(self, number: int, figures: Mapping[str, float], left: str | None) -> Table:
+        """Return what a terminal shows after a step: where the run is, what it learns, where the time goes."""
+        table = Table.grid(padding=(0, 2))
+        done = round(BAR * number / max(self.steps, 1))
+        passed = f"{_clock(time.monotonic() - self._start)} passed{f', {left} left' if left else ''}"
+        rows = [("step", f"{'━' * done}{'╌' * (BAR - done)} {number}/{self.steps}  {passed}")]
+        rows.append(("figures", _summary(figures)))
+        if len(self._rewards) > 1:
+            rows.append(("reward", f"{fmean(self._rewards):.3f}, mean of {len(self._rewards)} steps"))
+        rows.append(("time", _phases(figures)))
+        if self._validations:
+            at, last = self._validations[-1]
+            rows.append(("validation", f"{_validation(last)}, after step {at}"))
+        rows.append(("memory", _memory(figures)))
+        for label, text in rows:
+            table.add_row(Text(label, style="bold"), cell(text))
+        return table
 
 
 def _on_terminal() -> bool:
@@ -153,7 +209,26 @@ def figure_rows(figures: Mapping[str, float]) -> list[tuple[str, str]]:
     return rows
 
 
-def _summary(figures: dict[str, float]) -> str:
+def _phases(figures: Mapping[str, float]) -> str:
+    """Return the seconds of a step, and each phase's share."""
+    seconds = {phase: figures[f"time/{phase}"] for phase in PHASES if f"time/{phase}" in figures}
+    total = max(sum(seconds.values()), 1e-9)
+    shares = "  ".join(f"{phase} {value / total:.0%}" for phase, value in seconds.items())
+    return f"{total:.2f} s a step: {shares}"
+
+
+def _validation(figures: Mapping[str, float]) -> str:
+    """Return the main figures of a validation."""
+    rows = dict(figure_rows(figures))
+    return "  ".join(f"{name} {rows[name]}" for name in ("accuracy", "sampled_accuracy", "reward") if name in rows)
+
+
+def _memory(figures: Mapping[str, float]) -> str:
+    names = (("memory/rss_mb", "host"), ("memory/peak_device_mb", "device"))
+    return "  ".join(f"{where} {figures[name]:,.0f} MiB" for name, where in names if name in figures)
+
+
+def _summary(figures: Mapping[str, float]) -> str:
     shown: dict[str, str] = {}
     for name, label, form in SHOWN:
         if name in figures:

@@ -201,5 +201,8 @@ class Logger(ABC):
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         """Log a step's line of `metrics.jsonl`."""
 
+    def log_answers(self, answers: Sequence[Mapping[str, str | float | None]], step: int) -> None:
+        """Log some greedy answers of a validation: `prompt`, `answer` (the reference), `text`, `reward`, `stop` …"""
+
     def finalize(self, status: str) -> None:
         """End; `status` is `success` or `failed`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rlkit.interfaces.callback import LoggedRun
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Wandb(LightningLogger):
-    """Weights & Biases; a resumed run goes on in the same run.
+    """Weights & Biases, with a table of answers for each validation; a resumed run goes on in the same run.
 
     Args:
         project: The project.
@@ -39,6 +40,12 @@ class Wandb(LightningLogger):
             id=run.run_id,
             resume="allow",
         )
+
+    def log_answers(self, answers: Sequence[Mapping[str, str | float | None]], step: int) -> None:
+        """Log a table."""
+        if answers:
+            rows = [list(answer.values()) for answer in answers]
+            self._logger.log_table("validation/answers", list(answers[0]), rows, step=step)  # type: ignore[attr-defined]
 
     def finalize(self, status: str) -> None:
         """End the run, which Lightning leaves open: the next run of the process would be logged there."""

@@ -6,16 +6,22 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from io import BytesIO
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from rlkit.errors import shorten
 from rlkit.run.folder import json_lines, write_whole
 from rlkit.run.rows import as_row
+from rlkit.text import redact
 from rlkit.train.evaluate import Answer, Evaluation
 from rlkit.types import JsonObject
 
 MAX_COMPONENTS = 100
 """Components with a column of their own; the JSON lines have all."""
+
+LOGGED, LONGEST = 32, 4000
+"""So many answers go to loggers, and so many characters of a text."""
 
 TEXTS = ("prompt", "source", "kind", "answer", "text", "final_answer", "stop", "error")
 
@@ -35,6 +41,20 @@ def write_answers(stem: Path, found: Evaluation) -> None:
     if found.trajectories:  # `datasets` cannot read a table of none
         rows = [_flat(row, answer) for row, answer in _rows(found)]
         write_whole(Path(f"{stem}.parquet"), _parquet(rows, sorted(found.components)[:MAX_COMPONENTS]))
+
+
+def answers_to_log(found: Evaluation) -> list[dict[str, str | float | None]]:
+    """Return the first greedy answers of this rank, for loggers: short texts and numbers."""
+    rows: list[dict[str, str | float | None]] = []
+    for row, answer in islice((pair for pair in _rows(found) if pair[0]["kind"] == "greedy"), LOGGED):
+        said = "\n".join(f"{message.get('role')}: {_text(message.get('content'))}" for message in row["messages"])
+        texts = {"prompt": said, "answer": row["answer"], "text": row["text"], "final_answer": row["final_answer"]}
+        kept = {
+            name: None if text is None else redact(shorten(_text(text) or "", LONGEST)) for name, text in texts.items()
+        }
+        numbers = {"reward": answer.reward, "accuracy": answer.accuracy, "length": answer.length}
+        rows.append({"source": answer.source, **kept, **numbers, "stop": row["stop"]})
+    return rows
 
 
 def _rows(found: Evaluation) -> Iterator[tuple[JsonObject, Answer]]:

@@ -71,6 +71,10 @@ class LoggerThread:
         self._put("log_metrics", lambda: self.logger.log_metrics(metrics, step))
         self._show()
 
+    def log_answers(self, answers: Sequence[Mapping[str, str | float | None]], step: int) -> None:
+        """Let the logger log answers of a validation; return at once."""
+        self._put("log_answers", lambda: self.logger.log_answers(answers, step))
+
     def finalize(self, status: str, timeout: float = CLOSE_SECONDS) -> None:
         """Wait until all is logged and end the logger, whose status is `success` or `failed`."""
         self._put("finalize", lambda: self.logger.finalize(status))

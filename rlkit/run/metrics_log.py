@@ -7,7 +7,11 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from rlkit.run.answers import answers_to_log
 from rlkit.run.loggers import LoggerThread
+from rlkit.train.evaluate import Evaluation
+
+EARLIER = 50
 
 
 class MetricsLog:
@@ -24,6 +28,8 @@ class MetricsLog:
         beside = path.with_suffix(".partial")
         beside.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         beside.rename(path)
+        self.earlier = [_figures(line) for line in lines[-EARLIER:]]
+        """The figures of the last lines that were kept."""
         self._path = path
         self._size = path.stat().st_size
         self._unwritten: list[str] = []
@@ -41,6 +47,13 @@ class MetricsLog:
         finally:
             for logger in self._loggers:
                 logger.log_metrics(figures, step)
+
+    def answers(self, step: int, found: Evaluation) -> None:
+        """Pass some answers of a validation to the loggers."""
+        if self._loggers:
+            some = answers_to_log(found)
+            for logger in self._loggers:
+                logger.log_answers(some, step)
 
     def close(self, status: str) -> None:
         """Close the file and the loggers, whose only states are `success` and `failed`."""
@@ -62,6 +75,11 @@ class MetricsLog:
             raise
         self._size += len(text)
         self._unwritten.clear()
+
+
+def _figures(line: str) -> dict[str, float]:
+    known = json.loads(line).items()
+    return {name: value for name, value in known if isinstance(value, int | float) and abs(value) < 1e300}
 
 
 def _steps(path: Path) -> Iterator[tuple[int, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,6 +18,12 @@ class Reporter(Protocol):
 
     def note(self, text: str) -> None:
         """Show a line of text."""
+
+    def resumed(self, steps: Sequence[Figures]) -> None:
+        """Take the figures of the last steps before a resume."""
+
+    def validated(self, number: int, figures: Figures) -> None:
+        """Show a validation's figures, after so many steps."""
 
     def step(self, number: int, figures: Figures) -> None:
         """Show a step's figures."""

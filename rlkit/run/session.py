@@ -80,6 +80,7 @@ class Session:
             run = LoggedRun(self.folder.path, self.folder.run_id() or "", as_data(self.folder.recipe_yaml), done)
             loggers = open_loggers(recipe.log.loggers, run, self.reporter.note)
             self.log = MetricsLog(self.folder.path / "metrics.jsonl", loggers, done)
+            self.reporter.resumed(self.log.earlier)
 
     @lasting()
     def train(self, context: TrainContext, resumed: CheckpointRef | None) -> None:
@@ -155,6 +156,9 @@ class Session:
             found.compare(name, accuracies)
         self.earlier["last" if self.earlier else "start"] = found.accuracies
         self.validated = {self.outcome.steps: found.figures}
+        self.reporter.validated(self.outcome.steps, found.figures)
+        if (log := self.log) is not None:
+            self._attempt("answers for the loggers", lambda: log.answers(self.outcome.steps, found))
         if self.progress is not None:  # agreed: there is one while steps are made
             self.progress.validated(found.figures)
         if context.recipe.log.rollouts.every:
@@ -357,7 +361,8 @@ class Session:
         if not saved or self.saver is None:
             return f"the run is in {path}"
         if self.outcome.status == "ok":
-            return f"the run is in {path}; to use the model: rlkit export --checkpoint {path} --out MODEL"
+            look = f"to look at it: rlkit report {path}"
+            return f"the run is in {path}; {look}; to use the model: rlkit export --checkpoint {path} --out MODEL"
         if self.saver.writer.section.folder is None:
             return f"the run is in {path}; to go on: rlkit fit --resume {path}"
         return f"the run is in {path}; to go on: rlkit fit --recipe {path}/recipe.yaml --out {path} --resume auto"

@@ -129,6 +129,22 @@ def test_a_resumed_run_goes_on_in_all_loggers(tmp_path: Path, monkeypatch: pytes
     assert [folder.name.rpartition("-")[2] for folder in Path("out/wandb").glob("offline-run-*")] == [run_id, run_id]
 
 
+def test_answers_of_validations_are_tables_in_weights_and_biases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    wandb = "--log.loggers=[{class_path: Wandb, init_args: {project: p, offline: true}}]"
+    few = ("--train.steps=1", "--validation={limit: 2, after: false}", "--train.prompts_per_step=2")
+    assert main(["fit", "--recipe=quickstart", *few, wandb, "--out=out"]) == 0
+    [path] = Path("out/wandb").glob("offline-run-*/files/media/table/validation/answers_*.table.json")
+    table = json.loads(path.read_text())
+    names = ["source", "prompt", "answer", "text", "final_answer", "reward", "accuracy", "length", "stop"]
+    assert table["columns"] == names
+    saved = [row for row in read_jsonl(Path("out/rollouts/validation-before.jsonl.gz")) if row["kind"] == "greedy"]
+    assert [dict(zip(names, row, strict=True))["text"] for row in table["data"]] == [row["text"] for row in saved]
+    assert [row[1] for row in table["data"]] == [f"user: {row['messages'][0]['content']}" for row in saved]
+
+
 @pytest.mark.parametrize(
     ("logger", "modules", "package"),
     [

@@ -73,37 +73,76 @@ def test_an_error_is_safe_and_short(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(error) < 30_000
 
 
-def test_the_time_left_counts_the_steps_of_this_process(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+PHASES = {"time/sample": 4.0, "time/logps": 0.5, "time/score": 0.5, "time/update": 4.0, "time/sync": 1.0}
+ENDED = {"status": "ok", "steps": 2, "seconds": 11, "validation": {"before": None, "after": None}}
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A clock that shows its last number."""
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[-1])
+    return now
+
+
+def test_the_time_left_is_unknown_before_the_second_step(
+    capsys: pytest.CaptureFixture[str], clock: list[float]
 ) -> None:
-    """Resumed after step 90 of 100: two steps at 10 s each, so 8 more take 80 s."""
-    clock = iter([1000.0, 1010.0])
-    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
-    display = Display(100)
-    display.step(91, {})
-    display.step(92, {})
-    first, second = capsys.readouterr().out.splitlines()
-    assert first == "step 91/100  "
+    """The first step does much that is done once. Then one at 10 s, so 8 more take 80 s; with one of 20 s, 105 s."""
+    display = Display(10)
+    for seconds in (50, 10, 20):
+        clock.append(clock[-1] + seconds)
+        display.step(len(clock) - 1, {})
+    first, second, third = capsys.readouterr().out.splitlines()
+    assert first == "step 1/10  "
     assert second.endswith("left 1:20")
+    assert third.endswith("left 1:45")
 
 
-def test_a_bar_estimates_the_time_left_by_the_steps_of_this_process(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a terminal: resumed after step 90 of 100, it is at step 92 after 10 s; 8 more take 80 s."""
-    monkeypatch.setattr("rlkit.cli.display._on_terminal", lambda: True)
-    monkeypatch.setenv("TERM", "xterm")
-    now = 1000.0
+def test_the_time_left_is_known_right_after_a_resume(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
+    """Steps of 10 s before it: 9 more take 90 s."""
     display = Display(100)
-    display.console.get_time = lambda: now
-    display.step(91, {"reward/mean": 0.25})
-    now += 10
-    display.step(92, {"reward/mean": 0.5})
-    assert display._bar is not None
-    [task] = display._bar.tasks
-    display.finish({"status": "ok", "steps": 2, "seconds": 11, "validation": {"before": None, "after": None}}, "x")
-    assert (task.completed, task.total, task.fields["shown"], task.time_remaining) == (92, 100, "reward 0.500", 80)
+    display.resumed([PHASES, PHASES])
+    display.step(91, {})
+    assert capsys.readouterr().out == "step 91/100    left 1:30\n"
+    clock.append(clock[-1] + 40)
+    display.step(92, {})
+    assert capsys.readouterr().out == "step 92/100    left 2:40\n"  # 8 at the mean of 10, 10 and 40 s
+
+
+def test_a_terminal_shows_a_table_that_changes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, clock: list[float]
+) -> None:
+    monkeypatch.setattr("rlkit.cli.display._on_terminal", lambda: True)
+    monkeypatch.setenv("TERM", "dumb")  # no control codes
+    display = Display(4)
+    display.validated(0, {"accuracy": 0.25, "accuracy_low": 0.125, "accuracy_high": 0.5})
+    display.step(1, {"reward/mean": 0.25, **PHASES})
+    clock.append(1010.0)
+    display.step(2, {"reward/mean": 0.5, "policy/entropy": 0.125, "memory/rss_mb": 1234.0, **PHASES})
+    assert display._live is not None
+    with display.console.capture() as captured:
+        display.console.print(display._live.renderable)
+    lines = [" ".join(line.split()) for line in captured.get().splitlines()]
+    assert lines == [
+        "step ━━━━━━━━━━━━╌╌╌╌╌╌╌╌╌╌╌╌ 2/4 0:10 passed, 0:20 left",
+        "figures reward 0.500 entropy 0.125",
+        "reward 0.375, mean of 2 steps",
+        "time 10.00 s a step: sample 40% logps 5% score 5% update 40% sync 10%",
+        "validation accuracy 0.250 (0.12-0.50), after step 0",
+        "memory host 1,234 MiB",
+    ]
+    display.finish(ENDED, "x")
     assert "ok: 2 steps in 0:11; x" in capsys.readouterr().out
+
+
+def test_validations_during_a_run_are_lines_too(capsys: pytest.CaptureFixture[str]) -> None:
+    """That after the last step is in the table at the end."""
+    display = Display(4)
+    figures = {"accuracy": 0.5, "accuracy_low": 0.25, "accuracy_high": 0.75, "sampled_accuracy": 0.375, "length": 9.0}
+    display.validated(2, figures)
+    display.validated(4, figures)
+    assert capsys.readouterr().out == ("validation after 2 steps: accuracy 0.500 (0.25-0.75)  sampled_accuracy 0.375\n")
 
 
 def test_the_comparison_leaves_out_what_did_not_happen(capsys: pytest.CaptureFixture[str]) -> None:
