@@ -138,6 +138,9 @@ def speeds(context: TrainContext, figures: dict[str, float]) -> dict[str, float]
         "time/tokens_per_second": figures.get("rollout/tokens", 0.0) / max(figures["time/sample"], 1e-9),
         "time/tokens_per_second_per_device": figures["update/tokens"] / max(seconds, 1e-9) / fabric.world_size,
     }
+    for phase, tokens in (("sample", "rollout/tokens"), ("logps", "update/tokens"), ("update", "update/tokens")):
+        if f"time/{phase}" in figures and figures.get(tokens):
+            found[f"time/{phase}_ms_per_token"] = 1000 * figures[f"time/{phase}"] / figures[tokens]
     if "update/tflop" in figures:
         reached = figures["update/tflop"] / max(figures["time/update"], 1e-9) / fabric.world_size
         half = "bf16" in recipe.fabric.precision or (recipe.model.lora is not None and "bf" in recipe.model.dtype)

@@ -151,10 +151,9 @@ def test_advantages_are_kept_with_their_trajectories() -> None:
     attach_advantages([short, long], batch)
     assert short.credit == {}
     batch.advantages = torch.arange(10.0).reshape(2, 5)
-    batch.greedy_rewards = torch.tensor([0.5, 0.25])
     attach_advantages([short, long], batch)
-    assert short.credit == {"advantages": [0, 1, 2], "greedy_reward": 0.5}
-    assert long.credit == {"advantages": [5, 6, 7, 8, 9], "greedy_reward": 0.25}
+    assert short.credit == {"advantages": [0, 1, 2]}
+    assert long.credit == {"advantages": [5, 6, 7, 8, 9]}
     batch.values = torch.ones(2, 5)
     attach_advantages([short, long], batch)
     assert short.credit["values"] == [1, 1, 1]

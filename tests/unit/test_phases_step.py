@@ -189,18 +189,18 @@ def test_a_step_computes_scores_updates_and_syncs_in_this_order(monkeypatch: pyt
         return lambda *args: (events.append(name), function(*args))[1]
 
     rollouts = Rollouts(sampled, sampled, sampled, [[0, 1, 2]], greedy={0: 0.25})
-    monkeypatch.setattr(step_module, "sample", noted("sample 4", lambda data, service, number, meter: rollouts))
     monkeypatch.setattr(step_module, "compute_logps", noted("log-probs", logps))
     monkeypatch.setattr(step_module, "await_scores", noted("scores", lambda *_: [0, 2]))
     monkeypatch.setattr(step_module, "record_outcome", noted("outcome", lambda *_: None))
     monkeypatch.setattr(step_module, "update_models", noted("update", update))
-    result = step_module.step(made, 4)
+    result = step_module.step(made, 4, noted("sample 4", lambda data, service, number, meter: rollouts))
     assert events == ["sample 4", "log-probs", "scores", "outcome", "update", "follow 4", "sync 2"]
     assert result.rollouts is rollouts
     assert result.batch.rewards.tolist() == [1, 0]
     assert result.batch.greedy_rewards is not None
     assert result.batch.greedy_rewards.tolist() == [0.25, 0.25]
     assert sampled[2].credit["advantages"] == pytest.approx([0, 0, -0.25, -0.25, -0.25])
+    assert [t.credit.get("greedy_reward") for t in sampled] == [0.25, None, 0.25]
     assert sampled[1].credit == {}
     found = result.figures
     assert {"time/sample", "time/logps", "time/score", "time/update", "time/sync"} <= set(found)
