@@ -20,6 +20,7 @@ from rlkit.cli.scaffold import PLURALS, WRITTEN
 from rlkit.commands import VERBS
 from rlkit.errors import RecipeError
 from rlkit.hooks import KINDS
+from rlkit.ops.correction import Gap
 from rlkit.recipe import Recipe
 from rlkit.registry import load_plugins
 from tests.conftest import FAST, ROOT
@@ -237,9 +238,39 @@ def test_every_metric_in_the_code_is_listed() -> None:
     for path in (ROOT / "rlkit").rglob("*.py"):
         for name in re.findall(r'meter\.\w+\(\s*f?"([^"]+)"', path.read_text()):
             found.add(re.sub(r"\{prefix\}", "policy", re.sub(r"\{(?!prefix)\w+\}", "anything", name)))
-    assert len(found) > 40
+    groups = {name.partition("/")[0] for name in found if "/" in name} | {"memory", "checkpoint"}
+    literal = re.compile(rf'"((?:{"|".join(groups)})/[a-z_]+)"')
+    for folder in ("train", "run"):
+        for path in (ROOT / "rlkit" / folder).rglob("*.py"):
+            found |= {name for name in literal.findall(path.read_text()) if name != "rollouts/validation"}
+    assert len(found) > 50
     dynamic = {"mismatch/anything", "time/anything", "imbalance/anything"}  # whose names a run shows
     assert sorted(name for name in found - dynamic if not is_listed(name, listed)) == []
+
+
+@pytest.mark.parametrize(
+    ("folder", "pattern", "prefix"),
+    [
+        ("losses", r'"(\w+)"\]?(?:: | = )masked_mean', "policy"),
+        ("rollout", r'conversation\.count\("(\w+)"\)|self\.counts\["(\w+)"\] =', "conversation"),
+        ("engines", r'_counts\["(\w+)"\] \+=|^ {12}"(\w+)": (?:float\(|self\._)', "engine"),
+        ("engines/torch", r'return \{"(\w+)": float|, "(\w+)": float', "engine"),
+        ("train", r'_timed\(meter, "(\w+)"\)', "time"),
+    ],
+)
+def test_every_metric_that_is_named_elsewhere_is_listed_by_its_name(folder: str, pattern: str, prefix: str) -> None:
+    texts = [path.read_text() for path in (ROOT / "rlkit" / folder).rglob("*.py")]
+    found = {name for text in texts for groups in re.findall(pattern, text, re.M) for name in tuple_of(groups) if name}
+    assert len(found) > 1
+    assert {f"{prefix}/{name}" for name in found} - metrics_of(page("metrics")) == set()
+
+
+def tuple_of(groups: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (groups,) if isinstance(groups, str) else groups
+
+
+def test_every_figure_of_the_mismatch_is_listed() -> None:
+    assert {f"mismatch/{name}" for name in Gap._fields} - metrics_of(page("metrics")) == set()
 
 
 def test_every_algorithm_is_listed() -> None:
