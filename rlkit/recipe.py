@@ -279,8 +279,8 @@ def _check_numbers(recipe: Recipe) -> Iterator[str]:
                 f"{name}.optimizer {section.optimizer.explain()} needs whole weights, of which fabric.strategy fsdp2 "
                 "leaves shards on a rank; choose AdamW or Muon, or set fabric.strategy: ddp"
             )
-    for key in ("correction", "rejection"):
-        low, high = _value(recipe, f"{key}.low"), _value(recipe, f"{key}.high")
+    for key, bound in (("correction", "high"), ("rejection", "highest")):
+        low, high = _value(recipe, f"{key}.low"), _value(recipe, f"{key}.{bound}")
         if low is not None and high is not None and low >= high:
             yield f"{key}.low is {low} and {key}.high is {high}, expected low < high"
 

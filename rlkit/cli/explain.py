@@ -72,12 +72,14 @@ def _loss(recipe: Recipe) -> Iterator[tuple[str, str]]:
         how = f"capped at {weigh.high}" if weigh.low is None else f"0 outside [{weigh.low}, {weigh.high}]"
         yield "correction", f"each token's loss times pi_trainer / pi_engine ({weigh.level}), {how}"
     if (reject := recipe.rejection) is not None:
-        low = f"{1 / reject.high if reject.low is None else reject.low:g} <= " if reject.statistic == "k1" else ""
+        low = f"{1 / reject.highest if reject.low is None else reject.low:g} <= " if reject.statistic == "k1" else ""
         kept = "in" if reject.keep_in_denominator else "out of"
         yield (
             "rejection",
-            f"keep {low}{reject.statistic}({reject.level}) <= {reject.high}; the rest is {kept} the denominator",
+            f"keep {low}{reject.statistic}({reject.level}) <= {reject.highest}; the rest is {kept} the denominator",
         )
+    if (threshold := recipe.train.off_policy_mask_threshold) is not None:
+        yield "off-policy mask", f"0 where A < 0 and the sequence's mean of log pi_engine - log pi > {threshold}"
     mode = recipe.train.aggregation or recipe.loss.aggregation
     normaliser = NORMALISERS[mode].format(budget=recipe.rollout.sampling.max_tokens)
     yield f"aggregation {mode}", f"{normaliser}; counts are of the whole mini-batch, over all ranks and micro-batches"

@@ -10,7 +10,7 @@ from torch import Tensor
 from rlkit.ops.masked import Reducer, masked_mean, masked_sum
 
 WeightLevel = Literal["token", "sequence"]
-Statistic = Literal["k1", "k2", "k3"]
+Statistic = Literal["k1", "k2", "k3", "binary_kl"]
 RejectLevel = Literal["token", "seq_sum", "seq_mean", "seq_max"]
 
 
@@ -50,12 +50,12 @@ def accepted(
     """Return the tokens [B,T] bool under the mask that are close enough to the trainer's policy to learn from.
 
     k1 compares the ratio pi_trainer / pi_engine, at `level`, with [low, high] (low: 1 / high by default); k2 =
-    (log ratio)^2 / 2 and k3 = ratio - 1 - log ratio are kept up to `high`. A sequence is kept or rejected whole.
+    (log ratio)^2 / 2, k3 = ratio - 1 - log ratio and `binary_kl` are kept up to `high`. A sequence is kept or rejected
+    whole.
     """
     if mask.numel() == 0:
         return mask
-    log_ratio = (old_logps - rollout_logps).detach().float().clamp(-20, 20)
-    value = {"k1": log_ratio, "k2": log_ratio**2 / 2, "k3": log_ratio.exp() - 1 - log_ratio}[statistic]
+    value = _divergence(old_logps.detach().float(), rollout_logps.float(), statistic)
     if level != "token":
         total = masked_sum(value, mask, -1)
         if level == "seq_mean":
@@ -68,6 +68,40 @@ def accepted(
         return mask & (value <= high)
     lowest = 1 / high if low is None else low
     return mask & (value >= torch.tensor(lowest).log()) & (value <= torch.tensor(high).log())
+
+
+def _divergence(logps: Tensor, other: Tensor, statistic: Statistic) -> Tensor:
+    if statistic == "binary_kl":
+        return binary_kl(logps, other)
+    log_ratio = (logps - other).clamp(-20, 20)
+    if statistic == "k1":
+        return log_ratio
+    return log_ratio**2 / 2 if statistic == "k2" else log_ratio.exp() - 1 - log_ratio
+
+
+def binary_kl(logps: Tensor, other: Tensor) -> Tensor:
+    """Return max(KL(p || q), KL(q || p)) [B,T] of the distributions {this token, all others}, at each token.
+
+    With probabilities x and y of the token, KL(p || q) = x log(x / y) + (1 - x) log((1 - x) / (1 - y)); x and y are
+    clamped to [1e-6, 1 - 1e-6].
+
+    Source: KPop (Guo et al. 2026, ringtech.notion.site/kpop), which keeps tokens up to 0.1.
+    """
+    x, y = (one.double().exp().clamp(1e-6, 1 - 1e-6) for one in (logps, other))
+    chosen, rest = (x / y).log(), ((1 - x) / (1 - y)).log()
+    return torch.maximum(x * chosen + (1 - x) * rest, -(y * chosen + (1 - y) * rest)).float()
+
+
+def off_policy_tokens(
+    logps: Tensor, rollout_logps: Tensor, advantages: Tensor, mask: Tensor, threshold: float
+) -> Tensor:
+    """Return the tokens [B,T] bool with A < 0 in sequences whose mean of log pi_engine - log pi exceeds the threshold.
+
+    Source: DeepSeek-V3.2 (arXiv:2512.02556, off-policy sequence masking), where pi is the policy that learns, in the
+    reading that the mean is over the policy's own tokens.
+    """
+    drift = masked_sum((rollout_logps - logps).detach(), mask, -1) / mask.sum(-1).clamp(min=1)
+    return mask & (advantages < 0) & (drift > threshold)[:, None]
 
 
 class Gap(NamedTuple):

@@ -51,6 +51,8 @@ class Train:
         deadline: Seconds that a rank waits for the others before the run ends.
         aggregation: How tokens and sequences are weighted; null for the loss's default.
         old_logps: The denominator of ratios: the trainer's log-probs before the update, recomputed, or the engine's.
+        off_policy_mask_threshold: Leave out, at each optimizer step, tokens with a negative advantage in sequences
+            whose mean of log pi_engine - log pi exceeds this, pi being the policy that learns; null for none.
         ema: Decay per step of a moving average of the weights, saved as `ema/` beside `final/`; null for none.
         seed: Of the data's order and of every sampled token.
         require_reward: Refuse the run if the trial call of the reward before the first step fails; false warns only,
@@ -77,6 +79,7 @@ class Train:
     deadline: Seconds = 1800.0
     aggregation: Aggregation | None = None
     old_logps: Literal["recompute", "rollout"] = "recompute"
+    off_policy_mask_threshold: NonNegativeFloat | None = None
     ema: PositiveShare | None = None
     seed: NonNegativeInt = 0
     require_reward: bool = True
@@ -153,15 +156,20 @@ class Rejection:
     """Rejects tokens or sequences for which engine and trainer differ too much.
 
     Args:
-        statistic: k1 (the ratio itself), k2 or k3.
+        statistic: k1 (the ratio itself), k2, k3 or binary_kl (KPop's, of the token against all others, both ways).
         level: A token by itself, or a sequence by its sum, mean or largest token.
         low: The smallest ratio that is kept (k1 only); null is 1 / high.
-        high: The largest statistic that is kept.
+        high: The largest statistic that is kept; null is 2, and 0.1 for binary_kl.
         keep_in_denominator: Divide the loss by the count of all tokens, rejected ones included.
     """
 
     statistic: Statistic = "k1"
     level: RejectLevel = "token"
     low: PositiveFloat | None = None
-    high: PositiveFloat = 2.0
+    high: PositiveFloat | None = None
     keep_in_denominator: bool = False
+
+    @property
+    def highest(self) -> float:
+        """The largest statistic that is kept."""
+        return self.high or (0.1 if self.statistic == "binary_kl" else 2.0)

@@ -120,7 +120,7 @@ def correct(batch: Batch, weigh: Correction | None, reject: Rejection | None, re
             statistic=reject.statistic,
             level=reject.level,
             low=reject.low,
-            high=reject.high,
+            high=reject.highest,
         )
         batch.accepted = accepted
         figures["correction/rejected"] = 1 - float(masked_mean(accepted, batch.mask, reduce))

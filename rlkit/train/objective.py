@@ -12,6 +12,7 @@ from rlkit.interfaces import outputs
 from rlkit.interfaces.loss import PolicyLoss
 from rlkit.ops import aggregate, kl
 from rlkit.ops.aggregate import Aggregation
+from rlkit.ops.correction import off_policy_tokens
 from rlkit.ops.masked import Reducer, masked_mean, masked_sum
 from rlkit.recipe import Recipe
 from rlkit.registry import calling, require
@@ -51,6 +52,7 @@ class Objective:
         kl: Weight and estimator of the divergence from the reference.
         keep_in_denominator: Whether rejected tokens count in what the loss is divided by.
         strict: Whether a loss that is not finite is refused, if all that it reads is.
+        off_policy_threshold: See `rlkit.ops.correction.off_policy_tokens`; None leaves none out.
     """
 
     loss: PolicyLoss
@@ -60,6 +62,7 @@ class Objective:
     kl: KLLoss | None = None
     keep_in_denominator: bool = False
     strict: bool = False
+    off_policy_threshold: float | None = None
 
     @classmethod
     def of(cls, recipe: Recipe, strict: bool = False) -> Objective:
@@ -72,6 +75,7 @@ class Objective:
             recipe.kl_loss,
             recipe.rejection is not None and recipe.rejection.keep_in_denominator,
             strict,
+            recipe.train.off_policy_mask_threshold,
         )
 
     def denominator(self, batch: TrainBatch) -> Tensor:
@@ -115,6 +119,10 @@ class Objective:
         per_token, figures = result.per_token, dict(result.metrics)
         if batch.correction_weights is not None and not self.loss.applies_correction:
             per_token = per_token * batch.correction_weights
+        if (bound := self.off_policy_threshold) is not None:
+            left_out = off_policy_tokens(out.logps, batch.rollout_logps, batch.advantages, batch.mask, bound)
+            figures["off_policy_masked"] = masked_mean(left_out, batch.mask)
+            per_token = per_token.masked_fill(left_out, 0.0)
         if out.entropy is not None:
             figures["entropy"] = masked_mean(out.entropy, batch.mask)
             if self.entropy_coef:

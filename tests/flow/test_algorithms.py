@@ -291,6 +291,19 @@ def test_corrections_of_the_engines_mismatch(tmp_path: Path, keep: str) -> None:
     assert all(0.9 < row["mismatch/ess"] < 1.0001 for row in figures)
 
 
+def test_tokens_may_be_rejected_by_the_divergence_of_their_probability(tmp_path: Path) -> None:
+    options = ("--fabric.precision=bf16-mixed", "--rejection.statistic=binary_kl", "--train.lr=0.001")
+    figures, _ = fit(tmp_path / "out", *options, "--rejection.high=1e-8")
+    assert all(0 < row["correction/rejected"] < 1 for row in figures)
+
+
+def test_sequences_that_the_policy_left_are_masked(tmp_path: Path) -> None:
+    """At the first optimizer step of a rollout the policy is the engine; at the second it has moved."""
+    updates = ("--train.minibatches=2", "--train.epochs=2", "--train.lr=0.003")
+    figures, _ = fit(tmp_path / "out", *updates, "--train.off_policy_mask_threshold=0.001")
+    assert all(0 < row["policy/off_policy_masked"] < 0.75 for row in figures)
+
+
 def test_the_old_policy_may_be_the_engine(tmp_path: Path) -> None:
     options = ("--train.old_logps=rollout", "--train.minibatches=2", "--train.epochs=2")
     figures, _ = fit(tmp_path / "out", *options)

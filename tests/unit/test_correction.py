@@ -6,13 +6,15 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from rlkit.advantages import ReMax
 from rlkit.filters.zero_signal import ZeroSignal
 from rlkit.models.ema import WeightAverage
-from rlkit.ops.correction import accepted, gap, importance_weights
-from rlkit.sections import KLReward, Shaping
+from rlkit.ops.correction import accepted, binary_kl, gap, importance_weights, off_policy_tokens
+from rlkit.sections import KLReward, Rejection, Shaping
 from rlkit.testing import example_batch, example_trajectory
 from rlkit.train.credit import KLPenalty, RewardShaper
 from rlkit.types import Score
@@ -73,10 +75,71 @@ def test_importance_weights_are_clamped_and_have_no_gradient() -> None:
         ({"statistic": "k3", "high": 1.0}, [[False, True, False], [True, True, True]]),
         ({"statistic": "k3", "level": "seq_max", "high": 1.0}, [[False] * 3, [True] * 3]),
         ({"statistic": "k3", "level": "seq_sum", "high": 0.05}, [[False] * 3, [False] * 3]),
+        # of e^-2 = 0.1353 with 0.5413 and 0.0338: 0.4597, 0.0916; with 0.2030: 0.0174, 0, 0
+        ({"statistic": "binary_kl", "high": 0.1}, [[False, True, False], [True, True, True]]),
+        ({"statistic": "binary_kl", "level": "seq_mean", "high": 0.275}, [[False] * 3, [True] * 3]),
+        ({"statistic": "binary_kl", "level": "seq_mean", "high": 0.276}, [[True, True, False], [True] * 3]),
     ],
 )
 def test_rejection_by_hand(options, expected: list[list[bool]]) -> None:
     assert accepted(TRAINER, ENGINE, MASK, **options).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("p", "q", "expected"),
+    [
+        (0.5, 0.5, 0.0),
+        (0.5, 0.25, 0.1438410),  # 0.5 ln 2 + 0.5 ln(2/3) = 0.1438; the other way 0.25 ln(1/2) + 0.75 ln(3/2) = 0.1308
+        (0.9, 0.99, 0.1444793),  # 0.9 ln(0.9/0.99) + 0.1 ln 10 = 0.1445; the other way 0.0713
+        (0.01, 0.02, 0.0039136),  # a ratio of 2, which k1 rejects below 1 / high: 0.02 ln 2 + 0.98 ln(0.98/0.99)
+    ],
+)
+def test_binary_kl_by_hand(p: float, q: float, expected: float) -> None:
+    one, other = torch.tensor([[p]]).log(), torch.tensor([[q]]).log()
+    assert binary_kl(one, other).item() == pytest.approx(expected, rel=1e-4, abs=1e-9)
+    assert binary_kl(other, one).item() == binary_kl(one, other).item()
+
+
+@given(logps=st.lists(st.floats(-1e30, 0), min_size=2, max_size=2))
+def test_binary_kl_is_finite_symmetric_and_not_negative(logps: list[float]) -> None:
+    """Both ways of the largest distance, 1e-6 and 1 - 1e-6, are 13.8."""
+    one, other = (torch.tensor([[x]]) for x in logps)
+    assert 0 <= binary_kl(one, other).item() <= 13.82
+    assert binary_kl(one, other).item() == pytest.approx(binary_kl(other, one).item(), abs=1e-12)
+    assert binary_kl(one, one).item() == 0
+
+
+def test_the_bound_of_a_rejection_depends_on_its_statistic() -> None:
+    assert [Rejection(name).highest for name in ("k1", "k2", "k3", "binary_kl")] == [2, 2, 2, 0.1]
+    assert Rejection("binary_kl", high=0.3).highest == 0.3
+
+
+@pytest.mark.parametrize(
+    ("threshold", "advantages", "expected"),
+    [
+        # engine - policy: row 0: (-ln 4 + ln 4) / 2 = 0; row 1: -ln(1.5) / 3; row 2: (ln 2 + ln 8) / 2 = 1.386
+        (1.38, -1.0, [[False] * 3, [False] * 3, [True, True, False]]),
+        (1.39, -1.0, [[False] * 3] * 3),
+        (1.38, 1.0, [[False] * 3] * 3),
+        (1.38, 0.0, [[False] * 3] * 3),
+        (0.0, -1.0, [[False] * 3, [False] * 3, [True, True, False]]),
+    ],
+)
+def test_sequences_far_from_the_engine_are_left_out_where_they_are_worse(
+    threshold: float, advantages: float, expected: list[list[bool]]
+) -> None:
+    mask = torch.cat((MASK, torch.tensor([[True, True, False]])))
+    policy = torch.cat((TRAINER, ENGINE[:1] - torch.tensor([[2.0, 8.0, 1e9]]).log()))
+    engine, full = torch.cat((ENGINE, ENGINE[:1])), torch.full((3, 3), advantages)
+    assert off_policy_tokens(policy, engine, full, mask, threshold).tolist() == expected
+
+
+def test_only_tokens_with_a_negative_advantage_are_left_out() -> None:
+    """Of one sequence, whose advantages differ from token to token."""
+    mask, drifted = torch.tensor([[True, True, True]]), torch.tensor([[-3.0, -3.0, -3.0]])
+    advantages = torch.tensor([[-1.0, 1.0, 0.0]])
+    found = off_policy_tokens(drifted, drifted + 1, advantages, mask, 0.5)
+    assert found.tolist() == [[True, False, False]]
 
 
 def test_gap_by_hand() -> None:

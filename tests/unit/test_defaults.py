@@ -29,6 +29,7 @@ DEFAULTS: dict[type, dict[str, Any]] = {
         **TRAINED, "lr": 1e-6, "prompts_per_step": 32, "minibatches": 1, "epochs": 1,
         "max_tokens_per_micro_batch": "auto", "entropy_coef": 0.0, "checkpoint_activations": False,
         "offload_during_rollout": False, "deadline": 1800.0, "aggregation": None, "old_logps": "recompute",
+        "off_policy_mask_threshold": None,
         "ema": None, "seed": 0, "require_reward": True, "max_steps_without_signal": None,
     },
     sections.Critic: {**TRAINED, "lr": 1e-5, "path": None, "lora": None, "clip": 0.5, "policy_delay_steps": 0},
@@ -51,7 +52,7 @@ DEFAULTS: dict[type, dict[str, Any]] = {
     sections.Shaping: {"clip": None, "normalize": False},
     sections.Correction: {"level": "token", "low": None, "high": 2.0},
     sections.Rejection: {
-        "statistic": "k1", "level": "token", "low": None, "high": 2.0, "keep_in_denominator": False,
+        "statistic": "k1", "level": "token", "low": None, "high": None, "keep_in_denominator": False,
     },
     sections.Profile: {},
     RolloutLog: {"every": 1, "limit": 64},

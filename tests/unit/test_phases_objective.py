@@ -110,6 +110,24 @@ def test_a_policy_without_entropy_has_no_figure_of_it() -> None:
     assert set(plain.figures) == {"figure"}
 
 
+def test_sequences_far_from_the_engine_are_left_out_of_the_policy_loss_alone() -> None:
+    """The policy is 0.5 below the engine everywhere; rows 1 and 3, with 1 and 2 of 8 tokens, are worse than others."""
+    batch = ready(ref_logps=-2.0 * ready().mask)  # abs: |-1 + 2| at each token
+    found = share(batch, off_policy_threshold=0.4, kl=KLLoss(coef=10.0, estimator="abs"))
+    assert found.loss.item() == pytest.approx((8 - 3) / 8 + 10)
+    assert found.figures["off_policy_masked"].item() == pytest.approx(3 / 8)
+    assert share(batch, off_policy_threshold=0.5).loss.item() == pytest.approx(1)  # at the threshold: kept
+
+
+def test_what_is_left_out_has_no_gradient() -> None:
+    batch = ready()
+    logps = (-1.0 * batch.mask).requires_grad_()
+    objective = Objective(PolicyGradient(), "token_sum", 10, off_policy_threshold=0.4)
+    objective.share(PolicyOutput(logps, None), batch, COUNTS).loss.backward()  # type: ignore[no-untyped-call]
+    assert logps.grad is not None
+    assert logps.grad.tolist() == [[0, -1, -1, 0], [0] * 4, [0, -2, -2, -2], [0] * 4]
+
+
 def test_a_divergence_without_a_reference_names_what_is_missing() -> None:
     with pytest.raises(ValueError, match=r"batch.ref_logps is not computed in this run; the recipe needs a `kl_loss:`"):
         share(ready(), kl=KLLoss())

@@ -162,7 +162,7 @@ RULES: dict[str, Rule] = {
     "entropy_coef": To("train.entropy_coef", number),
     "use_adaptive_entropy": Without(ENTROPY),
     "entropy_*": Without(ENTROPY),
-    "off_policy_mask_threshold": Without("see the section `rejection:`"),
+    "off_policy_mask_threshold": To("train.off_policy_mask_threshold", number),
     "max_tool_calling_iterations": Without("conversation.turns, beside `tools:`"),
     "report_to": READ,
     "run_name": READ,
