@@ -121,6 +121,21 @@ def test_zsh_gets_the_same_words() -> None:
     assert all(word in text for word in (*VERBS, *RECIPES, "--advantage.scale_by_std", "_rlkit_recipe_files"))
 
 
+def test_names_that_a_shell_would_expand_are_left_out(tmp_path: Path) -> None:
+    registry = load_plugins(entry_points=False)
+    file = registry.recipes["quickstart"]
+    registry.recipes |= {"a$(touch trap)": file, "b;touch trap": file, "c'd": file, "fine-1.2": file}
+    (tmp_path / "bash").write_text(script("bash", registry))
+    done = subprocess.run(
+        ("bash", "--norc", "-c", "source ./bash; COMP_WORDS=(rlkit fit --recipe ''); COMP_CWORD=3; _rlkit; "
+         'COMP_WORDS=(rlkit recipe show f); _rlkit; echo "${COMPREPLY[@]}"'),
+        cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == "fine-1.2\n"
+    assert done.stderr == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["bash"]
+
+
 def test_usage_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion"]) == 2
     assert main(["completion", "--help"]) == 0

@@ -32,6 +32,8 @@ USAGE = """usage: rlkit completion bash > ~/.local/share/bash-completion/complet
 """
 FLAG = re.compile(r"(?<![\w`-])(--[a-z][\w-]*)(?:[ =]([A-Z][A-Z_]+|\{[^}]*\}))?(?![\w.])")
 """An option in a verb's help, with the name of its value."""
+WORD = re.compile(r"[\w.:+/-]+")
+"""What needs no quotes in a shell; other names of plugins are left out, since bash would expand them."""
 RECIPES = re.compile(r"--recipe\b|\[overrides\]|--SECTION\.OPTION")
 """What is in the help of verbs that take a recipe's options."""
 
@@ -79,7 +81,7 @@ def run(argv: Sequence[str]) -> int:
 
 def script(shell: str, registry: Registry) -> str:
     """Return the script of a shell."""
-    preamble = {shell: RECIPE_NAMES[shell] % " ".join(registry.recipes)}
+    preamble = {shell: RECIPE_NAMES[shell] % " ".join(filter(WORD.fullmatch, registry.recipes))}
     text: str = shtab.complete(verbs_parser(registry), shell, preamble=preamble)  # type: ignore[arg-type]
     return f"{text}\n{EQUALS}" if shell == "bash" else text
 
@@ -100,7 +102,7 @@ def verbs_parser(registry: Registry) -> ArgumentParser:
                 _fill(inner.add_parser(name, help=name, add_help=False), verb, "\n".join(lines), registry, keys)
         else:
             _fill(added, verb, text, registry, keys)
-    for verb in plugin_verbs():
+    for verb in filter(WORD.fullmatch, plugin_verbs()):
         added = verbs.add_parser(verb, help=verb, add_help=False)
         _complete(added.add_argument("names", nargs="*"), shtab.FILE)
     return parser
@@ -141,4 +143,4 @@ def _complete(action: Action, values: Collection[str] | Mapping[str, object]) ->
     if isinstance(values, Mapping):
         action.complete = values  # type: ignore[attr-defined]
     else:
-        action.choices = list(values)
+        action.choices = list(filter(WORD.fullmatch, values))
