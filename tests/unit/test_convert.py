@@ -326,6 +326,15 @@ def test_sums_and_defaults_of_a_shell(text: str, value: int | None, tmp_path: Pa
     assert not (tmp_path / "trap").exists()
 
 
+def test_variables_that_grow_stay_unknown() -> None:
+    """Each is ten times the one before it: the last one would have 10^13 characters."""
+    lines = [f"{chr(98 + i)}={f'${chr(97 + i)}' * 10}" for i in range(12)]
+    text = "\n".join(["a=0123456789", *lines, "python -m verl.trainer.main_ppo data.seed=$m trainer.project_name=$b"])
+    given = verl.read(text, "run.sh", [])
+    assert given.unknown.keys() == {"data.seed"}
+    assert given.values == {"trainer.project_name": "0123456789" * 10}
+
+
 def test_rows_of_files_at_hand_are_counted(tmp_path: Path) -> None:
     for name, rows in (("a", 7), ("b", 4)):
         pq.write_table(pa.table({"prompt": ["?"] * rows}), tmp_path / f"{name}.parquet")

@@ -26,8 +26,8 @@ LARGEST = 10**15
 """The largest number that an option may be; no infinity, and no NaN."""
 MARK = "\ue000"
 """Stands in a value for what is not known without running something."""
-LONGEST_COMMAND, MOST_LINES = 20_000, 100
-"""Characters of a command, and lines of a quotation."""
+LONGEST_COMMAND, MOST_LINES, LONGEST_VALUE = 20_000, 100, 2_000
+"""Characters of a command, lines of a quotation, and characters of a variable that is filled in."""
 DEEPEST = 5
 """Defaults inside of defaults."""
 OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
@@ -50,7 +50,7 @@ class Given:
         """Note an option whose value is a text of a command line; the last one counts."""
         self.values.pop(key, None)
         self.unknown.pop(key, None)
-        if MARK in text or "$(" in text:
+        if MARK in text or "$(" in text or "${" in text:
             self.unknown[key] = "its value is a substitution of the shell, which is not run"
         else:
             self.values[key] = plain(text)
@@ -156,7 +156,9 @@ def lines_of(text: str, name: str) -> Iterator[list[str]]:
         pending = ""
         names = words[1:] if words[:1] == ["export"] else words
         if names and all(ASSIGNMENT.match(word) for word in names):
-            known |= dict(word.split("=", 1) for word in names)
+            known |= {
+                key: value for key, value in (word.split("=", 1) for word in names) if len(value) <= LONGEST_VALUE
+            }
         elif words:
             yield words
     if pending:
