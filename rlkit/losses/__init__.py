@@ -6,7 +6,8 @@ from rlkit.losses.covariance import ClipCov, KLCov
 from rlkit.losses.dppo import DPPO
 from rlkit.losses.gmpo import GMPO
 from rlkit.losses.gspo import GSPO
+from rlkit.losses.m2po import M2PO
 from rlkit.losses.policy_gradient import PolicyGradient
 from rlkit.losses.sapo import SAPO
 
-__all__ = ["CISPO", "ClipCov", "ClipLoss", "DPPO", "GMPO", "GSPO", "KLCov", "PolicyGradient", "SAPO"]
+__all__ = ["CISPO", "ClipCov", "ClipLoss", "DPPO", "GMPO", "GSPO", "KLCov", "M2PO", "PolicyGradient", "SAPO"]

@@ -189,6 +189,7 @@ LOSSES: dict[str, tuple[tuple[str, ...], Callable[[Rows], float]]] = {
     "DPPO": ((), lambda rows: token_mean(times_logps(rows))),
     "DPPO --loss.kind=kl": ((), lambda rows: token_mean(times_logps(rows))),
     "ClipCov": (("--loss.cov_low=1e6", "--loss.cov_high=1e7"), lambda rows: token_mean(plain(rows))),  # none selected
+    "M2PO": ((), lambda rows: token_mean(plain(rows))),  # rounding apart, the policy is the one that sampled
     "KLCov": (("--loss.fraction=0.1",), lambda rows: token_mean(plain(rows))),
 }
 
@@ -208,7 +209,7 @@ def test_a_loss_in_a_run(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ClipLoss", "GSPO", "CISPO", "SAPO", "GMPO", "DPPO", "ClipCov", "KLCov"])
+@pytest.mark.parametrize("name", ["ClipLoss", "GSPO", "CISPO", "SAPO", "GMPO", "DPPO", "ClipCov", "KLCov", "M2PO"])
 def test_a_loss_off_policy(tmp_path: Path, name: str) -> None:
     figures, _ = fit(tmp_path / "out", f"--loss={name}", "--train.minibatches=2", "--train.epochs=2", "--train.lr=1e-3")
     assert all(np.isfinite(row["policy/loss"]) and row["policy/kl_old"] != 0 for row in figures)

@@ -8,15 +8,17 @@ from typing import Literal
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rlkit.interfaces.loss import PolicyLoss
-from rlkit.losses import CISPO, DPPO, GMPO, GSPO, SAPO, ClipCov, ClipLoss, KLCov, PolicyGradient
+from rlkit.losses import CISPO, DPPO, GMPO, GSPO, M2PO, SAPO, ClipCov, ClipLoss, KLCov, PolicyGradient
 from rlkit.ops import aggregate
 from rlkit.ranges import outside
 from rlkit.testing import check_loss, example_batch, golden
 from rlkit.types import LossOutput, PolicyOutput, TrainBatch
 
-SMOOTH = [ClipLoss(), ClipLoss(clip_dual=3.0), PolicyGradient(), SAPO(), GMPO(), KLCov(fraction=0.2)]
+SMOOTH = [ClipLoss(), ClipLoss(clip_dual=3.0), PolicyGradient(), SAPO(), GMPO(), KLCov(fraction=0.2), M2PO()]
 ALL = [*SMOOTH, GSPO(), CISPO(), DPPO(), DPPO("kl"), ClipCov(fraction=0.2)]
 
 
@@ -161,6 +163,90 @@ def test_a_covariance_at_a_bound_of_clip_cov_is_outside_it(low: float, high: flo
     assert selected[0].nonzero().flatten().tolist() == chosen
 
 
+def sampled(distances: list[float], advantage: float) -> tuple[TrainBatch, torch.Tensor]:
+    """Make one row whose log-probs are at these distances from the engine's, which are the old ones."""
+    batch, logps = row(distances, advantage)
+    batch.rollout_logps = batch.old_logps
+    return batch, logps
+
+
+@pytest.mark.parametrize(
+    ("threshold", "advantage", "selected"),
+    [
+        # A > 0 bounds 0.1, 0.3, 0.2 and 0.4: squares of 0.01, 0.04, 0.09, 0.16 with means 0.01, 0.025, 0.0467, 0.075
+        (0.04, 1.0, [1, 4]),
+        (0.05, 1.0, [4]),
+        (0.0751, 1.0, []),
+        (0.005, 1.0, [0, 1, 3, 4]),
+        # A < 0 bounds -0.5: 0.25
+        (0.04, -1.0, [2]),
+        (0.26, -1.0, []),
+        (0.0, 0.0, []),
+    ],
+)
+def test_m2po_by_hand(threshold: float, advantage: float, selected: list[int]) -> None:
+    batch, logps = sampled([0.1, 0.3, -0.5, 0.2, 0.4], advantage)
+    loss = M2PO(threshold)
+    batch.selected = loss.select(logps, batch)
+    assert batch.selected[0].nonzero().flatten().tolist() == selected
+    result = loss(PolicyOutput(logps, None), batch)
+    ratios = [math.exp(x) for x in (0.1, 0.3, -0.5, 0.2, 0.4)]
+    expected = [0.0 if i in selected else -advantage * r for i, r in enumerate(ratios)]
+    assert result.per_token[0].tolist() == pytest.approx(expected, rel=1e-5)
+    assert result.metrics["clip_fraction"].item() == pytest.approx(len(selected) / 5)
+
+
+def test_m2po_compares_ratios_with_the_old_policy_and_distances_with_the_engine() -> None:
+    """The policy is 0.5 above the old one everywhere; the engine is as the policy, but at the second token."""
+    batch, logps = row([0.5, 0.5], 1)
+    batch.rollout_logps = logps - torch.tensor([[0.0, 1.0]])
+    loss = M2PO()
+    batch.selected = loss.select(logps, batch)
+    assert loss(PolicyOutput(logps, None), batch).per_token[0].tolist() == [pytest.approx(-math.exp(0.5)), 0]
+    batch.accepted = torch.tensor([[True, False]])
+    assert not loss.select(logps, batch).any()  # what is rejected is not learned from
+
+
+@given(
+    distances=st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=12),
+    split=st.integers(0, 12),
+    threshold=st.floats(0, 4),
+    advantage=st.sampled_from([1.0, -2.0]),
+)
+def test_m2po_bounds_the_moment_however_tokens_are_spread_over_ranks(
+    distances: list[float], split: int, threshold: float, advantage: float
+) -> None:
+    batch, logps = sampled(distances, advantage)
+    batch.rollout_logps, logps = torch.zeros_like(logps), torch.tensor([distances])
+    whole = M2PO(threshold).select(logps, batch)
+    bounded, squares = advantage * logps > 0, logps.square()
+    kept = squares[bounded & ~whole].double()
+    assert kept.sum() <= threshold * len(kept) * (1 + 1e-9)
+    if whole.any():
+        assert not (whole & ~bounded).any()
+        smallest = squares[whole].min()
+        assert bool((kept < smallest).all())
+        more = torch.cat((kept, smallest[None].double()))
+        assert more.mean() > threshold * (1 - 1e-9) or (squares[bounded] == smallest).sum() > 1
+    parts = []
+    for columns in (slice(split), slice(split, None)):
+        part, _ = sampled(distances[columns], advantage)
+        part.rollout_logps = torch.zeros_like(part.old_logps)
+        loss = M2PO(threshold)
+        loss.gather = lambda _: squares[bounded]  # type: ignore[method-assign]
+        parts.append(loss.select(logps[:, columns], part))
+    assert torch.equal(torch.cat(parts, -1), whole)
+
+
+def test_m2po_on_policy_is_the_plain_policy_gradient() -> None:
+    batch, _ = example()
+    batch.rollout_logps, gradients = batch.old_logps, []
+    for which in (M2PO(), PolicyGradient()):
+        logps = batch.old_logps.clone().requires_grad_()
+        gradients.append(torch.autograd.grad(total(which, logps, batch), logps)[0])
+    torch.testing.assert_close(*gradients)
+
+
 def example(dtype: torch.dtype = torch.float64) -> tuple[TrainBatch, torch.Tensor]:
     """Make four rows in double precision with ratios around 1, some beyond the clip's bounds."""
     batch = TrainBatch.of(replace(example_batch(), advantages=torch.zeros(4, 6)))
@@ -202,7 +288,7 @@ def test_gradients_with_stopped_weights_by_formula(loss: PolicyLoss) -> None:
     torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize("loss", [x for x in ALL if not isinstance(x, ClipCov)], ids=name)
+@pytest.mark.parametrize("loss", [x for x in ALL if not isinstance(x, ClipCov | M2PO)], ids=name)
 def test_on_policy_the_gradient_is_the_plain_policy_gradient(loss: PolicyLoss) -> None:
     batch, _ = example()
     gradients = []
@@ -212,7 +298,9 @@ def test_on_policy_the_gradient_is_the_plain_policy_gradient(loss: PolicyLoss) -
     torch.testing.assert_close(*gradients)
 
 
-@pytest.mark.parametrize("loss", [x for x in ALL if not x.selects] + [KLCov(), ClipLoss(clip_dual=2.0)], ids=name)
+@pytest.mark.parametrize(
+    "loss", [x for x in ALL if not x.selects] + [KLCov(), M2PO(), ClipLoss(clip_dual=2.0)], ids=name
+)
 def test_losses_keep_the_contract(loss: PolicyLoss) -> None:
     check_loss(loss)
 
@@ -289,6 +377,7 @@ def test_the_share_of_the_dual_clip_by_hand() -> None:
         (SAPO(tau_pos=0), "tau_pos is 0, expected a number above 0"),
         (DPPO(cap=0.5), "cap is 0.5, expected a number of 1 or more"),
         (KLCov(fraction=2), "fraction is 2, expected a number above 0 and at most 1"),
+        (M2PO(-1), "m2_threshold is -1, expected a number of 0 or more"),
         (ClipCov(fraction=0), "fraction is 0, expected a number above 0"),
     ],
 )
