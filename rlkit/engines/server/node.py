@@ -91,7 +91,7 @@ class Node:
 
     def error(self, doing: str, fault: BaseException) -> EngineError:
         """Return an error with what failed, the server's own text and the end of its log."""
-        text = f"{self.api.product} server {self.url} could not {doing}: {fault}"
+        text = f"{self.api.product} server {self.url} could not {doing}: {_reason(fault)}"
         if self.process is not None:
             text += f"\nThe end of its log {self.process.log}:\n{self.process.tail()}"
         return EngineError(text)
@@ -99,7 +99,7 @@ class Node:
     def broken(self, doing: str, fault: BaseException) -> EngineError:
         """Note that its weights are unknown; return the error."""
         self.state = State.BROKEN
-        self.trouble = f"could not {doing}: {fault}"
+        self.trouble = f"could not {doing}: {_reason(fault)}"
         return self.error(doing, fault)
 
     # life
@@ -274,3 +274,7 @@ class Node:
             self._watch = None
         if self._hung is not None and not self._hung.done():
             self._hung.set_result(None)
+
+
+def _reason(fault: BaseException) -> str:
+    return str(fault) or type(fault).__name__
