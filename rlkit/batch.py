@@ -163,6 +163,7 @@ class TrainBatch(Batch):
         advantages: [B,T] f32, 0 outside the mask.
         accepted: [B,T] bool, the mask, less the tokens that the recipe rejects.
         selected: [B,T] bool, the tokens that the loss chose in `select`; none for a loss that does not.
+        entropy: [B,T] f32, of the policy at each token in the first pass over its row; NaN until then.
     """
 
     trainer_logps: Tensor = field()  # a field without a default: the base's None would be inherited
@@ -170,6 +171,7 @@ class TrainBatch(Batch):
     advantages: Tensor = field()
     accepted: Tensor = field()
     selected: Tensor
+    entropy: Tensor | None = None
 
     @classmethod
     def of(cls, batch: Batch) -> TrainBatch:
@@ -186,4 +188,5 @@ class TrainBatch(Batch):
         known["trainer_logps"] = batch.trainer_logps if trainer is None else trainer
         known["old_logps"] = known["trainer_logps"] if batch.old_logps is None else batch.old_logps
         known["accepted"] = batch.mask if batch.accepted is None else batch.accepted
-        return cls(**known, selected=batch.mask.new_zeros(batch.mask.shape))
+        unknown = batch.rollout_logps.new_full(batch.tokens.shape, nan)
+        return cls(**known, selected=batch.mask.new_zeros(batch.mask.shape), entropy=unknown)

@@ -13,7 +13,7 @@ from rlkit.ops import correction, kl
 from rlkit.ops.masked import Reducer, masked_mean
 from rlkit.registry import calling, require
 from rlkit.sections import Correction, KLReward, Rejection, Shaping
-from rlkit.types import Batch, Trajectory
+from rlkit.types import Batch, TrainBatch, Trajectory
 
 Figures = dict[str, float]
 
@@ -151,6 +151,18 @@ def attach_advantages(trajectories: Sequence[Trajectory], batch: Batch) -> None:
         if tensor is not None:
             for trajectory, row in zip(trajectories, tensor.tolist(), strict=True):
                 trajectory.credit[name] = row[: len(trajectory.tokens)] if isinstance(row, list) else row
+
+
+def attach_first_pass(trajectories: Sequence[Trajectory], batch: TrainBatch) -> None:
+    """Copy the trainer's log-probs and the entropies before the update into `credit`, where they were computed."""
+    for name, tensor in (("trainer_logps", batch.trainer_logps), ("entropy", batch.entropy)):
+        if tensor is None:
+            continue
+        unknown = (tensor.isnan() | ~batch.mask).all(-1).tolist()
+        rounded = (tensor.double().round(decimals=6) + 0.0).tolist()  # no -0.0
+        for trajectory, row, left_out in zip(trajectories, rounded, unknown, strict=True):
+            if not left_out:
+                trajectory.credit[name] = row[: len(trajectory.tokens)]
 
 
 def _finite(tensors: Iterable[Tensor]) -> bool:

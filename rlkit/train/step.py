@@ -16,7 +16,7 @@ from rlkit.ops.groups import group_stats
 from rlkit.ops.masked import Reducer, masked_mean
 from rlkit.rollout.collate import add_rewards, collate
 from rlkit.rollout.service import RolloutService
-from rlkit.train.credit import attach_advantages, correct, estimate
+from rlkit.train.credit import attach_advantages, attach_first_pass, correct, estimate
 from rlkit.train.data import Data
 from rlkit.train.logps import compute_logps, measure_gap
 from rlkit.train.metrics import Meter
@@ -70,6 +70,8 @@ def step(context: TrainContext, number: int, obtain: Obtain = sample) -> StepRes
     with _timed(meter, "update"):
         batch = update_models(context, scored, number, meter)
         context.models.update_ema_and_reference(number)
+    if (every := context.recipe.log.rollouts.every) and number % every == 0:
+        attach_first_pass(kept, batch)
     with _timed(meter, "sync"):
         context.rollouts.version += 1
         context.rollouts.sync_weights()

@@ -130,6 +130,7 @@ def update_policy(
             return out.logps.sum()
         if record:
             record_logps(batch, micro, part, out.logps.detach())
+        record_entropy(batch, micro, out.entropy)
         share = objective.share(out, part, counts)
         log_share(share, part, meter, "policy")
         return share.loss
@@ -153,6 +154,13 @@ def record_logps(batch: TrainBatch, rows: list[int], part: TrainBatch, logps: Te
     part.trainer_logps = logps
     if batch.old_logps is batch.trainer_logps:
         part.old_logps = logps
+
+
+def record_entropy(batch: TrainBatch, rows: list[int], entropy: Tensor | None) -> None:
+    """Keep the entropies [b,t] of some rows where this is the first pass over them."""
+    if batch.entropy is not None and entropy is not None:
+        before = batch.entropy[rows, : entropy.shape[1]]
+        batch.entropy[rows, : entropy.shape[1]] = torch.where(before.isnan(), entropy.detach(), before)
 
 
 def select_tokens(context: TrainContext, batch: TrainBatch, rows: list[int], record: bool) -> None:

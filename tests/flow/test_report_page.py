@@ -108,7 +108,7 @@ def test_rollouts_are_filtered_sorted_searched_and_opened(page: Tab, tmp_path: P
     assert text(page, "[data-token='0']") == "<|im_start|>"
     colours = page.run("[...document.querySelectorAll('[data-token]')].map((span) => span.style.background)")
     assert colours[:2] == ["", ""]
-    assert colours[2:] == ["rgba(225, 29, 72, 0.075)", "rgba(225, 29, 72, 0.337)"]  # 0.75 * 0.5 / 5, 0.75 * 2.25 / 5
+    assert colours[2:] == ["rgba(225, 29, 72, 0.235)", "rgba(225, 29, 72, 0.5)"]  # 0.75 sqrt(x / 5), in 255ths
     click(page, '[data-view="group"]')
     page.wait("document.querySelectorAll('.side .card').length === 2")
     click(page, '[data-view="prompt"]')

@@ -13,7 +13,14 @@ from rlkit.interfaces.advantage import AdvantageEstimator
 from rlkit.rollout.collate import add_rewards, collate
 from rlkit.sections import Correction, KLReward, Rejection, Shaping
 from rlkit.testing import example_trajectory
-from rlkit.train.credit import RewardShaper, RewardTransforms, attach_advantages, correct, estimate
+from rlkit.train.credit import (
+    RewardShaper,
+    RewardTransforms,
+    attach_advantages,
+    attach_first_pass,
+    correct,
+    estimate,
+)
 from rlkit.types import Batch, Score, TrainBatch
 from tests.unit.phases import scored
 
@@ -157,6 +164,21 @@ def test_advantages_are_kept_with_their_trajectories() -> None:
     batch.values = torch.ones(2, 5)
     attach_advantages([short, long], batch)
     assert short.credit["values"] == [1, 1, 1]
+
+
+def test_what_the_first_pass_computed_is_kept_with_the_trajectories_that_it_was_computed_of() -> None:
+    batch = TrainBatch.of(scored(advantages=torch.ones(4, 4)))
+    rows = [example_trajectory("a") for _ in batch.tokens]
+    attach_first_pass(rows, batch)
+    assert [row.credit for row in rows] == [{}] * 4
+    batch.trainer_logps[1] = torch.tensor([0.0, -1e-8, -0.12345649, -3.0])
+    assert batch.entropy is not None
+    batch.entropy[2] = 0.25
+    attach_first_pass(rows, batch)
+    assert rows[1].credit == {"trainer_logps": [0.0, 0.0, -0.123456]}  # of its 3 tokens
+    assert str(rows[1].credit["trainer_logps"][1]) == "0.0"
+    assert rows[2].credit == {"entropy": [0.25] * 3}
+    assert rows[0].credit == rows[3].credit == {}
 
 
 def test_a_batch_for_updates_has_all_that_a_loss_reads() -> None:

@@ -200,6 +200,8 @@ def test_a_step_computes_scores_updates_and_syncs_in_this_order(monkeypatch: pyt
     assert result.batch.greedy_rewards is not None
     assert result.batch.greedy_rewards.tolist() == [0.25, 0.25]
     assert sampled[2].credit["advantages"] == pytest.approx([0, 0, -0.25, -0.25, -0.25])
+    assert sampled[2].credit["entropy"] == [0, 0, 1, 1, 1]  # before the update
+    assert sampled[2].credit["trainer_logps"] == [0, 0, *sampled[2].tokens[2:]]
     assert [t.credit.get("greedy_reward") for t in sampled] == [0.25, None, 0.25]
     assert sampled[1].credit == {}
     found = result.figures

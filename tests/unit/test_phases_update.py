@@ -347,6 +347,22 @@ def test_a_step_makes_its_optimizer_steps_and_keeps_the_log_probs_before_them() 
     assert torch.equal(trained.old_logps, trained.rollout_logps)
 
 
+def test_entropies_are_those_of_the_first_pass_over_a_row() -> None:
+    """The policy's entropy is its weight, 1 at first; a second epoch changes nothing of what is kept."""
+    kept = []
+    for epochs in (1, 2):
+        made = context(recipe(train={"epochs": epochs, "minibatches": 2}))
+        trained = update_models(made, scored(advantages=ready().advantages), 1, Meter())
+        assert trained.entropy is not None
+        kept.append(trained.entropy.where(trained.mask, torch.zeros(())))
+    [first, second] = [sorted(groups) for groups in list(mini_batches(made.recipe.train, 1))[:2]]
+    of_group = {group: kept[0][trained.mask & (trained.group == group)[:, None]] for group in (0, 1)}
+    assert (of_group[first[0]] == 1).all()
+    assert len(of_group[second[0]].unique()) == 1
+    assert (of_group[second[0]] != 1).all()
+    assert torch.equal(*kept)
+
+
 def test_known_log_probs_stay_as_they_are() -> None:
     known = torch.full((4, 4), -7.0)
     batch = scored(advantages=ready().advantages, trainer_logps=known, old_logps=known)

@@ -11,8 +11,15 @@ function axes(unit) {
     ticks: { show: false }, font: "11px system-ui, sans-serif" };
   return [
     { ...common, size: 26, space: 50, values: (_, ticks) => ticks.map((x) => (Number.isInteger(x) ? x : "")) },
-    { ...common, size: 56, values: (_, ticks) => ticks.map((x) => `${shown(x)}${unit}`) },
+    { ...common, size: 60, values: (plot, ticks, axis, space, width) => ticks.map((x) => `${tick(x, width)}${unit}`) },
   ];
+}
+
+/** Return the text of a tick, with as many digits as tell it from the next one. */
+function tick(value, width) {
+  const size = Math.abs(value);
+  if (size >= 1e6 || (size > 0 && size < 1e-3)) return value.toExponential(1);
+  return value.toFixed(Math.max(0, Math.min(6, Math.ceil(-Math.log10(width) - 1e-9))));
 }
 
 /** Return the ends of an axis of values: never so close that a tick's width is lost to rounding. */

@@ -1,7 +1,8 @@
 // One rollout: its tokens with a colour for a number of each, or its messages; tool calls and results are folded.
 
-const TITLES = { logps: "log-prob", advantages: "advantage", values: "value of the critic", mask: "mask",
-  entropy: "entropy", ratio: "ratio", versions: "version of the weights" };
+const TITLES = { logps: "log-prob", ratio: "ratio, trainer to engine", entropy: "entropy", advantages: "advantage",
+  values: "value of the critic", mask: "mask", trainer_logps: "log-prob of the trainer",
+  versions: "version of the weights" };
 const MAX_TOKENS = 20000;
 
 /** Return the names of a row's lists that have a number for each token. */
@@ -13,6 +14,12 @@ function perToken(row) {
   return names.sort((a, b) => rank(a) - rank(b));
 }
 
+/** Add to a row how much likelier each token is to the trainer than it was to the engine, where both are known. */
+function withRatio(row) {
+  if (list(row.trainer_logps).length !== list(row.logps).length || list(row.logps).length === 0) return row;
+  return { ...row, ratio: row.trainer_logps.map((x, i) => Math.exp(number(x) - number(row.logps[i]))) };
+}
+
 /** Return a function from a token's place to its colour, and what the colours mean. */
 function scale(row, name) {
   const values = (row[name] || []).map(number);
@@ -20,17 +27,24 @@ function scale(row, name) {
   if (name === "mask") {
     return [(i) => (values[i] ? "rgba(59, 130, 246, 0.35)" : null), "blue: chosen by the policy"];
   }
-  if (name === "logps") {
-    const strength = (x) => 0.75 * Math.min(1, -x / 5);
+  if (name === "logps" || name === "trainer_logps") {
+    const strength = (x) => 0.75 * Math.sqrt(Math.min(1, -x / 5));
     return [(i) => (own(i) && values[i] < 0 ? `rgba(225, 29, 72, ${strength(values[i])})` : null),
       "red: unlikely; full at a log-prob of −5 and below"];
+  }
+  if (name === "ratio") {
+    const far = values.map((x) => Math.abs(Math.log(x)));
+    const most = far.reduce((a, x, i) => (own(i) && Number.isFinite(x) ? Math.max(a, x) : a), 0.01);
+    return [(i) => (own(i) && far[i] > 0
+      ? `rgba(${values[i] < 1 ? "225, 29, 72" : "232, 113, 10"}, ${0.7 * Math.min(1, far[i] / most)})` : null),
+      `orange above 1, red below; full at ${shown(Math.exp(most))} and ${shown(Math.exp(-most))}`];
   }
   const known = values.filter((x, i) => x !== null && Number.isFinite(x) && own(i));
   const most = known.reduce((a, x) => Math.max(a, Math.abs(x)), 0) || 1;
   const tone = (x) => (x < 0 ? "225, 29, 72" : name === "advantages" ? "18, 161, 80" : "232, 113, 10");
   return [(i) => (own(i) && values[i] && Number.isFinite(values[i])
     ? `rgba(${tone(values[i])}, ${0.7 * Math.abs(values[i]) / most})` : null),
-    `full at ${shown(most)} and, in red, at −${shown(most)}`];
+    known.some((x) => x < 0) ? `full at ${shown(most)} and, in red, at −${shown(most)}` : `full at ${shown(most)}`];
 }
 
 /** Return a row's spans [role, start, end]: its turns, or one span of everything. */

@@ -3,6 +3,14 @@
 const VIEWS = new Map([["one", "this rollout"], ["group", "its group side by side"],
   ["prompt", "its prompt over the steps"]]);
 
+/** Return a value as text: of an object or a list, what is in it. */
+function plain(value) {
+  if (value === null || value === undefined) return "";
+  if (Array.isArray(value)) return value.map(plain).join(", ");
+  if (typeof value === "number") return shown(value);
+  return typeof value === "object" ? Object.entries(value).map(([name, x]) => `${name} ${plain(x)}`).join(", ") : visible(value);
+}
+
 class Details {
   constructor(root, state, index) {
     this.root = root;
@@ -25,17 +33,18 @@ class Details {
 
   async row(at) {
     const { rows, texts } = await page(this.index.page[at]);
-    return [rows[this.index.place[at]], texts];
+    return [withRatio(rows[this.index.place[at]]), texts];
   }
 
   async one(at) {
     const [row, texts] = await this.row(at);
-    const facts = [["prompt", row.prompt], ["step", this.when(at)], ["kind", row.kind], ["reward", shown(row.reward)],
+    const facts = [["prompt", row.prompt], ["step", this.when(at)], ["kind", row.kind],
+      ["source", this.index.names.source[this.index.source[at]]], ["reward", shown(row.reward)],
       ["stop", row.stop], ["tokens", shown(this.index.length[at])], ["answer found", row.final_answer],
       ["reference answer", row.answer], ["components", row.components], ["rewards of turns", row.turn_rewards],
       ["counts", row.counts], ["error", row.error]];
-    const known = facts.filter(([, value]) => value !== null && value !== undefined && visible(value) !== "{}");
-    const terms = known.map(([name, value]) => [el("dt", {}, name), el("dd", {}, visible(value))]);
+    const known = facts.map(([name, value]) => [name, plain(value)]).filter(([, text]) => text !== "");
+    const terms = known.map(([name, text]) => [el("dt", {}, name), el("dd", {}, text)]);
     const meta = row.meta && typeof row.meta === "object" && Object.keys(row.meta).length > 0
       ? el("details", {}, el("summary", {}, "other columns"), el("pre", {}, pretty(row.meta))) : null;
     return [el("dl", { class: "facts" }, terms), meta, conversation(row, texts)];
