@@ -353,6 +353,20 @@ def test_rows_of_files_at_hand_are_counted(tmp_path: Path) -> None:
     assert "train.steps" not in convert("verl", "", "run.sh", words).recipe
 
 
+def test_verls_correction_of_the_engine() -> None:
+    words = [
+        "algorithm.rollout_correction.rollout_is=sequence",
+        "algorithm.rollout_correction.rollout_is_threshold=4.0",
+    ]
+    found = convert("verl", "", "run.sh", [*words, "algorithm.rollout_correction.rollout_rs=token"])
+    assert {key: found.recipe[key][0] for key in ("correction.level", "correction.high")} == {
+        "correction.level": "sequence",
+        "correction.high": 4.0,
+    }
+    assert "rejection" in found.notes["algorithm.rollout_correction.rollout_rs"]
+    assert convert("verl", "", "run.sh", [f"{ACTOR}.tis_imp_ratio_cap=2"]).recipe["correction.high"][0] == 2
+
+
 def test_sampling_that_leaves_tokens_out_is_listed() -> None:
     found = convert("verl", "", "run.sh", [f"{ROLLOUT}.top_p=0.9", f"{ROLLOUT}.top_k=-1", "trainer.nnodes=1"])
     assert "rollout.sampling.top_p" not in found.recipe

@@ -90,6 +90,17 @@ def test_every_fence_is_of_a_language_that_is_tested(topic: str) -> None:
     assert all(block.file for block in blocks(topic) if block.language in ("csv", "text"))
 
 
+def test_the_first_commands_of_readme_are_those_that_ci_runs() -> None:
+    first, second, *_ = re.findall(r"^```bash\n(.*?)^```$", text_of(README), re.M | re.S)
+    install = "python3 -m venv .venv && .venv/bin/pip install -q -e "
+    assert first == f"{install}. && .venv/bin/rlkit fit --recipe quickstart\n"
+    assert second == f"{install}'.[test]' && .venv/bin/pytest -n 2\n"
+    script = (ROOT / ".ci" / "run").read_text()
+    assert "README.md" in script
+    assert "block 1" in script
+    assert "block 2" in script
+
+
 @pytest.mark.parametrize("topic", PAGES)
 def test_links_lead_to_files(topic: str) -> None:
     place = (ROOT / "README.md" if topic == README else ROOT / "rlkit" / "docs" / f"{topic}.md").parent

@@ -145,6 +145,17 @@ def divergence(found: Conversion) -> None:
         found.set("kl_reward.horizon", found.get(f"{control}.horizon", whole, 10000), f"{control}.horizon")
 
 
+def correction(found: Conversion) -> None:
+    """Set the importance weights between engine and trainer, which verl caps from above."""
+    cap = f"{ACTOR}.tis_imp_ratio_cap"
+    level, threshold = (f"algorithm.rollout_correction.rollout_is{end}" for end in ("", "_threshold"))
+    if found.get(cap, number, -1.0) > 0:
+        found.set("correction.high", found.get(cap, number, 2.0), cap)
+    if found.has(level):
+        found.set("correction.level", found.get(level, one_of({n: n for n in ("token", "sequence")}), "token"), level)
+        found.set("correction.high", found.get(threshold, number, 2.0), threshold)
+
+
 def reward(found: Conversion) -> None:
     """Set the reward: a classifier is a part, code of yours is named and not run."""
     path, name = "custom_reward_function.path", "custom_reward_function.name"
@@ -265,5 +276,5 @@ def loggers(found: Conversion) -> None:
 
 
 FUNCTIONS = (
-    task, model, steps, optimizer, advantage, loss, divergence, reward, engine, validation, loggers,
+    task, model, steps, optimizer, advantage, loss, divergence, correction, reward, engine, validation, loggers,
 )  # fmt: skip
