@@ -45,7 +45,8 @@ class RolloutBatch:
         group: [B] i64, which rows are samples of one prompt.
         versions: [B,T] i64, of the weights that sampled a token; -1 outside the mask.
         trainer_logps: [B,T] f32, the trainer's log-probs before the update; NaN in rows that were not computed.
-        old_logps: [B,T] f32, what ratios compare with: the trainer's log-probs before the update, or the engine's.
+        old_logps: [B,T] f32, what ratios compare with: the trainer's log-probs before the update, or the engine's; a
+            loss sees log-linear ones where the recipe has them.
         ref_logps: [B,T] f32, the reference's.
         values: [B,T] f32, the critic's value of the state before each token was chosen; 0 outside the mask.
         sum_pi_squared: [B,T] f32, the sum of squared probabilities over the vocabulary, at each token.

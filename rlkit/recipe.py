@@ -99,7 +99,8 @@ class Recipe:
 
         Otherwise those of the first learning pass serve.
         """
-        wanted = Needs.OLD_LOGPS in self.advantage.needs or self.kl_reward or self.correction or self.rejection
+        weigh = self.correction is not None and self.train.old_logps == "recompute"
+        wanted = Needs.OLD_LOGPS in self.advantage.needs or self.kl_reward or weigh or self.rejection
         recompute = not self.train.on_policy and self.train.old_logps == "recompute"
         return bool(wanted) or recompute
 

@@ -94,6 +94,8 @@ def _loss(recipe: Recipe) -> Iterator[tuple[str, str]]:
 def _old_policy(recipe: Recipe) -> str:
     if recipe.train.old_logps == "rollout":
         return "the engine's log-probs, as sampled"
+    if recipe.train.old_logps == "loglinear":
+        return "log pi_engine / d + (1 - 1 / d) log pi, d = 1 + age of the token in weight updates (log-linear)"
     if recipe.needs_old_logps:
         return "the trainer's log-probs, recomputed before the update"
     return "the trainer's log-probs of the one pass itself, so that the ratio is 1 (on-policy)"

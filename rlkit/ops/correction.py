@@ -37,6 +37,26 @@ def importance_weights(
     return weight.masked_fill((weight < low) | (weight > high), 0.0) * mask
 
 
+def loglinear_logps(logps: Tensor, rollout_logps: Tensor, versions: Tensor, version: int) -> Tensor:
+    """Return an approximation [B,T] of the log-probs before the update, which saves the pass that computes them.
+
+    alpha log pi_engine + (1 - alpha) log pi, detached, where alpha = 1 / d and d is a token's staleness: the policy pi
+    that learns is one version ahead of the weights before the update. So d is 1 for a token that these have sampled,
+    whose log-prob is then the engine's.
+
+    Source: A-3PO (Li et al. 2025, arXiv:2512.06547), in the reading that staleness is counted from the policy that
+    learns; its alpha of 0 for d = 0, which is pi itself and no bound, does not occur.
+
+    Args:
+        logps: [B,T], of the policy that learns.
+        rollout_logps: [B,T], the engine's.
+        versions: [B,T] i64, of the weights that sampled a token.
+        version: Of the weights before the update.
+    """
+    staleness = (version + 1 - versions).clamp(min=1)
+    return rollout_logps + (1 - 1 / staleness) * (logps.detach() - rollout_logps)
+
+
 def accepted(
     old_logps: Tensor,
     rollout_logps: Tensor,

@@ -50,7 +50,8 @@ class Train:
             critic and reference, and the policy if the engine has its own copy.
         deadline: Seconds that a rank waits for the others before the run ends.
         aggregation: How tokens and sequences are weighted; null for the loss's default.
-        old_logps: The denominator of ratios: the trainer's log-probs before the update, recomputed, or the engine's.
+        old_logps: The denominator of ratios: the trainer's log-probs before the update, recomputed, or the engine's, or
+            between the engine's and the current ones by the staleness of a token, without a pass of their own (A-3PO).
         off_policy_mask_threshold: Leave out, at each optimizer step, tokens with a negative advantage in sequences
             whose mean of log pi_engine - log pi exceeds this, pi being the policy that learns; null for none.
         ema: Decay per step of a moving average of the weights, saved as `ema/` beside `final/`; null for none.
@@ -78,7 +79,7 @@ class Train:
     offload_during_rollout: bool = False
     deadline: Seconds = 1800.0
     aggregation: Aggregation | None = None
-    old_logps: Literal["recompute", "rollout"] = "recompute"
+    old_logps: Literal["recompute", "rollout", "loglinear"] = "recompute"
     off_policy_mask_threshold: NonNegativeFloat | None = None
     ema: PositiveShare | None = None
     seed: NonNegativeInt = 0

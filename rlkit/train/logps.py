@@ -28,7 +28,7 @@ def compute_logps(context: TrainContext, batch: RolloutBatch) -> None:
         batch.trainer_logps, *others = policy_logps(context, batch, Reads(entropy=False, squares=squares))
         batch.sum_pi_squared = others[0] if others else None
         batch.old_logps = batch.trainer_logps
-    if recipe.train.old_logps == "rollout":
+    if recipe.train.old_logps != "recompute":
         batch.old_logps = batch.rollout_logps
     if reference is not None:
 

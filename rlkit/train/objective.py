@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -12,11 +12,11 @@ from rlkit.interfaces import outputs
 from rlkit.interfaces.loss import PolicyLoss
 from rlkit.ops import aggregate, kl
 from rlkit.ops.aggregate import Aggregation
-from rlkit.ops.correction import off_policy_tokens
+from rlkit.ops.correction import importance_weights, loglinear_logps, off_policy_tokens
 from rlkit.ops.masked import Reducer, masked_mean, masked_sum
 from rlkit.recipe import Recipe
 from rlkit.registry import calling, require
-from rlkit.sections import KLLoss
+from rlkit.sections import Correction, KLLoss
 from rlkit.types import LossOutput, PolicyOutput, TrainBatch
 
 
@@ -32,6 +32,13 @@ class LossShare(NamedTuple):
 
     loss: Tensor
     figures: dict[str, Tensor]
+
+
+class LogLinear(NamedTuple):
+    """Old log-probs that are approximated at each optimizer step: see `rlkit.ops.correction.loglinear_logps`."""
+
+    version: int  # of the weights before the update
+    weigh: Correction | None = None
 
 
 def count_tokens(mask: Tensor, reduce: Reducer) -> Counts:
@@ -52,6 +59,7 @@ class Objective:
         kl: Weight and estimator of the divergence from the reference.
         keep_in_denominator: Whether rejected tokens count in what the loss is divided by.
         strict: Whether a loss that is not finite is refused, if all that it reads is.
+        loglinear: How old log-probs are approximated, and tokens weighted by them; None for those of the batch.
         off_policy_threshold: See `rlkit.ops.correction.off_policy_tokens`; None leaves none out.
     """
 
@@ -63,10 +71,12 @@ class Objective:
     keep_in_denominator: bool = False
     strict: bool = False
     off_policy_threshold: float | None = None
+    loglinear: LogLinear | None = None
 
     @classmethod
-    def of(cls, recipe: Recipe, strict: bool = False) -> Objective:
-        """Return the recipe's objective."""
+    def of(cls, recipe: Recipe, version: int = 0, strict: bool = False) -> Objective:
+        """Return the recipe's objective for an update of weights of this version."""
+        approximate = recipe.train.old_logps == "loglinear"
         return cls(
             recipe.loss,
             recipe.train.aggregation or recipe.loss.aggregation,
@@ -76,6 +86,7 @@ class Objective:
             recipe.rejection is not None and recipe.rejection.keep_in_denominator,
             strict,
             recipe.train.off_policy_mask_threshold,
+            LogLinear(version, recipe.correction) if approximate else None,
         )
 
     def denominator(self, batch: TrainBatch) -> Tensor:
@@ -87,12 +98,24 @@ class Objective:
         advantage_alone = self.loss.zero_without_advantage and self.kl is None and not self.entropy_coef
         return ((batch.advantages != 0) & batch.mask).any(-1) | (not advantage_alone)
 
+    def with_old_logps(self, logps: Tensor, batch: TrainBatch) -> TrainBatch:
+        """Return a batch with old log-probs, and weights by them, approximated from the current ones if they are."""
+        if self.loglinear is None:
+            return batch
+        version, weigh = self.loglinear
+        old, engine = loglinear_logps(logps, batch.rollout_logps, batch.versions, version), batch.rollout_logps
+        weights = None
+        if weigh is not None:
+            weights = importance_weights(old, engine, batch.mask, weigh.level, low=weigh.low, high=weigh.high)
+        return replace(batch, old_logps=old, correction_weights=weights)
+
     def share(self, out: PolicyOutput, batch: TrainBatch, counts: Counts) -> LossShare:
         """Return a micro-batch's share of the mini-batch's loss.
 
         Raises:
             PartError: The loss raised, or its output is not what it must be.
         """
+        batch = self.with_old_logps(out.logps, batch)
         per_token, figures = self._terms(self._call(out, batch), out, batch)
         weights = aggregate.weights(
             self.denominator(batch),
@@ -119,6 +142,8 @@ class Objective:
         per_token, figures = result.per_token, dict(result.metrics)
         if batch.correction_weights is not None and not self.loss.applies_correction:
             per_token = per_token * batch.correction_weights
+        if batch.correction_weights is not None and self.loglinear is not None:
+            figures["correction_weight"] = masked_mean(batch.correction_weights, batch.mask)
         if (bound := self.off_policy_threshold) is not None:
             left_out = off_policy_tokens(out.logps, batch.rollout_logps, batch.advantages, batch.mask, bound)
             figures["off_policy_masked"] = masked_mean(left_out, batch.mask)

@@ -95,9 +95,13 @@ def schedule(context: TrainContext, number: int, meter: Meter) -> None:
 
 
 def shape_rewards(context: TrainContext, batch: Batch, meter: Meter) -> None:
-    """Correct for the engine's mismatch, shape the rewards, and take KL off them."""
+    """Correct for the engine's mismatch, shape the rewards, and take KL off them.
+
+    With log-linear old log-probs, the weights of a correction are known in the update only.
+    """
     recipe, reduce = context.recipe, context.ranks.all_reduce_sum
-    figures = correct(batch, recipe.correction, recipe.rejection, reduce) | context.transforms.apply(batch, reduce)
+    weigh = None if recipe.train.old_logps == "loglinear" else recipe.correction
+    figures = correct(batch, weigh, recipe.rejection, reduce) | context.transforms.apply(batch, reduce)
     for name, value in figures.items():
         meter.max(name, value)
 

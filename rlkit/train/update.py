@@ -115,7 +115,7 @@ def update_policy(
     With `record`, the log-probs of this pass become `batch.trainer_logps`.
     """
     recipe, ranks, policy = context.recipe, context.ranks, context.models.policy
-    objective = Objective.of(recipe, strict=context.rollouts.version == 0)
+    objective = Objective.of(recipe, context.rollouts.version, strict=context.rollouts.version == 0)
     counts = count_tokens(objective.denominator(batch)[rows], ranks.all_reduce_sum)
     if counts.tokens == 0:
         meter.count("update/empty", 1 / ranks.count)
@@ -173,6 +173,7 @@ def select_tokens(context: TrainContext, batch: TrainBatch, rows: list[int], rec
     [logps] = policy_logps(context, part)
     if record:
         record_logps(batch, rows, part, logps)
+    part = Objective.of(context.recipe, context.rollouts.version).with_old_logps(logps, part)
     with calling(loss, "select"):
         selected = loss.select(logps, part)
     require(loss, "select", outputs.of_selection(selected, part.mask))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ import torch
 
 from rlkit.cli.main import main
 from rlkit.models.load import load_policy
+from rlkit.rollout.collate import collate
 from rlkit.rollout.service import RolloutService
 from rlkit.sections import Model
 from rlkit.train.metrics import Meter
 from rlkit.train.rollouts import Rollouts, await_scores
+from rlkit.types import RolloutBatch, Trajectory
 from tests.conftest import FAST, read_jsonl
 
 Rows = list[dict[str, Any]]
@@ -312,6 +315,20 @@ def test_the_old_policy_may_be_the_engine(tmp_path: Path) -> None:
     # engine and trainer agree in float32, so the first step's loss does too
     assert figures[0]["policy/loss"] == pytest.approx(recomputed[0]["policy/loss"], abs=1e-4)
     assert all(row["mismatch/max"] < 1e-4 for row in figures)
+
+
+def test_old_log_probs_of_stale_tokens_lie_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where tokens are two versions old, weights are those of two thirds of the way from the engine to the policy."""
+
+    def aged(trajectories: Sequence[Trajectory]) -> RolloutBatch:
+        batch = collate(trajectories)
+        return replace(batch, versions=torch.where(batch.mask, batch.versions - 2, -1))
+
+    monkeypatch.setattr("rlkit.train.step.collate", aged)
+    options = ("--train.old_logps=loglinear", "--train.minibatches=2", "--train.epochs=2", "--train.lr=0.003")
+    figures, _ = fit(tmp_path / "out", *options, "--correction.high=2")
+    assert all(1e-5 < abs(row["policy/correction_weight"] - 1) < 0.5 for row in figures)
+    assert all(row["policy/kl_old"] != 0 and np.isfinite(row["policy/loss"]) for row in figures)
 
 
 def test_shaped_rewards_change_advantages_and_not_the_log(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_names_objects_and_yaml_say_the_same() -> None:
         ({"train": Train(steps=1, lr=float("nan"))}, "train.lr is nan, expected a number above 0 and at most 1"),
         (
             {"train": Train(steps=1, old_logps="neither")},
-            "train.old_logps is 'neither', expected one of recompute, rollout",
+            "train.old_logps is 'neither', expected one of recompute, rollout, loglinear",
         ),  # type: ignore[arg-type]
         ({"train": {"stps": 1}}, "unknown option 'train.stps'; did you mean 'train.steps'?"),
         ({"advantage": GRPO(eps=-1)}, "advantage.eps is -1, expected a number"),

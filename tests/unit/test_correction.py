@@ -13,7 +13,7 @@ from torch import nn
 from rlkit.advantages import ReMax
 from rlkit.filters.zero_signal import ZeroSignal
 from rlkit.models.ema import WeightAverage
-from rlkit.ops.correction import accepted, binary_kl, gap, importance_weights, off_policy_tokens
+from rlkit.ops.correction import accepted, binary_kl, gap, importance_weights, loglinear_logps, off_policy_tokens
 from rlkit.sections import KLReward, Rejection, Shaping
 from rlkit.testing import example_batch, example_trajectory
 from rlkit.train.credit import KLPenalty, RewardShaper
@@ -140,6 +140,30 @@ def test_only_tokens_with_a_negative_advantage_are_left_out() -> None:
     advantages = torch.tensor([[-1.0, 1.0, 0.0]])
     found = off_policy_tokens(drifted, drifted + 1, advantages, mask, 0.5)
     assert found.tolist() == [[True, False, False]]
+
+
+def test_old_log_probs_between_the_engine_and_the_policy_by_hand() -> None:
+    """Trained from version 5: staleness 1 (this version), 2, 4; 1 is the least, also outside the mask (-1 there)."""
+    engine, policy = torch.tensor([[-1.0, -1.0, -1.0, 0.0]]), torch.tensor([[-3.0, -3.0, -3.0, 0.0]]).requires_grad_()
+    found = loglinear_logps(policy, engine, torch.tensor([[5, 4, 2, -1]]), 5)
+    assert found.tolist() == [[-1.0, -2.0, -2.5, 0.0]]  # -1 - 2 (1 - 1 / d)
+    assert not found.requires_grad
+    assert loglinear_logps(policy, engine, torch.full((1, 4), 6), 5).tolist() == engine.tolist()
+
+
+@given(
+    logps=st.lists(st.floats(-(2.0**99), 0, width=32), min_size=2, max_size=2),
+    version=st.integers(0, 2**31 - 1),
+    age=st.integers(0, 1000),
+)
+def test_old_log_probs_lie_between_and_are_the_engines_where_tokens_are_fresh(
+    logps: list[float], version: int, age: int
+) -> None:
+    policy, engine = (torch.tensor([[x]]) for x in logps)
+    found = loglinear_logps(policy, engine, torch.tensor([[version - age]]), version).item()
+    slack = 1e-6 * -min(logps)
+    assert min(logps) - slack <= found <= max(logps) + slack
+    assert age or found == engine.item()
 
 
 def test_gap_by_hand() -> None:

@@ -50,6 +50,14 @@ def test_squares_are_computed_for_the_estimator_that_reads_them() -> None:
     assert torch.equal(batch.required("sum_pi_squared"), 0.25 * batch.mask)
 
 
+def test_log_linear_old_log_probs_need_no_pass() -> None:
+    batch = scored()
+    made = context(recipe(train={"epochs": 2, "old_logps": "loglinear"}, correction=Correction()))
+    compute_logps(made, batch)
+    assert made.models.actor.seen == []
+    assert (batch.trainer_logps, batch.old_logps) == (None, batch.rollout_logps)
+
+
 def test_ratios_may_compare_with_the_engine() -> None:
     batch = scored()
     compute_logps(context(recipe(train={"epochs": 2, "old_logps": "rollout"})), batch)

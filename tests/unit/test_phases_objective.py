@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from rlkit.errors import PartError
 from rlkit.interfaces.loss import PolicyLoss
-from rlkit.losses import PolicyGradient
+from rlkit.losses import ClipLoss, PolicyGradient
 from rlkit.ops.aggregate import Aggregation
-from rlkit.sections import KLLoss, Rejection
-from rlkit.train.objective import Counts, LossShare, Objective, count_tokens, value_share
+from rlkit.sections import Correction, KLLoss, Rejection
+from rlkit.train.objective import Counts, LogLinear, LossShare, Objective, count_tokens, value_share
 from rlkit.types import LossOutput, PolicyOutput, TrainBatch
 from tests.unit.phases import ready, recipe
 
@@ -128,6 +131,34 @@ def test_what_is_left_out_has_no_gradient() -> None:
     assert logps.grad.tolist() == [[0, -1, -1, 0], [0] * 4, [0, -2, -2, -2], [0] * 4]
 
 
+@pytest.mark.parametrize(("version", "old"), [(0, -0.5), (1, -0.75), (3, -0.875)])
+def test_log_linear_old_log_probs_and_weights_by_hand(version: int, old: float) -> None:
+    """Log-probs of -1 and -0.5 (engine): tokens of version 0 have old ones of -1 + 0.5 / d, with d = version + 1."""
+    batch = ready()
+    made = replace(Objective(Ones(), "token_mean", 10), loglinear=LogLinear(version, Correction(high=9.0)))
+    seen = made.with_old_logps(out(batch).logps, batch)
+    assert seen.old_logps[batch.mask].tolist() == pytest.approx([old] * 8)
+    found = made.share(out(batch), batch, COUNTS)
+    assert found.loss.item() == pytest.approx(math.exp(old + 0.5))
+    assert found.figures["correction_weight"].item() == pytest.approx(math.exp(old + 0.5))
+    assert replace(made, loglinear=LogLinear(version)).share(out(batch), batch, COUNTS).loss.item() == pytest.approx(1)
+    assert batch.old_logps.isnan().all()  # the batch is as it was
+
+
+@given(version=st.integers(0, 20), logp=st.floats(-3, 0))
+def test_without_a_bound_the_staleness_cancels(version: int, logp: float) -> None:
+    """The weight times the ratio is (pi_old / pi_engine) (pi / pi_old) = pi / pi_engine, and so is the gradient's."""
+    batch, loose = ready(), ClipLoss(1.0, 1e9)
+    logps = (logp * batch.mask).requires_grad_()
+    made = replace(Objective(loose, "token_sum", 10), loglinear=LogLinear(version, Correction(high=1e9)))
+    loss = made.share(PolicyOutput(logps, None), batch, COUNTS).loss
+    ratio = math.exp(logp + 0.5)
+    assert loss.item() == pytest.approx(-ratio * float(batch.advantages.sum()), abs=1e-4)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert logps.grad is not None
+    torch.testing.assert_close(logps.grad, -ratio * batch.advantages)
+
+
 def test_a_divergence_without_a_reference_names_what_is_missing() -> None:
     with pytest.raises(ValueError, match=r"batch.ref_logps is not computed in this run; the recipe needs a `kl_loss:`"):
         share(ready(), kl=KLLoss())
@@ -159,6 +190,11 @@ def test_the_objective_is_the_recipes() -> None:
     assert Objective.of(made, strict=True) == Objective(made.loss, "token_sum", 8, 0.5, made.kl_loss, True, True)
     assert Objective.of(replace(made, rejection=Rejection())).keep_in_denominator is False
     assert isinstance(made.loss, PolicyGradient)
+    stale = recipe(train={"old_logps": "loglinear", "off_policy_mask_threshold": 0.1}, correction=Correction())
+    expected = Objective(
+        stale.loss, "token_mean", 8, off_policy_threshold=0.1, loglinear=LogLinear(7, stale.correction)
+    )
+    assert Objective.of(stale, 7) == expected
 
 
 def test_the_values_loss_by_hand() -> None:

@@ -282,6 +282,13 @@ def test_a_loss_selects_among_the_rows_of_the_mini_batch() -> None:
     assert not again.trainer_logps.any()
 
 
+def test_a_loss_selects_by_log_linear_old_log_probs() -> None:
+    """Trained from version 1, tokens of version 0 are halfway between the engine's -0.5 and the policy's token."""
+    loss = Selects()
+    select_tokens(context(recipe(loss=loss, train={"old_logps": "loglinear"})), ready(), [0], record=False)
+    assert loss.seen[1].old_logps.tolist() == [[0, 0.75, 1.25]]
+
+
 def test_what_is_selected_changes_the_update() -> None:
     made = context(recipe(loss=Selects()))
     update_policy(made, ready(), ROWS, Meter())
