@@ -30,7 +30,7 @@ CASES = {
     "rlkit fit --recipe min": ["mine.yaml"],
     "rlkit fit --recipe=quick_p": ["quick_ppo"],
     "rlkit fit --recipe quickstart --loss Clip": ["ClipCov", "ClipLoss"],
-    "rlkit fit --loss=": ["CISPO", "ClipCov", "ClipLoss", "DPPO", "GMPO", "GSPO", "KLCov", "PolicyGradient", "SAPO"],
+    "rlkit fit --loss=": [*load_plugins(entry_points=False).parts["losses"]],
     "rlkit fit --recipe quickstart --advantage.scale": ["--advantage.scale_by_std"],
     "rlkit fit --advantage.scale_by_std ": ["true", "false"],
     "rlkit fit --fabric.prec": ["--fabric.precision"],
