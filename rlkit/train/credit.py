@@ -155,11 +155,11 @@ def attach_advantages(trajectories: Sequence[Trajectory], batch: Batch) -> None:
 
 def attach_first_pass(trajectories: Sequence[Trajectory], batch: TrainBatch) -> None:
     """Copy the trainer's log-probs and the entropies before the update into `credit`, where they were computed."""
-    for name, tensor in (("trainer_logps", batch.trainer_logps), ("entropy", batch.entropy)):
+    for name, tensor, decimals in (("trainer_logps", batch.trainer_logps, 5), ("entropy", batch.entropy, 3)):
         if tensor is None:
             continue
         unknown = (tensor.isnan() | ~batch.mask).all(-1).tolist()
-        rounded = (tensor.double().round(decimals=6) + 0.0).tolist()  # no -0.0
+        rounded = (tensor.double().round(decimals=decimals) + 0.0).tolist()  # no -0.0
         for trajectory, row, left_out in zip(trajectories, rounded, unknown, strict=True):
             if not left_out:
                 trajectory.credit[name] = row[: len(trajectory.tokens)]

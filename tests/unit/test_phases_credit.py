@@ -171,11 +171,11 @@ def test_what_the_first_pass_computed_is_kept_with_the_trajectories_that_it_was_
     rows = [example_trajectory("a") for _ in batch.tokens]
     attach_first_pass(rows, batch)
     assert [row.credit for row in rows] == [{}] * 4
-    batch.trainer_logps[1] = torch.tensor([0.0, -1e-8, -0.12345649, -3.0])
+    batch.trainer_logps[1] = torch.tensor([0.0, -1e-8, -0.1234549, -3.0])
     assert batch.entropy is not None
-    batch.entropy[2] = 0.25
+    batch.entropy[2] = 0.2504
     attach_first_pass(rows, batch)
-    assert rows[1].credit == {"trainer_logps": [0.0, 0.0, -0.123456]}  # of its 3 tokens
+    assert rows[1].credit == {"trainer_logps": [0.0, 0.0, -0.12345]}  # of its 3 tokens
     assert str(rows[1].credit["trainer_logps"][1]) == "0.0"
     assert rows[2].credit == {"entropy": [0.25] * 3}
     assert rows[0].credit == rows[3].credit == {}

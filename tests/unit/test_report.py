@@ -16,8 +16,10 @@ import pytest
 from rlkit.cli.main import main
 from rlkit.cli.report import page
 from rlkit.cli.report.tokens import TokenTexts
+from rlkit.run.answers import write_answers
 from rlkit.run.folder import RunFolder
 from rlkit.run.rows import as_row
+from rlkit.train.evaluate import Answer, Evaluation
 from rlkit.types import Prompt, Score, StopReason, Trajectory, Turn
 from tests.conftest import read_jsonl
 
@@ -212,6 +214,56 @@ def test_a_run_that_has_only_begun_has_a_report(tmp_path: Path) -> None:
     _, data = report(tmp_path / "run", out=tmp_path / "report.html")
     assert data["index"]["excerpts"] == []
     assert data["runs"][0]["figures"] == {}
+
+
+def validated(run: Path) -> dict[str, float]:
+    """Write the answers of a validation, of which two ranks have some; return its figures."""
+    rows = [trajectory(str(i), i, float(i % 3 == 0)) for i in range(7)]
+    for row in rows:
+        row.score = Score(row.reward, {"accuracy": row.reward or 0.0, "strict": 0.0}, answer="7")
+    found = Evaluation()
+    for prefix, mine in (("", rows), ("sampled_", [row for row in rows for _ in range(2)])):
+        found.add(prefix, mine, [Answer.of(row) for row in mine])
+    for rank in (0, 1):
+        part = replace(
+            found, answers={k: [t for t in some if t.group % 2 == rank] for k, some in found.answers.items()}
+        )
+        write_answers(RunFolder(run, "", rank=rank).rollouts("validation-before"), part)
+    return found.figures
+
+
+def test_a_run_in_progress_shows_the_validation_before_training(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=2)
+    (run / "result.json").unlink()
+    expected = validated(run)
+    _, data = report(run, out=tmp_path / "report.html")
+    found = data["runs"][0]
+    assert found["steps"] == [0, 1, 2]
+    first = {name: values[0] for name, values in found["figures"].items() if values[0] is not None}
+    assert first == {f"validation/{name}": value for name, value in expected.items()}
+    assert first["validation/accuracy"] == pytest.approx(3 / 7)
+    assert "validation/sampled_maj@2" in first
+
+
+def test_a_damaged_validation_is_noted(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=1)
+    (run / "result.json").unlink()
+    (run / "rollouts" / "validation-before.jsonl.gz").write_bytes(gzip.compress(b'{"messages": 1}\n'))
+    _, data = report(run, out=tmp_path / "report.html")
+    assert data["runs"][0]["steps"] == [1]
+    assert "no validation before training: " in data["runs"][0]["notes"][0]
+
+
+def test_profiles_are_listed_with_their_texts(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=1)
+    (run / "profile").mkdir()
+    (run / "profile" / "step-00003.trace.json.gz").write_bytes(b"x" * 2_500_000)
+    (run / "profile" / "step-00003.txt").write_text(f"aten::mm {HOSTILE}", errors="backslashreplace")
+    text, data = report(run, out=tmp_path / "report.html")
+    trace, table = data["runs"][0]["profile"]
+    assert (trace["name"], trace["bytes"]) == ("profile/step-00003.trace.json.gz", 2_500_000)
+    assert table["text"].startswith("aten::mm </script>")
+    assert "alert(" not in without_data(text)
 
 
 def test_damaged_files_are_noted_and_the_rest_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,11 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from rlkit.cli.report.validation import figures_of
 from rlkit.errors import RecipeError, explain
 from rlkit.run.rows import read_lines
 from rlkit.types import JsonObject
 
 NAME = re.compile(r"(step|validation)-(\w+?)(?:\.rank(\d+))?\.jsonl\.gz")
+MAX_PROFILES, MAX_TEXT = 200, 65_536
+"""Files of profiles that are listed, and bytes of a text that is shown."""
+
 NOT_PHASES = re.compile(r"_per_|_share$|^time/mfu$")
 """Figures of `time/` that are no seconds of a phase."""
 
@@ -66,7 +70,8 @@ class RunFiles:
         phases = [name for name in values if name.startswith("time/") and not NOT_PHASES.search(name)]
         environment = self._json("environment.json")
         found = {"name": str(self.path), "recipe": self.recipe(), "environment": environment, "result": result}
-        return {**found, "steps": steps, "figures": values, "phases": phases, "notes": self.notes}
+        figures = {"steps": steps, "figures": values, "phases": phases}
+        return {**found, **figures, "profile": self.profile(), "notes": self.notes}
 
     def state(self) -> dict[Path, tuple[int, ...]]:
         """Return what changes when a file does that is read: its number, size and time."""
@@ -75,6 +80,7 @@ class RunFiles:
     def _sources(self) -> Iterator[Path]:
         yield from (self.path / name for name in ("recipe.yaml", "environment.json", "metrics.jsonl", "result.json"))
         yield from (self.path / "rollouts").glob("*.jsonl.gz")
+        yield from (self.path / "profile").glob("*")
 
     def recipe(self) -> str:
         """Return the recipe's text."""
@@ -90,13 +96,37 @@ class RunFiles:
         known, last = result.get("validation"), result.get("steps")
         for when, step in (("before", 0), ("after", last if type(last) is int else max(rows, default=0))):
             found = known.get(when) if isinstance(known, dict) else None
-            if isinstance(found, dict):
+            if not isinstance(found, dict) and when == "before":
+                found = self._validated_before()
+            if isinstance(found, dict) and found:
                 rows[step] = {f"validation/{name}": value for name, value in found.items()} | rows.get(step, {})
         steps = sorted(rows)
         names = sorted({name for row in rows.values() for name, value in row.items() if _is_figure(value)} - {"step"})
         columns = {name: [rows[step].get(name) for step in steps] for name in names}
         values = {name: [x if _is_figure(x) else None for x in column] for name, column in columns.items()}
         return Figures(steps, values)
+
+    def _validated_before(self) -> dict[str, float]:
+        """Return the figures of the validation before training as its answers have them, while there is no result."""
+        paths = sorted((self.path / "rollouts").glob("validation-before*.jsonl.gz"))
+        try:
+            return figures_of(tuple((path, _stamp(path)) for path in paths))
+        except RecipeError as error:
+            self.notes.append(f"no validation before training: {error}")
+            return {}
+
+    def profile(self) -> list[JsonObject]:
+        """Return the files of `profile/` with their sizes, and the texts of those that are texts."""
+        found: list[JsonObject] = []
+        for path in sorted((self.path / "profile").glob("*"))[:MAX_PROFILES]:
+            text = ""
+            if path.suffix == ".txt":
+                try:
+                    text = path.read_bytes()[:MAX_TEXT].decode("utf-8", "replace")
+                except OSError as error:
+                    self.notes.append(f"{path} cannot be read: {explain(error)}")
+            found.append({"name": f"profile/{path.name}", "bytes": sum(_stamp(path)[2:]), "text": text})
+        return found
 
     def rollouts(self) -> Iterator[tuple[RolloutFile, JsonObject]]:
         """Yield the rows of `rollouts/` in the order of steps, each with the file that it is from."""

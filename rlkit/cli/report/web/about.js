@@ -9,10 +9,21 @@ function about(root, state) {
     const listed = run.notes.map((note) => el("li", {}, note));
     add(root, el("article", { class: "run" }, el("h3", {}, state.labels[i]), el("p", {}, `${run.name}: ${ended}`),
       listed.length ? el("ul", { class: "notes" }, listed) : null,
+      profile(run),
       part("recipe", run.recipe),
       part("environment", pretty(run.environment)),
       part("result", pretty(run.result))));
   });
+}
+
+/** Return the traces of single steps: their names and sizes, and how they are opened. */
+function profile(run) {
+  if (run.profile.length === 0) return null;
+  const files = run.profile.map(({ name, bytes, text }) => el("li", {}, `${name} (${shown(bytes / 1e6)} MB)`,
+    text ? el("details", {}, el("summary", {}, "show"), el("pre", { tabindex: "0" }, text)) : null));
+  return el("details", { class: "profile" }, el("summary", {}, `profile (${files.length} files)`),
+    el("p", { class: "muted" }, "In the run's folder. Open .trace.json.gz at ui.perfetto.dev, .memory.pickle at ",
+      "pytorch.org/memory_viz: both read the file in the browser, and send it nowhere."), el("ul", {}, files));
 }
 
 function pretty(value) {

@@ -1,0 +1,31 @@
+"""The validation before training of a run that is not at its end: its figures, made again of its answers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from rlkit.run.rows import read_rows
+
+
+@lru_cache(maxsize=32)
+def figures_of(files: Sequence[tuple[Path, object]]) -> dict[str, float]:
+    """Return the figures of a validation's answers, by the names that they have in `result.json`.
+
+    Args:
+        files: Of all ranks, each with what changes when it does.
+
+    Raises:
+        RecipeError: A file cannot be read, or a row in it is none.
+    """
+    from rlkit.train.evaluate import Answer, figures
+
+    answers = defaultdict(list)
+    for path, _ in files:
+        for row in read_rows(path):
+            kind = row.group[0]
+            answers["" if kind == "greedy" else f"{kind}_"].append(Answer.of(row.trajectory))
+    found = {prefix: figures(sorted(some, key=lambda answer: answer.prompt)) for prefix, some in answers.items()}
+    return {f"{prefix}{name}": value for prefix, some in found.items() for name, value in some}
