@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from rlkit.batch import Batch, RolloutBatch
+from rlkit.cli import reference
 from rlkit.cli.docs import ORDER, PLUGINS, find, page, title, topics
 from rlkit.cli.main import main
 from rlkit.cli.parsing.compose import Composer
@@ -282,6 +285,23 @@ def tuple_of(groups: str | tuple[str, ...]) -> tuple[str, ...]:
 
 def test_every_figure_of_the_mismatch_is_listed() -> None:
     assert {f"mismatch/{name}" for name in Gap._fields} - metrics_of(page("metrics")) == set()
+
+
+def test_types_and_shapes_are_those_of_the_code() -> None:
+    rows = [[cell.strip() for cell in line.split(" | ")] for line in page("data-types").splitlines() if "| `" in line]
+    types = [row for row in rows if row[0].lstrip("| `")[0].isupper()]
+    known = reference.known()
+    assert len(types) > 6
+    for name, cells in ((row[0].strip("| `"), row[1]) for row in types):
+        cls: type = known[name]
+        fields = getattr(cls, "_fields", None) or [field.name for field in dataclasses.fields(cls)]
+        assert set(re.findall(r"`(\w+)`", cells)) <= set(fields), name
+    tensors = {row[0].strip("| `"): row[1] for row in rows if row not in types}
+    documented = f"{RolloutBatch.__doc__}{Batch.__doc__}"
+    assert [name for name, shape in tensors.items() if f" {name}: {shape}" not in documented] == []
+    assert {field.name for field in dataclasses.fields(Batch)} - set(tensors) == {
+        "component_names", "sum_pi_squared", "position_ids", "media",
+    }  # fmt: skip
 
 
 def test_every_algorithm_is_listed() -> None:
