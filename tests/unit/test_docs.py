@@ -378,6 +378,13 @@ def test_a_topic_that_is_none_is_explained(given: str, hint: str) -> None:
         find(given)
 
 
+def test_topics_that_messages_and_pages_name_are_there() -> None:
+    places = [*(ROOT / "rlkit").rglob("*.py"), *(ROOT / "rlkit" / "docs").rglob("*.md"), ROOT / "README.md"]
+    named = {name for path in places for name in re.findall(r"rlkit docs ([a-z][\w/-]*)", path.read_text())}
+    assert len(named) > 10
+    assert all(find(name) in topics() for name in named - {"plugins/KIND", "takes"})
+
+
 def test_two_topics_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["docs", "lora", "metrics"]) == 2
     assert "takes one topic" in capsys.readouterr().err
