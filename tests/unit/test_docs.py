@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 import shutil
 import tomllib
@@ -342,9 +343,16 @@ def test_a_page_is_printed_as_it_is_without_a_terminal(capsys: pytest.CaptureFix
 def test_a_terminal_gets_a_pager(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[str] = []
     monkeypatch.setattr("rich.console.Console.is_terminal", property(lambda self: True))
-    monkeypatch.setattr("pydoc.pager", shown.append)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr("pydoc.pager", lambda text: shown.append(f"{os.environ['LESS']}\n{text}"))
+    monkeypatch.setenv("LESS", "-F")  # a pager that would show codes of colours gets none
     assert main(["docs", "lora"]) == 0
-    assert len(shown) == 1
+    assert "\x1b" not in shown.pop()
+    monkeypatch.delenv("LESS")
+    assert main(["docs", "lora"]) == 0
+    assert shown[0].startswith("FRX\n")
+    assert "\x1b[" in shown[0]
     assert "```" not in shown[0]
     assert title(page("lora")) in shown[0]
 

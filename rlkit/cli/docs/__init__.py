@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib.resources import files
@@ -40,7 +41,8 @@ def run(argv: Sequence[str]) -> int:
         raise RecipeError(f"rlkit docs takes one topic, not {len(argv)}: {show(' '.join(argv), 80)}")
     text, console = page(find(argv[0])), Console()
     if console.is_terminal:
-        with console.pager(styles=True):
+        styles = "R" in os.environ.setdefault("LESS", "FRX").upper()  # as git: less shows codes of colours otherwise
+        with console.pager(styles=styles):
             console.print(Markdown(text))
     else:
         print(text, end="")
