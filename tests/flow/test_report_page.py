@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import threading
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from rlkit.cli.main import main
 from rlkit.cli.report.runs import RunFiles
 from rlkit.cli.report.server import Pages, Server
 from rlkit.run.folder import RunFolder
+from rlkit.run.rows import as_row
 from tests.flow.browser import Tab, chromium
 from tests.unit.test_report import HOSTILE, trajectory, write_run
 
@@ -64,6 +66,9 @@ def painted(page: Tab, selector: str) -> int:
 
 def test_curves_and_the_timeline_are_drawn(page: Tab, tmp_path: Path) -> None:
     one, two = write_run(tmp_path / "one"), write_run(tmp_path / "two", steps=5)
+    (one / "profile").mkdir()
+    (one / "profile" / "step-00003.trace.json.gz").write_bytes(b"x" * 2_500_000)
+    (one / "profile" / "step-00003.txt").write_text("aten::mm")
     page.open(written(one, two, out=tmp_path / "report.html"))
     assert text(page, "#legend") == "onetwo"
     assert text(page, '[data-figure="reward/mean"] .readout') == "one 0.3 at step 3 · two 0.5 at step 5"
@@ -74,6 +79,7 @@ def test_curves_and_the_timeline_are_drawn(page: Tab, tmp_path: Path) -> None:
     assert painted(page, '[data-timeline="0"]') > 2000
     assert "sample 6 s (67%)update 3 s (33%)" in text(page, "#timeline")
     assert "python" in text(page, "#about")
+    assert "profile/step-00003.trace.json.gz (2.5 MB)profile/step-00003.txt (1 kB)" in text(page, "#about .profile")
     click(page, "details.group:last-of-type summary")
     page.wait("document.querySelector('details.group:last-of-type .readout') !== null")
 
@@ -100,6 +106,11 @@ def test_rollouts_are_filtered_sorted_searched_and_opened(page: Tab, tmp_path: P
     page.run("""(() => { const box = document.querySelector('[data-filter="prompt"]');
         box.value = "rare"; box.dispatchEvent(new Event("input")); })()""")
     assert text(page, "#count").startswith("2 of 10 rollouts")
+    page.run("""(() => { const box = document.querySelector('[data-filter="most"]');
+        box.value = "0.25"; box.dispatchEvent(new Event("input")); })()""")
+    assert text(page, "#count").startswith("1 of 10 rollouts")
+    page.run("""(() => { const box = document.querySelector('[data-filter="most"]');
+        box.value = ""; box.dispatchEvent(new Event("input")); })()""")
     page.run("""(() => { const box = document.getElementById("search");
         box.value = "NEEDLE"; box.dispatchEvent(new Event("change")); })()""")
     page.wait("document.getElementById('count').textContent.startsWith('1 of 10')")
@@ -113,6 +124,63 @@ def test_rollouts_are_filtered_sorted_searched_and_opened(page: Tab, tmp_path: P
     page.wait("document.querySelectorAll('.side .card').length === 2")
     click(page, '[data-view="prompt"]')
     page.wait("document.querySelectorAll('.over .card').length === 2")
+
+
+def test_tokens_are_coloured_by_ratio_and_entropy(page: Tab, tmp_path: Path) -> None:
+    """Ratios exp(0.1) and exp(-0.2): the one farther from 1 is full, which is 0.7, the other half of it."""
+    run = write_run(tmp_path / "run", steps=0)
+    row = trajectory("1", 0, 1.0)  # with log-probs of -0.5 and -2.25 in its last two tokens
+    row.credit |= {"trainer_logps": [0.0, 0.0, -0.4, -2.45], "entropy": [0.0, 0.0, 1.5, 0.75]}
+    RunFolder(run, "").dump("step-00001", [row])
+    colours = "[...document.querySelectorAll('[data-token]')].map((span) => span.style.background)"
+    path = written(run, out=tmp_path / "report.html")
+    page.open(path, "#row=0/step 1/0&show=ratio")
+    assert page.run(colours) == ["", "", "rgba(232, 113, 10, 0.35)", "rgba(225, 29, 72, 0.7)"]
+    assert text(page, ".conversation .muted") == "orange above 1, red below; full at 1.221 and 0.8187"
+    page.run("document.querySelectorAll('[data-token]')[3].click()")
+    assert "ratio, trainer to engine 0.8187, entropy 0.75" in text(page, ".conversation .readout")
+    page.open(path, "#row=0/step 1/0&show=entropy")
+    assert page.run(colours) == ["", "", "rgba(232, 113, 10, 0.698)", "rgba(232, 113, 10, 0.35)"]
+    assert text(page, ".conversation .muted") == "full at 1.5"
+
+
+def test_rows_of_any_shape_are_shown(page: Tab, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=0)
+    names = ("prompt", "messages", "conversation", "tokens", "mask", "logps", "turns", "text", "reward", "components",
+             "counts", "trainer_logps", "entropy", "meta", "source", "group")  # fmt: skip
+    values = (None, float("nan"), [None, {"a": 1}], {"b": [2]}, "text", [1e400, -1, 0, 3], True, [])
+    rows = [{**as_row(trajectory("1", 0, 1.0)), name: value} for name in names for value in values]
+    lines = "".join(json.dumps(row) + "\n" for row in [{}, *rows])
+    (run / "rollouts" / "step-00001.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    path = written(run, out=tmp_path / "report.html")
+    page.open(path)
+    opened = page.run("""(async () => {
+        const panel = document.getElementById("details");
+        const shown = async (selector, button) => {
+            panel.replaceChildren();
+            button.click();
+            while (!panel.querySelector(selector)) await new Promise((resolve) => { setTimeout(resolve, 1); });
+        };
+        let opened = 0;
+        for (let more = true; more;) {
+            for (let i = 0; i < document.querySelectorAll("tbody tr").length; i += 1, opened += 1) {
+                await shown(".conversation", document.querySelectorAll("tbody tr button")[i]);
+                const [one, group, prompt] = panel.querySelectorAll("[data-view]");
+                const select = panel.querySelector(".view");
+                for (const { value } of select.options) {
+                    select.value = value;
+                    select.dispatchEvent(new Event("change"));
+                }
+                await shown(".side .card", group);
+                await shown(".over .card", prompt);
+            }
+            const later = document.querySelectorAll("#list > .controls button")[1];
+            more = !later.disabled;
+            later.click();
+        }
+        return opened;
+    })()""")
+    assert opened == len(rows) + 1
 
 
 def test_texts_of_models_are_shown_as_texts(page: Tab, tmp_path: Path) -> None:
@@ -147,6 +215,12 @@ def test_it_fits_wide_and_narrow_views_in_both_themes(page: Tab, tmp_path: Path,
     assert background == ("rgb(20, 23, 27)" if dark else "rgb(255, 255, 255)")
     columns = page.run("getComputedStyle(document.querySelector('.browser')).gridTemplateColumns.split(' ').length")
     assert columns == (1 if width < 900 else 2)
+    count, low, high = page.run("""(() => { const canvas = document.querySelector('[data-figure="reward/mean"] canvas');
+        const { data } = canvas.getContext("2d").getImageData(0, 0, 56, canvas.height);  // the axis of values
+        const ticks = data.filter((_, i) => i % 4 === 0 && data[i + 3] > 128);
+        return [ticks.length, Math.min(...ticks), Math.max(...ticks)]; })()""")
+    assert count > 50
+    assert (low > 100) if dark else (high < 160)
 
 
 def test_a_served_page_is_renewed_and_what_is_looked_at_stays(page: Tab, tmp_path: Path) -> None:

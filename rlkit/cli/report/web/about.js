@@ -16,10 +16,14 @@ function about(root, state) {
   });
 }
 
+function size(bytes) {
+  return bytes < 1e6 ? `${Math.ceil(bytes / 1e3)} kB` : `${(bytes / 1e6).toFixed(1)} MB`;
+}
+
 /** Return the traces of single steps: their names and sizes, and how they are opened. */
 function profile(run) {
   if (run.profile.length === 0) return null;
-  const files = run.profile.map(({ name, bytes, text }) => el("li", {}, `${name} (${shown(bytes / 1e6)} MB)`,
+  const files = run.profile.map(({ name, bytes, text }) => el("li", {}, `${name} (${size(bytes)})`,
     text ? el("details", {}, el("summary", {}, "show"), el("pre", { tabindex: "0" }, text)) : null));
   return el("details", { class: "profile" }, el("summary", {}, `profile (${files.length} files)`),
     el("p", { class: "muted" }, "In the run's folder. Open .trace.json.gz at ui.perfetto.dev, .memory.pickle at ",

@@ -18,8 +18,10 @@ function axes(unit) {
 /** Return the text of a tick, with as many digits as tell it from the next one. */
 function tick(value, width) {
   const size = Math.abs(value);
-  if (size >= 1e6 || (size > 0 && size < 1e-3)) return value.toExponential(1);
-  return value.toFixed(Math.max(0, Math.min(6, Math.ceil(-Math.log10(width) - 1e-9))));
+  const whole = (x) => x > 0.5 && Math.abs(x - Math.round(x)) < 1e-3;
+  const digits = [0, 1, 2, 3, 4, 5, 6, 7, 8].find((n) => whole(width * 10 ** n)) ?? 9;
+  if (value === 0) return "0";
+  return size >= 1e6 || (size < 1e-3 && digits > 4) || digits > 8 ? value.toExponential(1) : value.toFixed(digits);
 }
 
 /** Return the ends of an axis of values: never so close that a tick's width is lost to rounding. */

@@ -1,8 +1,8 @@
 // The list of rollouts: filtered and sorted by the index; a search of texts reads page after page.
 
 const PER_LIST = 50;
-const HEADS = [["order", "step"], ["prompt", "prompt"], ["reward", "reward"], ["length", "tokens"], ["stop", "stop"],
-  ["text", "text"]];
+const HEADS = [["order", "step"], ["prompt", "prompt"], ["source", "source"], ["reward", "reward"], ["length", "tokens"],
+  ["stop", "stop"], ["text", "text"]];
 
 class List {
   constructor(root, state, index) {
@@ -10,7 +10,8 @@ class List {
     this.index = index;
     this.size = index.excerpts.length;
     this.names = { run: state.labels, when: index.names.when, stop: index.names.stop, source: index.names.source };
-    this.filter = { prompt: address.get("prompt") ?? "", reward: address.get("reward") ?? "" };
+    this.filter = {};
+    for (const name of ["prompt", "reward", "most"]) this.filter[name] = address.get(name) ?? "";
     for (const [name, texts] of Object.entries(this.names)) {
       const at = texts.indexOf(address.get(name));
       this.filter[name] = at < 0 ? "" : String(at);
@@ -63,7 +64,7 @@ class List {
       this.find(search.value);
     });
     return el("p", { class: "controls" }, selects, field("prompt", "search", "prompt"),
-      field("reward at least", "number", "reward"), el("label", {}, "text ", search));
+      field("reward from", "number", "reward"), field("to", "number", "most"), el("label", {}, "text ", search));
   }
 
   /** Keep the rows whose conversations have a text; each page is read once. */
@@ -93,7 +94,9 @@ class List {
     for (const name of ["run", "when", "stop", "source"]) {
       if (filter[name] !== "" && index[name][i] !== Number(filter[name])) return false;
     }
-    if (filter.reward !== "" && !(index.reward[i] !== null && index.reward[i] >= Number(filter.reward))) return false;
+    const reward = index.reward[i] ?? NaN;
+    if (filter.reward !== "" && !(reward >= Number(filter.reward))) return false;
+    if (filter.most !== "" && !(reward <= Number(filter.most))) return false;
     return this.found === null || this.found.has(i);
   }
 
@@ -110,7 +113,7 @@ class List {
 
   values(by) {
     if (by === "text") return (i) => this.index.excerpts[i];
-    if (by === "prompt" || by === "stop") return (i) => this.index.names[by][this.index[by][i]];
+    if (by === "prompt" || by === "stop" || by === "source") return (i) => this.index.names[by][this.index[by][i]];
     return (i) => this.index[by][i];
   }
 
@@ -119,11 +122,17 @@ class List {
     const rows = this.rows.slice(this.first, this.first + PER_LIST);
     const range = rows.length > 0 ? `, ${this.first + 1} to ${this.first + rows.length} shown` : "";
     fill(this.count, `${this.rows.length} of ${this.size} rollouts${range}`);
-    fill(this.table, el("thead", {}, el("tr", {}, HEADS.map(([by, text]) => this.head(by, text)))),
+    const heads = HEADS.filter(([by]) => this.listed(by));
+    fill(this.table, el("thead", {}, el("tr", {}, heads.map(([by, text]) => this.head(by, text)))),
       el("tbody", {}, rows.map((i) => this.line(i))));
     for (const [by, button] of this.moves) {
       button.disabled = by < 0 ? this.first === 0 : this.first + PER_LIST >= this.rows.length;
     }
+  }
+
+  /** Whether a column tells anything. */
+  listed(by) {
+    return by !== "source" || this.names.source.length > 1;
   }
 
   head(by, text) {
@@ -136,7 +145,7 @@ class List {
     const arrow = own ? (this.sort.sign > 0 ? " ▲" : " ▼") : "";
     const order = own ? (this.sort.sign > 0 ? "ascending" : "descending") : null;
     const button = el("button", { type: "button", "data-sort": by, onclick: sort }, text + arrow);
-    return el("th", { scope: "col", "aria-sort": order }, button);
+    return el("th", { scope: "col", class: `of-${by}`, "aria-sort": order }, button);
   }
 
   line(i) {
@@ -149,8 +158,9 @@ class List {
     return el("tr", { "data-row": String(i), class: i === this.chosen ? "chosen" : null },
       el("td", {}, mark, el("button", { type: "button", onclick: open }, index.names.when[index.when[i]])),
       el("td", { class: "cut" }, asked && asked !== name ? `${name}: ${asked}` : name),
-      el("td", {}, shown(index.reward[i])), el("td", {}, shown(index.length[i])), el("td", {}, index.names.stop[index.stop[i]]),
-      el("td", { class: "cut" }, index.excerpts[i]));
+      this.listed("source") ? el("td", { class: "cut of-source" }, this.names.source[index.source[i]]) : null,
+      el("td", {}, shown(index.reward[i])), el("td", {}, shown(index.length[i])),
+      el("td", { class: "of-stop" }, index.names.stop[index.stop[i]]), el("td", { class: "cut" }, index.excerpts[i]));
   }
 
   async open(i, view = "one") {
