@@ -15,6 +15,7 @@ NORMALISERS = {
     "seq_mean_token_mean": "mean over each sequence's tokens, sum over sequences / N_sequences",
     "seq_mean_token_sum": "sum over all tokens / N_sequences",
     "seq_mean_token_sum_norm": "sum over all tokens / N_sequences / {budget} (the response budget)",
+    "prompt_mean_token_mean": "mean over the tokens of each prompt's samples, sum over prompts / N_prompts",
 }
 
 

@@ -7,7 +7,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Aggregation = Literal["token_mean", "token_sum", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"]
+Aggregation = Literal[
+    "token_mean", "token_sum", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm",
+    "prompt_mean_token_mean",
+]  # fmt: skip
 """How tokens and sequences are weighted."""
 
 
@@ -24,7 +27,8 @@ def weights(
     Args:
         mask: [B,T] bool, True where the policy chose the token.
         mode: How tokens and sequences are weighted.
-        tokens: Number of tokens under the mask in the global mini-batch (all ranks, all micro-batches).
+        tokens: Number of tokens under the mask in the global mini-batch (all ranks, all micro-batches). For
+            `prompt_mean_token_mean` [B,1]: those of the row's prompt there, times the number of prompts.
         sequences: Number of sequences in it.
         budget: The constant by which `seq_mean_token_sum_norm` divides: the response budget (Dr. GRPO).
 
@@ -34,7 +38,7 @@ def weights(
     kept = mask.float()
     if mode == "token_sum":
         return kept
-    if mode == "token_mean":
+    if mode in ("token_mean", "prompt_mean_token_mean"):
         return kept / _count(tokens, "tokens", mode)
     per_sequence = kept / _count(sequences, "sequences", mode)
     if mode == "seq_mean_token_sum":

@@ -24,6 +24,14 @@ def masked_mean(x: Tensor, mask: Tensor, reduce: Reducer = lambda x: x) -> Tenso
     return mean
 
 
+def sample_std(x: Tensor, reduce: Reducer = lambda x: x) -> Tensor:
+    """Return the sample standard deviation of x [N] f32, over all ranks; 0 for fewer than two values."""
+    total, count = reduce(torch.stack((x.double().sum(), x.new_tensor(len(x), dtype=torch.float64))))
+    spread = reduce(((x.double() - total / count.clamp(min=1)) ** 2).sum()[None])[0]
+    deviation: Tensor = (spread / (count - 1).clamp(min=1)).sqrt().float()
+    return deviation
+
+
 def whiten(x: Tensor, mask: Tensor, reduce: Reducer = lambda x: x) -> Tensor:
     """Return (x - mean) / sqrt(var + 1e-8) with the sample variance under the mask, over all ranks; 0 outside it.
 

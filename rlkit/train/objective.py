@@ -25,6 +25,8 @@ class Counts(NamedTuple):
 
     tokens: Tensor
     sequences: Tensor
+    of_prompt: Tensor | None = None
+    """[P] the tokens of each prompt, by its group; where the aggregation weights by them."""
 
 
 class LossShare(NamedTuple):
@@ -98,6 +100,22 @@ class Objective:
         advantage_alone = self.loss.zero_without_advantage and self.kl is None and not self.entropy_coef
         return ((batch.advantages != 0) & batch.mask).any(-1) | (not advantage_alone)
 
+    def count(self, batch: TrainBatch, rows: list[int], prompts: int, reduce: Reducer) -> Counts:
+        """Count what the loss of a mini-batch, some rows of this rank's batch, is divided by, over all ranks.
+
+        Args:
+            batch: The rank's.
+            rows: Of the mini-batch.
+            prompts: How many a step has, over all ranks.
+            reduce: Sums over ranks.
+        """
+        mask = self.denominator(batch)[rows]
+        counts = count_tokens(mask, reduce)
+        if self.aggregation != "prompt_mean_token_mean":  # agreed: an option of the recipe
+            return counts
+        of_prompt = torch.zeros(prompts, device=mask.device).index_add(0, batch.group[rows], mask.sum(-1).float())
+        return counts._replace(of_prompt=reduce(of_prompt))
+
     def with_old_logps(self, logps: Tensor, batch: TrainBatch) -> TrainBatch:
         """Return a batch with old log-probs, and weights by them, approximated from the current ones if they are."""
         if self.loglinear is None:
@@ -117,10 +135,13 @@ class Objective:
         """
         batch = self.with_old_logps(out.logps, batch)
         per_token, figures = self._terms(self._call(out, batch), out, batch)
+        tokens = counts.tokens
+        if (of_prompt := counts.of_prompt) is not None:
+            tokens = (of_prompt[batch.group] * (of_prompt > 0).sum())[:, None]
         weights = aggregate.weights(
             self.denominator(batch),
             self.aggregation,
-            tokens=counts.tokens,
+            tokens=tokens,
             sequences=counts.sequences,
             budget=self.budget,
         )

@@ -116,8 +116,8 @@ def update_policy(
     """
     recipe, ranks, policy = context.recipe, context.ranks, context.models.policy
     objective = Objective.of(recipe, context.rollouts.version, strict=context.rollouts.version == 0)
-    counts = count_tokens(objective.denominator(batch)[rows], ranks.all_reduce_sum)
-    if counts.tokens == 0:
+    counts = objective.count(batch, rows, recipe.train.prompts_per_step, ranks.all_reduce_sum)
+    if counts.tokens == 0:  # agreed: counted over all ranks
         meter.count("update/empty", 1 / ranks.count)
         return
     if recipe.loss.selects:

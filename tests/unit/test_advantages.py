@@ -32,7 +32,10 @@ from rlkit.ranges import outside
 from rlkit.testing import golden
 from rlkit.types import Batch
 
-GROUPED = [GRPO(), GRPO(scale_by_std=False), RLOO(), OPO(), PassK(), GPG(), MaxRL(), ReinforcePPBaseline()]
+GROUPED = [
+    GRPO(), GRPO(scale_by_std=False), GRPO(scale_by_std="batch"), RLOO(), OPO(), PassK(), GPG(), MaxRL(),
+    ReinforcePPBaseline(),
+]  # fmt: skip
 
 
 def batch_of(
@@ -109,6 +112,16 @@ def test_golden_groups(name: str, estimator: AdvantageEstimator) -> None:
 def test_golden_vectors_catch_another_formula() -> None:
     with pytest.raises(AssertionError, match="GRPO: "):
         golden.check("GRPO", GRPO(scale_by_std=False))
+
+
+def test_grpo_with_the_batchs_deviation_by_hand() -> None:
+    # R - mean: four of +-0.5, three of 0, mean 0: variance 4 * 0.25 / 6; with the same on a second rank 8 * 0.25 / 13
+    estimator = GRPO(scale_by_std="batch")
+    signs = [1, -1, -1, 1, 0, 0, 0]
+    assert per_row(estimator, batch_of(*GOLDEN)) == pytest.approx([s * 0.5 * 6**0.5 for s in signs], rel=1e-5)
+    estimator.reduce = lambda x: 2 * x  # type: ignore[method-assign]
+    assert per_row(estimator, batch_of(*GOLDEN)) == pytest.approx([s * 0.5 * 6.5**0.5 for s in signs], rel=1e-5)
+    assert estimator.explain() == "A = (R - mean_group) / (std_batch(R - mean_group) + 1e-06)"
 
 
 def test_reinforce_pp_baseline_by_hand() -> None:

@@ -32,7 +32,7 @@ CASES = {
     "rlkit fit --recipe quickstart --loss Clip": ["ClipCov", "ClipLoss"],
     "rlkit fit --loss=": [*load_plugins(entry_points=False).parts["losses"]],
     "rlkit fit --recipe quickstart --advantage.scale": ["--advantage.scale_by_std"],
-    "rlkit fit --advantage.scale_by_std ": ["true", "false"],
+    "rlkit fit --advantage.scale_by_std ": ["true", "false", "batch"],
     "rlkit fit --fabric.prec": ["--fabric.precision"],
     "rlkit fit --fabric.precision bf16": ["bf16-mixed", "bf16-true"],
     "rlkit fit --rollout.engine.launch.rel": ["--rollout.engine.launch.release_memory"],

@@ -165,10 +165,12 @@ X = torch.tensor([[9.0, 1, 2, 3], [9, 4, 9, 9], [9, 9, 9, 9]])
         ("seq_mean_token_mean", (2 + 4) / 2),
         ("seq_mean_token_sum", (6 + 4) / 2),
         ("seq_mean_token_sum_norm", (6 + 4) / 2 / 8),
+        ("prompt_mean_token_mean", (6 / 3 + 4 / 1) / 2),  # each row another prompt's, the last one's has no tokens
     ],
 )
 def test_aggregation_by_hand(mode: aggregate.Aggregation, expected: float) -> None:
-    weights = aggregate.weights(MASK, mode, tokens=4, sequences=2, budget=8)
+    tokens = torch.tensor([[6.0], [2], [0]]) if mode == "prompt_mean_token_mean" else 4
+    weights = aggregate.weights(MASK, mode, tokens=tokens, sequences=2, budget=8)
     assert (X * weights).sum().item() == pytest.approx(expected)
 
 

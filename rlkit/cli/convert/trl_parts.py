@@ -136,7 +136,7 @@ def advantage(found: Conversion) -> None:
     if scale in ("none", "false"):
         found.set("advantage.scale_by_std", False, "scale_rewards")
     elif scale == "batch":
-        found.note("scale_rewards", "nearest: advantage ReinforcePPBaseline, which whitens R - mean over the batch")
+        found.note("scale_rewards", "nearest: advantage.scale_by_std batch, by the deviation of R - mean and not of R")
     if found.get("multi_objective_aggregation", text, "sum_then_normalize") == "normalize_then_sum":
         found.note("multi_objective_aggregation", "advantage GDPO, with the weights of the reward's components")
 
