@@ -267,6 +267,12 @@ def test_published_examples(peer: str, name: str) -> None:
     assert problems(recipe_text(convert(peer, text, "run.sh", more)), load_plugins()) == []
 
 
+def test_every_option_of_trl_has_a_rule() -> None:
+    found = convert("trl", "", "run.sh", ["--model_name_or_path", "m"])
+    assert len(peer_examples.TRL_OPTIONS) == 218
+    assert [name for name in peer_examples.TRL_OPTIONS if found.rule(name) is None] == []
+
+
 def test_verls_dapo() -> None:
     recipe, _ = sections("verl", peer_examples.DAPO, "run.sh")
     assert recipe["model"]["path"] == "~/verl/models/Qwen2.5-32B"  # a default with a variable whose default has another

@@ -53,6 +53,34 @@ def steps_between(value: object) -> int:
     return whole(value)
 
 
+OTHERS = {
+    "optim_args optim_target_modules": "options of train.optimizer",
+    "average_tokens_across_devices": "nothing to do: tokens are counted over all ranks",
+    "label_smoothing_factor neftune_noise_alpha": "rlkit has none",
+    "bf16_full_eval fp16_full_eval": "nothing to do: validation computes as training does, in fabric.precision",
+    "tf32": "float32 is float32 in rlkit; fabric.precision: bf16-mixed is faster",
+    "activation_checkpointing activation_checkpointing_kwargs": "train.checkpoint_activations",
+    "torch_compile* liger_kernel_config use_cache torch_empty_cache_steps": "nothing to do: no option of the learning",
+    "auto_find_batch_size": MICRO,
+    "include_* disable_tqdm skip_memory_metrics debug": "nothing to do: all figures are in metrics.jsonl",
+    "trackio_*": "a logger of your own: rlkit plugins new NAME --kind logger",
+    "eval_* batch_eval_metrics prediction_loss_only label_names": "see the section `validation:`",
+    "save_only_model": "final/ in the run folder is the model alone; checkpoints hold all that a run needs to go on",
+    "save_on_each_node": "nothing to do: all nodes see the run folder",
+    "enable_jit_checkpoint": "nothing to do: a signal saves a checkpoint",
+    "load_best_model_at_end metric_for_best_model greater_is_better": "save.keep_best keeps the best by a figure",
+    "ignore_data_skip restore_callback_states_from_checkpoint": "nothing to do: a resumed run goes on as it was",
+    "full_determinism data_seed": "nothing to do: train.seed determines the order of prompts and every sample",
+    "use_cpu": "fabric.accelerator: cpu",
+    "accelerator_config parallelism_config local_rank": "where a run takes place: the section `fabric:`",
+    "train_sampling_strategy length_column_name": "nothing to do: groups are divided among ranks by their length",
+    "do_train do_eval do_predict": "nothing to do: rlkit fit trains, rlkit validate validates",
+    "vespo_*": "rlkit has no VESPO; losses: rlkit docs algorithms",
+    "use_bias_correction_kl": "kl_loss.estimator: k3+ and the like have the gradient of KL without bias",
+    "transformers_* ignore_bias_buffers": "nothing to do",
+}
+"""What to do about other options, those of transformers' trainer among them."""
+
 RULES: dict[str, Rule] = {
     TRAINER: READ,
     "model_name_or_path": To("model.path", text),
@@ -203,6 +231,7 @@ RULES: dict[str, Rule] = {
     "cast_lm_head_to_fp32": Without("nothing to do: log-probs are computed in float32"),
     "router_aux_loss_coef": Without("rlkit has no loss of a router"),
     "pad_to_multiple_of": Without("nothing to do"),
+    **{name: Without(remedy) for names, remedy in OTHERS.items() for name in names.split()},
 }
 
 
