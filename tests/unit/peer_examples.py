@@ -225,5 +225,63 @@ vllm_importance_sampling_cap vllm_importance_sampling_clip_max vllm_importance_s
 vllm_importance_sampling_correction vllm_importance_sampling_mode vllm_max_model_length vllm_mode vllm_model_impl
 vllm_server_base_url vllm_server_host vllm_server_port vllm_server_timeout vllm_structured_outputs_regex
 vllm_tensor_parallel_size warmup_steps weight_decay
-""".split()
+"""
 """The options of TRL 1.16's GRPO and RLOO, transformers' among them, and of its models and scripts."""
+
+VERL_OPTIONS = {
+    "actor_rollout_ref.": "hybrid_engine nccl_timeout",
+    "actor_rollout_ref.actor.": "_target_ strategy ppo_mini_batch_size ppo_micro_batch_size "
+    "ppo_micro_batch_size_per_gpu use_dynamic_bsz ppo_max_token_len_per_gpu clip_ratio "
+    "clip_ratio_low clip_ratio_high clip_ratio_c loss_agg_mode "
+    "entropy_coeff use_kl_loss use_torch_compile kl_loss_coef kl_loss_type ppo_epochs shuffle use_fused_kernels "
+    "grad_clip ulysses_sequence_parallel_size entropy_from_logits_with_chunking entropy_checkpointing "
+    "use_remove_padding checkpoint.save_contents checkpoint.load_contents checkpoint.async_save profiler.enable",
+    "actor_rollout_ref.actor.policy_loss.": "loss_mode clip_cov_ratio clip_cov_lb clip_cov_ub kl_cov_ratio ppo_kl_coef",
+    "actor_rollout_ref.actor.optim.": "lr lr_warmup_steps_ratio total_training_steps weight_decay lr_warmup_steps "
+    "min_lr_ratio num_cycles warmup_style",
+    "actor_rollout_ref.actor.fsdp_config.": "param_offload optimizer_offload offload_policy reshard_after_forward "
+    "fsdp_size forward_prefetch wrap_policy.min_num_params",
+    "actor_rollout_ref.ref.": "strategy use_torch_compile log_prob_micro_batch_size log_prob_use_dynamic_bsz "
+    "log_prob_max_token_len_per_gpu profiler.tool model fsdp_config.param_offload ulysses_sequence_parallel_size "
+    "entropy_from_logits_with_chunking entropy_checkpointing",
+    "actor_rollout_ref.rollout.": "name mode temperature top_k top_p prompt_length response_length dtype "
+    "gpu_memory_utilization ignore_eos enforce_eager cudagraph_capture_sizes free_cache_engine "
+    "tensor_model_parallel_size max_num_batched_tokens max_model_len max_num_seqs log_prob_micro_batch_size "
+    "disable_log_stats do_sample n over_sample_rate multi_stage_wake_up engine_kwargs.sglang.attention_backend "
+    "calculate_log_probs agent.num_workers agent.agent_loop_config_path agent.custom_async_server.path "
+    "update_weights_bucket_megabytes trace.backend skip_rollout skip_dump_dir profiler.enable enable_chunked_prefill "
+    "load_format layered_summon",
+    "actor_rollout_ref.rollout.val_kwargs.": "top_k top_p temperature n do_sample",
+    "actor_rollout_ref.rollout.multi_turn.": "enable max_assistant_turns tool_config_path max_user_turns "
+    "max_parallel_calls max_tool_response_length tool_response_truncate_side interaction_config_path "
+    "use_inference_chat_template tokenization_sanity_check_mode format",
+    "actor_rollout_ref.model.": "path custom_chat_template use_shm external_lib override_config.attn_implementation "
+    "enable_gradient_checkpointing enable_activation_offload use_remove_padding lora_rank lora_alpha target_modules "
+    "exclude_modules use_liger use_fused_kernels fused_kernel_options.impl_backend trust_remote_code",
+    "data.": "tokenizer use_shm train_files val_files prompt_key reward_fn_key max_prompt_length max_response_length "
+    "train_batch_size val_batch_size return_raw_input_ids return_raw_chat return_full_prompt shuffle "
+    "dataloader_num_workers validation_shuffle filter_overlong_prompts filter_overlong_prompts_workers truncation "
+    "image_key video_key trust_remote_code custom_cls.path custom_cls.name return_multi_modal_inputs "
+    "sampler.class_path sampler.class_name datagen.path apply_chat_template_kwargs.enable_thinking seed gen_batch_size",
+    "critic.": "rollout_n strategy enable ppo_mini_batch_size ppo_micro_batch_size use_dynamic_bsz "
+    "ppo_max_token_len_per_gpu forward_max_token_len_per_gpu ppo_epochs shuffle cliprange_value loss_agg_mode "
+    "checkpoint.save_contents profiler.enable forward_micro_batch_size ulysses_sequence_parallel_size grad_clip",
+    "critic.optim.": "lr lr_warmup_steps_ratio total_training_steps weight_decay lr_warmup_steps min_lr_ratio "
+    "warmup_style",
+    "critic.model.": "path tokenizer_path override_config.x external_lib trust_remote_code use_shm "
+    "enable_gradient_checkpointing enable_activation_offload use_remove_padding fsdp_config.param_offload lora_rank "
+    "lora_alpha target_modules",
+    "reward_model.": "enable strategy model.input_tokenizer model.path model.trust_remote_code micro_batch_size "
+    "max_length use_dynamic_bsz reward_manager launch_reward_fn_async sandbox_fusion.url profiler.enable",
+    "custom_reward_function.": "path name",
+    "algorithm.": "gamma lam adv_estimator norm_adv_by_std_in_grpo use_kl_in_reward kl_penalty kl_ctrl.type "
+    "kl_ctrl.kl_coef kl_ctrl.horizon kl_ctrl.target_kl use_pf_ppo pf_ppo.weight_pow",
+    "trainer.": "balance_batch total_epochs total_training_steps project_name experiment_name logger "
+    "log_val_generations rollout_data_dir validation_data_dir nnodes n_gpus_per_node save_freq esi_redundant_time "
+    "resume_mode resume_from_path val_before_train val_only test_freq critic_warmup default_hdfs_dir "
+    "del_local_ckpt_after_load default_local_dir max_actor_ckpt_to_keep max_critic_ckpt_to_keep "
+    "ray_wait_register_center_timeout device use_legacy_worker_impl",
+    "global_profiler.": "tool steps profile_continuous_steps save_path",
+    "ray_kwargs.": "ray_init.num_cpus timeline_json_file",
+}
+"""The options of verl's generated configuration of PPO, `_generated_ppo_trainer.yaml`, by what they begin with."""

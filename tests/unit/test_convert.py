@@ -267,10 +267,14 @@ def test_published_examples(peer: str, name: str) -> None:
     assert problems(recipe_text(convert(peer, text, "run.sh", more)), load_plugins()) == []
 
 
-def test_every_option_of_trl_has_a_rule() -> None:
+def test_every_option_of_the_peers_has_a_rule() -> None:
+    trls = peer_examples.TRL_OPTIONS.split()
+    verls = [f"{begin}{end}" for begin, ends in peer_examples.VERL_OPTIONS.items() for end in ends.split()]
+    assert (len(trls), len(verls)) == (218, 258)
     found = convert("trl", "", "run.sh", ["--model_name_or_path", "m"])
-    assert len(peer_examples.TRL_OPTIONS) == 218
-    assert [name for name in peer_examples.TRL_OPTIONS if found.rule(name) is None] == []
+    assert [name for name in trls if found.rule(name) is None] == []
+    found = convert("verl", "", "run.sh", ["trainer.nnodes=1"])
+    assert [name for name in verls if found.rule(name) is None] == []
 
 
 def test_verls_dapo() -> None:
@@ -357,6 +361,25 @@ def test_rows_of_files_at_hand_are_counted(tmp_path: Path) -> None:
     (tmp_path / "d.parquet").write_bytes(b"PAR1 no table")
     words = [f"data.train_files={tmp_path}/d.parquet", "trainer.nnodes=1"]
     assert "train.steps" not in convert("verl", "", "run.sh", words).recipe
+
+
+def test_values_of_yaml_that_name_others() -> None:
+    text = """
+data: {max_response_length: 2048, apply_chat_template_kwargs: {enable_thinking: false}}
+actor_rollout_ref:
+  rollout:
+    response_length: "${oc.select:data.max_response_length,512}"
+    n: "${oc.select:data.none,4}"
+    temperature: "${f:1}"
+  actor: {ppo_epochs: "${data.none}"}
+critic: {model: {lora_rank: 8, target_modules: all-linear}}
+"""
+    found = convert("verl", text, "ppo.yaml", [])
+    assert found.given.values["actor_rollout_ref.rollout.response_length"] == 2048
+    assert found.recipe["rollout.group_size"][0] == 4  # what stands for an option that is not given
+    assert found.given.unknown.keys() == {"actor_rollout_ref.rollout.temperature", "actor_rollout_ref.actor.ppo_epochs"}
+    assert found.recipe["model.chat_template_kwargs.enable_thinking"][0] is False
+    assert (found.recipe["critic.lora.rank"][0], found.recipe["critic.lora.alpha"][0]) == (8, 16.0)
 
 
 def test_verls_correction_of_the_engine() -> None:

@@ -19,6 +19,8 @@ ARITHMETIC = re.compile(r"\$\(\(((?:[^()$`]|\((?:[^()$`]|\([^()$`]*\))*\))*)\)\)
 SUBSTITUTION = re.compile(r"\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|`[^`]*`")
 """What a shell would run for its output."""
 VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?[-=]([^{}]*))?\}|(\w+)|[@*#?$!])")
+REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)(?:,([^${}]*))?\}")
+"""Another option of a YAML file, and what stands for it where it is not given."""
 REST = re.compile(r"""["']?\$(?:\{[@*](?::\d+)?\}|[@*])["']?""")
 """A script's own arguments, handed on."""
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
@@ -123,8 +125,9 @@ def _interpolated(values: Mapping[str, object]) -> Given:
     """Resolve `${other.key}`; what else a text computes stays unknown."""
     found = Given()
     for key, raw in values.items():
-        named = isinstance(raw, str) and raw.startswith("${") and raw[2:-1] in values
-        value = values[raw[2:-1]] if named and isinstance(raw, str) else raw
+        value = raw
+        if isinstance(raw, str) and (name := REFERENCE.fullmatch(raw)) is not None:
+            value = values.get(name[1], raw if name[2] is None else plain(name[2].strip()))
         if isinstance(value, str) and "${" in value:
             found.unknown[key] = f"its value {value!r} is computed by another program"
         elif value != "???":

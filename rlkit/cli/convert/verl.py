@@ -15,6 +15,7 @@ PADDING = "nothing to do: padding is left out where the model allows it"
 SERVER = "an argument of the engine; SGLang's go into rollout.engine.launch.args"
 OFFLOAD = "train.offload_during_rollout covers it"
 ONE_BATCH = "the critic learns from the mini-batches of the policy"
+LOGPS = "nothing to do: log-probs are computed in slices without it"
 MEGATRON = "rlkit shards with FSDP2: fabric.strategy"
 
 DEFAULTS: dict[str, object] = {
@@ -60,6 +61,38 @@ def interval(value: object) -> int:
     return max(whole(value), 0)
 
 
+OTHERS = {
+    "actor_rollout_ref.actor.use_remove_padding critic.use_remove_padding": PADDING,
+    "actor_rollout_ref.actor.use_fused_kernels actor_rollout_ref.model.fused_kernel_options.*": LOGPS,
+    "*.profiler.* global_profiler.*": "profile.steps leaves a trace of single steps in the run folder",
+    "actor_rollout_ref.ref.use_torch_compile": "nothing to do: the trainer is not compiled",
+    "actor_rollout_ref.ref.model*": "the reference is the initial policy; the section `reference:` lets it follow",
+    "actor_rollout_ref.ref.entropy_*": "nothing to do: the reference computes no entropy",
+    f"{ROLLOUT}.cudagraph_* {ROLLOUT}.update_weights_*": SERVER,
+    f"{ROLLOUT}.multi_stage_wake_up": "nothing to do: an engine takes its memory in the order that fits",
+    f"{ROLLOUT}.trace.*": "nothing to do: rollouts are kept token by token; rlkit report shows them",
+    f"{ROLLOUT}.skip_*": "rlkit replay RUN --step N --phase learn learns from the rollouts of a run",
+    f"{MODEL}.custom_chat_template": "put the template into the model's folder",
+    f"{MODEL}.enable_activation_offload critic.model.enable_activation_offload": "train.checkpoint_activations",
+    f"{MODEL}.exclude_modules": "model.lora.targets names the modules that get an adapter",
+    "data.tokenizer": "nothing to do: the model's own tokenizer",
+    "*.use_shm": "nothing to do: files are read from where they are",
+    "data.return_*": "nothing to do: messages are always kept",
+    "data.validation_shuffle": "nothing to do: all validation prompts are answered",
+    "data.video_key": "rlkit trains on text alone",
+    "data.datagen.*": "write a task as a plugin: rlkit plugins new NAME --kind task",
+    "critic.rollout_n critic.enable critic.shuffle": "nothing to do: the critic learns from the policy's batches",
+    "critic.strategy critic.ulysses_*": "the critic is sharded as the policy is: fabric.strategy",
+    "critic.loss_agg_mode": "the critic's loss is a mean over all tokens",
+    "critic.checkpoint.*": "nothing to do: a checkpoint holds all that a run needs to go on",
+    "critic.model.tokenizer_path critic.model.external_lib": "nothing to do: the critic has the policy's tokenizer",
+    "critic.model.override_config.*": "fields of a model cannot be changed",
+    "critic.model.trust_remote_code": "model.trust_remote_code holds for the critic too",
+    "trainer.esi_redundant_time trainer.del_local_*": "nothing to do: a signal saves a checkpoint; save.keep_last",
+    "trainer.use_legacy_worker_impl": RAY,
+}
+"""What to do about other options."""
+
 RULES: dict[str, Rule] = {
     "*_target_": Without("nothing to do: verl's own bookkeeping"),
     "data.train_files": To("task.path"),
@@ -78,7 +111,6 @@ RULES: dict[str, Rule] = {
     "data.gen_batch_size": Without("rollout.oversample starts more prompts than a step trains on"),
     "data.filter_overlong_prompts_workers": Without("nothing to do: prompts are tokenised on all CPUs"),
     "data.dataloader_num_workers": Without("nothing to do: rows are read in the run's process"),
-    "data.return_raw_*": Without("nothing to do: messages are always kept"),
     "data.custom_cls.*": Without("write a task as a plugin: rlkit plugins new NAME --kind task"),
     "data.sampler.*": Without("curriculum: Difficulty or SuccessRate, or a plugin's"),
     "data.image_key": Without("rlkit trains on text alone"),
@@ -91,8 +123,8 @@ RULES: dict[str, Rule] = {
     f"{MODEL}.use_remove_padding": Without(PADDING),
     f"{MODEL}.use_shm": Without("nothing to do: models are read from where they are"),
     f"{MODEL}.external_lib": Without("code of yours is a plugin: rlkit plugins new NAME"),
-    f"{MODEL}.use_liger": Without("nothing to do: log-probs are computed in slices without it"),
-    f"{MODEL}.use_fused_kernels": Without("nothing to do: log-probs are computed in slices without it"),
+    f"{MODEL}.use_liger": Without(LOGPS),
+    f"{MODEL}.use_fused_kernels": Without(LOGPS),
     f"{MODEL}.override_config.*": Without("model.attention sets the implementation; other fields cannot be changed"),
     f"{ACTOR}.optim.lr": To("train.lr", number),
     f"{ACTOR}.optim.weight_decay": To("train.weight_decay", number),
@@ -229,10 +261,14 @@ RULES: dict[str, Rule] = {
     "trainer.device": Without("fabric.accelerator"),
     "trainer.ray_*": Without(RAY),
     "ray_*": Without(RAY),
-    "global_profiler.*": Without("rlkit has no option for it"),
     "defaults": Without("verl's own defaults are assumed; convert a file that this one builds on, too"),
     "--config-name": Without("its file sets more options; convert it with these options after it"),
     "--config-path": Without("its file sets more options; convert it with these options after it"),
+    "data.apply_chat_template_kwargs.*": READ,
+    "critic.model.lora_*": READ,
+    "critic.model.target_modules": READ,
+    f"{ROLLOUT}.over_sample_rate": To("rollout.oversample", lambda rate: round(1 + number(rate), 9)),
+    **{name: Without(remedy) for names, remedy in OTHERS.items() for name in names.split()},
 }
 
 OPTION = re.compile(r"[+~]{0,2}([A-Za-z_]\w*(?:\.[\w-]+)+|data|defaults)=")

@@ -94,6 +94,7 @@ def critic(found: Conversion) -> None:
     elif path:
         found.note("critic.model.path", "nothing to do: the critic's backbone is the policy's model by default")
     _schedule(found, "critic.optim", "critic")
+    _adapters(found, "critic.model", "critic")
     if (delay := found.get("trainer.critic_warmup", whole, 0)) > 1:
         found.set("critic.policy_delay_steps", delay - 1, "trainer.critic_warmup")
 
@@ -243,13 +244,20 @@ def validation(found: Conversion) -> None:
 
 
 def model(found: Conversion) -> None:
-    """Set adapters, where there are any."""
-    rank, alpha, targets = (f"{MODEL}.{end}" for end in ("lora_rank", "lora_alpha", "target_modules"))
+    """Set what the chat template reads, and adapters, where there are any."""
+    template = "data.apply_chat_template_kwargs."
+    for key in filter(lambda name: name.startswith(template), found.given.values):
+        found.set(f"model.chat_template_kwargs.{key.removeprefix(template)}", found.given.values[key], key)
+    _adapters(found, MODEL, "model")
+
+
+def _adapters(found: Conversion, prefix: str, section: str) -> None:
+    rank, alpha, targets = (f"{prefix}.{end}" for end in ("lora_rank", "lora_alpha", "target_modules"))
     if (size := found.get(rank, whole, 0)) > 0:
-        found.set("model.lora.rank", size, rank)
-        found.set("model.lora.alpha", found.get(alpha, number, 16.0), alpha)
+        found.set(f"{section}.lora.rank", size, rank)
+        found.set(f"{section}.lora.alpha", found.get(alpha, number, 16.0), alpha)
         if found.has(targets):
-            found.set("model.lora.targets", found.given.values[targets], targets)
+            found.set(f"{section}.lora.targets", found.given.values[targets], targets)
 
 
 def loggers(found: Conversion) -> None:
