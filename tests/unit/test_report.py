@@ -291,6 +291,24 @@ def test_rows_of_any_shape_are_kept(tmp_path: Path, name: str, value: object) ->
     assert rows_of(data) == [{**row, name: "Infinity" if value == 1e400 else value}]
 
 
+LINES = {
+    b'{"text": "\xed\xa0\x80"}': {"text": "\ud800"},  # half of a pair as bytes, and as an escape
+    b'{"text": "\\ud800 \xc3\xa9 \xe2\x80\xa8"}': {"text": "\ud800 \u00e9 \u2028"},
+    b'\t{"text": "a", "text": "b"} ': {"text": "b"},
+    b'{"text": "NaN", "reward": NaN}': {"text": "NaN", "reward": "NaN"},
+    b'{"text": "</script>\x7f"}': {"text": "</script>\x7f"},
+}
+
+
+def test_lines_are_kept_as_browsers_read_them(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=0)
+    wide = '{"text": "\u00e9"}'.encode("utf-16-be")  # a line that Python reads, too
+    lines = b"\n".join([*LINES, wide])
+    (run / "rollouts" / "step-00001.jsonl.gz").write_bytes(gzip.compress(lines))
+    _, data = report(run, out=tmp_path / "report.html")
+    assert rows_of(data) == [*LINES.values(), {"text": "\u00e9"}]
+
+
 def test_numbers_that_are_not_finite_are_texts_for_a_browser(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", steps=0)
     nan = float("nan")

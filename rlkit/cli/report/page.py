@@ -92,7 +92,7 @@ def _head(style: str, scripts: Sequence[str], network: str) -> str:
 
 def block(name: str, content: str) -> bytes:
     """Return JSON as an element whose text is base64 of its gzip."""
-    packed = gzip.compress(content.encode("ascii"), compresslevel=6, mtime=0)
+    packed = gzip.compress(content.encode("utf-8"), compresslevel=5, mtime=0)
     return b'<script type="application/octet-stream" id="%s">%s</script>\n' % (name.encode(), b64encode(packed))
 
 

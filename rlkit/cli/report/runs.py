@@ -128,8 +128,8 @@ class RunFiles:
             found.append({"name": f"profile/{path.name}", "bytes": sum(_stamp(path)[2:]), "text": text})
         return found
 
-    def rollouts(self) -> Iterator[tuple[RolloutFile, JsonObject]]:
-        """Yield the rows of `rollouts/` in the order of steps, each with the file that it is from."""
+    def rollouts(self) -> Iterator[tuple[RolloutFile, JsonObject, bytes]]:
+        """Yield the rows of `rollouts/` in the order of steps, each with the file and the line that it is from."""
         for file in self._files():
             try:
                 for number, line in read_lines(file.path):
@@ -137,7 +137,7 @@ class RunFiles:
                     if row is None:
                         self.notes.append(f"{file.path}, line {number} is no JSON object, and left out")
                     else:
-                        yield file, row
+                        yield file, row, line
             except RecipeError as error:
                 self.notes.append(str(error))
 
