@@ -16,6 +16,7 @@ from rlkit.cli.main import main
 from rlkit.cli.parsing.compose import Composer
 from rlkit.errors import RecipeError
 from rlkit.registry import load_plugins
+from tests.conftest import read_jsonl
 from tests.unit import peer_examples
 
 GRPO = """set -x
@@ -361,6 +362,22 @@ def test_rows_of_files_at_hand_are_counted(tmp_path: Path) -> None:
     (tmp_path / "d.parquet").write_bytes(b"PAR1 no table")
     words = [f"data.train_files={tmp_path}/d.parquet", "trainer.nnodes=1"]
     assert "train.steps" not in convert("verl", "", "run.sh", words).recipe
+
+
+def test_what_is_printed_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").write_text("".join(f'{{"prompt": "{n} + 7 = ?", "answer": "{n + 7}"}}\n' for n in range(8)))
+    Path("grpo.yaml").write_text(
+        "{model_name_or_path: tiny, dataset_name: rows.jsonl, reward_funcs: [accuracy_reward], num_train_epochs: 1, "
+        "per_device_train_batch_size: 16, num_generations: 4, max_completion_length: 12, bf16: no}"
+    )
+    assert main(["convert", "--from", "trl", "grpo.yaml"]) == 0
+    Path("mine.yaml").write_text(capsys.readouterr().out)
+    assert main(["fit", "--recipe", "mine.yaml", "--out", "run"]) == 0
+    rows = read_jsonl(Path("run/metrics.jsonl"))
+    assert [row["rollout/samples"] for row in rows] == [16, 16]  # 8 rows, 16 / 4 = 4 prompts a step
 
 
 def test_values_of_yaml_that_name_others() -> None:
