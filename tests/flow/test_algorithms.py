@@ -372,3 +372,16 @@ def test_explain_prints_the_numbers_in_force(capsys: pytest.CaptureFixture[str])
     for expected in ("A = (R - mean_group) / (std_group + 1e-06)", "1 + 0.3", "+ 0.02 k3", "keep 0.666667 <= k1(token)",
                      "decay 0.9", "sum over all tokens / N_tokens", "4 optimizer steps", "ZeroSignal"):  # fmt: skip
         assert expected in text
+
+
+def test_explain_prints_what_is_done_with_samples_of_another_policy(capsys: pytest.CaptureFixture[str]) -> None:
+    options = (
+        "--rejection.statistic=binary_kl",
+        "--train.old_logps=loglinear",
+        "--train.off_policy_mask_threshold=0.1",
+    )
+    assert main(["explain", "--recipe=scalerl_gsm8k", "--loss=M2PO", *options]) == 0
+    text = capsys.readouterr().out
+    for expected in ("keep binary_kl(token) <= 0.1", "log pi_engine / d + (1 - 1 / d) log pi", "N_prompts",
+                     "0 where A < 0 and the sequence's mean", "std_batch(R - mean_group)", "at most 0.04"):  # fmt: skip
+        assert expected in text

@@ -113,6 +113,7 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
         ("--kl_loss.estimator k9", "kl_loss.estimator is 'k9', expected one of k1"),
         ("--train.ema 2", "train.ema is 2, expected a number above 0 and at most 1, or null"),
         ("--correction.low 3", "correction.low is 3.0 and correction.high is 2.0, expected low < high"),
+        ("--rejection.low 3", "rejection.low is 3.0 and rejection.high is 2.0, expected low < high"),
         (
             "--rollout.filter ZeroSignals",
             "rollout.filter is 'ZeroSignals', which no plugin offers; did you mean",
