@@ -1,0 +1,126 @@
+"""Which groups are sampled, wait and were trained on, where rollouts run ahead of the trainer: rules, and no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import ceil
+from typing import NamedTuple
+
+
+class Frontier(NamedTuple):
+    """The groups that were trained on: all below `low`, and `beyond`, in order."""
+
+    low: int = 0
+    beyond: tuple[int, ...] = ()
+
+
+class Cut(NamedTuple):
+    """What becomes of whole groups when a step begins: those it trains on, and those that are too old for any."""
+
+    taken: list[int]
+    dropped: list[int]
+
+
+@dataclass
+class Ledger:
+    """Groups by their numbers in the order of the data, each trained on once.
+
+    A version of the weights is the number of steps that made it; a group's age is the version that is about to be
+    trained minus the oldest version of its tokens, time in queues included. A group is admitted while no more than
+    `(staleness + 1 + version) * batch` would be admitted or trained on, so that none has to become older than
+    `staleness`, and normally while no more than `(1 + lead) * batch` are under way. One that becomes older since it
+    takes long is dropped and sampled again, and is then waited for as soon as it would become too old again.
+
+    Args:
+        batch: Groups of a step.
+        staleness: The largest age of a group that is trained on.
+        lead: How far to run ahead normally, in batches.
+        total: Groups that the run trains on at all.
+        frontier: Those that it was trained on already.
+    """
+
+    batch: int
+    staleness: int
+    lead: float
+    total: int
+    frontier: Frontier = field(default_factory=Frontier)
+
+    def __post_init__(self) -> None:
+        self.running: dict[int, int] = {}
+        """The version of the weights at the admission of each group that is being sampled."""
+        self.whole: dict[int, int] = {}
+        """The version of the oldest token of each group that waits to be trained on."""
+        self._again: set[int] = set()
+        """Groups to admit again."""
+        self._dropped: set[int] = set()
+        """Groups that were dropped before and are not trained on yet."""
+        self._next = self.frontier.low
+
+    @property
+    def trained(self) -> int:
+        """How many groups were trained on."""
+        return self.frontier.low + len(self.frontier.beyond)
+
+    def admit(self, version: int) -> list[int]:
+        """Return the numbers of the groups to begin now."""
+        ahead = min((self.staleness + 1 + version) * self.batch - self.trained, ceil((1 + self.lead) * self.batch))
+        found: list[int] = []
+        while len(self.running) + len(self.whole) < ahead and (number := self._following()) is not None:
+            self.running[number] = version
+            found.append(number)
+        return found
+
+    def end(self, number: int, oldest: int) -> None:
+        """Note that a group is whole, and the version of its oldest token."""
+        del self.running[number]
+        self.whole[number] = oldest
+
+    def lose(self, numbers: Iterable[int]) -> None:
+        """Note that groups that were being sampled are not any more, and have to begin again."""
+        for number in list(numbers):
+            del self.running[number]
+            self._again.add(number)
+
+    def ready(self, version: int) -> bool:
+        """Whether a step can begin: a batch is whole, and no group runs that must not be dropped once more."""
+        last = any(n in self._dropped and version - v >= self.staleness for n, v in self.running.items())
+        return len(self.whole) >= self.batch and not last
+
+    def cut(self, version: int) -> Cut:
+        """Take the batch that is trained on: the oldest groups first. Drop those that are too old for the next step.
+
+        Running ones among these should be cancelled.
+        """
+        order = sorted(self.whole, key=lambda number: (self.whole[number], number))
+        taken = order[: self.batch]
+        for number in taken:
+            del self.whole[number]
+            self._dropped.discard(number)
+        self._train(taken)
+        late = [n for n, v in (self.whole | self.running).items() if version + 1 - v > self.staleness]
+        for number in late:
+            self.whole.pop(number, None)
+            self.running.pop(number, None)
+        self._again |= set(late)
+        self._dropped |= set(late)
+        return Cut(taken, sorted(late))
+
+    def _train(self, numbers: Iterable[int]) -> None:
+        low, beyond = self.frontier.low, {*self.frontier.beyond, *numbers}
+        while low in beyond:
+            beyond.remove(low)
+            low += 1
+        self.frontier = Frontier(low, tuple(sorted(beyond)))
+
+    def _following(self) -> int | None:
+        """Return the next group to begin, those that begin again first; None if all have."""
+        if self._again:
+            self._again.remove(number := min(self._again))
+            return number
+        while self._next in self.frontier.beyond:
+            self._next += 1
+        if self._next >= self.total:
+            return None
+        self._next += 1
+        return self._next - 1

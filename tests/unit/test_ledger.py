@@ -1,0 +1,143 @@
+"""Rules of rollouts that run ahead: none too old, none lost or twice, never too many, and never stuck."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlkit.rollout.ahead.ledger import Cut, Frontier, Ledger
+
+
+def test_a_synchronous_ledger_admits_a_batch_and_takes_it() -> None:
+    ledger = Ledger(batch=3, staleness=0, lead=0, total=6)
+    assert ledger.admit(0) == [0, 1, 2]
+    assert ledger.admit(0) == []
+    for number in (2, 0):
+        ledger.end(number, 0)
+        assert not ledger.ready(0)
+    ledger.end(1, 0)
+    assert ledger.ready(0)
+    assert ledger.cut(0) == Cut([0, 1, 2], [])
+    assert ledger.frontier == Frontier(3)
+    assert ledger.admit(1) == [3, 4, 5]
+    assert ledger.admit(2) == []  # there are no more
+
+
+def test_one_batch_ahead_trains_on_the_first_that_are_whole() -> None:
+    """S = 1, B = 2: four begin; 3 and 1 are whole first. Then 0 must be whole before it is too old."""
+    ledger = Ledger(batch=2, staleness=1, lead=1, total=99)
+    assert ledger.admit(0) == [0, 1, 2, 3]
+    ledger.end(3, 0)
+    ledger.end(1, 0)
+    assert ledger.cut(0) == Cut([1, 3], [])
+    assert ledger.frontier == Frontier(0, (1, 3))
+    assert ledger.admit(1) == [4, 5]
+    ledger.end(4, 1)
+    ledger.end(0, 0)
+    assert ledger.cut(1) == Cut([0, 4], [2])  # the oldest first; 2 began at version 0, and the next step trains 2
+    assert ledger.frontier == Frontier(2, (3, 4))
+    assert ledger.admit(2) == [2, 6, 7]
+    ledger.end(6, 2)
+    ledger.end(7, 2)
+    assert ledger.ready(2)  # 2 has another step to become whole
+    assert ledger.cut(2) == Cut([6, 7], [5])  # which began at version 1
+    assert ledger.admit(3) == [5, 8, 9]
+    ledger.end(5, 3)
+    ledger.end(8, 3)
+    assert not ledger.ready(3)  # 2 was dropped before
+    ledger.end(2, 2)
+    assert ledger.cut(3) == Cut([2, 5], [])
+
+
+def test_the_lead_may_be_a_part_of_a_batch() -> None:
+    ledger = Ledger(batch=4, staleness=2, lead=0.3, total=99)
+    assert ledger.admit(0) == [0, 1, 2, 3, 4, 5]
+
+
+def test_what_is_lost_begins_again_first() -> None:
+    ledger = Ledger(batch=2, staleness=1, lead=1, total=99)
+    ledger.admit(0)
+    ledger.lose([2, 0])
+    assert ledger.admit(0) == [0, 2]
+
+
+def test_a_resumed_ledger_begins_what_was_not_trained() -> None:
+    ledger = Ledger(batch=2, staleness=1, lead=1, total=7, frontier=Frontier(2, (3, 5)))
+    assert ledger.trained == 4
+    assert ledger.admit(2) == [2, 4, 6]
+
+
+@dataclass
+class History:
+    """A simulated engine: groups become whole in any order, engines die, runs are resumed."""
+
+    ledger: Ledger
+    version: int = 0
+    begun: dict[int, int] = field(default_factory=dict)
+    trained: list[int] = field(default_factory=list)
+
+    def admit(self) -> None:
+        ledger = self.ledger
+        for number in ledger.admit(self.version):
+            assert number not in self.trained
+            assert number not in ledger.whole
+            self.begun[number] = self.version
+        under_way = len(ledger.running) + len(ledger.whole)
+        assert under_way + ledger.trained <= (ledger.staleness + 1 + self.version) * ledger.batch
+        assert under_way <= max(ledger.batch * (1 + ledger.lead) + 1, ledger.batch)
+
+    def step(self) -> None:
+        ledger = self.ledger
+        oldest = dict(ledger.whole)
+        cut = ledger.cut(self.version)
+        assert len(cut.taken) == ledger.batch
+        assert all(0 <= self.version - oldest[number] <= ledger.staleness for number in cut.taken)
+        assert not set(cut.taken) & set(self.trained)
+        self.trained += cut.taken
+        self.version += 1
+
+    def resume(self) -> None:
+        old = self.ledger
+        self.ledger = Ledger(old.batch, old.staleness, old.lead, old.total, old.frontier)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data(), st.integers(1, 5), st.integers(0, 4), st.floats(0, 2), st.integers(1, 12))
+def test_no_history_breaks_the_rules(data: st.DataObject, batch: int, staleness: int, lead: float, steps: int) -> None:
+    history = History(Ledger(batch, staleness, min(lead, staleness), batch * steps))
+    events = 0
+    while history.version < steps:
+        history.admit()
+        ledger = history.ledger
+        assert ledger.running or ledger.ready(history.version), "stuck"
+        events += 1
+        choices = ["end"] * 12 + ["die", "resume"] if events < 300 else ["end"]
+        event = data.draw(st.sampled_from(choices))
+        if ledger.ready(history.version) and (not ledger.running or data.draw(st.booleans())):
+            history.step()
+        elif event == "end" and ledger.running:
+            number = data.draw(st.sampled_from(sorted(ledger.running)))
+            ledger.end(number, ledger.running[number])
+        elif event == "die":
+            ledger.lose(ledger.running)
+        elif event == "resume":
+            history.resume()
+    assert sorted(history.trained) == list(range(batch * steps))
+    assert history.ledger.frontier == Frontier(batch * steps)
+
+
+def test_a_group_that_always_takes_longest_is_trained_on() -> None:
+    """Group 0 becomes whole only when nothing else is left to wait for: it is dropped once, and then waited for."""
+    ledger, dropped = Ledger(batch=2, staleness=2, lead=1, total=40), []
+    version = 0
+    while version < 20:
+        ledger.admit(version)
+        while not ledger.ready(version):
+            number = max(ledger.running)
+            ledger.end(number, ledger.running[number])
+        dropped += ledger.cut(version).dropped
+        version += 1
+    assert dropped.count(0) == 1
+    assert ledger.frontier == Frontier(40)
