@@ -46,7 +46,7 @@ Message = JsonObject
 
 
 class StopReason(StrEnum):
-    """Why a completion or a conversation ended."""
+    """Why a completion or a conversation ended; INTERRUPTED is a completion that goes on with other weights."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -54,6 +54,7 @@ class StopReason(StrEnum):
     TOOL_CALLS = "tool_calls"
     CONTEXT = "context"
     ERROR = "error"
+    INTERRUPTED = "interrupted"
 
 
 @dataclass

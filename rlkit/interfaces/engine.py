@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
+from rlkit.errors import EngineError
 from rlkit.interfaces.runtime import BoundPart
 from rlkit.types import Completion, Request
 
@@ -67,6 +68,22 @@ class RolloutEngine(BoundPart):
         Checked before and during rollouts; the engines of all ranks are synced together if any needs it.
         """
         return False
+
+    def interrupt(self) -> None:
+        """Answer all requests soon with the tokens that there are, under `StopReason.INTERRUPTED`.
+
+        Called on the event loop of `generate`, where rollouts run ahead of the trainer on its own device.
+
+        Raises:
+            EngineError: It cannot.
+        """
+        raise EngineError(f"{type(self).__name__} cannot interrupt requests; set rollout.max_staleness: 0")
+
+    def follow(self, calm: Callable[[], Awaitable[None]]) -> None:
+        """Take what waits until all conversations wait for the engine: one that decodes only then is repeatable.
+
+        Called before the first request, where rollouts run ahead of the trainer; other engines ignore it.
+        """
 
     def on_device(self) -> AbstractContextManager[None]:
         """Keep the engine's memory allocated while sampling; an engine that shares a device may release it outside.

@@ -14,6 +14,7 @@ from rlkit.errors import RolloutError, explain
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.registry import require
 from rlkit.rollout.conversation import Conversation, Limits
+from rlkit.rollout.gate import Gate
 from rlkit.rollout.participants import Participants, ParticipantSession
 from rlkit.rollout.replies import without_middle
 from rlkit.rollout.tasks import run_concurrently, run_first
@@ -63,6 +64,7 @@ class Sampler:
         check: What to do where the flat run is not the template's own rendering of the conversation.
         timer: Measures the engine's idle time.
         admission: Entered by each conversation before it begins; it bounds how many there are at once.
+        gate: Where requests wait while the trainer learns; None where nothing is sampled then.
     """
 
     engine: RolloutEngine
@@ -78,6 +80,7 @@ class Sampler:
     check: str = "off"
     timer: BusyTimer = field(default_factory=BusyTimer)
     admission: AbstractAsyncContextManager[object] = field(default_factory=nullcontext)
+    gate: Gate | None = None
 
 
 class Quota(NamedTuple):
@@ -191,8 +194,9 @@ async def _ask(sampler: Sampler, conversation: Conversation, key: SampleKey) -> 
     budget = conversation.budget(sampler.sampling.max_tokens)
     sampling = sampler.sampling if budget == sampler.sampling.max_tokens else sampler.sampling.within(budget)
     request = Request(tuple(conversation.tokens), sampling, key, session=f"{key.step}/{key.prompt}/{key.sample}")
+    generate = sampler.engine.generate
     with sampler.timer.request():
-        answer = await sampler.engine.generate(request)
+        answer = await (generate(request) if sampler.gate is None else sampler.gate.ask(request, generate))
     if not len(answer.tokens) == len(answer.logps) == len(answer.versions):
         counts = f"{len(answer.tokens)} tokens, {len(answer.logps)} log-probs and {len(answer.versions)} versions"
         require(sampler.engine, "generate", f"returned {counts}, expected as many of each")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlkit.rollout.ahead.ledger import Cut, Frontier, Ledger
+from rlkit.train.ahead.ledger import Cut, Frontier, Ledger
 
 
 def test_a_synchronous_ledger_admits_a_batch_and_takes_it() -> None:

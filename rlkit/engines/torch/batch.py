@@ -29,6 +29,7 @@ class Row:
     versions: list[tuple[int, int]] = field(default_factory=list)
     """How many tokens there were when a version of the weights was used first, and the version."""
     completion: Completion | None = None
+    interrupted: bool = False
 
     @property
     def finished(self) -> bool:
@@ -43,8 +44,8 @@ class Row:
     def _stop(self, tokens: Sequence[int]) -> StopReason:
         if tokens and tokens[-1] in self.stop_ids:
             return StopReason.STOP
-        if len(tokens) < self.budget:  # cancelled, or past its deadline
-            return StopReason.ERROR
+        if len(tokens) < self.budget:  # interrupted, cancelled, or past its deadline
+            return StopReason.INTERRUPTED if self.interrupted else StopReason.ERROR
         return StopReason.LENGTH if self.budget == self.request.sampling.max_tokens else StopReason.CONTEXT
 
     def answer(self) -> None:
@@ -133,6 +134,16 @@ class Batch:
         if ended:
             self._finish(ended)
         return [self.rows[i] for i in ended]
+
+    @torch.inference_mode()
+    def interrupt(self) -> list[Row]:
+        """End all rows as they are; return them."""
+        going = [i for i, row in enumerate(self.rows) if not row.finished]
+        for i in going:
+            self.rows[i].interrupted = True
+        if going:
+            self._finish(going)
+        return [self.rows[i] for i in going]
 
     @torch.inference_mode()
     def keep(self, rows: Sequence[int]) -> None:

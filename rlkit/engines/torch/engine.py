@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -61,6 +61,8 @@ class TorchEngine(RolloutEngine):
         self._pending: deque[None] = deque()
         """One entry for each call that waits in the worker's queue until the step in progress is over."""
         self._peak = 0
+        self._interrupting = False
+        self._calm: Callable[[], Awaitable[None]] | None = None
 
     @property
     def capacity(self) -> int:
@@ -119,6 +121,12 @@ class TorchEngine(RolloutEngine):
         async with asyncio.timeout(request.deadline):
             return await future
 
+    def interrupt(self) -> None:
+        self._interrupting = self._server is not None and not self._server.done()
+
+    def follow(self, calm: Callable[[], Awaitable[None]]) -> None:
+        self._calm = calm
+
     def _note(self, future: asyncio.Future[Completion]) -> None:
         self._batch.cancelled |= future.cancelled()
 
@@ -156,6 +164,7 @@ class TorchEngine(RolloutEngine):
     async def _serve(self) -> None:
         """Answer requests until none waits; a failure is raised in all that do."""
         self._batch = batch = Batch(self._runtime.device)
+        self._interrupting = False
         joined: list[Row] = []
         work = self._decode if self._decoder is not None else self._generate
         select = self._admissible if self._decoder is not None else self._of_one_length
@@ -163,6 +172,12 @@ class TorchEngine(RolloutEngine):
             await asyncio.sleep(0)  # requests of one moment are admitted together
             with _eval(self._runtime.policy):
                 while batch.rows or self._waiting:
+                    if self._calm is not None:
+                        await self._calm()
+                        self._waiting = deque(sorted(self._waiting, key=lambda row: row.request.session))
+                    if self._interrupting:
+                        await self._end(batch)
+                        continue
                     joined = select(batch.rows)
                     for row in await self._in_worker(partial(work, batch, joined)):
                         row.answer()
@@ -176,6 +191,21 @@ class TorchEngine(RolloutEngine):
         finally:
             if self._decoder is not None:
                 self._decoder.release()
+
+    async def _end(self, batch: Batch) -> None:
+        """Answer all requests as they are."""
+        self._interrupting = False
+        waiting, self._waiting = list(self._waiting), deque()
+        for row in waiting:
+            row.completion = Completion([], [], [], StopReason.INTERRUPTED)
+
+        def end() -> list[Row]:
+            ended = batch.interrupt()
+            self._compact(batch)
+            return ended
+
+        for row in (*await self._in_worker(end), *waiting):
+            row.answer()
 
     async def _in_worker(self, work: Callable[[], T]) -> T:
         """Run work in the worker thread; a cancelled caller goes on only after the step in progress."""
@@ -194,7 +224,7 @@ class TorchEngine(RolloutEngine):
         ended = self._admit(batch, joined)
         while batch.rows and not ended:
             ended = batch.sample(self._decoder.step(batch.last), self.version)
-            if self._waiting or self._pending:
+            if self._waiting or self._pending or self._interrupting:
                 break
         self._compact(batch)
         return ended

@@ -1,0 +1,86 @@
+"""Where requests wait while the trainer learns, so that a turn may be sampled by several versions of the weights."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from rlkit.types import Completion, Request, StopReason
+
+
+class Gate:
+    """Lets requests through while it is open, and knows whether any conversation could still make one.
+
+    Used on one event loop. A conversation is *busy* while it is neither in the engine nor waiting at the gate: it reads
+    an answer, calls a tool, or is scored.
+    """
+
+    def __init__(self) -> None:
+        self._open = asyncio.Event()
+        self._calm = asyncio.Event()
+        self._calm.set()
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+        self._busy = self._requests = 0
+
+    def open(self) -> None:
+        """Let requests through."""
+        self._open.set()
+
+    def close(self) -> None:
+        """Hold requests back; those in the engine go on."""
+        self._open.clear()
+
+    async def calm(self) -> None:
+        """Wait until no conversation is busy."""
+        await self._calm.wait()
+
+    async def quiet(self) -> None:
+        """Wait until no request is in the engine."""
+        await self._quiet.wait()
+
+    @contextmanager
+    def busy(self, by: int = 1) -> Iterator[None]:
+        """Count conversations as busy; with -1, one that counts as busy does not within."""
+        self._count(by)
+        try:
+            yield
+        finally:
+            self._count(-by)
+
+    async def ask(self, request: Request, generate: Callable[[Request], Awaitable[Completion]]) -> Completion:
+        """Return the whole answer to a request, requested again with what there is of it whenever it is interrupted."""
+        tokens: list[int] = []
+        logps: list[float] = []
+        versions: list[int] = []
+        with self.busy(-1):
+            while True:
+                await self._open.wait()
+                sampling = request.sampling.within(request.sampling.max_tokens - len(tokens))
+                with self._in_engine():
+                    found = await generate(replace(request, tokens=(*request.tokens, *tokens), sampling=sampling))
+                tokens += found.tokens
+                logps += found.logps
+                versions += found.versions
+                if found.stop is not StopReason.INTERRUPTED:
+                    return Completion(tokens, logps, versions, found.stop)
+
+    @contextmanager
+    def _in_engine(self) -> Iterator[None]:
+        self._requests += 1
+        self._quiet.clear()
+        try:
+            yield
+        finally:
+            self._requests -= 1
+            if not self._requests:
+                self._quiet.set()
+
+    def _count(self, by: int) -> None:
+        self._busy += by
+        if self._busy:
+            self._calm.clear()
+        else:
+            self._calm.set()

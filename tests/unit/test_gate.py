@@ -1,0 +1,113 @@
+"""Answers that are interrupted while the trainer learns, and go on with its new weights."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rlkit.engines import TorchEngine
+from rlkit.models.weights import PolicyWeights
+from rlkit.rollout.gate import Gate
+from rlkit.testing import random_model
+from rlkit.types import Completion, Request, SampleKey, Sampling, StopReason
+
+PROMPTS = [(5, 9, 200, 31), (7, 7, 7, 12, 99, 104, 32, 8, 45, 61, 3), (5, 9, 200, 31), (40,), tuple(range(3, 23))]
+
+
+@pytest.fixture
+def engine() -> TorchEngine:
+    engine = TorchEngine()
+    plain: dict[str, Any] = {"autocast": nullcontext, "unsharded": nullcontext, "stop_ids": frozenset(range(16))}
+    device = next(random_model("qwen2").parameters()).device
+    runtime = SimpleNamespace(policy=random_model("qwen2"), device=device, context=512, tensor_parallel=1, **plain)
+    engine.bind(runtime)  # type: ignore[arg-type]
+    return engine
+
+
+def requests(tokens: int) -> list[Request]:
+    keys = [SampleKey(0, 1, "p", sample) for sample in range(len(PROMPTS))]
+    return [Request(p, Sampling(max_tokens=tokens), k, f"s{k.sample}") for p, k in zip(PROMPTS, keys, strict=True)]
+
+
+async def sample(engine: TorchEngine, gate: Gate, tokens: int, ends: list[int], policy: Any) -> list[Completion]:
+    """Return the answers, interrupted for a sync whenever one more has ended that `ends` counts."""
+    done: list[int] = []
+
+    async def one(place: int, request: Request) -> Completion:
+        with gate.busy():
+            found = await gate.ask(request, engine.generate)
+            done.append(place)
+            if len(done) in ends:
+                gate.close()
+                engine.interrupt()
+            return found
+
+    gate.open()
+    tasks = [asyncio.create_task(one(i, request)) for i, request in enumerate(requests(tokens))]
+    for count in ends:
+        while len(done) < count:
+            await asyncio.sleep(0.001)
+        await gate.quiet()
+        await engine.sync(PolicyWeights(policy), engine.version + 1)
+        gate.open()
+    return await asyncio.gather(*tasks)
+
+
+@pytest.mark.parametrize("ends", [[1], [1, 2, 4], [5]])
+def test_an_answer_is_the_same_however_often_it_is_interrupted(engine: TorchEngine, ends: list[int]) -> None:
+    """With the same weights: tokens depend on their places, and log-probs are those of the whole text before."""
+    policy = engine._runtime.policy
+    whole = asyncio.run(sample(engine, Gate(), 40, [], policy))
+    assert len({len(answer.tokens) for answer in whole}) > 2
+    found = asyncio.run(sample(engine, Gate(), 40, ends, policy))
+    for one, other in zip(whole, found, strict=True):
+        assert (one.tokens, one.stop) == (other.tokens, other.stop)
+        assert other.logps == pytest.approx(one.logps, abs=1e-5)
+        assert len(other.versions) == len(other.tokens)
+        assert other.versions == sorted(other.versions)
+    assert {v for answer in found for v in answer.versions} == set(range(len(ends) + (ends != [5])))
+
+
+def test_where_the_cut_falls_is_repeatable(engine: TorchEngine) -> None:
+    """Decoding waits until all conversations wait for it, so that it is always the same tokens that other weights sample."""
+    policy = engine._runtime.policy
+    found = []
+    for _ in range(3):
+        gate = Gate()
+        engine.follow(gate.calm)
+        engine.version = 0
+        found.append(asyncio.run(sample(engine, gate, 40, [1, 3], policy)))
+    assert [[a.versions for a in answers] for answers in found] == [[a.versions for a in found[0]]] * 3
+    assert [[a.logps for a in answers] for answers in found] == [[a.logps for a in found[0]]] * 3
+    assert any(len(set(answer.versions)) == 3 for answer in found[0])
+
+
+def test_requests_wait_at_a_closed_gate() -> None:
+    async def run() -> tuple[bool, Completion]:
+        gate = Gate()
+        answered = asyncio.Event()
+
+        async def generate(request: Request) -> Completion:
+            answered.set()
+            return Completion([1], [-0.5], [3], StopReason.STOP)
+
+        with gate.busy():
+            task = asyncio.create_task(gate.ask(requests(4)[0], generate))
+            await asyncio.sleep(0.01)
+            early = answered.is_set()
+            gate.open()
+            return early, await task
+
+    assert asyncio.run(run()) == (False, Completion([1], [-0.5], [3], StopReason.STOP))
+
+
+def test_an_engine_that_cannot_be_interrupted_names_the_option() -> None:
+    from rlkit.errors import EngineError
+    from rlkit.testing.engine import FakeEngine
+
+    with pytest.raises(EngineError, match="FakeEngine cannot interrupt requests; set rollout.max_staleness: 0"):
+        FakeEngine().interrupt()
