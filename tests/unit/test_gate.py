@@ -73,7 +73,7 @@ def test_an_answer_is_the_same_however_often_it_is_interrupted(engine: TorchEngi
 
 
 def test_where_the_cut_falls_is_repeatable(engine: TorchEngine) -> None:
-    """Decoding waits until all conversations wait for it, so that it is always the same tokens that other weights sample."""
+    """Decoding waits until all conversations wait for it, so that other weights always sample the same tokens."""
     policy = engine._runtime.policy
     found = []
     for _ in range(3):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlkit.train.ahead.ledger import Cut, Frontier, Ledger
+from rlkit.train.ahead.ledger import Cut, Ledger
 
 
 def test_a_synchronous_ledger_admits_a_batch_and_takes_it() -> None:
@@ -20,7 +20,6 @@ def test_a_synchronous_ledger_admits_a_batch_and_takes_it() -> None:
     ledger.end(1, 0)
     assert ledger.ready(0)
     assert ledger.cut(0) == Cut([0, 1, 2], [])
-    assert ledger.frontier == Frontier(3)
     assert ledger.admit(1) == [3, 4, 5]
     assert ledger.admit(2) == []  # there are no more
 
@@ -32,12 +31,10 @@ def test_one_batch_ahead_trains_on_the_first_that_are_whole() -> None:
     ledger.end(3, 0)
     ledger.end(1, 0)
     assert ledger.cut(0) == Cut([1, 3], [])
-    assert ledger.frontier == Frontier(0, (1, 3))
     assert ledger.admit(1) == [4, 5]
     ledger.end(4, 1)
     ledger.end(0, 0)
     assert ledger.cut(1) == Cut([0, 4], [2])  # the oldest first; 2 began at version 0, and the next step trains 2
-    assert ledger.frontier == Frontier(2, (3, 4))
     assert ledger.admit(2) == [2, 6, 7]
     ledger.end(6, 2)
     ledger.end(7, 2)
@@ -63,15 +60,9 @@ def test_what_is_lost_begins_again_first() -> None:
     assert ledger.admit(0) == [0, 2]
 
 
-def test_a_resumed_ledger_begins_what_was_not_trained() -> None:
-    ledger = Ledger(batch=2, staleness=1, lead=1, total=7, frontier=Frontier(2, (3, 5)))
-    assert ledger.trained == 4
-    assert ledger.admit(2) == [2, 4, 6]
-
-
 @dataclass
 class History:
-    """A simulated engine: groups become whole in any order, engines die, runs are resumed."""
+    """A simulated engine: groups become whole in any order, and engines die."""
 
     ledger: Ledger
     version: int = 0
@@ -98,9 +89,6 @@ class History:
         self.trained += cut.taken
         self.version += 1
 
-    def resume(self) -> None:
-        old = self.ledger
-        self.ledger = Ledger(old.batch, old.staleness, old.lead, old.total, old.frontier)
 
 
 @settings(max_examples=400, deadline=None)
@@ -113,7 +101,7 @@ def test_no_history_breaks_the_rules(data: st.DataObject, batch: int, staleness:
         ledger = history.ledger
         assert ledger.running or ledger.ready(history.version), "stuck"
         events += 1
-        choices = ["end"] * 12 + ["die", "resume"] if events < 300 else ["end"]
+        choices = ["end"] * 12 + ["die"] if events < 300 else ["end"]
         event = data.draw(st.sampled_from(choices))
         if ledger.ready(history.version) and (not ledger.running or data.draw(st.booleans())):
             history.step()
@@ -122,10 +110,8 @@ def test_no_history_breaks_the_rules(data: st.DataObject, batch: int, staleness:
             ledger.end(number, ledger.running[number])
         elif event == "die":
             ledger.lose(ledger.running)
-        elif event == "resume":
-            history.resume()
     assert sorted(history.trained) == list(range(batch * steps))
-    assert history.ledger.frontier == Frontier(batch * steps)
+    assert history.ledger.trained == batch * steps
 
 
 def test_a_group_that_always_takes_longest_is_trained_on() -> None:
@@ -140,4 +126,4 @@ def test_a_group_that_always_takes_longest_is_trained_on() -> None:
         dropped += ledger.cut(version).dropped
         version += 1
     assert dropped.count(0) == 1
-    assert ledger.frontier == Frontier(40)
+    assert ledger.trained == 40

@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
-
-
-class Frontier(NamedTuple):
-    """The groups that were trained on: all below `low`, and `beyond`, in order."""
-
-    low: int = 0
-    beyond: tuple[int, ...] = ()
 
 
 class Cut(NamedTuple):
@@ -24,9 +17,9 @@ class Cut(NamedTuple):
 
 @dataclass
 class Ledger:
-    """Groups by their numbers in the order of the data, each trained on once.
+    """Groups by their numbers in the order in which they are admitted, each trained on once.
 
-    A version of the weights is the number of steps that made it; a group's age is the version that is about to be
+    A version of the weights is the number of steps that made it, from that at which the ledger begins; a group's age is the version that is about to be
     trained minus the oldest version of its tokens, time in queues included. A group is admitted while no more than
     `(staleness + 1 + version) * batch` would be admitted or trained on, so that none has to become older than
     `staleness`, and normally while no more than `(1 + lead) * batch` are under way. One that becomes older since it
@@ -36,31 +29,26 @@ class Ledger:
         batch: Groups of a step.
         staleness: The largest age of a group that is trained on.
         lead: How far to run ahead normally, in batches.
-        total: Groups that the run trains on at all.
-        frontier: Those that it was trained on already.
+        total: Groups that there are.
     """
 
     batch: int
     staleness: int
     lead: float
     total: int
-    frontier: Frontier = field(default_factory=Frontier)
 
     def __post_init__(self) -> None:
         self.running: dict[int, int] = {}
         """The version of the weights at the admission of each group that is being sampled."""
         self.whole: dict[int, int] = {}
         """The version of the oldest token of each group that waits to be trained on."""
+        self.trained = 0
+        """How many groups were trained on."""
         self._again: set[int] = set()
         """Groups to admit again."""
         self._dropped: set[int] = set()
         """Groups that were dropped before and are not trained on yet."""
-        self._next = self.frontier.low
-
-    @property
-    def trained(self) -> int:
-        """How many groups were trained on."""
-        return self.frontier.low + len(self.frontier.beyond)
+        self._next = 0
 
     def admit(self, version: int) -> list[int]:
         """Return the numbers of the groups to begin now."""
@@ -97,7 +85,7 @@ class Ledger:
         for number in taken:
             del self.whole[number]
             self._dropped.discard(number)
-        self._train(taken)
+        self.trained += len(taken)
         late = [n for n, v in (self.whole | self.running).items() if version + 1 - v > self.staleness]
         for number in late:
             self.whole.pop(number, None)
@@ -106,20 +94,11 @@ class Ledger:
         self._dropped |= set(late)
         return Cut(taken, sorted(late))
 
-    def _train(self, numbers: Iterable[int]) -> None:
-        low, beyond = self.frontier.low, {*self.frontier.beyond, *numbers}
-        while low in beyond:
-            beyond.remove(low)
-            low += 1
-        self.frontier = Frontier(low, tuple(sorted(beyond)))
-
     def _following(self) -> int | None:
         """Return the next group to begin, those that begin again first; None if all have."""
         if self._again:
             self._again.remove(number := min(self._again))
             return number
-        while self._next in self.frontier.beyond:
-            self._next += 1
         if self._next >= self.total:
             return None
         self._next += 1
