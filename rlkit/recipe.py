@@ -111,7 +111,15 @@ def check(recipe: Recipe) -> None:
     Raises:
         RecipeError: Something does not fit; the message has a line for each thing, with the remedy.
     """
-    checks = (_check_needs, _check_numbers, _check_validation, _check_best, _check_profile, _check_model)
+    checks = (
+        _check_needs,
+        _check_numbers,
+        _check_validation,
+        _check_best,
+        _check_profile,
+        _check_staleness,
+        _check_model,
+    )
     problems = list(outside(recipe)) or [problem for one in checks for problem in one(recipe)]
     if problems:
         raise RecipeError("\n".join(problems))
@@ -219,6 +227,33 @@ def _check_validation(recipe: Recipe) -> Iterator[str]:
         if not validation.every:
             yield "validation.patience counts the validations of steps; set validation.every to 1 or more"
         yield from _check_figure(validation, "validation.watch", validation.watch, validation.watch)
+
+
+def _check_staleness(recipe: Recipe) -> Iterator[str]:
+    rollout, name = recipe.rollout, "rollout.max_staleness"
+    if not rollout.max_staleness:
+        if rollout.lead:
+            yield f"rollout.lead is {rollout.lead:g}, but {name} is 0; set {name} to 1 or more, or remove rollout.lead"
+        return
+    given = f"{name} is {rollout.max_staleness}, but"
+    if rollout.lead is not None and rollout.lead > rollout.max_staleness:
+        yield f"rollout.lead is {rollout.lead:g}, expected at most {name}, which is {rollout.max_staleness}"
+    if recipe.correction is None and recipe.rejection is None and recipe.train.old_logps != "loglinear":
+        yield (
+            f"{given} nothing corrects for tokens of older weights: add correction: {{high: 2.0}} (weighs each token "
+            "by the ratio of the weights that learn to those that sampled), rejection: {high: 2.0} (leaves out the "
+            "worst), or train.old_logps: loglinear (A-3PO)"
+        )
+    if not rollout.engine.interruptible:
+        yield f"{given} rollout.engine {type(rollout.engine).__name__} cannot be interrupted; choose TorchEngine"
+    for option, used in (
+        ("rollout.oversample", rollout.oversample > 1),
+        ("rollout.filter", rollout.filter is not None),
+        ("curriculum", recipe.curriculum is not None),
+        (f"advantage {type(recipe.advantage).__name__}", Needs.GREEDY in recipe.advantage.needs),
+    ):
+        if used:
+            yield f"{given} {option} samples for one step at a time; remove one of them"
 
 
 def _check_profile(recipe: Recipe) -> Iterator[str]:

@@ -24,6 +24,9 @@ class RolloutEngine(BoundPart):
     reads_policy: bool = False
     """Whether it samples from the trainer's own weights, which then stay on the device."""
 
+    interruptible: bool = False
+    """Whether it has `interrupt`, so that rollouts may run ahead of the trainer."""
+
     reserved: int = 0
     """Tokens of the model's context that the engine cannot use; subtracted from the run's context and its limits."""
 

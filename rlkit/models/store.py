@@ -60,6 +60,7 @@ class State(BaseModel, strict=True, extra="forbid"):
         figure: That metric: the run's `save.keep_best`.
         stalled: Consecutive stalled steps, up to this one.
         callbacks: The state of callbacks, by the names of their classes.
+        trained: Where rollouts run ahead, the groups that were trained on: all before the first number, and the others.
     """
 
     step: NonNegativeInt
@@ -72,6 +73,7 @@ class State(BaseModel, strict=True, extra="forbid"):
     figure: str | None = None
     stalled: NonNegativeInt = 0
     callbacks: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    trained: list[NonNegativeInt] | None = None
 
 
 class Version(BaseModel, strict=True):

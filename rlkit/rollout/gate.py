@@ -41,21 +41,21 @@ class Gate:
         """Wait until no request is in the engine."""
         await self._quiet.wait()
 
-    @contextmanager
-    def busy(self, by: int = 1) -> Iterator[None]:
-        """Count conversations as busy; with -1, one that counts as busy does not within."""
-        self._count(by)
-        try:
-            yield
-        finally:
-            self._count(-by)
+    def count(self, busy: int) -> None:
+        """Count so many more conversations as busy."""
+        self._busy += busy
+        if self._busy:
+            self._calm.clear()
+        else:
+            self._calm.set()
 
     async def ask(self, request: Request, generate: Callable[[Request], Awaitable[Completion]]) -> Completion:
         """Return the whole answer to a request, requested again with what there is of it whenever it is interrupted."""
         tokens: list[int] = []
         logps: list[float] = []
         versions: list[int] = []
-        with self.busy(-1):
+        self.count(-1)
+        try:
             while True:
                 await self._open.wait()
                 sampling = request.sampling.within(request.sampling.max_tokens - len(tokens))
@@ -66,6 +66,8 @@ class Gate:
                 versions += found.versions
                 if found.stop is not StopReason.INTERRUPTED:
                     return Completion(tokens, logps, versions, found.stop)
+        finally:
+            self.count(1)
 
     @contextmanager
     def _in_engine(self) -> Iterator[None]:
@@ -77,10 +79,3 @@ class Gate:
             self._requests -= 1
             if not self._requests:
                 self._quiet.set()
-
-    def _count(self, by: int) -> None:
-        self._busy += by
-        if self._busy:
-            self._calm.clear()
-        else:
-            self._calm.set()

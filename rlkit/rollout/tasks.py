@@ -74,6 +74,10 @@ class Background:
         """Start work on the event loop from which this is called."""
         self._tasks.append(asyncio.create_task(work))
 
+    def adopt(self, task: asyncio.Task[None]) -> None:
+        """Take a task that was started before."""
+        self._tasks.append(task)
+
     async def wait(self) -> None:
         """Wait for all tasks and forget them; after an error the others are cancelled and have ended.
 

@@ -37,7 +37,9 @@ from rlkit.run.progress import Progress
 from rlkit.run.signals import Signals
 from rlkit.sections import Profile
 from rlkit.text import redact
+from rlkit.train.ahead.stream import Stream, Trained
 from rlkit.train.evaluate import Accuracies, evaluate
+from rlkit.train.rollouts import sample
 from rlkit.train.setup import TrainContext
 from rlkit.train.step import StepResult, step
 from rlkit.types import Trajectory
@@ -54,6 +56,7 @@ class Session:
     signals: Signals | None = None
     log: MetricsLog | None = None
     replay: Replay | None = None
+    stream: Stream | None = None
     outcome: Outcome = field(default_factory=Outcome)
     saver: Saver | None = None
     progress: Progress | None = None
@@ -91,9 +94,11 @@ class Session:
         """
         train, validation = context.recipe.train, context.recipe.validation
         every, after = (0, False) if validation is None else (validation.every, validation.after)
-        replay = self.replay or Replay(train.steps)
         self.progress = Progress(context.recipe)
         saver = self._begin(context, resumed)
+        if context.recipe.rollout.max_staleness and self.replay is None:
+            self.stream = Stream(context.data, context.rollouts, self._trained(context.recipe, resumed))
+        replay = self.replay or Replay(train.steps, self.stream or sample)
 
         def content(best: Best | None) -> tuple[dict[str, Tensor], State]:
             return tensors(context), self._state(context, best)
@@ -126,6 +131,17 @@ class Session:
             # agreed: all ranks have validated after the same steps
             self.outcome.validation["after"] = self.validate(context, "after") if known is None else known
         self.outcome.status = "interrupted" if self.stopping else "ok"
+
+    def _trained(self, recipe: Recipe, resumed: CheckpointRef | None) -> Trained:
+        """Return the groups that the run was trained on; a synchronous run has trained on all up to its step."""
+        if resumed is None:
+            return Trained()
+        known = resumed.state.trained
+        return (
+            Trained(resumed.state.step * recipe.train.prompts_per_step)
+            if not known
+            else Trained(known[0], tuple(known[1:]))
+        )
 
     def _profiled(self, section: Profile | None, number: int) -> AbstractContextManager[None]:
         if section is None or number not in section.steps:
@@ -223,6 +239,7 @@ class Session:
             figure=context.recipe.save.keep_best,
             stalled=0 if self.progress is None else self.progress.stalled,
             callbacks=context.callbacks.states(),
+            trained=None if self.stream is None else [self.stream.trained.low, *self.stream.trained.beyond],
         )
 
     def _preflight(self, context: TrainContext) -> None:

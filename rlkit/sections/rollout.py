@@ -25,6 +25,10 @@ class Rollout:
         oversample: Prompts to start in a step, as a multiple of `train.prompts_per_step`. Once that many groups have
             ended, the slowest are stopped; their prompts come first in the next step, and are then waited for. Steps
             end sooner, but what is trained on leans to short answers: those that were stopped are sampled again.
+        max_staleness: How many steps may lie between the weights that sampled a token and those that learn from it; 0
+            samples and learns in turn. With more, a step learns from the groups that are whole first, and the others go
+            on with its new weights: a step does not wait for the longest answers. It needs `correction` or `rejection`.
+        lead: How far rollouts run ahead normally, in steps; null for 1, or 0 where `max_staleness` is 0.
         max_gap: The largest mean distance of the engine's log-probs of a few tokens from the trainer's, in the weight
             check before the first rollout; null for 1e-3 in float32 and 0.2 in lower precisions.
         max_prompt_tokens: The most tokens of a prompt, tools and template included; null for what the context holds.
@@ -39,6 +43,8 @@ class Rollout:
     sampling: Sampling = field(default_factory=Sampling)
     filter: GroupFilter | None = None
     oversample: Annotated[float, Ge(1), Le(2), NUMBER] = 1.0
+    max_staleness: Annotated[int, Ge(0), Le(64), NUMBER] = 0
+    lead: Annotated[float, Ge(0), Le(64), NUMBER] | None = None
     max_gap: PositiveFloat | None = None
     max_prompt_tokens: PositiveInt | None = None
     overlong: Literal["error", "drop", "left", "right", "middle"] = "error"

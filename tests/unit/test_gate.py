@@ -38,15 +38,16 @@ async def sample(engine: TorchEngine, gate: Gate, tokens: int, ends: list[int], 
     done: list[int] = []
 
     async def one(place: int, request: Request) -> Completion:
-        with gate.busy():
-            found = await gate.ask(request, engine.generate)
-            done.append(place)
-            if len(done) in ends:
-                gate.close()
-                engine.interrupt()
-            return found
+        found = await gate.ask(request, engine.generate)
+        done.append(place)
+        if len(done) in ends:
+            gate.close()
+            engine.interrupt()
+        gate.count(-1)
+        return found
 
     gate.open()
+    gate.count(len(PROMPTS))
     tasks = [asyncio.create_task(one(i, request)) for i, request in enumerate(requests(tokens))]
     for count in ends:
         while len(done) < count:
@@ -95,12 +96,12 @@ def test_requests_wait_at_a_closed_gate() -> None:
             answered.set()
             return Completion([1], [-0.5], [3], StopReason.STOP)
 
-        with gate.busy():
-            task = asyncio.create_task(gate.ask(requests(4)[0], generate))
-            await asyncio.sleep(0.01)
-            early = answered.is_set()
-            gate.open()
-            return early, await task
+        gate.count(1)
+        task = asyncio.create_task(gate.ask(requests(4)[0], generate))
+        await asyncio.sleep(0.01)
+        early = answered.is_set()
+        gate.open()
+        return early, await task
 
     assert asyncio.run(run()) == (False, Completion([1], [-0.5], [3], StopReason.STOP))
 

@@ -90,7 +90,6 @@ class History:
         self.version += 1
 
 
-
 @settings(max_examples=400, deadline=None)
 @given(st.data(), st.integers(1, 5), st.integers(0, 4), st.floats(0, 2), st.integers(1, 12))
 def test_no_history_breaks_the_rules(data: st.DataObject, batch: int, staleness: int, lead: float, steps: int) -> None:

@@ -19,11 +19,11 @@ class Cut(NamedTuple):
 class Ledger:
     """Groups by their numbers in the order in which they are admitted, each trained on once.
 
-    A version of the weights is the number of steps that made it, from that at which the ledger begins; a group's age is the version that is about to be
-    trained minus the oldest version of its tokens, time in queues included. A group is admitted while no more than
-    `(staleness + 1 + version) * batch` would be admitted or trained on, so that none has to become older than
-    `staleness`, and normally while no more than `(1 + lead) * batch` are under way. One that becomes older since it
-    takes long is dropped and sampled again, and is then waited for as soon as it would become too old again.
+    A version of the weights is the number of steps that made it since the ledger began; a group's age is the version
+    that is about to be trained minus the oldest version of its tokens, time in queues included. A group is admitted
+    while no more than `(staleness + 1 + version) * batch` would be under way or trained on, so that none has to become
+    older than `staleness`, and normally while no more than `(1 + lead) * batch` are under way. One that becomes older
+    since it takes long is dropped and sampled again, and is then waited for as soon as it would become too old again.
 
     Args:
         batch: Groups of a step.
