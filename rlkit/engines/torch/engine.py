@@ -174,6 +174,7 @@ class TorchEngine(RolloutEngine):
             with _eval(self._runtime.policy):
                 while batch.rows or self._waiting:
                     if self._calm is not None:
+                        await asyncio.sleep(0)  # those that were answered are busy from now on
                         await self._calm()
                         self._waiting = deque(sorted(self._waiting, key=lambda row: row.request.session))
                     if self._interrupting:

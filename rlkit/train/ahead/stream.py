@@ -133,6 +133,7 @@ class Stream:
             self._gate.close()
             await cancel(ready)
         await self._gate.quiet()
+        await self._gate.calm()  # or which groups are whole would depend on how fast tools are
 
     async def _sample(self, number: int) -> None:
         """Sample a group to its end, over any number of steps."""
