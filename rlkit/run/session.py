@@ -37,7 +37,7 @@ from rlkit.run.progress import Progress
 from rlkit.run.signals import Signals
 from rlkit.sections import Profile
 from rlkit.text import redact
-from rlkit.train.ahead.stream import Stream, Trained
+from rlkit.train.ahead.stream import Stream, TrainedPlaces
 from rlkit.train.evaluate import Accuracies, evaluate
 from rlkit.train.rollouts import sample
 from rlkit.train.setup import TrainContext
@@ -132,15 +132,15 @@ class Session:
             self.outcome.validation["after"] = self.validate(context, "after") if known is None else known
         self.outcome.status = "interrupted" if self.stopping else "ok"
 
-    def _trained(self, recipe: Recipe, resumed: CheckpointRef | None) -> Trained:
+    def _trained(self, recipe: Recipe, resumed: CheckpointRef | None) -> TrainedPlaces:
         """Return the groups that the run was trained on; a synchronous run has trained on all up to its step."""
         if resumed is None:
-            return Trained()
+            return TrainedPlaces()
         known = resumed.state.trained
         return (
-            Trained(resumed.state.step * recipe.train.prompts_per_step)
+            TrainedPlaces(resumed.state.step * recipe.train.prompts_per_step)
             if not known
-            else Trained(known[0], tuple(known[1:]))
+            else TrainedPlaces(known[0], tuple(known[1:]))
         )
 
     def _profiled(self, section: Profile | None, number: int) -> AbstractContextManager[None]:

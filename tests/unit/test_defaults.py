@@ -24,6 +24,7 @@ DEFAULTS: dict[type, dict[str, Any]] = {
     sections.Rollout: {
         "engine": None, "group_size": 8, "sampling": Sampling, "filter": None, "max_gap": None,
         "max_prompt_tokens": None, "overlong": "error", "oversample": 1.0, "max_conversations": None,
+        "max_staleness": 0, "lead": None,
     },
     sections.Train: {
         **TRAINED, "lr": 1e-6, "prompts_per_step": 32, "minibatches": 1, "epochs": 1,

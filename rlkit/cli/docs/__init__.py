@@ -17,8 +17,8 @@ USAGE = """usage: rlkit docs            the topics
 """
 ORDER = (
     "first-run", "data-and-rewards", "recipes", "commands", "algorithms", "looking-at-a-run", "metrics", "evaluation",
-    "checkpoints", "lora", "several-gpus", "sglang", "tools-and-environments", "plugins", "data-types", "python",
-    "from-trl", "from-verl",
+    "checkpoints", "lora", "several-gpus", "sglang", "asynchronous", "tools-and-environments", "plugins", "data-types",
+    "python", "from-trl", "from-verl",
 )  # fmt: skip
 """The topics, as a newcomer reads them."""
 PLUGINS = "plugins/"

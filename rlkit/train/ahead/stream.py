@@ -19,19 +19,19 @@ from rlkit.train.rollouts import Rollouts, assign_groups, finish
 from rlkit.types import Trajectory
 
 
-class Trained(NamedTuple):
+class TrainedPlaces(NamedTuple):
     """The groups that a run was trained on: all before `low`, and `beyond`."""
 
     low: int = 0
     beyond: tuple[int, ...] = ()
 
-    def plus(self, places: Iterable[int]) -> Trained:
+    def plus(self, places: Iterable[int]) -> TrainedPlaces:
         """Return these and others."""
         low, beyond = self.low, {*self.beyond, *places}
         while low in beyond:
             beyond.remove(low)
             low += 1
-        return Trained(low, tuple(sorted(beyond)))
+        return TrainedPlaces(low, tuple(sorted(beyond)))
 
     def others(self, total: int) -> list[int]:
         """Return those that are left of so many, in order."""
@@ -64,7 +64,7 @@ class Stream:
         trained: The groups that were trained on before; they are counted in the order of the data.
     """
 
-    def __init__(self, data: Data, service: RolloutService, trained: Trained) -> None:
+    def __init__(self, data: Data, service: RolloutService, trained: TrainedPlaces) -> None:
         rollout, ranks = service.recipe.rollout, service.ranks
         self._data, self._service = data, service
         self._batch = service.recipe.train.prompts_per_step

@@ -1,0 +1,100 @@
+"""Rollouts that run ahead of the trainer: `rollout.max_staleness`, through `fit`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlkit.cli.diff.compare import compare
+from rlkit.cli.main import main
+from rlkit.cli.parsing.parser import parse
+from rlkit.errors import RecipeError
+from rlkit.models.store import open_checkpoint
+from rlkit.train.ahead.stream import TrainedPlaces
+from tests.conftest import read_jsonl
+
+FEW = (
+    "--train.prompts_per_step=4", "--rollout.group_size=4", "--validation=null", "--log.rollouts.limit=null",
+    "--train.schedule=Constant", "--correction.high=2.0",
+)  # fmt: skip
+
+
+def fit(out: Path, *words: str, recipe: str = "quickstart") -> list[dict[str, Any]]:
+    assert main(["fit", f"--recipe={recipe}", *FEW, *words, f"--out={out}"]) == 0
+    return read_jsonl(out / "metrics.jsonl")
+
+
+def prompts(out: Path, steps: range) -> Counter[str]:
+    """Return how often each prompt was trained on."""
+    rows = [row for step in steps for row in read_jsonl(out / "rollouts" / f"step-{step:05d}.jsonl.gz")]
+    return Counter(row["prompt"] for row in rows if "advantages" in row)
+
+
+def test_without_a_lead_it_is_the_synchronous_trainer_bit_for_bit(tmp_path: Path) -> None:
+    fit(tmp_path / "plain", "--train.steps=3")
+    rows = fit(tmp_path / "ahead", "--train.steps=3", "--rollout.max_staleness=2", "--rollout.lead=0")
+    assert all(row["staleness/max"] == row["staleness/running"] == 0 for row in rows)
+    found = compare(tmp_path / "plain", tmp_path / "ahead", ("staleness/",))
+    assert set(found.recipe) == {"rollout.max_staleness", "rollout.lead"}
+    assert (found.step, found.answer, found.tensor) == (None, None, None)
+
+
+def test_with_tools_it_is_repeatable_bit_for_bit(tmp_path: Path) -> None:
+    """Conversations of one and two turns: some are interrupted, and go on with the weights of the next step."""
+    words = ("--train.steps=6", "--rollout.max_staleness=2")
+    rows = fit(tmp_path / "one", *words, recipe="quick_tool")
+    fit(tmp_path / "other", *words, recipe="quick_tool")
+    assert not compare(tmp_path / "one", tmp_path / "other").differs
+    assert all(row["staleness/max"] <= 2 for row in rows)
+    assert rows[-1]["staleness/running"] == 0  # nothing is begun that would not be trained on
+    answers = [row for n in range(1, 7) for row in read_jsonl(tmp_path / "one" / "rollouts" / f"step-{n:05d}.jsonl.gz")]
+    mixed = [row for row in answers if len(set(row["versions"]) - {-1}) > 1]
+    assert mixed
+    assert all(sorted(v for v in row["versions"] if v >= 0) == [v for v in row["versions"] if v >= 0] for row in mixed)
+
+
+def test_a_resumed_run_trains_on_each_prompt_once(tmp_path: Path) -> None:
+    """At its checkpoint groups of later places have been trained on, and some of earlier ones have not."""
+    words = (
+        "--rollout.max_staleness=2", "--rollout.lead=1.5", "--train.steps=4", "--save.every=1", "--save.keep_last=4",
+    )  # fmt: skip
+    fit(tmp_path / "run", *words, recipe="quick_tool")
+    states = {n: open_checkpoint(str(tmp_path / f"run/checkpoints/step-{n:06d}")).state for n in range(1, 5)}
+    number = next(n for n, state in states.items() if state.trained and len(state.trained) > 1)
+    resume = f"--resume={tmp_path / f'run/checkpoints/step-{number:06d}'}"
+    fit(tmp_path / "resumed", *words, resume, recipe="quick_tool")
+    assert prompts(tmp_path / "run", range(1, 5)) == dict.fromkeys(prompts(tmp_path / "run", range(1, 5)), 4)
+    found = prompts(tmp_path / "run", range(1, number + 1)) + prompts(tmp_path / "resumed", range(number + 1, 5))
+    assert found == prompts(tmp_path / "run", range(1, 5))
+    assert len(found) == 16
+    assert states[4].trained == [16]
+
+
+def test_what_was_trained_on_is_known_whatever_the_order() -> None:
+    trained = TrainedPlaces(2).plus([4, 2, 6])
+    assert trained == TrainedPlaces(3, (4, 6))
+    assert trained.others(9) == [3, 5, 7, 8]
+    assert trained.plus([3]) == TrainedPlaces(5, (6,))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--correction=null",), "nothing corrects for tokens of older weights: add correction: {high: 2.0}"),
+        (("--rollout.lead=3",), "rollout.lead is 3, expected at most rollout.max_staleness, which is 2"),
+        (("--rollout.oversample=1.5",), "rollout.oversample samples for one step at a time"),
+        (("--rollout.filter=ZeroSignal",), "rollout.filter samples for one step at a time"),
+        (("--curriculum=SuccessRate",), "curriculum samples for one step at a time"),
+        (("--advantage=ReMax",), "advantage ReMax samples for one step at a time"),
+        (("--rollout.engine=SGLangServer",), "rollout.engine SGLangServer cannot be interrupted; choose TorchEngine"),
+        (("--rollout.max_staleness=0", "--rollout.lead=1"), "rollout.lead is 1, but rollout.max_staleness is 0"),
+        (("--rollout.max_staleness=-1",), "rollout.max_staleness is -1"),
+    ],
+)
+def test_what_it_cannot_be_combined_with_is_refused(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(RecipeError) as error:
+        parse("fit", ["--recipe=quickstart", "--rollout.max_staleness=2", "--correction.high=2.0", *words])
+    assert message in str(error.value)
