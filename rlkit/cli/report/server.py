@@ -93,7 +93,8 @@ class Pages:
             self._noted.add(note)
             echo(f"warning: {note}")
         end = time.monotonic()
-        self._next = end + (end - start) * (1 / SHARE - 1)
+        if self._count > 1:  # the first one also loads the tokenizer
+            self._next = end + (end - start) * (1 / SHARE - 1)
         return Built(file, file.tell(), version)
 
 
