@@ -273,7 +273,8 @@ def test_the_engine_is_asked_for_no_more_tokens_than_the_conversation_may_have()
         return Completion([7], [0.0], [0], StopReason.STOP)
 
     sampling = Sampling(max_tokens=8)
-    sampler: Any = SimpleNamespace(sampling=sampling, engine=SimpleNamespace(generate=generate), timer=BusyTimer())
+    engine = SimpleNamespace(generate=generate)
+    sampler: Any = SimpleNamespace(sampling=sampling, engine=engine, timer=BusyTimer(), gate=None)
     for tokens, expected in ((5, 3), (None, 8)):
         conversation = Conversation(Prompt("p", []), 0, Limits(tokens=tokens), mask=[False, True, True])
         asyncio.run(collect_module._ask(sampler, conversation, SampleKey(0, 1, "p", 0)))
