@@ -103,6 +103,15 @@ def test_what_a_step_depends_on_is_all_there(tmp_path: Path, said: Say, extra: t
     assert "tensors: the same in step-000002" in said()
 
 
+def test_a_step_that_was_sampled_ahead_is_learned_again(tmp_path: Path, said: Say) -> None:
+    words = ("--rollout.max_staleness=1", "--correction.high=2.0", "--save.every=1", f"--out={tmp_path / 'a'}")
+    assert main(["fit", *FEW, *words, "--validation=null"]) == 0
+    assert main(["replay", str(tmp_path / "a"), "--step=3"]) == 2
+    assert "cannot be sampled again; add --phase learn" in said()
+    assert main(["replay", str(tmp_path / "a"), "--step=3", "--phase=learn", f"--out={tmp_path / 'b'}"]) == 0
+    assert "tensors: the same in step-000003" in said()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -44,7 +44,7 @@ STEP_ALONE = (
 )  # fmt: skip
 """What a step that is made again does without."""
 
-OTHERWISE = ("validation/", "imbalance/", "filter/")
+OTHERWISE = ("validation/", "imbalance/", "filter/", "staleness/")
 """Figures that validations add, and those of sampling, for learning alone."""
 
 
@@ -82,6 +82,11 @@ def _job(home: Path, parsed: Parsed) -> Job:
     if parsed.options.phase not in (None, "learn"):
         raise RecipeError(f"--phase is {parsed.options.phase!r}, expected learn, or none for the whole step")
     number, learn = _number(parsed.options.step), parsed.options.phase == "learn"
+    if parsed.recipe.rollout.max_staleness and not learn:
+        raise RecipeError(
+            "the run has sampled ahead of its steps (rollout.max_staleness), so that one alone cannot be sampled "
+            "again; add --phase learn"
+        )
     known = [line["step"] for line in metrics(home)]
     if number not in known:
         steps = f"one from {known[0]} to {known[-1]}" if known else "a run with steps"
