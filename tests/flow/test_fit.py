@@ -41,6 +41,7 @@ def test_the_quickstart_learns_to_carry(tmp_path: Path) -> None:
     assert outcome["seconds"] > 0
     assert all(row["mismatch/max"] < 1e-4 for row in metrics(tmp_path / "out"))
     assert "accuracy" in done.stdout
+    assert "warning" not in done.stdout
     assert "step 100/100  reward" in done.stdout  # no terminal: lines
 
 

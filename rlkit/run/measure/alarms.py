@@ -19,9 +19,9 @@ CUT_STEPS, CUT = 10, 0.5
 EQUAL_STEPS, EQUAL = 10, 0.8
 """Share of groups whose samples all have one reward."""
 
-FIRST_STEPS, ENTROPY_STEPS, ENTROPY, SOLVED = 5, 10, 0.2, 0.9
-"""The entropy of the first steps and of the last ones; how much of it is left where it has collapsed, which is no harm
-where as many answers are right."""
+FIRST_STEPS, ENTROPY_STEPS, ENTROPY, WRONG = 5, 10, 0.2, 0.5
+"""Of the entropy of the first steps so much is left in the last ones where it has collapsed. A policy that has learned
+is sure of itself: that is no harm where so much, or less, of the wrong answers is left."""
 
 
 @dataclass
@@ -31,13 +31,13 @@ class Alarms:
     Args:
         recipe: Decides what a figure means.
         recent: The last values of figures, by name.
-        first: Entropies of the first steps.
+        first: Figures of the first steps, by name.
         warned: What was warned of.
     """
 
     recipe: Recipe
     recent: dict[str, deque[float]] = field(default_factory=lambda: defaultdict(lambda: deque(maxlen=10)))
-    first: list[float] = field(default_factory=list)
+    first: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     warned: set[str] = field(default_factory=set)
 
     def see(self, figures: Mapping[str, float]) -> Iterator[str]:
@@ -52,8 +52,7 @@ class Alarms:
         ):
             if isfinite(figures.get(name, nan)):
                 self.recent[name].append(figures[name])
-        if len(self.first) < FIRST_STEPS and isfinite(figures.get("policy/entropy", nan)):
-            self.first.append(figures["policy/entropy"])
+                self.first[name] += [figures[name]] * (len(self.first[name]) < FIRST_STEPS)
         for name, check in (("gap", self._gap), ("cut", self._cut), ("equal", self._equal), ("entropy", self._entropy)):
             if name not in self.warned and (problem := check()) is not None:
                 self.warned.add(name)
@@ -99,12 +98,10 @@ class Alarms:
         )
 
     def _entropy(self) -> str | None:
-        now = self._mean("policy/entropy", ENTROPY_STEPS)
-        right = self._mean("accuracy", 1)
-        if now is None or len(self.first) < FIRST_STEPS or (right is not None and right >= SOLVED):
+        now, right = self._mean("policy/entropy", ENTROPY_STEPS), self._mean("accuracy", ENTROPY_STEPS)
+        if now is None or now >= ENTROPY * (before := fmean(self.first["policy/entropy"])):
             return None
-        before = fmean(self.first)
-        if now >= ENTROPY * before:
+        if right is not None and 1 - right <= WRONG * (1 - fmean(self.first["accuracy"])):
             return None
         return (
             f"the policy's entropy fell from {before:.3g} to {now:.3g} nats a token (policy/entropy), so its samples "
