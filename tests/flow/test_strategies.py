@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from rlkit.cli.diff.compare import compare
 from rlkit.models.load import load_policy
 from rlkit.sections import Model
 from tests.conftest import read_jsonl, rlkit, rlkit_in_process, write_plugin
@@ -313,3 +314,14 @@ def test_two_ranks_draw_alike_under_a_curriculum_with_over_sampling(tmp_path: Pa
     metrics = read_jsonl(parted / "metrics.jsonl")
     assert [row["rollout/postponed"] for row in metrics] == [2] * 5
     assert metrics[-1]["curriculum/epoch"] > 0
+
+
+def test_two_ranks_run_ahead_alike(tmp_path: Path) -> None:
+    """Each rank learns from its own groups that are whole first; a repetition is the same bit for bit."""
+    ahead = ("--rollout.max_staleness=2", "--correction.high=2.0", "--validation=null", "--train.steps=4")
+    one, other = (run(tmp_path, name, *TWO["fsdp2"], *ahead) for name in ("one", "other"))
+    assert not compare(one, other).differs
+    metrics = read_jsonl(one / "metrics.jsonl")
+    assert 0 < max(row["staleness/max"] for row in metrics) <= 2
+    prompts = [prompt for step in range(1, 5) for prompt in {prompt for prompt, _ in rollouts(one, step)}]
+    assert len(prompts) == len(set(prompts)) == 4 * 5
