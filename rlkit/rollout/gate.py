@@ -14,7 +14,7 @@ class Gate:
     """Lets requests through while it is open, and knows whether any conversation could still make one.
 
     Used on one event loop. A conversation is *busy* while it is neither in the engine nor waiting at the gate: it reads
-    an answer, calls a tool, or is scored.
+    an answer, or calls a tool.
     """
 
     def __init__(self) -> None:

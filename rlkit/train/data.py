@@ -113,10 +113,13 @@ class Data:
         """
         if self.order is not None:
             return [self.kept[one.row] for one in self.order.draw(self.count)]
-        train, rows = self.recipe.train, len(self.kept)
-        first = (step - 1) * train.prompts_per_step
-        places = range(first, first + train.prompts_per_step)
-        return [self.kept[int(permutation_of(train.seed, i // rows, rows)[i % rows])] for i in places]
+        count = self.recipe.train.prompts_per_step
+        return [self.row(place) for place in range((step - 1) * count, step * count)]
+
+    def row(self, place: int) -> int:
+        """Return the row at a place of the order that the seed alone determines, counted over all epochs."""
+        rows = len(self.kept)
+        return self.kept[int(permutation_of(self.recipe.train.seed, place // rows, rows)[place % rows])]
 
     def prompts(self, step: int) -> list[tuple[int, Prompt]]:
         """Return the prompts of a step with their place in it, those that were postponed before first."""

@@ -53,7 +53,11 @@ def sample(data: Data, service: RolloutService, number: int, meter: Meter) -> Ro
     """
     rollouts = Rollouts(greedy={} if Needs.GREEDY in service.recipe.advantage.needs else None)
     service.sample(_sample(data, service, number, rollouts, meter))
-    ranks = service.ranks
+    return share_groups(rollouts, service.ranks, meter)
+
+
+def share_groups(rollouts: Rollouts, ranks: Ranks, meter: Meter) -> Rollouts:
+    """Set what each rank trains on, whole groups of what all have sampled; all ranks must call this."""
     rollouts.dispatch = assign_groups(ranks, rollouts.sampled, meter)
     moved = ranks.exchange([[rollouts.sampled[i] for i in route] for route in rollouts.dispatch])
     rollouts.train_on = ranks.broadcast_tp(moved)

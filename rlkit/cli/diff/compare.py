@@ -96,7 +96,7 @@ def compare(first: Path, second: Path, ignored: tuple[str, ...] = ()) -> Compari
         CheckpointError: A checkpoint is damaged.
     """
     found = Comparison()
-    found.recipe = _pairs(_recipe(first), _recipe(second))
+    found.recipe = _pairs(recipe_of(first), recipe_of(second))
     found.environment = _pairs(_environment(first), _environment(second))
     one, other = ({line["step"]: line for line in metrics(run)} for run in (first, second))
     both = {step: (one[step], other[step]) for step in one if step in other}
@@ -115,7 +115,12 @@ def _pairs(first: Mapping[str, object], second: Mapping[str, object]) -> Pairs:
     return {key: (a, b) for key, (a, b) in both.items() if json.dumps(a) != json.dumps(b)}  # NaN is equal to itself
 
 
-def _recipe(run: Path) -> dict[str, object]:
+def recipe_of(run: Path) -> dict[str, object]:
+    """Return the options of a run's recipe by keys with dots, but for those that are null.
+
+    Raises:
+        RecipeError: It cannot be read.
+    """
     path = run / "recipe.yaml"
     try:
         return flat(as_data(path.read_text(encoding="utf-8")))

@@ -7,20 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from rlkit.cli.diff import folder_of, lines
-from rlkit.cli.diff.compare import compare, metrics
+from rlkit.cli.diff.compare import compare, metrics, recipe_of
 from rlkit.cli.display import Display, echo
 from rlkit.cli.parsing.parser import Parsed, parse
 from rlkit.cli.replay.recorded import Recorded
 from rlkit.engines import TorchEngine
 from rlkit.errors import RecipeError
 from rlkit.models.store import Store, name_of, step_of
-from rlkit.run.checkpoint.state import as_data
 from rlkit.run.fit import INTERRUPTED
 from rlkit.run.folder import default_folder
 from rlkit.run.launch import Job, launch
 from rlkit.run.outcome import Replay
 from rlkit.run.signals import raised
-from rlkit.types import JsonObject
 
 USAGE = """usage: rlkit replay RUN --step N [--phase learn] [--out FOLDER] [--SECTION.OPTION=VALUE ...]
     makes a step of a run again, from the checkpoint before it and with all steps between, and compares figures,
@@ -91,7 +89,7 @@ def _job(home: Path, parsed: Parsed) -> Job:
     if number not in known:
         steps = f"one from {known[0]} to {known[-1]}" if known else "a run with steps"
         raise RecipeError(f"--step is {parsed.options.step}, expected {steps}, as {home} has them")
-    store = Store(_recipe(home)["save"]["folder"] or str(home / "checkpoints"))
+    store = Store(str(recipe_of(home).get("save.folder", home / "checkpoints")))
     start = max((step for name in store.names() if (step := step_of(name)) < number), default=0)
     if not start and known[0] > 1:
         raise RecipeError(f"{home} begins with step {known[0]} and has no checkpoint before step {number}")
@@ -108,7 +106,3 @@ def _job(home: Path, parsed: Parsed) -> Job:
 def _number(text: str | None) -> int:
     """Return the step that was given; 0, which is none, for what is no whole number."""
     return int(text) if text is not None and text.isascii() and text.isdecimal() and len(text) < 9 else 0
-
-
-def _recipe(home: Path) -> JsonObject:
-    return as_data((home / "recipe.yaml").read_text(encoding="utf-8"))

@@ -11,7 +11,7 @@ from rlkit.run.folder import of_rank
 from rlkit.run.rows import read_rows
 from rlkit.train.data import Data
 from rlkit.train.metrics import Meter
-from rlkit.train.rollouts import Rollouts, assign_groups
+from rlkit.train.rollouts import Rollouts, share_groups
 from rlkit.types import Trajectory
 
 
@@ -46,9 +46,7 @@ class Recorded:
         rollouts.sampled = [t for t in found if t.error is None and ("advantages" in t.credit or not filtered)]
         if greedy := {t.group: float(t.credit["greedy_reward"]) for t in found if "greedy_reward" in t.credit}:
             rollouts.greedy = greedy
-        rollouts.dispatch = assign_groups(ranks, rollouts.sampled, meter)
-        rollouts.train_on = ranks.exchange([[rollouts.sampled[i] for i in route] for route in rollouts.dispatch])
-        return rollouts
+        return share_groups(rollouts, ranks, meter)
 
     def _read(self, number: int, rank: int, vocabulary: int) -> list[Trajectory]:
         found = []

@@ -11,7 +11,7 @@ from statistics import fmean
 from rlkit.recipe import Recipe
 
 GAP_STEPS, GAP = 5, 0.01
-"""KL of engine and trainer, in nats a token: ten times what bfloat16 costs."""
+"""KL of engine and trainer, in nats a token."""
 
 CUT_STEPS, CUT = 10, 0.5
 """Share of answers that their limit of tokens cut off."""

@@ -8,14 +8,14 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from rlkit.rollout.collect import BusyTimer, converse
+from rlkit.rollout.collect import converse
 from rlkit.rollout.gate import Gate
 from rlkit.rollout.service import RolloutService
 from rlkit.rollout.tasks import cancel, run_concurrently
 from rlkit.train.ahead.ledger import Ledger
 from rlkit.train.data import Data
 from rlkit.train.metrics import Meter
-from rlkit.train.rollouts import Rollouts, assign_groups, finish
+from rlkit.train.rollouts import Rollouts, finish, share_groups
 from rlkit.types import Trajectory
 
 
@@ -79,7 +79,6 @@ class Stream:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._groups: dict[int, Group] = {}
         self._ready = asyncio.Event()
-        self._timer = BusyTimer()
         service.engine.follow(self._gate.calm)
 
     @property
@@ -90,7 +89,7 @@ class Stream:
         """Return a step's rollouts, whose scoring may still be running; all ranks must call this."""
         service.sample(self._run())
         ledger, version = self._ledger, self._version
-        ages = {number: version - oldest for number, oldest in ledger.whole.items()}
+        ages = {group: version - oldest for group, oldest in ledger.whole.items()}
         cut = ledger.cut(version)
         service.wait(self._drop(cut.dropped))
         rollouts = Rollouts()
@@ -108,10 +107,7 @@ class Stream:
         meter.count("staleness/waiting", len(ledger.whole))
         meter.count("staleness/running", len(ledger.running))
         rollouts.sampled = [t for t in rollouts.all if t.error is None]
-        rollouts.dispatch = assign_groups(service.ranks, rollouts.sampled, meter)
-        ranks = service.ranks
-        rollouts.train_on = ranks.exchange([[rollouts.sampled[i] for i in route] for route in rollouts.dispatch])
-        return rollouts
+        return share_groups(rollouts, service.ranks, meter)
 
     async def _run(self) -> None:
         """Sample until a batch is whole on this rank; interrupt the rest."""
@@ -139,9 +135,9 @@ class Stream:
         """Sample a group to its end, over any number of steps."""
         service, rollout = self._service, self._service.recipe.rollout
         step, slot = divmod(self._places[number], self._batch)
-        sampler = service.sampler(rollout.sampling, rollout.group_size, step + 1, timer=self._timer)
+        sampler = service.sampler(rollout.sampling, rollout.group_size, step + 1)
         sampler = replace(sampler, gate=self._gate, admission=nullcontext())
-        prompt = self._data.prompt(self._data.slots(step + 1)[slot])
+        prompt = self._data.prompt(self._data.row(self._places[number]))
         busy = rollout.group_size
 
         async def one(sample: int) -> Trajectory:
