@@ -171,6 +171,12 @@ def _check_partners(recipe: Recipe) -> Iterator[str]:
 
 
 def _check_reference(recipe: Recipe) -> Iterator[str]:
+    kl = recipe.kl_loss
+    if kl is not None and kl.importance_weighted and kl.estimator.endswith("+"):
+        yield (
+            f"kl_loss.estimator {kl.estimator} has the gradient of k2, to which importance_weighted would add that of "
+            "the weights; choose k3, or set kl_loss.importance_weighted: false"
+        )
     if recipe.reference is not None and not recipe.needs_reference:
         yield (
             "the recipe has a `reference:` section, but nothing measures KL; remove it, or add `kl_loss:` or "

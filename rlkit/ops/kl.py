@@ -29,3 +29,14 @@ def estimate(logps: Tensor, ref_logps: Tensor, kind: KLEstimator = "k3") -> Tens
         return d.abs()
     x = (-d).clamp(-20, 20)
     return (x.exp() - x - 1).clamp(-10, 10)
+
+
+def importance_weighted(divergence: Tensor, logps: Tensor, old_logps: Tensor) -> Tensor:
+    """Return estimates of a token's KL times pi / pi_old, in the shape of `logps`.
+
+    pi is the policy that learns, and the ratio has a gradient. Over tokens that pi_old has sampled, the mean of k1 or
+    k3 and its gradient are then those of KL(pi || reference). Log-ratios are clamped to +-20.
+
+    Source: DeepSeek-V3.2 (arXiv:2512.02556, unbiased KL estimate), for k3.
+    """
+    return (logps - old_logps).clamp(-20, 20).exp() * divergence

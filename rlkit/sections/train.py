@@ -99,10 +99,13 @@ class KLLoss:
     Args:
         coef: Its weight.
         estimator: The estimator; see `rlkit.ops.kl`.
+        importance_weighted: Multiply the estimate by pi / pi_old, and by the weight of `correction`: without bias also
+            for tokens that another policy has sampled.
     """
 
     coef: PositiveFloat = 0.001
     estimator: KLEstimator = "k3"
+    importance_weighted: bool = False
 
 
 @dataclass

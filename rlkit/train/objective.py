@@ -175,6 +175,10 @@ class Objective:
                 per_token = per_token - self.entropy_coef * out.entropy
         if self.kl is not None:
             divergence = kl.estimate(out.logps, batch.required("ref_logps"), self.kl.estimator)
+            if self.kl.importance_weighted:
+                divergence = kl.importance_weighted(divergence, out.logps, batch.old_logps)
+                if batch.correction_weights is not None:
+                    divergence = divergence * batch.correction_weights
             figures["kl_ref"] = masked_mean(divergence, batch.mask)
             per_token = per_token + self.kl.coef * divergence
         return per_token, figures

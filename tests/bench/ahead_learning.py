@@ -4,11 +4,11 @@
 seeds 0 to 2, each run in a process of one thread, and prints the accuracy of greedy and of sampled answers after
 training: mean and spread over the seeds. What is in the file already is not run again.
 
-`stream` is the trainer of `rollout.max_staleness: S` with `lead: S` and an engine that holds all groups at once, without
-which those that wait in its queue are young. Its groups are of all ages up to S. `exact` trains synchronously on answers
-that are all S steps old: its engine keeps the weights of the last S steps. TIS is `correction: {high: 2.0}`; without one
-there is a `rejection` that never rejects, since its bounds (1e-9, 1e9) lie beyond those of any ratio of probabilities
-(log-ratios are clamped to +-20), as rlkit refuses to run ahead with neither.
+`stream` is the trainer of `rollout.max_staleness: S` with `lead: S` and an engine that holds all groups at once,
+without which those that wait in its queue are young. `exact` trains synchronously on answers that are all S steps old:
+its engine keeps the weights of the last S steps. TIS is `correction: {high: 2.0}`; without one there is a `rejection`
+that never rejects, since its bounds (1e-9, 1e9) lie beyond those of any ratio (log-ratios are clamped to +-20), as
+rlkit refuses to run ahead with neither.
 """
 
 from __future__ import annotations

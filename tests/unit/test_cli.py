@@ -110,6 +110,7 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
         ('--advantage GDPO --advantage.weights={"style":1}', "weighs the component 'style', but reward MathReward has"),
         ("--reference.refresh_every 5", "a `reference:` section, but nothing measures KL"),
         ("--kl_loss.coef -1", "kl_loss.coef is -1, expected a number above 0"),
+        ("--kl_loss.estimator k3+ --kl_loss.importance_weighted true", "choose k3, or set kl_loss.importance_weighted"),
         ("--kl_loss.estimator k9", "kl_loss.estimator is 'k9', expected one of k1"),
         ("--train.ema 2", "train.ema is 2, expected a number above 0 and at most 1, or null"),
         ("--correction.low 3", "correction.low is 3.0 and correction.high is 2.0, expected low < high"),

@@ -88,6 +88,7 @@ num_generations: 8
 max_completion_length: 1024
 max_steps: 200
 beta: 0.01
+use_bias_correction_kl: true
 epsilon: 0.2
 epsilon_high: 0.28
 loss_type: dr_grpo
@@ -179,7 +180,7 @@ def test_trls_grpo_config() -> None:
     assert recipe["train"]["schedule"] == "Linear"  # transformers' default
     assert recipe["advantage"] == {"class_path": "GRPO", "init_args": {"eps": 1e-4, "scale_by_std": False}}
     assert recipe["loss"]["init_args"] == {"clip_low": 0.2, "clip_high": 0.28}
-    assert recipe["kl_loss"] == {"coef": 0.01}
+    assert recipe["kl_loss"] == {"coef": 0.01, "importance_weighted": True}
     assert recipe["reward"] == "MathReward"
     assert recipe["validation"] == {"every": 50}
     assert any(line.startswith("push_to_hub=False: rlkit export") for line in listed)

@@ -47,7 +47,7 @@ DEFAULTS: dict[type, dict[str, Any]] = {
     sections.Conversation: {
         "turns": 8, "tokens": None, "tool_calls": 16, "seconds": 600.0, "check": "warn", "max_reply_tokens": "auto",
     },
-    sections.KLLoss: {"coef": 0.001, "estimator": "k3"},
+    sections.KLLoss: {"coef": 0.001, "estimator": "k3", "importance_weighted": False},
     sections.KLReward: {"coef": 0.001, "estimator": "k1", "target": None, "horizon": 10000},
     sections.Reference: {"mix": 1.0},
     sections.Shaping: {"clip": None, "normalize": False},

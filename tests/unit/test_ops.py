@@ -203,6 +203,30 @@ def test_kl_by_hand(kind: kl.KLEstimator, d: float, value: float, slope: float) 
     assert gradient.item() == pytest.approx(slope, rel=1e-5)
 
 
+def test_a_weighted_kl_by_hand() -> None:
+    """pi is e^0.2 of pi_old and e^-0.5 of the reference: w k3 with w = e^0.2, d = -0.5; d/dlogp w (k3 + k3')."""
+    logps = torch.tensor([-1.0], requires_grad=True)
+    found = kl.importance_weighted(kl.estimate(logps, torch.tensor([-0.5])), logps, torch.tensor([-1.2]))
+    (gradient,) = torch.autograd.grad(found, logps)
+    k3, slope = math.exp(0.5) - 0.5 - 1, 1 - math.exp(0.5)
+    assert found.item() == pytest.approx(math.exp(0.2) * k3, rel=1e-5)
+    assert gradient.item() == pytest.approx(math.exp(0.2) * (k3 + slope), rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["k1", "k3"])
+def test_a_weighted_kl_is_unbiased_over_what_another_policy_samples(kind: kl.KLEstimator) -> None:
+    """Three tokens, all possible samples weighted by pi_old: value and gradient are those of the exact KL."""
+    logits = torch.tensor([0.3, -0.2, 0.9], requires_grad=True)
+    old, reference = (torch.tensor(x).log_softmax(0) for x in ([1.0, 0.0, -1.0], [0.0, 0.5, 0.2]))
+    logps = logits.log_softmax(0)
+    mean = (old.exp() * kl.importance_weighted(kl.estimate(logps, reference, kind), logps, old)).sum()
+    exact = (logps.exp() * (logps - reference)).sum()
+    torch.testing.assert_close(mean, exact)
+    torch.testing.assert_close(torch.autograd.grad(mean, logits, retain_graph=True), torch.autograd.grad(exact, logits))
+    plain = (old.exp() * kl.estimate(logps, reference, kind)).sum()
+    assert abs(plain - exact) > 0.01
+
+
 @given(st.lists(st.integers(0, 300), max_size=60), st.integers(1, 500))
 def test_micro_batches_hold_every_row_once_within_the_budget(lengths: list[int], budget: int) -> None:
     batches = micro_batches(lengths, budget)

@@ -106,6 +106,18 @@ def test_entropy_is_maximised_and_divergence_minimised() -> None:
     assert found.loss.requires_grad
 
 
+def test_a_weighted_divergence_counts_the_ratio_and_the_correction() -> None:
+    # k1 = -1 + 3 = 2, pi / pi_old = exp(-1 + 1.5), and a correction of 3 weighs loss and divergence
+    mask = ready().mask
+    batch = ready(ref_logps=-3.0 * mask, old_logps=-1.5 * mask)
+    section = KLLoss(coef=0.25, estimator="k1", importance_weighted=True)
+    assert share(batch, kl=section).loss.item() == pytest.approx(1 + 0.25 * 2 * math.exp(0.5))
+    corrected = replace(batch, correction_weights=3.0 * mask)
+    found = share(corrected, kl=section)
+    assert found.loss.item() == pytest.approx(3 + 3 * 0.25 * 2 * math.exp(0.5))
+    assert found.figures["kl_ref"].item() == pytest.approx(3 * 2 * math.exp(0.5))
+
+
 def test_a_policy_without_entropy_has_no_figure_of_it() -> None:
     batch = ready()
     plain = Objective(Ones(), "token_mean", 1, entropy_coef=0.2).share(out(batch)._replace(entropy=None), batch, COUNTS)

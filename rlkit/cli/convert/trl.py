@@ -76,7 +76,6 @@ OTHERS = {
     "train_sampling_strategy length_column_name": "nothing to do: groups are divided among ranks by their length",
     "do_train do_eval do_predict": "nothing to do: rlkit fit trains, rlkit validate validates",
     "vespo_*": "rlkit has no VESPO; losses: rlkit docs algorithms",
-    "use_bias_correction_kl": "kl_loss.estimator: k3+ and the like have the gradient of KL without bias",
     "transformers_* ignore_bias_buffers": "nothing to do",
 }
 """What to do about other options, those of transformers' trainer among them."""
@@ -164,6 +163,7 @@ RULES: dict[str, Rule] = {
     "bf16": READ,
     "fp16": Without("fabric.precision: bf16-mixed"),
     "beta": READ,
+    "use_bias_correction_kl": READ,
     "kl_coef": READ,
     "kl_estimator": READ,
     "epsilon": READ,

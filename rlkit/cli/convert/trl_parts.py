@@ -183,6 +183,8 @@ def divergence(found: Conversion) -> None:
         return
     if trainer(found) == "grpo":
         found.set("kl_loss.coef", coef, key)
+        if found.get("use_bias_correction_kl", flag, False):
+            found.set("kl_loss.importance_weighted", True, "use_bias_correction_kl")
     else:
         found.set("kl_reward.coef", coef, key)
         found.set("kl_reward.estimator", found.get("kl_estimator", text, "k1"), "kl_estimator")
