@@ -250,8 +250,11 @@ def _check_staleness(recipe: Recipe) -> Iterator[str]:
             "by the ratio of the weights that learn to those that sampled), rejection: {high: 2.0} (leaves out the "
             "worst), or train.old_logps: loglinear (A-3PO)"
         )
-    if not rollout.engine.interruptible:
-        yield f"{given} rollout.engine {type(rollout.engine).__name__} cannot be interrupted; choose TorchEngine"
+    if not (rollout.engine.interruptible or rollout.engine.beside):
+        yield (
+            f"{given} rollout.engine {type(rollout.engine).__name__} cannot be interrupted, nor does it sample while "
+            "the trainer learns; choose TorchEngine"
+        )
     for option, used in (
         ("rollout.oversample", rollout.oversample > 1),
         ("rollout.filter", rollout.filter is not None),

@@ -27,6 +27,10 @@ class RolloutEngine(BoundPart):
     interruptible: bool = False
     """Whether it has `interrupt`, so that rollouts may run ahead of the trainer."""
 
+    beside: bool = False
+    """Whether it samples on devices of its own and takes weights in the middle of requests, so that it goes on while
+    the trainer learns; rollouts may then run ahead without `interrupt`."""
+
     reserved: int = 0
     """Tokens of the model's context that the engine cannot use; subtracted from the run's context and its limits."""
 

@@ -26,11 +26,12 @@ Finish = Callable[[list[Trajectory]], Awaitable[None]]
 
 @dataclass
 class BusyTimer:
-    """Measures for how many seconds at least one request was in the engine."""
+    """Measures in what share of the time no request was in the engine."""
 
     busy: float = 0.0
     requests: int = 0
     since: float = 0.0
+    measured: float = field(default_factory=time.perf_counter)
 
     @contextmanager
     def request(self) -> Iterator[None]:
@@ -44,6 +45,13 @@ class BusyTimer:
             self.requests -= 1
             if self.requests == 0:
                 self.busy += time.perf_counter() - self.since
+
+    def idle_share(self) -> float:
+        """Return the share of the time since the last call in which no request was in the engine."""
+        now, start = time.perf_counter(), self.measured
+        busy = self.busy + (now - self.since if self.requests else 0.0)
+        self.busy, self.since, self.measured = 0.0, now, now
+        return 1 - busy / max(now - start, 1e-9)
 
 
 @dataclass(frozen=True)

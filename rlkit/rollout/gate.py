@@ -25,6 +25,11 @@ class Gate:
         self._quiet.set()
         self._busy = self._requests = 0
 
+    @property
+    def is_open(self) -> bool:
+        """Whether requests are let through."""
+        return self._open.is_set()
+
     def open(self) -> None:
         """Let requests through."""
         self._open.set()

@@ -37,6 +37,8 @@ from rlkit.run.progress import Progress
 from rlkit.run.signals import Signals
 from rlkit.sections import Profile
 from rlkit.text import redact
+from rlkit.train.ahead.beside import BesideStream
+from rlkit.train.ahead.colocated import ColocatedStream
 from rlkit.train.ahead.stream import Stream, TrainedPlaces
 from rlkit.train.evaluate import Accuracies, evaluate
 from rlkit.train.rollouts import sample
@@ -97,7 +99,8 @@ class Session:
         self.progress = Progress(context.recipe)
         saver = self._begin(context, resumed)
         if context.recipe.rollout.max_staleness and self.replay is None:
-            self.stream = Stream(context.data, context.rollouts, self._trained(context.recipe, resumed))
+            kind = BesideStream if context.rollouts.engine.beside else ColocatedStream
+            self.stream = kind(context.data, context.rollouts, self._trained(context.recipe, resumed))
         replay = self.replay or Replay(train.steps, self.stream or sample)
 
         def content(best: Best | None) -> tuple[dict[str, Tensor], State]:
@@ -123,6 +126,8 @@ class Session:
             context.callbacks.emit("on_step_end", StepEnd(number, line))
             self._agree(context)
             self.checkpoint_metrics = saver.after(number, figures, content)
+        if self.stream is not None:  # agreed: an option of the recipe
+            self.stream.close()
         saver.end(self.outcome.steps, content)
         if self.progress.stalled and self.progress.stalled == self.outcome.steps and not self.stopping:
             raise self.progress.failure(self.outcome.steps)

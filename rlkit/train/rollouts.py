@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -185,7 +184,7 @@ async def _play(
         for group, _ in prompts:
             greedy.pop(group, None)  # of the prompt whose place another has taken
 
-    timer, start = BusyTimer(), time.perf_counter()
+    timer = BusyTimer()
 
     def sampler(sampling: Sampling, samples: int) -> Sampler:
         return service.sampler(sampling, samples, number, attempt=attempt, timer=timer)
@@ -207,7 +206,7 @@ async def _play(
     else:
         most_likely = replace(rollout.sampling, temperature=0.0)
         trajectories, _ = await run_concurrently(sampled, collect(sampler(most_likely, 1), prompts, score_greedy))
-    meter.max("time/engine_idle_share", 1 - timer.busy / (time.perf_counter() - start))
+    meter.max("time/engine_idle_share", timer.idle_share())
     await asyncio.sleep(0)  # the last groups' scoring starts
     return trajectories
 

@@ -89,7 +89,7 @@ def test_what_was_trained_on_is_known_whatever_the_order() -> None:
         (("--rollout.filter=ZeroSignal",), "rollout.filter samples for one step at a time"),
         (("--curriculum=SuccessRate",), "curriculum samples for one step at a time"),
         (("--advantage=ReMax",), "advantage ReMax samples for one step at a time"),
-        (("--rollout.engine=SGLangServer",), "rollout.engine SGLangServer cannot be interrupted; choose TorchEngine"),
+        (("--rollout.engine=SGLangServer",), "rollout.engine SGLangServer cannot be interrupted, nor does it"),
         (("--rollout.max_staleness=0", "--rollout.lead=1"), "rollout.lead is 1, but rollout.max_staleness is 0"),
         (("--rollout.max_staleness=-1",), "rollout.max_staleness is -1"),
     ],

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -219,7 +220,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("site")
     source = "from rlkit_engine_http import *\nfrom rlkit_engine_http import rlkit_register\n"
     write_plugin(folder, "engine_http", source)
-    return os.pathsep.join((str(folder), str(ROOT / "plugins" / "rlkit-engine-http" / "src")))
+    return os.pathsep.join((str(folder), str(ROOT / "plugins" / "rlkit-engine-http" / "src"), str(ROOT)))
 
 
 def sampled(out: Path) -> list[Any]:
@@ -272,6 +273,39 @@ def test_ranks_share_servers(site: str, tmp_path: Path) -> None:
         assert row["engine/servers"] == 1
         assert row["mismatch/max"] < 1e-3
         assert row["rollout/failed"] == row["engine/retried"] == 0
+
+
+AHEAD = (
+    "--rollout.engine=HttpEngine", "--rollout.max_staleness=2", "--correction.high=2.0", "--validation=null",
+    "--train.prompts_per_step=4", "--rollout.group_size=4", "--log.rollouts.limit=null", "--out=out",
+)  # fmt: skip
+
+
+def check_ahead(out: Path, steps: int) -> list[Any]:
+    """Each prompt was trained on once, no token was too old, and versions only grow; return all conversations."""
+    rows = [read_jsonl(out / "rollouts" / f"step-{n:05d}.jsonl.gz") for n in range(1, steps + 1)]
+    for number, step in enumerate(rows, 1):
+        for row in step:
+            versions = [v for v in row["versions"] if v >= 0]
+            assert versions == sorted(versions)
+            assert number - 1 - 2 <= versions[0] <= versions[-1] <= number - 1
+    prompts = Counter(row["prompt"] for step in rows for row in step)
+    assert prompts == dict.fromkeys(prompts, 4)
+    assert len(prompts) == 4 * steps
+    return [row for step in rows for row in step]
+
+
+@pytest.mark.slow
+def test_sampling_goes_on_while_the_trainer_learns(site: str, tmp_path: Path) -> None:
+    """Weights arrive in the middle of conversations, and of turns."""
+    words = ("--recipe=quick_tool", *AHEAD, "--train.steps=8", "--rollout.lead=2")
+    done = rlkit("fit", *words, cwd=tmp_path, PYTHONPATH=site)
+    assert done.returncode == 0, done.stderr
+    found = check_ahead(tmp_path / "out", 8)
+    assert any(len(set(row["versions"]) - {-1}) > 1 for row in found)
+    for row in read_jsonl(tmp_path / "out" / "metrics.jsonl"):
+        assert row["staleness/max"] <= 2
+        assert row["rollout/failed"] == row["engine/retried"] == row["engine/stale"] == 0
 
 
 @pytest.mark.slow

@@ -21,9 +21,9 @@ class Ledger:
 
     A version of the weights is the number of steps that made it since the ledger began; a group's age is the version
     that is about to be trained minus the oldest version of its tokens, time in queues included. A group is admitted
-    while no more than `(staleness + 1 + version) * batch` would be under way or trained on, so that none has to become
-    older than `staleness`, and normally while no more than `(1 + lead) * batch` are under way. One that becomes older
-    since it takes long is dropped and sampled again, and is then waited for as soon as it would become too old again.
+    while no more than `(1 + lead + version) * batch` are under way or were trained on, where `lead` is no more than
+    `staleness`, so that none has to become older than that. One that becomes older since it takes long is dropped and
+    sampled again, and is then waited for as soon as it would become too old again.
 
     Args:
         batch: Groups of a step.
@@ -52,7 +52,7 @@ class Ledger:
 
     def admit(self, version: int) -> list[int]:
         """Return the numbers of the groups to begin now."""
-        ahead = min((self.staleness + 1 + version) * self.batch - self.trained, ceil((1 + self.lead) * self.batch))
+        ahead = ceil((1 + min(self.lead, self.staleness) + version) * self.batch) - self.trained
         found: list[int] = []
         while len(self.running) + len(self.whole) < ahead and (number := self._following()) is not None:
             self.running[number] = version

@@ -1,14 +1,14 @@
-"""Rollouts that run ahead of the trainer on its own device: a step learns from the groups that are whole first."""
+"""Rollouts that run ahead of the trainer: a step learns from the groups that are whole first."""
 
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from rlkit.rollout.collect import converse
+from rlkit.rollout.collect import BusyTimer, Sampler, converse
 from rlkit.rollout.gate import Gate
 from rlkit.rollout.service import RolloutService
 from rlkit.rollout.tasks import cancel, run_concurrently
@@ -41,8 +41,9 @@ class TrainedPlaces(NamedTuple):
 
 @dataclass
 class Group:
-    """The samples of a prompt, and the task that scores them."""
+    """The samples of a prompt, its place in the order of the data, and the task that scores them."""
 
+    place: int
     trajectories: list[Trajectory]
     scoring: asyncio.Task[None]
 
@@ -51,12 +52,11 @@ class Group:
         return min((v for t in self.trajectories for v in t.versions if v >= 0), default=version)
 
 
-class Stream:
-    """Obtains the rollouts of each step; groups that are not whole by then go on with the weights after it.
+class Stream(ABC):
+    """Obtains the rollouts of each step; groups that are not whole by then go on, and later steps learn from them.
 
     A group is sampled under the step and the place that it has in the order of the data, so that its tokens depend on
-    the seed and on the weights alone, whatever step learns from it. The engine decodes only while all conversations
-    wait for it: which tokens are sampled by which weights is repeatable.
+    the seed and on the weights alone, whatever step learns from it. All state is used on the service's event loop.
 
     Args:
         data: The prompts; their order follows from the seed.
@@ -76,10 +76,10 @@ class Stream:
         self._first = service.version
         self._ledger = Ledger(len(self._slots), rollout.max_staleness, lead, len(self._places))
         self._gate = Gate()
+        self._timer = BusyTimer()
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        """Of the groups that are being sampled, and of those whose sampling failed."""
         self._groups: dict[int, Group] = {}
-        self._ready = asyncio.Event()
-        service.engine.follow(self._gate.calm)
 
     @property
     def _version(self) -> int:
@@ -87,58 +87,71 @@ class Stream:
 
     def __call__(self, data: Data, service: RolloutService, number: int, meter: Meter) -> Rollouts:
         """Return a step's rollouts, whose scoring may still be running; all ranks must call this."""
-        service.sample(self._run())
-        ledger, version = self._ledger, self._version
-        ages = {group: version - oldest for group, oldest in ledger.whole.items()}
-        cut = ledger.cut(version)
-        service.wait(self._drop(cut.dropped))
+        groups = service.sample(self._obtain(meter))
         rollouts = Rollouts()
-        for slot, taken in zip(self._slots, cut.taken, strict=True):
-            group = self._groups.pop(taken)
+        for slot, group in zip(self._slots, groups, strict=True):
             rollouts.scoring.adopt(group.scoring)
             for trajectory in group.trajectories:
                 trajectory.group = slot
             rollouts.all += group.trajectories
-            meter.mean("staleness/mean", ages[taken])
-            meter.max("staleness/max", ages[taken])
-        for places in service.ranks.gather_dp([self._places[taken] for taken in cut.taken]):
+        for places in service.ranks.gather_dp([group.place for group in groups]):
             self.trained = self.trained.plus(places)
-        meter.count("staleness/dropped", len(cut.dropped))
-        meter.count("staleness/waiting", len(ledger.whole))
-        meter.count("staleness/running", len(ledger.running))
         rollouts.sampled = [t for t in rollouts.all if t.error is None]
         return share_groups(rollouts, service.ranks, meter)
 
-    async def _run(self) -> None:
-        """Sample until a batch is whole on this rank; interrupt the rest."""
-        version = self._version
-        self._ready.clear()
-        for number in self._ledger.admit(version):
+    def close(self) -> None:
+        """Cancel all that is being sampled or waits."""
+        self._service.wait(self._cancel_all())
+
+    @abstractmethod
+    async def _obtain(self, meter: Meter) -> list[Group]:
+        """Return the groups of a step once they are whole."""
+
+    @abstractmethod
+    def _note_whole(self) -> None:
+        """Called at once when another group is whole."""
+
+    def _admit(self) -> None:
+        """Begin the groups whose turn it is."""
+        for number in self._ledger.admit(self._version):
             self._gate.count(self._service.recipe.rollout.group_size)
             self._tasks[number] = asyncio.create_task(self._sample(number))
-        if self._ledger.ready(version):
-            return
-        self._gate.open()
-        ready = asyncio.create_task(self._ready.wait())
-        try:
-            while not ready.done():
-                done, _ = await asyncio.wait((ready, *self._tasks.values()), return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    task.result()  # an error ends the step at once
-        finally:
-            self._gate.close()
-            await cancel(ready)
-        await self._gate.quiet()
-        await self._gate.calm()  # or which groups are whole would depend on how fast tools are
+
+    async def _until_ready(self) -> None:
+        """Wait until a step can begin; an error of any group is raised at once."""
+        while True:
+            for task in self._tasks.values():
+                if task.done():
+                    task.result()
+            if self._ledger.ready(self._version):
+                return
+            await asyncio.wait(self._tasks.values(), return_when=asyncio.FIRST_COMPLETED)
+
+    async def _cut(self, meter: Meter) -> list[Group]:
+        """Take the groups of a step out of those that are whole; cancel those that have become too old."""
+        ledger, version = self._ledger, self._version
+        ages = {number: version - oldest for number, oldest in ledger.whole.items()}
+        cut = ledger.cut(version)
+        await self._drop(cut.dropped)
+        for number in cut.taken:
+            meter.mean("staleness/mean", ages[number])
+            meter.max("staleness/max", ages[number])
+        meter.count("staleness/dropped", len(cut.dropped))
+        meter.count("staleness/waiting", len(ledger.whole))
+        meter.count("staleness/running", len(ledger.running))
+        return [self._groups.pop(number) for number in cut.taken]
+
+    def _sampler(self, step: int) -> Sampler:
+        rollout = self._service.recipe.rollout
+        sampler = self._service.sampler(rollout.sampling, rollout.group_size, step, timer=self._timer)
+        return replace(sampler, gate=self._gate)
 
     async def _sample(self, number: int) -> None:
         """Sample a group to its end, over any number of steps."""
-        service, rollout = self._service, self._service.recipe.rollout
-        step, slot = divmod(self._places[number], self._batch)
-        sampler = service.sampler(rollout.sampling, rollout.group_size, step + 1)
-        sampler = replace(sampler, gate=self._gate, admission=nullcontext())
-        prompt = self._data.prompt(self._data.row(self._places[number]))
-        busy = rollout.group_size
+        place, service = self._places[number], self._service
+        step, slot = divmod(place, self._batch)
+        sampler, prompt = self._sampler(step + 1), self._data.prompt(self._data.row(place))
+        busy = sampler.samples
 
         async def one(sample: int) -> Trajectory:
             nonlocal busy
@@ -149,18 +162,18 @@ class Stream:
             return found
 
         try:
-            trajectories = await run_concurrently(*(one(sample) for sample in range(rollout.group_size)))
+            trajectories = await run_concurrently(*(one(sample) for sample in range(sampler.samples)))
             whole = [t for t in trajectories if t.error is None]
-            group = Group(trajectories, asyncio.create_task(finish(service, whole)))
+            group = Group(place, trajectories, asyncio.create_task(finish(service, whole)))
             self._groups[number] = group
             self._ledger.end(number, group.oldest(service.version) - self._first)
             del self._tasks[number]
-            if self._ledger.ready(self._version) and not self._ready.is_set():
-                self._ready.set()
-                self._gate.close()
-                service.engine.interrupt()
+            self._note_whole()
         finally:
             self._gate.count(-busy)
+
+    async def _cancel_all(self) -> None:
+        await self._drop([*self._tasks, *self._groups])
 
     async def _drop(self, numbers: Sequence[int]) -> None:
         groups = [self._groups.pop(number).scoring for number in numbers if number in self._groups]

@@ -100,6 +100,8 @@ class HttpEngine(ServerEngine):
         check_weights: Compare log-probs with the trainer's after every sync.
     """
 
+    beside = True
+
     def __init__(
         self,
         servers: Count = 1,

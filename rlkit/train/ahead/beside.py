@@ -1,0 +1,30 @@
+"""Rollouts ahead of the trainer on other devices: sampling goes on while the trainer learns."""
+
+from __future__ import annotations
+
+from rlkit.rollout.service import RolloutService
+from rlkit.train.ahead.stream import Group, Stream, TrainedPlaces
+from rlkit.train.data import Data
+from rlkit.train.metrics import Meter
+
+
+class BesideStream(Stream):
+    """Samples all the time, with weights that the engine takes in the middle of requests.
+
+    The trainer waits until a batch is whole. As many groups as may run ahead are begun before it learns and after, so
+    that the engine has work meanwhile; an error of one is raised at the next step.
+    """
+
+    def __init__(self, data: Data, service: RolloutService, trained: TrainedPlaces) -> None:
+        super().__init__(data, service, trained)
+        self._gate.open()
+
+    async def _obtain(self, meter: Meter) -> list[Group]:
+        self._admit()
+        await self._until_ready()
+        groups = await self._cut(meter)
+        self._admit()
+        meter.max("time/engine_idle_share", self._timer.idle_share())
+        return groups
+
+    def _note_whole(self) -> None: ...

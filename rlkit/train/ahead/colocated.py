@@ -1,0 +1,46 @@
+"""Rollouts ahead of the trainer on its own device: what is not whole when a step begins is interrupted."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+
+from rlkit.rollout.collect import Sampler
+from rlkit.rollout.service import RolloutService
+from rlkit.train.ahead.stream import Group, Stream, TrainedPlaces
+from rlkit.train.data import Data
+from rlkit.train.metrics import Meter
+
+
+class ColocatedStream(Stream):
+    """Samples between steps alone: the requests that a step interrupts go on with the weights after it.
+
+    The engine decodes only while all conversations wait for it: which tokens are sampled by which weights is
+    repeatable, if the engine can do so.
+    """
+
+    def __init__(self, data: Data, service: RolloutService, trained: TrainedPlaces) -> None:
+        super().__init__(data, service, trained)
+        service.engine.follow(self._gate.calm)
+
+    async def _obtain(self, meter: Meter) -> list[Group]:
+        self._timer.idle_share()
+        self._admit()
+        if not self._ledger.ready(self._version):
+            self._gate.open()
+            try:
+                await self._until_ready()
+            finally:
+                self._gate.close()
+            await self._gate.quiet()
+            await self._gate.calm()  # or which groups are whole would depend on how fast tools are
+        meter.max("time/engine_idle_share", self._timer.idle_share())
+        return await self._cut(meter)
+
+    def _note_whole(self) -> None:
+        if self._gate.is_open and self._ledger.ready(self._version):
+            self._gate.close()
+            self._service.engine.interrupt()
+
+    def _sampler(self, step: int) -> Sampler:
+        return replace(super()._sampler(step), admission=nullcontext())  # or validation would wait for what is held
