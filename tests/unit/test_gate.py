@@ -18,14 +18,18 @@ from rlkit.types import Completion, Request, SampleKey, Sampling, StopReason
 PROMPTS = [(5, 9, 200, 31), (7, 7, 7, 12, 99, 104, 32, 8, 45, 61, 3), (5, 9, 200, 31), (40,), tuple(range(3, 23))]
 
 
-@pytest.fixture
-def engine() -> TorchEngine:
-    engine = TorchEngine()
+def bound(kind: str) -> TorchEngine:
+    engine, policy = TorchEngine(), random_model(kind)
     plain: dict[str, Any] = {"autocast": nullcontext, "unsharded": nullcontext, "stop_ids": frozenset(range(16))}
-    device = next(random_model("qwen2").parameters()).device
-    runtime = SimpleNamespace(policy=random_model("qwen2"), device=device, context=512, tensor_parallel=1, **plain)
+    device = next(policy.parameters()).device
+    runtime = SimpleNamespace(policy=policy, device=device, context=512, tensor_parallel=1, **plain)
     engine.bind(runtime)  # type: ignore[arg-type]
     return engine
+
+
+@pytest.fixture
+def engine() -> TorchEngine:
+    return bound("qwen2")
 
 
 def requests(tokens: int) -> list[Request]:
@@ -85,6 +89,22 @@ def test_where_the_cut_falls_is_repeatable(engine: TorchEngine) -> None:
     assert [[a.versions for a in answers] for answers in found] == [[a.versions for a in found[0]]] * 3
     assert [[a.logps for a in answers] for answers in found] == [[a.logps for a in found[0]]] * 3
     assert any(len(set(answer.versions)) == 3 for answer in found[0])
+
+
+def test_a_model_without_a_decoder_is_interrupted_between_tokens() -> None:
+    engine = bound("mamba")
+    engine._stop_ids = frozenset()
+
+    async def run() -> Completion:
+        task = asyncio.create_task(engine.generate(requests(400)[0]))
+        while not engine._batch.rows:
+            await asyncio.sleep(0.001)
+        engine.interrupt()
+        return await task
+
+    answer = asyncio.run(run())
+    assert answer.stop is StopReason.INTERRUPTED
+    assert 0 < len(answer.tokens) == len(answer.versions) < 400
 
 
 def test_requests_wait_at_a_closed_gate() -> None:

@@ -205,6 +205,48 @@ def test_a_server_that_is_slow_is_left_alone(trainer: Trainer) -> None:
     assert (engine.health()["restarts"], engine.health()["retried"]) == (0, 0)
 
 
+def test_a_server_that_dies_while_the_trainer_learns_gets_no_weights_before_the_next_sync(trainer: Trainer) -> None:
+    """It is restarted at once, but nothing reads weights that the trainer is changing."""
+    engine = trainer.engine()
+    [node] = engine._own
+    trainer.control(node, delay=0.03)
+    with engine.on_device():
+        pass
+
+    async def learn() -> list[Completion]:
+        asked = [asyncio.create_task(engine.generate(request(i))) for i in range(3)]
+        await asyncio.sleep(0.1)
+        os.kill(pid_of(node), signal.SIGKILL)
+        while not engine.needs_weights:
+            await asyncio.sleep(0.01)
+        assert node.state is State.COLD
+        trainer.policy.likeliest(4)
+        trainer.version += 1
+        await engine.sync(Weights(trainer.policy), trainer.version)
+        return list(await asyncio.gather(*asked))
+
+    assert all_written(trainer.wait(learn()), 4, 2)
+    assert (engine.health()["restarts"], engine.needs_weights) == (1, False)
+
+
+def test_the_trainer_does_not_learn_while_a_server_is_restored(trainer: Trainer) -> None:
+    engine = trainer.engine()
+    held: list[bool] = []
+
+    class Watched(Weights):
+        def buckets(self, merged: bool = True) -> Iterator[list[tuple[str, Tensor]]]:
+            held.append(engine._weights.locked())
+            yield from super().buckets(merged)
+
+    trainer.wait(engine.sync(Watched(trainer.policy), 2))
+    with engine.on_device():
+        trainer.control(engine._own[0], delay=0.03)
+        assert all_written(trainer.ask(engine, 2, lambda: os.kill(pid_of(engine._own[0]), signal.SIGKILL)), 1, 2)
+        assert not engine._weights.locked()
+    assert held == [False, True]
+    assert engine._weights.locked()
+
+
 def test_a_server_that_dies_between_rollouts_is_back_at_the_next_sync(trainer: Trainer) -> None:
     engine = trainer.engine()
     [node] = engine._own

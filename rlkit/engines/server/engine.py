@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import threading
 import time
 import uuid
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -76,6 +77,10 @@ class ServerEngine(RolloutEngine):
         self._counts = {"retried": 0, "stale": 0, "restarts": 0}
         self._sync_seconds = 0.0
         self._starved = False
+        self._weights = threading.Lock()
+        """Held by the trainer while it learns, and by a restoration while that reads the weights."""
+        self._learning = contextlib.ExitStack()
+        self._restoring = asyncio.Lock()
 
     @abstractmethod
     def api(self, client: Client) -> ServerApi:
@@ -209,7 +214,7 @@ class ServerEngine(RolloutEngine):
 
     def _versions(self, answer: Answer, begun: int) -> list[int]:
         versions = [self._version_of(label) for label in answer.labels]
-        if len(versions) != len(answer.tokens) or any(not begun <= v <= self.version for v in versions):
+        if len(versions) != len(answer.tokens) or any(version < begun for version in versions):
             self._counts["stale"] += 1
             labels = ", ".join(sorted(set(answer.labels)))
             raise Fault(f"tokens came from weights {labels}, expected {self._label(begun)}")
@@ -234,7 +239,7 @@ class ServerEngine(RolloutEngine):
         """Wait until a server can serve: a sync is over, memory is resumed, a fault is repaired.
 
         This rank cannot restore a server to which another rank pushes weights, or which takes those of a sharded
-        trainer: the engine then `needs_weights`, and this waits.
+        trainer, nor any while the trainer changes the weights: the engine then `needs_weights`, and this waits.
 
         Raises:
             EngineError: It cannot be brought back, and the run cannot go on.
@@ -271,13 +276,20 @@ class ServerEngine(RolloutEngine):
             return True
 
     async def _restore(self, node: Node) -> None:
-        """Push the current weights to a server again: those that the trainer holds as long as a rollout lasts."""
+        """Push the current weights to a server again, unless the trainer learns, which will sync it."""
         assert self._stream is not None
         while True:
             if node.state is State.BROKEN:
                 self._counts["restarts"] += 1
                 await node.restart()
-            failed = await self._push.push(self._stream, [node], self._label(self.version), self._expected)
+            async with self._restoring:
+                # agreed: as in `_ready`, all weights are on this rank
+                if not self._weights.acquire(blocking=False):
+                    return
+                try:
+                    failed = await self._push.push(self._stream, [node], self._label(self.version), self._expected)
+                finally:
+                    self._weights.release()
             if not failed:
                 return
             if isinstance(failed[node], Mismatch) or node.state is not State.BROKEN:
@@ -289,15 +301,14 @@ class ServerEngine(RolloutEngine):
         started = time.perf_counter()
         first = self._stream is None
         self._stream = stream
-        self._starved = False
         if self.check_weights:
             logps = await beside_loop(self._runtime.device, lambda: self._ask(self._rows))
             self._expected = Expected(self._rows, logps)
         async with contextlib.AsyncExitStack() as stack:
-            for node in self._own:
+            for node in {*self._own, *self._nodes}:  # of others too, or requests would begin with weights of before
                 await stack.enter_async_context(node.lock)
                 node.restarts = 0 if version != self.version else node.restarts
-            self.version = version
+            self.version, self._starved = version, False
             label = self._label(version)
             wrong = await self._push_until_well(stream, label)
             if first and self.check_weights:
@@ -306,9 +317,9 @@ class ServerEngine(RolloutEngine):
             if await self._anywhere(bool(wrong)):
                 error = await self._push.diagnose(stream, wrong, label, self._expected)
                 raise error or EngineError("the weights of another rank's server are wrong; see its error")
-        for node in self._nodes:
-            if not node.owned:
-                node.state = State.READY
+            for node in self._nodes:
+                if not node.owned:
+                    node.state = State.READY
         self._sync_seconds = time.perf_counter() - started
 
     async def _push_until_well(self, stream: WeightStream, label: str) -> Failures:
@@ -347,21 +358,24 @@ class ServerEngine(RolloutEngine):
     def needs_weights(self) -> bool:
         return self._stream is None or self._starved or any(node.state is State.OFFLOADED for node in self._own)
 
-    def on_device(self) -> AbstractContextManager[None]:
-        return self._released_after() if self.release_memory else contextlib.nullcontext()
-
     @contextmanager
-    def _released_after(self) -> Iterator[None]:
-        """Release the memory; all ranks are done with sampling when one leaves, so a shared server's is free too."""
+    def on_device(self) -> Iterator[None]:
+        """Keep the trainer's weights readable; release servers' memory afterwards, where the recipe says so.
+
+        All ranks are done with sampling when one leaves, so a shared server's memory is free then, too.
+        """
+        self._learning.close()
         whole = False
         try:
             yield
             whole = True
         finally:
-            for node in self._own:
+            for node in self._own if self.release_memory else ():
                 node.release()
-            if whole:  # the trainers of all ranks wait for it, whose GPUs a server of one may have shared
+            if whole and self.release_memory:  # the trainers of all ranks wait, whose GPUs a server may have shared
                 self._runtime.gather_world(None)
+            if whole:
+                self._learning.enter_context(self._weights)  # waits for a restoration in progress
 
     def health(self) -> dict[str, float]:
         return {

@@ -118,6 +118,7 @@ class TorchEngine(RolloutEngine):
         future.add_done_callback(self._note)
         self._waiting.append(Row(request, budget, stop_ids, future, request.key.hash()))
         if self._server is None or self._server.done():
+            self._interrupting = False
             self._server = asyncio.create_task(self._serve())
         async with asyncio.timeout(request.deadline):
             return await future
@@ -165,7 +166,6 @@ class TorchEngine(RolloutEngine):
     async def _serve(self) -> None:
         """Answer requests until none waits; a failure is raised in all that do."""
         self._batch = batch = Batch(self._runtime.device)
-        self._interrupting = False
         joined: list[Row] = []
         work = self._decode if self._decoder is not None else self._generate
         select = self._admissible if self._decoder is not None else self._of_one_length
@@ -282,7 +282,7 @@ class TorchEngine(RolloutEngine):
         batch.keep(kept)
 
     def _generate(self, batch: Batch, joined: Sequence[Row]) -> Sequence[Row]:
-        """Sample rows of a model without a plain cache to their ends; the batch stays empty."""
+        """Sample rows of a model without a plain cache to their ends or an interruption; the batch stays empty."""
         from rlkit.engines.torch.generate import generate
 
         if not joined:
@@ -291,11 +291,13 @@ class TorchEngine(RolloutEngine):
 
         def select(logits: Tensor) -> tuple[Tensor, Tensor]:
             batch.sample(logits, self.version)
-            return batch.last, torch.tensor([row.finished for row in joined], device=logits.device)
+            done = [row.finished or self._interrupting for row in joined]
+            return batch.last, torch.tensor(done, device=logits.device)
 
         prompts = [row.request.tokens for row in joined]
         try:
             generate(self._runtime.policy, prompts, select, max(row.budget for row in joined), self._runtime.autocast())
+            batch.interrupt()
         finally:
             batch.keep([])
         return joined

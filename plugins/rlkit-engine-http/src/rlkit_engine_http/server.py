@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -16,10 +16,8 @@ from safetensors import SafetensorError, safe_open
 from rlkit.engines.server.api import Answer
 from rlkit.engines.server.http import UNREADABLE
 from rlkit.engines.torch.engine import TorchEngine
+from rlkit.rollout.gate import Gate
 from rlkit.types import Request, SampleKey, Sampling, StopReason
-
-CHUNK_TOKENS = 128
-"""A long answer is sampled in chunks of so many tokens, between which the server can be paused."""
 
 LARGEST_BODY = 64 * 1024 * 1024
 
@@ -55,46 +53,24 @@ class Sampler:
 
     engine: TorchEngine
     policy: Any
-    label: str = ""
-    """Of the weights."""
-    _running: asyncio.Event = field(default_factory=asyncio.Event)
-    _idle: asyncio.Event = field(default_factory=asyncio.Event)
-    _chunks: int = 0
+    _labels: list[str] = field(default_factory=lambda: [""])
+    """Of the engine's versions of the weights."""
+    _gate: Gate = field(default_factory=Gate)
 
     def __post_init__(self) -> None:
-        self._idle.set()
         self._parameters = dict(self.policy.named_parameters())
         self.device = next(self.policy.parameters()).device
 
-    async def generate(self, request: Request) -> Answer:
-        """Continue a request's tokens; a pause splits the answer, and what follows comes from the weights then."""
-        found, sampling = Answer([], []), request.sampling
-        while True:
-            left = sampling.max_tokens - len(found.tokens)
-            part = replace(sampling, max_tokens=min(left, CHUNK_TOKENS))
-            async with self._chunk():
-                done = await self.engine.generate(
-                    replace(request, tokens=(*request.tokens, *found.tokens), sampling=part)
-                )
-                found.labels.extend([self.label] * len(done.tokens))
-            found.tokens.extend(done.tokens)
-            found.logps.extend(done.logps)
-            if done.stop is not StopReason.LENGTH or left <= CHUNK_TOKENS:
-                return replace(found, stopped=done.stop is StopReason.STOP)
+    @property
+    def label(self) -> str:
+        """Of the weights."""
+        return self._labels[-1]
 
-    @asynccontextmanager
-    async def _chunk(self) -> AsyncIterator[None]:
-        """Wait until it is not paused; a pause waits for this to end."""
-        while not self._running.is_set():
-            await self._running.wait()
-        self._chunks += 1
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            self._chunks -= 1
-            if not self._chunks:
-                self._idle.set()
+    async def generate(self, request: Request) -> Answer:
+        """Continue a request's tokens; what follows a pause in its middle comes from the weights then."""
+        done = await self._gate.ask(request, self.engine.generate)
+        labels = [self._labels[version] for version in done.versions]
+        return Answer(done.tokens, done.logps, labels, done.stop is StopReason.STOP)
 
     async def probe(self, row: list[int], count: int) -> Answer:
         """Return a row's tokens but the first, and `count` likeliest ones, with their log-probs."""
@@ -110,14 +86,16 @@ class Sampler:
         return found
 
     async def pause(self) -> None:
-        """Stop sampling; returns when nothing is sampled any more."""
-        self._running.clear()
-        await self._idle.wait()
+        """Interrupt sampling; returns when nothing is sampled any more."""
+        self._gate.close()
+        self.engine.interrupt()
+        await self._gate.quiet()
 
     def go_on(self, label: str) -> None:
         """Sample on, from weights of this label."""
-        self.label = label
-        self._running.set()
+        self._labels.append(label)
+        self.engine.version = len(self._labels) - 1
+        self._gate.open()
 
     def load(self, file: str) -> None:
         """Copy weights from a safetensors file.
@@ -126,7 +104,7 @@ class Sampler:
             ValueError: It is not paused, or the file has a tensor that the model has not.
             SafetensorError: It is no such file.
         """
-        if self._running.is_set() or self._chunks:
+        if self._gate.is_open:
             raise ValueError("weights came while the server samples; pause it first")
         with safe_open(file, framework="pt") as tensors, torch.no_grad():
             for name in tensors.keys():  # noqa: SIM118 (no mapping)
