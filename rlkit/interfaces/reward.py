@@ -58,9 +58,21 @@ class RewardFunction(RewardManager):
 
     timeout: float = 10.0
 
+    def __init_subclass__(cls, **options: object) -> None:
+        super().__init_subclass__(**options)
+        if "grade" in vars(cls) and "grade_at_once" not in vars(cls):  # its base's is a shortcut of another `grade`
+            cls.grade_at_once = RewardFunction.grade_at_once  # type: ignore[method-assign]
+
     @abstractmethod
     def grade(self, trajectory: Trajectory) -> Score | float:
         """Return the score; an accuracy is the component `accuracy`."""
+
+    def grade_at_once(self, trajectory: Trajectory) -> Score | None:
+        """Return the score where `grade` is sure to take microseconds; None leaves the trajectory to a worker.
+
+        Called in the trainer's process, on the event loop of all rollouts, so it may not read long texts or wait.
+        """
+        return None
 
     def control(self, trajectory: Trajectory) -> Trajectory | None:
         """Return a gradable answer to the same prompt, such as the reference; None if there is none.

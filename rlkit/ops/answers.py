@@ -77,6 +77,21 @@ def equal(given: str, expected: str) -> bool:
     Raises:
         UngradableError: The given answer is too large to be compared.
     """
+    found = equal_at_once(given, expected)
+    if found is not None:
+        return found
+    given, expected = _plain(given), _plain(expected)
+    _bound(given)
+    from math_verify import parse, verify
+
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of the missing deadline
+    # The worker's own deadline replaces math-verify's, which needs signals and hangs in threads.
+    parsed = [parse(f"${x}$", parsing_timeout=None) for x in (expected, given)]
+    return bool(verify(*parsed, timeout_seconds=None))
+
+
+def equal_at_once(given: str, expected: str) -> bool | None:
+    """Return the same where math-verify is not needed: numbers, words and equal texts; None for other formulae."""
     left, right = quantities(given), quantities(expected)
     if right and left is not None:
         return any(_close(a, b) for a in left for b in right)
@@ -85,13 +100,7 @@ def equal(given: str, expected: str) -> bool:
         return True
     if right and (_NO_NUMBER.search(given) or not _is_formula(given)):
         return False
-    _bound(given)
-    from math_verify import parse, verify
-
-    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of the missing deadline
-    # The worker's own deadline replaces math-verify's, which needs signals and hangs in threads.
-    parsed = [parse(f"${x}$", parsing_timeout=None) for x in (expected, given)]
-    return bool(verify(*parsed, timeout_seconds=None))
+    return None
 
 
 def canonical(answer: str) -> str:
@@ -166,6 +175,8 @@ def _value(found: re.Match[str]) -> Fraction | None:
 
 def _close(given: Fraction, expected: Fraction) -> bool:
     """Whether two numbers are equal up to 1e-6 of the expected one, or of 1 where that is less: integers exactly."""
+    if given.denominator == expected.denominator == 1:
+        return given == expected
     tolerance = min(Fraction(1), abs(expected)) / 10**6
     return abs(given - expected) <= tolerance
 

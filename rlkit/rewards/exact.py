@@ -31,3 +31,6 @@ class ExactReward(RewardFunction):
             answer, expected = answer.casefold(), expected.casefold()
         right = float(answer == expected)
         return Score(right, {"accuracy": right}, answer=answer)
+
+    def grade_at_once(self, trajectory: Trajectory) -> Score | None:
+        return self.grade(trajectory)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from rlkit.interfaces.reward import OnError, RewardFunction
-from rlkit.ops.answers import UngradableError, canonical, equal, final_answer
+from rlkit.ops.answers import UngradableError, canonical, equal, equal_at_once, final_answer
 from rlkit.ranges import FiniteFloat, Seconds
 from rlkit.types import Score, StopReason, Trajectory
+
+SHORT = 2000
+"""Characters of a text in which the final answer is found at once."""
 
 CUT_OFF = (StopReason.LENGTH, StopReason.CONTEXT, StopReason.ERROR)
 
@@ -39,6 +43,16 @@ class MathReward(RewardFunction):
         self.on_error = on_error
 
     def grade(self, trajectory: Trajectory) -> Score:
+        score = self._score(trajectory, equal)
+        assert score is not None  # `equal` always decides
+        return score
+
+    def grade_at_once(self, trajectory: Trajectory) -> Score | None:
+        long = max(len(trajectory.text), len(trajectory.prompt.answer or "")) > SHORT
+        return None if long else self._score(trajectory, equal_at_once)
+
+    def _score(self, trajectory: Trajectory, same: Callable[[str, str], bool | None]) -> Score | None:
+        """Return the score, None where it is open whether the answer is the `same` as the reference's."""
         if trajectory.prompt.answer is None:
             return Score(None, error=f"prompt {trajectory.prompt.id!r} has no answer to compare with")
         expected, _ = final_answer(trajectory.prompt.answer)
@@ -46,11 +60,13 @@ class MathReward(RewardFunction):
             return Score(None, error=f"prompt {trajectory.prompt.id!r} has no answer in {trajectory.prompt.answer!r}")
         answer, marked = final_answer(trajectory.text)
         try:
-            right = float(answer is not None and equal(answer, expected))
+            right = answer is not None and same(answer, expected)
         except UngradableError:
             return self.ungradable()
+        if right is None:
+            return None
         credit = float(marked and trajectory.stop not in CUT_OFF)
-        components = {"accuracy": right, "strict": right * marked, "format": credit}
+        components = {"accuracy": float(right), "strict": float(right and marked), "format": credit}
         return Score(right + self.format_weight * credit, components, answer=canonical(answer or ""))
 
     def control(self, trajectory: Trajectory) -> Trajectory | None:

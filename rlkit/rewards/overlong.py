@@ -45,3 +45,6 @@ class Overlong(RewardFunction):
     def grade(self, trajectory: Trajectory) -> Score:
         excess = trajectory.response_length - (self.max_tokens - self.buffer)
         return Score(min(-excess / self.buffer * self.factor, 0.0))
+
+    def grade_at_once(self, trajectory: Trajectory) -> Score | None:
+        return self.grade(trajectory)

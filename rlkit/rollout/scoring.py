@@ -74,6 +74,23 @@ async def _listed(reward: RewardManager, trajectories: Sequence[Trajectory]) -> 
 
 
 async def _grade(reward: RewardFunction, trajectories: Sequence[Trajectory], workers: Workers) -> list[Score]:
+    scores = [_grade_at_once(reward, trajectory) for trajectory in trajectories]
+    others = [t for t, score in zip(trajectories, scores, strict=True) if score is None]
+    found = iter(await _grade_in_workers(reward, others, workers) if others else ())
+    return [next(found) if score is None else score for score in scores]
+
+
+def _grade_at_once(reward: RewardFunction, trajectory: Trajectory) -> Score | None:
+    try:
+        score = reward.grade_at_once(trajectory)
+    except Exception:  # a worker's to report
+        return None
+    return None if score is None else as_score(score)
+
+
+async def _grade_in_workers(
+    reward: RewardFunction, trajectories: Sequence[Trajectory], workers: Workers
+) -> list[Score]:
     found = await workers.call_each(grade_as_data, reward, trajectories, reward.timeout)
     failed = [i for i, outcome in enumerate(found) if isinstance(outcome, WorkerError)]
     controls = await run_concurrently(*(_grade_control(reward, trajectories[i], workers) for i in failed))

@@ -121,12 +121,15 @@ def json_text(content: object) -> bytes:
     return (json.dumps(content, indent=2) + "\n").encode()
 
 
+_encode = json.JSONEncoder(ensure_ascii=False, default=str).encode
+
+
 def json_lines(rows: Iterable[Mapping[str, object]]) -> bytes:
     """Return the content of a compressed file of JSON lines."""
     buffer = BytesIO()
     with gzip.GzipFile(fileobj=buffer, mode="wb", compresslevel=5) as file:
         for row in rows:
-            line = json.dumps(row, ensure_ascii=False, default=str) + "\n"
+            line = _encode(row) + "\n"
             file.write(line.encode("utf-8", "backslashreplace"))  # half of a surrogate pair is escaped as in JSON
     return buffer.getvalue()
 

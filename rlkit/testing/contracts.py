@@ -12,7 +12,7 @@ from typing import get_args
 
 import torch
 
-from rlkit.errors import RecipeError
+from rlkit.errors import RecipeError, show
 from rlkit.interfaces import outputs
 from rlkit.interfaces.advantage import AdvantageEstimator, Needs
 from rlkit.interfaces.callback import Callback, LoggedRun, Logger
@@ -181,6 +181,9 @@ def check_reward(reward: RewardManager, texts: Sequence[str] = ("#### 4", "", "#
         for text, value in zip(batch, raw, strict=True):
             if getattr(value, "error", None) is None and as_score(value).error:
                 raise AssertionError(f"{name} returned {value!r} for {text!r}, expected finite numbers, or an error")
+        for trajectory, value in zip(trajectories, raw, strict=True) if isinstance(reward, RewardFunction) else ():
+            if (found := reward.grade_at_once(trajectory)) is not None and as_score(found) != as_score(value):
+                raise AssertionError(f"{name}.grade_at_once returned {show(found)}, but grade returns {show(value)}")
     return scores
 
 

@@ -45,6 +45,55 @@ def scored(reward: RewardManager, trajectories: Sequence[Trajectory], workers: W
     return asyncio.run(score(reward, trajectories, workers))
 
 
+class NoWorkers(Workers):
+    """Fails where a call is made."""
+
+    async def call_each(self, *_: object) -> Any:
+        raise AssertionError("a worker was called")
+
+
+@pytest.mark.parametrize(
+    ("text", "at_once"),
+    [
+        ("#### 4", True), ("#### 5", True), ("\\boxed{4.0}", True), ("four", True), ("", True), ("#### 50%", True),
+        ("#### x + 1", False), ("\\boxed{\\sqrt{16}}", False), ("4" + " " * 2000, False),
+    ],
+)  # fmt: skip
+def test_plain_answers_are_graded_without_a_worker(text: str, at_once: bool) -> None:
+    """The reference is 4."""
+    found = MathReward().grade_at_once(example_trajectory(text))
+    assert (found is not None) == at_once
+    assert found in (None, MathReward().grade(example_trajectory(text)))
+
+
+def test_only_what_is_not_graded_at_once_goes_to_a_worker(workers: Workers) -> None:
+    texts = ("#### 4", "#### x + 1", "#### 5", "#### \\frac{8}{2}")
+    assert [s.reward for s in scored(MathReward(), [example_trajectory(t) for t in texts], workers)] == [1, 0, 0, 1]
+    none = NoWorkers(1)
+    assert [s.reward for s in scored(MathReward(), [example_trajectory(t) for t in texts[::2]], none)] == [1, 0]
+    none.close()
+
+
+def test_a_reward_with_a_grade_of_its_own_has_no_shortcut_of_its_base() -> None:
+    class Half(ExactReward):
+        def grade(self, trajectory: Trajectory) -> Score:
+            return Score(0.5)
+
+    class Named(ExactReward):
+        pass
+
+    assert Half().grade_at_once(example_trajectory("4")) is None
+    assert Named().grade_at_once(example_trajectory("4")) == Score(1.0, {"accuracy": 1.0}, answer="4")
+
+
+def test_an_error_at_once_is_left_to_the_worker(workers: Workers) -> None:
+    class Hasty(ExactReward):
+        def grade_at_once(self, trajectory: Trajectory) -> Score | None:
+            raise ValueError("too hasty")
+
+    assert scored(Hasty(), [example_trajectory("4")], workers)[0].reward == 1
+
+
 def test_overlong_by_hand() -> None:
     # free up to 6 tokens, then -1/4 a token
     found = check_reward(Overlong(max_tokens=10, buffer=4), ["x" * n for n in (1, 6, 7, 10, 12)])
