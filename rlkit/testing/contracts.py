@@ -181,10 +181,17 @@ def check_reward(reward: RewardManager, texts: Sequence[str] = ("#### 4", "", "#
         for text, value in zip(batch, raw, strict=True):
             if getattr(value, "error", None) is None and as_score(value).error:
                 raise AssertionError(f"{name} returned {value!r} for {text!r}, expected finite numbers, or an error")
-        for trajectory, value in zip(trajectories, raw, strict=True) if isinstance(reward, RewardFunction) else ():
-            if (found := reward.grade_at_once(trajectory)) is not None and as_score(found) != as_score(value):
-                raise AssertionError(f"{name}.grade_at_once returned {show(found)}, but grade returns {show(value)}")
+        if isinstance(reward, RewardFunction):
+            _check_at_once(reward, trajectories)
     return scores
+
+
+def _check_at_once(reward: RewardFunction, trajectories: Sequence[Trajectory]) -> None:
+    for trajectory in trajectories:
+        found = reward.grade_at_once(trajectory)
+        if found is not None and as_score(found) != as_score(expected := reward.grade(trajectory)):
+            name = type(reward).__name__
+            raise AssertionError(f"{name}.grade_at_once returned {show(found)}, but grade returns {show(expected)}")
 
 
 def check_task(task: Task) -> list[Prompt]:
