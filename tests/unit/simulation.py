@@ -1,0 +1,378 @@
+"""A simulated run: the real stream, service and conversations over an engine, a user and a clock that are made up.
+
+The clock is virtual: it jumps to the next moment at which anything happens, so that a history takes milliseconds, and a
+deadlock is an error at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import selectors
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any, TypeVar
+from unittest.mock import patch
+from zlib import crc32
+
+import torch
+
+from rlkit.errors import EngineError, RolloutError
+from rlkit.interfaces.engine import RolloutEngine
+from rlkit.interfaces.interaction import Interaction, Reply
+from rlkit.recipe import Recipe
+from rlkit.rollout.participants import Participants
+from rlkit.rollout.service import RolloutService
+from rlkit.sections import Conversation, Rollout
+from rlkit.train.ahead.stream import Stream, TrainedPlaces
+from rlkit.train.metrics import Meter
+from rlkit.train.rollouts import Rollouts
+from rlkit.types import Completion, Prompt, Request, Sampling, Score, StopReason, Trajectory
+from tests.unit import phases
+
+T = TypeVar("T")
+
+TOKEN_SECONDS = 0.1
+
+
+class Deadlock(Exception):
+    """Nothing will ever happen again, though something is waited for."""
+
+
+class Clock(selectors.DefaultSelector):
+    """Jumps to the next deadline instead of waiting for it."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None:
+            raise Deadlock
+        self.now += max(timeout, 0.0)
+        return []
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        self.clock = Clock()
+        super().__init__(self.clock)
+
+    def time(self) -> float:
+        return self.clock.now
+
+
+class VirtualEventLoop:
+    """What `RolloutService` needs of an event loop, in the caller's thread: the loop runs while the caller waits."""
+
+    def __init__(self, prepare: Callable[[], None]) -> None:
+        self.loop = VirtualLoop()
+        self.errors: list[Any] = []
+        self.interrupt_after: float | None = None
+        self.loop.set_exception_handler(lambda _, context: self.errors.append(context))
+
+    def run(self, work: Coroutine[object, None, T]) -> T:
+        """Return what the work returns; a Ctrl-C cancels it, and is raised once it has ended."""
+        task = self.loop.create_task(work)
+        if self.interrupt_after is not None:
+            after, self.interrupt_after = self.interrupt_after, None
+            self.loop.run_until_complete(asyncio.wait((task,), timeout=after))
+            if not task.done():
+                task.cancel()
+                self.loop.run_until_complete(asyncio.wait((task,)))
+                raise KeyboardInterrupt
+        return self.loop.run_until_complete(task)
+
+    def submit(self, work: Coroutine[object, None, T]) -> Future[T]:
+        raise NotImplementedError
+
+    def cancel_all(self) -> None:
+        tasks = asyncio.all_tasks(self.loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            self.loop.run_until_complete(asyncio.wait(tasks, timeout=60))
+        assert not asyncio.all_tasks(self.loop), "a task outlives the run"
+
+    def close(self) -> None:
+        self.loop.close()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run, and what happens to it.
+
+    Args:
+        lead: `rollout.lead` as a share of the staleness.
+        mean: Tokens of a turn on average; those of every eighth conversation are eight times as many.
+        failing: The probability that a turn fails.
+        dying: The probability that the engine fails in a step, in which the run ends.
+        interrupted: The probability of a second Ctrl-C in a step.
+        resuming: The probability that the run ends after a step, by a `kill -9` for instance.
+        saving: The probability of a checkpoint after a step.
+        user_seconds: How long a user's reply may take.
+        step_seconds: How long learning may take.
+        pace: Seed of all times; those of lengths and failures follow from `seed` alone.
+    """
+
+    batch: int = 2
+    group_size: int = 2
+    staleness: int = 1
+    lead: float | None = None
+    steps: int = 4
+    turns: int = 2
+    mean: int = 3
+    failing: float = 0.0
+    dying: float = 0.0
+    interrupted: float = 0.0
+    resuming: float = 0.0
+    saving: float = 1.0
+    user_seconds: float = 0.0
+    step_seconds: float = 1.0
+    seed: int = 0
+    pace: int = 0
+
+    def recipe(self) -> Recipe:
+        rollout = Rollout(
+            engine=Engine(self),
+            group_size=self.group_size,
+            sampling=Sampling(max_tokens=64),
+            max_staleness=self.staleness,
+            lead=None if self.lead is None else self.lead * self.staleness,
+        )
+        made = phases.recipe(train={"steps": self.steps, "prompts_per_step": self.batch, "seed": self.seed})
+        conversation = Conversation(turns=self.turns, seconds=50.0, check="off")
+        return replace(made, rollout=rollout, interaction=User(self), conversation=conversation)
+
+    def chance(self, *of: object) -> float:
+        """Return a number from 0 to 1 that follows from the seed and what it is for."""
+        return crc32(repr((self.seed, *of)).encode()) / 2**32
+
+
+@dataclass
+class Row:
+    request: Request
+    future: asyncio.Future[Completion]
+    found: Completion = field(default_factory=lambda: Completion([], [], [], StopReason.LENGTH))
+
+    def end(self, stop: StopReason) -> None:
+        self.found.stop = stop
+        if not self.future.done():
+            self.future.set_result(self.found)
+
+
+class Engine(RolloutEngine):
+    """Samples a token of each request at a time; whether it is a turn's last follows from its place."""
+
+    interruptible = True
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.version = 0
+        self.rows: list[Row] = []
+        self.fails_after: int | None = None
+        self._calm: Any = None
+        self._interrupting = False
+        self._server: asyncio.Task[None] | None = None
+
+    def bind(self, runtime: Any) -> None: ...
+
+    def follow(self, calm: Any) -> None:
+        self._calm = calm
+
+    def interrupt(self) -> None:
+        self._interrupting = self._server is not None and not self._server.done()
+
+    async def sync(self, stream: Any, version: int) -> None:
+        assert not self.rows, "the weights change under requests"
+        self.version = version
+
+    async def generate(self, request: Request) -> Completion:
+        if self.plan.chance("fail", request.session, len(request.tokens)) < self.plan.failing:
+            raise RolloutError("this request failed")
+        row = Row(request, asyncio.get_running_loop().create_future())
+        self.rows.append(row)
+        if self._server is None or self._server.done():
+            self._server = asyncio.create_task(self._serve())
+        return await row.future
+
+    async def _serve(self) -> None:
+        self._interrupting = False
+        while self.rows:
+            if self._calm is not None:
+                await asyncio.sleep(0)
+                await self._calm()
+            if self._interrupting:
+                self._interrupting = False
+                self._end([(row, StopReason.INTERRUPTED) for row in self.rows])
+                continue
+            await asyncio.sleep(TOKEN_SECONDS)
+            self.rows = [row for row in self.rows if not row.future.done()]
+            if self.fails_after is not None:
+                self.fails_after -= 1
+                if self.fails_after < 0:
+                    rows, self.rows = self.rows, []
+                    for row in rows:
+                        row.future.set_exception(EngineError("the engine died"))
+                    return
+            self._end([(row, stop) for row in self.rows if (stop := self._sample(row)) is not None])
+
+    def _sample(self, row: Row) -> StopReason | None:
+        request, found = row.request, row.found
+        place = len(request.tokens) + len(found.tokens)
+        mean = self.plan.mean * (8 if self.plan.chance(request.session) < 1 / 8 else 1)
+        last = self.plan.chance(request.session, place) < 1 / mean
+        found.tokens.append(9)
+        found.logps.append(-1.0)
+        found.versions.append(self.version)
+        if last:
+            return StopReason.STOP
+        return StopReason.LENGTH if len(found.tokens) == request.sampling.max_tokens else None
+
+    def _end(self, rows: list[tuple[Row, StopReason]]) -> None:
+        for row, stop in rows:
+            self.rows.remove(row)
+            row.end(stop)
+
+
+class User(Interaction):
+    """Replies after a while; now and then that takes longer than its deadline allows."""
+
+    timeout = 5.0
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.pace = random.Random(plan.pace)
+
+    def bind(self, runtime: Any) -> None: ...
+
+    async def reply(self, messages: Any, state: Any) -> Reply:
+        await asyncio.sleep(self.pace.random() * self.plan.user_seconds)
+        return Reply([{"role": "user", "content": "go on"}], done=False)
+
+
+TEMPLATE: Any = SimpleNamespace(
+    start=lambda messages, tools: [1] * len(messages),
+    delta=lambda messages: [1] * len(messages),
+    plain=lambda message: message,
+    count=len,
+    text=lambda tokens, special: "x" * len(tokens),
+)
+"""Renders each message as one token."""
+
+
+ACTOR: Any = SimpleNamespace(policy=torch.nn.Module())
+
+
+class Service(RolloutService):
+    """Scores after a while."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.pace = plan, random.Random(f"score {plan.pace}")
+        recipe = plan.recipe()
+        participants = Participants(interaction=recipe.interaction)
+        dialogue: Any = SimpleNamespace(template=TEMPLATE, participants=participants, context=1 << 20)
+        ranks: Any = phases.LocalRanks()
+        ranks.any = bool
+        fabric = SimpleNamespace(device=None, world_size=1, strategy=None)
+        with (
+            patch("rlkit.rollout.service.EventLoop", VirtualEventLoop),
+            patch.object(phases.LocalRanks, "fabric", fabric),
+        ):
+            super().__init__(recipe, dialogue, ACTOR, ranks)
+        self.clock: Any = self._loop
+
+    async def score(self, reward: Any, trajectories: Any) -> list[Score]:
+        await asyncio.sleep(self.pace.random() * self.plan.step_seconds * 3)
+        return [Score(1.0) for _ in trajectories]
+
+
+class Data:
+    """Prompts named by their places; notes which have begun, and checks that they are not too many."""
+
+    def __init__(self, plan: Plan, service: Service) -> None:
+        self.plan, self.service, self.first = plan, service, service.version
+        self.begun: set[int] = set()
+
+    def row(self, place: int) -> int:
+        return place
+
+    def prompt(self, row: int) -> Prompt:
+        assert 0 <= row < self.plan.batch * self.plan.steps
+        self.begun.add(row)
+        steps = self.plan.staleness + 1 + self.service.version - self.first
+        assert len(self.begun) <= steps * self.plan.batch, "more was admitted than may become too old"
+        return Prompt(str(row), [{"role": "user", "content": "go"}])
+
+
+@dataclass
+class Step:
+    """What a step was trained on: the places, and the versions of the tokens."""
+
+    places: list[int]
+    versions: list[list[int]]
+
+
+def simulate(plan: Plan) -> list[Step]:
+    """Make a run with all that happens to it; return the steps that its last checkpoint knows and those after it.
+
+    Checks after each step that what is trained on may be, and at the end that each prompt was, once.
+    """
+    chance = random.Random(f"{plan.seed} events")
+    steps: list[Step] = []
+    saved: tuple[int, TrainedPlaces] = (0, TrainedPlaces())
+    while len(steps) < plan.steps:
+        steps = steps[: saved[0]]
+        saved = _session(plan, steps, saved, chance)
+    everything = [place for step in steps for place in step.places]
+    assert sorted(everything) == list(range(plan.batch * plan.steps)), "a prompt was lost, or trained on twice"
+    return steps
+
+
+def _session(
+    plan: Plan, steps: list[Step], saved: tuple[int, TrainedPlaces], chance: random.Random
+) -> tuple[int, TrainedPlaces]:
+    """Make steps until the run ends, well or otherwise; return the last checkpoint."""
+    service = Service(plan)
+    service.version = saved[0]
+    data: Any = Data(plan, service)
+    pace = random.Random(f"{plan.pace} steps")
+    try:
+        service.sync_weights()
+        stream = Stream(data, service, saved[1])
+        while len(steps) < plan.steps:
+            engine: Any = service.engine
+            engine.fails_after = chance.randrange(20) if chance.random() < plan.dying else None
+            if chance.random() < plan.interrupted:
+                service.clock.interrupt_after = chance.random() * 4
+            rollouts = stream(data, service, len(steps) + 1, Meter())
+            service.wait(rollouts.scoring.wait())
+            steps.append(_check(plan, service, rollouts, len(steps)))
+            service.wait(asyncio.sleep(pace.random() * plan.step_seconds))
+            service.version += 1
+            service.sync_weights()
+            if chance.random() < plan.saving or len(steps) == plan.steps:
+                saved = len(steps), stream.trained
+            if chance.random() < plan.resuming:
+                return saved
+        assert not asyncio.all_tasks(service.clock.loop), "something goes on after the last step"
+        assert not service.clock.errors
+    except (EngineError, KeyboardInterrupt):
+        pass
+    finally:
+        service.close()
+    return saved
+
+
+def _check(plan: Plan, service: Service, rollouts: Rollouts, done: int) -> Step:
+    """Check what a step trains on: whole groups, each of one prompt and scored, no token older than allowed."""
+    groups: dict[int, list[Trajectory]] = {}
+    for trajectory in rollouts.all:
+        groups.setdefault(trajectory.group, []).append(trajectory)
+        assert (trajectory.error is None) == (trajectory.score is not None)
+        assert all(v == -1 or done - plan.staleness <= v <= done for v in trajectory.versions), "a token is too old"
+    assert sorted(groups) == list(range(plan.batch))
+    assert all(len(group) == plan.group_size and len({t.prompt.id for t in group}) == 1 for group in groups.values())
+    assert service.engine.rows == [] or not service.engine.interruptible  # type: ignore[attr-defined]
+    ordered = [groups[slot] for slot in range(plan.batch)]
+    return Step([int(g[0].prompt.id) for g in ordered], [t.versions for g in ordered for t in g])
