@@ -23,7 +23,10 @@ class Gate:
         self._calm.set()
         self._quiet = asyncio.Event()
         self._quiet.set()
-        self._busy = self._requests = 0
+        self.busy = self.requests = 0
+        """Conversations that are busy, and requests in the engine."""
+        self.changed = 0.0
+        """When a conversation last asked for something, had an answer or ended, by the event loop's clock."""
 
     @property
     def is_open(self) -> bool:
@@ -48,8 +51,9 @@ class Gate:
 
     def count(self, busy: int) -> None:
         """Count so many more conversations as busy."""
-        self._busy += busy
-        if self._busy:
+        self.busy += busy
+        self.changed = asyncio.get_running_loop().time()
+        if self.busy:
             self._calm.clear()
         else:
             self._calm.set()
@@ -76,11 +80,12 @@ class Gate:
 
     @contextmanager
     def _in_engine(self) -> Iterator[None]:
-        self._requests += 1
+        self.requests += 1
         self._quiet.clear()
         try:
             yield
         finally:
-            self._requests -= 1
-            if not self._requests:
+            self.requests -= 1
+            self.changed = asyncio.get_running_loop().time()
+            if not self.requests:
                 self._quiet.set()

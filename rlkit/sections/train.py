@@ -48,7 +48,8 @@ class Train:
             a third more time.
         offload_during_rollout: Offload to host memory, during rollouts, what sampling does not need: optimizer states,
             critic and reference, and the policy if the engine has its own copy.
-        deadline: Seconds that a rank waits for the others before the run ends.
+        deadline: Seconds that a rank waits for the others before the run ends; with `rollout.max_staleness` also how
+            long it waits for rollouts of which none makes progress.
         aggregation: How tokens and sequences are weighted; null for the loss's default.
         old_logps: The denominator of ratios: the trainer's log-probs before the update, recomputed, or the engine's, or
             between the engine's and the current ones by the staleness of a token, without a pass of their own (A-3PO).

@@ -12,6 +12,7 @@ import selectors
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from itertools import count
 from types import SimpleNamespace
 from typing import Any, TypeVar
 from unittest.mock import patch
@@ -26,6 +27,8 @@ from rlkit.recipe import Recipe
 from rlkit.rollout.participants import Participants
 from rlkit.rollout.service import RolloutService
 from rlkit.sections import Conversation, Rollout
+from rlkit.train.ahead.beside import BesideStream
+from rlkit.train.ahead.colocated import ColocatedStream
 from rlkit.train.ahead.stream import Stream, TrainedPlaces
 from rlkit.train.metrics import Meter
 from rlkit.train.rollouts import Rollouts
@@ -34,7 +37,8 @@ from tests.unit import phases
 
 T = TypeVar("T")
 
-TOKEN_SECONDS = 0.1
+LONGEST_SECONDS = 10_000.0
+"""No history takes as long: a longer one waits for what never comes, and looks from time to time whether it has."""
 
 
 class Deadlock(Exception):
@@ -47,7 +51,7 @@ class Clock(selectors.DefaultSelector):
     now = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout is None:
+        if timeout is None or self.now > LONGEST_SECONDS:
             raise Deadlock
         self.now += max(timeout, 0.0)
         return []
@@ -103,18 +107,22 @@ class Plan:
     """A run, and what happens to it.
 
     Args:
+        beside: Whether the engine samples while the trainer learns.
         lead: `rollout.lead` as a share of the staleness.
         mean: Tokens of a turn on average; those of every eighth conversation are eight times as many.
         failing: The probability that a turn fails.
         dying: The probability that the engine fails in a step, in which the run ends.
+        grading: The probability that the reward of a group fails, which ends the run too.
         interrupted: The probability of a second Ctrl-C in a step.
         resuming: The probability that the run ends after a step, by a `kill -9` for instance.
         saving: The probability of a checkpoint after a step.
+        token_seconds: How long the engine takes for a token of all requests.
         user_seconds: How long a user's reply may take.
         step_seconds: How long learning may take.
         pace: Seed of all times; those of lengths and failures follow from `seed` alone.
     """
 
+    beside: bool = False
     batch: int = 2
     group_size: int = 2
     staleness: int = 1
@@ -124,9 +132,11 @@ class Plan:
     mean: int = 3
     failing: float = 0.0
     dying: float = 0.0
+    grading: float = 0.0
     interrupted: float = 0.0
     resuming: float = 0.0
     saving: float = 1.0
+    token_seconds: float = 0.1
     user_seconds: float = 0.0
     step_seconds: float = 1.0
     seed: int = 0
@@ -164,13 +174,12 @@ class Row:
 class Engine(RolloutEngine):
     """Samples a token of each request at a time; whether it is a turn's last follows from its place."""
 
-    interruptible = True
-
     def __init__(self, plan: Plan) -> None:
-        self.plan = plan
+        self.plan, self.beside, self.interruptible = plan, plan.beside, not plan.beside
         self.version = 0
         self.rows: list[Row] = []
         self.fails_after: int | None = None
+        self.failed = False
         self._calm: Any = None
         self._interrupting = False
         self._server: asyncio.Task[None] | None = None
@@ -184,7 +193,7 @@ class Engine(RolloutEngine):
         self._interrupting = self._server is not None and not self._server.done()
 
     async def sync(self, stream: Any, version: int) -> None:
-        assert not self.rows, "the weights change under requests"
+        assert self.beside or not self.rows, "the weights change under requests"
         self.version = version
 
     async def generate(self, request: Request) -> Completion:
@@ -206,11 +215,12 @@ class Engine(RolloutEngine):
                 self._interrupting = False
                 self._end([(row, StopReason.INTERRUPTED) for row in self.rows])
                 continue
-            await asyncio.sleep(TOKEN_SECONDS)
+            await asyncio.sleep(self.plan.token_seconds)
             self.rows = [row for row in self.rows if not row.future.done()]
             if self.fails_after is not None:
                 self.fails_after -= 1
                 if self.fails_after < 0:
+                    self.failed = True
                     rows, self.rows = self.rows, []
                     for row in rows:
                         row.future.set_exception(EngineError("the engine died"))
@@ -267,8 +277,8 @@ ACTOR: Any = SimpleNamespace(policy=torch.nn.Module())
 class Service(RolloutService):
     """Scores after a while."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan, self.pace = plan, random.Random(f"score {plan.pace}")
+    def __init__(self, plan: Plan, session: int) -> None:
+        self.plan, self.pace = plan, random.Random(f"{plan.pace} score {session}")
         recipe = plan.recipe()
         participants = Participants(interaction=recipe.interaction)
         dialogue: Any = SimpleNamespace(template=TEMPLATE, participants=participants, context=1 << 20)
@@ -281,9 +291,13 @@ class Service(RolloutService):
         ):
             super().__init__(recipe, dialogue, ACTOR, ranks)
         self.clock: Any = self._loop
+        self.failed = False
 
     async def score(self, reward: Any, trajectories: Any) -> list[Score]:
         await asyncio.sleep(self.pace.random() * self.plan.step_seconds * 3)
+        if self.pace.random() < self.plan.grading:
+            self.failed = True
+            raise RolloutError("the reward failed, which is told to end the run")
         return [Score(1.0) for _ in trajectories]
 
 
@@ -298,7 +312,6 @@ class Data:
         return place
 
     def prompt(self, row: int) -> Prompt:
-        assert 0 <= row < self.plan.batch * self.plan.steps
         self.begun.add(row)
         steps = self.plan.staleness + 1 + self.service.version - self.first
         assert len(self.begun) <= steps * self.plan.batch, "more was admitted than may become too old"
@@ -321,32 +334,44 @@ def simulate(plan: Plan) -> list[Step]:
     chance = random.Random(f"{plan.seed} events")
     steps: list[Step] = []
     saved: tuple[int, TrainedPlaces] = (0, TrainedPlaces())
-    while len(steps) < plan.steps:
+    for session in count():
         steps = steps[: saved[0]]
-        saved = _session(plan, steps, saved, chance)
+        if len(steps) == plan.steps:
+            break
+        if session == 20:  # enough has happened
+            plan = replace(plan, dying=0.0, grading=0.0, interrupted=0.0, resuming=0.0)
+        saved = _session(plan, session, steps, saved, chance)
     everything = [place for step in steps for place in step.places]
     assert sorted(everything) == list(range(plan.batch * plan.steps)), "a prompt was lost, or trained on twice"
     return steps
 
 
+def open_stream(plan: Plan, service: Service, data: Any, trained: TrainedPlaces) -> Stream:
+    return (BesideStream if plan.beside else ColocatedStream)(data, service, trained)
+
+
 def _session(
-    plan: Plan, steps: list[Step], saved: tuple[int, TrainedPlaces], chance: random.Random
+    plan: Plan, session: int, steps: list[Step], saved: tuple[int, TrainedPlaces], chance: random.Random
 ) -> tuple[int, TrainedPlaces]:
     """Make steps until the run ends, well or otherwise; return the last checkpoint."""
-    service = Service(plan)
+    service = Service(plan, session)
     service.version = saved[0]
     data: Any = Data(plan, service)
     pace = random.Random(f"{plan.pace} steps")
     try:
         service.sync_weights()
-        stream = Stream(data, service, saved[1])
+        stream = open_stream(plan, service, data, saved[1])
         while len(steps) < plan.steps:
             engine: Any = service.engine
             engine.fails_after = chance.randrange(20) if chance.random() < plan.dying else None
             if chance.random() < plan.interrupted:
                 service.clock.interrupt_after = chance.random() * 4
+            broken = engine.failed or service.failed
             rollouts = stream(data, service, len(steps) + 1, Meter())
+            assert plan.beside or not engine.rows, "requests are left in the engine"
             service.wait(rollouts.scoring.wait())
+            assert not broken, "the run went on after something had failed"
+            assert plan.beside or not engine.failed, "a step began after the engine had failed"
             steps.append(_check(plan, service, rollouts, len(steps)))
             service.wait(asyncio.sleep(pace.random() * plan.step_seconds))
             service.version += 1
@@ -355,9 +380,10 @@ def _session(
                 saved = len(steps), stream.trained
             if chance.random() < plan.resuming:
                 return saved
+        stream.close()
         assert not asyncio.all_tasks(service.clock.loop), "something goes on after the last step"
         assert not service.clock.errors
-    except (EngineError, KeyboardInterrupt):
+    except (EngineError, RolloutError, KeyboardInterrupt):
         pass
     finally:
         service.close()
@@ -373,6 +399,5 @@ def _check(plan: Plan, service: Service, rollouts: Rollouts, done: int) -> Step:
         assert all(v == -1 or done - plan.staleness <= v <= done for v in trajectory.versions), "a token is too old"
     assert sorted(groups) == list(range(plan.batch))
     assert all(len(group) == plan.group_size and len({t.prompt.id for t in group}) == 1 for group in groups.values())
-    assert service.engine.rows == [] or not service.engine.interruptible  # type: ignore[attr-defined]
     ordered = [groups[slot] for slot in range(plan.batch)]
     return Step([int(g[0].prompt.id) for g in ordered], [t.versions for g in ordered for t in g])

@@ -8,11 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.simulation import Plan, simulate
+from rlkit.errors import EngineError, RolloutError
+from rlkit.train.ahead.stream import TrainedPlaces
+from rlkit.train.metrics import Meter
+from tests.unit.simulation import Data, Plan, Service, open_stream, simulate
 
 PROBABILITY = st.sampled_from([0.0, 0.1, 0.4])
 PLANS = st.builds(
     Plan,
+    beside=st.booleans(),
     batch=st.integers(1, 4),
     group_size=st.integers(1, 3),
     staleness=st.integers(0, 3),
@@ -22,6 +26,7 @@ PLANS = st.builds(
     mean=st.integers(1, 6),
     failing=PROBABILITY,
     dying=PROBABILITY,
+    grading=st.sampled_from([0.0, 0.0, 0.1]),
     interrupted=PROBABILITY,
     resuming=PROBABILITY,
     saving=st.sampled_from([1.0, 0.5]),
@@ -32,7 +37,7 @@ PLANS = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(PLANS)
 def test_no_history_breaks_the_rules(plan: Plan) -> None:
     simulate(plan)
@@ -45,9 +50,65 @@ def test_none_of_ten_thousand_histories_breaks_the_rules(plan: Plan) -> None:
     simulate(plan)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(PLANS, st.integers(0, 2**32))
 def test_how_fast_tools_and_steps_are_changes_nothing(plan: Plan, pace: int) -> None:
     """Which groups a step trains on and which weights sampled each token follow from the seed."""
-    plan = replace(plan, dying=0.0, interrupted=0.0, user_seconds=min(plan.user_seconds, 1.0))
+    plan = replace(
+        plan, beside=False, dying=0.0, grading=0.0, interrupted=0.0, user_seconds=min(plan.user_seconds, 1.0)
+    )
     assert simulate(plan) == simulate(replace(plan, pace=pace))
+
+
+@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize(("token_seconds", "hangs"), [(1801.0, True), (1799.0, False)])
+def test_an_engine_that_hangs_ends_the_run_and_a_slow_one_does_not(
+    beside: bool, token_seconds: float, hangs: bool
+) -> None:
+    """No answer comes for longer than train.deadline, 1800 s; turns have one token here."""
+    plan = Plan(
+        beside, batch=2, group_size=2, lead=1.0, mean=1, turns=1, token_seconds=token_seconds, step_seconds=9999
+    )
+    service = Service(plan, 0)
+    stream = open_stream(plan, service, Data(plan, service), TrainedPlaces())
+    if hangs:
+        with pytest.raises(RolloutError) as error:
+            stream(stream._data, service, 1, Meter())
+        assert str(error.value) == (
+            "rollouts made no progress for 1800 s (train.deadline): the trainer waits, with 0 of 2 groups of the next "
+            "step; 8 requests are in Engine, and 0 conversations wait for something else, such as a tool; find out "
+            "what hangs, or raise train.deadline if answers take as long"
+        )
+        assert service.clock.loop.time() == 1800
+    else:
+        assert len(stream(stream._data, service, 1, Meter()).all) == 4
+    service.close()
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_an_error_ends_the_step_at_once(beside: bool) -> None:
+    """The engine dies at its second token, while the group of another prompt would have gone on for long."""
+    plan = Plan(beside, batch=2, mean=1000, turns=1)
+    service = Service(plan, 0)
+    service.engine.fails_after = 1  # type: ignore[attr-defined]
+    stream = open_stream(plan, service, Data(plan, service), TrainedPlaces())
+    with pytest.raises(EngineError, match="the engine died"):
+        stream(stream._data, service, 1, Meter())
+    assert service.clock.loop.time() == pytest.approx(0.2)
+    service.close()
+
+
+def test_a_run_may_go_on_with_smaller_steps() -> None:
+    """Four of a step's prompts were trained on, not the first four; three steps of three follow."""
+    plan = Plan(batch=3, group_size=1, steps=4)
+    service = Service(plan, 0)
+    service.version = 1
+    stream = open_stream(plan, service, Data(plan, service), TrainedPlaces(1, (2, 4, 6)))
+    places = []
+    for number in (2, 3, 4):
+        rollouts = stream(stream._data, service, number, Meter())
+        places += [int(t.prompt.id) for t in rollouts.all]
+        service.version += 1
+    assert sorted(places) == [1, 3, 5, 7, 8, 9, 10, 11, 12]
+    assert stream.trained == TrainedPlaces(13)
+    service.close()

@@ -53,16 +53,9 @@ def test_the_lead_may_be_a_part_of_a_batch() -> None:
     assert ledger.admit(0) == [0, 1, 2, 3, 4, 5]
 
 
-def test_what_is_lost_begins_again_first() -> None:
-    ledger = Ledger(batch=2, staleness=1, lead=1, total=99)
-    ledger.admit(0)
-    ledger.lose([2, 0])
-    assert ledger.admit(0) == [0, 2]
-
-
 @dataclass
 class History:
-    """A simulated engine: groups become whole in any order, and engines die."""
+    """A simulated engine: groups become whole in any order."""
 
     ledger: Ledger
     version: int = 0
@@ -90,25 +83,19 @@ class History:
         self.version += 1
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data(), st.integers(1, 5), st.integers(0, 4), st.floats(0, 2), st.integers(1, 12))
 def test_no_history_breaks_the_rules(data: st.DataObject, batch: int, staleness: int, lead: float, steps: int) -> None:
     history = History(Ledger(batch, staleness, min(lead, staleness), batch * steps))
-    events = 0
     while history.version < steps:
         history.admit()
         ledger = history.ledger
         assert ledger.running or ledger.ready(history.version), "stuck"
-        events += 1
-        choices = ["end"] * 12 + ["die"] if events < 300 else ["end"]
-        event = data.draw(st.sampled_from(choices))
         if ledger.ready(history.version) and (not ledger.running or data.draw(st.booleans())):
             history.step()
-        elif event == "end" and ledger.running:
+        else:
             number = data.draw(st.sampled_from(sorted(ledger.running)))
             ledger.end(number, ledger.running[number])
-        elif event == "die":
-            ledger.lose(ledger.running)
     assert sorted(history.trained) == list(range(batch * steps))
     assert history.ledger.trained == batch * steps
 

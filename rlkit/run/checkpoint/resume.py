@@ -50,6 +50,11 @@ def compare(found: CheckpointRef, recipe_yaml: str, force: bool) -> list[str]:
         RecipeError: A difference breaks the state, or changes the training without `force`.
     """
     old, new = flat(found.state.recipe), flat(as_data(recipe_yaml))
+    if len(found.state.trained or ()) > 1 and not new.get("rollout.max_staleness"):
+        raise RecipeError(
+            f"rollout.max_staleness is 0, but {found.place} was trained on some prompts of later steps, which would be "
+            "trained on twice; keep it, and set rollout.lead to 0 to sample for one step at a time"
+        )
     changed = [key for key in sorted(old | new) if old.get(key) != new.get(key)]
     lines = {key: f"{key}: {show(old.get(key))} in the checkpoint, {show(new.get(key))} now" for key in changed}
     moved = [part for part in PRESENT if any(_under(k, part) for k in old) != any(_under(k, part) for k in new)]

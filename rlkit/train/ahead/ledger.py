@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
@@ -63,12 +62,6 @@ class Ledger:
         """Note that a group is whole, and the version of its oldest token."""
         del self.running[number]
         self.whole[number] = oldest
-
-    def lose(self, numbers: Iterable[int]) -> None:
-        """Note that groups that were being sampled are not any more, and have to begin again."""
-        for number in list(numbers):
-            del self.running[number]
-            self._again.add(number)
 
     def ready(self, version: int) -> bool:
         """Whether a step can begin: a batch is whole, and no group runs that must not be dropped once more."""

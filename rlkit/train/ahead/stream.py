@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from itertools import count, islice
+from typing import NamedTuple, TypeVar
 
+from rlkit.errors import RolloutError
 from rlkit.rollout.collect import BusyTimer, Sampler, converse
 from rlkit.rollout.gate import Gate
 from rlkit.rollout.service import RolloutService
@@ -17,6 +19,8 @@ from rlkit.train.data import Data
 from rlkit.train.metrics import Meter
 from rlkit.train.rollouts import Rollouts, finish, share_groups
 from rlkit.types import Trajectory
+
+T = TypeVar("T")
 
 
 class TrainedPlaces(NamedTuple):
@@ -33,10 +37,10 @@ class TrainedPlaces(NamedTuple):
             low += 1
         return TrainedPlaces(low, tuple(sorted(beyond)))
 
-    def others(self, total: int) -> list[int]:
-        """Return those that are left of so many, in order."""
+    def others(self, number: int) -> list[int]:
+        """Return the first so many that are left, in order."""
         beyond = set(self.beyond)
-        return [place for place in range(self.low, total) if place not in beyond]
+        return list(islice((place for place in count(self.low) if place not in beyond), number))
 
 
 @dataclass
@@ -55,6 +59,9 @@ class Group:
 class Stream(ABC):
     """Obtains the rollouts of each step; groups that are not whole by then go on, and later steps learn from them.
 
+    An error of any group, be it of its sampling or its scoring, is raised when the next step begins at the latest; one
+    is also raised if the trainer waits and nothing happens for `train.deadline` seconds.
+
     A group is sampled under the step and the place that it has in the order of the data, so that its tokens depend on
     the seed and on the weights alone, whatever step learns from it. All state is used on the service's event loop.
 
@@ -69,7 +76,7 @@ class Stream(ABC):
         self._data, self._service = data, service
         self._batch = service.recipe.train.prompts_per_step
         self._slots = range(self._batch)[ranks.index :: ranks.count]
-        places = trained.others(self._batch * service.recipe.train.steps)
+        places = trained.others(self._batch * (service.recipe.train.steps - service.version))
         self.trained = trained
         self._places = [place for i, place in enumerate(places) if (i % self._batch) % ranks.count == ranks.index]
         lead = min(1, rollout.max_staleness) if rollout.lead is None else rollout.lead
@@ -87,7 +94,7 @@ class Stream(ABC):
 
     def __call__(self, data: Data, service: RolloutService, number: int, meter: Meter) -> Rollouts:
         """Return a step's rollouts, whose scoring may still be running; all ranks must call this."""
-        groups = service.sample(self._obtain(meter))
+        groups = service.sample(self._watched(self._obtain(meter)))
         rollouts = Rollouts()
         for slot, group in zip(self._slots, groups, strict=True):
             rollouts.scoring.adopt(group.scoring)
@@ -120,15 +127,54 @@ class Stream(ABC):
     async def _until_ready(self) -> None:
         """Wait until a step can begin; an error of any group is raised at once."""
         while True:
-            for task in self._tasks.values():
-                if task.done():
-                    task.result()
+            working = self._working()
             if self._ledger.ready(self._version):
                 return
-            await asyncio.wait(self._tasks.values(), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
+
+    def _working(self) -> list[asyncio.Task[None]]:
+        """Return the tasks in progress.
+
+        Raises:
+            BaseException: One has failed.
+        """
+        tasks = [*self._tasks.values(), *(group.scoring for group in self._groups.values())]
+        for task in tasks:
+            if task.done():
+                task.result()
+        return [task for task in tasks if not task.done()]
+
+    async def _watched(self, work: Coroutine[object, None, T]) -> T:
+        """Do work that waits for groups.
+
+        Raises:
+            RolloutError: Nothing has happened for `train.deadline` seconds.
+        """
+        deadline, now = self._service.recipe.train.deadline, asyncio.get_running_loop().time
+        task, begun = asyncio.create_task(work), now()
+        try:
+            while not task.done():
+                left = max(begun, self._gate.changed) + deadline - now()
+                if left <= 0:
+                    raise RolloutError(self._stalled(deadline))
+                await asyncio.wait((task,), timeout=left)
+            return task.result()
+        finally:
+            await cancel(task)
+
+    def _stalled(self, seconds: float) -> str:
+        """Describe what each side is doing."""
+        gate, engine = self._gate, type(self._service.engine).__name__
+        return (
+            f"rollouts made no progress for {seconds:g} s (train.deadline): the trainer waits, with "
+            f"{len(self._ledger.whole)} of {len(self._slots)} groups of the next step; {gate.requests} requests are in "
+            f"{engine}, and {gate.busy} conversations wait for something else, such as a tool; find out what hangs, or "
+            "raise train.deadline if answers take as long"
+        )
 
     async def _cut(self, meter: Meter) -> list[Group]:
         """Take the groups of a step out of those that are whole; cancel those that have become too old."""
+        self._working()
         ledger, version = self._ledger, self._version
         ages = {number: version - oldest for number, oldest in ledger.whole.items()}
         cut = ledger.cut(version)
