@@ -89,6 +89,11 @@ class Recipe:
         return [part for part in parts if part is not None]
 
     @property
+    def groups_per_step(self) -> int:
+        """How many groups a step trains on at most."""
+        return self.train.prompts_per_step + (0 if self.rollout.replay is None else self.rollout.replay.size)
+
+    @property
     def needs_reference(self) -> bool:
         """Whether something measures KL."""
         return self.kl_loss is not None or self.kl_reward is not None
@@ -240,6 +245,8 @@ def _check_staleness(recipe: Recipe) -> Iterator[str]:
     if not rollout.max_staleness:
         if rollout.lead:
             yield f"rollout.lead is {rollout.lead:g}, but {name} is 0; set {name} to 1 or more, or remove rollout.lead"
+        if rollout.replay is not None:
+            yield f"rollout.replay trains on groups of earlier steps, but {name} is 0; set {name} to 1 or more"
         return
     given = f"{name} is {rollout.max_staleness}, but"
     if rollout.lead is not None and rollout.lead > rollout.max_staleness:
@@ -255,14 +262,16 @@ def _check_staleness(recipe: Recipe) -> Iterator[str]:
             f"{given} rollout.engine {type(rollout.engine).__name__} cannot be interrupted, nor does it sample while "
             "the trainer learns; choose TorchEngine"
         )
-    for option, used in (
-        ("rollout.oversample", rollout.oversample > 1),
-        ("rollout.filter", rollout.filter is not None),
-        ("curriculum", recipe.curriculum is not None),
-        (f"advantage {type(recipe.advantage).__name__}", Needs.GREEDY in recipe.advantage.needs),
-    ):
-        if used:
-            yield f"{given} {option} samples for one step at a time; remove one of them"
+    if rollout.oversample > 1:
+        yield (
+            f"{given} rollout.oversample is {rollout.oversample}, though no step waits for its slowest groups already: "
+            "they go on in the next one; set rollout.oversample to 1"
+        )
+    if recipe.curriculum is not None:
+        yield (
+            f"{given} curriculum {type(recipe.curriculum).__name__} orders prompts by the outcomes of all steps "
+            f"before, which are not known when prompts begin ahead; remove it, or set {name} to 0"
+        )
 
 
 def _check_profile(recipe: Recipe) -> Iterator[str]:

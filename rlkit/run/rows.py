@@ -25,7 +25,7 @@ LONGEST_LINE = 2**28
 OF_SCORE = ("reward", "turn_rewards", "ungradable")
 """What of a score a row has under `score`; the rest stands beside it."""
 
-CREDIT = ("advantages", "greedy_reward")
+CREDIT = ("advantages", "greedy_reward", "again")
 """What of a trajectory's credit is read back."""
 
 Tokenize = Callable[[list[Message], str], tuple[list[int], list[int]]]

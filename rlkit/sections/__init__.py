@@ -3,7 +3,7 @@
 from rlkit.sections.fabric import FSDP2, Environment, Fabric
 from rlkit.sections.model import Critic, Lora, Model, Reference
 from rlkit.sections.profile import Profile
-from rlkit.sections.rollout import Conversation, Rollout
+from rlkit.sections.rollout import Conversation, Replay, Rollout
 from rlkit.sections.save import Save, Validation
 from rlkit.sections.train import Correction, KLLoss, KLReward, Rejection, Shaping, Train
 
@@ -21,6 +21,7 @@ __all__ = [
     "Profile",
     "Reference",
     "Rejection",
+    "Replay",
     "Rollout",
     "Save",
     "Shaping",

@@ -14,6 +14,22 @@ from rlkit.types import Sampling
 
 
 @dataclass
+class Replay:
+    """Groups that are trained on in several steps, while none of their tokens is older than `rollout.max_staleness`.
+
+    A step trains on `train.prompts_per_step` new groups and on those that are kept: the youngest of the steps before.
+    A resumed run begins without any.
+
+    Args:
+        size: How many groups are kept at most, over all ranks.
+        reuse: How often a group is trained on again, at most.
+    """
+
+    size: Count
+    reuse: Count = 1
+
+
+@dataclass
 class Rollout:
     """How trajectories are sampled.
 
@@ -29,6 +45,7 @@ class Rollout:
             samples and learns in turn. With more, a step learns from the groups that are whole first, and the others go
             on with its new weights: a step does not wait for the longest answers. It needs `correction` or `rejection`.
         lead: How far rollouts run ahead normally, in steps; null for 1, or 0 where `max_staleness` is 0.
+        replay: Groups that later steps are trained on again; null for none. It needs `max_staleness`.
         max_gap: The largest mean distance of the engine's log-probs of a few tokens from the trainer's, in the weight
             check before the first rollout; null for 1e-3 in float32 and 0.2 in lower precisions.
         max_prompt_tokens: The most tokens of a prompt, tools and template included; null for what the context holds.
@@ -45,6 +62,7 @@ class Rollout:
     oversample: Annotated[float, Ge(1), Le(2), NUMBER] = 1.0
     max_staleness: Annotated[int, Ge(0), Le(64), NUMBER] = 0
     lead: Annotated[float, Ge(0), Le(64), NUMBER] | None = None
+    replay: Replay | None = None
     max_gap: PositiveFloat | None = None
     max_prompt_tokens: PositiveInt | None = None
     overlong: Literal["error", "drop", "left", "right", "middle"] = "error"

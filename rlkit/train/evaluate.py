@@ -15,14 +15,11 @@ from rlkit.rollout.collect import collect
 from rlkit.rollout.service import RolloutService
 from rlkit.sections import Validation
 from rlkit.text import safe
-from rlkit.train.rollouts import finish
+from rlkit.train.rollouts import LONGEST_NAME, MAX_SOURCES, finish, source_of
 from rlkit.types import Prompt, Sampling, StopReason, Trajectory
 
 STEP = 0
 """Validation draws its random numbers as a step of its own, so that before and after are compared on the same ones."""
-
-MAX_SOURCES, LONGEST_NAME = 50, 80
-"""Sources whose figures are shown apart, and the characters of a source's or a component's name that are kept."""
 
 Accuracies = dict[int, float]
 """The accuracy of each prompt, by its place: the mean of its answers."""
@@ -50,7 +47,7 @@ class Answer(NamedTuple):
         components = {} if score is None or reward is None else {_name(k): x for k, x in score.components.items()}
         return cls(
             trajectory.group,
-            _name(trajectory.prompt.source or trajectory.prompt.meta.get("data_source") or ""),
+            source_of(trajectory.prompt),
             trajectory.error is not None,
             trajectory.stop is StopReason.STOP,
             trajectory.response_length,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 from statistics import fmean
 
 from rlkit.distributed.ranks import Ranks
+from rlkit.errors import shorten
 from rlkit.interfaces import outputs
 from rlkit.interfaces.advantage import Needs
 from rlkit.interfaces.filter import GroupFilter
@@ -19,9 +20,13 @@ from rlkit.registry import calling, require
 from rlkit.rollout.collect import BusyTimer, Quota, Sampler, collect
 from rlkit.rollout.service import RolloutService
 from rlkit.rollout.tasks import Background, run_concurrently
+from rlkit.text import safe
 from rlkit.train.data import Data
 from rlkit.train.metrics import Meter
 from rlkit.types import Prompt, Sampling, StopReason, Trajectory
+
+MAX_SOURCES, LONGEST_NAME = 50, 80
+"""Sources whose figures are shown apart, and the characters of a source's or a component's name that are kept."""
 
 MEASURED_ANSWERS, MEASURED_TOKENS = 64, 2**15
 """Of a step, on a rank, about so much at most is looked through for repetitions: every second trajectory, or so."""
@@ -32,8 +37,8 @@ class Rollouts:
     """A step's trajectories: all of them, those that may be trained on, and what is still being scored.
 
     `sampled` were sampled on this rank, `train_on` is what this rank trains on: the same, unless ranks share the work.
-    `greedy` holds the reward of a greedy answer by group, where the estimator needs it; `errors` counts the texts of
-    what failed on this rank.
+    `greedy` holds the reward of a greedy answer by group, where the estimator needs it, once `greedy_answers` are
+    scored; `errors` counts the texts of what failed on this rank.
     """
 
     all: list[Trajectory] = field(default_factory=list)
@@ -41,6 +46,7 @@ class Rollouts:
     train_on: list[Trajectory] = field(default_factory=list)
     dispatch: list[list[int]] = field(default_factory=list)
     greedy: dict[int, float] | None = None
+    greedy_answers: dict[int, Trajectory] = field(default_factory=dict)
     scoring: Background = field(default_factory=Background)
     errors: Counter[str] = field(default_factory=Counter)
 
@@ -114,6 +120,9 @@ def await_scores(service: RolloutService, rollouts: Rollouts, meter: Meter) -> l
     Whole groups in which a reward failed, or the greedy answer's did, are left out and counted.
     """
     service.wait(rollouts.scoring.wait())
+    if rollouts.greedy is not None:
+        known_rewards = {group: answer.reward for group, answer in rollouts.greedy_answers.items()}
+        rollouts.greedy |= {group: reward for group, reward in known_rewards.items() if reward is not None}
     describe(rollouts.all, meter)
     describe_texts(rollouts.all, service.recipe.rollout.group_size > 1, meter)
     rollouts.errors = Counter(error for t in rollouts.all if (error := t.error or (t.score and t.score.error)))
@@ -178,12 +187,7 @@ async def _play(
     quota: Quota | None = None,
 ) -> list[Trajectory]:
     """Sample all prompts at once until the quota is reached, greedy answers beside them; score groups as they end."""
-    rollout, greedy, (number, attempt) = service.recipe.rollout, rollouts.greedy, when
-
-    if greedy is not None:
-        for group, _ in prompts:
-            greedy.pop(group, None)  # of the prompt whose place another has taken
-
+    rollout, (number, attempt) = service.recipe.rollout, when
     timer = BusyTimer()
 
     def sampler(sampling: Sampling, samples: int) -> Sampler:
@@ -192,23 +196,21 @@ async def _play(
     async def score_group(group: list[Trajectory]) -> None:
         rollouts.scoring.start(finish(service, group))
 
-    async def score_greedy(group: list[Trajectory]) -> None:
-        rollouts.scoring.start(note_greedy(group))
-
-    async def note_greedy(group: list[Trajectory]) -> None:
-        await finish(service, group)
-        if group and group[0].reward is not None and greedy is not None:
-            greedy[group[0].group] = group[0].reward
-
     sampled = collect(sampler(rollout.sampling, rollout.group_size), prompts, score_group, quota)
-    if greedy is None:
+    if rollouts.greedy is None:
         trajectories = await sampled
     else:
-        most_likely = replace(rollout.sampling, temperature=0.0)
-        trajectories, _ = await run_concurrently(sampled, collect(sampler(most_likely, 1), prompts, score_greedy))
+        greedy = collect(sampler(most_likely(rollout.sampling), 1), prompts, score_group)
+        trajectories, answers = await run_concurrently(sampled, greedy)
+        rollouts.greedy_answers |= {answer.group: answer for answer in answers}  # the last of each group counts
     meter.max("time/engine_idle_share", timer.idle_share())
     await asyncio.sleep(0)  # the last groups' scoring starts
     return trajectories
+
+
+def most_likely(sampling: Sampling) -> Sampling:
+    """Return the same with the most likely token each time."""
+    return replace(sampling, temperature=0.0)
 
 
 async def finish(service: RolloutService, group: Sequence[Trajectory]) -> None:
@@ -272,6 +274,26 @@ def describe_texts(trajectories: Sequence[Trajectory], grouped: bool, meter: Met
     meter.means("rollout/repetition", [x for t, _ in some if (x := _repetition(t)) is not None])
 
 
+def source_of(prompt: Prompt) -> str:
+    """Return where a prompt is from, as figures name it; empty where that is not known."""
+    return shorten(safe(str(prompt.source or prompt.meta.get("data_source") or "")), LONGEST_NAME)
+
+
+def log_by_source(log: Callable[[str, float], None], name: str, values: Sequence[tuple[Prompt, float]]) -> None:
+    """Log what prompts have, and once more as `name/SOURCE`, unless there are too many sources.
+
+    Args:
+        log: Takes a name and a value, as `Meter.mean` and `Meter.count` do.
+        name: Of the figure.
+        values: Of each prompt.
+    """
+    few = len({source_of(prompt) for prompt, _ in values}) <= MAX_SOURCES
+    for prompt, value in values:
+        log(name, value)
+        if few and (source := source_of(prompt)):
+            log(f"{name}/{source}", value)
+
+
 def _repetition(trajectory: Trajectory) -> float | None:
     """Return the share of runs of four tokens that occurred before in the same turn; None if there are none."""
     again = runs = 0
@@ -289,13 +311,14 @@ def _filter(chosen: GroupFilter, found: Sequence[Trajectory], rollouts: Rollouts
         if trajectory.error is None:
             groups[trajectory.group].append(trajectory)
     scored = {g: members for g, members in groups.items() if not any(map(unscored, members))}
-    dropped = [g for g, members in scored.items() if not _keeps(chosen, members)]
-    meter.means("filter/dropped", [float(g in dropped) for g in scored])
+    dropped = [g for g, members in scored.items() if not keeps(chosen, members)]
+    log_by_source(meter.mean, "filter/dropped", [(scored[g][0].prompt, float(g in dropped)) for g in scored])
     rollouts.sampled += [t for g, members in scored.items() if g not in dropped for t in members]
     return dropped
 
 
-def _keeps(chosen: GroupFilter, members: Sequence[Trajectory]) -> bool:
+def keeps(chosen: GroupFilter, members: Sequence[Trajectory]) -> bool:
+    """Whether a filter keeps a group, whose scores all have a reward."""
     with calling(chosen, "keep"):
         kept = chosen.keep(members)
     require(chosen, "keep", outputs.of_filter(kept))

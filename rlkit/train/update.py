@@ -56,7 +56,8 @@ def update_models(context: TrainContext, scored: Batch, step: int, meter: Meter)
     critic = context.recipe.critic
     record = scored.trainer_logps is None
     batch = TrainBatch.of(scored)
-    for groups in mini_batches(context.recipe.train, step):  # agreed: their order is seeded
+    most = context.recipe.groups_per_step
+    for groups in mini_batches(context.recipe.train, step, most):  # agreed: their order is seeded
         rows = [i for i, group in enumerate(batch.group.tolist()) if group in groups]
         if critic is not None:
             update_critic(context, batch, rows, meter)
@@ -66,10 +67,10 @@ def update_models(context: TrainContext, scored: Batch, step: int, meter: Meter)
     return batch
 
 
-def mini_batches(train: Train, step: int) -> Iterator[set[int]]:
-    """Yield the groups of each mini-batch, the same on every rank."""
+def mini_batches(train: Train, step: int, groups: int) -> Iterator[set[int]]:
+    """Yield the groups of each mini-batch, of so many, the same on every rank."""
     for epoch in range(train.epochs):
-        order = permutation(f"minibatches/{train.seed}/{step}/{epoch}", train.prompts_per_step)
+        order = permutation(f"minibatches/{train.seed}/{step}/{epoch}", groups)
         for part in order.tensor_split(train.minibatches):
             yield set(part.tolist())
 
@@ -116,7 +117,7 @@ def update_policy(
     """
     recipe, ranks, policy = context.recipe, context.ranks, context.models.policy
     objective = Objective.of(recipe, context.rollouts.version, strict=context.rollouts.version == 0)
-    counts = objective.count(batch, rows, recipe.train.prompts_per_step, ranks.all_reduce_sum)
+    counts = objective.count(batch, rows, recipe.groups_per_step, ranks.all_reduce_sum)
     if counts.tokens == 0:  # agreed: counted over all ranks
         meter.count("update/empty", 1 / ranks.count)
         return

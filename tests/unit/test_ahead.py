@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,89 @@ def test_a_resumed_run_trains_on_each_prompt_once(tmp_path: Path, capsys: pytest
     assert "was trained on some prompts of later steps, which would be trained on twice" in capsys.readouterr().err
 
 
+def test_without_a_lead_a_filter_replaces_the_same_prompts_as_in_the_synchronous_trainer(tmp_path: Path) -> None:
+    """The answers are the same; log-probs differ by rounding, since others are in the batch beside them."""
+    words = (
+        "--rollout.filter=ZeroSignal",
+        "--rollout.filter.max_refills=2",
+        "--rollout.group_size=2",
+        "--train.steps=2",
+    )
+    rows = fit(tmp_path / "plain", *words)
+    ahead = fit(tmp_path / "ahead", *words, "--rollout.max_staleness=2", "--rollout.lead=0")
+    assert [row["filter/refilled"] for row in ahead] == [row.get("filter/refilled", 0) for row in rows]
+    assert [row["filter/dropped"] for row in ahead] == [row["filter/dropped"] for row in rows]
+    assert sum(row["filter/refilled"] for row in ahead) > 0
+    for step in ("step-00001", "step-00002"):
+        found = [
+            sorted((row["group"], row["tokens"], "advantages" in row) for row in read_jsonl(path))
+            for path in (tmp_path / f"{name}/rollouts/{step}.jsonl.gz" for name in ("plain", "ahead"))
+        ]
+        assert found[0] == found[1]
+
+
+@pytest.mark.slow
+def test_without_a_lead_greedy_answers_are_as_in_the_synchronous_trainer(tmp_path: Path) -> None:
+    words = ("--train.steps=3", "--train.prompts_per_step=16")
+    fit(tmp_path / "plain", *words, recipe="quick_remax")
+    fit(tmp_path / "ahead", *words, "--rollout.max_staleness=2", "--rollout.lead=0", recipe="quick_remax")
+    found = compare(tmp_path / "plain", tmp_path / "ahead", ("staleness/",))
+    assert (found.step, found.answer, found.tensor) == (None, None, None)
+
+
+def trained_rows(out: Path, steps: range) -> list[list[dict[str, Any]]]:
+    rows = [read_jsonl(out / "rollouts" / f"step-{step:05d}.jsonl.gz") for step in steps]
+    return [[row for row in some if "advantages" in row] for some in rows]
+
+
+@pytest.mark.slow
+def test_groups_are_filtered_and_trained_on_again_repeatably(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Tools, S = 2: three groups at most are trained on once more; dropped places are refilled, and some stay empty."""
+    words = (
+        "--train.steps=6", "--rollout.max_staleness=2", "--rollout.filter=ZeroSignal", "--rollout.filter.max_refills=1",
+        "--rollout.replay.size=3", "--save.every=1", "--save.keep_last=6",
+    )  # fmt: skip
+    figures = fit(tmp_path / "one", *words, recipe="quick_tool")
+    fit(tmp_path / "other", *words, recipe="quick_tool")
+    assert not compare(tmp_path / "one", tmp_path / "other").differs
+    assert sum(row["filter/refilled"] for row in figures) > 0
+    assert sum(row["replay/groups"] for row in figures) > 6
+    for number, rows in enumerate(trained_rows(tmp_path / "one", range(1, 7))):
+        assert all(number - min(v for v in row["versions"] if v >= 0) <= 2 for row in rows)
+        groups = {(row["group"], row.get("again", 0)) for row in rows}
+        assert {again for slot, again in groups if slot >= 4} <= {1}
+        assert {again for slot, again in groups if slot < 4} <= {0}
+        assert len([slot for slot, _ in groups if slot >= 4]) == figures[number]["replay/groups"] <= 3
+        assert sum(figures[number][f"staleness/share/{age}"] for age in range(3)) == pytest.approx(1)
+    tokens = Counter(tuple(row["tokens"]) for some in trained_rows(tmp_path / "one", range(1, 7)) for row in some)
+    assert max(tokens.values()) > 1
+    assert open_checkpoint(str(tmp_path / "one/checkpoints/step-000006")).state.trained == [24]
+    again = ["replay", str(tmp_path / "one"), "--step=4", "--phase=learn", f"--out={tmp_path / 'again'}"]
+    assert main(again) == 0, capsys.readouterr().out
+    resume = f"--resume={tmp_path / 'one/checkpoints/step-000003'}"
+    rows = fit(tmp_path / "resumed", *words, resume, recipe="quick_tool")
+    assert rows[0]["replay/groups"] == 0  # no checkpoint has them
+    assert open_checkpoint(str(tmp_path / "resumed/checkpoints/step-000006")).state.trained == [24]
+
+
+def test_one_version_answers_a_validation(tmp_path: Path) -> None:
+    words = (
+        "--train.steps=3", "--rollout.max_staleness=2", "--validation.every=1", "--validation.limit=8",
+        "--validation.before=false", "--validation.samples=1",
+    )  # fmt: skip
+    rows = fit(tmp_path / "run", *words, recipe="quick_tool")
+    assert rows[0]["staleness/running"] > 0  # interrupted answers wait meanwhile
+    assert [row.get("validation/version") for row in rows] == [1, 2, None]
+    for step, name in ((1, "00001"), (2, "00002"), (3, "after")):
+        answers = read_jsonl(tmp_path / "run" / "rollouts" / f"validation-{name}.jsonl.gz")
+        assert len(answers) == 16
+        assert {v for row in answers for v in row["versions"]} == {-1, step}
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["validation"]["after"]["version"] == 3
+
+
 def test_what_was_trained_on_is_known_whatever_the_order() -> None:
     trained = TrainedPlaces(2).plus([4, 2, 6])
     assert trained == TrainedPlaces(3, (4, 6))
@@ -88,10 +172,9 @@ def test_what_was_trained_on_is_known_whatever_the_order() -> None:
     [
         (("--correction=null",), "nothing corrects for tokens of older weights: add correction: {high: 2.0}"),
         (("--rollout.lead=3",), "rollout.lead is 3, expected at most rollout.max_staleness, which is 2"),
-        (("--rollout.oversample=1.5",), "rollout.oversample samples for one step at a time"),
-        (("--rollout.filter=ZeroSignal",), "rollout.filter samples for one step at a time"),
-        (("--curriculum=SuccessRate",), "curriculum samples for one step at a time"),
-        (("--advantage=ReMax",), "advantage ReMax samples for one step at a time"),
+        (("--rollout.oversample=1.5",), "no step waits for its slowest groups already"),
+        (("--curriculum=SuccessRate",), "curriculum SuccessRate orders prompts by the outcomes of all steps before"),
+        (("--rollout.max_staleness=0", "--rollout.replay.size=4"), "rollout.replay trains on groups of earlier steps"),
         (("--rollout.engine=SGLangServer",), "rollout.engine SGLangServer cannot be interrupted, nor does it"),
         (("--rollout.max_staleness=0", "--rollout.lead=1"), "rollout.lead is 1, but rollout.max_staleness is 0"),
         (("--rollout.max_staleness=-1",), "rollout.max_staleness is -1"),

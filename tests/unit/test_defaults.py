@@ -24,7 +24,7 @@ DEFAULTS: dict[type, dict[str, Any]] = {
     sections.Rollout: {
         "engine": None, "group_size": 8, "sampling": Sampling, "filter": None, "max_gap": None,
         "max_prompt_tokens": None, "overlong": "error", "oversample": 1.0, "max_conversations": None,
-        "max_staleness": 0, "lead": None,
+        "max_staleness": 0, "lead": None, "replay": None,
     },
     sections.Train: {
         **TRAINED, "lr": 1e-6, "prompts_per_step": 32, "minibatches": 1, "epochs": 1,
@@ -50,6 +50,7 @@ DEFAULTS: dict[type, dict[str, Any]] = {
     sections.KLLoss: {"coef": 0.001, "estimator": "k3", "importance_weighted": False},
     sections.KLReward: {"coef": 0.001, "estimator": "k1", "target": None, "horizon": 10000},
     sections.Reference: {"mix": 1.0},
+    sections.Replay: {"reuse": 1},
     sections.Shaping: {"clip": None, "normalize": False},
     sections.Correction: {"level": "token", "low": None, "high": 2.0},
     sections.Rejection: {

@@ -46,22 +46,22 @@ def figures(meter: Meter) -> dict[str, float]:
 
 
 def test_mini_batches_divide_all_groups_in_each_epoch() -> None:
-    found = list(mini_batches(train(), 5))
+    found = list(mini_batches(train(), 5, train().prompts_per_step))
     assert [len(groups) for groups in found] == [3, 3, 3, 3]
     assert found[0] | found[1] == found[2] | found[3] == set(range(6))
     for epoch in (0, 1):
         order = permutation(f"minibatches/3/5/{epoch}", 6).tolist()
         assert found[2 * epoch : 2 * epoch + 2] == [set(order[:3]), set(order[3:])]
-    assert [len(groups) for groups in mini_batches(train(prompts_per_step=5, epochs=1), 1)] == [3, 2]
+    assert [len(groups) for groups in mini_batches(train(epochs=1), 1, 5)] == [3, 2]
 
 
 def test_the_order_depends_on_seed_step_and_epoch() -> None:
     many = {"prompts_per_step": 20}
-    one = list(mini_batches(train(**many), 5))
-    assert one == list(mini_batches(train(**many), 5))
+    one = list(mini_batches(train(**many), 5, 20))
+    assert one == list(mini_batches(train(**many), 5, 20))
     assert one[:2] != one[2:]
-    assert one != list(mini_batches(train(**many), 6))
-    assert one != list(mini_batches(train(seed=4, **many), 5))
+    assert one != list(mini_batches(train(**many), 6, 20))
+    assert one != list(mini_batches(train(seed=4, **many), 5, 20))
 
 
 def test_ranks_exchange_gradients_in_the_last_pass_and_dummy_rows_are_no_loss() -> None:
@@ -345,7 +345,7 @@ def test_a_step_makes_its_optimizer_steps_and_keeps_the_log_probs_before_them() 
     batch, meter = scored(advantages=ready().advantages, old_logps=scored().rollout_logps), Meter()
     trained = update_models(made, batch, 1, meter)
     assert figures(meter)["update/steps"] == 4
-    [first] = [sorted(groups) for groups in list(mini_batches(made.recipe.train, 1))[:1]]
+    [first] = [sorted(groups) for groups in list(mini_batches(made.recipe.train, 1, made.recipe.groups_per_step))[:1]]
     rows = [i for i, group in enumerate([0, 0, 1, 1]) if group in first]
     others = [i for i in range(4) if i not in rows]
     expected = (trained.tokens * trained.mask).float()[rows]
@@ -362,7 +362,9 @@ def test_entropies_are_those_of_the_first_pass_over_a_row() -> None:
         trained = update_models(made, scored(advantages=ready().advantages), 1, Meter())
         assert trained.entropy is not None
         kept.append(trained.entropy.where(trained.mask, torch.zeros(())))
-    [first, second] = [sorted(groups) for groups in list(mini_batches(made.recipe.train, 1))[:2]]
+    [first, second] = [
+        sorted(groups) for groups in list(mini_batches(made.recipe.train, 1, made.recipe.groups_per_step))[:2]
+    ]
     of_group = {group: kept[0][trained.mask & (trained.group == group)[:, None]] for group in (0, 1)}
     assert (of_group[first[0]] == 1).all()
     assert len(of_group[second[0]].unique()) == 1

@@ -179,7 +179,9 @@ def test_rewards_of_workers_and_of_the_trainer_agree(workers: Workers) -> None:
     assert asyncio.run(score(ExactReward(), trajectories, workers)) == asyncio.run(ExactReward().score(trajectories))
 
 
-def play(engine: FakeEngine, score: Any, greedy: dict[int, float]) -> tuple[Rollouts, list[Trajectory], Meter]:
+def play(
+    engine: FakeEngine, score: Any, before: dict[int, Trajectory] | None = None
+) -> tuple[Rollouts, list[Trajectory], Meter]:
     """Play both prompts, two samples and a greedy answer each, and wait for the scores."""
     common = sampler(engine)
     rollout = SimpleNamespace(engine=engine, sampling=Sampling(max_tokens=16), group_size=2)
@@ -191,7 +193,7 @@ def play(engine: FakeEngine, score: Any, greedy: dict[int, float]) -> tuple[Roll
             common, sampling=sampling, samples=samples, timer=timer
         ),
     )
-    rollouts, meter = Rollouts(greedy=greedy), Meter()
+    rollouts, meter = Rollouts(greedy={}, greedy_answers=before or {}), Meter()
 
     async def run() -> list[Trajectory]:
         found = await rollouts_module._play(service, PROMPTS, (1, 1), rollouts, meter)
@@ -208,19 +210,21 @@ def test_greedy_answers_are_scored_beside_the_samples() -> None:
         return [Score(t.group * (10.0 if len(group) == 1 else 1.0)) for t in group]
 
     engine = FakeEngine(["#### 2"])
-    rollouts, found, _ = play(engine, score, {})
+    rollouts, found, _ = play(engine, score)
     assert [t.reward for t in found] == [4.0, 4.0, 9.0, 9.0]
-    assert rollouts.greedy == {4: 40.0, 9: 90.0}
+    assert {group: answer.reward for group, answer in rollouts.greedy_answers.items()} == {4: 40.0, 9: 90.0}
     assert sorted(r.sampling.temperature for r in engine.requests) == [0.0] * 2 + [1.0] * 4
 
 
-def test_a_refilled_place_does_not_keep_the_greedy_reward_of_the_prompt_before() -> None:
+def test_a_refilled_place_does_not_keep_the_greedy_answer_to_the_prompt_before() -> None:
     async def failing(reward: object, group: Sequence[Trajectory]) -> list[Score]:
         return [Score(None, error="away") for _ in group]
 
-    rollouts, _, meter = play(FakeEngine(["#### 2"]), failing, {4: 1.0, 7: 0.5})
+    before = example_trajectory("4")
+    rollouts, _, meter = play(FakeEngine(["#### 2"]), failing, {4: before, 7: before})
     assert 0 <= meter._maxima["time/engine_idle_share"] < 1
-    assert rollouts.greedy == {7: 0.5}  # group 4 was played anew, and its greedy answer has no score
+    rewards = {group: answer.reward for group, answer in rollouts.greedy_answers.items()}
+    assert rewards == {4: None, 7: before.reward, 9: None}
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ STEP_ALONE = (
 )  # fmt: skip
 """What a step that is made again does without."""
 
-OTHERWISE = ("validation/", "imbalance/", "filter/", "staleness/")
+OTHERWISE = ("validation/", "imbalance/", "filter/", "replay/", "staleness/")
 """Figures that validations add, and those of sampling, for learning alone."""
 
 

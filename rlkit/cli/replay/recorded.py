@@ -35,14 +35,15 @@ class Recorded:
         data.prompts(number)  # the order of prompts is a state, which goes on
         ranks, filtered = service.ranks, service.recipe.rollout.filter is not None
         found = self._read(number, ranks.fabric.global_rank, service.actor.policy.config.get_text_config().vocab_size)
-        kept = ranks.gather_dp(len(found))
+        new = [t for t in found if "again" not in t.credit]
+        kept = ranks.gather_dp(len(new))
         if sum(kept) != self.samples[number]:
             raise RecipeError(
                 f"{self.run} has kept {sum(kept)} of the {self.samples[number]} trajectories of step {number} on "
                 f"{ranks.count} rank{'s' * (ranks.count > 1)}; leave out --phase learn to sample them again, or train "
                 "with log.rollouts.limit: null and log.rollouts.every: 1"
             )
-        rollouts = Rollouts(found)
+        rollouts = Rollouts(new)
         rollouts.sampled = [t for t in found if t.error is None and ("advantages" in t.credit or not filtered)]
         if greedy := {t.group: float(t.credit["greedy_reward"]) for t in found if "greedy_reward" in t.credit}:
             rollouts.greedy = greedy

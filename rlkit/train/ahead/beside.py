@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from rlkit.rollout.service import RolloutService
-from rlkit.train.ahead.stream import Group, Stream, TrainedPlaces
+from rlkit.train.ahead.group import Group
+from rlkit.train.ahead.stream import Stream, TrainedPlaces
 from rlkit.train.data import Data
 from rlkit.train.metrics import Meter
 

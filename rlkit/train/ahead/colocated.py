@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from rlkit.rollout.collect import Sampler
 from rlkit.rollout.service import RolloutService
-from rlkit.train.ahead.stream import Group, Stream, TrainedPlaces
+from rlkit.train.ahead.group import Group
+from rlkit.train.ahead.stream import Stream, TrainedPlaces
 from rlkit.train.data import Data
 from rlkit.train.metrics import Meter
 
@@ -42,5 +43,7 @@ class ColocatedStream(Stream):
             self._gate.close()
             self._service.engine.interrupt()
 
-    def _sampler(self, step: int) -> Sampler:
-        return replace(super()._sampler(step), admission=nullcontext())  # or validation would wait for what is held
+    def _sampler(self, step: int, attempt: int) -> Sampler:
+        return replace(
+            super()._sampler(step, attempt), admission=nullcontext()
+        )  # or validation would wait for what is held

@@ -58,6 +58,10 @@ class Ledger:
             found.append(number)
         return found
 
+    def renew(self, number: int, version: int) -> None:
+        """Note that what was sampled of a group was left out, and others are being sampled in its place."""
+        self.running[number] = version
+
     def end(self, number: int, oldest: int) -> None:
         """Note that a group is whole, and the version of its oldest token."""
         del self.running[number]

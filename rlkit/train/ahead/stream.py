@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count, islice
 from typing import NamedTuple, TypeVar
 
 from rlkit.errors import RolloutError
+from rlkit.interfaces.advantage import Needs
 from rlkit.rollout.collect import BusyTimer, Sampler, converse
 from rlkit.rollout.gate import Gate
 from rlkit.rollout.service import RolloutService
 from rlkit.rollout.tasks import cancel, run_concurrently
+from rlkit.sections import Replay
+from rlkit.train.ahead.buffer import ReplayBuffer
+from rlkit.train.ahead.group import Group
 from rlkit.train.ahead.ledger import Ledger
 from rlkit.train.data import Data
 from rlkit.train.metrics import Meter
-from rlkit.train.rollouts import Rollouts, finish, share_groups
+from rlkit.train.rollouts import Rollouts, finish, log_by_source, most_likely, share_groups
 from rlkit.types import Trajectory
 
 T = TypeVar("T")
@@ -41,19 +45,6 @@ class TrainedPlaces(NamedTuple):
         """Return the first so many that are left, in order."""
         beyond = set(self.beyond)
         return list(islice((place for place in count(self.low) if place not in beyond), number))
-
-
-@dataclass
-class Group:
-    """The samples of a prompt, its place in the order of the data, and the task that scores them."""
-
-    place: int
-    trajectories: list[Trajectory]
-    scoring: asyncio.Task[None]
-
-    def oldest(self, version: int) -> int:
-        """Return the version of the oldest token; the given one where there is none."""
-        return min((v for t in self.trajectories for v in t.versions if v >= 0), default=version)
 
 
 class Stream(ABC):
@@ -87,6 +78,10 @@ class Stream(ABC):
         self._tasks: dict[int, asyncio.Task[None]] = {}
         """Of the groups that are being sampled, and of those whose sampling failed."""
         self._groups: dict[int, Group] = {}
+        self._greedy = Needs.GREEDY in service.recipe.advantage.needs
+        replay = rollout.replay or Replay(0)
+        self._slots_again = range(self._batch, self._batch + replay.size)[ranks.index :: ranks.count]
+        self._buffer = ReplayBuffer(len(self._slots_again), replay.reuse, rollout.max_staleness)
 
     @property
     def _version(self) -> int:
@@ -94,17 +89,35 @@ class Stream(ABC):
 
     def __call__(self, data: Data, service: RolloutService, number: int, meter: Meter) -> Rollouts:
         """Return a step's rollouts, whose scoring may still be running; all ranks must call this."""
-        groups = service.sample(self._watched(self._obtain(meter)))
-        rollouts = Rollouts()
+        groups, again = service.sample(self._watched(self._obtain(meter))), self._buffer.draw()
+        rollouts = Rollouts(greedy={} if self._greedy else None)
         for slot, group in zip(self._slots, groups, strict=True):
-            rollouts.scoring.adopt(group.scoring)
-            for trajectory in group.trajectories:
-                trajectory.group = slot
-            rollouts.all += group.trajectories
+            self._add(rollouts, slot, group)
+        for slot, group in zip(self._slots_again, again, strict=False):
+            self._add_again(rollouts, slot, group)
+        self._buffer.add(groups, self._version)
+        self._log(groups, again, meter)
         for places in service.ranks.gather_dp([group.place for group in groups]):
             self.trained = self.trained.plus(places)
-        rollouts.sampled = [t for t in rollouts.all if t.error is None]
         return share_groups(rollouts, service.ranks, meter)
+
+    def _add(self, rollouts: Rollouts, slot: int, group: Group) -> None:
+        """Add a group under its number in the step."""
+        if group.scoring is not None:
+            rollouts.scoring.adopt(group.scoring)
+        if group.greedy is not None:
+            rollouts.greedy_answers[slot] = group.greedy
+        found = [*group.trajectories, *group.filtered]
+        for trajectory in found:
+            trajectory.group = slot
+        rollouts.all += found
+        rollouts.sampled += group.whole
+
+    def _add_again(self, rollouts: Rollouts, slot: int, group: Group) -> None:
+        """Add a group that was trained on before; it counts in no figure of what was sampled."""
+        if group.greedy is not None:
+            rollouts.greedy_answers[slot] = group.greedy
+        rollouts.sampled += [replace(t, group=slot, credit={"again": group.again}) for t in group.whole]
 
     def close(self) -> None:
         """Cancel all that is being sampled or waits."""
@@ -121,8 +134,10 @@ class Stream(ABC):
     def _admit(self) -> None:
         """Begin the groups whose turn it is."""
         for number in self._ledger.admit(self._version):
-            self._gate.count(self._service.recipe.rollout.group_size)
-            self._tasks[number] = asyncio.create_task(self._sample(number))
+            place = self._places[number]
+            self._groups[number] = group = Group(place, self._data.prompt(self._data.row(place)))
+            self._gate.count(group.busy)
+            self._tasks[number] = asyncio.create_task(self._sample(number, group))
 
     async def _until_ready(self) -> None:
         """Wait until a step can begin; an error of any group is raised at once."""
@@ -138,7 +153,8 @@ class Stream(ABC):
         Raises:
             BaseException: One has failed.
         """
-        tasks = [*self._tasks.values(), *(group.scoring for group in self._groups.values())]
+        scoring = [group.scoring for group in self._groups.values() if group.scoring is not None]
+        tasks = [*self._tasks.values(), *scoring]
         for task in tasks:
             if task.done():
                 task.result()
@@ -175,52 +191,84 @@ class Stream(ABC):
     async def _cut(self, meter: Meter) -> list[Group]:
         """Take the groups of a step out of those that are whole; cancel those that have become too old."""
         self._working()
-        ledger, version = self._ledger, self._version
-        ages = {number: version - oldest for number, oldest in ledger.whole.items()}
-        cut = ledger.cut(version)
-        await self._drop(cut.dropped)
-        for number in cut.taken:
-            meter.mean("staleness/mean", ages[number])
-            meter.max("staleness/max", ages[number])
-        meter.count("staleness/dropped", len(cut.dropped))
+        ledger, cut = self._ledger, self._ledger.cut(self._version)
+        meter.count("staleness/dropped", 0)
+        log_by_source(meter.count, "staleness/dropped", [(self._groups[number].prompt, 1) for number in cut.dropped])
         meter.count("staleness/waiting", len(ledger.whole))
         meter.count("staleness/running", len(ledger.running))
+        await self._drop(cut.dropped)
         return [self._groups.pop(number) for number in cut.taken]
 
-    def _sampler(self, step: int) -> Sampler:
+    def _log(self, groups: Sequence[Group], again: Sequence[Group], meter: Meter) -> None:
+        """Log what the filter dropped, what is trained on again, and the ages of all that is trained on."""
         rollout = self._service.recipe.rollout
-        sampler = self._service.sampler(rollout.sampling, rollout.group_size, step, timer=self._timer)
+        for group in groups:
+            log_by_source(meter.mean, "filter/dropped", group.verdicts)
+        if rollout.filter is not None:
+            meter.count("filter/refilled", sum(group.attempts - 1 for group in groups))
+        if rollout.replay is not None:
+            meter.count("replay/groups", len(again))
+            meter.count("replay/kept", len(self._buffer.groups))
+        ages = [(group.prompt, self._version - group.oldest) for group in (*groups, *again) if group.whole]
+        log_by_source(meter.mean, "staleness/mean", ages)
+        for _, age in ages:
+            meter.max("staleness/max", age)
+            for other in range(rollout.max_staleness + 1):
+                meter.mean(f"staleness/share/{other}", float(age == other))
+
+    def _sampler(self, step: int, attempt: int) -> Sampler:
+        rollout = self._service.recipe.rollout
+        sampler = self._service.sampler(rollout.sampling, rollout.group_size, step, attempt=attempt, timer=self._timer)
         return replace(sampler, gate=self._gate)
 
-    async def _sample(self, number: int) -> None:
-        """Sample a group to its end, over any number of steps."""
-        place, service = self._places[number], self._service
-        step, slot = divmod(place, self._batch)
-        sampler, prompt = self._sampler(step + 1), self._data.prompt(self._data.row(place))
-        busy = sampler.samples
-
-        async def one(sample: int) -> Trajectory:
-            nonlocal busy
-            found = await converse(sampler, prompt, slot, sample)
-            if busy > 1:  # the last one counts until it is known what follows from the group's end
-                busy -= 1
-                self._gate.count(-1)
-            return found
-
+    async def _sample(self, number: int, group: Group) -> None:
+        """Sample a group to its end, over any number of steps, and others in its place while the filter drops them."""
+        service, chosen = self._service, self._service.recipe.rollout.filter
         try:
-            trajectories = await run_concurrently(*(one(sample) for sample in range(sampler.samples)))
-            whole = [t for t in trajectories if t.error is None]
-            group = Group(place, trajectories, asyncio.create_task(finish(service, whole)))
-            self._groups[number] = group
-            self._ledger.end(number, group.oldest(service.version) - self._first)
+            for attempt in range(1 + (0 if chosen is None else chosen.max_refills)):
+                if attempt:
+                    self._ledger.renew(number, self._version)
+                await self._attempt(group, attempt)
+                if chosen is None or await group.passes(chosen):
+                    break
+            group.oldest = group.oldest_token(service.version) - self._first
+            self._ledger.end(number, group.oldest)
             del self._tasks[number]
             self._note_whole()
         finally:
-            self._gate.count(-busy)
+            self._gate.count(-group.busy)
+
+    async def _attempt(self, group: Group, attempt: int) -> None:
+        """Sample a group's prompt, or another in its place, and a greedy answer where the estimator needs one."""
+        step, slot = divmod(group.place, self._batch)
+        if attempt:
+            group.prompt = self._data.spare(step + 1, attempt - 1, slot)
+        sampler = self._sampler(step + 1, attempt)
+        work = [(sampler, sample) for sample in range(sampler.samples)]
+        if self._greedy:
+            work.append((replace(sampler, sampling=most_likely(sampler.sampling), samples=1), 0))
+        self._gate.count(len(work) - group.busy)
+        group.busy = len(work)
+
+        async def one(sampler: Sampler, sample: int) -> Trajectory:
+            found = await converse(sampler, group.prompt, slot, sample)
+            if group.busy > 1:  # the last one counts until it is known what follows from the group's end
+                group.busy -= 1
+                self._gate.count(-1)
+            return found
+
+        found = await run_concurrently(*(one(*each) for each in work))
+        group.attempts, group.trajectories = attempt + 1, found[: sampler.samples]
+        group.greedy = found[-1] if self._greedy else None
+        group.scoring = asyncio.create_task(self._score(group))
+
+    async def _score(self, group: Group) -> None:
+        answers = [t for t in (group.greedy,) if t is not None and t.error is None]
+        await run_concurrently(finish(self._service, group.whole), finish(self._service, answers))
 
     async def _cancel_all(self) -> None:
-        await self._drop([*self._tasks, *self._groups])
+        await self._drop(list(self._groups))
 
     async def _drop(self, numbers: Sequence[int]) -> None:
-        groups = [self._groups.pop(number).scoring for number in numbers if number in self._groups]
-        await cancel(*groups, *(self._tasks.pop(number) for number in numbers if number in self._tasks))
+        scoring = [group.scoring for number in numbers if (group := self._groups.pop(number)).scoring is not None]
+        await cancel(*scoring, *(self._tasks.pop(number) for number in numbers if number in self._tasks))

@@ -1,0 +1,64 @@
+"""The samples of a prompt while rollouts run ahead, and of those that took its place after a filter dropped it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from rlkit.interfaces.filter import GroupFilter
+from rlkit.train.rollouts import keeps, unscored
+from rlkit.types import Prompt, Trajectory
+
+
+@dataclass
+class Group:
+    """A place in the order of the data, and what was sampled for it.
+
+    `trajectories` may be trained on; `oldest` is the version of the oldest token of these. `filtered` are those of
+    prompts that the filter dropped, `verdicts` its verdict on each prompt: 1 for one that it dropped. `greedy` is a
+    greedy answer, where the estimator needs it. `busy` counts the conversations that may not have ended: one of them
+    counts until it is known what follows from the group's end. `again` is how often the group was trained on after the
+    first time.
+    """
+
+    place: int
+    prompt: Prompt
+    oldest: int = 0
+    trajectories: list[Trajectory] = field(default_factory=list)
+    greedy: Trajectory | None = None
+    scoring: asyncio.Task[None] | None = None
+    filtered: list[Trajectory] = field(default_factory=list)
+    verdicts: list[tuple[Prompt, float]] = field(default_factory=list)
+    attempts: int = 0
+    busy: int = 1
+    again: int = 0
+
+    @property
+    def whole(self) -> list[Trajectory]:
+        """Those that did not fail."""
+        return [t for t in self.trajectories if t.error is None]
+
+    @property
+    def scored(self) -> bool:
+        """Whether there is something to train on, all of it with a reward."""
+        return bool(self.whole) and not any(map(unscored, self.whole))
+
+    def oldest_token(self, version: int) -> int:
+        """Return the version of the oldest token that may be trained on; the given one where there is none."""
+        return min((v for t in self.trajectories for v in t.versions if v >= 0), default=version)
+
+    async def passes(self, chosen: GroupFilter) -> bool:
+        """Wait for the scores; return whether the filter keeps the group, which is empty if not.
+
+        One without all scores is kept: it is left out once it is trained on, as without a filter.
+        """
+        if self.scoring is not None:
+            await self.scoring
+        if not self.scored:
+            return True
+        kept = keeps(chosen, self.whole)
+        self.verdicts.append((self.whole[0].prompt, float(not kept)))
+        if not kept:
+            self.filtered += self.trajectories
+            self.trajectories, self.greedy = [], None
+        return kept
