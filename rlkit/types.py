@@ -144,6 +144,7 @@ class Request:
         session: The same for all turns of a conversation, so that an engine may keep its cache or its server.
         media: Reserved for images; None.
         deadline: Seconds from the call; None for none.
+        resumable: Whether the answer may be INTERRUPTED: the caller then requests what is missing.
     """
 
     tokens: tuple[int, ...]
@@ -152,6 +153,7 @@ class Request:
     session: str
     media: object = None
     deadline: float | None = None
+    resumable: bool = False
 
 
 @dataclass

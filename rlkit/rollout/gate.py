@@ -68,8 +68,9 @@ class Gate:
             while True:
                 await self._open.wait()
                 sampling = request.sampling.within(request.sampling.max_tokens - len(tokens))
+                rest = replace(request, tokens=(*request.tokens, *tokens), sampling=sampling, resumable=True)
                 with self._in_engine():
-                    found = await generate(replace(request, tokens=(*request.tokens, *tokens), sampling=sampling))
+                    found = await generate(rest)
                 tokens += found.tokens
                 logps += found.logps
                 versions += found.versions

@@ -141,6 +141,7 @@ def speeds(context: TrainContext, figures: dict[str, float]) -> dict[str, float]
     recipe, fabric = context.recipe, context.ranks.fabric
     seconds = sum(figures.get(f"time/{phase}", 0.0) for phase in ("sample", "logps", "score", "update", "sync"))
     found = {
+        "time/trainer_idle_share": (figures["time/sample"] + figures["time/score"]) / max(seconds, 1e-9),
         "time/tokens_per_second": figures.get("rollout/tokens", 0.0) / max(figures["time/sample"], 1e-9),
         "time/tokens_per_second_per_device": figures["update/tokens"] / max(seconds, 1e-9) / fabric.world_size,
     }

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,25 @@ def test_ranks_share_a_server_that_releases_its_memory(tmp_path: Path) -> None:
         assert row["mismatch/max"] < 1e-4
         assert row["rollout/failed"] == row["engine/restarts"] == row["engine/retried"] == 0
     check_versions(tmp_path / "out", 2)
+
+
+@pytest.mark.parametrize("engine", ["SGLangServer", "SGLangEngine"])
+def test_rollouts_run_ahead(tmp_path: Path, engine: str) -> None:
+    """Beside the trainer, weights arrive in mid-request; on its device, requests are interrupted and go on."""
+    words = ("--recipe=quick_tool", f"--rollout.engine={engine}", "--train.prompts_per_step=4", "--out=out")
+    few = ("--train.steps=5", "--rollout.group_size=4", "--validation=null", "--log.rollouts.limit=null")
+    done = rlkit("fit", *words, *few, "--rollout.max_staleness=2", "--correction.high=2.0", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    prompts: Counter[str] = Counter()
+    for number in range(1, 6):
+        for row in read_jsonl(tmp_path / "out" / "rollouts" / f"step-{number:05d}.jsonl.gz"):
+            prompts[row["prompt"]] += 1
+            assert {v for v in row["versions"] if v >= 0} <= {number - 3, number - 2, number - 1}
+    assert prompts == dict.fromkeys(prompts, 4)
+    rows = read_jsonl(tmp_path / "out" / "metrics.jsonl")
+    assert len(prompts) == 4 * len(rows) == 20
+    assert 0 < max(row["staleness/max"] for row in rows) <= 2
+    assert all(row["rollout/failed"] == row["engine/restarts"] == row["engine/retried"] == 0 for row in rows)
 
 
 def test_without_sglang_the_error_names_the_extra(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from rlkit.engines.sglang.launch import Launch
 from rlkit.errors import EngineError
 from rlkit.models.weights import PolicyWeights
 from rlkit.testing import random_model
-from rlkit.types import Request
+from rlkit.types import Completion, Request, StopReason
 from tests.sglang.conftest import PROMPTS, RETRY, Trainer, request
 
 
@@ -66,6 +66,51 @@ def test_memory_is_released_and_weights_come_back_with_it(trainer: Trainer, seco
         assert trainer.is_served_by(other)
     with other.on_device():
         trainer.publish(other)
+
+
+def test_what_is_interrupted_goes_on_after_the_memory_was_released(trainer: Trainer, second: Any) -> None:
+    """Partial answers come back with log-probs and versions; SGLang is idle then, or the release would end it."""
+    other = second(launch=Launch(release_memory=True))
+    trainer.publish(other)
+    old = trainer.version
+    asked = [request(PROMPTS[i % 5], i, str(i), max_tokens=300, temperature=0.0) for i in range(24)]
+    asked = [replace(one, resumable=True) for one in asked]
+
+    async def interrupted() -> list[Completion]:
+        running = [asyncio.create_task(other.generate(one)) for one in asked]
+        await asyncio.sleep(0.3)
+        other._interruption.begin(other._nodes)
+        return list(await asyncio.wait_for(asyncio.gather(*running), 5))
+
+    with other.on_device():
+        parts = trainer.wait(interrupted())
+    assert other._own[0].state is State.OFFLOADED
+    cut = [part.stop is StopReason.INTERRUPTED and 0 < len(part.tokens) < 300 for part in parts]
+    assert sum(cut) > 12
+    for one, part in zip(asked, parts, strict=True):
+        assert len(part.logps) == len(part.versions) == len(part.tokens)
+        assert set(part.versions) <= {old}
+        assert part.tokens == trainer.greedy(one.tokens, len(part.tokens))
+        assert part.logps == pytest.approx(logps_of(trainer, one.tokens, part.tokens), abs=1e-4)
+    trainer.learn(14)
+    trainer.publish(other)
+    rest = [
+        replace(one, tokens=(*one.tokens, *part.tokens), sampling=one.sampling.within(20))
+        for one, part, unfinished in zip(asked, parts, cut, strict=True)
+        if unfinished
+    ]
+    with other.on_device():
+        for one, answer in zip(rest, trainer.ask(other, rest), strict=True):
+            assert answer.tokens == trainer.greedy(one.tokens, 20)
+            assert set(answer.versions) == {trainer.version}
+
+
+def logps_of(trainer: Trainer, prompt: tuple[int, ...], tokens: list[int]) -> list[float]:
+    """Return the trainer's log-probs of tokens after a prompt."""
+    row = torch.tensor([[*prompt, *tokens]])
+    logps = torch.log_softmax(trainer.policy(row).logits[0, :-1].float(), -1)
+    found: list[float] = logps.gather(-1, row[0, 1:, None]).squeeze(-1)[len(prompt) - 1 :].tolist()
+    return found
 
 
 def noise(like: Tensor) -> Tensor:

@@ -175,7 +175,10 @@ def test_what_was_trained_on_is_known_whatever_the_order() -> None:
         (("--rollout.oversample=1.5",), "no step waits for its slowest groups already"),
         (("--curriculum=SuccessRate",), "curriculum SuccessRate orders prompts by the outcomes of all steps before"),
         (("--rollout.max_staleness=0", "--rollout.replay.size=4"), "rollout.replay trains on groups of earlier steps"),
-        (("--rollout.engine=SGLangServer",), "rollout.engine SGLangServer cannot be interrupted, nor does it"),
+        (
+            ("--rollout.engine=SGLangServer", "--rollout.engine.launch.release_memory=true"),
+            "rollout.engine SGLangServer cannot be interrupted, nor does it sample while the trainer learns",
+        ),
         (("--rollout.max_staleness=0", "--rollout.lead=1"), "rollout.lead is 1, but rollout.max_staleness is 0"),
         (("--rollout.max_staleness=-1",), "rollout.max_staleness is -1"),
     ],

@@ -20,6 +20,7 @@ from rlkit.cli.parsing.parser import parse
 from rlkit.engines import SGLangEngine, SGLangServer
 from rlkit.engines.server.http import Client, Fault
 from rlkit.engines.server.retry import ServerRetryPolicy
+from rlkit.engines.sglang.engine import gpus_of_trainers
 from rlkit.engines.sglang.launch import Launch, adapter_words, command, environment
 from rlkit.models.load import load_policy
 from rlkit.sections import Lora, Model
@@ -118,7 +119,7 @@ def start(engine: SGLangServer | SGLangEngine, device: str) -> None:
         policy=None, device=torch.device(device), tensor_parallel=1, gather_world=lambda x: [x]
     )
     engine._runtime, engine._stop_ids, engine._dtype = runtime, frozenset(), torch.bfloat16
-    engine._trainers = engine._gpus_of_trainers()
+    engine._trainers = gpus_of_trainers(runtime)
     for node in engine.start(0):
         node.close()
 

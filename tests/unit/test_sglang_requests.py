@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -125,6 +126,102 @@ def test_where_a_server_fails_one_request_brings_it_back_and_the_others_go_elsew
     assert dying.revived == 1
     assert dying.state is State.READY
     assert engine._counts["restarts"] == 1
+
+
+def test_requests_that_wait_for_a_server_are_interrupted_at_once(engine: SGLangServer) -> None:
+    """Its restoration, which takes longer, goes on."""
+    for node in engine._nodes:
+        node.state = State.BROKEN
+
+    async def run() -> list[Completion]:
+        asked = [asyncio.create_task(engine.generate(request(session))) for session in SESSIONS]
+        await asyncio.sleep(0.05)
+        engine._interruption.begin(engine._nodes)
+        answers = list(await asyncio.wait_for(asyncio.gather(*asked), 0.2))
+        assert {node.state for node in engine._nodes} == {State.BROKEN}
+        await asyncio.sleep(0.6)
+        return answers
+
+    assert asyncio.run(run()) == [Completion([], [], [], StopReason.INTERRUPTED)] * 64
+    assert [(node.state, node.revived) for node in stubs(engine)] == [(State.READY, 1)] * 4
+
+
+def meta(reason: str, count: int, **more: Any) -> dict[str, Any]:
+    """Return an answer's description, `count` log-probs and labels among it."""
+    logps = {"output_token_logprobs": [[-0.5, 7]] * count} if count else {}
+    return {"finish_reason": {"type": reason, **more}, "weight_version": "run-0", **logps}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "about", "answer"),
+    [
+        ([7, 8], meta("abort", 2, status_code=None), Answer([7, 8], [-0.5] * 2, ["run-0"] * 2, aborted=True)),
+        ([7, 2], meta("abort", 2), Answer([7, 2], [-0.5] * 2, ["run-0"] * 2, stopped=True)),
+        ([7, 8, 9], meta("abort", 3), Answer([7, 8, 9], [-0.5] * 3, ["run-0"] * 3)),
+        ([], meta("abort", 0, message="Abort in waiting queue"), Answer([], [], [], aborted=True)),
+    ],
+    ids=["cut", "stopped", "full", "waiting"],
+)  # fmt: skip
+def test_an_aborted_answer_has_what_there_is(tokens: list[int], about: dict[str, Any], answer: Answer) -> None:
+    """One whose last token ends it anyway is whole."""
+
+    class Server:
+        async def post(self, path: str, body: Any, deadline: float) -> Any:
+            return {"output_ids": tokens, "meta_info": about}
+
+    asked = request("a", max_tokens=3, stop_ids=(2,))
+    assert asyncio.run(SGLangApi(Server()).generate(asked)) == answer  # type: ignore[arg-type]
+
+
+def test_an_answer_that_was_aborted_for_an_error_is_a_fault() -> None:
+    class Server:
+        async def post(self, path: str, body: Any, deadline: float) -> Any:
+            return {"output_ids": [7], "meta_info": meta("abort", 1, message="no room", status_code=503)}
+
+    with pytest.raises(Fault, match="the request ended with .*no room"):
+        asyncio.run(SGLangApi(Server()).generate(request("a")))  # type: ignore[arg-type]
+
+
+def test_an_abort_names_the_requests_that_are_under_way() -> None:
+    """Other ranks may have some on the same server."""
+
+    class Server:
+        def __init__(self) -> None:
+            self.aborted: dict[str, asyncio.Event] = {}
+
+        async def post(self, path: str, body: Any, deadline: float) -> Any:
+            if path == "/abort_request":
+                self.aborted[body["rid"]].set()
+                return ""
+            await self.aborted.setdefault(body["rid"], asyncio.Event()).wait()
+            return {"output_ids": [], "meta_info": meta("abort", 0)}
+
+    async def run() -> list[Answer]:
+        api = SGLangApi(Server())  # type: ignore[arg-type]
+        asked = [asyncio.create_task(api.generate(request(str(i)))) for i in range(3)]
+        await asyncio.sleep(0)
+        await api.abort(1.0)
+        answers = list(await asyncio.gather(*asked))
+        await api.abort(1.0)  # nothing is left
+        return answers
+
+    assert asyncio.run(run()) == [Answer([], [], [], aborted=True)] * 3
+
+
+@pytest.mark.parametrize("resumable", [False, True])
+def test_a_request_that_a_server_aborts_starts_over_unless_its_caller_goes_on(
+    engine: SGLangServer, resumable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As SGLang does where adapters alone are loaded."""
+    answers = [Answer([7], [-0.5], ["run-0"], stopped=True), Answer([5], [-0.1], ["run-0"], aborted=True)]
+
+    async def ask_node(self: StubNode, request: Request) -> Answer:
+        return answers.pop()
+
+    monkeypatch.setattr(StubNode, "ask", ask_node)
+    found = asyncio.run(engine.generate(replace(request("a"), resumable=resumable)))
+    whole = Completion([7], [-0.5], [0], StopReason.STOP)
+    assert found == (Completion([5], [-0.1], [0], StopReason.INTERRUPTED) if resumable else whole)
 
 
 def test_the_context_that_sglang_leaves_is_the_runs(engine: SGLangServer) -> None:

@@ -21,12 +21,14 @@ class Answer:
         logps: The log-prob of each.
         labels: The label of the weights that each was sampled from.
         stopped: Whether a stop id ended them, and not the budget.
+        aborted: Whether the server was told to end them.
     """
 
     tokens: list[int]
     logps: list[float]
     labels: list[str] = field(default_factory=list)
     stopped: bool = False
+    aborted: bool = False
 
 
 class ServerApi(ABC):
@@ -64,10 +66,11 @@ class ServerApi(ABC):
 
     @abstractmethod
     async def generate(self, request: Request) -> Answer:
-        """Continue the request's tokens by up to `max_tokens`, until one of its `stop_ids`; it has a deadline.
+        """Continue the request's tokens by up to `max_tokens`, until one of its `stop_ids`; it has a deadline."""
 
-        What was aborted is a `Fault`.
-        """
+    async def abort(self, deadline: float) -> None:
+        """End the requests that are under way from here; each is answered with the tokens that there are."""
+        raise Fault(f"{self.product} does not abort requests")
 
     @abstractmethod
     async def probe(self, rows: Sequence[Sequence[int]], count: int, deadline: float) -> list[Answer]:

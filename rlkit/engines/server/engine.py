@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import threading
 import time
 import uuid
@@ -20,13 +19,14 @@ import torch
 
 from rlkit.engines.server.api import Answer, ServerApi
 from rlkit.engines.server.http import Client, Fault
+from rlkit.engines.server.interruption import Interruption
 from rlkit.engines.server.node import Hung, Node
 from rlkit.engines.server.process import ServerProcess
 from rlkit.engines.server.push import Failures, Mismatch, Push
 from rlkit.engines.server.retry import ServerRetryPolicy
 from rlkit.engines.server.routing import Balance
 from rlkit.engines.server.states import State
-from rlkit.engines.server.threads import beside_loop
+from rlkit.engines.server.threads import beside_loop, detached
 from rlkit.engines.server.transports import Transport
 from rlkit.engines.server.weight_check import TOLERANCES, Expected, ask_policy, probe_rows
 from rlkit.errors import EngineError, RolloutError
@@ -81,6 +81,7 @@ class ServerEngine(RolloutEngine):
         """Held by the trainer while it learns, and by a restoration while that reads the weights."""
         self._learning = contextlib.ExitStack()
         self._restoring = asyncio.Lock()
+        self._interruption = Interruption()
 
     @abstractmethod
     def api(self, client: Client) -> ServerApi:
@@ -123,7 +124,6 @@ class ServerEngine(RolloutEngine):
         rank, world = _rank()
         if self.adapter_only and not adapted(runtime.policy):
             raise EngineError("launch.adapter_only is true, but there are no adapters; set model.lora, or leave it out")
-        self._trainers = self._gpus_of_trainers()
         self._sharded = world > 1 and any(hasattr(p, "full_tensor") for p in runtime.policy.parameters())
         try:
             self._own, problem = self.start(rank), ""
@@ -155,12 +155,6 @@ class ServerEngine(RolloutEngine):
         with runtime.autocast():
             return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
 
-    def _gpus_of_trainers(self) -> set[int]:
-        """Return the indices of the GPUs on this machine that some rank trains on."""
-        device, host = self._runtime.device, socket.gethostname()
-        mine = (host, device.index or 0 if device.type == "cuda" else None)
-        return {gpu for where, gpu in self._runtime.gather_world(mine) if where == host and gpu is not None}
-
     # requests
 
     async def generate(self, request: Request) -> Completion:
@@ -182,11 +176,11 @@ class ServerEngine(RolloutEngine):
             return await self._attempt(replace(request, sampling=wanted, deadline=limit))
 
         try:
-            answer, versions = await self.retry.call(attempt, request.deadline)
+            found = await self._interruption.watch(self.retry.call(attempt, request.deadline))
         except Fault as fault:
             text = f"{type(self).__name__} had no completion after {fault.attempts} attempts: {fault}"
             raise RolloutError(text) from fault
-        return self._completion(request, answer, versions)
+        return Completion([], [], [], StopReason.INTERRUPTED) if found is None else self._completion(request, *found)
 
     async def _attempt(self, request: Request) -> tuple[Answer, list[int]]:
         """Return a server's answer, and the version of each token.
@@ -201,7 +195,10 @@ class ServerEngine(RolloutEngine):
             await asyncio.gather(*map(self._ready, behind))
             repairs, begun = [server.repairs for server in behind], self.version
             try:
-                answer = await node.ask(request)
+                with self._interruption.in_server():
+                    answer = await node.ask(request)
+                if answer.aborted and not request.resumable:
+                    raise Fault("the request was aborted")
                 return answer, self._versions(answer, begun)
             except Fault as fault:
                 if fault.status is None or not 400 <= fault.status < 500:  # it may be the server's fault
@@ -223,7 +220,7 @@ class ServerEngine(RolloutEngine):
     def _completion(self, request: Request, answer: Answer, versions: list[int]) -> Completion:
         whole = len(answer.tokens) >= request.sampling.max_tokens
         stop = StopReason.STOP if answer.stopped else StopReason.LENGTH if whole else StopReason.CONTEXT
-        return Completion(answer.tokens, answer.logps, versions, stop)
+        return Completion(answer.tokens, answer.logps, versions, StopReason.INTERRUPTED if answer.aborted else stop)
 
     def _label(self, version: int) -> str:
         return f"{self._run}-{version}"
@@ -248,15 +245,19 @@ class ServerEngine(RolloutEngine):
         while node.lock.locked() or node.state is not State.READY:
             if self._stream is None:
                 raise EngineError("a request came before the first sync: servers have no weights yet")
-            async with node.lock:
-                # agreed: as above
-                if node.state is not State.READY and node.owned and not self._sharded:
-                    await self._restore(node)
-                elif not node.owned and await node.weight_version() == self._label(self.version):
-                    node.state = State.READY
+            await detached(self._bring_back(node))
             if node.state is not State.READY:
                 self._starved = True
                 await asyncio.sleep(OWNER_SECONDS)
+
+    async def _bring_back(self, node: Node) -> None:
+        """Restore a server, or note that the rank has that pushes weights to it."""
+        async with node.lock:
+            # agreed: as above
+            if node.state is not State.READY and node.owned and not self._sharded:
+                await self._restore(node)
+            elif not node.owned and await node.weight_version() == self._label(self.version):
+                node.state = State.READY
 
     async def _repair(self, node: Node, repairs: int, fault: Fault) -> bool:
         """Check a server after a fault; of many requests that failed on it, the first does so for all.
@@ -368,14 +369,13 @@ class ServerEngine(RolloutEngine):
         whole = False
         try:
             yield
+            self._learning.enter_context(self._weights)  # waits for a restoration in progress
             whole = True
         finally:
             for node in self._own if self.release_memory else ():
                 node.release()
             if whole and self.release_memory:  # the trainers of all ranks wait, whose GPUs a server may have shared
                 self._runtime.gather_world(None)
-            if whole:
-                self._learning.enter_context(self._weights)  # waits for a restoration in progress
 
     def health(self) -> dict[str, float]:
         return {

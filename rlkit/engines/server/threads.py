@@ -1,17 +1,28 @@
-"""Threads for what blocks: collectives, copies of weights, forward passes. The event loop runs on meanwhile."""
+"""Work beside a caller: threads for what blocks, and tasks that go on if the caller is cancelled."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 import torch
 
 from rlkit.distributed.offload import use_device
 
 T = TypeVar("T")
+
+_detached: set[asyncio.Task[Any]] = set()
+
+
+async def detached(work: Coroutine[object, None, T]) -> T:
+    """Wait for work that goes on if the caller is cancelled; what it raises then is not reported."""
+    task = asyncio.create_task(work)
+    _detached.add(task)
+    task.add_done_callback(_detached.discard)
+    task.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+    return await asyncio.shield(task)
 
 
 async def in_daemon_thread(function: Callable[[], T]) -> T:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +12,7 @@ from rlkit.engines.server.api import Answer, ServerApi
 from rlkit.engines.server.http import Client, Fault
 from rlkit.engines.server.states import DEADLINES, Step
 from rlkit.engines.sglang.launch import release
-from rlkit.types import Request
+from rlkit.types import Request, Sampling
 
 BRACKETS_SINCE = (0, 5, 18)
 """From here on an update stands between `begin_weight_update` and `end_weight_update`, and may come in the middle of
@@ -29,6 +31,8 @@ class SGLangApi(ServerApi):
         super().__init__(client)
         self._brackets = True
         self._released = False
+        self._requests: set[str] = set()
+        """The ids of those that are under way."""
 
     async def health(self, deadline: float) -> None:
         await self.client.get("/health", deadline)
@@ -89,14 +93,18 @@ class SGLangApi(ServerApi):
             "stop_token_ids": list(sampling.stop_ids),
             "sampling_seed": request.key.hash(),  # read by servers that run deterministic inference
         }
-        answer = await self._sample(list(request.tokens), wanted, request.deadline or DEADLINES[Step.CHECK])
-        meta, tokens = answer["meta_info"], list(map(int, answer["output_ids"]))
-        ended = meta["finish_reason"]["type"]
-        if ended not in {"stop", "length"}:
-            raise Fault(f"the request ended with {meta['finish_reason']}")
-        spans = meta.get("weight_versions") or [{"version": meta["weight_version"], "start": 0, "end": len(tokens)}]
-        labels = [str(span["version"]) for span in spans for _ in range(span["start"], span["end"])]
-        return Answer(tokens, [float(entry[0]) for entry in meta["output_token_logprobs"]], labels, ended == "stop")
+        name = uuid.uuid4().hex
+        self._requests.add(name)
+        try:
+            seconds = request.deadline or DEADLINES[Step.CHECK]
+            answer = await self._sample(list(request.tokens), wanted, seconds, rid=name)
+        finally:
+            self._requests.discard(name)
+        return _read(answer, sampling)
+
+    async def abort(self, deadline: float) -> None:
+        names = list(self._requests)
+        await asyncio.gather(*(self.client.post("/abort_request", {"rid": name}, deadline) for name in names))
 
     async def probe(self, rows: Sequence[Sequence[int]], count: int, deadline: float) -> list[Answer]:
         greedy = {"temperature": 0.0, "max_new_tokens": count, "ignore_eos": True}
@@ -109,6 +117,30 @@ class SGLangApi(ServerApi):
             found.append(Answer([*row[1:], *answer["output_ids"]], logps))
         return found
 
-    async def _sample(self, ids: list[Any], sampling: dict[str, Any], deadline: float, **options: int) -> Any:
+    async def _sample(self, ids: list[Any], sampling: dict[str, Any], deadline: float, **options: int | str) -> Any:
         body = {"input_ids": ids, "sampling_params": sampling, "return_logprob": True, "lora_path": self.adapter}
         return await self.client.post("/generate", {**body, **options}, deadline)
+
+
+def _read(answer: Any, sampling: Sampling) -> Answer:
+    """Read an answer.
+
+    One that was aborted in the moment of its last token is whole. One without log-probs was aborted before its first.
+
+    Raises:
+        Fault: It ended with an error.
+    """
+    meta = answer["meta_info"]
+    logps = [float(entry[0]) for entry in meta.get("output_token_logprobs") or ()]
+    tokens = list(map(int, answer["output_ids"]))
+    reason = meta["finish_reason"]["type"]
+    aborted = reason == "abort" and not meta["finish_reason"].get("status_code")
+    if reason not in {"stop", "length"} and not aborted:
+        raise Fault(f"the request ended with {meta['finish_reason']}")
+    if aborted:
+        del tokens[len(logps) :]
+    spans = meta.get("weight_versions") or [{"version": meta["weight_version"], "start": 0, "end": len(tokens)}]
+    labels = [str(span["version"]) for span in spans for _ in range(span["start"], span["end"])]
+    stopped = reason == "stop" or (aborted and bool(tokens) and tokens[-1] in sampling.stop_ids)
+    whole = stopped or len(tokens) >= sampling.max_tokens
+    return Answer(tokens, logps, labels[: len(tokens)], stopped, aborted and not whole)

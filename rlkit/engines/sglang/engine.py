@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import lcm
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 
@@ -25,6 +26,9 @@ from rlkit.engines.sglang.transports import AS_SGLANG, SGLangDisk, SGLangGroup, 
 from rlkit.errors import EngineError, RecipeError
 from rlkit.ranges import NUMBER, Count
 from rlkit.types import Completion, Request
+
+if TYPE_CHECKING:
+    from rlkit.interfaces.runtime import Runtime
 
 DETERMINISTIC = "--enable-deterministic-inference"
 LAUNCH = Launch()
@@ -54,6 +58,10 @@ class SGLangRollouts(ServerEngine):
 
     @abstractmethod
     def start(self, rank: int) -> list[Node]: ...
+
+    def bind(self, runtime: Runtime) -> None:
+        self._trainers = gpus_of_trainers(runtime)
+        super().bind(runtime)
 
     def api(self, client: Client) -> ServerApi:
         return SGLangApi(client)
@@ -121,6 +129,7 @@ class SGLangServer(SGLangRollouts):
         check_weights: bool = True,
     ) -> None:
         super().__init__(launch, retry, check_weights)
+        self.beside = not launch.release_memory
         if router is not None and not urls:
             raise RecipeError(f"SGLangServer has router={router!r} and no urls; add those of the servers behind it")
         if launch.adapter_only and transport == "disk" and not urls:
@@ -194,8 +203,13 @@ class SGLangEngine(SGLangRollouts):
         check_weights: Compare log-probs with the trainer's after every sync.
     """
 
+    interruptible = True
+
     def __init__(self, launch: Launch = LAUNCH, retry: ServerRetryPolicy = RETRY, check_weights: bool = True) -> None:
         super().__init__(launch, retry, check_weights)
+
+    def interrupt(self) -> None:
+        self._interruption.begin(self._nodes)
 
     def start(self, rank: int) -> list[Node]:
         require_sglang()
@@ -216,3 +230,10 @@ class SGLangEngine(SGLangRollouts):
 
     def make_transport(self) -> Transport[Any]:
         return SGLangTensors(self._runtime.device)
+
+
+def gpus_of_trainers(runtime: Runtime) -> set[int]:
+    """Return the indices of the GPUs on this machine that some rank trains on; all ranks must call this."""
+    device, host = runtime.device, socket.gethostname()
+    mine = (host, device.index or 0 if device.type == "cuda" else None)
+    return {gpu for where, gpu in runtime.gather_world(mine) if where == host and gpu is not None}
