@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import selectors
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -22,11 +22,12 @@ import torch
 
 from rlkit.errors import EngineError, RolloutError
 from rlkit.interfaces.engine import RolloutEngine
+from rlkit.interfaces.filter import GroupFilter
 from rlkit.interfaces.interaction import Interaction, Reply
 from rlkit.recipe import Recipe
 from rlkit.rollout.participants import Participants
 from rlkit.rollout.service import RolloutService
-from rlkit.sections import Conversation, Rollout
+from rlkit.sections import Conversation, Replay, Rollout
 from rlkit.train.ahead.beside import BesideStream
 from rlkit.train.ahead.colocated import ColocatedStream
 from rlkit.train.ahead.stream import Stream, TrainedPlaces
@@ -113,6 +114,9 @@ class Plan:
         failing: The probability that a turn fails.
         dying: The probability that the engine fails in a step, in which the run ends.
         grading: The probability that the reward of a group fails, which ends the run too.
+        dropping: The probability that the filter drops a prompt; None for no filter.
+        refills: How many prompts may take the place of one that is dropped.
+        replay: How many groups are trained on again, and how often; None for none.
         interrupted: The probability of a second Ctrl-C in a step.
         resuming: The probability that the run ends after a step, by a `kill -9` for instance.
         saving: The probability of a checkpoint after a step.
@@ -133,6 +137,9 @@ class Plan:
     failing: float = 0.0
     dying: float = 0.0
     grading: float = 0.0
+    dropping: float | None = None
+    refills: int = 0
+    replay: Replay | None = None
     interrupted: float = 0.0
     resuming: float = 0.0
     saving: float = 1.0
@@ -149,10 +156,16 @@ class Plan:
             sampling=Sampling(max_tokens=64),
             max_staleness=self.staleness,
             lead=None if self.lead is None else self.lead * self.staleness,
+            filter=None if self.dropping is None else Dropping(self),
+            replay=self.replay if self.staleness else None,
         )
         made = phases.recipe(train={"steps": self.steps, "prompts_per_step": self.batch, "seed": self.seed})
         conversation = Conversation(turns=self.turns, seconds=50.0, check="off")
         return replace(made, rollout=rollout, interaction=User(self), conversation=conversation)
+
+    def drops(self, prompt: str) -> bool:
+        """Whether the filter drops a prompt."""
+        return self.chance("drop", prompt) < (self.dropping or 0.0)
 
     def chance(self, *of: object) -> float:
         """Return a number from 0 to 1 that follows from the seed and what it is for."""
@@ -245,6 +258,18 @@ class Engine(RolloutEngine):
             row.end(stop)
 
 
+class Dropping(GroupFilter):
+    """Drops prompts by their names."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.max_refills = plan, plan.refills
+
+    def keep(self, group: Sequence[Trajectory]) -> bool:
+        assert len({t.prompt.id for t in group}) == 1
+        assert all(t.reward is not None for t in group)
+        return not self.plan.drops(group[0].prompt.id)
+
+
 class User(Interaction):
     """Replies after a while; now and then that takes longer than its deadline allows."""
 
@@ -292,6 +317,8 @@ class Service(RolloutService):
             super().__init__(recipe, dialogue, ACTOR, ranks)
         self.clock: Any = self._loop
         self.failed = False
+        self.tokens: list[list[int]] = []
+        """Of all trajectories that were trained on, once for each time."""
 
     async def score(self, reward: Any, trajectories: Any) -> list[Score]:
         await asyncio.sleep(self.pace.random() * self.plan.step_seconds * 3)
@@ -316,6 +343,10 @@ class Data:
         steps = self.plan.staleness + 1 + self.service.version - self.first
         assert len(self.begun) <= steps * self.plan.batch, "more was admitted than may become too old"
         return Prompt(str(row), [{"role": "user", "content": "go"}])
+
+    def spare(self, step: int, attempt: int, slot: int) -> Prompt:
+        place = (step - 1) * self.plan.batch + slot
+        return Prompt(f"{place} again {attempt}", [{"role": "user", "content": "go"}])
 
 
 @dataclass
@@ -391,13 +422,42 @@ def _session(
 
 
 def _check(plan: Plan, service: Service, rollouts: Rollouts, done: int) -> Step:
-    """Check what a step trains on: whole groups, each of one prompt and scored, no token older than allowed."""
+    """Check what a step trains on: scored groups, each of a prompt that the filter keeps, no token older than allowed.
+
+    New groups are of all places of the step, with all prompts that were tried in turn; others were trained on before.
+    """
     groups: dict[int, list[Trajectory]] = {}
-    for trajectory in rollouts.all:
+    for trajectory in rollouts.sampled:
         groups.setdefault(trajectory.group, []).append(trajectory)
-        assert (trajectory.error is None) == (trajectory.score is not None)
+        assert trajectory.error is None
+        assert trajectory.score is not None
         assert all(v == -1 or done - plan.staleness <= v <= done for v in trajectory.versions), "a token is too old"
-    assert sorted(groups) == list(range(plan.batch))
-    assert all(len(group) == plan.group_size and len({t.prompt.id for t in group}) == 1 for group in groups.values())
-    ordered = [groups[slot] for slot in range(plan.batch)]
-    return Step([int(g[0].prompt.id) for g in ordered], [t.versions for g in ordered for t in g])
+    assert all(len({t.prompt.id for t in group}) == 1 for group in groups.values())
+    tried: dict[int, list[Trajectory]] = {}
+    for trajectory in rollouts.all:
+        tried.setdefault(trajectory.group, []).append(trajectory)
+        assert (trajectory.error is None) == (trajectory.score is not None)
+    assert sorted(tried) == list(range(plan.batch))
+    for slot, some in tried.items():
+        prompts = {t.prompt.id for t in some}
+        assert len(some) == plan.group_size * len(prompts) <= plan.group_size * (1 + plan.refills)
+        assert len({_place(t) for t in some}) == 1, "a group has samples of two places"
+        kept = [t for t in some if t.error is None and not plan.drops(t.prompt.id)]
+        assert {id(t) for t in groups.pop(slot, [])} == {id(t) for t in kept}
+    _check_again(plan, service, groups)
+    service.tokens += [t.tokens for t in rollouts.sampled]
+    ordered = [sorted(tried[slot], key=lambda t: t.prompt.id) for slot in range(plan.batch)]
+    return Step([_place(group[0]) for group in ordered], [t.versions for group in ordered for t in group])
+
+
+def _check_again(plan: Plan, service: Service, groups: dict[int, list[Trajectory]]) -> None:
+    """Check groups that are trained on again: of those that were trained on, few enough, and not too often."""
+    assert len(groups) <= (0 if plan.replay is None else plan.replay.size)
+    for trajectory in (t for group in groups.values() for t in group):
+        before = sum(tokens is trajectory.tokens for tokens in service.tokens)
+        assert plan.replay is not None
+        assert 1 <= before == trajectory.credit["again"] <= plan.replay.reuse
+
+
+def _place(trajectory: Trajectory) -> int:
+    return int(trajectory.prompt.id.split()[0])

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlkit.errors import EngineError, RolloutError
+from rlkit.sections import Replay
 from rlkit.train.ahead.stream import TrainedPlaces
 from rlkit.train.metrics import Meter
 from tests.unit.simulation import Data, Plan, Service, open_stream, simulate
@@ -27,6 +28,9 @@ PLANS = st.builds(
     failing=PROBABILITY,
     dying=PROBABILITY,
     grading=st.sampled_from([0.0, 0.0, 0.1]),
+    dropping=st.sampled_from([None, 0.3, 1.0]),
+    refills=st.integers(0, 2),
+    replay=st.sampled_from([None, Replay(1, 1), Replay(3, 2)]),
     interrupted=PROBABILITY,
     resuming=PROBABILITY,
     saving=st.sampled_from([1.0, 0.5]),
