@@ -317,11 +317,18 @@ def test_two_ranks_draw_alike_under_a_curriculum_with_over_sampling(tmp_path: Pa
 
 
 def test_two_ranks_run_ahead_alike(tmp_path: Path) -> None:
-    """Each rank learns from its own groups that are whole first; a repetition is the same bit for bit."""
-    ahead = ("--rollout.max_staleness=2", "--correction.high=2.0", "--validation=null", "--train.steps=4")
-    one, other = (run(tmp_path, name, *TWO["fsdp2"], *ahead) for name in ("one", "other"))
+    """Each rank learns from its own groups that are whole first, and again from some; a repetition is the same."""
+    ahead = ("--rollout.max_staleness=2", "--rollout.replay.size=3", "--correction.high=2.0", "--validation=null")
+    one, other = (run(tmp_path, name, *TWO["fsdp2"], *ahead, "--train.steps=4") for name in ("one", "other"))
     assert not compare(one, other).differs
     metrics = read_jsonl(one / "metrics.jsonl")
     assert 0 < max(row["staleness/max"] for row in metrics) <= 2
-    prompts = [prompt for step in range(1, 5) for prompt in {prompt for prompt, _ in rollouts(one, step)}]
+    prompts = []
+    for step in range(1, 5):
+        rows = [row for path in one.glob(f"rollouts/step-{step:05d}*.jsonl.gz") for row in read_jsonl(path)]
+        prompts += list({row["prompt"] for row in rows if "again" not in row})
+        again = {row["group"] for row in rows if "again" in row}
+        assert again <= {5, 6, 7}
+        assert len(again) == metrics[step - 1]["replay/groups"]
+    assert metrics[-1]["replay/groups"] > 0
     assert len(prompts) == len(set(prompts)) == 4 * 5
