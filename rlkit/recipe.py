@@ -251,11 +251,12 @@ def _check_staleness(recipe: Recipe) -> Iterator[str]:
     given = f"{name} is {rollout.max_staleness}, but"
     if rollout.lead is not None and rollout.lead > rollout.max_staleness:
         yield f"rollout.lead is {rollout.lead:g}, expected at most {name}, which is {rollout.max_staleness}"
-    if recipe.correction is None and recipe.rejection is None and recipe.train.old_logps != "loglinear":
+    ratio = recipe.train.old_logps != "recompute" and recipe.loss.compares
+    if recipe.correction is None and recipe.rejection is None and not ratio:
         yield (
             f"{given} nothing corrects for tokens of older weights: add correction: {{high: 2.0}} (weighs each token "
             "by the ratio of the weights that learn to those that sampled), rejection: {high: 2.0} (leaves out the "
-            "worst), or train.old_logps: loglinear (A-3PO)"
+            "worst), or with a loss of ratios train.old_logps: loglinear (A-3PO) or rollout"
         )
     if not (rollout.engine.interruptible or rollout.engine.beside):
         yield (

@@ -51,6 +51,8 @@ def _data(recipe: Recipe) -> Iterator[tuple[str, str]]:
         f"{train.epochs} epochs x {train.minibatches} mini-batches = "
         f"{train.epochs * train.minibatches} optimizer steps; {train.steps} steps in all",
     )
+    if (replay := rollout.replay) is not None:
+        yield "replay", f"and up to {replay.size} groups of earlier steps, each {replay.reuse} times more at most"
     if rollout.filter is not None:
         yield "filter", f"{type(rollout.filter).__name__}, dropped places are filled {rollout.filter.max_refills} times"
 

@@ -22,13 +22,15 @@ class PolicyLoss(BoundPart):
     `aggregation` is the mode of `rlkit.ops.aggregate.weights` that the loss was published with; a recipe's
     `train.aggregation` overrides it. The training loop multiplies by `batch.correction_weights` unless
     `applies_correction` is set: the loss does so itself. `selects` marks a loss that treats chosen tokens apart.
-    `zero_without_advantage` marks one that has no gradient in a row whose advantages are all 0, which then needs no
-    backward pass.
+    `compares` is unset in one that does not compare with `batch.old_logps`, so that it cannot correct for samples of
+    another policy. `zero_without_advantage` marks one that has no gradient in a row whose advantages are all 0, which
+    then needs no backward pass.
     """
 
     aggregation: ClassVar[Aggregation] = "token_mean"
     applies_correction: ClassVar[bool] = False
     selects: ClassVar[bool] = False
+    compares: ClassVar[bool] = True
     zero_without_advantage: ClassVar[bool] = False
     formula: ClassVar[str] = "see its documentation"
     """The objective as `rlkit explain` shows it, with the constructor's options as `{name}`."""

@@ -15,6 +15,7 @@ class PolicyGradient(PolicyLoss):
     """
 
     zero_without_advantage: ClassVar[bool] = True
+    compares: ClassVar[bool] = False
     formula: ClassVar[str] = "-A logp"
 
     def __call__(self, out: PolicyOutput, batch: TrainBatch) -> LossOutput:

@@ -43,7 +43,8 @@ class Rollout:
             end sooner, but what is trained on leans to short answers: those that were stopped are sampled again.
         max_staleness: How many steps may lie between the weights that sampled a token and those that learn from it; 0
             samples and learns in turn. With more, a step learns from the groups that are whole first, and the others go
-            on with its new weights: a step does not wait for the longest answers. It needs `correction` or `rejection`.
+            on with its new weights: a step does not wait for the longest answers. It needs a correction, such as
+            `correction`: `rlkit docs asynchronous`.
         lead: How far rollouts run ahead normally, in steps; null for 1, or 0 where `max_staleness` is 0.
         replay: Groups that later steps are trained on again; null for none. It needs `max_staleness`.
         max_gap: The largest mean distance of the engine's log-probs of a few tokens from the trainer's, in the weight

@@ -167,6 +167,14 @@ def test_what_was_trained_on_is_known_whatever_the_order() -> None:
     assert trained.plus([3]) == TrainedPlaces(5, (6,))
 
 
+def test_ratios_to_the_policy_that_sampled_are_a_correction() -> None:
+    """ScaleRL's loss compares with the engine; a loss without ratios does not."""
+    parse("fit", ["--recipe=quick_scalerl", "--rollout.max_staleness=8"])
+    for old in ("rollout", "loglinear"):
+        with pytest.raises(RecipeError, match="nothing corrects for tokens of older weights"):
+            parse("fit", ["--recipe=quick_rloo", "--rollout.max_staleness=2", f"--train.old_logps={old}"])
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
