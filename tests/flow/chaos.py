@@ -1,6 +1,7 @@
 """Kills, corrupts and fills: does a run that is resumed end as one that nothing happened to?
 
     python tests/flow/chaos.py [--seed N]       prints each trial, and survived/total
+    python tests/flow/chaos.py --ahead          the same with rollouts that run ahead of the trainer
 
 Runs are forked from this process once everything is imported, so that a trial costs a second. `kill -9` comes at a
 random moment of a stage of a random step; the stages take turns, so that every one is hit.
@@ -9,6 +10,7 @@ random moment of a stage of a random step; the stages take turns, so that every 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import pkgutil
@@ -21,6 +23,7 @@ import tempfile
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,6 +44,11 @@ GRPO = (
     "fit", "--recipe", "quickstart", f"--train.steps={STEPS}", "--train.prompts_per_step=4", "--rollout.group_size=4",
     "--validation.limit=2", "--validation.samples=0", "--save.every=1", "--fabric.accelerator=cpu",
 )  # fmt: skip
+AHEAD = (
+    "fit", "--recipe", "quick_tool", f"--train.steps={STEPS}", "--train.prompts_per_step=4", "--rollout.group_size=4",
+    "--rollout.max_staleness=2", "--rollout.lead=1.5", "--correction.high=2.0", "--validation=null", "--save.every=1",
+    "--log.rollouts.limit=null", "--fabric.accelerator=cpu",
+)  # fmt: skip
 PPO = (*GRPO[:2], "quick_ppo", *GRPO[3:], "--train.minibatches=2")
 
 STAGES = {
@@ -54,6 +62,7 @@ STAGES = {
     "rename": "run.checkpoint.write.Writer._prune",
     "sync": "rollout.service.RolloutService.sync_weights",
     "validate": "run.session.Session.validate",
+    "step": "run.session.step",
 }
 """What is going on when the kill comes, and the function that does it."""
 
@@ -133,6 +142,45 @@ def kills(
     assert steps == list(range(1, STEPS + 1)), steps
 
 
+def trained(out: Path) -> Counter[str]:
+    """Return how many answers to each prompt were trained on, none of which has a token older than allowed."""
+    found: Counter[str] = Counter()
+    for step in range(1, STEPS + 1):
+        text = gzip.decompress((out / "rollouts" / f"step-{step:05d}.jsonl.gz").read_bytes()).decode()
+        for row in map(json.loads, text.splitlines()):
+            assert min(v for v in row["versions"] if v >= 0) >= step - 1 - 2, row
+            found[row["prompt"]] += "advantages" in row
+    return found
+
+
+def ahead(folder: Path, rng: random.Random, count: int) -> None:
+    """Kill runs whose rollouts run ahead at random moments, resuming each until it ends: all prompts, each once."""
+    whole, log = folder / "ahead-whole", folder / "ahead.log"
+    assert forked(lambda: run_rlkit([*AHEAD, "--out", str(whole)]), log) == 0, log.read_text()[-2000:]
+    rows = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
+    seconds = sum(row[f"time/{phase}"] for row in rows for phase in ("sample", "logps", "score", "update")) / STEPS
+    expected, runs, kills = trained(whole), 0, 0
+    assert set(expected.values()) == {4}
+    while kills < count:
+        out, status = folder / f"ahead-{runs}", -1
+        while status != 0:
+            args = (*AHEAD, "--out", str(out), "--resume", "auto")
+            number, delay = rng.choice((1, 2)), rng.uniform(0, seconds)
+            if kills == count:
+                status = forked(lambda: run_rlkit(list(args)), log)  # noqa: B023
+                assert status == 0, log.read_text()[-2000:]
+                break
+            hit = folder / f"ahead-{kills}.hit"
+            status = forked(lambda: killed(args, "step", number, delay, hit), log)  # noqa: B023
+            assert status in (0, -signal.SIGKILL), log.read_text()[-2000:]
+            if status:
+                kills += 1
+                print(f"ahead: killed {delay:.2f} s after a step began", flush=True)
+        assert trained(out) == expected, f"other prompts were trained on: {trained(out) - expected}"
+        runs += 1
+    print(f"{count} kills of {runs} runs: each prompt was trained on once", flush=True)
+
+
 def damage(what: str, args: tuple[str, ...], whole: Path, folder: Path) -> None:
     """Truncate, corrupt or remove a file of the newest checkpoint; the one before must serve."""
     newest = f"step-{STEPS:06d}"
@@ -205,11 +253,17 @@ def _copy(source: Path, target: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=None, help="Of the moments; default: another one each time.")
-    seed = parser.parse_args().seed
+    parser.add_argument("--ahead", action="store_true", help="Runs whose rollouts run ahead.")
+    given = parser.parse_args()
+    seed = given.seed
     seed = random.randrange(10**6) if seed is None else seed
     print(f"seed {seed}", flush=True)
     rng = random.Random(seed)
-    everything = [stage for stage in STAGES if stage != "critic"]
+    if given.ahead:
+        with tempfile.TemporaryDirectory() as place:
+            ahead(Path(place), rng, 20)
+        return 0
+    everything = [stage for stage in STAGES if stage not in ("critic", "step")]
     grpo, ppo = [*everything, "rollout"], [*everything, "critic"]
     rng.shuffle(grpo)
     rng.shuffle(ppo)
@@ -223,7 +277,7 @@ def main() -> int:
             (1, lambda: full(GRPO, whole, folder)),
         ]
         survived = sum(count for count, trial in trials if passes(trial))
-    total, missed = sum(count for count, _ in trials), set(STAGES) - set(hits)
+    total, missed = sum(count for count, _ in trials), set(STAGES) - {"step"} - set(hits)
     print(f"survived {survived}/{total}: {len(hits)} kills in {len(set(hits))} stages")
     if missed:
         print(f"no kill hit: {', '.join(sorted(missed))}")

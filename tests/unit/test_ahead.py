@@ -14,7 +14,13 @@ from rlkit.cli.main import main
 from rlkit.cli.parsing.parser import parse
 from rlkit.errors import RecipeError
 from rlkit.models.store import open_checkpoint
-from rlkit.train.ahead.stream import TrainedPlaces
+from rlkit.rollout.service import RolloutService
+from rlkit.train.ahead.beside import BesideStream
+from rlkit.train.ahead.colocated import ColocatedStream
+from rlkit.train.ahead.stream import Stream, TrainedPlaces
+from rlkit.train.data import Data
+from rlkit.train.metrics import Meter
+from rlkit.train.rollouts import Rollouts
 from tests.conftest import read_jsonl
 
 FEW = (
@@ -41,6 +47,34 @@ def test_without_a_lead_it_is_the_synchronous_trainer_bit_for_bit(tmp_path: Path
     found = compare(tmp_path / "plain", tmp_path / "ahead", ("staleness/",))
     assert set(found.recipe) == {"rollout.max_staleness", "rollout.lead"}
     assert (found.step, found.answer, found.tensor) == (None, None, None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("recipe", "words"),
+    [("quickstart", ()), ("quick_ppo", ()), ("quick_tool", ("--rollout.engine.max_rows=1", "--rollout.group_size=2"))],
+)
+def test_at_staleness_0_a_stream_is_the_synchronous_trainer_bit_for_bit(
+    tmp_path: Path, recipe: str, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GRPO, PPO with a critic, and tools; both streams take the place of what obtains the rollouts of each step.
+
+    With tools which rows share a decode step depends on time, and floating-point noise with it, unless one row does.
+    """
+    fit(tmp_path / "plain", "--train.steps=3", *words, recipe=recipe)
+    for kind in (ColocatedStream, BesideStream):
+        streams: list[Stream] = []
+
+        def obtain(data: Data, service: RolloutService, number: int, meter: Meter) -> Rollouts:
+            streams[:] = streams or [kind(data, service, TrainedPlaces())]  # noqa: B023
+            return streams[0](data, service, number, meter)  # noqa: B023
+
+        with monkeypatch.context() as patched:
+            patched.setattr("rlkit.run.session.sample", obtain)
+            rows = fit(tmp_path / kind.__name__, "--train.steps=3", *words, recipe=recipe)
+        assert all(row["staleness/max"] == row["staleness/running"] == row["staleness/waiting"] == 0 for row in rows)
+        assert not compare(tmp_path / "plain", tmp_path / kind.__name__, ("staleness/",)).differs
+        assert streams[0].trained == TrainedPlaces(12)
 
 
 def test_with_tools_it_is_repeatable_bit_for_bit(tmp_path: Path) -> None:
