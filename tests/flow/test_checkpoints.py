@@ -28,13 +28,22 @@ BASE = (
 )  # fmt: skip
 
 
+def chaos(*words: str) -> str:
+    """Return what `chaos.py` prints; its first line has the seed."""
+    script = str(ROOT / "tests" / "flow" / "chaos.py")
+    done = subprocess.run((sys.executable, script, *words), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 def test_chaos() -> None:
     """Twenty kills, damaged checkpoints and a full disk; see `chaos.py`."""
-    done = subprocess.run(
-        (sys.executable, str(ROOT / "tests" / "flow" / "chaos.py")), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"survived 26/26: 20 kills in 10 stages", done.stdout), done.stdout
+    assert re.search(r"survived 26/26: 20 kills in 10 stages", chaos())
+
+
+def test_each_prompt_is_trained_on_once_however_a_run_ahead_is_killed() -> None:
+    """Twenty kills at random moments, with tools and rollouts two steps ahead."""
+    assert re.search(r"20 kills of \d+ runs: each prompt was trained on once", chaos("--ahead"))
 
 
 @pytest.fixture(scope="module")
