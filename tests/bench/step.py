@@ -3,6 +3,10 @@
 16 prompts of about 100 tokens, 8 samples each, Qwen2 models with random weights, float32, one thread. Each side is a
 process of its own that makes one step when asked; they alternate, and what is measured is CPU seconds of the whole
 tree of processes. rlkit runs with its defaults, TRL with the micro-batch that is best for it.
+
+The floor is what the products alone would take, at the rate that this machine has for large ones in the same minutes:
+prompts once, a pass to sample, three to learn (two for adapters alone), one for a reference. TRL's step divided by the
+floor is the ratio that nothing can exceed in these types on this machine.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -85,7 +90,9 @@ def rlkit_side(row: Row, model: Path, steps: int, options: dict[str, Any]) -> No
 
         def on_step_end(self, event: StepEnd) -> None:
             times = {k.removeprefix("time/"): v for k, v in event.metrics.items() if k.startswith("time/")}
-            gate.report(length=event.metrics["rollout/length"], **times)
+            length = event.metrics["rollout/length"]
+            rows = row.prompts * row.samples
+            gate.report(length=length, prompt=event.metrics["update/tokens"] / rows - length, **times)
             gate.wait()
 
     with tempfile.TemporaryDirectory() as folder:
@@ -150,6 +157,33 @@ def trl_side(row: Row, model: Path, steps: int) -> None:
         )  # fmt: skip
         gate.report(rss=reset_peak())
         trainer.train()
+
+
+def product_rate(seconds: float = 0.3) -> float:
+    """Return the operations a CPU second of large products in float32, on one thread."""
+    import torch
+
+    torch.set_num_threads(1)
+    n, best, start = 1024, 0.0, time.process_time()
+    one, other = torch.randn(n, n), torch.randn(n, n)
+    while time.process_time() - start < seconds:
+        before = time.process_time()
+        torch.nn.functional.linear(one, other)
+        best = max(best, 2 * n**3 / (time.process_time() - before))
+    return best
+
+
+def operations(row: Row, prompt: float, length: float, vocabulary: int = 512) -> float:
+    """Return the operations of a step's products, for prompts and answers of these mean lengths."""
+    from tests.bench.work import SIZES
+
+    hidden, layers, between, heads, kv_heads = SIZES[row.size]
+    answers = row.prompts * row.samples * length
+    tokens = row.prompts * prompt + answers
+    weights = layers * hidden * (2 * hidden + 2 * hidden * kv_heads / heads + 3 * between)
+    seen = row.prompts * prompt * prompt / 2 + answers * (prompt + length / 2)
+    forward = 2 * tokens * weights + 4 * layers * hidden * seen + 2 * answers * hidden * vocabulary
+    return forward * (1 + (2 if row.lora else 3) + bool(row.kl))
 
 
 def peak() -> float:
@@ -228,7 +262,11 @@ def compare(name: str, steps: int, sides: list[str], more: list[str]) -> None:
     """Print a line of the table: medians of CPU seconds a step, the first step left out."""
     running = [Side(side, [name, f"--steps={steps}", *more]) for side in sides]
     try:
-        rounds = [[side.step() for side in running] for _ in range(steps)][1:]
+        rounds, rates = [], []
+        for _ in range(steps):
+            rounds.append([side.step() for side in running])
+            rates.append(product_rate())
+        rounds = rounds[1:]
     finally:
         for side in running:
             side.close()
@@ -237,6 +275,9 @@ def compare(name: str, steps: int, sides: list[str], more: list[str]) -> None:
         found = summarize([r[i] for r in rounds])
         times = " ".join(f"{k} {found[k]:.2f}" for k in ("sample", "logps", "update") if k in found)
         cells.append(f"{side.name} {found['cpu']:.2f} s +{found['peak']:.0f} MB, length {found['length']:.0f} {times}")
+        if "prompt" in found:
+            floor = operations(ROWS[name], found["prompt"], found["length"]) / statistics.median(rates)
+            cells.append(f"floor {floor:.2f} s, rlkit {found['cpu'] / floor:.2f} times")
     if len(running) == 2:
         per_token = [(r[0]["cpu"] / r[0]["length"]) / (r[1]["cpu"] / r[1]["length"]) for r in rounds]
         ratio = statistics.median(r[0]["cpu"] / r[1]["cpu"] for r in rounds)
