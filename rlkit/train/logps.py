@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from rlkit.interfaces.advantage import Needs
@@ -50,15 +51,29 @@ def policy_logps(context: TrainContext, batch: RolloutBatch, reads: Reads = LOGP
     return _forward(context, batch, forward, actor, count=1 + sum(reads))
 
 
-def measure_gap(batch: TrainBatch, reduce: Reducer, meter: Meter) -> None:
-    """Log how far the trainer's log-probs are from the engine's; every rank must call this."""
+def measure_gap(batch: TrainBatch, version: int, reduce: Reducer, meter: Meter) -> None:
+    """Log how far the trainer's log-probs are from the engine's; every rank must call this.
+
+    Args:
+        batch: With the log-probs of both.
+        version: Of the weights of the trainer's. Tokens of older weights differ because of what was learned since, and
+            are measured apart.
+        reduce: Sums over ranks.
+        meter: Takes the figures.
+    """
     known = batch.mask & ~batch.trainer_logps.isnan()
+    old = known & (batch.versions < version)
+    known &= ~old
     difference = (batch.trainer_logps - batch.rollout_logps)[known].abs()
     if len(difference):
         meter.mean("mismatch/mean", difference.mean(), weight=len(difference))
         meter.max("mismatch/max", difference.max())
-    for name, value in correction.gap(batch.trainer_logps, batch.rollout_logps, known, reduce)._asdict().items():
-        meter.max(f"mismatch/{name}", value)
+    count, older = reduce(torch.stack((known.sum(), old.sum())).float()).tolist()
+    if count or not older:  # agreed: counted over all ranks
+        for name, value in correction.gap(batch.trainer_logps, batch.rollout_logps, known, reduce)._asdict().items():
+            meter.max(f"mismatch/{name}", value)
+    if older:  # agreed: as above
+        meter.max("staleness/k3", correction.gap(batch.trainer_logps, batch.rollout_logps, old, reduce).k3)
 
 
 def _forward(

@@ -75,7 +75,7 @@ def step(context: TrainContext, number: int, obtain: Obtain = sample) -> StepRes
     with _timed(meter, "sync"):
         context.rollouts.version += 1
         context.rollouts.sync_weights()
-    describe(batch, context.ranks.all_reduce_sum, meter)
+    describe(batch, context.rollouts.version - 1, context.ranks.all_reduce_sum, meter)
     meter.max("version", context.rollouts.version)
     for name, gauge in context.rollouts.engine.health().items():
         meter.max(f"engine/{name}", gauge)
@@ -106,12 +106,15 @@ def shape_rewards(context: TrainContext, batch: Batch, meter: Meter) -> None:
         meter.max(name, value)
 
 
-def describe(batch: TrainBatch, reduce: Reducer, meter: Meter) -> None:
-    """Log the spread of rewards, the advantages, the critic's fit, and the gap between engine and trainer."""
+def describe(batch: TrainBatch, version: int, reduce: Reducer, meter: Meter) -> None:
+    """Log the spread of rewards, the advantages, the critic's fit, and the gap between engine and trainer.
+
+    The weights had this version before they learned from the batch.
+    """
     stats = group_stats(batch.rewards, batch.group)
     meter.means("reward/std", stats.std.tolist())
     meter.means("groups/no_signal", stats.equal.float().tolist())
-    measure_gap(batch, reduce, meter)
+    measure_gap(batch, version, reduce, meter)
     meter.count("advantage/not_finite", float((~batch.advantages.isfinite() & batch.mask).sum()))
     if len(batch):
         meter.max("advantage/max", batch.advantages.max())

@@ -95,7 +95,7 @@ def test_the_gap_is_measured_where_the_trainers_log_probs_are_known() -> None:
     trainer = torch.full((4, 4), torch.nan)
     trainer[0], trainer[1] = torch.tensor([9.0, -1.0, -0.6, 9.0]), torch.tensor([9.0, -0.2, 9.0, 9.0])
     meter = Meter()
-    measure_gap(ready(trainer_logps=trainer), lambda x: x, meter)
+    measure_gap(ready(trainer_logps=trainer), 0, lambda x: x, meter)
     meter.mean("mismatch/mean", 0.9, weight=3)  # as of another rank with three tokens
     figures = meter.result(LocalRanks())  # type: ignore[arg-type]
     assert figures["mismatch/mean"] == pytest.approx(0.6)
@@ -103,9 +103,24 @@ def test_the_gap_is_measured_where_the_trainers_log_probs_are_known() -> None:
     assert all(map(math.isfinite, figures.values()))
 
 
+def test_tokens_of_older_weights_are_measured_apart() -> None:
+    """Row 0 is of version 2, as the trainer: 0.5 from the engine's -0.5; row 1 is older, its ratio exp(0.3)."""
+    trainer = torch.full((4, 4), torch.nan)
+    trainer[0], trainer[1] = torch.tensor([9.0, -1.0, -1.0, 9.0]), torch.tensor([9.0, -0.2, 9.0, 9.0])
+    versions = torch.tensor([2, 1, 1, 1])[:, None].expand(4, 4)
+    meter = Meter()
+    measure_gap(ready(trainer_logps=trainer, versions=versions), 2, lambda x: x, meter)
+    figures = meter.result(LocalRanks())  # type: ignore[arg-type]
+    assert figures["mismatch/max"] == figures["mismatch/kl"] == pytest.approx(0.5)
+    assert figures["staleness/k3"] == pytest.approx(math.exp(0.3) - 1 - 0.3, rel=1e-5)
+    meter = Meter()
+    measure_gap(ready(trainer_logps=trainer, versions=versions), 3, lambda x: x, meter)
+    assert set(meter.result(LocalRanks())) == {"staleness/k3"}  # type: ignore[arg-type]
+
+
 def test_an_unknown_gap_is_no_figure() -> None:
     meter = Meter()
-    measure_gap(ready(), lambda x: x, meter)
+    measure_gap(ready(), 0, lambda x: x, meter)
     assert not {"mismatch/mean", "mismatch/max"} & set(meter.result(LocalRanks()))  # type: ignore[arg-type]
 
 

@@ -87,23 +87,23 @@ def test_what_is_logged_of_a_batch() -> None:
     batch = ready(values=values, returns=returns)
     batch.advantages[0, 1] = torch.nan
     batch.rewards = torch.tensor([1.0, 0.0, 1.0, 1.0])
-    describe(batch, lambda x: x, meter)
+    describe(batch, 0, lambda x: x, meter)
     found = figures(meter)
     assert found["reward/std"] == pytest.approx(0.5**0.5 / 2)
     assert found["groups/no_signal"] == 0.5
     assert found["advantage/not_finite"] == 1
     assert found["critic/explained_variance"] == pytest.approx(0, abs=1e-4)
     plain = Meter()
-    describe(ready(), lambda x: x, plain)
+    describe(ready(), 0, lambda x: x, plain)
     found = figures(plain)
     assert (found["advantage/max"], found["advantage/not_finite"]) == (2, 0)
     assert found["advantage/abs_mean"] == pytest.approx((2 * 1 + 1 * 1 + 3 * 2 + 2 * 2) / 8)
     assert "critic/explained_variance" not in found
     empty = Meter()
-    describe(ready().rows(torch.arange(0)), lambda x: x, empty)
+    describe(ready().rows(torch.arange(0)), 0, lambda x: x, empty)
     assert "advantage/max" not in figures(empty)
     single = Meter()
-    describe(ready(values=values, returns=returns).rows(torch.tensor([1])), lambda x: x, single)
+    describe(ready(values=values, returns=returns).rows(torch.tensor([1])), 0, lambda x: x, single)
     assert "critic/explained_variance" not in figures(single)  # of one token there is no variance
 
 
@@ -207,7 +207,7 @@ def test_a_step_computes_scores_updates_and_syncs_in_this_order(monkeypatch: pyt
     found = result.figures
     assert {"time/sample", "time/logps", "time/score", "time/update", "time/sync"} <= set(found)
     assert (found["version"], found["engine/queue"], found["lr"], found["update/steps"]) == (2, 3, 0.5, 1)
-    assert found["mismatch/mean"] > 0
+    assert found["staleness/k3"] > 0  # tokens of version 0, trained on by version 1
     assert found["time/tokens_per_second"] == 0  # nothing was sampled here
 
 
