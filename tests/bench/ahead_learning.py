@@ -6,9 +6,10 @@ training: mean and spread over the seeds. What is in the file already is not run
 
 `stream` is the trainer of `rollout.max_staleness: S` with `lead: S` and an engine that holds all groups at once,
 without which those that wait in its queue are young. `exact` trains synchronously on answers that are all S steps old:
-its engine keeps the weights of the last S steps. TIS is `correction: {high: 2.0}`; without one there is a `rejection`
-that never rejects, since its bounds (1e-9, 1e9) lie beyond those of any ratio (log-ratios are clamped to +-20), as
-rlkit refuses to run ahead with neither.
+its engine keeps the weights of the last S steps. TIS is `correction: {high: 2.0}`, `clip` the loss's own clipped ratio
+to the policy that sampled (`train.old_logps: rollout`). Without one there is a `rejection` that never rejects, since
+its bounds (1e-9, 1e9) lie beyond those of any ratio (log-ratios are clamped to +-20), as rlkit refuses to run ahead
+with none. Interrupted, it goes on where it was; the table then has the runs that are known.
 """
 
 from __future__ import annotations
@@ -31,7 +32,11 @@ from rlkit.engines import TorchEngine
 from rlkit.interfaces.runtime import Runtime, WeightStream
 
 STEPS = {"quickstart": 60, "quick_tool": 20}
-CORRECTIONS = {"TIS": {"correction": {"high": 2.0}}, "none": {"rejection": {"low": 1e-9, "high": 1e9}}}
+CORRECTIONS: dict[str, dict[str, dict[str, Any]]] = {
+    "TIS": {"correction": {"high": 2.0}},
+    "clip": {"train": {"old_logps": "rollout"}},
+    "none": {"rejection": {"low": 1e-9, "high": 1e9}},
+}
 FIGURES = ("accuracy", "sampled_accuracy")
 
 
@@ -80,7 +85,8 @@ def child(recipe: str, mode: str, lag: int, correction: str, seed: int) -> None:
     else:
         sections["rollout"] |= {"max_staleness": lag, "lead": lag, "engine": TorchEngine(max_rows=2048)}
     if lag:
-        sections |= CORRECTIONS[correction]
+        for name, options in CORRECTIONS[correction].items():
+            sections[name] = sections.get(name, {}) | options
     with tempfile.TemporaryDirectory() as folder:
         found = fit(Recipe(**sections), out=f"{folder}/run", quiet=True)
     ages = [row.get("staleness/mean", float(lag)) for row in found.metrics[steps // 2 :]]
@@ -95,24 +101,32 @@ def cases() -> list[tuple[str, str, int, str, int]]:
 
 
 def main(path: Path) -> None:
-    """Run what is not in the file yet; print the table."""
+    """Run what is not in the file yet; print the table, also when interrupted."""
     known = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     done = {tuple(row["case"]): row for row in known}
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    for case in cases():
-        if case not in done:
-            words = (sys.executable, "-m", "tests.bench.ahead_learning", "--child", *map(str, case))
-            ran = subprocess.run(words, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-            done[case] = {"case": case, **json.loads(ran.stdout.splitlines()[-1])}
-            with path.open("a") as file:
-                file.write(json.dumps(done[case]) + "\n")
-    print("| recipe | S | ages | correction | mean age | greedy | sampled |\n|---|---|---|---|---|---|---|")
+    try:
+        for case in cases():
+            if case not in done:
+                words = (sys.executable, "-m", "tests.bench.ahead_learning", "--child", *map(str, case))
+                ran = subprocess.run(words, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+                done[case] = {"case": case, **json.loads(ran.stdout.splitlines()[-1])}
+                with path.open("a") as file:
+                    file.write(json.dumps(done[case]) + "\n")
+    finally:
+        show(done)
+
+
+def show(done: dict[tuple[Any, ...], dict[str, Any]]) -> None:
+    """Print the means and the ranges over the seeds that are known."""
+    print("| recipe | S | ages | correction | mean age | greedy | sampled | seeds |\n|---|---|---|---|---|---|---|---|")
     for recipe, mode, lag, correction in dict.fromkeys(case[:4] for case in cases()):
         rows = [row for case, row in done.items() if case[:4] == (recipe, mode, lag, correction)]
-        age = statistics.fmean(row["age"] for row in rows)
-        columns = [[row[name] for row in rows] for name in FIGURES]
-        texts = [f"{statistics.fmean(xs):.3f} ({min(xs):.3f} to {max(xs):.3f})" for xs in columns]
-        print(f"| {recipe} | {lag} | {mode} | {correction} | {age:.1f} | {' | '.join(texts)} |")
+        if rows:
+            age = statistics.fmean(row["age"] for row in rows)
+            columns = [[row[name] for row in rows] for name in FIGURES]
+            texts = [f"{statistics.fmean(xs):.3f} ({min(xs):.3f} to {max(xs):.3f})" for xs in columns]
+            print(f"| {recipe} | {lag} | {mode} | {correction} | {age:.1f} | {' | '.join(texts)} | {len(rows)} |")
 
 
 if __name__ == "__main__":

@@ -297,12 +297,16 @@ def check_ahead(out: Path, steps: int) -> list[Any]:
 
 @pytest.mark.slow
 def test_sampling_goes_on_while_the_trainer_learns(site: str, tmp_path: Path) -> None:
-    """Weights arrive in the middle of conversations, and of turns."""
-    words = ("--recipe=quick_tool", *AHEAD, "--train.steps=8", "--rollout.lead=2")
+    """Weights arrive in the middle of conversations, and of turns; one version of them answers a validation."""
+    held_out = ("--validation.every=4", "--validation.limit=8", "--validation.before=false", "--validation.samples=0")
+    words = ("--recipe=quick_tool", *AHEAD, *held_out, "--train.steps=8", "--rollout.lead=2")
     done = rlkit("fit", *words, cwd=tmp_path, PYTHONPATH=site)
     assert done.returncode == 0, done.stderr
     found = check_ahead(tmp_path / "out", 8)
     assert any(len(set(row["versions"]) - {-1}) > 1 for row in found)
+    for name, version in (("00004", 4), ("after", 8)):
+        answers = read_jsonl(tmp_path / "out" / "rollouts" / f"validation-{name}.jsonl.gz")
+        assert {v for row in answers for v in row["versions"]} == {-1, version}
     for row in read_jsonl(tmp_path / "out" / "metrics.jsonl"):
         assert row["staleness/max"] <= 2
         assert row["rollout/failed"] == row["engine/retried"] == row["engine/stale"] == 0
