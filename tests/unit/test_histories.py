@@ -116,3 +116,16 @@ def test_a_run_may_go_on_with_smaller_steps() -> None:
     assert sorted(places) == [1, 3, 5, 7, 8, 9, 10, 11, 12]
     assert stream.trained == TrainedPlaces(13)
     service.close()
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_rank_for_which_another_one_samples_samples_nothing(beside: bool) -> None:
+    """The ranks of a tensor-parallel group train on what the first of them samples."""
+    plan = Plan(beside, lead=1.0, replay=Replay(2))
+    service = Service(plan, 0)
+    service.ranks.lead = False  # type: ignore[misc]
+    data = Data(plan, service)
+    stream = open_stream(plan, service, data, TrainedPlaces())
+    assert stream(data, service, 1, Meter()).all == []  # type: ignore[arg-type]
+    assert (data.begun, service.engine.rows) == (set(), [])  # type: ignore[attr-defined]
+    service.close()

@@ -66,7 +66,7 @@ class Stream(ABC):
         rollout, ranks = service.recipe.rollout, service.ranks
         self._data, self._service = data, service
         self._batch = service.recipe.train.prompts_per_step
-        self._slots = range(self._batch)[ranks.index :: ranks.count]
+        self._slots = service.shard_for_rank(range(self._batch))
         places = trained.others(self._batch * (service.recipe.train.steps - service.version))
         self.trained = trained
         self._places = [place for i, place in enumerate(places) if (i % self._batch) % ranks.count == ranks.index]
@@ -80,7 +80,7 @@ class Stream(ABC):
         self._groups: dict[int, Group] = {}
         self._greedy = Needs.GREEDY in service.recipe.advantage.needs
         replay = rollout.replay or Replay(0)
-        self._slots_again = range(self._batch, self._batch + replay.size)[ranks.index :: ranks.count]
+        self._slots_again = service.shard_for_rank(range(self._batch, self._batch + replay.size))
         self._buffer = ReplayBuffer(len(self._slots_again), replay.reuse, rollout.max_staleness)
 
     @property
