@@ -263,6 +263,8 @@ def _check_staleness(recipe: Recipe) -> Iterator[str]:
             f"{given} rollout.engine {type(rollout.engine).__name__} cannot be interrupted, nor does it sample while "
             "the trainer learns; choose TorchEngine"
         )
+    if rollout.max_conversations is not None and not rollout.engine.beside:
+        yield f"{given} rollout.max_conversations does not bound those that are interrupted; set rollout.lead instead"
     if rollout.oversample > 1:
         yield (
             f"{given} rollout.oversample is {rollout.oversample}, though no step waits for its slowest groups already: "

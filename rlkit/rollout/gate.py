@@ -87,6 +87,5 @@ class Gate:
             yield
         finally:
             self.requests -= 1
-            self.changed = asyncio.get_running_loop().time()
             if not self.requests:
                 self._quiet.set()

@@ -189,6 +189,7 @@ class Engine(RolloutEngine):
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.beside, self.interruptible = plan, plan.beside, not plan.beside
+        self.pace = random.Random(f"{plan.pace} sync")
         self.version = 0
         self.rows: list[Row] = []
         self.fails_after: int | None = None
@@ -207,6 +208,8 @@ class Engine(RolloutEngine):
 
     async def sync(self, stream: Any, version: int) -> None:
         assert self.beside or not self.rows, "the weights change under requests"
+        if self.beside:
+            await asyncio.sleep(self.pace.random() * self.plan.step_seconds)
         self.version = version
 
     async def generate(self, request: Request) -> Completion:

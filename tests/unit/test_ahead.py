@@ -222,6 +222,7 @@ def test_ratios_to_the_policy_that_sampled_are_a_correction() -> None:
             "rollout.engine SGLangServer cannot be interrupted, nor does it sample while the trainer learns",
         ),
         (("--rollout.max_staleness=0", "--rollout.lead=1"), "rollout.lead is 1, but rollout.max_staleness is 0"),
+        (("--rollout.max_conversations=8",), "rollout.max_conversations does not bound those"),
         (("--rollout.max_staleness=-1",), "rollout.max_staleness is -1"),
     ],
 )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rlkit.errors import EngineError, RolloutError
@@ -34,6 +35,7 @@ PLANS = st.builds(
     interrupted=PROBABILITY,
     resuming=PROBABILITY,
     saving=st.sampled_from([1.0, 0.5]),
+    token_seconds=st.sampled_from([0.1, 0.5]),
     user_seconds=st.sampled_from([0.0, 1.0, 8.0]),
     step_seconds=st.sampled_from([0.0, 1.0, 20.0]),
     seed=st.integers(0, 2**32),
@@ -41,8 +43,16 @@ PLANS = st.builds(
 )
 
 
-@settings(max_examples=120, deadline=None)
+OLD = Plan(
+    beside=True, batch=2, group_size=1, staleness=1, lead=1.0, steps=6, turns=1, mean=6, dropping=0.3, refills=2,
+    token_seconds=0.5, step_seconds=20.0, seed=28, pace=28,
+)  # fmt: skip
+"""A prompt takes the place of another while the engine has not taken the weights of the step before, and is slow."""
+
+
+@settings(max_examples=80, deadline=None)
 @given(PLANS)
+@example(OLD)
 def test_no_history_breaks_the_rules(plan: Plan) -> None:
     simulate(plan)
 
@@ -86,6 +96,19 @@ def test_an_engine_that_hangs_ends_the_run_and_a_slow_one_does_not(
         assert service.clock.loop.time() == 1800
     else:
         assert len(stream(stream._data, service, 1, Meter()).all) == 4
+    service.close()
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_reply_is_progress_as_well(beside: bool) -> None:
+    """Tokens at 1000 and 3700 s, after which a user takes 1700 s: never 1800 s, train.deadline, without progress."""
+    plan = Plan(beside, batch=1, group_size=1, mean=1, turns=2, token_seconds=1000, user_seconds=1700)
+    service = Service(plan, 0)
+    user, service.recipe.conversation.seconds = service.recipe.interaction, None  # type: ignore[union-attr]
+    user.timeout, user.pace = 2000.0, SimpleNamespace(random=lambda: 1.0)  # type: ignore[union-attr]
+    stream = open_stream(plan, service, Data(plan, service), TrainedPlaces())
+    [trajectory] = stream(stream._data, service, 1, Meter()).all
+    assert (trajectory.error, sum(trajectory.mask), service.clock.loop.time()) == (None, 2, 5400)
     service.close()
 
 

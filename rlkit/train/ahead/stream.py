@@ -71,7 +71,9 @@ class Stream(ABC):
         self.trained = trained
         self._places = [place for i, place in enumerate(places) if (i % self._batch) % ranks.count == ranks.index]
         lead = min(1, rollout.max_staleness) if rollout.lead is None else rollout.lead
-        self._first = service.version
+        self._first, self._version = service.version, 0
+        """The version of the weights at the start, and how many more they were when the last step began: the engine may
+        sample with these until it has taken the next ones."""
         self._ledger = Ledger(len(self._slots), rollout.max_staleness, lead, len(self._places))
         self._gate = Gate()
         self._timer = BusyTimer()
@@ -83,12 +85,9 @@ class Stream(ABC):
         self._slots_again = service.shard_for_rank(range(self._batch, self._batch + replay.size))
         self._buffer = ReplayBuffer(len(self._slots_again), replay.reuse, rollout.max_staleness)
 
-    @property
-    def _version(self) -> int:
-        return self._service.version - self._first
-
     def __call__(self, data: Data, service: RolloutService, number: int, meter: Meter) -> Rollouts:
         """Return a step's rollouts, whose scoring may still be running; all ranks must call this."""
+        self._version = service.version - self._first
         groups, again = service.sample(self._watched(self._obtain(meter))), self._buffer.draw()
         rollouts = Rollouts(greedy={} if self._greedy else None)
         for slot, group in zip(self._slots, groups, strict=True):
@@ -223,7 +222,7 @@ class Stream(ABC):
 
     async def _sample(self, number: int, group: Group) -> None:
         """Sample a group to its end, over any number of steps, and others in its place while the filter drops them."""
-        service, chosen = self._service, self._service.recipe.rollout.filter
+        chosen = self._service.recipe.rollout.filter
         try:
             for attempt in range(1 + (0 if chosen is None else chosen.max_refills)):
                 if attempt:
@@ -231,7 +230,7 @@ class Stream(ABC):
                 await self._attempt(group, attempt)
                 if chosen is None or await group.passes(chosen):
                     break
-            group.oldest = group.oldest_token(service.version) - self._first
+            group.oldest = group.oldest_token(self._first + self._version) - self._first
             self._ledger.end(number, group.oldest)
             del self._tasks[number]
             self._note_whole()
