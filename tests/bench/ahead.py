@@ -3,6 +3,10 @@
 `python -m tests.bench.ahead [STEPS]` trains a model of 1M parameters in turns of processes, synchronously and with
 S = 1 and 2, and prints trajectories a CPU second and a wall second, steps 3 to the last. An answer ends after a length
 that its key determines: median 32 tokens, one of a hundred 8 times as long, at most 512.
+
+`python -m tests.bench.ahead beside [STEPS]` does the same with HttpEngine on one core and the trainer on another: there
+wall seconds count, since CPU seconds do not say what waits for what. Learning from these lengths (log-probs and one
+epoch) takes about as long as sampling them. It also prints the shares of a step in which trainer and engine were idle.
 """
 
 from __future__ import annotations
@@ -17,29 +21,55 @@ import sys
 import tempfile
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "plugins" / "rlkit-engine-http" / "src"))
+from rlkit_engine_http import HttpEngine
 
 from rlkit import Recipe, fit
 from rlkit.engines import TorchEngine
+from rlkit.engines.server.node import Node
 from rlkit.interfaces.callback import Callback, StepEnd
+from rlkit.interfaces.engine import RolloutEngine
 from rlkit.sections import Rollout, Train
 from rlkit.types import Completion, Request, Sampling
 
 MEDIAN, SIGMA, LIMIT = 32, math.log(8) / 2.326, 512
 PROMPTS, SAMPLES = 16, 8
+PHASES = ("sample", "logps", "score", "update", "sync")
 
 
-class LogNormal(TorchEngine):
+class LogNormal(RolloutEngine):
     """Ends each answer after a length of its own."""
 
     def bind(self, runtime: Any) -> None:
         super().bind(runtime)
-        self._stop_ids = frozenset()
+        self._stop_ids: frozenset[int] = frozenset()
 
     async def generate(self, request: Request) -> Completion:
         length = round(MEDIAN * math.exp(SIGMA * random.Random(request.key.hash()).gauss()))
         left = min(max(length, 1), LIMIT) - (LIMIT - request.sampling.max_tokens)
-        return await super().generate(replace(request, sampling=request.sampling.within(left)))
+        return await super().generate(replace(request, sampling=request.sampling.within(max(left, 1))))
+
+
+class Colocated(LogNormal, TorchEngine):
+    """On the trainer's core."""
+
+
+class Beside(LogNormal, HttpEngine):
+    """On the last core, while the trainer has the first one."""
+
+    def start(self, rank: int) -> list[Node]:
+        here = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, CORES[-1:])
+        try:
+            return super().start(rank)
+        finally:
+            os.sched_setaffinity(0, here)
+
+
+CORES = sorted(os.sched_getaffinity(0))
 
 
 class Clock(Callback):
@@ -58,16 +88,18 @@ async def reward(text: str, answer: str) -> float:
     return float(sum(map(ord, text)) % 2)
 
 
-def child(staleness: int, steps: int) -> None:
-    """Train; print trajectories a CPU second and a wall second, and what staleness there was."""
+def child(kind: str, staleness: int, steps: int) -> None:
+    """Train; print trajectories a CPU second and a wall second, staleness and idle shares."""
     clock = Clock()
     rows = [{"prompt": f"{a} + {b} = ?", "answer": str(a + b)} for a in range(40) for b in range(40)]
-    sampling = Sampling(max_tokens=LIMIT)
+    sampling, engine = Sampling(max_tokens=LIMIT), Colocated() if kind == "colocated" else Beside()
+    if kind == "beside":
+        os.sched_setaffinity(0, CORES[:1])
     with tempfile.TemporaryDirectory() as folder:
         found = fit(
             Recipe(
                 model="tiny", task=rows, reward=reward, validation=None, callbacks=[clock],
-                rollout=Rollout(LogNormal(), SAMPLES, sampling, max_staleness=staleness),
+                rollout=Rollout(engine, SAMPLES, sampling, max_staleness=staleness),
                 train=Train(steps=steps, prompts_per_step=PROMPTS), correction={"high": 2.0},
                 log={"rollouts": {"every": 0}},
             ),
@@ -75,33 +107,50 @@ def child(staleness: int, steps: int) -> None:
         )  # fmt: skip
     (cpu, wall), (last_cpu, last_wall) = clock.times[1], clock.times[-1]
     done = PROMPTS * SAMPLES * (len(clock.times) - 2)
-    ages = [line.get("staleness/mean", 0.0) for line in found.metrics[2:]]
-    print(
-        json.dumps({"cpu": done / (last_cpu - cpu), "wall": done / (last_wall - wall), "age": statistics.fmean(ages)})
-    )
+    metrics = found.metrics[2:]
+    figures = {
+        "cpu": done / (last_cpu - cpu),
+        "wall": done / (last_wall - wall),
+        "age": statistics.fmean(line.get("staleness/mean", 0.0) for line in metrics),
+        "trainer idle": statistics.fmean(line["time/trainer_idle_share"] for line in metrics),
+        "engine idle": statistics.fmean(engine_idle(line, kind == "beside" and staleness > 0) for line in metrics),
+        **{phase: statistics.fmean(line[f"time/{phase}"] for line in metrics) for phase in PHASES},
+    }
+    print(json.dumps(figures))
 
 
-def main() -> None:
+def engine_idle(line: dict[str, float], whole: bool) -> float:
+    """Return the share of a step in which the engine had nothing to do; the metric is `whole` or one of sampling."""
+    if whole:
+        return line["time/engine_idle_share"]
+    seconds = sum(line[f"time/{phase}"] for phase in PHASES)
+    return 1 - (1 - line["time/engine_idle_share"]) * line["time/sample"] / seconds
+
+
+def main(kind: str, steps: int, rounds: int = 3) -> None:
     """Alternate the cases in processes of one thread; print medians."""
-    steps, rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 16, 3
     results: dict[int, list[dict[str, float]]] = {0: [], 1: [], 2: []}
     for _ in range(rounds):
         for staleness, found in results.items():
-            words = (sys.executable, "-m", "tests.bench.ahead", "--child", str(staleness), str(steps))
+            words = (sys.executable, "-m", "tests.bench.ahead", "--child", kind, str(staleness), str(steps))
             environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
             done = subprocess.run(words, env=environment, stdout=subprocess.PIPE, text=True, check=True)
             found.append(json.loads(done.stdout.splitlines()[-1]))
     for staleness, found in results.items():
         medians = {name: statistics.median(one[name] for one in found) for name in found[0]}
-        ratios = [
-            statistics.median(a[n] / b[n] for a, b in zip(found, results[0], strict=True)) for n in ("cpu", "wall")
-        ]
-        print(f"S = {staleness}: {medians['cpu']:.0f} trajectories a CPU second ({ratios[0]:.2f}), "
-              f"{medians['wall']:.0f} a second ({ratios[1]:.2f}), mean age {medians['age']:.2f}")  # fmt: skip
+        rates = []
+        for clock in ("wall",) if kind == "beside" else ("cpu", "wall"):
+            ratio = statistics.median(a[clock] / b[clock] for a, b in zip(found, results[0], strict=True))
+            rates.append(f"{medians[clock]:.1f} trajectories a {clock} second ({ratio:.2f})")
+        phases = ", ".join(f"{phase} {medians[phase]:.2f}" for phase in PHASES)
+        print(f"S = {staleness}: {', '.join(rates)}, mean age {medians['age']:.2f}, idle: trainer "
+              f"{medians['trainer idle']:.0%}, engine {medians['engine idle']:.0%}; seconds: {phases}")  # fmt: skip
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
-        child(int(sys.argv[2]), int(sys.argv[3]))
+        child(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
     else:
-        main()
+        words = sys.argv[1:]
+        kind = words.pop(0) if words[:1] == ["beside"] else "colocated"
+        main(kind, int(words[0]) if words else 16)

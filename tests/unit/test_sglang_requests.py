@@ -128,6 +128,18 @@ def test_where_a_server_fails_one_request_brings_it_back_and_the_others_go_elsew
     assert engine._counts["restarts"] == 1
 
 
+def test_tokens_of_before_a_sync_that_begins_right_after_the_request_are_right(engine: SGLangServer) -> None:
+    async def run() -> Completion:
+        asked = asyncio.create_task(engine.generate(request("a")))
+        while not any(node.assigned for node in engine._nodes):
+            await asyncio.sleep(0)
+        engine.version = 1
+        return await asked
+
+    assert asyncio.run(run()) == Completion([7], [-0.5], [0], StopReason.STOP)
+    assert engine._counts["stale"] == 0
+
+
 def test_requests_that_wait_for_a_server_are_interrupted_at_once(engine: SGLangServer) -> None:
     """Its restoration, which takes longer, goes on."""
     for node in engine._nodes:

@@ -20,7 +20,7 @@ import torch
 from aiohttp.test_utils import TestClient, TestServer
 from rlkit_engine_http import HttpApi
 from rlkit_engine_http.server import Sampler, ServerRuntime, application, read_request
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from rlkit.engines import TorchEngine
 from rlkit.engines.server.api import Answer
@@ -275,13 +275,18 @@ def test_ranks_share_servers(site: str, tmp_path: Path) -> None:
 
 
 AHEAD = (
-    "--rollout.engine=HttpEngine", "--rollout.max_staleness=2", "--correction.high=2.0", "--validation=null",
-    "--train.prompts_per_step=4", "--rollout.group_size=4", "--log.rollouts.limit=null", "--out=out",
+    "--recipe=quick_tool", "--rollout.engine=HttpEngine", "--rollout.max_staleness=2", "--correction.high=2.0",
+    "--train.prompts_per_step=4", "--rollout.group_size=4", "--log.rollouts.limit=null", "--validation.before=false",
+    "--validation.after=false", "--validation.every=2", "--validation.limit=8", "--validation.samples=1",
 )  # fmt: skip
 
 
 def check_ahead(out: Path, steps: int) -> list[Any]:
-    """Each prompt was trained on once, no token was too old, and versions only grow; return all conversations."""
+    """Each prompt was trained on once, no token was too old, versions only grow, and one answered each validation.
+
+    Returns:
+        All conversations.
+    """
     files = [sorted(out.glob(f"rollouts/step-{number:05d}*.jsonl.gz")) for number in range(1, steps + 1)]
     rows = [[row for file in of_ranks for row in read_jsonl(file)] for of_ranks in files]
     for number, step in enumerate(rows, 1):
@@ -292,31 +297,65 @@ def check_ahead(out: Path, steps: int) -> list[Any]:
     prompts = Counter(row["prompt"] for step in rows for row in step)
     assert prompts == dict.fromkeys(prompts, 4)
     assert len(prompts) == 4 * steps
+    for number in range(2, steps + 1, 2):
+        answers = read_jsonl(out / f"rollouts/validation-{number:05d}.jsonl.gz")
+        assert {v for row in answers for v in row["versions"] if v >= 0} == {number}
     return [row for step in rows for row in step]
 
 
 @pytest.mark.slow
 def test_sampling_goes_on_while_the_trainer_learns(site: str, tmp_path: Path) -> None:
-    """Weights arrive in the middle of conversations, and of turns; one version of them answers a validation."""
-    held_out = ("--validation.every=4", "--validation.limit=8", "--validation.before=false", "--validation.samples=0")
-    words = ("--recipe=quick_tool", *AHEAD, *held_out, "--train.steps=8", "--rollout.lead=2")
+    """Weights arrive in the middle of conversations, and of turns."""
+    words = (*AHEAD, "--train.steps=8", "--rollout.lead=2", "--out=out")
     done = rlkit("fit", *words, cwd=tmp_path, PYTHONPATH=site)
     assert done.returncode == 0, done.stderr
     found = check_ahead(tmp_path / "out", 8)
     assert any(len(set(row["versions"]) - {-1}) > 1 for row in found)
-    for name, version in (("00004", 4), ("after", 8)):
-        answers = read_jsonl(tmp_path / "out" / "rollouts" / f"validation-{name}.jsonl.gz")
-        assert {v for row in answers for v in row["versions"]} == {-1, version}
     for row in read_jsonl(tmp_path / "out" / "metrics.jsonl"):
         assert row["staleness/max"] <= 2
         assert row["rollout/failed"] == row["engine/retried"] == row["engine/stale"] == 0
 
 
 @pytest.mark.slow
+def test_without_a_lead_samples_are_those_of_the_synchronous_run(site: str, tmp_path: Path) -> None:
+    """Token for token. Log-probs, and with them weights, differ by what else was in a server's batch, as those of two
+    synchronous runs do: which requests arrive together is up to the clock."""
+    for name, ahead in (("sync", ("--rollout.max_staleness=0",)), ("ahead", ("--rollout.lead=0",))):
+        done = rlkit("fit", *AHEAD, "--train.steps=3", *ahead, f"--out={name}", cwd=tmp_path, PYTHONPATH=site)
+        assert done.returncode == 0, done.stderr
+    assert sampled(tmp_path / "sync") == sampled(tmp_path / "ahead")
+    one, other = (load_file(tmp_path / name / "final" / "model.safetensors") for name in ("sync", "ahead"))
+    assert all(torch.allclose(one[name], other[name], atol=1e-5) for name in one)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signals", [1, 2])
+def test_a_run_that_is_interrupted_with_requests_in_flight_goes_on_from_its_checkpoint(
+    site: str, tmp_path: Path, signals: int
+) -> None:
+    """After the step in progress, or at once."""
+    words = (*AHEAD, "--train.steps=8", "--rollout.lead=2", "--save.every=1", "--out=out")
+    run = started(site, tmp_path, *words)
+    try:
+        server = serving(run.pid)
+        for _ in range(signals):
+            run.send_signal(signal.SIGINT)
+            time.sleep(0.05)
+        assert run.wait(60) == 130
+    finally:
+        run.kill()
+    assert not Path(f"/proc/{server}").exists()
+    assert json.loads((tmp_path / "out" / "result.json").read_text())["status"] == "interrupted"
+    done = rlkit("fit", "--resume=out", cwd=tmp_path, PYTHONPATH=site)
+    assert done.returncode == 0, done.stderr
+    check_ahead(tmp_path / "out", 8)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_server_dies_while_groups_run_ahead(site: str, tmp_path: Path, devices: int) -> None:
     """Wherever the run is then; ranks sync it together, and what it had not finished is requested again."""
-    words = ("--recipe=quick_tool", *AHEAD, "--train.steps=12", "--rollout.lead=2", f"--fabric.devices={devices}")
+    words = (*AHEAD, "--train.steps=12", "--rollout.lead=2", f"--fabric.devices={devices}", "--out=out")
     rows = fit_and_hit(site, tmp_path, signal.SIGKILL, *words)
     assert rows[-1]["engine/restarts"] == 1
     assert sum(row["rollout/failed"] for row in rows) == 0
@@ -325,18 +364,24 @@ def test_a_server_dies_while_groups_run_ahead(site: str, tmp_path: Path, devices
 
 def fit_and_hit(site: str, folder: Path, number: signal.Signals, *words: str) -> list[Any]:
     """Run `fit`, send its server a signal after step 3, and return the metrics."""
-    command = (sys.executable, "-m", "rlkit", "fit", *words)
-    run = subprocess.Popen(command, cwd=folder, env={**os.environ, "PYTHONPATH": site})
-    metrics = folder / "out" / "metrics.jsonl"
+    run = started(site, folder, *words)
     try:
-        while not metrics.exists() or len(metrics.read_text().splitlines()) < 3:
-            assert run.poll() is None
-            time.sleep(0.02)
         os.kill(serving(run.pid), number)
         assert run.wait(200) == 0
     finally:
         run.kill()
-    return read_jsonl(metrics)
+    return read_jsonl(folder / "out" / "metrics.jsonl")
+
+
+def started(site: str, folder: Path, *words: str) -> subprocess.Popen[bytes]:
+    """Return a run that has made three steps."""
+    command = (sys.executable, "-m", "rlkit", "fit", *words)
+    run = subprocess.Popen(command, cwd=folder, env={**os.environ, "PYTHONPATH": site})
+    metrics = folder / "out" / "metrics.jsonl"
+    while not metrics.exists() or len(metrics.read_text().splitlines()) < 3:
+        assert run.poll() is None
+        time.sleep(0.02)
+    return run
 
 
 @pytest.mark.slow

@@ -191,9 +191,9 @@ class ServerEngine(RolloutEngine):
         """
         node = self._balance.choose(request.session)
         with node.assign():
-            behind = self._balance.fronts[node]
+            behind, begun = self._balance.fronts[node], max(self.version, 0)  # a sync may begin in any `await`
             await asyncio.gather(*map(self._ready, behind))
-            repairs, begun = [server.repairs for server in behind], self.version
+            repairs = [server.repairs for server in behind]
             try:
                 with self._interruption.in_server():
                     answer = await node.ask(request)
