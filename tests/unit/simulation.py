@@ -403,6 +403,7 @@ def _session(
             broken = engine.failed or service.failed
             rollouts = stream(data, service, len(steps) + 1, Meter())
             assert plan.beside or not engine.rows, "requests are left in the engine"
+            assert not plan.beside or not stream._ledger.admit(stream._version), "the engine could have more work"
             service.wait(rollouts.scoring.wait())
             assert not broken, "the run went on after something had failed"
             assert plan.beside or not engine.failed, "a step began after the engine had failed"

@@ -316,6 +316,42 @@ def test_sampling_goes_on_while_the_trainer_learns(site: str, tmp_path: Path) ->
         assert row["rollout/failed"] == row["engine/retried"] == row["engine/stale"] == 0
 
 
+SYNCHRONOUS = """
+import sys
+import rlkit.run.session as session
+from rlkit.cli.main import main
+from rlkit.train.ahead.beside import BesideStream
+from rlkit.train.ahead.stream import TrainedPlaces
+
+def obtain(data, service, number, meter):
+    streams[:] = streams or [BesideStream(data, service, TrainedPlaces())]
+    return streams[0](data, service, number, meter)
+
+if __name__ == "__main__":
+    streams = []
+    assert main([*sys.argv[1:], "--out=plain"]) == 0
+    session.sample = obtain
+    assert main([*sys.argv[1:], "--out=ahead"]) == 0
+"""
+
+
+@pytest.mark.slow
+def test_at_staleness_0_a_stream_is_the_synchronous_trainer(site: str, tmp_path: Path) -> None:
+    """The same answers and weights bit for bit; log-probs have the noise of what shares a server's decode step."""
+    (tmp_path / "script.py").write_text(SYNCHRONOUS)
+    words = ("--recipe=quickstart", *FAST, "--validation=null", "--log.rollouts.limit=null")
+    command = (sys.executable, "script.py", "fit", *words, "--rollout.engine=HttpEngine")
+    subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": site}, check=True)
+    plain, ahead = (read_jsonl(tmp_path / out / "rollouts" / "step-00002.jsonl.gz") for out in ("plain", "ahead"))
+    assert [(row["prompt"], row["tokens"], row["versions"]) for row in plain] == [
+        (row["prompt"], row["tokens"], row["versions"]) for row in ahead
+    ]
+    assert (tmp_path / "plain/final/model.safetensors").read_bytes() == (
+        tmp_path / "ahead/final/model.safetensors"
+    ).read_bytes()
+    assert all("staleness/max" in row for row in read_jsonl(tmp_path / "ahead" / "metrics.jsonl"))
+
+
 @pytest.mark.slow
 def test_without_a_lead_samples_are_those_of_the_synchronous_run(site: str, tmp_path: Path) -> None:
     """Token for token. Log-probs, and with them weights, differ by what else was in a server's batch, as those of two
