@@ -58,9 +58,10 @@ def test_no_history_breaks_the_rules(plan: Plan) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=10_000, deadline=None)
-@given(PLANS)
-def test_none_of_ten_thousand_histories_breaks_the_rules(plan: Plan) -> None:
+@pytest.mark.parametrize("part", range(5))
+@settings(max_examples=2000, deadline=None)
+@given(plan=PLANS)
+def test_none_of_ten_thousand_histories_breaks_the_rules(part: int, plan: Plan) -> None:
     simulate(plan)
 
 
