@@ -77,8 +77,7 @@ class ServerEngine(RolloutEngine):
         self._counts = {"retried": 0, "stale": 0, "restarts": 0}
         self._sync_seconds = 0.0
         self._starved = False
-        self._weights = threading.Lock()
-        """Held by the trainer while it learns, and by a restoration while that reads the weights."""
+        self._weights = threading.Lock()  # held by the trainer while it learns, by a restoration while that reads them
         self._learning = contextlib.ExitStack()
         self._restoring = asyncio.Lock()
         self._interruption = Interruption()
@@ -154,8 +153,6 @@ class ServerEngine(RolloutEngine):
         device = runtime.device.type
         with runtime.autocast():
             return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
-
-    # requests
 
     async def generate(self, request: Request) -> Completion:
         room = self._runtime.context - len(request.tokens)
@@ -244,19 +241,21 @@ class ServerEngine(RolloutEngine):
         # agreed: only a server of an unsharded policy is restored here, whose weights are all on this rank
         while node.lock.locked() or node.state is not State.READY:
             if self._stream is None:
-                raise EngineError("a request came before the first sync: servers have no weights yet")
+                raise EngineError("a request came before the first sync: there are no weights yet")
             await detached(self._bring_back(node))
-            if node.state is not State.READY:
-                self._starved = True
-                await asyncio.sleep(OWNER_SECONDS)
+            if node.state is State.READY:  # others may hold the lock for a moment, one after another without an end
+                return
+            self._starved = True
+            await asyncio.sleep(OWNER_SECONDS)
 
     async def _bring_back(self, node: Node) -> None:
         """Restore a server, or note that the rank has that pushes weights to it."""
         async with node.lock:
+            lost = node.state is not State.READY
             # agreed: as above
-            if node.state is not State.READY and node.owned and not self._sharded:
+            if lost and node.owned and not self._sharded:
                 await self._restore(node)
-            elif not node.owned and await node.weight_version() == self._label(self.version):
+            elif lost and not node.owned and await node.weight_version() == self._label(self.version):
                 node.state = State.READY
 
     async def _repair(self, node: Node, repairs: int, fault: Fault) -> bool:
