@@ -80,7 +80,7 @@ def figures_of(made: Any, number: int = 1) -> dict[str, float]:
     count_work(made, ready(), number, meter)
     return (
         meter.result(made.ranks)
-        | {"time/sample": 2.0, "time/update": 4.0, "time/engine_idle_share": 0.5}
+        | {"time/sample": 2.0, "time/score": 2.0, "time/update": 4.0, "time/engine_idle_share": 0.5}
         | {"rollout/tokens": 30.0}
     )
 
@@ -91,8 +91,9 @@ def test_what_is_logged_of_the_work() -> None:
     found = figures_of(made)
     assert (found["update/tokens"], found["update/tflop"]) == (36, 3 * 812 * 2)
     assert speeds(made, found) == {
+        "time/trainer_idle_share": 0.5,  # 2 s and 2 s of 8
         "time/tokens_per_second": 15,
-        "time/tokens_per_second_per_device": 1,  # 36 tokens in 6 s on 6 devices
+        "time/tokens_per_second_per_device": 0.75,  # 36 tokens in 8 s on 6 devices
         "time/sample_ms_per_token": 1000 * 2 / 30,
         "time/update_ms_per_token": 1000 * 4 / 36,
         "time/tflops_per_device": 3 * 812 * 2 / 4 / 6,
@@ -102,7 +103,7 @@ def test_what_is_logged_of_the_work() -> None:
 def test_the_share_of_a_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100-SXM4-80GB")
     gpu = SimpleNamespace(device=torch.device("cuda"), world_size=2)
-    found = {"update/tokens": 8.0, "update/tflop": 312.0, "time/sample": 1.0, "time/update": 2.0}
+    found = {"update/tokens": 8.0, "update/tflop": 312.0, "time/sample": 1.0, "time/score": 0.0, "time/update": 2.0}
     for precision, peak in (("bf16-mixed", 311.9), ("32-true", 19.5)):
         made = recipe(fabric=Fabric(precision=precision))  # type: ignore[arg-type]
         here: Any = SimpleNamespace(recipe=made, ranks=SimpleNamespace(fabric=gpu))
