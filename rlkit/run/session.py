@@ -173,7 +173,6 @@ class Session:
         """Return the figures on held-out prompts, and leave the answers in the run folder."""
         self.reporter.note(f"validating on {len(context.data.validation)} prompts")
         found = evaluate(context.rollouts, context.data.validation)
-        found.figures["version"] = float(context.rollouts.version)
         for name, accuracies in self.earlier.items():
             found.compare(name, accuracies)
         self.earlier["last" if self.earlier else "start"] = found.accuracies

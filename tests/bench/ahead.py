@@ -1,12 +1,17 @@
 """What steps gain that do not wait for the longest answers: `rollout.max_staleness`, with log-normal lengths.
 
-`python -m tests.bench.ahead [STEPS]` trains a model of 1M parameters in turns of processes, synchronously and with
-S = 1 and 2, and prints trajectories a CPU second and a wall second, steps 3 to the last. An answer ends after a length
-that its key determines: median 32 tokens, one of a hundred 8 times as long, at most 512.
+`python -m tests.bench.ahead [STEPS]` trains in turns of processes, synchronously and with S = 1 and 2, and prints
+trajectories a CPU second and a wall second, steps 3 to the last. An answer ends after a length that its key determines:
+median 32 tokens, one of a hundred 8 times as long, at most 512. The synchronous trainer needs no correction and has
+none; the others have `train.old_logps: loglinear`, which needs no pass of its own either.
 
-`python -m tests.bench.ahead beside [STEPS]` does the same with HttpEngine on one core and the trainer on another: there
-wall seconds count, since CPU seconds do not say what waits for what. Learning from these lengths (log-probs and one
-epoch) takes about as long as sampling them. It also prints the shares of a step in which trainer and engine were idle.
+The model has 10M parameters, and a step 2 prompts x 4 samples. With so few rows a decode step of this model takes about
+as long for one row as for all, since the weights have to be read; on a GPU that holds for hundreds of rows. On one
+thread CPU seconds count, which other processes lengthen least.
+
+`python -m tests.bench.ahead beside [STEPS]` does the same with HttpEngine on one core and the trainer on another, for
+the tiny model and 16 x 8 samples, of which sampling and learning take about as long: there wall seconds count, since
+CPU seconds do not say what waits for what. It also prints the shares of a step in which trainer and engine were idle.
 """
 
 from __future__ import annotations
@@ -34,9 +39,11 @@ from rlkit.interfaces.callback import Callback, StepEnd
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.sections import Rollout, Train
 from rlkit.types import Completion, Request, Sampling
+from tests.bench.work import questions, save_model
 
 MEDIAN, SIGMA, LIMIT = 32, math.log(8) / 2.326, 512
-PROMPTS, SAMPLES = 16, 8
+ROWS = {"colocated": (2, 4), "beside": (16, 8)}
+"""Prompts and samples of a step."""
 PHASES = ("sample", "logps", "score", "update", "sync")
 
 
@@ -91,22 +98,28 @@ async def reward(text: str, answer: str) -> float:
 def child(kind: str, staleness: int, steps: int) -> None:
     """Train; print trajectories a CPU second and a wall second, staleness and idle shares."""
     clock = Clock()
-    rows = [{"prompt": f"{a} + {b} = ?", "answer": str(a + b)} for a in range(40) for b in range(40)]
+    prompts, samples = ROWS[kind]
+    sums = [(f"{a} + {b} = ?", str(a + b)) for a in range(40) for b in range(40)]
+    texts = questions(prompts * steps, 3) if kind == "colocated" else sums
+    rows = [{"prompt": text, "answer": answer} for text, answer in texts]
     sampling, engine = Sampling(max_tokens=LIMIT), Colocated() if kind == "colocated" else Beside()
     if kind == "beside":
         os.sched_setaffinity(0, CORES[:1])
     with tempfile.TemporaryDirectory() as folder:
         found = fit(
             Recipe(
-                model="tiny", task=rows, reward=reward, validation=None, callbacks=[clock],
-                rollout=Rollout(engine, SAMPLES, sampling, max_staleness=staleness),
-                train=Train(steps=steps, prompts_per_step=PROMPTS), correction={"high": 2.0},
-                log={"rollouts": {"every": 0}},
+                model="tiny" if kind == "beside" else str(save_model(Path(folder) / "model", "10m")),
+                task=rows, reward=reward, validation=None, callbacks=[clock],
+                rollout=Rollout(engine, samples, sampling, max_staleness=staleness),
+                train=Train(
+                    steps=steps, prompts_per_step=prompts, lr=1e-6, old_logps="loglinear" if staleness else "recompute"
+                ),
+                log={"rollouts": {"every": 0}}, save={"every": 0},
             ),
             out=f"{folder}/run", quiet=True,
         )  # fmt: skip
     (cpu, wall), (last_cpu, last_wall) = clock.times[1], clock.times[-1]
-    done = PROMPTS * SAMPLES * (len(clock.times) - 2)
+    done = prompts * samples * (len(clock.times) - 2)
     metrics = found.metrics[2:]
     figures = {
         "cpu": done / (last_cpu - cpu),
@@ -153,4 +166,4 @@ if __name__ == "__main__":
     else:
         words = sys.argv[1:]
         kind = words.pop(0) if words[:1] == ["beside"] else "colocated"
-        main(kind, int(words[0]) if words else 16)
+        main(kind, int(words[0]) if words else {"colocated": 32, "beside": 16}[kind])

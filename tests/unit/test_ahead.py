@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -185,13 +184,10 @@ def test_one_version_answers_a_validation(tmp_path: Path) -> None:
     )  # fmt: skip
     rows = fit(tmp_path / "run", *words, recipe="quick_tool")
     assert rows[0]["staleness/running"] > 0  # interrupted answers wait meanwhile
-    assert [row.get("validation/version") for row in rows] == [1, 2, None]
     for step, name in ((1, "00001"), (2, "00002"), (3, "after")):
         answers = read_jsonl(tmp_path / "run" / "rollouts" / f"validation-{name}.jsonl.gz")
         assert len(answers) == 16
         assert {v for row in answers for v in row["versions"]} == {-1, step}
-    result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert result["validation"]["after"]["version"] == 3
 
 
 def test_what_was_trained_on_is_known_whatever_the_order() -> None:
