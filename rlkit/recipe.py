@@ -254,9 +254,10 @@ def _check_staleness(recipe: Recipe) -> Iterator[str]:
     ratio = recipe.train.old_logps != "recompute" and recipe.loss.compares
     if recipe.correction is None and recipe.rejection is None and not ratio:
         yield (
-            f"{given} nothing corrects for tokens of older weights: add correction: {{high: 2.0}} (weighs each token "
-            "by the ratio of the weights that learn to those that sampled), rejection: {high: 2.0} (leaves out the "
-            "worst), or with a loss of ratios train.old_logps: loglinear (A-3PO) or rollout"
+            f"{given} nothing corrects for tokens of older weights: set train.old_logps: rollout (the loss clips the "
+            "ratio of the weights that learn to those that sampled; only with losses of ratios) or loglinear (A-3PO), "
+            "or add correction: {high: 2.0} (weighs each token by that ratio) or rejection: {high: 2.0} (leaves out "
+            "the worst)"
         )
     if not (rollout.engine.interruptible or rollout.engine.beside):
         yield (

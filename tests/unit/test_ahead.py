@@ -208,7 +208,7 @@ def test_ratios_to_the_policy_that_sampled_are_a_correction() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--correction=null",), "nothing corrects for tokens of older weights: add correction: {high: 2.0}"),
+        (("--correction=null",), "nothing corrects for tokens of older weights: set train.old_logps: rollout"),
         (("--rollout.lead=3",), "rollout.lead is 3, expected at most rollout.max_staleness, which is 2"),
         (("--rollout.oversample=1.5",), "no step waits for its slowest groups already"),
         (("--curriculum=SuccessRate",), "curriculum SuccessRate orders prompts by the outcomes of all steps before"),
