@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rlkit.concurrency.deadlines import deadline, queued
+from rlkit.concurrency.tasks import run_concurrently, run_first
 from rlkit.errors import RolloutError, explain
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.registry import require
@@ -17,7 +18,6 @@ from rlkit.rollout.conversation import Conversation, Limits
 from rlkit.rollout.gate import Gate
 from rlkit.rollout.participants import Participants, ParticipantSession
 from rlkit.rollout.replies import without_middle
-from rlkit.rollout.tasks import run_concurrently, run_first
 from rlkit.rollout.template import ChatTemplate
 from rlkit.types import Completion, Message, Prompt, Request, SampleKey, Sampling, StopReason, Trajectory
 

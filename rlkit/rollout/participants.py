@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import jsonschema
 
 from rlkit.concurrency.deadlines import queued
+from rlkit.concurrency.tasks import run_concurrently
 from rlkit.errors import RolloutError, show
 from rlkit.interfaces.environment import Environment, Observation
 from rlkit.interfaces.interaction import Interaction, Reply
@@ -20,7 +21,6 @@ from rlkit.interfaces.reward import as_number
 from rlkit.interfaces.tool import State, Tool, ToolReply
 from rlkit.rollout.conversation import Conversation
 from rlkit.rollout.guard import GuardError, errors_of, guard
-from rlkit.rollout.tasks import run_concurrently
 from rlkit.text import part_name
 from rlkit.types import JsonObject, Message, SampleKey
 

@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager, n
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+from rlkit.concurrency.tasks import cancel
 from rlkit.distributed.offload import HostOffload, free_cached, use_device
 from rlkit.distributed.ranks import Ranks, SideGroup
 from rlkit.interfaces.engine import RolloutEngine
@@ -23,7 +24,6 @@ from rlkit.rollout.loop import EventLoop, close_on_loop
 from rlkit.rollout.participants import Participants
 from rlkit.rollout.replies import reply_limit
 from rlkit.rollout.scoring import score
-from rlkit.rollout.tasks import cancel
 from rlkit.rollout.template import ChatTemplate
 from rlkit.rollout.workers import Workers
 from rlkit.sections import Conversation

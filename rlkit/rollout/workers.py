@@ -21,10 +21,10 @@ from typing import Any, TypeVar
 import cloudpickle
 
 from rlkit.concurrency.deadlines import in_executor, paused
+from rlkit.concurrency.tasks import run_concurrently
 from rlkit.errors import explain, shorten
 from rlkit.rollout import worker
 from rlkit.rollout.loop import STALL_SECONDS
-from rlkit.rollout.tasks import run_concurrently
 from rlkit.rollout.worker import ANSWER_BYTES, HEADER, MARK, kill_descendants
 
 S = TypeVar("S")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from statistics import fmean
 
+from rlkit.concurrency.tasks import Background, run_concurrently
 from rlkit.distributed.ranks import Ranks
 from rlkit.errors import shorten
 from rlkit.interfaces import outputs
@@ -19,7 +20,6 @@ from rlkit.ops.statistics import Moments, repeated
 from rlkit.registry import calling, require
 from rlkit.rollout.collect import BusyTimer, Quota, Sampler, collect
 from rlkit.rollout.service import RolloutService
-from rlkit.rollout.tasks import Background, run_concurrently
 from rlkit.text import safe
 from rlkit.train.data import Data
 from rlkit.train.metrics import Meter

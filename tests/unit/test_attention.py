@@ -9,13 +9,13 @@ import pytest
 import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from rlkit import recipe as recipes
 from rlkit.cli.main import main
 from rlkit.engines.torch.decoder import Decoder, why_not
 from rlkit.errors import RecipeError
 from rlkit.models.actor import Actor
 from rlkit.models.load import load_backbone, load_policy
 from rlkit.recipe import check
+from rlkit.recipe import model as recipes
 from rlkit.run.preflight.plan import batches
 from rlkit.sections import Fabric, Model
 from rlkit.testing import random_model

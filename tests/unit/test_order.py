@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlkit.cli.main import main
+from rlkit.concurrency.tasks import run_first
 from rlkit.curricula import Difficulty, SuccessRate
 from rlkit.errors import RecipeError
-from rlkit.rollout.tasks import run_first
 from rlkit.tasks.order import POSTPONED, Order
 from rlkit.train.data import Data
 from rlkit.types import Prompt

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from rlkit.concurrency.deadlines import deadline
+from rlkit.concurrency.tasks import Background, run_concurrently
 from rlkit.errors import EngineError, RolloutError
 from rlkit.interfaces.environment import Environment, Observation
 from rlkit.interfaces.interaction import Interaction, Reply
@@ -30,7 +31,6 @@ from rlkit.rollout.collect import collect
 from rlkit.rollout.loop import EventLoop
 from rlkit.rollout.participants import Participants
 from rlkit.rollout.service import RolloutService
-from rlkit.rollout.tasks import Background, run_concurrently
 from rlkit.rollout.template import ChatTemplate
 from rlkit.rollout.workers import Workers
 from rlkit.sections import Conversation
@@ -334,7 +334,7 @@ from rlkit.rollout import loop as module
 module.STALL_SECONDS, module.TICK_SECONDS = 0.3, 0.05
 from rlkit.rollout.loop import EventLoop
 from rlkit.rollout.workers import Workers
-from rlkit.rollout.tasks import run_concurrently
+from rlkit.concurrency.tasks import run_concurrently
 from rlkit.concurrency.deadlines import deadline
 
 def work_in_worker(seconds):

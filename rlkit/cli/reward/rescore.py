@@ -10,10 +10,10 @@ from pathlib import Path
 
 from rlkit.cli.reward.compare import RescoredGroup
 from rlkit.cli.without_policy import Bound
+from rlkit.concurrency.tasks import run_concurrently
 from rlkit.errors import RolloutError
 from rlkit.recipe import Recipe
 from rlkit.rollout.scoring import score
-from rlkit.rollout.tasks import run_concurrently
 from rlkit.rollout.template import ChatTemplate
 from rlkit.run.rows import SavedRow, read_rows
 from rlkit.types import Message, Score

@@ -9,12 +9,12 @@ from dataclasses import replace
 from itertools import count, islice
 from typing import NamedTuple, TypeVar
 
+from rlkit.concurrency.tasks import cancel, run_concurrently
 from rlkit.errors import RolloutError
 from rlkit.interfaces.advantage import Needs
 from rlkit.rollout.collect import BusyTimer, Sampler, converse
 from rlkit.rollout.gate import Gate
 from rlkit.rollout.service import RolloutService
-from rlkit.rollout.tasks import cancel, run_concurrently
 from rlkit.sections import Replay
 from rlkit.train.ahead.buffer import ReplayBuffer
 from rlkit.train.ahead.group import Group

@@ -1,0 +1,171 @@
+"""Relations between a recipe's parts that must hold before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+from rlkit.errors import RecipeError
+from rlkit.interfaces.advantage import Needs
+from rlkit.ranges import outside
+from rlkit.recipe.model import check_model
+from rlkit.recipe.recipe import Recipe
+from rlkit.recipe.staleness import check_staleness
+from rlkit.recipe.validation import check_best, check_validation
+
+
+def check(recipe: Recipe) -> None:
+    """Check the recipe without reading data or loading a model.
+
+    Raises:
+        RecipeError: Something does not fit; the message has a line for each thing, with the remedy.
+    """
+    checks = (
+        _check_needs,
+        _check_numbers,
+        check_validation,
+        check_best,
+        _check_profile,
+        check_staleness,
+        check_model,
+    )
+    problems = list(outside(recipe)) or [problem for one in checks for problem in one(recipe)]
+    if problems:
+        raise RecipeError("\n".join(problems))
+
+
+def _check_needs(recipe: Recipe) -> Iterator[str]:
+    advantage, needs = type(recipe.advantage).__name__, recipe.advantage.needs
+    if Needs.GROUPS in needs and recipe.rollout.group_size < 2:
+        yield (
+            f"advantage {advantage} compares the samples of a prompt, but rollout.group_size is "
+            f"{recipe.rollout.group_size}; set rollout.group_size to 2 or more (usual: 8)"
+        )
+    if Needs.VALUES in needs and recipe.critic is None:
+        yield (
+            f"advantage {advantage} needs values, but the recipe has no `critic:` section; add one, or choose "
+            "GRPO, RLOO"
+        )
+    if Needs.VALUES not in needs and recipe.critic is not None:
+        yield f"the recipe has a `critic:` section, but advantage {advantage} reads no values; remove it, or choose GAE"
+    if Needs.COMPONENTS in needs and recipe.reward.components is not None:
+        missing = sorted(set(getattr(recipe.advantage, "weights", {})) - set(recipe.reward.components))
+        if missing:
+            yield (
+                f"advantage {advantage} weighs the component {missing[0]!r}, but reward {type(recipe.reward).__name__} "
+                f"has only: {', '.join(recipe.reward.components) or 'none'}; "
+                "weigh one of these, or choose reward Composite"
+            )
+    for section in ("shaping", "kl_reward"):
+        if Needs.COMPONENTS in needs and getattr(recipe, section) is not None:
+            yield (
+                f"advantage {advantage} reads the components of the reward, which `{section}:` leaves as they are; "
+                "remove it" + (", or use `kl_loss:`" if section == "kl_reward" else "")
+            )
+    yield from _check_partners(recipe)
+    yield from _check_reference(recipe)
+    yield from _check_sampling(recipe)
+
+
+def _check_partners(recipe: Recipe) -> Iterator[str]:
+    if recipe.interaction is not None and recipe.environment is not None:
+        yield "the recipe has both `interaction:` and `environment:`, but only one can answer the policy; remove one"
+    if recipe.conversation is not None and not (recipe.tools or recipe.interaction or recipe.environment):
+        yield (
+            "the recipe has a `conversation:` section, but a question and its answer are one turn; remove it, or add "
+            "`tools:`, `interaction:` or `environment:`"
+        )
+    if recipe.parser is not None and not recipe.tools:
+        yield "the recipe has a `parser:` of tool calls, but no `tools:`; remove it, or add some"
+
+
+def _check_reference(recipe: Recipe) -> Iterator[str]:
+    kl = recipe.kl_loss
+    if kl is not None and kl.importance_weighted and kl.estimator.endswith("+"):
+        yield (
+            f"kl_loss.estimator {kl.estimator} has the gradient of k2, to which importance_weighted would add that of "
+            "the weights; choose k3, or set kl_loss.importance_weighted: false"
+        )
+    if recipe.reference is not None and not recipe.needs_reference:
+        yield (
+            "the recipe has a `reference:` section, but nothing measures KL; remove it, or add `kl_loss:` or "
+            "`kl_reward:`"
+        )
+    if recipe.reference is not None and recipe.model.dtype != "float32":
+        yield (
+            f"`reference:` follows the policy, but with model.dtype: {recipe.model.dtype} its small moves round away; "
+            "remove `reference:` or `model.dtype`"
+        )
+    if recipe.reference is not None and recipe.model.lora is not None:
+        yield (
+            "`reference:` cannot follow the policy under LoRA, where it is the same model without adapters; remove "
+            "`reference:` or `model.lora`"
+        )
+
+
+def _check_sampling(recipe: Recipe) -> Iterator[str]:
+    sampling = recipe.rollout.sampling
+    if recipe.rollout.oversample > 1 and Needs.GREEDY in recipe.advantage.needs:
+        yield (
+            f"rollout.oversample is {recipe.rollout.oversample}, but advantage {type(recipe.advantage).__name__} needs "
+            "a greedy answer to every prompt as well; set rollout.oversample to 1"
+        )
+    if sampling.truncates:
+        yield (
+            f"rollout.sampling has top_p={sampling.top_p}, top_k={sampling.top_k} and min_p={sampling.min_p}, whose "
+            "log-probs the trainer cannot match; set top_p: 1, top_k: 0 and min_p: 0, and truncate in "
+            "validation.sampling only"
+        )
+    if sampling.temperature == 0:
+        yield "rollout.sampling.temperature is 0, so all samples of a prompt would be equal; set it above 0 (usual: 1)"
+    adapters_alone = recipe.model.lora is not None and (recipe.critic is None or recipe.critic.lora is not None)
+    if recipe.fabric.precision == "bf16-true" and not adapters_alone:
+        yield (
+            "fabric.precision is 'bf16-true', in which most of AdamW's small updates of trained weights round away; "
+            "set fabric.precision to 'bf16-mixed', and model.dtype: bfloat16 for frozen ones"
+        )
+
+
+def _check_profile(recipe: Recipe) -> Iterator[str]:
+    steps = [] if recipe.profile is None else recipe.profile.steps
+    if late := [step for step in steps if step > recipe.train.steps]:
+        yield f"profile.steps has {late[0]}, expected steps up to train.steps, which is {recipe.train.steps}"
+
+
+def _check_numbers(recipe: Recipe) -> Iterator[str]:
+    train = recipe.train
+    if recipe.fabric.devices == []:
+        yield "fabric.devices is [], expected a count, the indices of at least one device, or auto"
+    if train.old_logps == "rollout" and recipe.correction is not None:
+        yield (
+            "train.old_logps is 'rollout', so ratios compare with the engine already, and `correction:` would weigh by "
+            "trainer / engine a second time; remove `correction:`, or set train.old_logps: recompute"
+        )
+    if train.minibatches > train.prompts_per_step:
+        yield (
+            f"train.minibatches is {train.minibatches}, but a step has only train.prompts_per_step = "
+            f"{train.prompts_per_step} prompts and a group is never divided; set it to {train.prompts_per_step} or less"
+        )
+    for name, section in (("train", train), ("critic", recipe.critic)):
+        if section is not None and section.warmup_ratio is not None and section.warmup_steps:
+            yield (
+                f"{name}.warmup_steps is {section.warmup_steps} and {name}.warmup_ratio is {section.warmup_ratio}, but "
+                "a warm-up has one length; remove one of them"
+            )
+        if section is not None and not section.optimizer.takes_shards and recipe.fabric.shards:
+            yield (
+                f"{name}.optimizer {section.optimizer.explain()} needs whole weights, of which fabric.strategy fsdp2 "
+                "leaves shards on a rank; choose AdamW or Muon, or set fabric.strategy: ddp"
+            )
+    for key, bound in (("correction", "high"), ("rejection", "highest")):
+        low, high = _value(recipe, f"{key}.low"), _value(recipe, f"{key}.{bound}")
+        if low is not None and high is not None and low >= high:
+            yield f"{key}.low is {low} and {key}.high is {high}, expected low < high"
+
+
+def _value(recipe: Recipe, key: str) -> float | None:
+    """Return an option by its key; None if its section is absent."""
+    value: Any = recipe
+    for name in key.split("."):
+        value = None if value is None else getattr(value, name)
+    return cast("float | None", value)

@@ -1,0 +1,95 @@
+"""The recipe: a run's typed parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rlkit.interfaces.advantage import AdvantageEstimator, Needs
+from rlkit.interfaces.callback import Callback
+from rlkit.interfaces.environment import Environment
+from rlkit.interfaces.interaction import Interaction
+from rlkit.interfaces.loss import PolicyLoss
+from rlkit.interfaces.parser import ToolParser
+from rlkit.interfaces.reward import RewardManager
+from rlkit.interfaces.runtime import RunPart
+from rlkit.interfaces.task import Curriculum, Task
+from rlkit.interfaces.tool import Tool
+from rlkit.log import Log
+from rlkit.sections import (
+    Conversation,
+    Correction,
+    Critic,
+    Fabric,
+    KLLoss,
+    KLReward,
+    Model,
+    Profile,
+    Reference,
+    Rejection,
+    Rollout,
+    Save,
+    Shaping,
+    Train,
+    Validation,
+)
+
+
+@dataclass
+class Recipe:
+    """All of a run."""
+
+    model: Model
+    task: Task
+    rollout: Rollout
+    reward: RewardManager
+    advantage: AdvantageEstimator
+    loss: PolicyLoss
+    train: Train
+    curriculum: Curriculum | None = None
+    critic: Critic | None = None
+    kl_loss: KLLoss | None = None
+    kl_reward: KLReward | None = None
+    reference: Reference | None = None
+    shaping: Shaping | None = None
+    correction: Correction | None = None
+    rejection: Rejection | None = None
+    tools: dict[str, Tool] | None = None
+    parser: ToolParser | None = None
+    interaction: Interaction | None = None
+    environment: Environment | None = None
+    conversation: Conversation | None = None
+    validation: Validation | None = field(default_factory=Validation)
+    save: Save = field(default_factory=Save)
+    callbacks: list[Callback] = field(default_factory=list)
+    log: Log = field(default_factory=Log)
+    profile: Profile | None = None
+    fabric: Fabric = field(default_factory=Fabric)
+
+    def parts(self) -> list[RunPart]:
+        """Return the parts that may hold something, which is freed at the end of the run."""
+        used = (self.rollout.engine, self.reward, self.advantage, self.loss, self.interaction, self.environment)
+        read = (self.task, self.curriculum, self.rollout.filter, self.parser, *self.callbacks)
+        held_out = {} if self.validation is None else self.validation.tasks or {}
+        parts = (*used, *(self.tools or {}).values(), *read, *held_out.values())
+        return [part for part in parts if part is not None]
+
+    @property
+    def groups_per_step(self) -> int:
+        """How many groups a step trains on at most."""
+        return self.train.prompts_per_step + (0 if self.rollout.replay is None else self.rollout.replay.size)
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether something measures KL."""
+        return self.kl_loss is not None or self.kl_reward is not None
+
+    @property
+    def needs_old_logps(self) -> bool:
+        """Whether the trainer's log-probs must be known before learning starts.
+
+        Otherwise those of the first learning pass serve.
+        """
+        weigh = self.correction is not None and self.train.old_logps == "recompute"
+        wanted = Needs.OLD_LOGPS in self.advantage.needs or self.kl_reward or weigh or self.rejection
+        recompute = not self.train.on_policy and self.train.old_logps == "recompute"
+        return bool(wanted) or recompute

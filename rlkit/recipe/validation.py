@@ -1,0 +1,64 @@
+"""Checks of what validation measures, and of figures that a recipe names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from rlkit.recipe.recipe import Recipe
+from rlkit.sections import Validation
+
+VALIDATION_FIGURES = (
+    "accuracy", "accuracy_low", "accuracy_high", "finished_accuracy", "reward", "length", "stopped", "failed",
+    "unscored",
+)  # fmt: skip
+"""What validation measures; the figures of sampled answers have `sampled_` before the name. There are also `pass@K` and
+`maj@K` of sampled ones, `accuracy/SOURCE` where the prompts have several sources, and `strict_accuracy` where the
+reward has the component `strict`."""
+
+
+def check_validation(recipe: Recipe) -> Iterator[str]:
+    """Yield what is wrong with the section `validation`."""
+    validation = recipe.validation
+    if validation is not None and not (validation.before or validation.every or validation.after):
+        yield (
+            "the section validation has before: false, every: 0 and after: false, so nothing is validated; set one of "
+            "them, or validation: null"
+        )
+    if validation is not None and validation.tasks == {}:
+        yield "validation.tasks names no task; add some, or set it to null for the recipe's own"
+    for name in (validation and validation.tasks) or ():
+        if not name or not name.isprintable():
+            yield f"validation.tasks has the name {name!r}, expected printable characters"
+    if validation is not None and validation.patience is not None:
+        if not validation.every:
+            yield "validation.patience counts the validations of steps; set validation.every to 1 or more"
+        yield from _check_figure(validation, "validation.watch", validation.watch, validation.watch)
+
+
+def check_best(recipe: Recipe) -> Iterator[str]:
+    """Check the name of the metric; one that is not among a step's metrics is refused after the first step."""
+    key, validation = recipe.save.keep_best, recipe.validation
+    if key is None:
+        return
+    kind, _, name = key.partition("/")
+    if kind == "validation" and name:
+        problems = list(_check_figure(validation or Validation(), "save.keep_best", key, name))
+        if not problems and (validation is None or not validation.every):
+            problems = [f"save.keep_best is {key!r}, but no step validates; set validation.every to 1 or more"]
+        yield from problems
+    elif not key.isprintable() or not (name or key == "accuracy"):
+        yield f"save.keep_best is {key!r}, expected a figure of metrics.jsonl, such as validation/accuracy"
+
+
+def _check_figure(validation: Validation, option: str, given: str, name: str) -> Iterator[str]:
+    """Check the name of a figure of validation, where the higher is the better."""
+    known, start = name.removeprefix("sampled_"), given.removesuffix(name)
+    if known not in VALIDATION_FIGURES and not re.match(r"accuracy/.|strict_accuracy$|(pass|maj)@[0-9]+$", known):
+        listed = ", ".join(f"{start}{figure}" for figure in VALIDATION_FIGURES)
+        yield (
+            f"{option} is {given!r}, expected one of {listed} (or {start}sampled_..., {start}sampled_pass@K, "
+            f"{start}accuracy/SOURCE)"
+        )
+    elif name.startswith("sampled_") and not validation.samples:
+        yield f"{option} is {given!r}, but validation.samples is 0; set it to 1 or more"
