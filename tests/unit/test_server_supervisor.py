@@ -59,6 +59,19 @@ def test_nothing_is_left_whoever_ends_first(tmp_path: Path, how: str) -> None:
         assert "the server ended with exit code -9" in (tmp_path / "log").read_text()
 
 
+def test_once_a_supervisor_has_ended_its_server_is_gone(tmp_path: Path) -> None:
+    """With the memory that it held, which takes the kernel a while to free."""
+    code = "import os, time; held = b'rlkit' * (200 << 20); print(os.getpid(), flush=True); time.sleep(100)"
+    log = tmp_path / "log"
+    words = (sys.executable, "-S", "-E", str(SUPERVISOR), str(log), sys.executable, "-c", code)
+    supervisor = subprocess.Popen(words, stdin=subprocess.PIPE)
+    assert wait_until(lambda: log.exists() and log.read_text().strip().isdigit())
+    assert supervisor.stdin is not None
+    supervisor.stdin.close()
+    supervisor.wait(10)
+    assert not Path(f"/proc/{int(log.read_text().split()[0])}").exists()
+
+
 def test_a_crash_that_kills_its_parent_does_not_reach_the_trainer(tmp_path: Path) -> None:
     code = "import os, signal; os.kill(os.getppid(), signal.SIGQUIT); os.kill(os.getppid(), signal.SIGINT)"
     words = (sys.executable, "-S", "-E", str(SUPERVISOR), str(tmp_path / "log"), sys.executable, "-c", code)

@@ -22,20 +22,23 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _end(server: "subprocess.Popen[bytes]", code: int) -> None:
+def _kill(server: "subprocess.Popen[bytes]") -> None:
+    """Kill the server and what it started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(server.pid, signal.SIGKILL)
-    os._exit(code)
 
 
 def _wait_for_trainer(server: "subprocess.Popen[bytes]") -> None:
     while os.read(0, 1):
         pass
-    _end(server, 0)
+    _kill(server)
 
 
 def main(log: str, command: list[str]) -> None:
-    """Start the server and wait for it or for the trainer, whichever ends first."""
+    """Start the server and wait for its end, which that of the trainer brings about.
+
+    Once this process has ended, the server has, and what memory it held is free.
+    """
     for number in (signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     with open(log, "ab") as file:
@@ -51,7 +54,8 @@ def main(log: str, command: list[str]) -> None:
     code = server.wait()
     with open(log, "a") as file:
         file.write(f"\n[rlkit] the server ended with exit code {code}\n")
-    _end(server, code % 256)
+    _kill(server)
+    os._exit(code % 256)
 
 
 if __name__ == "__main__":
