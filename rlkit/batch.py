@@ -23,7 +23,7 @@ PROVIDERS = {
     "old_logps": "an estimator that reads it has Needs.OLD_LOGPS in its `needs`",
     "sum_pi_squared": "an estimator that reads it has Needs.SUM_PI_SQUARED in its `needs`",
     "greedy_rewards": "an estimator that reads it has Needs.GREEDY in its `needs`",
-    "ref_logps": "the recipe needs a `kl_loss:` or `kl_reward:` section",
+    "ref_logps": "the recipe needs a `kl_loss:` or `kl_reward:` section, or a loss with `reads_reference`",
     "advantages": "an estimator's `estimate` sets it",
     "returns": "an estimator's `estimate` sets it where a critic is trained",
 }

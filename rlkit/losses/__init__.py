@@ -3,11 +3,17 @@
 from rlkit.losses.cispo import CISPO
 from rlkit.losses.clip import ClipLoss
 from rlkit.losses.covariance import ClipCov, KLCov
+from rlkit.losses.dpo import DPO
 from rlkit.losses.dppo import DPPO
 from rlkit.losses.gmpo import GMPO
 from rlkit.losses.gspo import GSPO
 from rlkit.losses.m2po import M2PO
+from rlkit.losses.orpo import ORPO
 from rlkit.losses.policy_gradient import PolicyGradient
 from rlkit.losses.sapo import SAPO
+from rlkit.losses.simpo import SimPO
 
-__all__ = ["CISPO", "ClipCov", "ClipLoss", "DPPO", "GMPO", "GSPO", "KLCov", "M2PO", "PolicyGradient", "SAPO"]
+__all__ = [
+    "CISPO", "ClipCov", "ClipLoss", "DPO", "DPPO", "GMPO", "GSPO", "KLCov", "M2PO", "ORPO", "PolicyGradient", "SAPO",
+    "SimPO",
+]  # fmt: skip

@@ -5,33 +5,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def micro_batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
+def micro_batches(lengths: Sequence[int], budget: int, groups: Sequence[int] | None = None) -> list[list[int]]:
     """Divide rows into micro-batches of at most `budget` tokens, padding included.
 
-    Rows of similar length go together, longest first. A row that is longer than the budget is a micro-batch of its
-    own.
+    Rows of similar length go together, longest first. A row that is longer than the budget, or a group that is larger,
+    is a micro-batch of its own.
 
     Args:
         lengths: Tokens of each row.
         budget: Tokens of a micro-batch, as rows times its longest row.
+        groups: The group of each row, whose rows stay together; None divides groups too.
 
     Returns:
         Lists of row indices; every row is in one of them.
     """
-    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    together: dict[int, list[int]] = {}
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        together.setdefault(i if groups is None else groups[i], []).append(i)
     batches: list[list[int]] = []
     width = 0
-    for i in order:
-        if batches and (len(batches[-1]) + 1) * width <= budget:
-            batches[-1].append(i)
+    for rows in together.values():  # in the order of their longest rows
+        if batches and (len(batches[-1]) + len(rows)) * width <= budget:
+            batches[-1] += rows
         else:
-            batches.append([i])
-            width = max(1, lengths[i])
+            batches.append(rows)
+            width = max(1, lengths[rows[0]])
     return batches
 
 
 def group_micro_batches(
-    groups: Sequence[int], prompts: Sequence[int], answers: Sequence[int], budget: int
+    groups: Sequence[int], prompts: Sequence[int], answers: Sequence[int], budget: int, *, divide: bool = True
 ) -> list[list[int]]:
     """Divide rows into micro-batches that compute the prompt of a group once.
 
@@ -43,6 +46,7 @@ def group_micro_batches(
         prompts: Tokens of its prompt.
         answers: Tokens after it.
         budget: Tokens of a micro-batch. One of a single row may have more.
+        divide: Whether a group that alone exceeds the budget is divided.
 
     Returns:
         Lists of row indices; every row is in one of them.
@@ -57,6 +61,10 @@ def group_micro_batches(
         if batches and used + whole <= budget:
             batches[-1] += rows
             used += whole
+            continue
+        if not divide:
+            batches.append(rows)
+            used = whole
             continue
         for k, i in enumerate(rows):
             if k and used + answers[i] <= budget:

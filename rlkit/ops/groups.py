@@ -33,6 +33,27 @@ def group_stats(values: Tensor, group: Tensor) -> GroupStats:
     return GroupStats(size[index].long(), mean[index].float(), std[index].float(), equal[index])
 
 
+class Pairs(NamedTuple):
+    """Pairs of rows of one group with unequal rewards; both [N] i64."""
+
+    better: Tensor
+    worse: Tensor
+
+
+def pairs(rewards: Tensor, group: Tensor) -> Pairs:
+    """Return all pairs of rows with equal `group` ids [B] i64 and unequal rewards [B] f32."""
+    better, worse = ((group[:, None] == group) & (rewards[:, None] > rewards)).nonzero(as_tuple=True)
+    return Pairs(better, worse)
+
+
+def mean_over_pairs(values: Tensor, of: Pairs, group: Tensor) -> Tensor:
+    """Return for each row [B] the mean of values [N] over the pairs of its group; 0 for a group without one."""
+    zeros = values.new_zeros(len(group))
+    total = group_sum(zeros.index_add(0, of.better, values), group)
+    count = group_sum(zeros.index_add(0, of.better, torch.ones_like(values)), group)
+    return total / count.clamp(min=1)
+
+
 def group_sum(values: Tensor, group: Tensor) -> Tensor:
     """Return for each row the sum of values [B,...] over its group."""
     _, index = torch.unique(group, return_inverse=True)

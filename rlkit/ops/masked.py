@@ -17,6 +17,12 @@ def masked_sum(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     return kept.sum() if dim is None else kept.sum(dim)
 
 
+def at_last(x: Tensor, mask: Tensor) -> Tensor:
+    """Return x [B] placed at the last column of each row's mask [B,T] bool, 0 elsewhere."""
+    last = mask & (mask.flip(-1).cumsum(-1).flip(-1) == 1)
+    return x[:, None] * last
+
+
 def masked_mean(x: Tensor, mask: Tensor, reduce: Reducer = lambda x: x) -> Tensor:
     """Return the mean of x where the mask is True, over all ranks if `reduce` sums over them; 0 for an empty mask."""
     total = reduce(torch.stack((masked_sum(x.float(), mask), mask.sum().float())))

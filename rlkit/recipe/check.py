@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import cast
 
 from rlkit.errors import RecipeError
 from rlkit.interfaces.advantage import Needs
@@ -62,9 +62,22 @@ def _check_needs(recipe: Recipe) -> Iterator[str]:
                 f"advantage {advantage} reads the components of the reward, which `{section}:` leaves as they are; "
                 "remove it" + (", or use `kl_loss:`" if section == "kl_reward" else "")
             )
+    yield from _check_loss(recipe)
     yield from _check_partners(recipe)
     yield from _check_reference(recipe)
     yield from _check_sampling(recipe)
+
+
+def _check_loss(recipe: Recipe) -> Iterator[str]:
+    loss, name = recipe.loss, type(recipe.loss).__name__
+    if loss.reads_groups and recipe.rollout.group_size < 2:
+        yield (
+            f"loss {name} compares the samples of a prompt, but rollout.group_size is {recipe.rollout.group_size}; "
+            "set rollout.group_size to 2 or more"
+        )
+    for key in ("train.aggregation", "train.off_policy_mask_threshold", "correction", "rejection"):
+        if loss.per_row and _option(recipe, key) is not None:
+            yield f"loss {name} is of whole rows, of whose tokens `{key}` would weigh or leave out some; remove it"
 
 
 def _check_partners(recipe: Recipe) -> Iterator[str]:
@@ -89,7 +102,7 @@ def _check_reference(recipe: Recipe) -> Iterator[str]:
     if recipe.reference is not None and not recipe.needs_reference:
         yield (
             "the recipe has a `reference:` section, but nothing measures KL; remove it, or add `kl_loss:` or "
-            "`kl_reward:`"
+            "`kl_reward:`, or choose a loss that compares with it, such as DPO"
         )
     if recipe.reference is not None and recipe.model.dtype != "float32":
         yield (
@@ -158,14 +171,14 @@ def _check_numbers(recipe: Recipe) -> Iterator[str]:
                 "leaves shards on a rank; choose AdamW or Muon, or set fabric.strategy: ddp"
             )
     for key, bound in (("correction", "high"), ("rejection", "highest")):
-        low, high = _value(recipe, f"{key}.low"), _value(recipe, f"{key}.{bound}")
+        low, high = (cast("float | None", _option(recipe, f"{key}.{name}")) for name in ("low", bound))
         if low is not None and high is not None and low >= high:
             yield f"{key}.low is {low} and {key}.high is {high}, expected low < high"
 
 
-def _value(recipe: Recipe, key: str) -> float | None:
-    """Return an option by its key; None if its section is absent."""
-    value: Any = recipe
+def _option(recipe: Recipe, key: str) -> object:
+    """Return an option or a section by its key; None if its section is absent."""
+    value: object = recipe
     for name in key.split("."):
         value = None if value is None else getattr(value, name)
-    return cast("float | None", value)
+    return value

@@ -80,8 +80,8 @@ class Recipe:
 
     @property
     def needs_reference(self) -> bool:
-        """Whether something measures KL."""
-        return self.kl_loss is not None or self.kl_reward is not None
+        """Whether something measures KL, or the loss compares with the reference."""
+        return self.kl_loss is not None or self.kl_reward is not None or self.loss.reads_reference
 
     @property
     def needs_old_logps(self) -> bool:

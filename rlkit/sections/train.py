@@ -35,7 +35,8 @@ class Train:
         minibatches: Optimizer steps per epoch over a rollout.
         epochs: Passes over a rollout.
         max_tokens_per_micro_batch: Maximum tokens per forward and backward pass, padding included; `auto` for as many
-            as the device computes efficiently and a share of its memory holds.
+            as the device computes efficiently and a share of its memory holds. A longer row has a pass of its own, as
+            has a larger group if the loss reads groups.
         lr: The peak learning rate.
         optimizer: The optimizer, with its hyperparameters.
         weight_decay: For matrices only.

@@ -150,6 +150,8 @@ def _lose(loss: PolicyLoss, batch: Batch, log_ratio: float, scale: float = 1.0) 
     batch.advantages = torch.where(batch.group[:, None] == 0, scale, -scale) * batch.mask
     ready = TrainBatch.of(batch)
     logps = ((ready.old_logps + log_ratio) * batch.mask).requires_grad_()
+    if loss.reads_reference:
+        ready.ref_logps = ready.old_logps
     if loss.selects:
         ready.selected = loss.select(logps.detach(), ready)
         if problem := outputs.of_selection(ready.selected, batch.mask):

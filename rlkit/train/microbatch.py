@@ -44,20 +44,27 @@ def forward_in_micro_batches(
 
 
 def aligned_micro_batches(
-    batch: RolloutBatch, rows: Sequence[int], limit: int, agree: Agree, packed: bool = False
+    batch: RolloutBatch,
+    rows: Sequence[int],
+    limit: int,
+    agree: Agree,
+    packed: bool = False,
+    *,
+    whole_groups: bool = False,
 ) -> list[list[int]]:
     """Divide rows into micro-batches, as many on every rank: a rank with fewer gets empty ones at the end.
 
-    With `packed`, there is no padding, prompts that rows share are computed once, and a group's rows stay together.
+    With `packed`, there is no padding, prompts that rows share are computed once, and a group's rows stay together
+    unless it alone exceeds the limit; with `whole_groups` they always do.
     """
     chosen = list(rows)
-    lengths = batch.attention[chosen].sum(-1)
+    lengths, groups = batch.attention[chosen].sum(-1), batch.group[chosen].tolist()
     if packed and chosen:
         prompts = (batch.mask[chosen].int().argmax(-1) - 1).clamp(min=0)
         answers = (lengths - prompts).tolist()
-        parts = group_micro_batches(batch.group[chosen].tolist(), prompts.tolist(), answers, limit)
+        parts = group_micro_batches(groups, prompts.tolist(), answers, limit, divide=not whole_groups)
     else:
-        parts = micro_batches(lengths.tolist(), limit)
+        parts = micro_batches(lengths.tolist(), limit, groups if whole_groups else None)
     micros = [[chosen[i] for i in part] for part in parts]
     return micros + [[]] * (int(agree(len(micros))) - len(micros))
 

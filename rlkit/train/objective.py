@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -34,6 +35,8 @@ class LossShare(NamedTuple):
 
     loss: Tensor
     figures: dict[str, Tensor]
+    by_row: Collection[str] = ()
+    """Figures to average by its number of rows instead."""
 
 
 class LogLinear(NamedTuple):
@@ -93,12 +96,20 @@ class Objective:
 
     def denominator(self, batch: TrainBatch) -> Tensor:
         """Return the tokens [B,T] that the loss is divided by."""
-        return batch.mask if self.keep_in_denominator else batch.accepted
+        return (batch.mask if self.keep_in_denominator else batch.accepted) & self.usable_rows(batch)[:, None]
+
+    def usable_rows(self, batch: TrainBatch) -> Tensor:
+        """Return which rows [B] the loss is a mean over."""
+        with calling(self.loss, "usable_rows"):
+            usable = self.loss.usable_rows(batch)
+        require(self.loss, "usable_rows", outputs.of_selection(usable, batch.group))
+        return usable
 
     def rows_with_gradient(self, batch: TrainBatch) -> Tensor:
-        """Return which rows [B] have one: all, unless the advantage is a factor of everything that is minimised."""
-        advantage_alone = self.loss.zero_without_advantage and self.kl is None and not self.entropy_coef
-        return ((batch.advantages != 0) & batch.mask).any(-1) | (not advantage_alone)
+        """Return which rows [B] have one: all usable ones, unless the advantage is a factor of what is minimised."""
+        whole = self.loss.reads_groups or self.kl is not None or bool(self.entropy_coef)
+        advantage_alone = self.loss.zero_without_advantage and not whole
+        return self.usable_rows(batch) & (((batch.advantages != 0) & batch.mask).any(-1) | (not advantage_alone))
 
     def count(self, batch: TrainBatch, rows: list[int], prompts: int, reduce: Reducer) -> Counts:
         """Count what the loss of a mini-batch, some rows of this rank's batch, is divided by, over all ranks.
@@ -134,7 +145,8 @@ class Objective:
             PartError: The loss raised, or its output is not what it must be.
         """
         batch = self.with_old_logps(out.logps, batch)
-        per_token, figures = self._terms(self._call(out, batch), out, batch)
+        result = self._call(out, batch)
+        per_token, figures = self._terms(result, out, batch)
         tokens = counts.tokens
         if (of_prompt := counts.of_prompt) is not None:
             tokens = (of_prompt[batch.group] * (of_prompt > 0).sum())[:, None]
@@ -146,7 +158,8 @@ class Objective:
             budget=self.budget,
         )
         loss = masked_sum(per_token * weights, batch.accepted)
-        return LossShare(loss, {name: figure.detach() for name, figure in figures.items()})
+        by_row = result.metrics.keys() if self.loss.per_row else ()
+        return LossShare(loss, {name: figure.detach() for name, figure in figures.items()}, by_row)
 
     def _call(self, out: PolicyOutput, batch: TrainBatch) -> LossOutput:
         with calling(self.loss, "__call__"):

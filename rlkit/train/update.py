@@ -103,9 +103,10 @@ def log_update(update: Update, meter: Meter, prefix: str, ranks: int) -> None:
 
 
 def log_share(share: LossShare, batch: TrainBatch, meter: Meter, prefix: str) -> None:
-    """Log the figures of a micro-batch, which count by its number of chosen tokens."""
+    """Log the figures of a micro-batch, which count by its number of chosen tokens or of rows."""
+    tokens = float(batch.mask.sum())
     for name, value in share.figures.items():
-        meter.mean(f"{prefix}/{name}", value, weight=float(batch.mask.sum()))
+        meter.mean(f"{prefix}/{name}", value, weight=len(batch) if name in share.by_row else tokens)
 
 
 def update_policy(
@@ -136,13 +137,16 @@ def update_policy(
         log_share(share, part, meter, "policy")
         return share.loss
 
-    limit, packed = context.data.token_limit, policy.inner.passes.packed
+    def divided(rows: list[int]) -> list[list[int]]:
+        limit, packed = context.data.token_limit, policy.inner.passes.packed
+        groups = recipe.loss.reads_groups
+        return aligned_micro_batches(batch, rows, limit, ranks.all_reduce_max, packed, whole_groups=groups)
+
     taught = objective.rows_with_gradient(batch).tolist()
     with torch.no_grad():  # what others are logged and recorded for
-        others = [i for i in rows if not taught[i]]
-        for micro in aligned_micro_batches(batch, others, limit, ranks.all_reduce_max, packed):
+        for micro in divided([i for i in rows if not taught[i]]):
             loss_of(micro)
-    micros = aligned_micro_batches(batch, [i for i in rows if taught[i]], limit, ranks.all_reduce_max, packed)
+    micros = divided([i for i in rows if taught[i]])
     log_update(accumulate_and_step(policy, micros or [[]], loss_of), meter, "policy", ranks.count)
 
 

@@ -1,6 +1,6 @@
 """Run by test_gradients.py: the gradient of one mini-batch for several divisions of its rows over ranks.
 
-usage: python ddp_gradients.py DEVICES OUT DIVISION…   where a division such as 0,0,1 gives each row its rank
+usage: python ddp_gradients.py DEVICES OUT LOSS DIVISION…   where a division such as 0,0,1 gives each row its rank
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from rlkit.train.update import update_policy
 from rlkit.types import Batch, TrainBatch
 
 LENGTHS = (9, 17, 12, 30, 8, 21, 15, 11)
+REWARDS = (0.0, 1.0, 1.0, 0.5, 1.0, 1.0, 0.0, 2.0)
+"""Of four groups of two, one of which has equal rewards."""
 
 
 def example(rows: list[int]) -> Batch:
@@ -37,7 +39,7 @@ def example(rows: list[int]) -> Batch:
         group=torch.arange(len(LENGTHS)) // 2,
         versions=torch.where(mask, 0, -1),
         token_rewards=torch.zeros(len(LENGTHS), width),
-        rewards=torch.zeros(len(LENGTHS)),
+        rewards=torch.tensor(REWARDS),
         components=torch.zeros(len(LENGTHS), 0),
         old_logps=logps,
         ref_logps=logps - 0.1 * mask,
@@ -76,9 +78,9 @@ def make_run(devices: int, *options: str) -> TrainContext:
 
 
 if __name__ == "__main__":
-    run = make_run(int(sys.argv[1]))
+    run = make_run(int(sys.argv[1]), f"--loss={sys.argv[3]}")
     gradients = []
-    for division in sys.argv[3:]:
+    for division in sys.argv[4:]:
         mine = [row for row, rank in enumerate(division.split(",")) if int(rank) == run.ranks.fabric.global_rank]
         gradients.append(gradient(run, mine))
     if run.ranks.fabric.is_global_zero:

@@ -15,6 +15,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rlkit.losses import DPO
 from rlkit.ops.aggregate import Aggregation
 from rlkit.train.setup import TrainContext
 from tests.conftest import ROOT
@@ -72,13 +73,22 @@ def test_the_gradient_is_that_of_the_loss_written_out(run: TrainContext) -> None
     assert_same(plain, gradient(run, ROWS))
 
 
-@pytest.mark.slow
-def test_any_division_over_two_ranks_gives_the_same_gradient(run: TrainContext, tmp_path: Path) -> None:
-    rng = random.Random(0)
-    divisions = [[0] * 8, [1] * 8, [0] + [1] * 7, *([rng.randint(0, 1) for _ in ROWS] for _ in range(5))]
+@settings(deadline=None, max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(order=st.permutations(ROWS), budget=st.integers(1, 300))
+def test_any_split_of_whole_groups_gives_the_same_gradient(run: TrainContext, order: list[int], budget: int) -> None:
+    plain, run.recipe.loss = run.recipe.loss, DPO()
+    run.recipe.train = replace(run.recipe.train, aggregation=None)
+    expected = gradient(run, ROWS)
+    run.data.token_limit = budget
+    assert_same(expected, gradient(run, order))
+    run.data.token_limit, run.recipe.loss = 100_000, plain
+
+
+def of_two_ranks(loss: str, divisions: list[list[int]], out: Path) -> list[torch.Tensor]:
+    """Return the gradient for each division of rows over ranks."""
     arguments = [",".join(map(str, division)) for division in divisions]
     done = subprocess.run(
-        (sys.executable, str(Path(__file__).with_name("ddp_gradients.py")), "2", str(tmp_path / "g.pt"), *arguments),
+        (sys.executable, str(Path(__file__).with_name("ddp_gradients.py")), "2", str(out), loss, *arguments),
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -86,7 +96,26 @@ def test_any_division_over_two_ranks_gives_the_same_gradient(run: TrainContext, 
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    return torch.load(out)  # type: ignore[no-any-return]
+
+
+@pytest.mark.slow
+def test_any_division_over_two_ranks_gives_the_same_gradient(run: TrainContext, tmp_path: Path) -> None:
+    rng = random.Random(0)
+    divisions = [[0] * 8, [1] * 8, [0] + [1] * 7, *([rng.randint(0, 1) for _ in ROWS] for _ in range(5))]
     run.recipe.train = replace(run.recipe.train, aggregation=None)
     expected = gradient(run, ROWS)
-    for found in torch.load(tmp_path / "g.pt"):
+    for found in of_two_ranks("ClipLoss", divisions, tmp_path / "g.pt"):
+        assert_same(expected, found)
+
+
+@pytest.mark.slow
+def test_any_division_of_groups_over_two_ranks_gives_the_same_gradient(run: TrainContext, tmp_path: Path) -> None:
+    """One rank has no group, or only the one without a pair, which the other ranks' counts must not notice."""
+    groups = [[0, 0, 0, 0], [1, 1, 0, 1], [0, 0, 1, 0], [0, 1, 1, 0], [0, 1, 0, 1]]
+    plain, run.recipe.loss = run.recipe.loss, DPO()
+    run.recipe.train = replace(run.recipe.train, aggregation=None)
+    expected = gradient(run, ROWS)
+    run.recipe.loss = plain
+    for found in of_two_ranks("DPO", [[rank for rank in ranks for _ in (0, 1)] for ranks in groups], tmp_path / "g.pt"):
         assert_same(expected, found)

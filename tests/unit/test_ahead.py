@@ -197,6 +197,10 @@ def test_what_was_trained_on_is_known_whatever_the_order() -> None:
     assert trained.plus([3]) == TrainedPlaces(5, (6,))
 
 
+def test_preferences_of_older_weights_need_no_correction() -> None:
+    assert parse("fit", ["--recipe=quickstart", "--rollout.max_staleness=2", "--loss=DPO"]).recipe.needs_reference
+
+
 def test_ratios_to_the_policy_that_sampled_are_a_correction() -> None:
     """ScaleRL's loss compares with the engine; a loss without ratios does not."""
     parse("fit", ["--recipe=quick_scalerl", "--rollout.max_staleness=8"])

@@ -109,6 +109,17 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
         ("--critic.lr 0.1", "the recipe has a `critic:` section, but advantage GRPO reads no values"),
         ('--advantage GDPO --advantage.weights={"style":1}', "weighs the component 'style', but reward MathReward has"),
         ("--reference.refresh_every 5", "a `reference:` section, but nothing measures KL"),
+        (
+            "--loss DPO --rollout.group_size 1 --advantage ReMax",
+            "loss DPO compares the samples of a prompt, but rollout.g",
+        ),
+        (
+            "--loss DPO --train.aggregation token_mean",
+            "of whose tokens `train.aggregation` would weigh or leave out some",
+        ),
+        ("--loss SimPO --rejection.high 3", "of whose tokens `rejection` would weigh or leave out some; remove it"),
+        ("--loss SimPO --reference.refresh_every 5", "a `reference:` section, but nothing measures KL"),
+        ("--loss DPO --loss.label_smoothing 0.1 --loss.kind hinge", "expected kind='sigmoid'"),
         ("--kl_loss.coef -1", "kl_loss.coef is -1, expected a number above 0"),
         ("--kl_loss.estimator k3+ --kl_loss.importance_weighted true", "choose k3, or set kl_loss.importance_weighted"),
         ("--kl_loss.estimator k9", "kl_loss.estimator is 'k9', expected one of k1"),

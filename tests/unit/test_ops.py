@@ -235,6 +235,25 @@ def test_micro_batches_hold_every_row_once_within_the_budget(lengths: list[int],
         assert len(batch) == 1 or len(batch) * max(1, *(lengths[i] for i in batch)) <= budget
 
 
+@given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 6)), max_size=60), st.integers(1, 500))
+def test_micro_batches_of_whole_groups(rows: list[tuple[int, int]], budget: int) -> None:
+    lengths, groups = [length for length, _ in rows], [group for _, group in rows]
+    batches = micro_batches(lengths, budget, groups)
+    assert sorted(i for batch in batches for i in batch) == list(range(len(rows)))
+    for group in set(groups):
+        assert sum(any(groups[i] == group for i in batch) for batch in batches) == 1
+    for batch in batches:
+        alone = len({groups[i] for i in batch}) == 1
+        assert alone or len(batch) * max(1, *(lengths[i] for i in batch)) <= budget
+
+
+def test_a_group_larger_than_the_budget_is_a_micro_batch() -> None:
+    """Group 0 takes 3 x 4 tokens, groups 1 and 2 take 4 x 2 together."""
+    lengths, groups = [4, 2, 1, 3, 1, 2, 2], [0, 1, 0, 0, 1, 2, 2]
+    assert micro_batches(lengths, 8, groups) == [[0, 3, 2], [1, 4, 5, 6]]
+    assert micro_batches(lengths, 7, groups) == [[0, 3, 2], [1, 4], [5, 6]]
+
+
 def test_micro_batches_fill_the_budget_with_the_longest_rows_first() -> None:
     """Rows of 3 and 2 take 2 x 3, and 2, 2 and 1 take 3 x 2."""
     assert micro_batches([2, 3, 1, 2, 2], 6) == [[1, 0], [3, 4, 2]]

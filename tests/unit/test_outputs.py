@@ -15,6 +15,7 @@ from rlkit.cli.main import main
 from rlkit.errors import PartError, RolloutError
 from rlkit.interfaces import outputs
 from rlkit.interfaces.advantage import AdvantageEstimator
+from rlkit.interfaces.loss import PolicyLoss
 from rlkit.losses import ClipLoss
 from rlkit.registry import calling, require
 from rlkit.testing import example_batch
@@ -171,6 +172,16 @@ def test_advantages_are_checked_and_the_estimator_is_not_blamed_for_what_it_read
     estimated(diverged, advantages=zeros / 0)
 
 
+class Returns(PolicyLoss):
+    """Returns whatever it is made with."""
+
+    def __init__(self, given: Any) -> None:
+        self.given = given
+
+    def __call__(self, out: PolicyOutput, batch: TrainBatch) -> LossOutput:
+        return self.given  # type: ignore[no-any-return]
+
+
 def test_a_loss_is_checked() -> None:
     batch = TrainBatch.of(replace(example_batch(), advantages=torch.ones(4, 6)))
     out = PolicyOutput(batch.rollout_logps, torch.zeros(4, 6))
@@ -190,9 +201,9 @@ def test_a_loss_is_checked() -> None:
         (LossOutput(zeros, {"kl": zeros}), r"the metric 'kl' as a tensor of shape \(4, 6\)"),
     ):
         with pytest.raises(PartError, match=message):
-            called(lambda out, batch, given=given: given)
+            called(Returns(given))
     infinite = LossOutput(zeros + torch.inf, {})
-    assert called(lambda out, batch: infinite, version=3).loss == torch.inf  # the policy may have gone astray by then
+    assert called(Returns(infinite), version=3).loss == torch.inf  # the policy may have gone astray by then
 
 
 def test_selections_completions_and_prompts() -> None:

@@ -160,3 +160,9 @@ def test_micro_batches_of_groups_stay_within_the_budget(
     for group in set(groups):  # whole, if it fits
         if prompts[group] + sum(n for g, n in rows if g == group) <= budget:
             assert sum(any(groups[i] == group for i in part) for part in found) == 1
+    undivided = group_micro_batches(groups, [prompts[g] for g in groups], answers, budget, divide=False)
+    assert sorted(i for part in undivided for i in part) == list(range(len(rows)))
+    for part in undivided:
+        mine = {groups[i] for i in part}
+        assert sorted(part) == [i for i, g in enumerate(groups) if g in mine]
+        assert len(mine) == 1 or sum(prompts[g] for g in mine) + sum(answers[i] for i in part) <= budget

@@ -78,6 +78,14 @@ def test_no_limit_changes_what_is_computed(limit: int, more: int) -> None:
     assert all(len(m) * max(LENGTHS[r] for r in m) <= limit for m in micros if len(m) > 1)
 
 
+@given(limit=st.integers(1, 40), order=st.permutations(range(4)), packed=st.booleans())
+def test_whole_groups_are_in_one_micro_batch_at_any_limit(limit: int, order: list[int], packed: bool) -> None:
+    """Rows of 3, 2 and 4, 3 tokens: the second group first, with the first one where both fit."""
+    micros = aligned_micro_batches(scored(), order, limit, alone, packed, whole_groups=True)
+    both = 12 if packed else 4 * 4
+    assert [sorted(micro) for micro in micros] == ([[0, 1, 2, 3]] if limit >= both else [[2, 3], [0, 1]])
+
+
 def test_groups_are_divided_among_ranks_by_their_size() -> None:
     """The largest first, each to the rank with the least: 9 | 7, then 5 | 9 + 0, 4 to 7 + 5 > 9, and so on."""
     assert assign([4, 9, 5, 7], 2) == [0, 0, 1, 1]  # 9 + 4 and 7 + 5

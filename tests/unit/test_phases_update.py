@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlkit.errors import PartError
-from rlkit.losses import ClipLoss, PolicyGradient
+from rlkit.losses import DPO, ClipLoss, PolicyGradient
 from rlkit.ops.random import permutation
 from rlkit.sections import Critic, KLLoss, Rejection, Train
 from rlkit.train.metrics import Meter
@@ -124,6 +126,50 @@ def test_accumulation_gives_the_step_of_the_unsplit_batch(limit: int, order: lis
     assert (found["update/steps"], found["update/not_finite"]) == (1, 0)
 
 
+def paired(**fields: Any) -> TrainBatch:
+    """Make the batch with a reference whose log-probs are 0."""
+    return ready(ref_logps=torch.zeros(4, 4), **fields)
+
+
+FIRST, SECOND = 0.1 / (1 + math.exp(0.1)), -0.3 / (1 + math.exp(-0.3))
+"""Minus the derivative of -log sigmoid(0.1 w (sum of the better row - sum of the worse)): 5 - 4 and 5 - 8."""
+
+
+@given(limit=st.integers(1, 20), order=st.permutations(ROWS), packed=st.booleans())
+def test_a_loss_of_groups_gives_the_step_of_the_unsplit_batch(limit: int, order: list[int], packed: bool) -> None:
+    made = context(recipe(loss=DPO(), train={"max_tokens_per_micro_batch": limit}))
+    made.models.policy.inner.passes = SimpleNamespace(packed=packed)
+    meter = Meter()
+    update_policy(made, paired(), order, meter)
+    assert made.models.policy.weight == pytest.approx(1 + (FIRST + SECOND) / 2)
+    found = figures(meter)
+    assert found["policy/loss"] == pytest.approx((math.log1p(math.exp(-0.1)) + math.log1p(math.exp(0.3))) / 2)
+    assert found["policy/margin"] == pytest.approx((0.1 - 0.3) / 2)
+    assert found["policy/preference_accuracy"] == 0.5
+    assert found["policy/chosen_logps"] == pytest.approx((5 + 5) / 2)
+    assert found["policy/rejected_logps"] == pytest.approx((4 + 8) / 2)
+
+
+@pytest.mark.parametrize("limit", [1, 100])
+def test_groups_of_equal_rewards_count_nowhere(limit: int) -> None:
+    made = context(recipe(loss=DPO(), train={"max_tokens_per_micro_batch": limit}))
+    batch, meter = paired(rewards=torch.tensor([1.0, 0.0, 1.0, 1.0])), Meter()
+    update_policy(made, batch, ROWS, meter, record=True)
+    assert made.models.policy.weight == pytest.approx(1 + FIRST)
+    assert figures(meter)["policy/preference_accuracy"] == 1
+    assert not batch.trainer_logps.isnan().any()  # what is logged is of all rows
+    unknown = Meter()
+    update_policy(made, paired(rewards=torch.ones(4)), ROWS, unknown)
+    assert figures(unknown) == {"update/empty": 1}
+
+
+def test_groups_count_over_all_ranks() -> None:
+    """A second rank has as many pairs: this one's share of the gradient is half as large."""
+    made = context(recipe(loss=DPO()), ranks=LocalRanks(2))
+    update_policy(made, paired(), ROWS, Meter())
+    assert made.models.policy.weight == pytest.approx(1 + (FIRST + SECOND) / 4)
+
+
 class Watched(PolicyGradient):
     """Notes how many rows it is called with, and whether they are differentiated."""
 
@@ -149,6 +195,24 @@ def test_rows_without_an_advantage_need_no_backward_pass(zero: list[int]) -> Non
         assert seen == ({True: 4 - len(zero), False: len(zero)} if skips else {True: 4, False: 0})
         found.append((made.models.policy.weight, figures(meter), batch.trainer_logps.tolist()))
     assert found[0] == found[1]
+
+
+def test_a_loss_of_groups_sees_them_whole_whatever_their_advantages() -> None:
+    loss, batch = Watched(), ready()
+    loss.reads_groups = True  # type: ignore[misc]
+    batch.advantages[[0, 3]] = 0.0
+    update_policy(context(recipe(loss=loss, train={"max_tokens_per_micro_batch": 1})), batch, ROWS, Meter())
+    assert loss.calls == [(2, True), (2, True)]
+
+
+class Wrong(PolicyGradient):
+    def usable_rows(self, batch: TrainBatch) -> Tensor:
+        return batch.mask
+
+
+def test_usable_rows_of_another_shape_name_the_loss() -> None:
+    with pytest.raises(PartError, match=r"Wrong.*: `usable_rows` selected torch.bool \(4, 4\), expected bool \(4,\)"):
+        update_policy(context(recipe(loss=Wrong())), ready(), ROWS, Meter())
 
 
 @pytest.mark.parametrize("more", [{"kl_loss": KLLoss()}, {"train": {"entropy_coef": 0.1}}])

@@ -52,6 +52,13 @@ def test_a_row_of_exactly_a_micro_batch_fits(capsys: pytest.CaptureFixture[str])
     assert "the longest row has 42 tokens, more than" in check(capsys, "--train.max_tokens_per_micro_batch=41")
 
 
+def test_a_group_that_the_loss_reads_is_as_large_as_all_of_its_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    """8 rows of 42 tokens."""
+    fits, larger = (f"--train.max_tokens_per_micro_batch={limit}" for limit in (336, 335))
+    assert "at most 336 tokens: 8 of the longest rows" in check(capsys, "--loss=DPO", fits)
+    assert "the longest group has 336 tokens, more than" in check(capsys, "--loss=DPO", larger)
+
+
 def test_memory_is_estimated_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
     """Weights and two moments: 3 x 477,824 x 4 bytes = 5 MiB. A step has 256 rows of 42 tokens = 10,752 tokens.
 
@@ -63,6 +70,10 @@ def test_memory_is_estimated_by_hand(capsys: pytest.CaptureFixture[str]) -> None
     assert "estimated: 5 MiB for weights and optimizer" in out
     assert "estimated: 16 MiB for sampling" in out
     assert "estimated: 55 MiB for learning" in out
+    # of a reference, 477,824 x 4 bytes more; a group of 8 rows instead of one of them at least
+    small = check(capsys, "--loss=DPO", "--train.max_tokens_per_micro_batch=42")
+    assert "estimated: 7 MiB for weights and optimizer" in small
+    assert "estimated: 10 MiB for learning" in small
 
 
 def test_a_reward_that_cannot_tell_right_from_wrong_is_warned_of() -> None:

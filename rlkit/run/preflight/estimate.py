@@ -170,7 +170,8 @@ def memory(known: Setting) -> dict[str, float]:
     everything = known.rows * row
     cached = min(getattr(recipe.rollout.engine, "max_kv_tokens", 0), everything)
     width = 2 if known.half_base or known.computes == "mixed" else 4
-    tokens = min(max(token_limit(train, recipe.model, recipe.fabric), row), everything)
+    alone = row * (recipe.rollout.group_size if recipe.loss.reads_groups else 1)  # never divided
+    tokens = min(max(token_limit(train, recipe.model, recipe.fabric), alone), everything)
     activations = max(_activations(known, model, tokens) for model in models)
     gathered = known.policy.base * (2 if known.computes == "mixed" else 4) if known.shards > 1 else 0
     found = {

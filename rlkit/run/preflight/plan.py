@@ -89,9 +89,10 @@ def lengths(data: Data) -> Iterator[str]:
     if data.overlong:
         done = "left out" if data.recipe.rollout.overlong == "drop" else "shortened"
         yield f"{data.overlong:,} prompts of more than {data.limit} tokens are {done} (rollout.overlong)"
-    if longest + room > limit:
+    whole, size = ("group", data.recipe.rollout.group_size) if data.recipe.loss.reads_groups else ("row", 1)
+    if (alone := (longest + room) * size) > limit:
         yield (
-            f"the longest row has {longest + room} tokens, more than train.max_tokens_per_micro_batch = {limit}: "
+            f"the longest {whole} has {alone} tokens, more than train.max_tokens_per_micro_batch = {limit}: "
             "it is trained on alone, and takes the memory that it takes"
         )
     else:
