@@ -25,27 +25,43 @@ def test_a_synchronous_ledger_admits_a_batch_and_takes_it() -> None:
 
 
 def test_one_batch_ahead_trains_on_the_first_that_are_whole() -> None:
-    """S = 1, B = 2: four begin; 3 and 1 are whole first. Then 0 must be whole before it is too old."""
+    """S = 1, B = 2: four begin; 3 and 1 are whole first. Then 0 and 2 must be whole before they are too old."""
     ledger = Ledger(batch=2, staleness=1, lead=1, total=99)
     assert ledger.admit(0) == [0, 1, 2, 3]
     ledger.end(3, 0)
     ledger.end(1, 0)
     assert ledger.cut(0) == Cut([1, 3], [])
     assert ledger.admit(1) == [4, 5]
-    ledger.end(4, 1)
+    for number, version in ((4, 1), (0, 0), (5, 1)):
+        ledger.end(number, version)
+        assert not ledger.ready(1)
+    ledger.end(2, 0)
+    assert ledger.ready(1)
+    assert ledger.cut(1) == Cut([0, 2], [])  # the oldest first
+    assert ledger.admit(2) == [6, 7]
+
+
+def test_of_groups_that_are_too_old_at_once_those_beyond_a_batch_are_dropped_and_begin_again() -> None:
+    """S = 2, B = 1: three begin; younger ones are whole first, and the other two must be trained on by the same step.
+
+    The one that is dropped is then waited for as any other.
+    """
+    ledger = Ledger(batch=1, staleness=2, lead=2, total=99)
+    assert ledger.admit(0) == [0, 1, 2]
+    ledger.end(2, 0)
+    assert ledger.cut(0) == Cut([2], [])
+    assert ledger.admit(1) == [3]
+    ledger.end(3, 1)
+    assert ledger.ready(1)
+    assert ledger.cut(1) == Cut([3], [])
+    assert ledger.admit(2) == [4]
     ledger.end(0, 0)
-    assert ledger.cut(1) == Cut([0, 4], [2])  # the oldest first; 2 began at version 0, and the next step trains 2
-    assert ledger.admit(2) == [2, 6, 7]
-    ledger.end(6, 2)
-    ledger.end(7, 2)
-    assert ledger.ready(2)  # 2 has another step to become whole
-    assert ledger.cut(2) == Cut([6, 7], [5])  # which began at version 1
-    assert ledger.admit(3) == [5, 8, 9]
+    assert not ledger.ready(2)
+    ledger.end(1, 0)
+    assert ledger.cut(2) == Cut([0], [1])
+    assert ledger.admit(3) == [1, 5]
     ledger.end(5, 3)
-    ledger.end(8, 3)
-    assert not ledger.ready(3)  # 2 was dropped before
-    ledger.end(2, 2)
-    assert ledger.cut(3) == Cut([2, 5], [])
+    assert ledger.ready(3)
 
 
 def test_the_lead_may_be_a_part_of_a_batch() -> None:
@@ -100,16 +116,15 @@ def test_no_history_breaks_the_rules(data: st.DataObject, batch: int, staleness:
     assert history.ledger.trained == batch * steps
 
 
-def test_a_group_that_always_takes_longest_is_trained_on() -> None:
-    """Group 0 becomes whole only when nothing else is left to wait for: it is dropped once, and then waited for."""
-    ledger, dropped = Ledger(batch=2, staleness=2, lead=1, total=40), []
-    version = 0
-    while version < 20:
+def test_a_group_that_takes_longest_is_waited_for() -> None:
+    """Group 0 becomes whole only when nothing else is left to wait for: at version 2, and nothing is dropped for it."""
+    ledger, cuts = Ledger(batch=2, staleness=2, lead=1, total=40), []
+    for version in range(20):
         ledger.admit(version)
         while not ledger.ready(version):
             number = max(ledger.running)
             ledger.end(number, ledger.running[number])
-        dropped += ledger.cut(version).dropped
-        version += 1
-    assert dropped.count(0) == 1
+        cuts.append(ledger.cut(version))
+    assert [0 in cut.taken for cut in cuts[:3]] == [False, False, True]
+    assert not any(cut.dropped for cut in cuts)
     assert ledger.trained == 40

@@ -21,8 +21,9 @@ class Ledger:
     A version of the weights is the number of steps that made it since the ledger began; a group's age is the version
     that is about to be trained minus the oldest version of its tokens, time in queues included. A group is admitted
     while no more than `(1 + lead + version) * batch` are under way or were trained on, where `lead` is no more than
-    `staleness`, so that none has to become older than that. One that becomes older since it takes long is dropped and
-    sampled again, and is then waited for as soon as it would become too old again.
+    `staleness`, so that none has to become older than that. A step waits for groups that would be too old for the next
+    one, since to sample them again would take as long. If more of these are whole than a step trains on, the rest is
+    dropped and sampled again.
 
     Args:
         batch: Groups of a step.
@@ -45,8 +46,6 @@ class Ledger:
         """How many groups were trained on."""
         self._again: set[int] = set()
         """Groups to admit again."""
-        self._dropped: set[int] = set()
-        """Groups that were dropped before and are not trained on yet."""
         self._next = 0
 
     def admit(self, version: int) -> list[int]:
@@ -68,28 +67,21 @@ class Ledger:
         self.whole[number] = oldest
 
     def ready(self, version: int) -> bool:
-        """Whether a step can begin: a batch is whole, and no group runs that must not be dropped once more."""
-        last = any(n in self._dropped and version - v >= self.staleness for n, v in self.running.items())
-        return len(self.whole) >= self.batch and not last
+        """Whether a step can begin: a batch is whole, and no group runs that would be too old for the next step."""
+        return len(self.whole) >= self.batch and all(version - v < self.staleness for v in self.running.values())
 
     def cut(self, version: int) -> Cut:
-        """Take the batch that is trained on: the oldest groups first. Drop those that are too old for the next step.
-
-        Running ones among these should be cancelled.
-        """
+        """Take the batch that is trained on: the oldest groups first. Drop those that are too old for the next step."""
         order = sorted(self.whole, key=lambda number: (self.whole[number], number))
         taken = order[: self.batch]
         for number in taken:
             del self.whole[number]
-            self._dropped.discard(number)
         self.trained += len(taken)
-        late = [n for n, v in (self.whole | self.running).items() if version + 1 - v > self.staleness]
+        late = sorted(n for n, v in self.whole.items() if version + 1 - v > self.staleness)
         for number in late:
-            self.whole.pop(number, None)
-            self.running.pop(number, None)
+            del self.whole[number]
         self._again |= set(late)
-        self._dropped |= set(late)
-        return Cut(taken, sorted(late))
+        return Cut(taken, late)
 
     def _following(self) -> int | None:
         """Return the next group to begin, those that begin again first; None if all have."""
