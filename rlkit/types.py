@@ -145,6 +145,7 @@ class Request:
         media: Reserved for images; None.
         deadline: Seconds from the call; None for none.
         resumable: Whether the answer may be INTERRUPTED: the caller then requests what is missing.
+        resumed: How many of the last tokens come from requests for the same answer that were interrupted.
     """
 
     tokens: tuple[int, ...]
@@ -154,6 +155,7 @@ class Request:
     media: object = None
     deadline: float | None = None
     resumable: bool = False
+    resumed: int = 0
 
 
 @dataclass

@@ -68,7 +68,13 @@ class Gate:
             while True:
                 await self._open.wait()
                 sampling = request.sampling.within(request.sampling.max_tokens - len(tokens))
-                rest = replace(request, tokens=(*request.tokens, *tokens), sampling=sampling, resumable=True)
+                rest = replace(
+                    request,
+                    tokens=(*request.tokens, *tokens),
+                    sampling=sampling,
+                    resumable=True,
+                    resumed=len(tokens),
+                )
                 with self._in_engine():
                     found = await generate(rest)
                 tokens += found.tokens

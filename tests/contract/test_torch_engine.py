@@ -302,9 +302,9 @@ def test_equal_prompts_are_run_once() -> None:
     admitted: list[int] = []
     admit = FusedDecoder.admit
 
-    def counted(decoder: FusedDecoder, prompts: Any, copies: Any) -> torch.Tensor:
+    def counted(decoder: FusedDecoder, prompts: Any, *rows: Any) -> torch.Tensor:
         admitted.append(len(prompts))
-        return admit(decoder, prompts, copies)
+        return admit(decoder, prompts, *rows)
 
     engine = bound("qwen2")
     with pytest.MonkeyPatch.context() as patch:

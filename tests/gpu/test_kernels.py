@@ -91,5 +91,8 @@ def test_decode_steps_are_recorded_and_yield_the_same(half: bool) -> None:
             decoder.admit([[7, 8, 9]], [4])
         go(20)
         for decoder in (plain, graphs):
+            decoder.admit([[7, 8, 9] * 5, [3]], [3, 1], [[], [5, 6] * COLUMNS, [4], [8]])
+        go(20)
+        for decoder in (plain, graphs):
             decoder.keep([])
             decoder.release()

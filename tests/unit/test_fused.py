@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
 import torch
 
+from rlkit.engines.torch.batch import Row, by_prompt
 from rlkit.engines.torch.blocks import PACKED_SIZE, Matrix, Packed
 from rlkit.engines.torch.fused import GROWTH, FusedDecoder
+from rlkit.ops.attention import packed_attention
+from rlkit.ops.ragged import by_sdpa
 from rlkit.testing import random_model
+from rlkit.types import Completion, Request, SampleKey, Sampling
 
 
 @pytest.mark.parametrize("rows", [1, 7, 128])
@@ -45,3 +52,57 @@ def test_rows_that_joined_after_the_cache_was_made_smaller_may_move_before_their
     with torch.no_grad():
         expected = torch.stack([model(input_ids=torch.tensor([row])).logits[0, -1] for row in rows])
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("attention", [packed_attention, by_sdpa])
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+def test_rows_that_join_with_tokens_of_their_own_are_computed_as_whole_ones(
+    kind: str, attention: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a row that is there; more of their own than its columns, and one has none."""
+    monkeypatch.setattr("rlkit.engines.torch.fused.packed_attention", attention)
+    model = random_model(kind, initializer_range=0.3).eval()
+    decoder = FusedDecoder(model)
+    decoder.admit([[5, 3, 4]], [1])
+    decoder.step(torch.tensor([6]))
+    own = [list(range(20, 24 + GROWTH)), [], [7, 8], [9], []]
+    found = decoder.admit([[4, 8], [3, 5, 4, 6]], [3, 2], own)
+    prompts = [[4, 8]] * 3 + [[3, 5, 4, 6]] * 2
+    rows = [[5, 3, 4, 6], *([*prompt, *tokens] for prompt, tokens in zip(prompts, own, strict=True))]
+
+    def check(found: torch.Tensor, some: list[list[int]]) -> None:
+        with torch.no_grad():
+            expected = torch.stack([model(input_ids=torch.tensor([row])).logits[0, -1] for row in some])
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+
+    check(found, rows[1:])
+    for step in range(GROWTH + 4):
+        if step == 3:
+            decoder.keep([0, 5, 3, 2])
+            rows = [rows[0], rows[5], rows[3], rows[2]]
+        assert decoder.positions().tolist() == [len(row) for row in rows]
+        tokens = [(7 * step + 3 * i) % 200 for i in range(len(rows))]
+        found = decoder.step(torch.tensor(tokens))
+        rows = [[*row, token] for row, token in zip(rows, tokens, strict=True)]
+        check(found, rows)
+
+
+def test_rows_go_by_their_prompts_unless_a_pass_would_take_too_many_tokens() -> None:
+    rows = [row((1, 2, 3, 4), resumed) for resumed in (0, 2, 1, 2)] + [row((1, 2, 7, 7, 7), 3), row((1, 2, 3, 4), 0)]
+    whole = by_prompt(rows, False, 4)
+    assert [(g.prompt, len(g.rows), g.tokens) for g in whole] == [((1, 2, 3, 4), 5, 4), ((1, 2, 7, 7, 7), 1, 5)]
+    apart = by_prompt(rows, True, 99)
+    assert [(g.prompt, g.rows, g.tokens) for g in apart] == [
+        ((1, 2, 3, 4), [rows[0], rows[5]], 4),
+        ((1, 2), [rows[1], rows[3], rows[4]], 9),
+        ((1, 2, 3), [rows[2]], 4),
+    ]
+    assert [(g.prompt, g.tokens) for g in by_prompt(rows, True, 6)] == [
+        ((1, 2, 3, 4), 4), ((1, 2), 6), ((1, 2, 3), 4), ((1, 2), 5),
+    ]  # fmt: skip
+
+
+def row(tokens: tuple[int, ...], resumed: int) -> Row:
+    request = Request(tokens, Sampling(max_tokens=9), SampleKey(0, 1, "p", 0), "s", resumable=True, resumed=resumed)
+    future: asyncio.Future[Completion] = asyncio.Future(loop=asyncio.new_event_loop())
+    return Row(request, 9, frozenset(), future, 0)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rlkit.engines import TorchEngine
+from rlkit.engines.torch.fused import FusedDecoder
 from rlkit.models.weights import PolicyWeights
 from rlkit.rollout.gate import Gate
 from rlkit.testing import random_model
@@ -27,9 +29,10 @@ def bound(kind: str) -> TorchEngine:
     return engine
 
 
-@pytest.fixture
-def engine() -> TorchEngine:
-    return bound("qwen2")
+@pytest.fixture(params=["qwen2", "phi3"])
+def engine(request: pytest.FixtureRequest) -> TorchEngine:
+    """An engine whose decoder runs the prompts of interrupted answers once, and one that runs each of them whole."""
+    return bound(request.param)
 
 
 def requests(tokens: int) -> list[Request]:
@@ -37,8 +40,13 @@ def requests(tokens: int) -> list[Request]:
     return [Request(p, Sampling(max_tokens=tokens), k, f"s{k.sample}") for p, k in zip(PROMPTS, keys, strict=True)]
 
 
-async def sample(engine: TorchEngine, gate: Gate, tokens: int, ends: list[int], policy: Any) -> list[Completion]:
-    """Return the answers, interrupted for a sync whenever one more has ended that `ends` counts."""
+async def sample(
+    engine: TorchEngine, gate: Gate, tokens: int, ends: list[int], policy: Any, *, last: int | None = None
+) -> list[Completion]:
+    """Return the answers, interrupted for a sync whenever one more has ended that `ends` counts.
+
+    The last of them has so many `tokens`, or `last`.
+    """
     done: list[int] = []
 
     async def one(place: int, request: Request) -> Completion:
@@ -52,7 +60,10 @@ async def sample(engine: TorchEngine, gate: Gate, tokens: int, ends: list[int], 
 
     gate.open()
     gate.count(len(PROMPTS))
-    tasks = [asyncio.create_task(one(i, request)) for i, request in enumerate(requests(tokens))]
+    asked = requests(tokens)
+    if last is not None:
+        asked[-1] = replace(asked[-1], sampling=asked[-1].sampling.within(last))
+    tasks = [asyncio.create_task(one(i, request)) for i, request in enumerate(asked)]
     for count in ends:
         while len(done) < count:
             await asyncio.sleep(0.001)
@@ -89,6 +100,47 @@ def test_where_the_cut_falls_is_repeatable(engine: TorchEngine) -> None:
     assert [[a.versions for a in answers] for answers in found] == [[a.versions for a in found[0]]] * 3
     assert [[a.logps for a in answers] for answers in found] == [[a.logps for a in found[0]]] * 3
     assert any(len(set(answer.versions)) == 3 for answer in found[0])
+
+
+def test_interrupted_answers_go_on_together_from_prompts_that_are_run_once() -> None:
+    """Two of the prompts are equal; which tokens an answer has of its own is known from its request."""
+    engine, gate, admitted = bound("qwen2"), Gate(), []
+    admit = FusedDecoder.admit
+
+    def noted(decoder: FusedDecoder, prompts: Any, copies: Any, own: Any) -> Any:
+        admitted.append((list(prompts), list(copies), [len(tokens) for tokens in own]))
+        return admit(decoder, prompts, copies, own)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FusedDecoder, "admit", noted)
+        engine._stop_ids = frozenset()
+        engine.follow(gate.calm)
+        asyncio.run(sample(engine, gate, 40, [1], engine._runtime.policy, last=6))
+    [(first, copies, none), (rest, others, own)] = admitted
+    assert sorted(first) == sorted(set(PROMPTS))
+    assert (sorted(copies), none) == ([1, 1, 1, 2], [0] * 5)
+    assert sorted(rest) == sorted(set(PROMPTS[:4]))
+    assert (sorted(others), own) == ([1, 1, 2], [6] * 4)
+
+
+def test_requests_of_earlier_steps_come_first() -> None:
+    """Where the order must not depend on time: step 9 before step 10."""
+    engine, gate = bound("qwen2"), Gate()
+    engine.max_rows = 1
+    engine.follow(gate.calm)
+    done: list[int] = []
+
+    async def one(step: int) -> None:
+        await engine.generate(
+            Request(PROMPTS[0], Sampling(max_tokens=4), SampleKey(0, step, "0/a", 0), f"{step}/0/a/0")
+        )
+        done.append(step)
+
+    async def run() -> None:
+        await asyncio.gather(*(one(step) for step in (10, 11, 9)))
+
+    asyncio.run(run())
+    assert done == [9, 10, 11]
 
 
 def test_a_model_without_a_decoder_is_interrupted_between_tokens() -> None:

@@ -89,6 +89,8 @@ def test_recorded_steps_yield_what_plain_ones_do(kind: str) -> None:
     assert all(before is not None for before in recorded.before[1:])  # whose memory is used
     alike(plain, graphs, lambda decoder: decoder.keep([3]))
     go(plain, graphs, 2 * COLUMNS)
+    alike(plain, graphs, lambda decoder: decoder.admit([[7, 8]], [3], [[9] * (3 * COLUMNS), [], [5]]))
+    go(plain, graphs, COLUMNS)
     for decoder in (plain, graphs):
         decoder.keep([])
         decoder.release()

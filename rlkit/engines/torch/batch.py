@@ -55,6 +55,35 @@ class Row:
             self.future.set_result(self.completion)
 
 
+@dataclass
+class Group:
+    """Rows that go on from one prompt, and the tokens of a pass over it and over what they have of their own."""
+
+    prompt: tuple[int, ...]
+    rows: list[Row]
+    tokens: int
+
+
+def by_prompt(rows: Sequence[Row], resumed: bool, most: int) -> list[Group]:
+    """Return rows by their prompts, in the order of their first rows.
+
+    If `resumed`, what a row had sampled before is not part of its prompt. A prompt is there again where its pass would
+    take more than `most` tokens.
+    """
+    found: list[Group] = []
+    latest: dict[tuple[int, ...], Group] = {}
+    for row in rows:
+        own = row.request.resumed if resumed else 0
+        prompt = row.request.tokens[: len(row.request.tokens) - own]
+        group = latest.get(prompt)
+        if group is None or (own and group.tokens + own > most):
+            group = latest[prompt] = Group(prompt, [], len(prompt))
+            found.append(group)
+        group.rows.append(row)
+        group.tokens += own
+    return found
+
+
 class Batch:
     """Rows, in the order of their logits, and on the device what they sample next and have sampled.
 

@@ -66,12 +66,17 @@ class AnyDecoder(Protocol):
     spare: float
     """Finished rows, which are computed with the others, are dropped once they are this share of all."""
 
+    resumes: bool
+    """Whether rows may be admitted with tokens of their own, which follow the prompt that they share."""
+
     @property
     def rows(self) -> int: ...
 
     def positions(self) -> Tensor: ...
 
-    def admit(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> Tensor: ...
+    def admit(
+        self, prompts: Sequence[Sequence[int]], copies: Sequence[int], own: Sequence[Sequence[int]] = ()
+    ) -> Tensor: ...
 
     def step(self, tokens: Tensor) -> Tensor: ...
 
@@ -93,6 +98,7 @@ class Decoder:
     """
 
     spare = SPARE
+    resumes = False
 
     def __init__(self, model: Any, autocast: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
         self.model = model
@@ -117,8 +123,11 @@ class Decoder:
         return self.end - torch.tensor(self.starts, device=self.device)
 
     @torch.inference_mode()
-    def admit(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> Tensor:
+    def admit(
+        self, prompts: Sequence[Sequence[int]], copies: Sequence[int], own: Sequence[Sequence[int]] = ()
+    ) -> Tensor:
         """Run the prompts, add `copies[i]` rows for each, in order, and return the rows' next logits [N,V]."""
+        assert not any(own)
         width = max(map(len, prompts))
         tokens = torch.zeros(len(prompts), width, dtype=torch.long)
         for i, prompt in enumerate(prompts):

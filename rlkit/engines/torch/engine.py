@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from rlkit.concurrency.garbage import reuse_memory
 from rlkit.distributed.kernels import choose_kernels
 from rlkit.distributed.offload import use_device
-from rlkit.engines.torch.batch import Batch, Row
+from rlkit.engines.torch.batch import Batch, Row, by_prompt
 from rlkit.errors import EngineError
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.ops.batching import micro_batches
@@ -176,7 +176,7 @@ class TorchEngine(RolloutEngine):
                     if self._calm is not None:
                         await asyncio.sleep(0)  # those that were answered are busy from now on
                         await self._calm()
-                        self._waiting = deque(sorted(self._waiting, key=lambda row: row.request.session))
+                        self._waiting = deque(sorted(self._waiting, key=_turn))
                     if self._interrupting:
                         await self._end(batch)
                         continue
@@ -254,17 +254,16 @@ class TorchEngine(RolloutEngine):
         return [row for row in joined if not row.future.done()]
 
     def _admit(self, batch: Batch, joined: Sequence[Row]) -> list[Row]:
-        """Run each distinct prompt once and sample the first token of each row; return the rows that ended."""
+        """Run each distinct prompt once and sample the next token of each row; return the rows that ended."""
         assert self._decoder is not None
-        same: dict[tuple[int, ...], list[Row]] = {}
-        for row in joined:
-            same.setdefault(row.request.tokens, []).append(row)
-        prompts, ended = list(same), []
-        for chunk in micro_batches([len(p) for p in prompts], PREFILL_TOKENS):
-            chosen = [prompts[i] for i in chunk]
-            logits = self._decoder.admit(chosen, [len(same[p]) for p in chosen])
+        groups, ended = by_prompt(joined, self._decoder.resumes, PREFILL_TOKENS), []
+        for chunk in micro_batches([group.tokens for group in groups], PREFILL_TOKENS):
+            chosen = [groups[i] for i in chunk]
+            rows = [row for group in chosen for row in group.rows]
+            own = [row.request.tokens[len(group.prompt) :] for group in chosen for row in group.rows]
+            logits = self._decoder.admit([g.prompt for g in chosen], [len(g.rows) for g in chosen], own)
             first = len(batch.rows)
-            batch.add([row for prompt in chosen for row in same[prompt]])
+            batch.add(rows)
             ended += batch.sample(logits, self.version, first)
         self._peak = max(self._peak, len(batch.rows))
         return ended
@@ -311,6 +310,11 @@ def _has_room(runtime: Runtime) -> bool:
         half = torch.is_autocast_enabled("cuda")
     size = sum(weight.numel() * (2 if half else weight.element_size()) for weight in runtime.policy.parameters())
     return bool(size <= COPIES * torch.cuda.get_device_properties(runtime.device).total_memory)
+
+
+def _turn(row: Row) -> tuple[int, str]:
+    """Return what rows are ordered by where the order must not depend on time: those of earlier steps first."""
+    return row.request.key.step, row.request.session
 
 
 def _nothing() -> None: ...

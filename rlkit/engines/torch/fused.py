@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +13,8 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from rlkit.engines.torch.blocks import FusedModel
 from rlkit.engines.torch.decoder import SPARE
+from rlkit.ops.attention import Layout, packed_attention, places_of
+from rlkit.ops.ragged import Span, by_sdpa
 
 GROWTH = 16
 """Columns by which the cache grows at least; it grows by half."""
@@ -29,6 +32,11 @@ class _Layer:
         old = new[:, :0] if self.prompts is None else self.prompts
         width = max(old.shape[3], new.shape[3])
         self.prompts = torch.cat([pad(x, (0, 0, 0, width - x.shape[3])) for x in (old, new)], 1)
+
+    def add_rows(self, new: Tensor, before: int, width: int) -> None:
+        """Append what rows [2,R,H,C,D] have sampled to the first so many, which use as many columns as `width`."""
+        _, rows, _, columns, _ = new.shape
+        self.room(before + rows, max(columns, width))[:, before : before + rows, :, :columns] = new
 
     def room(self, rows: int, columns: int) -> Tensor:
         """Return the buffer for what rows sample, with room for so many; rows beyond them may be dropped."""
@@ -77,6 +85,40 @@ class _Part(NamedTuple):
         return (self.found * one).addcmul_(other.found, two).div_(total).to(self.found.dtype)
 
 
+class _Admission:
+    """The tokens of prompts in one sequence, and after each of them those that its rows have of their own."""
+
+    def __init__(
+        self,
+        prompts: Sequence[Sequence[int]],
+        copies: Sequence[int],
+        own: Sequence[Sequence[int]],
+        device: torch.device,
+    ) -> None:
+        self.tokens: list[int] = []
+        self.positions: list[int] = []
+        self.prompts: list[Span] = []
+        self.rows: list[Span] = []
+        """Where each prompt begins and ends, and what each row has of its own."""
+        self.lasts: list[int] = []
+        """The last token of each row."""
+        shared, rest = [], iter(own or [()] * sum(copies))
+        for prompt, count in zip(prompts, copies, strict=True):
+            start, end = self._add(prompt, 0)
+            self.prompts.append((start, end))
+            self.rows += (self._add(tokens, len(prompt)) for tokens in islice(rest, count))
+            self.lasts += (end - 1 if first == last else last - 1 for first, last in self.rows[len(self.lasts) :])
+            shared.append((start, end, len(self.tokens)))
+        segments = sorted(span for span in (*self.prompts, *self.rows) if span[0] < span[1])
+        self.layout = Layout(segments, [s for s in shared if s[1] < s[2]], device)
+
+    def _add(self, tokens: Sequence[int], position: int) -> Span:
+        start = len(self.tokens)
+        self.tokens += tokens
+        self.positions += range(position, position + len(tokens))
+        return start, len(self.tokens)
+
+
 class FusedDecoder:
     """Decodes rows as `Decoder` does, without the model's modules and in fewer passes over memory.
 
@@ -90,6 +132,7 @@ class FusedDecoder:
     """
 
     spare = SPARE
+    resumes = True
 
     def __init__(self, model: Any, autocast: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
         self.model = model
@@ -128,33 +171,47 @@ class FusedDecoder:
         return self._offsets + self.end
 
     @torch.inference_mode()
-    def admit(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> Tensor:
-        """Run the prompts, add `copies[i]` rows for each, in order, and return the rows' next logits [N,V]."""
+    def admit(
+        self, prompts: Sequence[Sequence[int]], copies: Sequence[int], own: Sequence[Sequence[int]] = ()
+    ) -> Tensor:
+        """Run the prompts, add `copies[i]` rows for each, in order, and return the rows' next logits [N,V].
+
+        `own` holds the tokens [N,…] that each of these rows has after its prompt, of any number; none has if it is
+        empty.
+        """
         if self._fused is not None and self._fused.outdated():
             self.refresh()
-        width, heads = max(map(len, prompts)), self.config.num_attention_heads
-        lengths = torch.tensor([len(p) for p in prompts], device=self.device)
-        real = torch.arange(width, device=self.device) < lengths[:, None]
-        tokens = torch.tensor([token for prompt in prompts for token in prompt], device=self.device)
-
-        def attend(index: int, found: Tensor) -> Tensor:
-            whole = found.new_zeros(*real.shape, *found.shape[1:])
-            whole[real] = found
-            whole = whole.transpose(1, 2)
-            q, k, v = whole[:, :heads], *whole[:, heads:].chunk(2, 1)
-            self.layers[index].add_prompts(torch.stack((k, v)))
-            k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
-            return scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0).transpose(1, 2)[real]
-
-        model = self._model()
-        hidden = model(tokens, real.nonzero()[:, 1], width, attend)
-        logits = model.logits(hidden[lengths.cumsum(0) - 1])
+        new, model = _Admission(prompts, copies, own, self.device), self._model()
+        tokens, positions = (torch.tensor(x, device=self.device) for x in (new.tokens, new.positions))
+        hidden = model(tokens, positions, max(new.positions) + 1, self._prefill(new))
+        lasts = {last: i for i, last in enumerate(sorted(set(new.lasts)))}
+        logits = model.logits(hidden[list(lasts)])[[lasts[last] for last in new.lasts]]
         first = len(self.lengths)
         self.lengths += map(len, prompts)
         self.of_row += [first + i for i, n in enumerate(copies) for _ in range(n)]
-        self.starts += [self.end] * sum(copies)
+        self.starts += [self.end - (end - start) for start, end in new.rows]
         self._index()
-        return logits.repeat_interleave(torch.tensor(copies, device=self.device), dim=0)
+        return logits
+
+    def _prefill(self, new: _Admission) -> Callable[[int, Tensor], Tensor]:
+        """Return what attends in the pass over new rows, and adds their keys and values to those of others."""
+        heads = self.config.num_attention_heads
+        places, real = places_of(new.prompts, self.device)
+        own = places_of(new.rows, self.device)[0]
+        packed = packed_attention if self.device.type == "cpu" else by_sdpa
+
+        def attend(index: int, found: Tensor) -> Tensor:
+            queries, both = found[:, :heads], found[:, heads:].view(len(found), 2, -1, found.shape[-1])
+            both = both.transpose(0, 1)
+            self.layers[index].add_prompts(prompts := both[:, places].transpose(2, 3))
+            if not new.layout.shared:
+                q, (k, v) = queries[places].transpose(1, 2), prompts
+                k, v = (x.repeat_interleave(heads // k.shape[1], 1) for x in (k, v))
+                return scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0).transpose(1, 2)[real]
+            self.layers[index].add_rows(both[:, own].transpose(2, 3), self.rows, self.width)
+            return packed(queries, both[0], both[1], 1.0, new.layout)
+
+        return attend
 
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:

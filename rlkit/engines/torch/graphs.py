@@ -104,10 +104,12 @@ class GraphDecoder(FusedDecoder):
             self._try_record(logits)
         return logits
 
-    def admit(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> Tensor:
+    def admit(
+        self, prompts: Sequence[Sequence[int]], copies: Sequence[int], own: Sequence[Sequence[int]] = ()
+    ) -> Tensor:
         """Run the prompts, add `copies[i]` rows for each, in order, and return the rows' next logits [N,V]."""
         self._forget()
-        return super().admit(prompts, copies)
+        return super().admit(prompts, copies, own)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Drop all other rows, and the prompts that no row has any more."""
