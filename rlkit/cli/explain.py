@@ -70,7 +70,8 @@ def _reward(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 def _loss(recipe: Recipe) -> Iterator[tuple[str, str]]:
     yield _name("loss", recipe.loss), recipe.loss.explain()
-    yield "old policy", _old_policy(recipe)
+    if not recipe.loss.per_row:
+        yield "old policy", _old_policy(recipe)
     if (weigh := recipe.correction) is not None:
         how = f"capped at {weigh.high}" if weigh.low is None else f"0 outside [{weigh.low}, {weigh.high}]"
         yield "correction", f"each token's loss times pi_trainer / pi_engine ({weigh.level}), {how}"
@@ -85,6 +86,8 @@ def _loss(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield "off-policy mask", f"0 where A < 0 and the sequence's mean of log pi_engine - log pi > {threshold}"
     mode = recipe.train.aggregation or recipe.loss.aggregation
     normaliser = NORMALISERS[mode].format(budget=recipe.rollout.sampling.max_tokens)
+    if recipe.loss.reads_groups:
+        normaliser = "mean over the pairs of each group, mean over the groups that have some"
     yield f"aggregation {mode}", f"{normaliser}; counts are of the whole mini-batch, over all ranks and micro-batches"
     if recipe.train.entropy_coef:
         yield "entropy", f"- {recipe.train.entropy_coef} H(policy)"

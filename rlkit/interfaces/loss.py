@@ -69,7 +69,8 @@ class PolicyLoss(BoundPart):
     def select(self, logps: Tensor, batch: TrainBatch) -> Tensor:
         """Return which tokens [B,T] bool of this rank's mini-batch are treated apart, as `batch.selected`.
 
-        Called once a mini-batch, on every rank, with the current log-probs [B,T] and no gradient, if `selects`.
+        Called once a mini-batch, on every rank, with the current log-probs [B,T] and no gradient, if `selects`. What
+        is measured over the mini-batch may be kept for the calls that follow.
         """
         raise NotImplementedError(f"{type(self).__name__} has `selects = True`, but no `select` method")
 

@@ -7,6 +7,7 @@ from rlkit.losses.dpo import DPO
 from rlkit.losses.dppo import DPPO
 from rlkit.losses.gmpo import GMPO
 from rlkit.losses.gspo import GSPO
+from rlkit.losses.kto import KTO
 from rlkit.losses.m2po import M2PO
 from rlkit.losses.orpo import ORPO
 from rlkit.losses.policy_gradient import PolicyGradient
@@ -14,6 +15,6 @@ from rlkit.losses.sapo import SAPO
 from rlkit.losses.simpo import SimPO
 
 __all__ = [
-    "CISPO", "ClipCov", "ClipLoss", "DPO", "DPPO", "GMPO", "GSPO", "KLCov", "M2PO", "ORPO", "PolicyGradient", "SAPO",
-    "SimPO",
+    "CISPO", "ClipCov", "ClipLoss", "DPO", "DPPO", "GMPO", "GSPO", "KLCov", "KTO", "M2PO", "ORPO", "PolicyGradient",
+    "SAPO", "SimPO",
 ]  # fmt: skip

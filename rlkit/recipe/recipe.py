@@ -91,5 +91,6 @@ class Recipe:
         """
         weigh = self.correction is not None and self.train.old_logps == "recompute"
         wanted = Needs.OLD_LOGPS in self.advantage.needs or self.kl_reward or weigh or self.rejection
-        recompute = not self.train.on_policy and self.train.old_logps == "recompute"
+        compares = not self.loss.per_row or (self.kl_loss is not None and self.kl_loss.importance_weighted)
+        recompute = compares and not self.train.on_policy and self.train.old_logps == "recompute"
         return bool(wanted) or recompute

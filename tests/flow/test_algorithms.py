@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -219,8 +220,52 @@ def test_a_loss_off_policy(tmp_path: Path, name: str) -> None:
     assert all(row["mismatch/max"] < 1e-4 for row in figures)
 
 
+def over_pairs(of: Callable[[float, float], float], rows: Rows) -> float:
+    """Return the mean over groups of the mean over pairs of rows with unequal rewards, by their mean log-probs."""
+    groups: dict[int, list[float]] = {}
+    for better in rows:
+        for worse in rows:
+            if better["group"] == worse["group"] and better["reward"] > worse["reward"]:
+                value = of(chosen(better, "logps").mean(), chosen(worse, "logps").mean())
+                groups.setdefault(better["group"], []).append(value)
+    return float(np.mean([np.mean(pairs) for pairs in groups.values()]))
+
+
+def odds_ratio(better: float, worse: float) -> float:
+    log_odds = [x - np.log1p(-np.exp(x)) for x in (better, worse)]
+    return float(-better + 0.1 * np.log1p(np.exp(log_odds[1] - log_odds[0])))
+
+
+PREFERENCES: dict[str, Callable[[Rows], float]] = {
+    "DPO": lambda rows: math.log(2),
+    "KTO": lambda rows: 0.5,
+    "SimPO": lambda rows: over_pairs(lambda better, worse: np.log1p(np.exp(1 - 2 * (better - worse))), rows),
+    "ORPO": lambda rows: over_pairs(odds_ratio, rows),
+}
+"""What a loss of preferences is where the policy is the reference."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["quick_ppo", "quick_remax", "quick_rloo"])
+@pytest.mark.parametrize("name", PREFERENCES)
+@pytest.mark.parametrize("options", [(), ("--train.minibatches=2",), ("--model.lora.rank=4", "--train.lr=1e-2")])
+def test_a_loss_of_preferences_in_a_run(tmp_path: Path, name: str, options: tuple[str, ...]) -> None:
+    """The first step's loss is that of the rollouts; the policy then leaves the reference, which LoRA has without."""
+    figures, steps = fit(tmp_path / "out", f"--loss={name}", "--rollout.group_size=4", *options)
+    if "--train.minibatches=2" not in options:
+        assert figures[0]["policy/loss"] == pytest.approx(PREFERENCES[name](steps[0]), rel=1e-3)
+    assert all(0 <= row["policy/preference_accuracy"] <= 1 for row in figures)
+    assert figures[-1]["policy/margin"] != 0
+    assert_moved(tmp_path / "out")
+
+
+@pytest.mark.slow
+def test_a_preference_is_measured_from_a_reference_that_follows(tmp_path: Path) -> None:
+    figures, _ = fit(tmp_path / "out", "--loss=DPO", "--reference.refresh_every=1", "--train.lr=0.01")
+    assert all(row["policy/loss"] == pytest.approx(math.log(2), abs=1e-5) for row in figures)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["quick_ppo", "quick_remax", "quick_rloo", "quick_online_dpo"])
 def test_a_recipe_learns_to_carry(tmp_path: Path, recipe: str) -> None:
     assert main(["fit", f"--recipe={recipe}", f"--out={tmp_path / 'out'}"]) == 0
     validation = json.loads((tmp_path / "out" / "result.json").read_text())["validation"]

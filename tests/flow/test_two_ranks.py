@@ -1,4 +1,4 @@
-"""Estimators and selecting losses give the same on one rank and on two: their statistics are global."""
+"""Estimators and losses that measure a mini-batch give the same on one rank and on two: their statistics are global."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_estimators_and_selections_on_two_ranks(tmp_path: Path) -> None:
     expected = results(whole(), distributed=False)
     for rank in range(2):
         rows, found = torch.load(f"{tmp_path / 'r'}.{rank}")
-        assert len(found) == 14
+        assert len(found) == 15
         for name, mine in found.items():
             wide = expected[name][rows][:, : mine.shape[1]]
             torch.testing.assert_close(mine, wide, rtol=1e-5, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")

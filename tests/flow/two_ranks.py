@@ -1,4 +1,4 @@
-"""Run by test_two_ranks.py on each of two ranks: estimators and selecting losses on halves of a batch.
+"""Run by test_two_ranks.py on each of two ranks: estimators and losses that measure a mini-batch on halves of a batch.
 
 usage: torchrun --nproc-per-node=2 two_ranks.py OUT
 """
@@ -12,8 +12,9 @@ import torch.distributed as dist
 
 from rlkit import advantages, losses
 from rlkit.interfaces.advantage import AdvantageEstimator
+from rlkit.interfaces.loss import PolicyLoss
 from rlkit.testing import example_batch
-from rlkit.types import Batch
+from rlkit.types import Batch, PolicyOutput, TrainBatch
 
 ESTIMATORS: list[AdvantageEstimator] = [
     getattr(advantages, name)({"first": 1.0, "second": 0.5}) if name == "GDPO" else getattr(advantages, name)()
@@ -61,7 +62,17 @@ def results(batch: Batch, distributed: bool) -> dict[str, torch.Tensor]:
         if distributed:
             loss.reduce, loss.gather = reduce, gather
         found[type(loss).__name__] = loss.select(batch.rollout_logps, batch).float()
-    return found
+    return found | {"KTO": of_rows(losses.KTO(threshold=0.5), batch, distributed)}
+
+
+def of_rows(loss: PolicyLoss, batch: Batch, distributed: bool) -> torch.Tensor:
+    """Return a loss that measures the whole mini-batch first."""
+    if distributed:
+        loss.reduce = reduce
+    ready = TrainBatch.of(batch)
+    ready.ref_logps = 1.5 * batch.rollout_logps
+    loss.select(batch.rollout_logps, ready)
+    return loss(PolicyOutput(batch.rollout_logps, None), ready).per_token
 
 
 if __name__ == "__main__":

@@ -220,6 +220,26 @@ def test_a_section_may_be_named_as_a_class_with_or_without_options(name: str) ->
         assert parse("fit", ["quickstart", f"--fabric.strategy={given}"]).recipe.fabric.strategy == expected
 
 
+def test_old_log_probs_are_known_before_an_update_where_something_compares_with_them() -> None:
+    for words, needed in (
+        ("", True),
+        ("--loss DPO", False),
+        ("--loss DPO --kl_loss.coef 0.1", False),
+        ("--loss DPO --kl_loss.importance_weighted true", True),
+    ):
+        recipe = parse("fit", ["quickstart", "--train.minibatches=2", *words.split()]).recipe
+        assert recipe.needs_old_logps is needed
+
+
+def test_pairs_and_their_reference_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "--recipe=quick_online_dpo"]) == 0
+    out = capsys.readouterr().out
+    assert "-log sigmoid(0.1 (d_better - d_worse))" in out
+    assert "mean over the pairs of each group, mean over the groups that have some" in out
+    assert "the initial policy, frozen" in out
+    assert "old policy" not in out
+
+
 def test_one_update_of_a_rollout_is_on_policy_and_two_are_not() -> None:
     for minibatches, epochs, on_policy in ((1, 1, True), (2, 1, False), (1, 2, False), (2, 2, False)):
         assert Train(1, minibatches=minibatches, epochs=epochs).on_policy is on_policy

@@ -13,11 +13,14 @@ from torch import Tensor
 
 from rlkit.errors import RecipeError
 from rlkit.interfaces.loss import PairLoss
-from rlkit.losses import DPO, ORPO, SimPO
+from rlkit.losses import DPO, KTO, ORPO, SimPO
+from rlkit.models.actor import Actor
 from rlkit.ops.groups import mean_over_pairs, pairs
 from rlkit.ops.masked import at_last
 from rlkit.testing import check_loss, example_batch
-from rlkit.types import LossOutput, PolicyOutput, TrainBatch
+from rlkit.train.objective import Objective
+from rlkit.types import Batch, LossOutput, PolicyOutput, TrainBatch
+from tests.bench.preferences import ROWS, policies, summary
 
 SMOOTH = [
     DPO(), DPO(label_smoothing=0.1), DPO(0.5, "ipo"), DPO(length_normalized=True), DPO(1.0, "hinge"), SimPO(), ORPO(),
@@ -177,6 +180,103 @@ def test_losses_of_pairs_keep_the_contract(loss: PairLoss) -> None:
     check_loss(loss)
     assert (loss.reads_groups, loss.per_row, loss.aggregation) == (True, True, "seq_mean_token_sum")
     assert loss.reads_reference is isinstance(loss, DPO)
+
+
+def kto(loss: KTO, batch: TrainBatch, logps: Tensor) -> LossOutput:
+    assert not loss.select(logps.detach(), batch).any()
+    return loss(PolicyOutput(logps, None), batch)
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def test_kto_by_hand() -> None:
+    """Log-ratios of 1.5 and -0.4 have a mean of 0.55; of -1.5 and 0.4 it is below 0, and the baseline 0."""
+    batch, logps = rows(*PAIR)
+    found = kto(KTO(0.5), batch, logps)
+    assert found.per_token.sum(-1).tolist() == pytest.approx([1 - sigmoid(0.475), 1 - sigmoid(0.475)])
+    figures = {name: value.item() for name, value in found.metrics.items()}
+    assert figures == {"margin": pytest.approx(0.475), "preference_accuracy": 1, "baseline": pytest.approx(0.55)}
+    weighed = KTO(0.5, threshold=1.0, desirable_weight=3.0, undesirable_weight=2.0)  # no row is above 1
+    found = kto(weighed, batch, logps)
+    assert found.per_token.tolist() == [
+        [0, 0, 0, pytest.approx(2 * (1 - sigmoid(-0.475)))],
+        [0, 0, pytest.approx(2 * (1 - sigmoid(0.475))), 0],
+    ]
+    assert found.metrics["preference_accuracy"] == 0.5
+    weighed.threshold = 0.5
+    assert kto(weighed, batch, logps).per_token.sum(-1).tolist() == pytest.approx(
+        [3 * (1 - sigmoid(0.475)), 2 * (1 - sigmoid(0.475))]
+    )
+    batch.ref_logps, logps = logps, batch.required("ref_logps")
+    found = kto(KTO(0.5), batch, logps)
+    assert found.metrics["baseline"] == 0
+    assert found.per_token.sum(-1).tolist() == pytest.approx([1 - sigmoid(-0.75), 1 - sigmoid(-0.2)])
+
+
+def test_ktos_baseline_is_of_all_ranks_and_has_no_gradient() -> None:
+    batch, logps = rows(*PAIR)
+    loss = KTO(1.0)
+    loss.reduce = lambda x: x + torch.tensor([4.9, 4.0])  # type: ignore[method-assign]
+    (gradient,) = torch.autograd.grad(kto(loss, batch, logps.requires_grad_()).per_token.sum(), logps)
+    slopes = [sigmoid(x) * (1 - sigmoid(x)) for x in (0.5, 1.4)]  # from a baseline of 6 / 6
+    expected = [[0.0, *[-slopes[0]] * 3], [0, slopes[1], slopes[1], 0]]
+    torch.testing.assert_close(gradient, torch.tensor(expected))
+    nothing = batch.rows(torch.arange(0))
+    loss.reduce = lambda x: x  # type: ignore[method-assign]
+    kto(loss, nothing, logps[:0, :0])
+    assert loss._baseline == 0
+
+
+def test_kto_keeps_the_contract_and_needs_no_groups() -> None:
+    check_loss(KTO())
+    assert (KTO.reads_groups, KTO.reads_reference, KTO.per_row) == (False, True, True)
+    assert KTO().explain().startswith("1.0 (1 - sigmoid(0.1 (d - z))) if R > 0.0 else 1.0 (1 - sigmoid(0.1 (z - d)))")
+
+
+TRL: list[tuple[DPO, list[float]]] = [
+    (DPO(0.1), [0.6329175, 4.4585198, -2.7157915, 4.6738512, 4.160335, -0.4076761]),
+    (DPO(2.0), [2.4582942, 143.994803, -40.8335631, 66.2948707, 23.0282511, 50.9593716]),
+    (DPO(1.0, length_normalized=True), [0.6144913, 20.1582388, 8.1271216, -8.7948018, 8.1494741, 10.699875]),
+    (DPO(0.5, "ipo"), [3.0116816, 114.5511198, 107.9625384, -43.3874109, 83.5342661, 36.8401678]),
+    (DPO(0.5, "hinge"), [1.1136537, 36.2643438, -10.283519, 16.6956679, 5.7991136, 12.8340414]),
+]
+"""What `python -m tests.bench.preferences` prints of TRL 1.16: loss, norm of the gradient, products with directions."""
+
+
+@pytest.mark.parametrize(("loss", "expected"), TRL, ids=[loss.explain() for loss, _ in TRL])
+def test_losses_and_gradients_equal_those_of_trl(loss: DPO, expected: list[float]) -> None:
+    """Of the same batch and models, through packed passes and what a run divides by."""
+    policy, reference = policies()
+    actor, length = Actor(policy), max(len(prompt + answer) for prompt, answer in ROWS)
+    ends = torch.tensor([[len(prompt), len(prompt + answer)] for prompt, answer in ROWS])
+    columns = torch.arange(length)
+    attention, mask = columns < ends[:, 1:], (columns >= ends[:, :1]) & (columns < ends[:, 1:])
+    zeros = torch.zeros(len(ROWS), length)
+    batch = TrainBatch.of(
+        Batch(
+            tokens=torch.tensor([prompt + answer + [0] * (length - len(prompt + answer)) for prompt, answer in ROWS]),
+            attention=attention,
+            mask=mask,
+            rollout_logps=zeros,
+            group=torch.tensor([0, 0, 1, 1]),
+            versions=torch.where(mask, 0, -1),
+            token_rewards=zeros,
+            rewards=torch.tensor([1.0, 0.0, 1.0, 0.0]),
+            components=zeros[:, :0],
+            advantages=zeros,
+        )
+    )
+    batch.ref_logps = Actor(reference)(batch.tokens, mask).logps.detach()
+    objective = Objective(loss, loss.aggregation, 1)
+    counts = objective.count(batch, [0, 1, 2, 3], 2, lambda x: x)
+    assert actor.passes.packed
+    share = objective.share(actor(batch.tokens, mask), batch, counts)
+    share.loss.backward()  # type: ignore[no-untyped-call]
+    assert share.loss.item() == pytest.approx(expected[0], rel=1e-5)
+    norm = expected[1]  # which a product with a direction has about
+    assert summary(policy) == pytest.approx(expected[1:], rel=0, abs=1e-5 * norm)
 
 
 def test_label_smoothing_is_of_the_sigmoid_alone() -> None:
