@@ -43,6 +43,9 @@ class KTO(PolicyLoss):
         "{undesirable_weight} (1 - sigmoid({beta} (z - d))), d = sum_t(logp - ref_logp), z = max(0, mean d)"
     )
 
+    _baseline: float
+    """z of the mini-batch, which `select` measures."""
+
     def __init__(
         self,
         beta: PositiveFloat = 0.1,
@@ -55,7 +58,6 @@ class KTO(PolicyLoss):
         self.threshold = threshold
         self.desirable_weight = desirable_weight
         self.undesirable_weight = undesirable_weight
-        self._baseline = 0.0
 
     def select(self, logps: Tensor, batch: TrainBatch) -> Tensor:
         """Measure the baseline of the mini-batch; no token is treated apart."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rlkit.ops.batching import assign
 from rlkit.train.microbatch import aligned_micro_batches, forward_in_micro_batches, select_rows
+from rlkit.types import RolloutBatch
 from tests.unit.phases import LENGTHS, scored
 
 
@@ -84,6 +85,27 @@ def test_whole_groups_are_in_one_micro_batch_at_any_limit(limit: int, order: lis
     micros = aligned_micro_batches(scored(), order, limit, alone, packed, whole_groups=True)
     both = 12 if packed else 4 * 4
     assert [sorted(micro) for micro in micros] == ([[0, 1, 2, 3]] if limit >= both else [[2, 3], [0, 1]])
+
+
+@pytest.mark.parametrize(
+    ("limit", "whole", "expected"),
+    [
+        (17, False, [[0, 1, 2, 3]]),
+        (16, False, [[0, 1], [2, 3]]),
+        (8, False, [[0], [1], [2, 3]]),
+        (8, True, [[0, 1], [2, 3]]),
+        (1, True, [[0, 1], [2, 3]]),
+    ],
+)
+def test_packed_passes_compute_the_prompt_of_a_group_once(limit: int, whole: bool, expected: list[list[int]]) -> None:
+    """Prompts of 3 tokens, whose last one is a row's own: groups of 2 + (4 + 3) and of 2 + (4 + 2) tokens."""
+    columns, tokens = torch.arange(6), torch.ones(4, 6, dtype=torch.long)
+    attention = columns < torch.tensor([6, 5, 6, 4])[:, None]
+    mask, zeros = attention & (columns > 2), torch.zeros(4, 6)
+    batch = RolloutBatch(
+        tokens=tokens, attention=attention, mask=mask, rollout_logps=zeros, group=scored().group, versions=tokens
+    )
+    assert aligned_micro_batches(batch, range(4), limit, alone, True, whole_groups=whole) == expected
 
 
 def test_groups_are_divided_among_ranks_by_their_size() -> None:

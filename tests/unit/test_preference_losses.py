@@ -102,6 +102,19 @@ def test_the_margin_is_that_of_implicit_rewards() -> None:
     assert (found["margin"].item(), found["preference_accuracy"].item()) == (pytest.approx(-0.19), 0)
 
 
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        (DPO(1.0, length_normalized=True), softplus(1.0)),
+        (SimPO(1.0, 0.5), softplus(1.0 + 0.5)),
+        (ORPO(0.0), 2.0),
+    ],
+)
+def test_rows_of_one_token_by_hand(loss: PairLoss, expected: float) -> None:
+    batch, logps = rows([[-2.0], [-1.0]], [1.0, 0.0])
+    assert result(loss, batch, logps).per_token.sum(-1).tolist() == pytest.approx([expected] * 2)
+
+
 @pytest.mark.parametrize("coef", [0.0, 0.1, 1.0])
 def test_orpo_by_hand(coef: float) -> None:
     """The better row has p = e^(-3.5 / 3), the worse one e^-0.5."""
@@ -213,6 +226,15 @@ def test_kto_by_hand() -> None:
     found = kto(KTO(0.5), batch, logps)
     assert found.metrics["baseline"] == 0
     assert found.per_token.sum(-1).tolist() == pytest.approx([1 - sigmoid(-0.75), 1 - sigmoid(-0.2)])
+
+
+def test_kto_at_the_baseline_and_a_row_without_tokens() -> None:
+    batch, logps = rows([[-1.0, -1.0], [-2.0], [-9.0]], [1.0, 0.0, 1.0])
+    batch.mask[2] = False
+    batch.ref_logps = logps - 0.5 * batch.mask / batch.mask.sum(-1, keepdim=True).clamp(min=1)
+    found = kto(KTO(), batch, logps)
+    assert found.per_token.sum(-1).tolist() == [0.5, 0.5, 0]  # d is 0.5 in both, and so is z
+    assert (found.metrics["baseline"], found.metrics["preference_accuracy"]) == (0.5, 0)
 
 
 def test_ktos_baseline_is_of_all_ranks_and_has_no_gradient() -> None:
