@@ -26,6 +26,7 @@ __all__ = [
     "Message",
     "PolicyOutput",
     "Prompt",
+    "RecordedAnswer",
     "Request",
     "RolloutBatch",
     "SampleKey",
@@ -58,6 +59,22 @@ class StopReason(StrEnum):
 
 
 @dataclass
+class RecordedAnswer:
+    """An answer to a prompt that the data set has: what `rollout.engine: Recorded` trains on.
+
+    Args:
+        messages: What follows the prompt: turns of the policy (`assistant`), the last one too, and between them those
+            of tools and users.
+        reward: How good it is, compared with the prompt's other answers.
+        turn_rewards: Rewards besides, one for each turn of the policy; empty for none.
+    """
+
+    messages: list[Message]
+    reward: float = 0.0
+    turn_rewards: list[float] = field(default_factory=list)
+
+
+@dataclass
 class Prompt:
     """One row of a task: what the policy sees, and what the reward needs to grade the answer.
 
@@ -70,6 +87,7 @@ class Prompt:
         tools: The names of the tools that its conversations have, of those in the recipe; None for all.
         source: Where it is from, by which validation shows figures apart: its name in `validation.tasks`; None for
             `data_source`.
+        recorded: Answers that the data set has, the best first. Without messages before them they are plain texts.
     """
 
     id: str
@@ -78,6 +96,7 @@ class Prompt:
     meta: Row = field(default_factory=dict)
     tools: list[str] | None = None
     source: str | None = None
+    recorded: list[RecordedAnswer] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from rlkit.errors import shorten
 from rlkit.text import safe
 
 SHOWN = (
+    ("policy/loss", "loss", ".4f"),
     ("reward/mean", "reward", ".3f"),
     ("accuracy", "acc", ".2f"),
     ("policy/kl_ref", "kl", ".4f"),
@@ -26,6 +27,7 @@ SHOWN = (
     ("policy/entropy", "entropy", ".3f"),
     ("mismatch/max", "mismatch", ".0e"),
     ("time/tokens_per_second", "tok/s", ".0f"),
+    ("time/tokens_per_second_per_device", "tok/s", ".0f"),
 )
 
 
@@ -231,7 +233,8 @@ def _memory(figures: Mapping[str, float]) -> str:
 def _summary(figures: Mapping[str, float]) -> str:
     shown: dict[str, str] = {}
     for name, label, form in SHOWN:
-        if name in figures:
+        of_advantages = name == "policy/loss" and "advantage/abs_mean" in figures  # which says nothing by itself
+        if name in figures and not of_advantages:
             shown.setdefault(label, f"{label} {figures[name]:{form}}")
     return "  ".join(shown.values())
 

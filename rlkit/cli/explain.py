@@ -33,7 +33,8 @@ def explain(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """Return what the run optimises, line by line: (what, how)."""
     yield from _data(recipe)
     yield from _reward(recipe)
-    yield _name("advantage", recipe.advantage), recipe.advantage.explain()
+    if recipe.advantage is not None:
+        yield _name("advantage", recipe.advantage), recipe.advantage.explain()
     yield from _loss(recipe)
     yield from _training(recipe)
 
@@ -44,10 +45,15 @@ def _name(what: str, part: object) -> str:
 
 def _data(recipe: Recipe) -> Iterator[tuple[str, str]]:
     train, rollout = recipe.train, recipe.rollout
+    samples = (
+        "with their recorded answers"
+        if rollout.engine.recorded
+        else f"x {rollout.group_size} samples at temperature {rollout.sampling.temperature}, up to "
+        f"{rollout.sampling.max_tokens} tokens each"
+    )
     yield (
         "a step",
-        f"{train.prompts_per_step} prompts x {rollout.group_size} samples at temperature "
-        f"{rollout.sampling.temperature}, up to {rollout.sampling.max_tokens} tokens each; "
+        f"{train.prompts_per_step} prompts {samples}; "
         f"{train.epochs} epochs x {train.minibatches} mini-batches = "
         f"{train.epochs * train.minibatches} optimizer steps; {train.steps} steps in all",
     )
@@ -58,6 +64,8 @@ def _data(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 
 def _reward(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    if recipe.reward is None or not recipe.loss.reads_rewards:
+        return
     text = f"R = {type(recipe.reward).__name__}"
     if recipe.shaping is not None:
         text += ", divided by its running standard deviation" if recipe.shaping.normalize else ""
@@ -70,7 +78,7 @@ def _reward(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 def _loss(recipe: Recipe) -> Iterator[tuple[str, str]]:
     yield _name("loss", recipe.loss), recipe.loss.explain()
-    if not recipe.loss.per_row:
+    if recipe.loss.compares:
         yield "old policy", _old_policy(recipe)
     if (weigh := recipe.correction) is not None:
         how = f"capped at {weigh.high}" if weigh.low is None else f"0 outside [{weigh.low}, {weigh.high}]"

@@ -16,6 +16,7 @@ from rlkit.distributed.fsdp2 import FSDP2
 from rlkit.errors import RecipeError, UnavailableError, explain
 from rlkit.installed import DISTRIBUTION
 from rlkit.interfaces.reward import RewardManager
+from rlkit.recipe import Recipe
 from rlkit.registry import Registry, load_plugins
 from rlkit.rewards import ModelReward, PythonReward
 from rlkit.rollout.scoring import score
@@ -132,19 +133,24 @@ def _check(parsed: Parsed, data: Data) -> int:
     _estimate(estimate.setting(recipe, sum(measured) / len(measured), data.longest, ranks, shards))
     if parsed.options.deep:  # agreed: all ranks have the same command line
         _measure(parsed, data, fabric)
-    elif reason := _untried(recipe.reward):
-        echo(f"reward: not tried, since it {reason}; add --deep to try it")
-    else:
-        workers = Workers(1)
-        try:
-            recipe.reward.bind(RuntimeWithoutPolicy(recipe, fabric, workers))
-            _show(asyncio.run(plan.try_reward(lambda t: score(recipe.reward, t, workers), *data.examples(1))))
-        except NoPolicyError as error:
-            echo(f"reward: not tried, since it asks for {error}; add --deep to try it")
-        finally:
-            workers.close()
+    elif recipe.reward is not None:
+        _try_reward(recipe, recipe.reward, data, fabric)
     echo(f"ok: {len(data.train)} training rows, {len(data.validation)} validation prompts, context {data.context}")
     return 0
+
+
+def _try_reward(recipe: Recipe, reward: RewardManager, data: Data, fabric: Fabric) -> None:
+    if reason := _untried(reward):
+        echo(f"reward: not tried, since it {reason}; add --deep to try it")
+        return
+    workers = Workers(1)
+    try:
+        reward.bind(RuntimeWithoutPolicy(recipe, fabric, workers))
+        _show(asyncio.run(plan.try_reward(lambda t: score(reward, t, workers), *data.examples(1))))
+    except NoPolicyError as error:
+        echo(f"reward: not tried, since it asks for {error}; add --deep to try it")
+    finally:
+        workers.close()
 
 
 def _untried(reward: RewardManager) -> str | None:
@@ -199,16 +205,18 @@ def _estimate(known: estimate.Setting) -> None:
 def _measure(parsed: Parsed, data: Data, fabric: Fabric) -> None:
     """Load the models, try the reward and the longest rows."""
     fabric.launch()
-    context = prepare_training(parsed.recipe, data, fabric)
+    context, reward, found = prepare_training(parsed.recipe, data, fabric), parsed.recipe.reward, None
     try:
-        found = context.rollouts.wait(
-            plan.try_reward(lambda t: context.rollouts.score(parsed.recipe.reward, t), *data.examples(1))
-        )
+        if reward is not None:
+            found = context.rollouts.wait(
+                plan.try_reward(lambda t: context.rollouts.score(reward, t), *data.examples(1))
+            )
         measured = dry_run(context)
     finally:
         context.rollouts.close()
     if fabric.is_global_zero:
-        _show(found)
+        if found is not None:
+            _show(found)
         for phase, size in measured.items():
             print(f"memory, measured: {size:,.0f} MiB at most, after {phase}")
 

@@ -41,7 +41,7 @@ def bound_without_policy(recipe: Recipe, *used: BoundPart) -> Iterator[Bound]:
     with ExitStack() as stack:
         loop = EventLoop(partial(use_device, fabric.device))
         stack.callback(loop.close)
-        workers = Workers(recipe.reward.concurrency or min(4, os.cpu_count() or 1))
+        workers = Workers(recipe.concurrency or min(4, os.cpu_count() or 1))
         stack.callback(workers.close)
 
         stack.callback(lambda: loop.run(close_on_loop(used)))

@@ -2,5 +2,6 @@
 
 from rlkit.engines.sglang.engine import SGLangEngine, SGLangServer
 from rlkit.engines.torch.engine import TorchEngine
+from rlkit.engines.torch.recorded import Recorded
 
-__all__ = ["SGLangEngine", "SGLangServer", "TorchEngine"]
+__all__ = ["Recorded", "SGLangEngine", "SGLangServer", "TorchEngine"]

@@ -31,6 +31,9 @@ class RolloutEngine(BoundPart):
     """Whether it samples on devices of its own and takes weights in the middle of requests, so that it goes on while
     the trainer learns; rollouts may then run ahead without `interrupt`."""
 
+    recorded: bool = False
+    """Whether training takes the answers that the data set has, and the engine samples in validation alone."""
+
     reserved: int = 0
     """Tokens of the model's context that the engine cannot use; subtracted from the run's context and its limits."""
 

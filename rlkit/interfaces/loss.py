@@ -24,7 +24,8 @@ class PolicyLoss(BoundPart):
     `applies_correction` is set: the loss does so itself. `selects` marks a loss that treats chosen tokens apart.
     `compares` is unset in one that does not compare with `batch.old_logps`, so that it cannot correct for samples of
     another policy. `zero_without_advantage` marks one that has no gradient in a row whose advantages are all 0, which
-    then needs no backward pass.
+    then needs no backward pass. `reads_advantages` is unset in one that reads none, so that the recipe needs no
+    estimator, and `reads_rewards` in one that reads no rewards either.
 
     `reads_groups` marks a loss that compares the rows of a group: all of them are in one micro-batch, however large.
     `reads_reference` marks one that reads `batch.ref_logps`. `per_row` marks one whose loss is a row's, placed on the
@@ -36,6 +37,8 @@ class PolicyLoss(BoundPart):
     selects: ClassVar[bool] = False
     compares: ClassVar[bool] = True
     zero_without_advantage: ClassVar[bool] = False
+    reads_advantages: ClassVar[bool] = True
+    reads_rewards: ClassVar[bool] = True
     reads_groups: ClassVar[bool] = False
     reads_reference: ClassVar[bool] = False
     per_row: ClassVar[bool] = False

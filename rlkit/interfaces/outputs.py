@@ -84,7 +84,7 @@ def of_task(prompt: object) -> str | None:
     """Check a prompt: an id, and messages with role and content."""
     if not isinstance(prompt, Prompt) or not isinstance(prompt.id, str):
         return f"returned {show(prompt)}, expected a Prompt with an id"
-    fine = isinstance(prompt.messages, list) and prompt.messages
+    fine = isinstance(prompt.messages, list) and (prompt.messages or prompt.recorded)
     if not fine or any(not isinstance(m, Mapping) or not {"role", "content"} <= set(m) for m in prompt.messages):
         return f"returned the messages {show(prompt.messages)}, expected messages with role and content"
     if not isinstance(prompt.meta, Mapping):

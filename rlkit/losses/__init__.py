@@ -3,6 +3,7 @@
 from rlkit.losses.cispo import CISPO
 from rlkit.losses.clip import ClipLoss
 from rlkit.losses.covariance import ClipCov, KLCov
+from rlkit.losses.cross_entropy import CrossEntropy
 from rlkit.losses.dpo import DPO
 from rlkit.losses.dppo import DPPO
 from rlkit.losses.gmpo import GMPO
@@ -15,6 +16,6 @@ from rlkit.losses.sapo import SAPO
 from rlkit.losses.simpo import SimPO
 
 __all__ = [
-    "CISPO", "ClipCov", "ClipLoss", "DPO", "DPPO", "GMPO", "GSPO", "KLCov", "KTO", "M2PO", "ORPO", "PolicyGradient",
-    "SAPO", "SimPO",
+    "CISPO", "ClipCov", "ClipLoss", "CrossEntropy", "DPO", "DPPO", "GMPO", "GSPO", "KLCov", "KTO", "M2PO", "ORPO",
+    "PolicyGradient", "SAPO", "SimPO",
 ]  # fmt: skip

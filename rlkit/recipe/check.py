@@ -10,6 +10,7 @@ from rlkit.interfaces.advantage import Needs
 from rlkit.ranges import outside
 from rlkit.recipe.model import check_model
 from rlkit.recipe.recipe import Recipe
+from rlkit.recipe.recorded import check_recorded
 from rlkit.recipe.staleness import check_staleness
 from rlkit.recipe.validation import check_best, check_validation
 
@@ -21,6 +22,7 @@ def check(recipe: Recipe) -> None:
         RecipeError: Something does not fit; the message has a line for each thing, with the remedy.
     """
     checks = (
+        check_recorded,
         _check_needs,
         _check_numbers,
         check_validation,
@@ -35,8 +37,8 @@ def check(recipe: Recipe) -> None:
 
 
 def _check_needs(recipe: Recipe) -> Iterator[str]:
-    advantage, needs = type(recipe.advantage).__name__, recipe.advantage.needs
-    if Needs.GROUPS in needs and recipe.rollout.group_size < 2:
+    advantage, needs = type(recipe.advantage).__name__, recipe.needs
+    if Needs.GROUPS in needs and recipe.rollout.group_size < 2 and not recipe.rollout.engine.recorded:
         yield (
             f"advantage {advantage} compares the samples of a prompt, but rollout.group_size is "
             f"{recipe.rollout.group_size}; set rollout.group_size to 2 or more (usual: 8)"
@@ -46,9 +48,9 @@ def _check_needs(recipe: Recipe) -> Iterator[str]:
             f"advantage {advantage} needs values, but the recipe has no `critic:` section; add one, or choose "
             "GRPO, RLOO"
         )
-    if Needs.VALUES not in needs and recipe.critic is not None:
+    if recipe.advantage is not None and Needs.VALUES not in needs and recipe.critic is not None:
         yield f"the recipe has a `critic:` section, but advantage {advantage} reads no values; remove it, or choose GAE"
-    if Needs.COMPONENTS in needs and recipe.reward.components is not None:
+    if Needs.COMPONENTS in needs and recipe.reward is not None and recipe.reward.components is not None:
         missing = sorted(set(getattr(recipe.advantage, "weights", {})) - set(recipe.reward.components))
         if missing:
             yield (
@@ -118,7 +120,7 @@ def _check_reference(recipe: Recipe) -> Iterator[str]:
 
 def _check_sampling(recipe: Recipe) -> Iterator[str]:
     sampling = recipe.rollout.sampling
-    if recipe.rollout.oversample > 1 and Needs.GREEDY in recipe.advantage.needs:
+    if recipe.rollout.oversample > 1 and Needs.GREEDY in recipe.needs:
         yield (
             f"rollout.oversample is {recipe.rollout.oversample}, but advantage {type(recipe.advantage).__name__} needs "
             "a greedy answer to every prompt as well; set rollout.oversample to 1"

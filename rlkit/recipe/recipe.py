@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from rlkit.errors import RecipeError
 from rlkit.interfaces.advantage import AdvantageEstimator, Needs
 from rlkit.interfaces.callback import Callback
 from rlkit.interfaces.environment import Environment
@@ -41,10 +42,10 @@ class Recipe:
     model: Model
     task: Task
     rollout: Rollout
-    reward: RewardManager
-    advantage: AdvantageEstimator
     loss: PolicyLoss
     train: Train
+    reward: RewardManager | None = None
+    advantage: AdvantageEstimator | None = None
     curriculum: Curriculum | None = None
     critic: Critic | None = None
     kl_loss: KLLoss | None = None
@@ -74,6 +75,27 @@ class Recipe:
         return [part for part in parts if part is not None]
 
     @property
+    def scorer(self) -> RewardManager:
+        """The reward.
+
+        Raises:
+            RecipeError: There is none.
+        """
+        if self.reward is None:
+            raise RecipeError("the recipe has no `reward:` to score answers with; add one, such as reward: MathReward")
+        return self.reward
+
+    @property
+    def concurrency(self) -> int | None:
+        """How many worker processes the reward wants; None for the default."""
+        return None if self.reward is None else self.reward.concurrency
+
+    @property
+    def needs(self) -> Needs:
+        """What the estimator reads besides rewards and mask."""
+        return Needs.NOTHING if self.advantage is None else self.advantage.needs
+
+    @property
     def groups_per_step(self) -> int:
         """How many groups a step trains on at most."""
         return self.train.prompts_per_step + (0 if self.rollout.replay is None else self.rollout.replay.size)
@@ -90,7 +112,8 @@ class Recipe:
         Otherwise those of the first learning pass serve.
         """
         weigh = self.correction is not None and self.train.old_logps == "recompute"
-        wanted = Needs.OLD_LOGPS in self.advantage.needs or self.kl_reward or weigh or self.rejection
-        compares = not self.loss.per_row or (self.kl_loss is not None and self.kl_loss.importance_weighted)
+        wanted = Needs.OLD_LOGPS in self.needs or self.kl_reward or weigh or self.rejection
+        weighted = self.kl_loss is not None and self.kl_loss.importance_weighted
+        compares = self.loss.compares or weighted or not (self.rollout.engine.recorded or self.loss.per_row)
         recompute = compares and not self.train.on_policy and self.train.old_logps == "recompute"
         return bool(wanted) or recompute

@@ -82,7 +82,7 @@ class RolloutService:
         self.admission: AbstractAsyncContextManager[object]
         self.admission = nullcontext() if most is None else asyncio.Semaphore(most)
         cpus = max(1, (os.cpu_count() or 1) // ranks.fabric.world_size)
-        self._workers = Workers(recipe.reward.concurrency or min(4, cpus))
+        self._workers = Workers(recipe.concurrency or min(4, cpus))
 
     @property
     def engine(self) -> RolloutEngine:

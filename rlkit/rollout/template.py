@@ -86,7 +86,9 @@ class ChatTemplate:
         return start.tolist()
 
     def opening(self, messages: Sequence[Message], tools: Collection[str] | None = None) -> str:
-        """Return the text of `start`."""
+        """Return the text of `start`; before a plain text, without messages, that is one special token."""
+        if not messages:
+            return str(self.tokenizer.bos_token or self.tokenizer.eos_token)
         return self._text(messages, generate=True, tools=self._schemas(tools))
 
     def lengths(self, openings: Sequence[str]) -> list[int]:
@@ -104,6 +106,32 @@ class ChatTemplate:
         body = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
         text: str = self.tokenizer.decode(body, skip_special_tokens=not special)
         return text
+
+    def turn(self, message: Message) -> list[int]:
+        """Return the ids of a turn of the policy that the data set has, the token that ends it included.
+
+        A text is encoded as it is. With more than that, such as calls of tools, it is what the template writes.
+
+        Raises:
+            RecipeError: The template refuses the message, or does not write it after the start of a turn.
+        """
+        tools = self._schemas(None)
+        before, _, after = self._text([USER, ANSWER], generate=False, tools=tools).rpartition(REPLY)
+        end = self._stop.match(after)
+        stop = self.tokenizer.eos_token if end is None else end.group()
+        text = message["content"]
+        if set(message) - {"role", "content"}:
+            whole = self._text([USER, message], generate=False, tools=tools)
+            openings = (before, self._text([USER], generate=True, tools=tools))
+            opening = next((one for one in openings if whole.startswith(one)), None)
+            if opening is None:
+                raise RecipeError(
+                    "the chat template does not write a turn with calls of tools after its generation prompt, so that "
+                    "the policy cannot learn it; write the calls into the content"
+                )
+            text = whole.removeprefix(opening)
+            text = text[: found.start()] if (found := self._stop.search(text)) else text
+        return self._ids(f"{text}{stop}")
 
     def delta(self, messages: Sequence[Message]) -> list[int]:
         """Return the ids of new messages after the policy's end token, ready for its next turn.

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from rlkit.train.rollouts import sample
 from rlkit.train.step import Obtain
 from rlkit.types import JsonObject
 
@@ -38,11 +37,11 @@ class Replay:
 
     Args:
         last: The last one, though the recipe may have more.
-        obtain: Returns a step's rollouts.
+        obtain: Returns a step's rollouts; None for those of the recipe.
     """
 
     last: int
-    obtain: Obtain = sample
+    obtain: Obtain | None = None
 
 
 @dataclass

@@ -41,7 +41,7 @@ from rlkit.train.ahead.beside import BesideStream
 from rlkit.train.ahead.colocated import ColocatedStream
 from rlkit.train.ahead.stream import Stream, TrainedPlaces
 from rlkit.train.evaluate import Accuracies, evaluate
-from rlkit.train.rollouts import sample
+from rlkit.train.rollouts import source
 from rlkit.train.setup import TrainContext
 from rlkit.train.step import StepResult, step
 from rlkit.types import Trajectory
@@ -101,7 +101,8 @@ class Session:
         if context.recipe.rollout.max_staleness and self.replay is None:
             kind = BesideStream if context.rollouts.engine.beside else ColocatedStream
             self.stream = kind(context.data, context.rollouts, self._trained(context.recipe, resumed))
-        replay = self.replay or Replay(train.steps, self.stream or sample)
+        replay = self.replay or Replay(train.steps)
+        obtain = replay.obtain or self.stream or source(context.recipe)
 
         def content(best: Best | None) -> tuple[dict[str, Tensor], State]:
             return tensors(context), self._state(context, best)
@@ -111,7 +112,7 @@ class Session:
         while not (self.stopping or self.enough) and self.outcome.steps < replay.last:
             number = self.outcome.steps + 1
             with self._profiled(context.recipe.profile, number):
-                made = step(context, number, replay.obtain)
+                made = step(context, number, obtain)
             used = memory.figures(context.device)
             # agreed: the names are the same on every rank
             figures = made.figures | {name: context.ranks.all_reduce_max(x) for name, x in used.items()}
@@ -258,14 +259,15 @@ class Session:
         for warning in context.data.template.check().warnings:
             self.reporter.note(f"warning: {warning}")
         reward, rollouts, trial = context.recipe.reward, context.rollouts, Trial("")
-        if self.first:
+        if self.first and reward is not None:
             trial = rollouts.wait(try_reward(lambda t: rollouts.score(reward, t), *context.data.examples(1)))
         trial = context.ranks.same(trial)
         if trial.failed and context.recipe.train.require_reward:
             raise RecipeError(
                 f"{trial.text}; fix it, or set train.require_reward: false if it only works later, as a service may"
             )
-        self.reporter.note(f"warning: {trial.text}" if trial.failed else trial.text)
+        if trial.text:
+            self.reporter.note(f"warning: {trial.text}" if trial.failed else trial.text)
 
     def _dump(self, context: TrainContext, number: int, trajectories: list[Trajectory]) -> None:
         """Keep what the recipe wants of the trajectories of a step."""

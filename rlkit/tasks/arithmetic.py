@@ -10,7 +10,7 @@ from annotated_types import Ge, Le
 
 from rlkit.interfaces.task import Split, Task
 from rlkit.ranges import NUMBER, PositiveInt
-from rlkit.types import Prompt, Row
+from rlkit.types import Prompt, RecordedAnswer, Row
 
 
 class Arithmetic(Task):
@@ -22,15 +22,21 @@ class Arithmetic(Task):
     Args:
         max_operand: The largest operand.
         validation_size: The number of held-out problems in `rows("validation")`.
+        mistakes: Wrong answers that each problem records beside the right one, with the reward 0 instead of 1: numbers
+            that are 1, 2, 10 or 20 away from it.
     """
 
     HELD_OUT = 0.1
 
     def __init__(
-        self, max_operand: Annotated[int, Ge(4), Le(999), NUMBER] = 99, validation_size: PositiveInt = 200
+        self,
+        max_operand: Annotated[int, Ge(4), Le(999), NUMBER] = 99,
+        validation_size: PositiveInt = 200,
+        mistakes: Annotated[int, Ge(0), Le(4), NUMBER] = 0,
     ) -> None:
         self.max_operand = max_operand
         self.validation_size = validation_size
+        self.mistakes = mistakes
 
     def rows(self, split: Split) -> Sequence[Row]:
         numbers = range(self.max_operand + 1)
@@ -41,12 +47,24 @@ class Arithmetic(Task):
         return [{"question": f"{a} + {b} = ?", "answer": str(a + b)} for _, a, b in chosen]
 
     def prompt(self, row: Row, index: int) -> Prompt:
+        right = row["answer"]
+        wrong = sorted(_near_misses(right), key=lambda text: _hash(row["question"], text))[: self.mistakes]
         return Prompt(
             id=row["question"],
             messages=[{"role": "user", "content": row["question"]}],
             answer=row["answer"],
+            recorded=[_recorded(right, 1.0), *(_recorded(text, 0.0) for text in wrong)],
         )
 
 
-def _hash(a: int, b: int) -> str:
+def _recorded(text: str, reward: float) -> RecordedAnswer:
+    return RecordedAnswer([{"role": "assistant", "content": text}], reward)
+
+
+def _near_misses(right: str) -> set[str]:
+    """Return the numbers from 0 that are 1, 2, 10 or 20 away from a number."""
+    return {str(other) for gap in (1, 2, 10, 20) for other in (int(right) - gap, int(right) + gap) if other >= 0}
+
+
+def _hash(a: object, b: object) -> str:
     return hashlib.blake2b(f"{a}+{b}".encode(), digest_size=8).hexdigest()

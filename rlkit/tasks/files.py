@@ -12,9 +12,10 @@ from string import Formatter
 from typing import ClassVar
 
 from rlkit.errors import RecipeError, show
-from rlkit.interfaces.task import Split, Task
+from rlkit.interfaces.task import Split, Task, field_of
 from rlkit.ranges import NonNegativeInt, ShareBelowOne
 from rlkit.tasks import sources
+from rlkit.tasks.recorded import recording
 from rlkit.tasks.table import Table, place_of
 from rlkit.types import Message, Prompt, Row
 
@@ -64,7 +65,7 @@ class Columns(Task):
 
     def _make(self, row: Row, place: str, name: str) -> Prompt:
         messages = self._messages(row, place)
-        if self.system is not None:
+        if self.system is not None and messages:
             messages.insert(0, {"role": "system", "content": self.system})
         used = {self.prompt_field, self.answer_field, "id"} if self.template is None else {self.answer_field, "id"}
         return Prompt(
@@ -73,6 +74,7 @@ class Columns(Task):
             answer=self._answer(row, place),
             meta={key: value for key, value in row.items() if key not in used},
             tools=_tools(row.get("tools")),
+            recorded=recording(row, self._prompted(row)).answers,
         )
 
     def _check(self, row: Row, place: str) -> None:
@@ -88,8 +90,18 @@ class Columns(Task):
         """Return the messages in a row, without the recipe's system message."""
         if self._template is not None:
             return [{"role": "user", "content": self._template.fill(row, place)}]
+        if not self._prompted(row) and (found := recording(row, prompted=False).prompt) is not None:
+            return list(found)
         content = sources.column(row, self.prompt_field, place, "task.prompt_field")
         return _messages(content, f"{place}: {self.prompt_field!r}")
+
+    def _prompted(self, row: Row) -> bool:
+        """Whether a row has a prompt of its own, besides answers that it records."""
+        try:
+            field_of(row, self.prompt_field)
+        except KeyError:
+            return self._template is not None
+        return True
 
     def _divided(self, rows: sources.Rows, share: float, split: Split) -> sources.Rows:
         """Return one split of the rows; a row's split depends on its prompt and the seed alone."""

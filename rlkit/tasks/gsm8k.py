@@ -9,7 +9,7 @@ from rlkit.errors import RecipeError, show
 from rlkit.interfaces.task import Split, Task
 from rlkit.tasks import sources
 from rlkit.tasks.table import place_of
-from rlkit.types import Prompt, Row
+from rlkit.types import Prompt, RecordedAnswer, Row
 
 FILES = {"train": "train", "validation": "test"}
 
@@ -48,6 +48,7 @@ class GSM8K(Task):
             messages=[{"role": "user", "content": f"{question}\n{self.instruction}" if self.instruction else question}],
             answer=answer,
             meta={"data_source": "openai/gsm8k"},
+            recorded=[RecordedAnswer([{"role": "assistant", "content": answer}])],
         )
 
 

@@ -23,9 +23,10 @@ from rlkit.recipe import Recipe
 from rlkit.registry import calling, require
 from rlkit.rollout.lengths import measure, shorten
 from rlkit.rollout.participants import Participants
+from rlkit.rollout.recorded import NO_ANSWER
 from rlkit.rollout.template import USER, ChatTemplate
 from rlkit.tasks.order import Drawn, Order, permutation_of
-from rlkit.types import Prompt, Row
+from rlkit.types import Message, Prompt, RecordedAnswer, Row
 
 
 @dataclass
@@ -40,6 +41,9 @@ class Data:
     stop_ids: frozenset[int] = frozenset()
     longest: int = 0
     """Tokens of the longest prompt that the run will use."""
+
+    longest_answer: int = 0
+    """Tokens of the longest recorded answer that the run will use, its prompt included."""
 
     overlong: int = 0
     """Prompts that were too long, of those that the run measured."""
@@ -99,6 +103,14 @@ class Data:
     def limit(self) -> int:
         """The most tokens of a prompt: a token of the context is left for an answer."""
         return min(self.context - 1, self.recipe.rollout.max_prompt_tokens or self.context)
+
+    @property
+    def longest_row(self) -> int:
+        """Tokens of the longest trajectory that the run can have."""
+        rollout = self.recipe.rollout
+        if rollout.engine.recorded:
+            return min(self.longest_answer, self.context)
+        return min(self.longest + rollout.sampling.max_tokens, self.context)
 
     @property
     def count(self) -> int:
@@ -222,6 +234,10 @@ class Data:
         rows = list(self.kept) if drops or by_outcome else self._used()
         prompts = [make_prompt(self.recipe.task, self.train, row) for row in rows]
         lengths, held_out = self.lengths(prompts), self.lengths(self.held_out)
+        if self.recipe.rollout.engine.recorded:
+            answers = self._answers(prompts)
+            self.longest_answer = max(answers)
+            lengths = [a if a > self.context else n for n, a in zip(lengths, answers, strict=True)]
         measured = [*lengths, *held_out]
         self.overlong = sum(length > self.limit for length in measured)
         if self.overlong and rollout.overlong == "error":
@@ -240,6 +256,22 @@ class Data:
         self.longest = min(max(measured), self.limit)
         if by_outcome:
             self.order = self._make_order()
+
+    def _answers(self, prompts: Sequence[Prompt]) -> list[int]:
+        """Return the length of each prompt's longest recorded answer in tokens, with the prompt.
+
+        Raises:
+            RecipeError: A prompt has none.
+        """
+        if missing := next((prompt for prompt in prompts if not prompt.recorded), None):
+            raise RecipeError(NO_ANSWER.format(prompt=missing.id))
+        whole = [
+            replace(p, messages=[*p.messages, *answer.messages] if p.messages else _text_alone(answer))
+            for p in prompts
+            for answer in p.recorded
+        ]
+        found = iter(self.lengths(whole))
+        return [max(next(found) for _ in prompt.recorded) for prompt in prompts]
 
     def _used(self) -> list[int]:
         """Return the training rows that the run will use; a filter may also take others."""
@@ -284,6 +316,11 @@ def load_data(recipe: Recipe) -> Data:
     data.show = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
     data.check_lengths()
     return data
+
+
+def _text_alone(answer: RecordedAnswer) -> list[Message]:
+    """Return a plain text as a message that all templates render, to measure it."""
+    return [{"role": "user", "content": answer.messages[0]["content"]}]
 
 
 def make_prompt(task: Task, rows: Sequence[Row], index: int) -> Prompt:

@@ -25,7 +25,7 @@ def compute_logps(context: TrainContext, batch: RolloutBatch) -> None:
     recipe, reference, critic = context.recipe, context.models.reference, context.models.critic
     temperature = recipe.rollout.sampling.temperature
     if recipe.needs_old_logps:
-        squares = Needs.SUM_PI_SQUARED in recipe.advantage.needs
+        squares = Needs.SUM_PI_SQUARED in recipe.needs
         batch.trainer_logps, *others = policy_logps(context, batch, Reads(entropy=False, squares=squares))
         batch.sum_pi_squared = others[0] if others else None
         batch.old_logps = batch.trainer_logps

@@ -17,8 +17,10 @@ from rlkit.interfaces.advantage import Needs
 from rlkit.interfaces.filter import GroupFilter
 from rlkit.ops.batching import assign
 from rlkit.ops.statistics import Moments, repeated
+from rlkit.recipe import Recipe
 from rlkit.registry import calling, require
 from rlkit.rollout.collect import BusyTimer, Quota, Sampler, collect
+from rlkit.rollout.recorded import recorded_group
 from rlkit.rollout.service import RolloutService
 from rlkit.text import safe
 from rlkit.train.data import Data
@@ -51,13 +53,27 @@ class Rollouts:
     errors: Counter[str] = field(default_factory=Counter)
 
 
+def source(recipe: Recipe) -> Callable[[Data, RolloutService, int, Meter], Rollouts]:
+    """Return where a step's rollouts come from: the policy, or the data set."""
+    return recorded if recipe.rollout.engine.recorded else sample
+
+
 def sample(data: Data, service: RolloutService, number: int, meter: Meter) -> Rollouts:
     """Sample this rank's prompts; with a filter, score them and replace dropped groups up to `max_refills` times.
 
     Without a filter, scoring is still running when this returns; `await_scores` waits for it.
     """
-    rollouts = Rollouts(greedy={} if Needs.GREEDY in service.recipe.advantage.needs else None)
+    rollouts = Rollouts(greedy={} if Needs.GREEDY in service.recipe.needs else None)
     service.sample(_sample(data, service, number, rollouts, meter))
+    return share_groups(rollouts, service.ranks, meter)
+
+
+def recorded(data: Data, service: RolloutService, number: int, meter: Meter) -> Rollouts:
+    """Return this rank's prompts with the answers that the data set has."""
+    rollouts = Rollouts()
+    for group, prompt in service.shard_for_rank(data.prompts(number)):
+        rollouts.all += recorded_group(data.template, prompt, group, data.context)
+    rollouts.sampled = list(rollouts.all)
     return share_groups(rollouts, service.ranks, meter)
 
 
@@ -123,8 +139,10 @@ def await_scores(service: RolloutService, rollouts: Rollouts, meter: Meter) -> l
     if rollouts.greedy is not None:
         known_rewards = {group: answer.reward for group, answer in rollouts.greedy_answers.items()}
         rollouts.greedy |= {group: reward for group, reward in known_rewards.items() if reward is not None}
-    describe(rollouts.all, meter)
-    describe_texts(rollouts.all, service.recipe.rollout.group_size > 1, meter)
+    recipe = service.recipe
+    describe(rollouts.all, recipe.loss.reads_rewards, meter)
+    if not recipe.rollout.engine.recorded:
+        describe_texts(rollouts.all, recipe.rollout.group_size > 1, meter)
     rollouts.errors = Counter(error for t in rollouts.all if (error := t.error or (t.score and t.score.error)))
     failed = {t.group for t in rollouts.all if t.error is None and unscored(t)}
     usable = set(rollouts.greedy) if rollouts.greedy is not None else {t.group for t in rollouts.sampled}
@@ -216,7 +234,8 @@ def most_likely(sampling: Sampling) -> Sampling:
 async def finish(service: RolloutService, group: Sequence[Trajectory]) -> None:
     """Score a group."""
     if group:
-        for trajectory, score in zip(group, await service.score(service.recipe.reward, group), strict=True):
+        scores = await service.score(service.recipe.scorer, group)
+        for trajectory, score in zip(group, scores, strict=True):
             trajectory.score = score
 
 
@@ -225,8 +244,14 @@ def unscored(trajectory: Trajectory) -> bool:
     return trajectory.reward is None
 
 
-def describe(trajectories: Sequence[Trajectory], meter: Meter) -> None:
-    """Count failures, and take the means of what is whole."""
+def describe(trajectories: Sequence[Trajectory], rewarded: bool, meter: Meter) -> None:
+    """Count failures, and take the means of what is whole.
+
+    Args:
+        trajectories: All of this rank.
+        rewarded: Whether the loss reads rewards; otherwise those of recorded answers say nothing.
+        meter: Takes the figures.
+    """
     missing = [t for t in trajectories if t.error is None and unscored(t)]
     meter.count("rollout/samples", len(trajectories))
     meter.count("rollout/failed", sum(t.error is not None for t in trajectories))
@@ -243,7 +268,7 @@ def describe(trajectories: Sequence[Trajectory], meter: Meter) -> None:
     for trajectory in trajectories:
         for name, count in trajectory.counts.items():
             meter.count(f"conversation/{name}", count)
-        if trajectory.score is not None and trajectory.reward is not None:
+        if rewarded and trajectory.score is not None and trajectory.reward is not None:
             meter.mean("reward/mean", trajectory.reward)
             for name, value in trajectory.score.components.items():
                 meter.mean("accuracy" if name == "accuracy" else f"reward/{name}", value)

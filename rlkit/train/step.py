@@ -13,7 +13,7 @@ from torch import Tensor
 from rlkit.interfaces.callback import RolloutsEnd, TrainingBatch
 from rlkit.models.flops import peak_flops
 from rlkit.ops.groups import group_stats
-from rlkit.ops.masked import Reducer, masked_mean
+from rlkit.ops.masked import masked_mean
 from rlkit.rollout.collate import add_rewards, collate
 from rlkit.rollout.service import RolloutService
 from rlkit.train.credit import attach_advantages, attach_first_pass, correct, estimate
@@ -63,8 +63,11 @@ def step(context: TrainContext, number: int, obtain: Obtain = sample) -> StepRes
         for trajectory in kept:
             trajectory.credit["greedy_reward"] = rollouts.greedy[trajectory.group]
     shape_rewards(context, scored, meter)
-    estimate(context.recipe.advantage, scored, has_critic=context.recipe.critic is not None)
-    attach_advantages(kept, scored)
+    if context.recipe.advantage is None:  # agreed: an option of the recipe
+        scored.advantages = torch.zeros_like(scored.token_rewards)
+    else:
+        estimate(context.recipe.advantage, scored, has_critic=context.recipe.critic is not None)
+        attach_advantages(kept, scored)
     context.callbacks.emit("on_batch", TrainingBatch(number, scored))
     schedule(context, number, meter)
     with _timed(meter, "update"):
@@ -75,7 +78,12 @@ def step(context: TrainContext, number: int, obtain: Obtain = sample) -> StepRes
     with _timed(meter, "sync"):
         context.rollouts.version += 1
         context.rollouts.sync_weights()
-    describe(batch, context.rollouts.version - 1, context.ranks.all_reduce_sum, meter)
+    if context.recipe.loss.reads_rewards:
+        describe_rewards(batch, meter)
+    if context.recipe.advantage is not None:
+        describe_advantages(batch, meter)
+    if not context.rollouts.engine.recorded:  # agreed: an option of the recipe
+        measure_gap(batch, context.rollouts.version - 1, context.ranks.all_reduce_sum, meter)
     meter.max("version", context.rollouts.version)
     for name, gauge in context.rollouts.engine.health().items():
         meter.max(f"engine/{name}", gauge)
@@ -106,15 +114,15 @@ def shape_rewards(context: TrainContext, batch: Batch, meter: Meter) -> None:
         meter.max(name, value)
 
 
-def describe(batch: TrainBatch, version: int, reduce: Reducer, meter: Meter) -> None:
-    """Log the spread of rewards, the advantages, the critic's fit, and the gap between engine and trainer.
-
-    The weights had this version before they learned from the batch.
-    """
+def describe_rewards(batch: TrainBatch, meter: Meter) -> None:
+    """Log the spread of rewards in groups."""
     stats = group_stats(batch.rewards, batch.group)
     meter.means("reward/std", stats.std.tolist())
     meter.means("groups/no_signal", stats.equal.float().tolist())
-    measure_gap(batch, version, reduce, meter)
+
+
+def describe_advantages(batch: TrainBatch, meter: Meter) -> None:
+    """Log the advantages and the critic's fit."""
     meter.count("advantage/not_finite", float((~batch.advantages.isfinite() & batch.mask).sum()))
     if len(batch):
         meter.max("advantage/max", batch.advantages.max())
@@ -145,10 +153,13 @@ def speeds(context: TrainContext, figures: dict[str, float]) -> dict[str, float]
     seconds = sum(figures.get(f"time/{phase}", 0.0) for phase in ("sample", "logps", "score", "update", "sync"))
     found = {
         "time/trainer_idle_share": (figures["time/sample"] + figures["time/score"]) / max(seconds, 1e-9),
-        "time/tokens_per_second": figures.get("rollout/tokens", 0.0) / max(figures["time/sample"], 1e-9),
         "time/tokens_per_second_per_device": figures["update/tokens"] / max(seconds, 1e-9) / fabric.world_size,
     }
-    for phase, tokens in (("sample", "rollout/tokens"), ("logps", "update/tokens"), ("update", "update/tokens")):
+    phases = {"logps": "update/tokens", "update": "update/tokens"}
+    if not recipe.rollout.engine.recorded:
+        found["time/tokens_per_second"] = figures.get("rollout/tokens", 0.0) / max(figures["time/sample"], 1e-9)
+        phases["sample"] = "rollout/tokens"
+    for phase, tokens in phases.items():
         if f"time/{phase}" in figures and figures.get(tokens):
             found[f"time/{phase}_ms_per_token"] = 1000 * figures[f"time/{phase}"] / figures[tokens]
     if "update/tflop" in figures:

@@ -140,7 +140,7 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
         ("grpo_gsm8k", "'grpo_gsm8k' is no option; a recipe is given by --recipe grpo_gsm8k"),
         ("--task qa.jsonl", "task is 'qa.jsonl', a file, expected a class: write --task Jsonl --task.path qa.jsonl"),
         ("--task d/qa.parquet", "write --task HFDataset --task.path d/qa.parquet"),
-        ("--advantage null", "advantage is null, expected the name of a class: GAE, GDPO"),
+        ("--advantage null", "loss ClipLoss reads advantages, but the recipe has no `advantage:`; add one"),
         (
             "--model X",
             "model is 'X', expected a section with: attention, chat_template_kwargs, dtype, lora, path",
@@ -164,7 +164,7 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
         ("--fabric.callbacks x", "fabric.callbacks is not an option of rlkit: rlkit's callbacks are the recipe's own"),
         ("--log.wandb.project x", "log.wandb.project is not an option of rlkit: loggers are a list"),
         ("--fabric.loggers x", "fabric.loggers is not an option of rlkit: metrics go to `metrics.jsonl`"),
-        ("--rollout.engine null", "rollout.engine is null, expected the name of a class: SGLangEngine"),
+        ("--rollout.engine null", "rollout.engine is null, expected the name of a class: Recorded, SGLangEngine"),
         ('--reward {"class_path":3}', "reward is 3, expected the name of a class: Composite"),
         ("--recipe quickstrt", "neither a file nor a known recipe; did you mean 'quickstart'?"),
     ],

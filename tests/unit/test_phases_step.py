@@ -24,7 +24,7 @@ from rlkit.train.metrics import Meter
 from rlkit.train.models import Models, Placer, load_actor
 from rlkit.train.rollouts import Rollouts, assign_groups, await_scores
 from rlkit.train.rollouts import describe as describe_rollouts
-from rlkit.train.step import describe, explained_variance, schedule, shape_rewards
+from rlkit.train.step import describe_advantages, describe_rewards, explained_variance, schedule, shape_rewards
 from rlkit.types import Prompt, Sampling, Score, StopReason, Trajectory
 from tests.unit.phases import Line, LocalRanks, Trained, Values, context, ready, recipe, scored
 
@@ -87,23 +87,24 @@ def test_what_is_logged_of_a_batch() -> None:
     batch = ready(values=values, returns=returns)
     batch.advantages[0, 1] = torch.nan
     batch.rewards = torch.tensor([1.0, 0.0, 1.0, 1.0])
-    describe(batch, 0, lambda x: x, meter)
+    describe_rewards(batch, meter)
+    describe_advantages(batch, meter)
     found = figures(meter)
     assert found["reward/std"] == pytest.approx(0.5**0.5 / 2)
     assert found["groups/no_signal"] == 0.5
     assert found["advantage/not_finite"] == 1
     assert found["critic/explained_variance"] == pytest.approx(0, abs=1e-4)
     plain = Meter()
-    describe(ready(), 0, lambda x: x, plain)
+    describe_advantages(ready(), plain)
     found = figures(plain)
     assert (found["advantage/max"], found["advantage/not_finite"]) == (2, 0)
     assert found["advantage/abs_mean"] == pytest.approx((2 * 1 + 1 * 1 + 3 * 2 + 2 * 2) / 8)
     assert "critic/explained_variance" not in found
     empty = Meter()
-    describe(ready().rows(torch.arange(0)), 0, lambda x: x, empty)
+    describe_advantages(ready().rows(torch.arange(0)), empty)
     assert "advantage/max" not in figures(empty)
     single = Meter()
-    describe(ready(values=values, returns=returns).rows(torch.tensor([1])), 0, lambda x: x, single)
+    describe_advantages(ready(values=values, returns=returns).rows(torch.tensor([1])), single)
     assert "critic/explained_variance" not in figures(single)  # of one token there is no variance
 
 
@@ -182,7 +183,7 @@ def test_a_step_computes_scores_updates_and_syncs_in_this_order(monkeypatch: pyt
     made = context(recipe(advantage=ReMax()))
     made.models.update_ema_and_reference = lambda step: events.append(f"follow {step}")
     made.rollouts.sync_weights = lambda: events.append(f"sync {made.rollouts.version}")
-    made.rollouts.engine = SimpleNamespace(health=lambda: {"queue": 3.0})
+    made.rollouts.engine = SimpleNamespace(health=lambda: {"queue": 3.0}, recorded=False)
     logps, update = step_module.compute_logps, step_module.update_models
 
     def noted(name: str, function: Any) -> Any:
@@ -227,7 +228,7 @@ def test_what_is_logged_of_rollouts() -> None:
     cut.score.ungradable = True
     failed, missing = trajectory(0, error="broke"), trajectory(2, 2, None)
     meter = Meter()
-    describe_rollouts([trajectory(0), cut, failed, missing, trajectory(2)], meter)
+    describe_rollouts([trajectory(0), cut, failed, missing, trajectory(2)], True, meter)
     found = figures(meter)
     assert found == {
         "accuracy": 0.5,
@@ -248,7 +249,8 @@ def test_what_is_logged_of_rollouts() -> None:
 
 
 def service(ranks: LocalRanks | None = None) -> Any:
-    sampled_in = SimpleNamespace(rollout=SimpleNamespace(group_size=2))
+    rollout = SimpleNamespace(group_size=2, engine=SimpleNamespace(recorded=False))
+    sampled_in = SimpleNamespace(rollout=rollout, loss=SimpleNamespace(reads_rewards=True))
     return SimpleNamespace(ranks=ranks or LocalRanks(), wait=lambda work: work.close(), recipe=sampled_in)
 
 

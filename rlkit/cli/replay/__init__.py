@@ -10,8 +10,8 @@ from rlkit.cli.diff import folder_of, lines
 from rlkit.cli.diff.compare import compare, metrics, recipe_of
 from rlkit.cli.display import Display, echo
 from rlkit.cli.parsing.parser import Parsed, parse
-from rlkit.cli.replay.recorded import Recorded
-from rlkit.engines import TorchEngine
+from rlkit.cli.replay.kept import KeptRollouts
+from rlkit.engines import Recorded, TorchEngine
 from rlkit.errors import RecipeError
 from rlkit.models.store import Store, name_of, step_of
 from rlkit.run.fit import INTERRUPTED
@@ -93,9 +93,9 @@ def _job(home: Path, parsed: Parsed) -> Job:
     start = max((step for name in store.names() if (step := step_of(name)) < number), default=0)
     if not start and known[0] > 1:
         raise RecipeError(f"{home} begins with step {known[0]} and has no checkpoint before step {number}")
-    if learn and not isinstance(parsed.recipe.rollout.engine, TorchEngine):
+    if learn and not isinstance(parsed.recipe.rollout.engine, TorchEngine | Recorded):
         parsed.recipe.rollout.engine = TorchEngine()  # nothing is sampled
-    replay = Replay(number, Recorded(home)) if learn else Replay(number)
+    replay = Replay(number, KeptRollouts(home)) if learn else Replay(number)
     resume = f"{store.url}/{name_of(start)}" if start else None
     out = Path(parsed.options.out or default_folder(f"{home.resolve().name}-step-{number:05d}"))
     if out.is_dir() and any(out.iterdir()):

@@ -46,7 +46,7 @@ def run(argv: Sequence[str]) -> int:
     files, found = rollout_files(parsed.options.rollouts), Comparison()
     with ExitStack() as stack:
         out = _open(stack, parsed.options.out, files)
-        scorer = Rescorer(parsed.recipe, stack.enter_context(bound_without_policy(parsed.recipe, parsed.recipe.reward)))
+        scorer = Rescorer(parsed.recipe, stack.enter_context(bound_without_policy(parsed.recipe, parsed.recipe.scorer)))
         console = Console(stderr=True, quiet=len(files) < 2 or not Console(stderr=True).is_terminal)
         for path in track(files, "scoring", console=console, transient=True):
             for group in scorer.score(path):

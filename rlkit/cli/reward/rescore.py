@@ -56,7 +56,7 @@ class Rescorer:
             async with at_once:
                 try:
                     trajectories = [row.trajectory for row in rows]
-                    return await score(self.recipe.reward, trajectories, self.bound.workers) if rows else []
+                    return await score(self.recipe.scorer, trajectories, self.bound.workers) if rows else []
                 except RolloutError as error:  # of a reward whose on_error is raise
                     return [Score(None, error=str(error))] * len(rows)
 

@@ -8,7 +8,7 @@ from rlkit.train.data import Data
 from rlkit.train.logps import compute_logps
 from rlkit.train.metrics import Meter
 from rlkit.train.optim import set_learning_rate
-from rlkit.train.rollouts import await_scores, sample
+from rlkit.train.rollouts import await_scores, source
 from rlkit.train.setup import TrainContext
 from rlkit.train.update import update_models
 from rlkit.types import Score, StopReason, Trajectory
@@ -28,7 +28,8 @@ def dry_run(context: TrainContext) -> dict[str, float]:
 
     note("models loaded")
     context.rollouts.sync_weights()
-    await_scores(context.rollouts, sample(context.data, context.rollouts, 1, Meter()), Meter())
+    obtain = source(context.recipe)
+    await_scores(context.rollouts, obtain(context.data, context.rollouts, 1, Meter()), Meter())
     note("sampling")
     longest = _longest(context.data)
     sampled = collate(longest).to(context.device)
@@ -48,7 +49,7 @@ def dry_run(context: TrainContext) -> dict[str, float]:
 def _longest(data: Data) -> list[Trajectory]:
     """Return as many rows of maximum length as a micro-batch holds."""
     recipe = data.recipe
-    length = min(data.longest + recipe.rollout.sampling.max_tokens, data.context)
+    length = data.longest_row
     prompts = recipe.train.prompts_per_step
     rows = min(max(1, data.token_limit // length), prompts * recipe.rollout.group_size)
     mask = [False] + [True] * (length - 1)

@@ -34,12 +34,17 @@ def batches(recipe: Recipe, rows: int | None, ranks: int = 1) -> Iterator[str]:
     """
     train, group = recipe.train, recipe.rollout.group_size
     prompts, updates = train.prompts_per_step, train.minibatches * train.epochs
+    samples = (
+        "with their recorded answers"
+        if recipe.rollout.engine.recorded
+        else f"x {group} samples = {prompts * group} trajectories"
+    )
     passes = "" if rows is None else f"; {train.steps * prompts / rows:.2f} passes over {rows} rows"
     yield from adapters(recipe)
     if recipe.model.attention not in {"auto", "sdpa"}:
         yield f"attention: {recipe.model.attention}, which learns from padded rows; sdpa needs no padding"
     yield (
-        f"{train.steps} steps of {prompts} prompts x {group} samples = {prompts * group} trajectories, "
+        f"{train.steps} steps of {prompts} prompts {samples}, "
         f"{updates} optimizer step{'s' * (updates > 1)} each{passes}"
     )
     if prompts % train.minibatches:
@@ -77,20 +82,23 @@ def adapters(recipe: Recipe) -> Iterator[str]:
 
 def lengths(data: Data) -> Iterator[str]:
     """Yield how prompts, answers, the context and micro-batches fit together."""
-    answer = data.recipe.rollout.sampling.max_tokens
-    longest = data.longest
-    room = min(answer, data.context - longest)
-    limit = data.token_limit
-    rows = max(1, limit // (longest + room))
-    yield (
-        f"longest prompt {longest} tokens, answers up to {answer}, context {data.context}"
-        + ("" if room == answer else f": answers to it end after {room}")
-    )
+    answer, longest = data.recipe.rollout.sampling.max_tokens, data.longest
+    row, limit = data.longest_row, data.token_limit
+    rows = max(1, limit // row)
+    if data.recipe.rollout.engine.recorded:
+        yield f"longest recorded answer {row} tokens with its prompt, context {data.context}"
+    else:
+        yield (
+            f"longest prompt {longest} tokens, answers up to {answer}, context {data.context}"
+            + ("" if row == longest + answer else f": answers to it end after {row - longest}")
+        )
     if data.overlong:
         done = "left out" if data.recipe.rollout.overlong == "drop" else "shortened"
         yield f"{data.overlong:,} prompts of more than {data.limit} tokens are {done} (rollout.overlong)"
-    whole, size = ("group", data.recipe.rollout.group_size) if data.recipe.loss.reads_groups else ("row", 1)
-    if (alone := (longest + room) * size) > limit:
+    recipe, whole, size = data.recipe, "row", 1
+    if recipe.loss.reads_groups and not recipe.rollout.engine.recorded:
+        whole, size = "group", recipe.rollout.group_size
+    if (alone := row * size) > limit:
         yield (
             f"the longest {whole} has {alone} tokens, more than train.max_tokens_per_micro_batch = {limit}: "
             "it is trained on alone, and takes the memory that it takes"

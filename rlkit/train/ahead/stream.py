@@ -80,7 +80,7 @@ class Stream(ABC):
         self._tasks: dict[int, asyncio.Task[None]] = {}
         """Of the groups that are being sampled, and of those whose sampling failed."""
         self._groups: dict[int, Group] = {}
-        self._greedy = Needs.GREEDY in service.recipe.advantage.needs
+        self._greedy = Needs.GREEDY in service.recipe.needs
         replay = rollout.replay or Replay(0)
         self._slots_again = service.shard_for_rank(range(self._batch, self._batch + replay.size))
         self._buffer = ReplayBuffer(len(self._slots_again), replay.reuse, rollout.max_staleness)

@@ -15,7 +15,7 @@ from rlkit.train.rollouts import Rollouts, share_groups
 from rlkit.types import Trajectory
 
 
-class Recorded:
+class KeptRollouts:
     """Obtains steps' rollouts from a run folder, which must have all of them.
 
     Args:

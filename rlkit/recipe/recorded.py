@@ -1,0 +1,43 @@
+"""Checks of where answers, rewards and advantages come from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlkit.recipe.recipe import Recipe
+
+SAMPLED = ("kl_reward", "correction", "rejection", "shaping", "tools", "interaction", "environment", "conversation")
+"""Sections that are about what an engine samples."""
+
+
+def check_recorded(recipe: Recipe) -> Iterator[str]:
+    """Yield which sections are missing, and which do not go with recorded answers."""
+    loss, recorded = recipe.loss, recipe.rollout.engine.recorded
+    name = type(loss).__name__
+    if loss.reads_advantages and recipe.advantage is None:
+        yield f"loss {name} reads advantages, but the recipe has no `advantage:`; add one, such as advantage: GRPO"
+    if not loss.reads_advantages:
+        for section in ("advantage", "critic"):
+            if getattr(recipe, section) is not None:
+                yield f"loss {name} reads no advantages, but the recipe has a section `{section}:`; remove it"
+    if recipe.reward is None and not recorded and loss.reads_rewards:
+        yield f"loss {name} reads rewards, but the recipe has no `reward:`; add one, such as reward: MathReward"
+    if recipe.reward is None and recipe.validation is not None:
+        yield "validation scores answers, but the recipe has no `reward:`; add one, or set validation: null"
+    if recorded:
+        yield from _check_engine(recipe)
+
+
+def _check_engine(recipe: Recipe) -> Iterator[str]:
+    rollout, given = recipe.rollout, "rollout.engine is Recorded, whose answers no policy has sampled, but"
+    for section in SAMPLED:
+        if getattr(recipe, section):
+            yield f"{given} the recipe has a section `{section}:`; remove it"
+    if rollout.filter is not None:
+        yield f"{given} the recipe has a rollout.filter; remove it"
+    if recipe.train.old_logps != "recompute":
+        yield f"{given} train.old_logps is {recipe.train.old_logps}; set it to recompute"
+    if rollout.sampling.temperature != 1:
+        yield f"{given} rollout.sampling.temperature is {rollout.sampling.temperature}; set validation.sampling instead"
+    if rollout.oversample > 1:
+        yield f"{given} rollout.oversample is {rollout.oversample}; set it to 1"

@@ -1,0 +1,77 @@
+"""Trajectories of answers that the data set has, as the engine would have had their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby, pairwise
+
+from rlkit.errors import RecipeError
+from rlkit.rollout.conversation import Conversation, Limits
+from rlkit.rollout.template import ChatTemplate
+from rlkit.types import Completion, Message, Prompt, RecordedAnswer, Score, StopReason, Trajectory
+
+NO_ANSWER = (
+    "prompt {prompt!r} has no recorded answer; rows need a column `completion`, `messages` or `text`, or `chosen` and "
+    "`rejected`, or a task that sets Prompt.recorded"
+)
+
+NOT_SAMPLED = -1
+"""The version of tokens that no engine has sampled; their log-probs are 0."""
+
+
+def recorded_group(template: ChatTemplate, prompt: Prompt, group: int, context: int) -> list[Trajectory]:
+    """Return the trajectories of a prompt's recorded answers, scored as they are recorded.
+
+    The policy's tokens are those of its own turns, each with the token that ends it. An answer ends where the context
+    does.
+
+    Args:
+        template: Renders the conversation.
+        prompt: With its answers.
+        group: Their number in the step.
+        context: Tokens of the longest trajectory.
+
+    Raises:
+        RecipeError: There is no answer, or the template refuses one; the message names the prompt.
+    """
+    if not prompt.recorded:
+        raise RecipeError(NO_ANSWER.format(prompt=prompt.id))
+    limits = Limits(turns=sum(len(answer.messages) for answer in prompt.recorded), context=context)
+    try:
+        return [_trajectory(template, answer, Conversation(prompt, group, limits)) for answer in prompt.recorded]
+    except RecipeError as error:
+        raise RecipeError(f"prompt {prompt.id!r}: {error}") from error
+
+
+def _trajectory(template: ChatTemplate, answer: RecordedAnswer, conversation: Conversation) -> Trajectory:
+    prompt, roles = conversation.prompt, [message["role"] for message in answer.messages]
+    if {*roles[:1], *roles[-1:]} != {"assistant"} or ("assistant", "assistant") in pairwise(roles):
+        raise RecipeError(
+            f"a recorded answer has the roles {', '.join(roles) or 'of no message'}, expected it to begin and end with "
+            "a turn of the assistant, and never two of them in a row"
+        )
+    conversation.begin(template.start(prompt.messages, prompt.tools))
+    for role, messages in _turns(answer.messages):
+        if conversation.over:
+            break
+        if role == "assistant":
+            tokens = template.turn(messages[0])
+            kept = tokens[: conversation.budget(len(tokens))]
+            stop = StopReason.STOP if len(kept) == len(tokens) else StopReason.CONTEXT
+            conversation.sampled(Completion(kept, [0.0] * len(kept), [NOT_SAMPLED] * len(kept), stop))
+        else:
+            conversation.interact()
+            conversation.observed(role, template.delta(messages))
+    if not conversation.over:
+        conversation.complete(StopReason.STOP)
+    last = answer.messages[-1].get("content") or ""
+    done = conversation.trajectory(last, [*prompt.messages, *answer.messages])
+    done.score = Score(answer.reward, turn_rewards=answer.turn_rewards or None)
+    return done
+
+
+def _turns(messages: Sequence[Message]) -> Iterator[tuple[str, list[Message]]]:
+    """Yield who writes next, and the messages: the template merges those of one turn."""
+    for assistant, some in groupby(messages, lambda message: message["role"] == "assistant"):
+        turn = list(some)
+        yield "assistant" if assistant else turn[0]["role"], turn

@@ -1,0 +1,99 @@
+"""Recorded answers in a row's columns, under the names that data sets of TRL, the peers and the hub have."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from rlkit.types import Message, RecordedAnswer, Row
+
+COLUMNS = ("messages", "text", "completion", "completions", "chosen")
+"""Any of these makes a row one of recorded answers."""
+
+
+class Recording(NamedTuple):
+    """What a row records: the messages before the policy's first turn, None for those of the prompt's column."""
+
+    prompt: list[Message] | None
+    answers: list[RecordedAnswer]
+
+
+def recording(row: Row, prompted: bool) -> Recording:
+    """Return the answers that a row records, the better ones first; none where it has no such columns.
+
+    | columns | answers |
+    |---|---|
+    | `completion` | one; its reward is `reward`, or 1 and 0 for a true and a false `label` |
+    | `completions`, `rewards` | several, with their rewards |
+    | `chosen`, `rejected` | two, with the rewards 1 and 0, or those of `score_chosen` and `score_rejected` |
+    | `messages` | what follows the messages before the first of an assistant |
+    | `text` | all of it, without a chat template |
+
+    Args:
+        row: The columns.
+        prompted: Whether the row has a prompt besides. Otherwise `chosen` and `rejected` begin with it; if they do so
+            nevertheless, what they have in common is left out.
+    """
+    if "chosen" in row and "rejected" in row:
+        return _pair(row, prompted)
+    if prompted and (found := _turns(row.get("completion"))):
+        label = row.get("label")
+        reward = float(label) if isinstance(label, bool) else _number(row.get("reward"))
+        return Recording(None, [RecordedAnswer(found, 0.0 if reward is None else reward)])
+    if prompted and isinstance(several := row.get("completions"), list):
+        return Recording(None, _several(several, row.get("rewards")))
+    if not prompted and (found := _turns(row.get("messages"))):
+        return _from_first_turn(found)
+    if not prompted and isinstance(text := row.get("text"), str) and text:
+        return Recording([], [RecordedAnswer([{"role": "assistant", "content": text}])])
+    return Recording(None, [])
+
+
+def _pair(row: Row, prompted: bool) -> Recording:
+    chosen, rejected = _turns(row["chosen"]), _turns(row["rejected"])
+    if not chosen or not rejected:
+        return Recording(None, [])
+    common = next((i for i, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b), 0)
+    prompt, chosen, rejected = chosen[:common], chosen[common:], rejected[common:]
+    if not prompted and not prompt:
+        return Recording(None, [])
+    scores = _number(row.get("score_chosen")), _number(row.get("score_rejected"))
+    better, worse = (1.0, 0.0) if scores[0] is None or scores[1] is None else (scores[0], scores[1])
+    return Recording(None if prompted else prompt, [RecordedAnswer(chosen, better), RecordedAnswer(rejected, worse)])
+
+
+def _several(texts: list[object], rewards: object) -> list[RecordedAnswer]:
+    known = [_number(x) for x in rewards] if isinstance(rewards, list) else [0.0] * len(texts)
+    found = [
+        RecordedAnswer(turns, reward)
+        for text, reward in zip(texts, known, strict=False)
+        if reward is not None and (turns := _turns(text))
+    ]
+    if len(found) < len(texts) or len(known) != len(texts):
+        return []
+    return sorted(found, key=lambda answer: -answer.reward)
+
+
+def _from_first_turn(messages: list[Message]) -> Recording:
+    first = next((i for i, message in enumerate(messages) if message["role"] == "assistant"), 0)
+    if not first:
+        return Recording(None, [])
+    last = max(i for i, message in enumerate(messages) if message["role"] == "assistant")
+    return Recording(messages[:first], [RecordedAnswer(messages[first : last + 1])])
+
+
+def _turns(value: object) -> list[Message]:
+    """Return an answer's messages: those in a list, or one with a text; nothing if it is neither."""
+    if isinstance(value, str):
+        return [{"role": "assistant", "content": value}] if value else []
+    if not isinstance(value, list) or not all(isinstance(m, Mapping) and isinstance(m.get("role"), str) for m in value):
+        return []
+    found = [{k: v for k, v in message.items() if v is not None or k == "content"} for message in value]
+    fine = all(isinstance(m.get("content"), str) or (m.get("content") is None and m.get("tool_calls")) for m in found)
+    return found if fine else []
+
+
+def _number(value: object) -> float | None:
+    fine = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if fine else None  # type: ignore[arg-type]
