@@ -297,11 +297,14 @@ class PolicyOutput(NamedTuple):
         logps: [B,T] f32, of the tokens under the current policy, with a gradient.
         entropy: [B,T] f32, of the distribution at each token.
         sum_pi_squared: [B,T] f32, the sum of its squared probabilities, without a gradient.
+        scores: [B,T] f32, of a reward model (`model.head: score`), whose log-probs are 0: the score of the conversation
+            up to and including the token, with a gradient.
     """
 
     logps: Tensor
     entropy: Tensor | None
     sum_pi_squared: Tensor | None = None
+    scores: Tensor | None = None
 
 
 class LossOutput(NamedTuple):

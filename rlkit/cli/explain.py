@@ -128,7 +128,7 @@ def _reference(recipe: Recipe) -> str:
 def _training(recipe: Recipe) -> Iterator[tuple[str, str]]:
     train, lora = recipe.train, recipe.model.lora
     weights = "all weights" if lora is None else f"LoRA of rank {lora.rank} on {lora.targets}, the rest is frozen"
-    yield "policy", f"{recipe.model.path}: {weights}; {_optimizer(train)}"
+    yield "policy" if recipe.generates else "reward model", f"{recipe.model.path}: {weights}; {_optimizer(train)}"
     if (critic := recipe.critic) is not None:
         bound = "" if critic.clip is None else f", values clipped to the old ones +-{critic.clip}"
         alone = f"; learns alone for {critic.policy_delay_steps} steps" if critic.policy_delay_steps else ""

@@ -25,6 +25,10 @@ PROMPT = (
 def run(argv: Sequence[str]) -> int:
     """Generate and print; return the exit status."""
     parsed = parse("generate", with_checkpoint(argv), [PROMPT, CHECKPOINT])
+    if not parsed.recipe.generates:
+        raise RecipeError(
+            "model.head is 'score': a reward model, which generates nothing; rlkit validate shows how it orders answers"
+        )
     data = load_data(parsed.recipe)
     text = parsed.options.prompt
     prompt = data.examples(1)[0] if text is None else Prompt("prompt", [{"role": "user", "content": text}])

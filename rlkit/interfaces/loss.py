@@ -28,8 +28,9 @@ class PolicyLoss(BoundPart):
     estimator, and `reads_rewards` in one that reads no rewards either.
 
     `reads_groups` marks a loss that compares the rows of a group: all of them are in one micro-batch, however large.
-    `reads_reference` marks one that reads `batch.ref_logps`. `per_row` marks one whose loss is a row's, placed on the
-    row's last token, so that nothing may weigh or leave out single tokens: its `aggregation` stands.
+    `reads_reference` marks one that reads `batch.ref_logps`. `reads_scores` marks one of a reward model: it reads
+    `out.scores`, and no log-probs. `per_row` marks one whose loss is a row's, placed on the row's last token, so that
+    nothing may weigh or leave out single tokens: its `aggregation` stands.
     """
 
     aggregation: ClassVar[Aggregation] = "token_mean"
@@ -41,6 +42,7 @@ class PolicyLoss(BoundPart):
     reads_rewards: ClassVar[bool] = True
     reads_groups: ClassVar[bool] = False
     reads_reference: ClassVar[bool] = False
+    reads_scores: ClassVar[bool] = False
     per_row: ClassVar[bool] = False
     formula: ClassVar[str] = "see its documentation"
     """The objective as `rlkit explain` shows it, with the constructor's options as `{name}`."""

@@ -49,6 +49,9 @@ class ModelConfig(Protocol):
     vocab_size: int
     tie_word_embeddings: bool
     eos_token_id: int | list[int] | None
+    pad_token_id: int | None
+    num_labels: int
+    architectures: list[str] | None
     dtype: torch.dtype
 
     def get_text_config(self) -> ModelConfig:
@@ -69,6 +72,7 @@ if TYPE_CHECKING:
         """A model of transformers, or one of peft around it, which alone has `peft_config`."""
 
         config: ModelConfig
+        base_model_prefix: str
         generation_config: object
         peft_config: dict[str, AdapterSettings]
         active_adapter: str

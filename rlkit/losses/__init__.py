@@ -1,5 +1,6 @@
 """Policy losses: one a file."""
 
+from rlkit.losses.bradley_terry import BradleyTerry
 from rlkit.losses.cispo import CISPO
 from rlkit.losses.clip import ClipLoss
 from rlkit.losses.covariance import ClipCov, KLCov
@@ -16,6 +17,6 @@ from rlkit.losses.sapo import SAPO
 from rlkit.losses.simpo import SimPO
 
 __all__ = [
-    "CISPO", "ClipCov", "ClipLoss", "CrossEntropy", "DPO", "DPPO", "GMPO", "GSPO", "KLCov", "KTO", "M2PO", "ORPO",
-    "PolicyGradient", "SAPO", "SimPO",
+    "BradleyTerry", "CISPO", "ClipCov", "ClipLoss", "CrossEntropy", "DPO", "DPPO", "GMPO", "GSPO", "KLCov", "KTO",
+    "M2PO", "ORPO", "PolicyGradient", "SAPO", "SimPO",
 ]  # fmt: skip

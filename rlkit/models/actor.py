@@ -1,14 +1,15 @@
-"""The policy as a module that returns log-probs: what Fabric sets up and the training loop trains."""
+"""The module that Fabric sets up and the training loop trains: a policy's log-probs, or a reward model's scores."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from rlkit.models.layers import fuse_layers
-from rlkit.models.lora import base_model
+from rlkit.models.lora import base_model, score_head
 from rlkit.models.packing import PackedPasses, masked_attention
 from rlkit.ops.logps import USUAL, Reads, logits_logps, token_logps
 from rlkit.types import PolicyOutput
@@ -80,3 +81,57 @@ class Actor(nn.Module):
             except (AttributeError, TypeError):
                 return False
             return torch.allclose(head(hidden), self.logits(tokens), rtol=1e-4, atol=1e-4)
+
+
+class ScoreModel(Actor):
+    """Wraps a sequence classifier with one label, based on a decoder; `forward` returns the scores of conversations."""
+
+    closing: Sequence[int] = ()
+    stop_ids: Sequence[int] = ()
+
+    def close_with(self, closing: Sequence[int], stop_ids: Collection[int]) -> None:
+        """Let each row's last score be that of its conversation as the chat template renders it, to its very end.
+
+        So a classifier reads it elsewhere; the template may add more than the token that ended the last turn.
+
+        Args:
+            closing: The ids with which the template ends a turn of the assistant.
+            stop_ids: The ids that end a turn: `closing` replaces one at the end of a row.
+        """
+        self.closing, self.stop_ids = list(closing), sorted(stop_ids)
+
+    def forward(self, tokens: Tensor, mask: Tensor, temperature: float = 1.0, reads: Reads = USUAL) -> PolicyOutput:
+        """Return scores [B,T] f32, of the conversation up to and including each token; 0 outside the mask.
+
+        Args:
+            tokens: [B,T] i64, right-padded.
+            mask: [B,T] bool.
+            temperature: Not read.
+            reads: Not read.
+        """
+        closed, places = self._closed(tokens, mask)
+        read = torch.zeros_like(closed, dtype=torch.bool)
+        read[mask.nonzero()[:, 0], places[mask] + 1] = True  # a hidden state is named by the token that it predicts
+        hidden, read_places = self.passes(base_model(self.policy).get_decoder(), closed, read)
+        head = score_head(self.policy)
+        assert head is not None
+        found = head(hidden.to(head.weight.dtype)).squeeze(-1).float()
+        scores = found.new_zeros(closed.numel()).index_copy(0, read_places, found).view_as(closed)
+        scores = scores.gather(1, places + 1) * mask
+        return PolicyOutput(0.0 * scores, None, None, scores)
+
+    def _closed(self, tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Return wider rows, closed after the last token under the mask, and where [B,T] the score of a token is."""
+        rows, width = tokens.shape
+        places = torch.arange(width, device=tokens.device).expand(rows, -1)
+        wider = nn.functional.pad(tokens, (0, len(self.closing) + 1))
+        if not self.closing:
+            return wider, places
+        closing, stop_ids = tokens.new_tensor(self.closing), tokens.new_tensor(self.stop_ids)
+        last = width - 1 - mask.int().flip(1).argmax(1, keepdim=True)
+        ended = torch.isin(tokens.gather(1, last), stop_ids).long()
+        behind = last + 1 - ended + torch.arange(len(closing), device=tokens.device)
+        return wider.scatter(1, behind, closing.expand(rows, -1)), places.scatter(1, last, behind[:, -1:])
+
+    def _probe(self) -> bool:
+        return True  # the head reads hidden states, whatever the model does with its own logits

@@ -15,22 +15,25 @@ if TYPE_CHECKING:
 
 
 class ValueModel(nn.Module):
-    """A transformer's backbone with a value head, which starts at 0; passes are packed as the actor's are.
+    """A transformer's backbone with a value head; passes are packed as the actor's are.
 
     Args:
         backbone: A Hugging Face model that returns hidden states.
+        head: What the value head starts as, from hidden states to one number; None for zeros.
     """
 
     forward_methods = ("check_passes",)
     """Methods that FSDP treats as `forward`."""
 
-    def __init__(self, backbone: CausalLM) -> None:
+    def __init__(self, backbone: CausalLM, head: nn.Linear | None = None) -> None:
         super().__init__()
         self.backbone = backbone
         fuse_layers(backbone)
         self.passes = PackedPasses(backbone)
-        self.head = nn.Linear(backbone.config.get_text_config().hidden_size, 1, bias=False)
-        nn.init.zeros_(self.head.weight)
+        if head is None:
+            head = nn.Linear(backbone.config.get_text_config().hidden_size, 1, bias=False)
+            nn.init.zeros_(head.weight)
+        self.head = head.requires_grad_(True)
 
     def check_passes(self) -> None:
         """Compare packed passes with plain ones where the weights are now; pack them if they are equal."""

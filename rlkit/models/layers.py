@@ -46,7 +46,8 @@ def _dispatch(layer: nn.Module, forward: Forward, x: Tensor, *args: object, **op
         or any(t.dtype != torch.float32 or t.device.type != "cpu" or isinstance(t, DTensor) for t in tensors)
     ):
         return type(layer).forward(layer, x, *args, **options)  # type: ignore[no-any-return]
-    return forward(layer, x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
+    out = forward(layer, x.reshape(-1, x.shape[-1]))
+    return out.view(*x.shape[:-1], out.shape[-1])
 
 
 def _linear(layer: Any, x: Tensor) -> Tensor:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 from safetensors import SafetensorError
+from torch import nn
 
 from rlkit.errors import CheckpointError, RecipeError, UnavailableError, shorten, show, unreachable
-from rlkit.models.lora import add_lora, has_lora, load_adapter, merged
-from rlkit.models.source import ADAPTER_WEIGHTS, SHIPPED, Source, base_name, locate, resolve, source_of
+from rlkit.models.lora import add_lora, has_lora, load_adapter, merged, score_head
+from rlkit.models.source import ADAPTER_WEIGHTS, SHIPPED, Source, base_name, classifies, locate, resolve, source_of
 from rlkit.models.store import Store
 from rlkit.models.weights import trainable
 from rlkit.sections import Model
@@ -59,11 +60,29 @@ def load_tokenizer(model: Model) -> Tokenizer:
         )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
+    if model.head == "score" and tokenizer.pad_token_id in stop_ids(model, tokenizer):
+        tokenizer.pad_token = _padding(model, tokenizer)
     return tokenizer
 
 
+def _padding(model: Model, tokenizer: Tokenizer) -> str:
+    """Return a token to pad with that ends no turn: a classifier of transformers reads the last token that is none.
+
+    Raises:
+        RecipeError: The tokenizer has no such token.
+    """
+    ends = stop_ids(model, tokenizer)
+    for i, token in sorted(tokenizer.added_tokens_decoder.items()):
+        if i not in ends and getattr(token, "special", False):
+            return str(token)
+    raise RecipeError(
+        f"model.path is {show(model.path)}, whose tokenizer has no special token besides those that end a turn, and "
+        "a reward model needs one to pad with; add one as pad_token to the tokenizer's files"
+    )
+
+
 def load_policy(model: Model, seed: int = 0, empty: bool = False, frozen: bool = False) -> CausalLM:
-    """Load a causal language model, with adapters if the recipe has `model.lora`.
+    """Load a causal language model, or with `model.head: score` a classifier; with adapters if there is `model.lora`.
 
     Weights that are trained are float32, frozen ones of `model.dtype`. With `model.lora`, an adapter at
     `model.path` is trained further, and any other model gets new adapters; without it, an adapter is merged.
@@ -75,21 +94,66 @@ def load_policy(model: Model, seed: int = 0, empty: bool = False, frozen: bool =
         frozen: The model is not trained at all.
 
     Raises:
-        RecipeError: The model cannot be loaded, or an adapter's target names no module.
+        RecipeError: The model cannot be loaded, has no such head, or an adapter's target names no module.
     """
     from transformers import AutoModelForCausalLM
 
-    source = source_of(model)
+    source, scores = source_of(model), model.head == "score"
+    if not scores and is_reward_model(model):
+        raise RecipeError(
+            f"model.path is {show(model.path)}, a reward model, which predicts no tokens; choose a policy, or set "
+            "model.head: score to train it further"
+        )
     loader = _Loader(AutoModelForCausalLM, model, empty)
     dtype = getattr(torch, model.dtype) if frozen or model.lora is not None else torch.float32
-    if model.lora is None:
-        return loader.whole(source, dtype)
-    if source.lora is not None:
+    if model.lora is not None and source.lora is not None and source.scores == scores:
         return loader.load(replace(source, lora=model.lora), dtype)
-    return add_lora(loader.whole(source, dtype), model.lora, seed, base_name(model.path))
+    policy = loader.whole(source, dtype)
+    if scores:
+        policy = with_score_head(policy)
+    return policy if model.lora is None else add_lora(policy, model.lora, seed, base_name(model.path), task_of(policy))
 
 
-def load_backbone(model: Model, seed: int = 0, empty: bool = False) -> CausalLM:
+def is_reward_model(model: Model) -> bool:
+    """Whether there is a reward model at `model.path`; its configuration is read, but no weights."""
+    source = locate(model.path)
+    return source.scores or classifies(load_config(model).architectures)
+
+
+def with_score_head(policy: CausalLM) -> CausalLM:
+    """Return a model as a sequence classifier with one label; a new head is 0, one that is there is kept.
+
+    Raises:
+        RecipeError: transformers has no sequence classifier of its kind.
+    """
+    from transformers import AutoModelForSequenceClassification
+
+    if (known := score_head(policy)) is not None:
+        known.float()
+        return policy
+    policy.config.num_labels = 1
+    try:
+        with torch.device("meta"):
+            found: CausalLM = AutoModelForSequenceClassification.from_config(policy.config).eval()
+    except ValueError as error:
+        raise RecipeError(
+            f"model.head is 'score', but transformers has no sequence classifier of type {policy.config.model_type}; "
+            "choose another model"
+        ) from error
+    width, device = policy.config.get_text_config().hidden_size, next(policy.parameters()).device
+    head = nn.Linear(width, 1, bias=False, device=device)
+    nn.init.zeros_(head.weight)
+    setattr(found, found.base_model_prefix, policy.base_model)
+    found.score, found.config = head, policy.config
+    return found
+
+
+def task_of(policy: CausalLM) -> str:
+    """Return peft's type of what a model does."""
+    return "CAUSAL_LM" if score_head(policy) is None else "SEQ_CLS"
+
+
+def load_backbone(model: Model, seed: int = 0, empty: bool = False) -> tuple[CausalLM, nn.Linear | None]:
     """Load a model without its output layer, adapters of `model.path` merged and those of `model.lora` new.
 
     Args:
@@ -97,19 +161,25 @@ def load_backbone(model: Model, seed: int = 0, empty: bool = False) -> CausalLM:
         seed: Seed of new adapters.
         empty: Load no weights: another rank sends them.
 
+    Returns:
+        The model, and the head of a reward model.
+
     Raises:
         RecipeError: It cannot be loaded, or an adapter's target names no module.
     """
     from transformers import AutoModel, AutoModelForCausalLM
 
     dtype = torch.float32 if model.lora is None else getattr(torch, model.dtype)
-    source = locate(model.path)
+    source, head = locate(model.path), None
     plain = replace(model, lora=None)  # adapters at the path are merged, whatever their rank
-    if source.base is None:
+    if is_reward_model(plain):
+        classifier = with_score_head(_Loader(AutoModelForCausalLM, plain, empty).whole(source, dtype))
+        backbone, head = classifier.get_decoder(), score_head(classifier)
+    elif source.base is None:
         backbone = _Loader(AutoModel, plain, empty).whole(source, dtype)
     else:
         backbone = _Loader(AutoModelForCausalLM, plain, empty).whole(source, dtype).get_decoder()
-    return backbone if model.lora is None else add_lora(backbone, model.lora, seed, task="FEATURE_EXTRACTION")
+    return backbone if model.lora is None else add_lora(backbone, model.lora, seed, task="FEATURE_EXTRACTION"), head
 
 
 class AutoClass(Protocol):
@@ -124,7 +194,7 @@ class AutoClass(Protocol):
 
 @dataclass
 class _Loader:
-    """Loads a source, and the models it is based on."""
+    """Loads a source, and the models it is based on; one that is a sequence classifier as such."""
 
     kind: AutoClass
     model: Model
@@ -135,8 +205,10 @@ class _Loader:
         if source.base is None:
             return self._pretrained(source, dtype)
         policy = self.whole(source.base, dtype)
+        if source.scores:
+            policy = with_score_head(policy)
         if source.lora is not None:
-            policy = add_lora(policy, source.lora, base=base_name(source.base.place))
+            policy = add_lora(policy, source.lora, base=base_name(source.base.place), task=task_of(policy))
         if self.empty:
             return policy
         if source.checkpoint:
@@ -158,17 +230,26 @@ class _Loader:
         return cast(merged(policy) if has_lora(policy) else policy, dtype)
 
     def _pretrained(self, source: Source, dtype: torch.dtype) -> CausalLM:
+        from transformers import AutoModelForSequenceClassification
         from transformers.utils import logging
 
         logging.disable_progress_bar()
+        config, kind = load_config(self.model), self.kind
+        if classifies(config.architectures):
+            kind = AutoModelForSequenceClassification
+            if config.num_labels != 1:
+                raise RecipeError(
+                    f"model.path is {show(self.model.path)}, a classifier with {config.num_labels} labels; a reward "
+                    "model has 1"
+                )
         options: dict[str, object] = {"dtype": dtype, "trust_remote_code": self.model.trust_remote_code}
         if self.model.attention != "auto":
             options["attn_implementation"] = self.model.attention
         with _explained(self.model, source):
             if not self.empty:  # safetensors alone: a pickle could run code
-                return self.kind.from_pretrained(source.place, use_safetensors=True, **options).eval()
+                return kind.from_pretrained(source.place, use_safetensors=True, **options).eval()
             with torch.device("meta"):
-                return self.kind.from_config(load_config(self.model), **options).eval()
+                return kind.from_config(config, **options).eval()
 
 
 def cast(policy: CausalLM, dtype: torch.dtype) -> CausalLM:
@@ -232,6 +313,8 @@ def save_policy(
         shutil.rmtree(beside, ignore_errors=True)
         # embeddings are frozen; without the option peft asks the hub whether they have changed
         options = {"save_embedding_layers": False} if has_lora(policy) else {}
+        if score_head(policy) is not None:  # which finds by this where a conversation ends
+            policy.config.get_text_config().pad_token_id = tokenizer.pad_token_id
         policy.save_pretrained(beside, state_dict=weights, **options)
         tokenizer.save_pretrained(beside)
         shutil.rmtree(folder, ignore_errors=True)

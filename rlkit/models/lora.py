@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 from safetensors import SafetensorError
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from rlkit.distributed.fsdp2 import full_tensor
@@ -19,6 +19,10 @@ from rlkit.types import JsonObject
 
 if TYPE_CHECKING:
     from rlkit.interfaces.model import AdapterLayer, CausalLM
+
+
+HEAD = ".modules_to_save."
+"""What peft puts between the name of a layer that is trained whole and that of its adapter."""
 
 
 def add_lora(policy: CausalLM, lora: Lora, seed: int = 0, base: str | None = None, task: str = "CAUSAL_LM") -> CausalLM:
@@ -92,6 +96,11 @@ def base_model(policy: CausalLM) -> CausalLM:
     return policy.get_base_model() if has_lora(policy) else policy
 
 
+def score_head(policy: CausalLM) -> nn.Linear | None:
+    """Return the layer of a sequence classifier from hidden states to scores; None for another model."""
+    return getattr(base_model(policy), "score", None)
+
+
 def adapters_off(policy: CausalLM) -> AbstractContextManager[None]:
     """Run the policy without its adapters."""
     return policy.disable_adapter()
@@ -116,9 +125,10 @@ def adapter_config(policy: CausalLM) -> JsonObject:
 
 
 def adapter_tensors(policy: CausalLM) -> list[tuple[str, Tensor]]:
-    """Return the adapters' parameters under the names that peft saves them by."""
+    """Return the parameters of the adapters, and of a head that is trained, under the names that peft saves them by."""
     active = f".{policy.active_adapter}."
-    return [(name.replace(active, "."), x) for name, x in policy.named_parameters() if "lora_" in name]
+    found = [(name, x) for name, x in policy.named_parameters() if "lora_" in name or HEAD in name]
+    return [(name.replace(active, ".").replace(HEAD, "."), x) for name, x in found]
 
 
 def delta(layer: AdapterLayer) -> Tensor:
@@ -144,4 +154,7 @@ def merged(policy: CausalLM) -> CausalLM:
             adapter = cast("AdapterLayer", layer)
             weight = adapter.get_base_layer().weight
             weight.copy_(weight.float() + delta(adapter))
+        if hasattr(layer, "original_module"):
+            trained = cast("nn.ModuleDict", layer.modules_to_save)[policy.active_adapter]
+            cast("nn.Module", layer.original_module).load_state_dict(trained.state_dict())
     return policy.unload().requires_grad_(True)  # peft leaves them frozen

@@ -42,12 +42,14 @@ class Source:
         base: The source that an adapter or a checkpoint was trained from; None for a model.
         lora: The shape of the adapters at `place`; None if it has all weights.
         checkpoint: Whether `place` is a checkpoint of rlkit.
+        scores: Whether it is a reward model: an adapter or a checkpoint of one, or a folder of a sequence classifier.
     """
 
     place: str
     base: Source | None = None
     lora: Lora | None = None
     checkpoint: bool = False
+    scores: bool = False
 
     @property
     def model(self) -> str:
@@ -101,7 +103,14 @@ def locate(path: str, depth: int = 0) -> Source:
         inner = _within(folder)
         if inner is not None:
             return locate(str(inner), depth)
-    return Source(str(folder) if isdir(folder) else path)
+    scores = classifies(_json(folder / "config.json").get("architectures"))
+    return Source(str(folder) if isdir(folder) else path, scores=scores)
+
+
+def classifies(architectures: object) -> bool:
+    """Whether the `architectures` of a model's configuration name a sequence classifier."""
+    listed = architectures if isinstance(architectures, list) else []
+    return any(str(name).endswith("ForSequenceClassification") for name in listed)
 
 
 def source_of(model: Model) -> Source:
@@ -111,7 +120,7 @@ def source_of(model: Model) -> Source:
         RecipeError: It cannot be read, or it is an adapter and `model.lora` describes another one.
     """
     source = locate(model.path)
-    mine, theirs = model.lora, source.lora
+    mine, theirs = model.lora, source.lora if source.scores == (model.head == "score") else None
     if mine is not None and theirs is not None and (mine.rank, mine.alpha) != (theirs.rank, theirs.alpha):
         raise RecipeError(
             f"model.path is {source}, of alpha {theirs.alpha:g}, but model.lora has rank {mine.rank} and alpha "
@@ -177,7 +186,8 @@ def _adapter(folder: Path, depth: int) -> Source:
         listed = {name.removeprefix("base_model.model.").partition(".lora_")[0] for name in shapes}
     scale = math.sqrt(rank) if config.get("use_rslora") else 1.0
     lora = Lora(rank, float(alpha) * scale, sorted(listed))
-    return Source(str(folder), _base(folder, config.get("base_model_name_or_path"), depth), lora)
+    base = _base(folder, config.get("base_model_name_or_path"), depth)
+    return Source(str(folder), base, lora, scores=config.get("task_type") == "SEQ_CLS")
 
 
 def _shapes(file: Path) -> dict[str, list[int]]:
@@ -205,7 +215,7 @@ def _checkpoint(found: CheckpointRef, depth: int) -> Source:
     base = locate(model.path, depth + 1)
     if model.lora is not None and base.lora is not None and base.base is not None:
         base = base.base  # the run resumed adapters, whose values are in the checkpoint
-    return Source(found.place, base, model.lora, checkpoint=True)
+    return Source(found.place, base, model.lora, checkpoint=True, scores=model.head == "score")
 
 
 @lru_cache(maxsize=1)

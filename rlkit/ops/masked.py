@@ -23,6 +23,11 @@ def at_last(x: Tensor, mask: Tensor) -> Tensor:
     return x[:, None] * last
 
 
+def last_of(x: Tensor, mask: Tensor) -> Tensor:
+    """Return x [B,T] at the last column of each row's mask [B,T] bool, 0 for a row without any."""
+    return at_last(x.new_ones(len(x)), mask).mul(x).sum(-1)
+
+
 def masked_mean(x: Tensor, mask: Tensor, reduce: Reducer = lambda x: x) -> Tensor:
     """Return the mean of x where the mask is True, over all ranks if `reduce` sums over them; 0 for an empty mask."""
     total = reduce(torch.stack((masked_sum(x.float(), mask), mask.sum().float())))

@@ -9,7 +9,7 @@ from rlkit.errors import RecipeError
 from rlkit.interfaces.advantage import Needs
 from rlkit.ranges import outside
 from rlkit.recipe.model import check_model
-from rlkit.recipe.recipe import Recipe
+from rlkit.recipe.recipe import Recipe, option
 from rlkit.recipe.recorded import check_recorded
 from rlkit.recipe.staleness import check_staleness
 from rlkit.recipe.validation import check_best, check_validation
@@ -78,7 +78,7 @@ def _check_loss(recipe: Recipe) -> Iterator[str]:
             "set rollout.group_size to 2 or more"
         )
     for key in ("train.aggregation", "train.off_policy_mask_threshold", "correction", "rejection"):
-        if loss.per_row and _option(recipe, key) is not None:
+        if loss.per_row and option(recipe, key) is not None:
             yield f"loss {name} is of whole rows, of whose tokens `{key}` would weigh or leave out some; remove it"
 
 
@@ -173,14 +173,6 @@ def _check_numbers(recipe: Recipe) -> Iterator[str]:
                 "leaves shards on a rank; choose AdamW or Muon, or set fabric.strategy: ddp"
             )
     for key, bound in (("correction", "high"), ("rejection", "highest")):
-        low, high = (cast("float | None", _option(recipe, f"{key}.{name}")) for name in ("low", bound))
+        low, high = (cast("float | None", option(recipe, f"{key}.{name}")) for name in ("low", bound))
         if low is not None and high is not None and low >= high:
             yield f"{key}.low is {low} and {key}.high is {high}, expected low < high"
-
-
-def _option(recipe: Recipe, key: str) -> object:
-    """Return an option or a section by its key; None if its section is absent."""
-    value: object = recipe
-    for name in key.split("."):
-        value = None if value is None else getattr(value, name)
-    return value

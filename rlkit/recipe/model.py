@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rlkit.errors import show
-from rlkit.recipe.recipe import Recipe
+from rlkit.recipe.recipe import Recipe, option
 
 TEMPLATE_ARGUMENTS = {
     "conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt", "tokenize",
@@ -35,7 +35,33 @@ def check_model(recipe: Recipe) -> Iterator[str]:
     for name in recipe.model.chat_template_kwargs or ():
         if name in TEMPLATE_ARGUMENTS:
             yield f"model.chat_template_kwargs sets {name!r}, which rlkit sets itself; remove it"
+    yield from _check_head(recipe)
     yield from _check_attention(recipe)
+
+
+UNSCORED = (
+    "critic", "kl_loss", "kl_reward", "reference", "correction", "rejection", "train.entropy_coef",
+    "train.off_policy_mask_threshold", "validation.sampling",
+)  # fmt: skip
+"""Sections and options that are about what a policy samples, and its log-probs."""
+
+
+def _check_head(recipe: Recipe) -> Iterator[str]:
+    loss, scores = recipe.loss, recipe.model.head == "score"
+    name = type(loss).__name__
+    if loss.reads_scores and not scores:
+        yield f"loss {name} is of a reward model, but model.head is {recipe.model.head!r}; set model.head: score"
+    if not scores:
+        return
+    given = "model.head is 'score': a reward model, which predicts no tokens, but"
+    if not recipe.rollout.engine.recorded:
+        engine = type(recipe.rollout.engine).__name__
+        yield f"{given} rollout.engine {engine} samples them; set rollout.engine: Recorded, for answers of the data set"
+    if not loss.reads_scores:
+        yield f"{given} loss {name} reads their log-probs; choose loss: BradleyTerry, or set model.head: lm"
+    for key in UNSCORED:
+        if option(recipe, key):
+            yield f"{given} the recipe has `{key}`; remove it"
 
 
 def _check_attention(recipe: Recipe) -> Iterator[str]:

@@ -96,6 +96,11 @@ class Recipe:
         return Needs.NOTHING if self.advantage is None else self.advantage.needs
 
     @property
+    def generates(self) -> bool:
+        """Whether the model predicts tokens; a reward model does not, so that its engine is never used."""
+        return self.model.head == "lm"
+
+    @property
     def groups_per_step(self) -> int:
         """How many groups a step trains on at most."""
         return self.train.prompts_per_step + (0 if self.rollout.replay is None else self.rollout.replay.size)
@@ -117,3 +122,11 @@ class Recipe:
         compares = self.loss.compares or weighted or not (self.rollout.engine.recorded or self.loss.per_row)
         recompute = compares and not self.train.on_policy and self.train.old_logps == "recompute"
         return bool(wanted) or recompute
+
+
+def option(recipe: Recipe, key: str) -> object:
+    """Return an option or a section by its key; None if its section is absent."""
+    value: object = recipe
+    for name in key.split("."):
+        value = None if value is None else getattr(value, name)
+    return value

@@ -22,7 +22,7 @@ def check_recorded(recipe: Recipe) -> Iterator[str]:
                 yield f"loss {name} reads no advantages, but the recipe has a section `{section}:`; remove it"
     if recipe.reward is None and not recorded and loss.reads_rewards:
         yield f"loss {name} reads rewards, but the recipe has no `reward:`; add one, such as reward: MathReward"
-    if recipe.reward is None and recipe.validation is not None:
+    if recipe.reward is None and recipe.validation is not None and recipe.generates:
         yield "validation scores answers, but the recipe has no `reward:`; add one, or set validation: null"
     if recorded:
         yield from _check_engine(recipe)

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 
 from rlkit.recipe.recipe import Recipe
-from rlkit.sections import Validation
 
 VALIDATION_FIGURES = (
     "accuracy", "accuracy_low", "accuracy_high", "finished_accuracy", "reward", "length", "stopped", "failed",
@@ -15,6 +14,9 @@ VALIDATION_FIGURES = (
 """What validation measures; the figures of sampled answers have `sampled_` before the name. There are also `pass@K` and
 `maj@K` of sampled ones, `accuracy/SOURCE` where the prompts have several sources, and `strict_accuracy` where the
 reward has the component `strict`."""
+
+PAIR_FIGURES = ("accuracy", "accuracy_low", "accuracy_high", "margin")
+"""What validation measures of a reward model, besides `accuracy/SOURCE`."""
 
 
 def check_validation(recipe: Recipe) -> Iterator[str]:
@@ -33,7 +35,7 @@ def check_validation(recipe: Recipe) -> Iterator[str]:
     if validation is not None and validation.patience is not None:
         if not validation.every:
             yield "validation.patience counts the validations of steps; set validation.every to 1 or more"
-        yield from _check_figure(validation, "validation.watch", validation.watch, validation.watch)
+        yield from _check_figure(recipe, "validation.watch", validation.watch, validation.watch)
 
 
 def check_best(recipe: Recipe) -> Iterator[str]:
@@ -43,7 +45,7 @@ def check_best(recipe: Recipe) -> Iterator[str]:
         return
     kind, _, name = key.partition("/")
     if kind == "validation" and name:
-        problems = list(_check_figure(validation or Validation(), "save.keep_best", key, name))
+        problems = list(_check_figure(recipe, "save.keep_best", key, name))
         if not problems and (validation is None or not validation.every):
             problems = [f"save.keep_best is {key!r}, but no step validates; set validation.every to 1 or more"]
         yield from problems
@@ -51,14 +53,19 @@ def check_best(recipe: Recipe) -> Iterator[str]:
         yield f"save.keep_best is {key!r}, expected a figure of metrics.jsonl, such as validation/accuracy"
 
 
-def _check_figure(validation: Validation, option: str, given: str, name: str) -> Iterator[str]:
+def _check_figure(recipe: Recipe, option: str, given: str, name: str) -> Iterator[str]:
     """Check the name of a figure of validation, where the higher is the better."""
     known, start = name.removeprefix("sampled_"), given.removesuffix(name)
+    if not recipe.generates:
+        if name not in PAIR_FIGURES and not re.match(r"accuracy/.", name):
+            listed = ", ".join(f"{start}{figure}" for figure in PAIR_FIGURES)
+            yield f"{option} is {given!r}, expected one of {listed} (or {start}accuracy/SOURCE)"
+        return
     if known not in VALIDATION_FIGURES and not re.match(r"accuracy/.|strict_accuracy$|(pass|maj)@[0-9]+$", known):
         listed = ", ".join(f"{start}{figure}" for figure in VALIDATION_FIGURES)
         yield (
             f"{option} is {given!r}, expected one of {listed} (or {start}sampled_..., {start}sampled_pass@K, "
             f"{start}accuracy/SOURCE)"
         )
-    elif name.startswith("sampled_") and not validation.samples:
+    elif name.startswith("sampled_") and recipe.validation is not None and not recipe.validation.samples:
         yield f"{option} is {given!r}, but validation.samples is 0; set it to 1 or more"

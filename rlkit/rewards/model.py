@@ -25,7 +25,8 @@ class ModelReward(RewardManager):
     thread of its own, one prompt after another; the wait for it counts in no deadline.
 
     Args:
-        path: A folder or a name on the Hugging Face hub, with its weights as safetensors.
+        path: A folder or a name on the Hugging Face hub, with its weights as safetensors; or the folder of a run that
+            trained a reward model (`model.head: score`).
         batch_size: Conversations per forward pass.
         max_length: Tokens; longer conversations are truncated at their start.
         dtype: The type of the weights.
@@ -58,11 +59,18 @@ class ModelReward(RewardManager):
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
         from rlkit.distributed.offload import use_device
+        from rlkit.models.source import locate
 
+        source = locate(self.path)
+        if source.base is not None:
+            raise RecipeError(
+                f"ModelReward has path={self.path!r}, {source}, expected a whole model; write one with rlkit export "
+                f"--checkpoint {self.path} --out DIR" + (" --merge-lora" if source.lora is not None else "")
+            )
         try:
-            self._tokenizer = AutoTokenizer.from_pretrained(self.path, truncation_side="left")
+            self._tokenizer = AutoTokenizer.from_pretrained(source.place, truncation_side="left")
             model = AutoModelForSequenceClassification.from_pretrained(  # safetensors alone: a pickle could run code
-                self.path, dtype=getattr(torch, self.dtype), use_safetensors=True, trust_remote_code=False
+                source.place, dtype=getattr(torch, self.dtype), use_safetensors=True, trust_remote_code=False
             )
         except (OSError, ValueError) as error:
             reason = str(error).strip().split("\n")[0]

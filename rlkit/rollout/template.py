@@ -171,6 +171,11 @@ class ChatTemplate:
         plain = self.plain(text)
         return len(self.tokenizer.encode(plain, add_special_tokens=False, verbose=False))  # it may exceed the context
 
+    def closing(self) -> list[int]:
+        """Return the ids with which the template ends a conversation after the text of an assistant's turn."""
+        whole = self._text([USER, ANSWER], generate=False)
+        return self._ids(whole.rpartition(REPLY)[2])
+
     def rendered(self, messages: Sequence[Message], tools: Collection[str] | None = None) -> str:
         """Return the text of the template's own rendering of a whole conversation, to compare with `decode`."""
         return self.decode(self._ids(self._text(messages, generate=False, tools=self._schemas(tools))))

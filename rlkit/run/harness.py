@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from rlkit.errors import RecipeError, RlkitError, explain
+from rlkit.models.load import is_reward_model
 from rlkit.models.source import locate
 from rlkit.run.checkpoint.export import export
 from rlkit.run.folder import json_lines, write_whole
@@ -126,6 +127,8 @@ class Harness:
 
 def _as_folder(model: Model, into: Path) -> str:
     """Return where transformers finds the whole model."""
+    if is_reward_model(model):
+        raise RecipeError(f"--harness asks for answers, but {model.path} is a reward model; choose a policy")
     source = locate(model.path)
     if source.base is None:
         return source.place

@@ -212,7 +212,8 @@ class Session:
         self.saver = Saver(writer, self.reporter.note, self.outcome.steps if here else 0)
         self._preflight(context)
         context.rollouts.sync_weights()
-        check_weights(context.data, context.rollouts)
+        if context.recipe.generates:  # agreed: an option of the recipe
+            check_weights(context.data, context.rollouts)
         self._start_callbacks(context, self.saver, {} if resumed is None else resumed.state.callbacks)
         if resumed is not None:
             self.reporter.note(f"resumed from {resumed.place}: step {self.outcome.steps} is done")

@@ -41,13 +41,16 @@ class Lora:
 
 @dataclass
 class Model:
-    """The policy.
+    """The model that is trained: the policy, or a reward model.
 
     Args:
         path: A name on the Hugging Face hub; `tiny` or `tiny-tools`, which rlkit ships; or a folder: of a model, of an
             adapter, of a run or of one of its checkpoints.
-        lora: Train adapters instead of all weights. Those of an adapter at `path` are trained further, and must be of
-            the same shape; without this section they are merged, and all weights are trained.
+        lora: Train adapters, and the head of a reward model, instead of all weights. Those of an adapter at
+            `path` are trained further, and must be of the same shape; without this section they are merged, and all
+            weights are trained.
+        head: `lm` predicts tokens: a policy. `score` returns a number for a conversation: a reward model, which starts
+            with a head of zeros unless there is a sequence classifier with one label at `path`, and is saved as one.
         dtype: The type of weights that are not trained: the base under adapters, and the reference. Weights that are
             trained are float32.
         attention: The implementation of attention, of those in transformers; `auto` is `sdpa` where the model has it,
@@ -59,6 +62,7 @@ class Model:
 
     path: str
     lora: Lora | None = None
+    head: Literal["lm", "score"] = "lm"
     dtype: Literal["float32", "bfloat16"] = "float32"
     attention: Literal["auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3"] = "auto"
     chat_template_kwargs: dict[str, bool | FiniteInt | FiniteFloat | str | None] | None = None
@@ -83,7 +87,8 @@ class Critic:
     """Learns the values that GAE needs: a value head on a backbone of its own.
 
     Args:
-        path: The backbone's model, with the policy's tokenizer; null takes the policy's.
+        path: The backbone's model, with the policy's tokenizer; null takes the policy's. The values of a reward model
+            (`model.head: score`) start as its scores.
         lora: Train adapters of the backbone, and the head, instead of all weights.
         lr: The peak learning rate.
         optimizer: The optimizer, with its hyperparameters.

@@ -156,7 +156,7 @@ def _lose(loss: PolicyLoss, batch: Batch, log_ratio: float, scale: float = 1.0) 
         ready.selected = loss.select(logps.detach(), ready)
         if problem := outputs.of_selection(ready.selected, batch.mask):
             raise AssertionError(f"{name} {problem}")
-    out = loss(PolicyOutput(logps, torch.zeros_like(logps)), ready)
+    out = loss(PolicyOutput(logps, torch.zeros_like(logps), scores=logps if loss.reads_scores else None), ready)
     if problem := outputs.of_loss(out, batch.mask):
         raise AssertionError(f"{name} {problem}")
     if not bool(out.per_token.isfinite().all()):

@@ -8,15 +8,24 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import NamedTuple
 
-from rlkit.errors import shorten
+import torch
+from torch import Tensor
+
+from rlkit.errors import RecipeError, shorten
+from rlkit.models.activations import token_limit
+from rlkit.ops.groups import pairs
+from rlkit.ops.masked import last_of
 from rlkit.ops.statistics import bootstrap, majority, paired_p_value, pass_at_k, sign_test, wilson
 from rlkit.recipe import Recipe
+from rlkit.rollout.collate import collate
 from rlkit.rollout.collect import collect
+from rlkit.rollout.recorded import recorded_group
 from rlkit.rollout.service import RolloutService
 from rlkit.sections import Validation
 from rlkit.text import safe
+from rlkit.train.microbatch import forward_in_micro_batches
 from rlkit.train.rollouts import LONGEST_NAME, MAX_SOURCES, finish, source_of
-from rlkit.types import Prompt, Sampling, StopReason, Trajectory
+from rlkit.types import Prompt, Sampling, Score, StopReason, Trajectory
 
 STEP = 0
 """Validation draws its random numbers as a step of its own, so that before and after are compared on the same ones."""
@@ -93,10 +102,12 @@ class Evaluation:
 
 
 def evaluate(service: RolloutService, prompts: Sequence[Prompt]) -> Evaluation:
-    """Answer the validation prompts.
+    """Answer the validation prompts; a reward model scores the answers that the data set has instead.
 
     Failed answers and scores are counted and left out of the means.
     """
+    if not service.recipe.generates:  # agreed: an option of the recipe
+        return _evaluate_scores(service, prompts)
     section = service.recipe.validation or Validation()
     greedy, sampled = samplings(service.recipe)
     found = Evaluation()
@@ -105,6 +116,70 @@ def evaluate(service: RolloutService, prompts: Sequence[Prompt]) -> Evaluation:
         if section.samples:
             found.add("sampled_", *_answer(service, prompts, sampled, section.samples))
     return found
+
+
+def _evaluate_scores(service: RolloutService, prompts: Sequence[Prompt]) -> Evaluation:
+    """Score the answers that the data set has, and compare the order of the scores with that of their rewards.
+
+    Raises:
+        RecipeError: No prompt has recorded answers with unequal rewards.
+    """
+    ranks, dialogue = service.ranks, service.dialogue
+    mine = list(enumerate(prompts))[ranks.index :: ranks.count]
+    groups = [recorded_group(dialogue.template, prompt, group, dialogue.context) for group, prompt in mine]
+    trajectories = [trajectory for group in groups for trajectory in group]
+    answers = compare_order(trajectories, _scores(service, trajectories))
+    answers = sorted((a for some in ranks.gather_dp(answers) for a in some), key=_place)
+    if not answers:
+        raise RecipeError(
+            "a reward model is validated on prompts with recorded answers of unequal rewards, but no held-out prompt "
+            "has them; add some, or set validation: null"
+        )
+    return Evaluation({"": trajectories}, dict(order_figures(answers)), {"": _by_prompt(answers)}, {"recorded"})
+
+
+def _scores(service: RolloutService, trajectories: Sequence[Trajectory]) -> Tensor:
+    """Return the score [B] f32 of each conversation, on the CPU; all ranks must call this."""
+    recipe, ranks, actor = service.recipe, service.ranks, service.actor
+
+    def forward(tokens: Tensor, mask: Tensor) -> Sequence[Tensor]:
+        with ranks.fabric.autocast():
+            return (actor(tokens, mask).scores,)
+
+    batch = collate(trajectories).to(ranks.fabric.device)
+    limit, packed = token_limit(recipe.train, recipe.model, recipe.fabric), actor.passes.packed
+    [scores] = forward_in_micro_batches(forward, batch, limit, ranks.all_reduce_max, packed=packed)
+    return last_of(scores, batch.mask).cpu()
+
+
+def compare_order(trajectories: Sequence[Trajectory], scores: Tensor) -> list[Answer]:
+    """Replace rewards by scores [B]; return an answer for each group with unequal rewards.
+
+    Its accuracy is the share of its pairs in the right order, in which equal scores count half, and its component
+    `margin` is the mean difference of their scores.
+    """
+    rewards = torch.tensor([trajectory.reward or 0.0 for trajectory in trajectories])
+    group = torch.tensor([trajectory.group for trajectory in trajectories], dtype=torch.long)
+    of = pairs(rewards, group)
+    margins = scores[of.better] - scores[of.worse]
+    order = torch.stack((margins, (margins.sign() + 1) / 2), -1)
+    found: dict[int, Answer] = {}
+    usable = set(group[of.better].tolist())
+    for i, trajectory in enumerate(trajectories):
+        if trajectory.group in usable:
+            margin, right = order[group[of.better] == trajectory.group].mean(0).tolist()
+            trajectory.score = Score(float(scores[i]), {"accuracy": right, "recorded": float(rewards[i])})
+            found[trajectory.group] = Answer.of(trajectory)._replace(components={"margin": margin})
+    return list(found.values())
+
+
+def order_figures(answers: Sequence[Answer]) -> Iterator[tuple[str, float]]:
+    """Yield the name and the value of each figure of a reward model: means over prompts, as those of answers are."""
+    accuracies = _by_prompt(answers)
+    yield "accuracy", fmean(accuracies.values())
+    yield from zip(("accuracy_low", "accuracy_high"), _interval(answers, accuracies), strict=True)
+    yield "margin", fmean(answer.components["margin"] for answer in answers)
+    yield from _by_source(answers)
 
 
 def samplings(recipe: Recipe) -> tuple[Sampling, Sampling]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from rlkit.distributed.fsdp2 import FSDP2, accumulating, checkpoint_activations, clip
 from rlkit.distributed.offload import HostOffload
 from rlkit.distributed.ranks import Ranks
-from rlkit.models.actor import Actor
+from rlkit.models.actor import Actor, ScoreModel
 from rlkit.models.critic import ValueModel
 from rlkit.models.ema import WeightAverage
 from rlkit.models.flops import learning_flops
@@ -127,12 +127,12 @@ class Models:
 
     def __init__(self, recipe: Recipe, placer: Placer) -> None:
         train = recipe.train
-        actor = Actor(load_policy(recipe.model, train.seed, placer.empty))
+        actor = _load(recipe, placer)
         self.policy = placer.trainable(actor, train, train.checkpoint_activations)
         self.critic: TrainableModule[ValueModel] | None = None
         if recipe.critic is not None:
             model = replace(recipe.model, path=recipe.critic.path or recipe.model.path, lora=recipe.critic.lora)
-            values = ValueModel(load_backbone(model, train.seed, placer.empty))
+            values = ValueModel(*load_backbone(model, train.seed, placer.empty))
             self.critic = placer.trainable(values, recipe.critic, train.checkpoint_activations)
         needed = recipe.needs_reference
         self.reference = Reference(actor, recipe.model, placer.frozen, placer.empty) if needed else None
@@ -165,6 +165,11 @@ class Models:
 
 def load_actor(recipe: Recipe, placer: Placer) -> Actor:
     """Load and place the policy for rollouts alone; it is not trained."""
-    actor = Actor(load_policy(recipe.model, recipe.train.seed, placer.empty, frozen=True))
+    actor = _load(recipe, placer, frozen=True)
     placer.frozen(actor)
     return actor
+
+
+def _load(recipe: Recipe, placer: Placer, frozen: bool = False) -> Actor:
+    kind = Actor if recipe.generates else ScoreModel
+    return kind(load_policy(recipe.model, recipe.train.seed, placer.empty, frozen))

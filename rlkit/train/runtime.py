@@ -150,7 +150,8 @@ def bind_parts(recipe: Recipe, data: Data, rollouts: RolloutService) -> None:
     """
     runtime: Runtime = PartRuntime(data, rollouts)
     for part in recipe.parts():
-        if isinstance(part, BoundPart):
+        unused = part is recipe.rollout.engine and not recipe.generates
+        if isinstance(part, BoundPart) and not unused:
             with calling(part, "bind"):
                 part.bind(runtime)
     data.bind_tools()

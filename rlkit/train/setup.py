@@ -14,6 +14,7 @@ from rlkit.concurrency.garbage import uncollected
 from rlkit.distributed.fsdp2 import make_fabric
 from rlkit.distributed.ranks import Ranks
 from rlkit.errors import RecipeError
+from rlkit.models.actor import Actor, ScoreModel
 from rlkit.recipe import FLASH, Recipe
 from rlkit.rollout.service import RolloutService
 from rlkit.train.callbacks import Callbacks
@@ -79,6 +80,7 @@ def prepare_training(recipe: Recipe, data: Data, fabric: Fabric, note: Callable[
     """
     ranks = Ranks(fabric)
     models = Models(recipe, Placer(fabric, ranks))
+    _close_rows(models.actor, data)
     offload = None
     if recipe.train.offload_during_rollout:
         offload = models.offload(fabric.device, keep_policy=recipe.rollout.engine.reads_policy)
@@ -98,6 +100,14 @@ def prepare_rollouts(recipe: Recipe, data: Data, fabric: Fabric) -> RolloutServi
         fabric: Launched.
     """
     ranks = Ranks(fabric)
-    rollouts = RolloutService(recipe, data, load_actor(recipe, Placer(fabric, ranks)), ranks)
+    actor = load_actor(recipe, Placer(fabric, ranks))
+    _close_rows(actor, data)
+    rollouts = RolloutService(recipe, data, actor, ranks)
     bind_parts(recipe, data, rollouts)
     return rollouts
+
+
+def _close_rows(actor: Actor, data: Data) -> None:
+    """Let a reward model score conversations as the chat template renders them."""
+    if isinstance(actor, ScoreModel):
+        actor.close_with(data.template.closing(), data.stop_ids)

@@ -85,7 +85,7 @@ def step(context: TrainContext, number: int, obtain: Obtain = sample) -> StepRes
     if not context.rollouts.engine.recorded:  # agreed: an option of the recipe
         measure_gap(batch, context.rollouts.version - 1, context.ranks.all_reduce_sum, meter)
     meter.max("version", context.rollouts.version)
-    for name, gauge in context.rollouts.engine.health().items():
+    for name, gauge in (context.rollouts.engine.health() if context.recipe.generates else {}).items():
         meter.max(f"engine/{name}", gauge)
     count_work(context, batch, number, meter)
     figures = meter.result(context.ranks)

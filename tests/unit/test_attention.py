@@ -46,7 +46,7 @@ def test_models_are_loaded_with_it(name: Any) -> None:
     model = Model("tiny", attention=name)
     assert load_policy(model).config._attn_implementation == name  # type: ignore[attr-defined]
     assert load_policy(model, empty=True).config._attn_implementation == name  # type: ignore[attr-defined]
-    assert load_backbone(model).config._attn_implementation == name  # type: ignore[attr-defined]
+    assert load_backbone(model)[0].config._attn_implementation == name  # type: ignore[attr-defined]
 
 
 def test_log_probs_are_those_of_the_other() -> None:

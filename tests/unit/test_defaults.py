@@ -18,7 +18,7 @@ TRAINED = {
 }  # fmt: skip
 DEFAULTS: dict[type, dict[str, Any]] = {
     sections.Lora: {"rank": 16, "alpha": 32.0, "targets": "all-linear"},
-    sections.Model: {"attention": "auto", "lora": None, "dtype": "float32", "chat_template_kwargs": None,
+    sections.Model: {"head": "lm", "attention": "auto", "lora": None, "dtype": "float32", "chat_template_kwargs": None,
         "trust_remote_code": False,
     },
     sections.Rollout: {

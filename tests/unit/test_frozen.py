@@ -56,7 +56,7 @@ def test_gradients_are_about_those_of_a_base_in_float32() -> None:
 
 
 def test_a_critic_learns_its_adapters_and_its_head_alone() -> None:
-    critic = ValueModel(load_backbone(HALF))
+    critic = ValueModel(*load_backbone(HALF))
     nn.init.ones_(critic.head.weight)
     values = critic(TOKENS, MASK)
     assert values.dtype == torch.float32

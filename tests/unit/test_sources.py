@@ -73,14 +73,14 @@ def test_an_adapter_is_merged_where_the_recipe_trains_all_weights(adapter: tuple
     assert not has_lora(policy)
     assert all(p.requires_grad and p.dtype == torch.float32 for p in policy.parameters())
     torch.testing.assert_close(logits(policy), expected, rtol=1e-4, atol=1e-4)
-    backbone = load_backbone(Model(str(run)))
+    backbone, _ = load_backbone(Model(str(run)))
     hidden = backbone(input_ids=TOKENS).last_hidden_state
     torch.testing.assert_close(policy.get_output_embeddings()(hidden), logits(policy), rtol=1e-4, atol=1e-4)
 
 
 def test_a_critics_own_adapters_may_have_another_rank(adapter: tuple[Path, torch.Tensor]) -> None:
     for empty in (False, True):
-        backbone = load_backbone(Model(str(adapter[0]), lora=Lora(rank=2, alpha=2)), empty=empty)
+        backbone, _ = load_backbone(Model(str(adapter[0]), lora=Lora(rank=2, alpha=2)), empty=empty)
         assert {min(p.shape) for n, p in backbone.named_parameters() if "lora_" in n} == {2}
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 
 from rlkit.errors import CheckpointError
-from rlkit.models.load import cast, load_policy, load_tokenizer, save_policy
+from rlkit.models.load import cast, is_reward_model, load_policy, load_tokenizer, save_policy
 from rlkit.models.lora import has_lora, merged
 from rlkit.models.source import locate
 from rlkit.sections import Model
@@ -46,6 +46,8 @@ def export(
     if merge and source.lora is None:
         raise CheckpointError(f"{source.place} has no adapter to merge; leave out --merge-lora")
     model = Model(source.place, source.lora, trust_remote_code=trust_remote_code)
+    if is_reward_model(model):
+        model.head = "score"
     policy = load_policy(model)
     if merge:
         policy = merged(policy)

@@ -12,6 +12,7 @@ from rlkit.types import JsonObject
 
 FIXED = (
     "model.path",
+    "model.head",
     "model.lora",
     "train.optimizer.class_path",
     "train.optimizer.init_args.name",

@@ -1,0 +1,61 @@
+"""The loss of a reward model that compares answers."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from rlkit.interfaces.loss import PolicyLoss
+from rlkit.ops.aggregate import Aggregation
+from rlkit.ops.groups import group_stats, mean_over_pairs, pairs
+from rlkit.ops.masked import at_last, last_of
+from rlkit.ranges import NonNegativeFloat
+from rlkit.types import LossOutput, PolicyOutput, TrainBatch
+
+
+class BradleyTerry(PolicyLoss):
+    """-log sigmoid(s better - s worse - margin (r better - r worse)), s the score of a row and r its reward.
+
+    Source: Bradley and Terry 1952; Ouyang et al. 2022 (arXiv:2203.02155), equation 1: the pairs of a group with unequal
+    rewards are averaged, then the groups. `margin` is that of Llama 2 (arXiv:2307.09288, equation 2), where rewards say
+    how much better an answer is. `centre` adds centre (s better + s worse)^2 (Eisenstein et al. 2023,
+    arXiv:2312.09244), which keeps the mean of the scores near 0: the comparisons leave it open. A group's loss is on
+    all of its rows; groups of equal rewards count nowhere.
+
+    Args:
+        margin: How much larger the difference of scores should be for each unit of reward between two answers.
+        centre: Weight of the squared sum of both scores; usual: 0.01.
+    """
+
+    aggregation: ClassVar[Aggregation] = "seq_mean_token_sum"
+    compares: ClassVar[bool] = False
+    reads_advantages: ClassVar[bool] = False
+    reads_groups: ClassVar[bool] = True
+    reads_scores: ClassVar[bool] = True
+    per_row: ClassVar[bool] = True
+    formula: ClassVar[str] = (
+        "-log sigmoid(s_better - s_worse - {margin} (r_better - r_worse)) + {centre} (s_better + s_worse)^2"
+    )
+
+    def __init__(self, margin: NonNegativeFloat = 0.0, centre: NonNegativeFloat = 0.0) -> None:
+        self.margin = margin
+        self.centre = centre
+
+    def usable_rows(self, batch: TrainBatch) -> Tensor:
+        return ~group_stats(batch.rewards, batch.group).equal
+
+    def __call__(self, out: PolicyOutput, batch: TrainBatch) -> LossOutput:
+        assert out.scores is not None  # of a reward model, with which alone a recipe may have this loss
+        scores, of = last_of(out.scores, batch.mask), pairs(batch.rewards, batch.group)
+        better, worse = scores[of.better], scores[of.worse]
+        gap = batch.rewards[of.better] - batch.rewards[of.worse]
+        loss = -nn.functional.logsigmoid(better - worse - self.margin * gap) + self.centre * (better + worse) ** 2
+        per_token = at_last(mean_over_pairs(loss, of, batch.group), batch.mask)
+        usable, scores = self.usable_rows(batch), scores.detach()
+        if not bool(usable.any()):
+            return LossOutput(per_token, {})
+        margin = (better - worse).detach()
+        figures = {"margin": margin, "preference_accuracy": (margin > 0).float()}
+        metrics = {name: mean_over_pairs(x, of, batch.group)[usable].mean() for name, x in figures.items()}
+        return LossOutput(per_token, metrics | {"score": scores[usable].mean()})
