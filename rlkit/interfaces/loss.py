@@ -93,6 +93,7 @@ class PairLoss(PolicyLoss):
 
     aggregation: ClassVar[Aggregation] = "seq_mean_token_sum"
     compares: ClassVar[bool] = False
+    reads_advantages: ClassVar[bool] = False
     reads_groups: ClassVar[bool] = True
     per_row: ClassVar[bool] = True
 

@@ -36,6 +36,7 @@ class KTO(PolicyLoss):
     aggregation: ClassVar[Aggregation] = "seq_mean_token_sum"
     selects: ClassVar[bool] = True
     compares: ClassVar[bool] = False
+    reads_advantages: ClassVar[bool] = False
     reads_reference: ClassVar[bool] = True
     per_row: ClassVar[bool] = True
     formula: ClassVar[str] = (

@@ -72,7 +72,7 @@ def _check_needs(recipe: Recipe) -> Iterator[str]:
 
 def _check_loss(recipe: Recipe) -> Iterator[str]:
     loss, name = recipe.loss, type(recipe.loss).__name__
-    if loss.reads_groups and recipe.rollout.group_size < 2:
+    if loss.reads_groups and recipe.rollout.group_size < 2 and not recipe.rollout.engine.recorded:
         yield (
             f"loss {name} compares the samples of a prompt, but rollout.group_size is {recipe.rollout.group_size}; "
             "set rollout.group_size to 2 or more"

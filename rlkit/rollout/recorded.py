@@ -15,6 +15,11 @@ NO_ANSWER = (
     "`rejected`, or a task that sets Prompt.recorded"
 )
 
+NO_PAIR = (
+    "loss {loss} compares the answers to a prompt, but no prompt has two with unequal rewards; rows need the columns "
+    "`chosen` and `rejected`, or `completions` and `rewards`"
+)
+
 NOT_SAMPLED = -1
 """The version of tokens that no engine has sampled; their log-probs are 0."""
 

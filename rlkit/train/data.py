@@ -23,7 +23,7 @@ from rlkit.recipe import Recipe
 from rlkit.registry import calling, require
 from rlkit.rollout.lengths import measure, shorten
 from rlkit.rollout.participants import Participants
-from rlkit.rollout.recorded import NO_ANSWER
+from rlkit.rollout.recorded import NO_ANSWER, NO_PAIR
 from rlkit.rollout.template import USER, ChatTemplate
 from rlkit.tasks.order import Drawn, Order, permutation_of
 from rlkit.types import Message, Prompt, RecordedAnswer, Row
@@ -44,6 +44,9 @@ class Data:
 
     longest_answer: int = 0
     """Tokens of the longest recorded answer that the run will use, its prompt included."""
+
+    most_answers: int = 0
+    """Recorded answers of the prompt that has the most, of those that the run will use."""
 
     overlong: int = 0
     """Prompts that were too long, of those that the run measured."""
@@ -111,6 +114,12 @@ class Data:
         if rollout.engine.recorded:
             return min(self.longest_answer, self.context)
         return min(self.longest + rollout.sampling.max_tokens, self.context)
+
+    @property
+    def largest_group(self) -> int:
+        """Trajectories of the largest group that the run can have."""
+        rollout = self.recipe.rollout
+        return self.most_answers if rollout.engine.recorded else rollout.group_size
 
     @property
     def count(self) -> int:
@@ -237,6 +246,7 @@ class Data:
         if self.recipe.rollout.engine.recorded:
             answers = self._answers(prompts)
             self.longest_answer = max(answers)
+            self.most_answers = max(len(prompt.recorded) for prompt in prompts)
             lengths = [a if a > self.context else n for n, a in zip(lengths, answers, strict=True)]
         measured = [*lengths, *held_out]
         self.overlong = sum(length > self.limit for length in measured)
@@ -261,10 +271,13 @@ class Data:
         """Return the length of each prompt's longest recorded answer in tokens, with the prompt.
 
         Raises:
-            RecipeError: A prompt has none.
+            RecipeError: A prompt has none, or the loss compares answers and no prompt has two of unequal rewards.
         """
         if missing := next((prompt for prompt in prompts if not prompt.recorded), None):
             raise RecipeError(NO_ANSWER.format(prompt=missing.id))
+        loss = self.recipe.loss
+        if loss.reads_groups and not any(len({answer.reward for answer in p.recorded}) > 1 for p in prompts):
+            raise RecipeError(NO_PAIR.format(loss=type(loss).__name__))
         whole = [
             replace(p, messages=[*p.messages, *answer.messages] if p.messages else _text_alone(answer))
             for p in prompts

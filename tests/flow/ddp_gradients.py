@@ -78,7 +78,8 @@ def make_run(devices: int, *options: str) -> TrainContext:
 
 
 if __name__ == "__main__":
-    run = make_run(int(sys.argv[1]), f"--loss={sys.argv[3]}")
+    needed = () if sys.argv[3] == "ClipLoss" else ("--advantage=null",)
+    run = make_run(int(sys.argv[1]), f"--loss={sys.argv[3]}", *needed)
     gradients = []
     for division in sys.argv[4:]:
         mine = [row for row, rank in enumerate(division.split(",")) if int(rank) == run.ranks.fabric.global_rank]

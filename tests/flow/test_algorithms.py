@@ -250,7 +250,7 @@ PREFERENCES: dict[str, Callable[[Rows], float]] = {
 @pytest.mark.parametrize("options", [(), ("--train.minibatches=2",), ("--model.lora.rank=4", "--train.lr=1e-2")])
 def test_a_loss_of_preferences_in_a_run(tmp_path: Path, name: str, options: tuple[str, ...]) -> None:
     """The first step's loss is that of the rollouts; the policy then leaves the reference, which LoRA has without."""
-    figures, steps = fit(tmp_path / "out", f"--loss={name}", "--rollout.group_size=4", *options)
+    figures, steps = fit(tmp_path / "out", f"--loss={name}", "--advantage=null", "--rollout.group_size=4", *options)
     if "--train.minibatches=2" not in options:
         assert figures[0]["policy/loss"] == pytest.approx(PREFERENCES[name](steps[0]), rel=1e-3)
     assert all(0 <= row["policy/preference_accuracy"] <= 1 for row in figures)
@@ -260,7 +260,9 @@ def test_a_loss_of_preferences_in_a_run(tmp_path: Path, name: str, options: tupl
 
 @pytest.mark.slow
 def test_a_preference_is_measured_from_a_reference_that_follows(tmp_path: Path) -> None:
-    figures, _ = fit(tmp_path / "out", "--loss=DPO", "--reference.refresh_every=1", "--train.lr=0.01")
+    figures, _ = fit(
+        tmp_path / "out", "--loss=DPO", "--advantage=null", "--reference.refresh_every=1", "--train.lr=0.01"
+    )
     assert all(row["policy/loss"] == pytest.approx(math.log(2), abs=1e-5) for row in figures)
 
 

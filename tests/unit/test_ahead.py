@@ -198,7 +198,7 @@ def test_what_was_trained_on_is_known_whatever_the_order() -> None:
 
 
 def test_preferences_of_older_weights_need_no_correction() -> None:
-    assert parse("fit", ["--recipe=quickstart", "--rollout.max_staleness=2", "--loss=DPO"]).recipe.needs_reference
+    assert parse("fit", ["--recipe=quickstart", "--rollout.max_staleness=2", "--loss=DPO", "--advantage=null"]).recipe
 
 
 def test_ratios_to_the_policy_that_sampled_are_a_correction() -> None:

@@ -110,15 +110,21 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
         ('--advantage GDPO --advantage.weights={"style":1}', "weighs the component 'style', but reward MathReward has"),
         ("--reference.refresh_every 5", "a `reference:` section, but nothing measures KL"),
         (
-            "--loss DPO --rollout.group_size 1 --advantage ReMax",
+            "--loss DPO --rollout.group_size 1 --advantage null",
             "loss DPO compares the samples of a prompt, but rollout.g",
         ),
         (
-            "--loss DPO --train.aggregation token_mean",
+            "--loss DPO --advantage null --train.aggregation token_mean",
             "of whose tokens `train.aggregation` would weigh or leave out some",
         ),
-        ("--loss SimPO --rejection.high 3", "of whose tokens `rejection` would weigh or leave out some; remove it"),
-        ("--loss SimPO --reference.refresh_every 5", "a `reference:` section, but nothing measures KL"),
+        (
+            "--loss SimPO --advantage null --rejection.high 3",
+            "of whose tokens `rejection` would weigh or leave out some; remove it",
+        ),
+        (
+            "--loss SimPO --advantage null --reference.refresh_every 5",
+            "a `reference:` section, but nothing measures KL",
+        ),
         ("--loss DPO --loss.label_smoothing 0.1 --loss.kind hinge", "expected kind='sigmoid'"),
         ("--kl_loss.coef -1", "kl_loss.coef is -1, expected a number above 0"),
         ("--kl_loss.estimator k3+ --kl_loss.importance_weighted true", "choose k3, or set kl_loss.importance_weighted"),
@@ -222,12 +228,12 @@ def test_a_section_may_be_named_as_a_class_with_or_without_options(name: str) ->
 
 def test_old_log_probs_are_known_before_an_update_where_something_compares_with_them() -> None:
     for words, needed in (
-        ("", True),
-        ("--loss DPO", False),
-        ("--loss DPO --kl_loss.coef 0.1", False),
-        ("--loss DPO --kl_loss.importance_weighted true", True),
+        ("--loss ClipLoss --advantage GRPO", True),
+        ("", False),
+        ("--kl_loss.coef 0.1", False),
+        ("--kl_loss.importance_weighted true", True),
     ):
-        recipe = parse("fit", ["quickstart", "--train.minibatches=2", *words.split()]).recipe
+        recipe = parse("fit", ["quick_online_dpo", "--train.minibatches=2", *words.split()]).recipe
         assert recipe.needs_old_logps is needed
 
 

@@ -46,7 +46,18 @@ def test_its_rows_are_as_long_as_any_and_as_many_as_a_micro_batch_or_a_step_hold
     data: Data = load_data(parse("fit", [*SMALL, f"--train.max_tokens_per_micro_batch={limit}"]).recipe)
     made = _longest(data)
     assert [t.group for t in made] == [0, 1, 0, 1][:rows]
+    assert {t.reward for t in made} == {0}
     for trajectory in made:
         assert len(trajectory.tokens) == len(trajectory.logps) == len(trajectory.versions) == 42
         assert trajectory.mask == [False] + [True] * 41
         assert trajectory.versions == [-1] + [0] * 41
+
+
+@pytest.mark.parametrize(("limit", "groups"), [(41, [0, 0]), (200, [0, 0, 1, 1]), (10_000, [0, 0, 1, 1, 2, 2])])
+def test_its_groups_are_whole_and_have_pairs_where_the_loss_reads_them(limit: int, groups: list[int]) -> None:
+    words = (f"--train.max_tokens_per_micro_batch={limit}", "--train.prompts_per_step=3")
+    for recorded in ((), ("--rollout.engine=Recorded", "--task.mistakes=1", "--rollout.group_size=5")):
+        made = _longest(load_data(parse("fit", ["--recipe=quick_online_dpo", *words, *recorded]).recipe))
+        if not recorded:
+            assert [t.group for t in made] == groups
+        assert [t.reward for t in made] == [0, 1] * (len(made) // 2)

@@ -18,6 +18,8 @@ from rlkit.sections import Model
 from rlkit.train.data import load_data
 from rlkit.types import Prompt, Score
 
+DPO = ("--loss=DPO", "--advantage=null")
+
 
 def check(capsys: pytest.CaptureFixture[str], *options: str) -> str:
     assert main(["recipe", "check", "quickstart", *options]) == 0
@@ -55,8 +57,10 @@ def test_a_row_of_exactly_a_micro_batch_fits(capsys: pytest.CaptureFixture[str])
 def test_a_group_that_the_loss_reads_is_as_large_as_all_of_its_rows(capsys: pytest.CaptureFixture[str]) -> None:
     """8 rows of 42 tokens."""
     fits, larger = (f"--train.max_tokens_per_micro_batch={limit}" for limit in (336, 335))
-    assert "at most 336 tokens: 8 of the longest rows" in check(capsys, "--loss=DPO", fits)
-    assert "the longest group has 336 tokens, more than" in check(capsys, "--loss=DPO", larger)
+    assert "at most 336 tokens: 8 of the longest rows" in check(capsys, *DPO, fits)
+    assert "the longest group has 336 tokens, more than" in check(capsys, *DPO, larger)
+    pairs = ("--rollout.engine=Recorded", "--task.mistakes=1", "--train.max_tokens_per_micro_batch=40")
+    assert "the longest group has 92 tokens, more than" in check(capsys, *DPO, *pairs)  # two of 46 tokens
 
 
 def test_memory_is_estimated_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,7 +75,7 @@ def test_memory_is_estimated_by_hand(capsys: pytest.CaptureFixture[str]) -> None
     assert "estimated: 16 MiB for sampling" in out
     assert "estimated: 55 MiB for learning" in out
     # of a reference, 477,824 x 4 bytes more; a group of 8 rows instead of one of them at least
-    small = check(capsys, "--loss=DPO", "--train.max_tokens_per_micro_batch=42")
+    small = check(capsys, *DPO, "--train.max_tokens_per_micro_batch=42")
     assert "estimated: 7 MiB for weights and optimizer" in small
     assert "estimated: 10 MiB for learning" in small
 

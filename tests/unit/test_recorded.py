@@ -204,6 +204,10 @@ def test_a_run_trains_on_each_form_of_rows(tmp_path: Path, row: dict[str, Any]) 
         ([{"prompt": "2 + 3 = ?", "completion": "5 " * 5000}], (), "tokens, but the context of model.path 'tiny'"),
         ([{"question": "2 + 3 = ?"}], (), "no field 'prompt' (task.prompt_field); the row has: question"),
         (
+            [{"prompt": "2 + 3 = ?", "completion": "5"}], ("--loss=SimPO",),
+            "loss SimPO compares the answers to a prompt, but no prompt has two with unequal rewards",
+        ),
+        (
             [{"prompt": "2 + 3 = ?", "completion": "5"}], ("--advantage=GRPO",),
             "loss CrossEntropy reads no advantages, but the recipe has a section `advantage:`; remove it",
         ),

@@ -47,23 +47,23 @@ def dry_run(context: TrainContext) -> dict[str, float]:
 
 
 def _longest(data: Data) -> list[Trajectory]:
-    """Return as many rows of maximum length as a micro-batch holds."""
+    """Return as many rows of maximum length as a micro-batch holds, in whole groups if the loss reads these."""
     recipe = data.recipe
     length = data.longest_row
-    prompts = recipe.train.prompts_per_step
-    rows = min(max(1, data.token_limit // length), prompts * recipe.rollout.group_size)
+    prompts, size = recipe.train.prompts_per_step, data.largest_group if recipe.loss.reads_groups else 1
+    rows = min(max(1, data.token_limit // length // size) * size, prompts * data.largest_group)
     mask = [False] + [True] * (length - 1)
     [prompt] = data.examples(1)
     return [
         Trajectory(
             prompt=prompt,
-            group=i % prompts,
+            group=i // size % prompts,
             tokens=[3 + t % 100 for t in range(length)],
             mask=mask,
             logps=[-1.0 * chosen for chosen in mask],
             versions=[0 if chosen else -1 for chosen in mask],
             stop=StopReason.LENGTH,
-            score=Score(0.0),
+            score=Score(float(i % size)),
         )
         for i in range(rows)
     ]

@@ -95,9 +95,7 @@ def lengths(data: Data) -> Iterator[str]:
     if data.overlong:
         done = "left out" if data.recipe.rollout.overlong == "drop" else "shortened"
         yield f"{data.overlong:,} prompts of more than {data.limit} tokens are {done} (rollout.overlong)"
-    recipe, whole, size = data.recipe, "row", 1
-    if recipe.loss.reads_groups and not recipe.rollout.engine.recorded:
-        whole, size = "group", recipe.rollout.group_size
+    whole, size = ("group", data.largest_group) if data.recipe.loss.reads_groups else ("row", 1)
     if (alone := row * size) > limit:
         yield (
             f"the longest {whole} has {alone} tokens, more than train.max_tokens_per_micro_batch = {limit}: "
