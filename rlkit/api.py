@@ -55,6 +55,7 @@ from rlkit.sections import (
     Rollout,
     Save,
     Shaping,
+    Teacher,
     Train,
     Validation,
 )
@@ -110,6 +111,7 @@ class Recipe:
     kl_loss: KLLoss | Data | None = None
     kl_reward: KLReward | Data | None = None
     reference: Reference | Data | None = None
+    teacher: Teacher | Data | None = None
     shaping: Shaping | Data | None = None
     correction: Correction | Data | None = None
     rejection: Rejection | Data | None = None

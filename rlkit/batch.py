@@ -24,6 +24,7 @@ PROVIDERS = {
     "sum_pi_squared": "an estimator that reads it has Needs.SUM_PI_SQUARED in its `needs`",
     "greedy_rewards": "an estimator that reads it has Needs.GREEDY in its `needs`",
     "ref_logps": "the recipe needs a `kl_loss:` or `kl_reward:` section, or a loss with `reads_reference`",
+    "teacher_logps": "the recipe needs a `teacher:` section",
     "advantages": "an estimator's `estimate` sets it",
     "returns": "an estimator's `estimate` sets it where a critic is trained",
 }
@@ -48,6 +49,7 @@ class RolloutBatch:
         old_logps: [B,T] f32, what ratios compare with: the trainer's log-probs before the update, or the engine's; a
             loss sees log-linear ones where the recipe has them.
         ref_logps: [B,T] f32, the reference's.
+        teacher_logps: [B,T] f32, the teacher's.
         values: [B,T] f32, the critic's value of the state before each token was chosen; 0 outside the mask.
         sum_pi_squared: [B,T] f32, the sum of squared probabilities over the vocabulary, at each token.
         position_ids: [B,T] i64, reserved; None.
@@ -66,6 +68,7 @@ class RolloutBatch:
     trainer_logps: Tensor | None = None
     old_logps: Tensor | None = None
     ref_logps: Tensor | None = None
+    teacher_logps: Tensor | None = None
     values: Tensor | None = None
     sum_pi_squared: Tensor | None = None
     position_ids: Tensor | None = None

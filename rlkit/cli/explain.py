@@ -35,6 +35,9 @@ def explain(recipe: Recipe) -> Iterator[tuple[str, str]]:
     yield from _reward(recipe)
     if recipe.advantage is not None:
         yield _name("advantage", recipe.advantage), recipe.advantage.explain()
+    if (teacher := recipe.teacher) is not None:
+        plus = "A =" if recipe.advantage is None else "A +"
+        yield "teacher", f"{plus} {teacher.coef:g} (log pi_teacher - log pi_old), token by token; {teacher.path}"
     yield from _loss(recipe)
     yield from _training(recipe)
 

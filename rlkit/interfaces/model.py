@@ -34,6 +34,9 @@ class Tokenizer(Protocol):
     def apply_chat_template(self, conversation: Sequence[Mapping[str, object]], **options: object) -> object:
         """Return the rendered conversation, a text with `tokenize=False`."""
 
+    def get_vocab(self) -> dict[str, int]:
+        """Return the ids of all tokens, added ones too, by token."""
+
     def save_pretrained(self, folder: Path) -> object:
         """Write the tokenizer's files."""
 

@@ -1,8 +1,9 @@
-"""The reference policy that KL is measured against: the initial policy."""
+"""Models that are not trained: the reference that KL is measured against, and a teacher."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -15,7 +16,35 @@ from rlkit.ops.logps import LOGPS
 from rlkit.sections import Model
 
 
-class Reference:
+class FrozenPolicy:
+    """Returns log-probs of a model that is not trained.
+
+    Args:
+        model: Where it is loaded from; its adapters are merged.
+        place: Moves a module to the device.
+        empty: Whether `place` loads the weights as well.
+    """
+
+    shared = False
+    """Whether it is the policy without its adapters, and no copy."""
+
+    def __init__(self, model: Model, place: Callable[[Actor], None], empty: bool = False) -> None:
+        self.actor = Actor(load_policy(model, empty=empty, frozen=True)).requires_grad_(False)
+        place(self.actor)
+
+    @property
+    def passes(self) -> PackedPasses:
+        """How the actor computes hidden states."""
+        return self.actor.passes
+
+    @torch.no_grad()
+    def logps(self, tokens: Tensor, mask: Tensor, temperature: float) -> Tensor:
+        """Return log-probs [B,T] f32, 0 outside the mask."""
+        with adapters_off(self.actor.policy) if self.shared else nullcontext():
+            return self.actor(tokens, mask, temperature, LOGPS).logps  # type: ignore[no-any-return]
+
+
+class Reference(FrozenPolicy):
     """Returns log-probs of the initial policy; with LoRA it is the actor itself, its adapters off, and no copy.
 
     Args:
@@ -30,24 +59,10 @@ class Reference:
         if self.shared:
             self.actor = actor
         else:
-            self.actor = Actor(load_policy(model, empty=empty, frozen=True)).requires_grad_(False)
-            place(self.actor)
-
-    @property
-    def passes(self) -> PackedPasses:
-        """How the actor computes hidden states."""
-        return self.actor.passes
+            super().__init__(model, place, empty)
 
     @torch.no_grad()
     def update(self, actor: Actor, mix: float) -> None:
         """Update towards the policy: reference = mix * policy + (1 - mix) * reference; not for a shared one."""
         for mine, theirs in zip(self.actor.parameters(), actor.parameters(), strict=True):
             mine.lerp_(theirs, mix)
-
-    @torch.no_grad()
-    def logps(self, tokens: Tensor, mask: Tensor, temperature: float) -> Tensor:
-        """Return log-probs [B,T] f32, 0 outside the mask."""
-        if not self.shared:
-            return self.actor(tokens, mask, temperature, LOGPS).logps  # type: ignore[no-any-return]
-        with adapters_off(self.actor.policy):
-            return self.actor(tokens, mask, temperature, LOGPS).logps  # type: ignore[no-any-return]

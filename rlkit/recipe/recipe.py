@@ -30,6 +30,7 @@ from rlkit.sections import (
     Rollout,
     Save,
     Shaping,
+    Teacher,
     Train,
     Validation,
 )
@@ -51,6 +52,7 @@ class Recipe:
     kl_loss: KLLoss | None = None
     kl_reward: KLReward | None = None
     reference: Reference | None = None
+    teacher: Teacher | None = None
     shaping: Shaping | None = None
     correction: Correction | None = None
     rejection: Rejection | None = None
@@ -117,7 +119,7 @@ class Recipe:
         Otherwise those of the first learning pass serve.
         """
         weigh = self.correction is not None and self.train.old_logps == "recompute"
-        wanted = Needs.OLD_LOGPS in self.needs or self.kl_reward or weigh or self.rejection
+        wanted = Needs.OLD_LOGPS in self.needs or self.kl_reward or self.teacher or weigh or self.rejection
         weighted = self.kl_loss is not None and self.kl_loss.importance_weighted
         compares = self.loss.compares or weighted or not (self.rollout.engine.recorded or self.loss.per_row)
         recompute = compares and not self.train.on_policy and self.train.old_logps == "recompute"

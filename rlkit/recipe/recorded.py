@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 from rlkit.recipe.recipe import Recipe
 
-SAMPLED = ("kl_reward", "correction", "rejection", "shaping", "tools", "interaction", "environment", "conversation")
+SAMPLED = (
+    "teacher", "kl_reward", "correction", "rejection", "shaping", "tools", "interaction", "environment", "conversation",
+)  # fmt: skip
 """Sections that are about what an engine samples."""
 
 
@@ -14,13 +16,14 @@ def check_recorded(recipe: Recipe) -> Iterator[str]:
     """Yield which sections are missing, and which do not go with recorded answers."""
     loss, recorded = recipe.loss, recipe.rollout.engine.recorded
     name = type(loss).__name__
-    if loss.reads_advantages and recipe.advantage is None:
+    if loss.reads_advantages and recipe.advantage is None and recipe.teacher is None:
         yield f"loss {name} reads advantages, but the recipe has no `advantage:`; add one, such as advantage: GRPO"
     if not loss.reads_advantages:
-        for section in ("advantage", "critic"):
+        for section in ("advantage", "critic", "teacher"):
             if getattr(recipe, section) is not None:
                 yield f"loss {name} reads no advantages, but the recipe has a section `{section}:`; remove it"
-    if recipe.reward is None and not recorded and loss.reads_rewards:
+    taught = recipe.teacher is not None and recipe.advantage is None
+    if recipe.reward is None and not recorded and loss.reads_rewards and not taught:
         yield f"loss {name} reads rewards, but the recipe has no `reward:`; add one, such as reward: MathReward"
     if recipe.reward is None and recipe.validation is not None and recipe.generates:
         yield "validation scores answers, but the recipe has no `reward:`; add one, or set validation: null"

@@ -1,7 +1,7 @@
 """The sections of a recipe that are not parts: plain options, documented where they are defined."""
 
 from rlkit.sections.fabric import FSDP2, Environment, Fabric
-from rlkit.sections.model import Critic, Lora, Model, Reference
+from rlkit.sections.model import Critic, Lora, Model, Reference, Teacher
 from rlkit.sections.profile import Profile
 from rlkit.sections.rollout import Conversation, Replay, Rollout
 from rlkit.sections.save import Save, Validation
@@ -25,6 +25,7 @@ __all__ = [
     "Rollout",
     "Save",
     "Shaping",
+    "Teacher",
     "Train",
     "Validation",
 ]

@@ -83,6 +83,24 @@ class Reference:
 
 
 @dataclass
+class Teacher:
+    """A model whose log-probs of the policy's own tokens say how good each is: on-policy distillation.
+
+    coef * (log pi_teacher - log pi) is added to each token's advantage; without an `advantage:` section it is all of it
+    (Agarwal et al. 2024, arXiv:2306.13649, with reverse KL; Gu et al. 2024, arXiv:2306.08543).
+
+    Args:
+        path: A model as in `model.path`, with the policy's tokenizer.
+        coef: Its weight.
+        dtype: The type of its weights.
+    """
+
+    path: str
+    coef: PositiveFloat = 1.0
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+
+@dataclass
 class Critic:
     """Learns the values that GAE needs: a value head on a backbone of its own.
 

@@ -127,13 +127,23 @@ def correct(batch: Batch, weigh: Correction | None, reject: Rejection | None, re
     return figures
 
 
-def estimate(estimator: AdvantageEstimator, batch: Batch, has_critic: bool = False) -> None:
-    """Fill the advantages, and name the estimator if they are not what they must be.
+def distill(batch: Batch, coef: float, reduce: Reducer) -> float:
+    """Add coef * (log pi_teacher - log pi) to the advantages; return the mean of the negative: KL to the teacher."""
+    behind = (batch.required("trainer_logps") - batch.required("teacher_logps")) * batch.mask
+    batch.advantages = batch.required("advantages") - coef * behind
+    return float(masked_mean(behind, batch.mask, reduce))
+
+
+def estimate(estimator: AdvantageEstimator | None, batch: Batch, has_critic: bool = False) -> None:
+    """Fill the advantages, with 0 without an estimator, and name it if they are not what they must be.
 
     Raises:
         PartError: It raised, left a field unset, or what it set has another shape or type, or is not finite though
             all that it read was.
     """
+    if estimator is None:
+        batch.advantages = torch.zeros_like(batch.token_rewards)
+        return
     read = batch.tensors().values()
     with calling(estimator, "estimate"):
         estimator.estimate(batch)

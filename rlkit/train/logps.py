@@ -10,7 +10,7 @@ from torch import Tensor
 from rlkit.interfaces.advantage import Needs
 from rlkit.models.actor import Actor
 from rlkit.models.critic import ValueModel
-from rlkit.models.reference import Reference
+from rlkit.models.reference import FrozenPolicy
 from rlkit.ops import correction
 from rlkit.ops.logps import LOGPS, Reads
 from rlkit.ops.masked import Reducer
@@ -21,8 +21,8 @@ from rlkit.types import RolloutBatch, TrainBatch
 
 
 def compute_logps(context: TrainContext, batch: RolloutBatch) -> None:
-    """Fill what the recipe needs of `trainer_logps`, `old_logps`, `ref_logps` and `values`."""
-    recipe, reference, critic = context.recipe, context.models.reference, context.models.critic
+    """Fill what the recipe needs of `trainer_logps`, `old_logps`, `ref_logps`, `teacher_logps` and `values`."""
+    recipe, models, critic = context.recipe, context.models, context.models.critic
     temperature = recipe.rollout.sampling.temperature
     if recipe.needs_old_logps:
         squares = Needs.SUM_PI_SQUARED in recipe.needs
@@ -31,12 +31,13 @@ def compute_logps(context: TrainContext, batch: RolloutBatch) -> None:
         batch.old_logps = batch.trainer_logps
     if recipe.train.old_logps != "recompute":
         batch.old_logps = batch.rollout_logps
-    if reference is not None:
+    for name, frozen in (("ref_logps", models.reference), ("teacher_logps", models.teacher)):
+        if frozen is not None:
 
-        def ref_logps(tokens: Tensor, mask: Tensor) -> Sequence[Tensor]:
-            return (reference.logps(tokens, mask, temperature),)
+            def logps(tokens: Tensor, mask: Tensor, frozen: FrozenPolicy = frozen) -> Sequence[Tensor]:
+                return (frozen.logps(tokens, mask, temperature),)
 
-        [batch.ref_logps] = _forward(context, batch, ref_logps, reference)
+            setattr(batch, name, _forward(context, batch, logps, frozen)[0])
     if critic is not None:
         [batch.values] = _forward(context, batch, lambda tokens, mask: (critic.inner(tokens, mask),), critic.inner)
 
@@ -77,7 +78,7 @@ def measure_gap(batch: TrainBatch, version: int, reduce: Reducer, meter: Meter) 
 
 
 def _forward(
-    context: TrainContext, batch: RolloutBatch, fn: Forward, module: Actor | ValueModel | Reference, count: int = 1
+    context: TrainContext, batch: RolloutBatch, fn: Forward, module: Actor | ValueModel | FrozenPolicy, count: int = 1
 ) -> list[Tensor]:
     """Compute tensors [B,T] in the precision and the micro-batches of updates."""
 

@@ -19,7 +19,7 @@ from rlkit.models.ema import WeightAverage
 from rlkit.models.flops import learning_flops
 from rlkit.models.load import load_backbone, load_policy
 from rlkit.models.lora import base_model
-from rlkit.models.reference import Reference
+from rlkit.models.reference import FrozenPolicy, Reference
 from rlkit.recipe import Recipe
 from rlkit.sections import Critic, Train
 from rlkit.train.optim import make_optimizer
@@ -118,7 +118,7 @@ class Placer:
 
 
 class Models:
-    """The policy, and the critic, the reference and the averaged weights where the recipe has them.
+    """The policy, and the critic, the reference, the teacher and the averaged weights where the recipe has them.
 
     Args:
         recipe: Checked.
@@ -136,6 +136,10 @@ class Models:
             self.critic = placer.trainable(values, recipe.critic, train.checkpoint_activations)
         needed = recipe.needs_reference
         self.reference = Reference(actor, recipe.model, placer.frozen, placer.empty) if needed else None
+        self.teacher: FrozenPolicy | None = None
+        if recipe.teacher is not None:
+            model = replace(recipe.model, path=recipe.teacher.path, lora=None, dtype=recipe.teacher.dtype)
+            self.teacher = FrozenPolicy(model, placer.frozen, placer.empty)
         self.average = None if train.ema is None else WeightAverage(actor, train.ema)
         self._recipe = recipe
 
@@ -153,11 +157,10 @@ class Models:
             self.reference.update(self.actor, section.mix)
 
     def offload(self, device: torch.device, keep_policy: bool) -> HostOffload:
-        """Return what no rollout needs: optimizers, critic and reference, and the policy if the engine has its own."""
+        """Return what no rollout needs: optimizers, all but the policy, and that too if the engine has its own."""
         trained = [t for t in (self.policy, self.critic) if t is not None]
         modules: list[nn.Module] = [] if self.critic is None else [self.critic.inner]
-        if self.reference is not None and not self.reference.shared:
-            modules.append(self.reference.actor)
+        modules += [one.actor for one in (self.reference, self.teacher) if one is not None and not one.shared]
         if not keep_policy:
             modules.append(self.actor)
         return HostOffload(modules, [t.optimizer.optimizer for t in trained], device)

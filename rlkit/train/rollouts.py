@@ -25,7 +25,7 @@ from rlkit.rollout.service import RolloutService
 from rlkit.text import safe
 from rlkit.train.data import Data
 from rlkit.train.metrics import Meter
-from rlkit.types import Prompt, Sampling, StopReason, Trajectory
+from rlkit.types import Prompt, Sampling, Score, StopReason, Trajectory
 
 MAX_SOURCES, LONGEST_NAME = 50, 80
 """Sources whose figures are shown apart, and the characters of a source's or a component's name that are kept."""
@@ -140,7 +140,8 @@ def await_scores(service: RolloutService, rollouts: Rollouts, meter: Meter) -> l
         known_rewards = {group: answer.reward for group, answer in rollouts.greedy_answers.items()}
         rollouts.greedy |= {group: reward for group, reward in known_rewards.items() if reward is not None}
     recipe = service.recipe
-    describe(rollouts.all, recipe.loss.reads_rewards, meter)
+    rewarded = recipe.loss.reads_rewards and (recipe.reward is not None or recipe.rollout.engine.recorded)
+    describe(rollouts.all, rewarded, meter)
     if not recipe.rollout.engine.recorded:
         describe_texts(rollouts.all, recipe.rollout.group_size > 1, meter)
     rollouts.errors = Counter(error for t in rollouts.all if (error := t.error or (t.score and t.score.error)))
@@ -234,7 +235,8 @@ def most_likely(sampling: Sampling) -> Sampling:
 async def finish(service: RolloutService, group: Sequence[Trajectory]) -> None:
     """Score a group."""
     if group:
-        scores = await service.score(service.recipe.scorer, group)
+        reward = service.recipe.reward
+        scores = [Score(0.0) for _ in group] if reward is None else await service.score(reward, group)
         for trajectory, score in zip(group, scores, strict=True):
             trajectory.score = score
 

@@ -16,7 +16,7 @@ from rlkit.ops.groups import group_stats
 from rlkit.ops.masked import masked_mean
 from rlkit.rollout.collate import add_rewards, collate
 from rlkit.rollout.service import RolloutService
-from rlkit.train.credit import attach_advantages, attach_first_pass, correct, estimate
+from rlkit.train.credit import attach_advantages, attach_first_pass, correct, distill, estimate
 from rlkit.train.data import Data
 from rlkit.train.logps import compute_logps, measure_gap
 from rlkit.train.metrics import Meter
@@ -63,10 +63,10 @@ def step(context: TrainContext, number: int, obtain: Obtain = sample) -> StepRes
         for trajectory in kept:
             trajectory.credit["greedy_reward"] = rollouts.greedy[trajectory.group]
     shape_rewards(context, scored, meter)
-    if context.recipe.advantage is None:  # agreed: an option of the recipe
-        scored.advantages = torch.zeros_like(scored.token_rewards)
-    else:
-        estimate(context.recipe.advantage, scored, has_critic=context.recipe.critic is not None)
+    estimate(context.recipe.advantage, scored, has_critic=context.recipe.critic is not None)
+    if context.recipe.teacher is not None:  # agreed: an option of the recipe
+        meter.max("teacher/kl", distill(scored, context.recipe.teacher.coef, context.ranks.all_reduce_sum))
+    if context.recipe.loss.reads_advantages:
         attach_advantages(kept, scored)
     context.callbacks.emit("on_batch", TrainingBatch(number, scored))
     schedule(context, number, meter)
@@ -80,7 +80,7 @@ def step(context: TrainContext, number: int, obtain: Obtain = sample) -> StepRes
         context.rollouts.sync_weights()
     if context.recipe.loss.reads_rewards:
         describe_rewards(batch, meter)
-    if context.recipe.advantage is not None:
+    if context.recipe.loss.reads_advantages:
         describe_advantages(batch, meter)
     if not context.rollouts.engine.recorded:  # agreed: an option of the recipe
         measure_gap(batch, context.rollouts.version - 1, context.ranks.all_reduce_sum, meter)

@@ -50,6 +50,7 @@ DEFAULTS: dict[type, dict[str, Any]] = {
     sections.KLLoss: {"coef": 0.001, "estimator": "k3", "importance_weighted": False},
     sections.KLReward: {"coef": 0.001, "estimator": "k1", "target": None, "horizon": 10000},
     sections.Reference: {"mix": 1.0},
+    sections.Teacher: {"coef": 1.0, "dtype": "float32"},
     sections.Replay: {"reuse": 1},
     sections.Shaping: {"clip": None, "normalize": False},
     sections.Correction: {"level": "token", "low": None, "high": 2.0},
@@ -65,6 +66,7 @@ DEFAULTS: dict[type, dict[str, Any]] = {
         **dict.fromkeys((
             "critic", "curriculum", "kl_loss", "kl_reward", "reference", "shaping", "correction", "rejection", "tools",
             "parser", "interaction", "environment", "conversation", "profile", "reward", "advantage",
+            "teacher",
         )),
     },
 }  # fmt: skip

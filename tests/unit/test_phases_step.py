@@ -149,6 +149,7 @@ def test_the_average_and_the_reference_follow_the_policy() -> None:
 
 def test_what_no_rollout_needs_leaves_the_device() -> None:
     models: Any = Models.__new__(Models)
+    models.teacher = None
     policy, critic = Trained(Line()), Trained(Values())
     reference = SimpleNamespace(shared=False, actor=Line())
     for trained in (policy, critic):
@@ -250,7 +251,7 @@ def test_what_is_logged_of_rollouts() -> None:
 
 def service(ranks: LocalRanks | None = None) -> Any:
     rollout = SimpleNamespace(group_size=2, engine=SimpleNamespace(recorded=False))
-    sampled_in = SimpleNamespace(rollout=rollout, loss=SimpleNamespace(reads_rewards=True))
+    sampled_in = SimpleNamespace(rollout=rollout, loss=SimpleNamespace(reads_rewards=True), reward=1)
     return SimpleNamespace(ranks=ranks or LocalRanks(), wait=lambda work: work.close(), recipe=sampled_in)
 
 

@@ -1,0 +1,85 @@
+"""A teacher's log-probs as the advantages of the policy's own tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rlkit.testing import random_model
+from rlkit.testing.models import build_tokenizer
+from rlkit.train.credit import distill
+from tests.conftest import FAST, ROOT, read_jsonl, rlkit_in_process
+from tests.unit.phases import scored
+
+TINY = ROOT / "rlkit" / "models" / "tiny"
+RUN = ("--recipe=quick_distill", *FAST, "--validation=null", "--out=run")
+
+
+def test_each_token_gets_what_the_teacher_thinks_of_it() -> None:
+    """By hand: A + coef (log pi_T - log pi) under the mask, and the mean of log pi - log pi_T."""
+    batch = scored()
+    batch.trainer_logps = torch.full(batch.tokens.shape, -1.0)
+    batch.teacher_logps = torch.full(batch.tokens.shape, -1.0)
+    row, place = (int(x[0]) for x in batch.mask.nonzero(as_tuple=True))
+    batch.teacher_logps[row, place] = -3.0
+    batch.teacher_logps[~batch.mask] = 7.0
+    batch.advantages = batch.mask * 0.5
+    found = distill(batch, 0.25, lambda x: x)
+    assert found == pytest.approx(2.0 / int(batch.mask.sum()))
+    expected = batch.mask * 0.5
+    expected[row, place] = 0.5 - 0.25 * 2.0
+    torch.testing.assert_close(batch.advantages, expected)
+
+
+def test_a_teacher_that_is_the_policy_teaches_nothing(tmp_path: Path) -> None:
+    done = rlkit_in_process("fit", *RUN, "--teacher.path=tiny", "--reward=null", "--train.steps=1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    [line] = read_jsonl(tmp_path / "run" / "metrics.jsonl")
+    assert (line["teacher/kl"], line["advantage/max"]) == (0, 0)
+    assert "reward/mean" not in line
+    before, after = (load_file(path / "model.safetensors") for path in (TINY, tmp_path / "run" / "final"))
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.add_tokens(["<another>"])
+    random_model("qwen2", seed=5).save_pretrained(tmp_path / "teacher")
+    tokenizer.save_pretrained(tmp_path / "teacher")
+    done = rlkit_in_process("fit", *RUN, "--teacher.path=teacher", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "teacher.path 'teacher' has another tokenizer than the policy: " in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--teacher=null",), "loss PolicyGradient reads advantages, but the recipe has no `advantage:`"),
+        (
+            ("--loss=CrossEntropy",),
+            "loss CrossEntropy reads no advantages, but the recipe has a section `teacher:`; remove it",
+        ),
+        (
+            ("--rollout.engine=Recorded",),
+            "no policy has sampled, but the recipe has a section `teacher:`",
+        ),
+        (("--advantage=GRPO", "--reward=null"), "loss PolicyGradient reads rewards, but the recipe has no `reward:`"),
+    ],
+)
+def test_what_does_not_go_with_a_teacher(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+    done = rlkit_in_process("fit", *RUN, *words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_a_teacher_beside_a_reward_with_adapters(tmp_path: Path) -> None:
+    words = ("--teacher.path=tiny", "--advantage=GRPO", "--model.lora={}", "--train.minibatches=2", "--loss=ClipLoss")
+    done = rlkit_in_process("fit", *RUN, *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    first, second = read_jsonl(tmp_path / "run" / "metrics.jsonl")
+    assert first["teacher/kl"] == pytest.approx(0, abs=1e-6)  # adapters begin at zero
+    assert abs(second["teacher/kl"]) > 1e-6
+    assert first["advantage/abs_mean"] > 0
