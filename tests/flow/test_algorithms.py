@@ -32,7 +32,7 @@ def fit(out: Path, *options: str) -> tuple[list[dict[str, float]], list[Rows]]:
     assert main(["fit", "--recipe=quickstart", *FAST, f"--train.steps={STEPS}", *options, f"--out={out}"]) == 0
     figures = read_jsonl(out / "metrics.jsonl")
     rollouts = [read_jsonl(out / "rollouts" / f"step-{n:05d}.jsonl.gz") for n in range(1, STEPS + 1)]
-    return figures, [[r for r in rows if "advantages" in r] for rows in rollouts]
+    return figures, [[r for r in rows if "advantages" in r] or rows for rows in rollouts]
 
 
 def rewards(rows: Rows) -> np.ndarray:
