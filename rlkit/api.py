@@ -88,9 +88,9 @@ class Recipe:
     Args:
         model: The policy; a text is its `path`.
         task: Where prompts come from; a list of rows, or a `datasets.Dataset`, becomes `rlkit.tasks.rows.Rows`.
-        reward: Scores answers; a function takes and returns what `PythonReward` documents, and runs in worker
-            processes, or in this process if it is `async`.
-        advantage: From rewards to credit.
+        reward: Scores answers, None where nothing reads rewards; a function takes and returns what `PythonReward`
+            documents, and runs in worker processes, or in this process if it is `async`.
+        advantage: From rewards to credit; None for a loss that reads none.
         loss: The policy loss.
         rollout: How trajectories are sampled; `Rollout` without an engine has `TorchEngine`.
         train: The training loop.
@@ -101,8 +101,8 @@ class Recipe:
 
     model: Model | Named
     task: Task | Named | Sequence[Data]
-    reward: RewardManager | Callable[..., Any] | Named
-    advantage: AdvantageEstimator | Named = "GRPO"
+    reward: RewardManager | Callable[..., Any] | Named | None
+    advantage: AdvantageEstimator | Named | None = "GRPO"
     loss: PolicyLoss | Named = "ClipLoss"
     rollout: Rollout | Data = field(default_factory=Rollout)
     train: Train | Data = field(default_factory=lambda: Train(steps=100))
@@ -239,7 +239,7 @@ def _as_task(task: Task | Named | Sequence[Data]) -> Task | Named:
     return task if isinstance(task, Task | str | Mapping) else Rows(task)
 
 
-def _as_reward(reward: RewardManager | Callable[..., Any] | Named) -> RewardManager | Named:
+def _as_reward(reward: RewardManager | Callable[..., Any] | Named | None) -> RewardManager | Named | None:
     if isinstance(reward, RewardManager | str | Mapping) or not callable(reward):
         return reward
     return AsyncFunctionReward(reward) if iscoroutinefunction(reward) else FunctionReward(reward)

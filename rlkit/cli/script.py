@@ -29,8 +29,9 @@ def as_python(recipe_yaml: str, title: str, registry: Registry) -> str:
         registry: The parts that the recipe may name.
     """
     tree = yaml.safe_load(recipe_yaml)
-    printer = _Printer()
-    recipe = printer.call("Recipe", _arguments(tree, Recipe, registry), 0)
+    printer, arguments = _Printer(), _arguments(tree, Recipe, registry)
+    arguments |= dict.fromkeys(name for name in ("reward", "advantage") if tree.get(name) is None)  # not so in Python
+    recipe = printer.call("Recipe", arguments, 0)
     return (
         f'"""{title}"""\n\nfrom rlkit import Recipe, fit\n{printer.imports()}\n'
         f"recipe = {recipe}\n\nresult = fit(recipe)\nprint(result)\n"

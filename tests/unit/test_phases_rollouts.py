@@ -42,8 +42,7 @@ class Played:
         chosen = keeps
         if chosen is not None:
             chosen.max_refills = refills
-        advantage = SimpleNamespace(needs=Needs.NOTHING)
-        recipe = SimpleNamespace(rollout=SimpleNamespace(filter=chosen, oversample=1), advantage=advantage)
+        recipe = SimpleNamespace(rollout=SimpleNamespace(filter=chosen, oversample=1), needs=Needs.NOTHING)
         self.data: Any = SimpleNamespace(
             prompts=lambda step: [(0, Prompt("a", [])), (1, Prompt("b", []))], spare=self.spare
         )
@@ -75,7 +74,7 @@ def test_without_a_filter_all_that_did_not_fail_is_trained_on(monkeypatch: pytes
     assert rollouts.greedy is None
     assert played.asked == [(5, 0)]
     assert logged == {}
-    played.service.recipe.advantage.needs = Needs.GREEDY | Needs.GROUPS
+    played.service.recipe.needs = Needs.GREEDY | Needs.GROUPS
     assert played.run(monkeypatch)[0].greedy == {}
 
 

@@ -185,7 +185,7 @@ def play(
     """Play both prompts, two samples and a greedy answer each, and wait for the scores."""
     common = sampler(engine)
     rollout = SimpleNamespace(engine=engine, sampling=Sampling(max_tokens=16), group_size=2)
-    recipe = SimpleNamespace(rollout=rollout, train=SimpleNamespace(seed=0), reward=None)
+    recipe = SimpleNamespace(rollout=rollout, train=SimpleNamespace(seed=0), reward="any")
     service: Any = SimpleNamespace(
         recipe=recipe,
         score=score,

@@ -129,7 +129,7 @@ def service(
     others = others or Participants()
     recipe = SimpleNamespace(
         rollout=SimpleNamespace(engine=engine, max_conversations=most),
-        reward=SimpleNamespace(concurrency=1),
+        concurrency=1,
         conversation=Conversation(seconds=seconds),
         tools=others.tools or None,
         interaction=others.interaction,
@@ -279,7 +279,7 @@ def test_ranks_share_the_cpus_among_their_workers_at_most_four_each_unless_asked
     monkeypatch.setattr(os, "cpu_count", lambda: cpus)
     monkeypatch.setattr(module, "SideGroup", lambda fabric: None)
     monkeypatch.setattr(module, "Workers", lambda count: counts.append(count) or Workers(count))
-    made.recipe.reward.concurrency = asked
+    made.recipe.concurrency = asked  # type: ignore[misc]
     made.ranks.fabric.world_size = ranks  # type: ignore[misc]
     RolloutService(made.recipe, made.dialogue, made.actor, made.ranks).close()
     assert counts == [workers]

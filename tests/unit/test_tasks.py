@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rlkit.engines import TorchEngine
 from rlkit.errors import RecipeError
 from rlkit.interfaces.task import Split, Task
 from rlkit.models.load import load_tokenizer
@@ -127,7 +128,7 @@ def lengths(*letters: int, steps: int = 1, overlong: str = "error", tokenizer: A
     """Make data of prompts with so many letters, two a step, for a context that 9 letters fit and 10 do not."""
     tokenizer = tokenizer or load_tokenizer(Model("tiny"))  # a letter is a token
     train = Train(steps=steps, prompts_per_step=2, seed=0)
-    rollout = SimpleNamespace(overlong=overlong, max_prompt_tokens=None, oversample=1)
+    rollout = SimpleNamespace(overlong=overlong, max_prompt_tokens=None, oversample=1, engine=TorchEngine())
     task = Lengths(letters)
     recipe: Any = SimpleNamespace(
         train=train, rollout=rollout, task=task, tools=None, curriculum=None, model=Model("tiny")

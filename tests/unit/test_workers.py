@@ -332,7 +332,7 @@ def test_a_text_that_breaks_its_grader_is_wrong_and_counted(one: Workers, what: 
     assert found.error is not None
     meter = Meter()
     hostile.score = Score(0.0, ungradable=True)
-    describe([hostile, example_trajectory("x")], meter)
+    describe([hostile, example_trajectory("x")], True, meter)
     assert meter._sums["reward/ungradable"][0] == 1
 
 

@@ -24,41 +24,42 @@ class Recorded(RolloutEngine):
     recorded = True
 
     def __init__(self, validation: RolloutEngine | None = None) -> None:
-        self.validation = TorchEngine() if validation is None else validation
-        self.reads_policy, self.reserved = self.validation.reads_policy, self.validation.reserved
+        self.validation = validation
+        self._engine = TorchEngine() if self.validation is None else self.validation
+        self.reads_policy, self.reserved = self._engine.reads_policy, self._engine.reserved
         self._outdated = True
 
     @property
     def capacity(self) -> int | None:
-        return self.validation.capacity
+        return self._engine.capacity
 
     @property
     def environment(self) -> Mapping[str, str]:
-        return self.validation.environment
+        return self._engine.environment
 
     def bind(self, runtime: Runtime) -> None:
-        self.validation.bind(runtime)
+        self._engine.bind(runtime)
 
     async def generate(self, request: Request) -> Completion:
-        return await self.validation.generate(request)
+        return await self._engine.generate(request)
 
     async def sync(self, stream: WeightStream, version: int) -> None:
-        await self.validation.sync(stream, version)
+        await self._engine.sync(stream, version)
         self._outdated = False
 
     @property
     def needs_weights(self) -> bool:
         """Whether weights must be synced before a validation: they are not sent after each step."""
-        return self._outdated or self.validation.needs_weights
+        return self._outdated or self._engine.needs_weights
 
     @contextmanager
     def on_device(self) -> Iterator[None]:
-        with self.validation.on_device():
+        with self._engine.on_device():
             yield
         self._outdated = True
 
     def health(self) -> dict[str, float]:
-        return self.validation.health()
+        return self._engine.health()
 
     def close(self) -> None:
-        self.validation.close()
+        self._engine.close()
