@@ -58,7 +58,8 @@ class Arithmetic(Task):
 
 
 def _recorded(text: str, reward: float) -> RecordedAnswer:
-    return RecordedAnswer([{"role": "assistant", "content": text}], reward)
+    """Return an answer as the tiny model writes it."""
+    return RecordedAnswer([{"role": "assistant", "content": f"#### {text}"}], reward)
 
 
 def _near_misses(right: str) -> set[str]:

@@ -267,6 +267,27 @@ def test_a_preference_is_measured_from_a_reference_that_follows(tmp_path: Path) 
 
 
 @pytest.mark.slow
+def test_recorded_preferences_teach_what_is_then_generated(tmp_path: Path) -> None:
+    assert main(["fit", "--recipe=quick_dpo", f"--out={tmp_path / 'out'}"]) == 0
+    validation = json.loads((tmp_path / "out" / "result.json").read_text())["validation"]
+    assert validation["before"]["accuracy"] < 0.75
+    assert validation["after"]["accuracy"] >= 0.8
+    assert read_jsonl(tmp_path / "out" / "metrics.jsonl")[-1]["policy/preference_accuracy"] > 0.8
+
+
+@pytest.mark.slow
+def test_the_reference_of_recorded_preferences_is_the_policy_without_adapters(tmp_path: Path) -> None:
+    """Adapters begin as the reference, at a loss of log 2, and leave it."""
+    out = tmp_path / "out"
+    words = ("--validation=null", "--model.lora.rank=4", "--train.lr=1e-2", "--train.warmup_steps=0")
+    assert main(["fit", "--recipe=quick_dpo", *words, "--train.steps=3", f"--out={out}"]) == 0
+    first, _, last = read_jsonl(out / "metrics.jsonl")
+    assert (first["policy/loss"], first["policy/margin"]) == (pytest.approx(math.log(2)), 0)
+    assert last["policy/loss"] < math.log(2)
+    assert last["policy/margin"] > 0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["quick_ppo", "quick_remax", "quick_rloo", "quick_online_dpo"])
 def test_a_recipe_learns_to_carry(tmp_path: Path, recipe: str) -> None:
     assert main(["fit", f"--recipe={recipe}", f"--out={tmp_path / 'out'}"]) == 0

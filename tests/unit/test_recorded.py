@@ -128,8 +128,8 @@ def test_mistakes_of_arithmetic_are_near_and_always_the_same() -> None:
     task = Arithmetic(mistakes=4)
     for row in (*task.rows("train")[:50], {"question": "0 + 0 = ?", "answer": "0"}):
         right, *wrong = task.prompt(row, 0).recorded
-        assert (right.messages[0]["content"], right.reward) == (row["answer"], 1.0)
-        texts = [answer.messages[0]["content"] for answer in wrong]
+        assert (right.messages[0]["content"], right.reward) == (f"#### {row['answer']}", 1.0)
+        texts = [answer.messages[0]["content"].removeprefix("#### ") for answer in wrong]
         assert all(abs(int(text) - int(row["answer"])) in (1, 2, 10, 20) for text in texts)
         assert len(set(texts)) == 4
         assert {answer.reward for answer in wrong} == {0.0}
