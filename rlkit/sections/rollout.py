@@ -45,7 +45,8 @@ class Rollout:
             samples and learns in turn. With more, a step learns from the groups that are whole first, and the others go
             on with its new weights: a step does not wait for the longest answers. It needs a correction, such as
             `correction`: `rlkit docs asynchronous`.
-        lead: How far rollouts run ahead normally, in steps; null for 1, or 0 where `max_staleness` is 0.
+        lead: How far rollouts run ahead normally, in steps; at most, and by default, `max_staleness`. Null is less
+            where the engine would hold no more groups at once, and where it samples beside the trainer: 1 then.
         replay: Groups that later steps are trained on again; null for none. It needs `max_staleness`.
         max_gap: The largest mean distance of the engine's log-probs of a few tokens from the trainer's, in the weight
             check before the first rollout; null for 1e-3 in float32 and 0.2 in lower precisions.

@@ -13,7 +13,7 @@ from rlkit.errors import EngineError, RolloutError
 from rlkit.sections import Replay
 from rlkit.train.ahead.stream import TrainedPlaces
 from rlkit.train.metrics import Meter
-from tests.unit.simulation import Data, Plan, Service, open_stream, simulate
+from tests.unit.simulation import Data, Engine, Plan, Service, open_stream, simulate
 
 PROBABILITY = st.sampled_from([0.0, 0.1, 0.4])
 PLANS = st.builds(
@@ -123,6 +123,24 @@ def test_an_error_ends_the_step_at_once(beside: bool) -> None:
     with pytest.raises(EngineError, match="the engine died"):
         stream(stream._data, service, 1, Meter())
     assert service.clock.loop.time() == pytest.approx(0.2)
+    service.close()
+
+
+@pytest.mark.parametrize(
+    ("beside", "capacity", "begun"),
+    [(False, None, 8), (False, 1000, 8), (False, 15, 5), (False, 4, 4), (True, None, 4), (True, 1000, 4)],
+)
+def test_without_a_lead_as_many_groups_begin_as_the_engine_holds(
+    beside: bool, capacity: int | None, begun: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S = 3, steps of 2 groups of 3: two steps' groups at least, which is also what begins beside the trainer."""
+    monkeypatch.setattr(Engine, "capacity", capacity)
+    plan = Plan(beside, batch=2, group_size=3, staleness=3, steps=9)
+    service = Service(plan, 0)
+    data = Data(plan, service)
+    stream = open_stream(plan, service, data, TrainedPlaces())  # type: ignore[arg-type]
+    stream(data, service, 1, Meter())  # type: ignore[arg-type]
+    assert len(data.begun) == begun
     service.close()
 
 

@@ -20,6 +20,9 @@ class BesideStream(Stream):
         super().__init__(data, service, trained)
         self._gate.open()
 
+    def _usual_lead(self) -> float:
+        return 1.0
+
     async def _obtain(self, meter: Meter) -> list[Group]:
         self._admit()
         await self._until_ready()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
+from math import inf
 
 from rlkit.rollout.collect import Sampler
 from rlkit.rollout.service import RolloutService
@@ -23,6 +24,11 @@ class ColocatedStream(Stream):
     def __init__(self, data: Data, service: RolloutService, trained: TrainedPlaces) -> None:
         super().__init__(data, service, trained)
         service.engine.follow(self._gate.calm)
+
+    def _usual_lead(self) -> float:
+        """Return what fills the engine, but a step at least: more groups would grow old in its queue."""
+        capacity, group_size = self._service.engine.capacity, self._service.recipe.rollout.group_size
+        return inf if capacity is None else max(1.0, capacity / (group_size * max(1, len(self._slots))) - 1)
 
     async def _obtain(self, meter: Meter) -> list[Group]:
         self._timer.idle_share()

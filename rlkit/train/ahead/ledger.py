@@ -28,7 +28,7 @@ class Ledger:
     Args:
         batch: Groups of a step.
         staleness: The largest age of a group that is trained on.
-        lead: How far to run ahead normally, in batches.
+        lead: How far to run ahead normally, in batches; `staleness` at most.
         total: Groups that there are.
     """
 
@@ -50,7 +50,7 @@ class Ledger:
 
     def admit(self, version: int) -> list[int]:
         """Return the numbers of the groups to begin now."""
-        ahead = ceil((1 + min(self.lead, self.staleness) + version) * self.batch) - self.trained
+        ahead = ceil((1 + self.lead + version) * self.batch) - self.trained
         found: list[int] = []
         while len(self.running) + len(self.whole) < ahead and (number := self._following()) is not None:
             self.running[number] = version

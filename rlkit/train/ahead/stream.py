@@ -70,7 +70,7 @@ class Stream(ABC):
         places = trained.others(self._batch * (service.recipe.train.steps - service.version))
         self.trained = trained
         self._places = [place for i, place in enumerate(places) if (i % self._batch) % ranks.count == ranks.index]
-        lead = min(1, rollout.max_staleness) if rollout.lead is None else rollout.lead
+        lead = min(self._usual_lead() if rollout.lead is None else rollout.lead, rollout.max_staleness)
         self._first, self._version = service.version, 0
         """The version of the weights at the start, and how many more they were when the last step began: the engine may
         sample with these until it has taken the next ones."""
@@ -121,6 +121,10 @@ class Stream(ABC):
     def close(self) -> None:
         """Cancel all that is being sampled or waits."""
         self._service.wait(self._cancel_all())
+
+    @abstractmethod
+    def _usual_lead(self) -> float:
+        """Return how far to run ahead normally where the recipe does not say, in steps."""
 
     @abstractmethod
     async def _obtain(self, meter: Meter) -> list[Group]:
