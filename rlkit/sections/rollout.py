@@ -46,7 +46,8 @@ class Rollout:
             on with its new weights: a step does not wait for the longest answers. It needs a correction, such as
             `correction`: `rlkit docs asynchronous`.
         lead: How far rollouts run ahead normally, in steps; at most, and by default, `max_staleness`. Null is less
-            where the engine would hold no more groups at once, and where it samples beside the trainer: 1 then.
+            where the engine would hold no more groups at once, and 1 with `replay` or where it samples beside the
+            trainer.
         replay: Groups that later steps are trained on again; null for none. It needs `max_staleness`.
         max_gap: The largest mean distance of the engine's log-probs of a few tokens from the trainer's, in the weight
             check before the first rollout; null for 1e-3 in float32 and 0.2 in lower precisions.

@@ -26,9 +26,14 @@ class ColocatedStream(Stream):
         service.engine.follow(self._gate.calm)
 
     def _usual_lead(self) -> float:
-        """Return what fills the engine, but a step at least: more groups would grow old in its queue."""
-        capacity, group_size = self._service.engine.capacity, self._service.recipe.rollout.group_size
-        return inf if capacity is None else max(1.0, capacity / (group_size * max(1, len(self._slots))) - 1)
+        """Return what fills the engine, but a step at least: more groups would grow old in its queue.
+
+        With a replay buffer it is a step, or groups would be too old for a second time.
+        """
+        capacity, rollout = self._service.engine.capacity, self._service.recipe.rollout
+        if rollout.replay is not None:
+            return 1.0
+        return inf if capacity is None else max(1.0, capacity / (rollout.group_size * max(1, len(self._slots))) - 1)
 
     async def _obtain(self, meter: Meter) -> list[Group]:
         self._timer.idle_share()
