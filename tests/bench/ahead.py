@@ -10,8 +10,9 @@ as long for one row as for all, since the weights have to be read; on a GPU that
 thread CPU seconds count, which other processes lengthen least.
 
 `python -m tests.bench.ahead beside [STEPS]` does the same with HttpEngine on one core and the trainer on another, for
-the tiny model and 16 x 8 samples, of which sampling and learning take about as long: there wall seconds count, since
-CPU seconds do not say what waits for what. It also prints the shares of a step in which trainer and engine were idle.
+the tiny model and quickstart's 32 x 8 samples, of which sampling and learning take about as long: there wall seconds
+count, since CPU seconds do not say what waits for what. It also prints the shares of a step in which trainer and engine
+were idle.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from rlkit.types import Completion, Request, Sampling
 from tests.bench.work import questions, save_model
 
 MEDIAN, SIGMA, LIMIT = 32, math.log(8) / 2.326, 512
-ROWS = {"colocated": (2, 4), "beside": (16, 8)}
+ROWS = {"colocated": (2, 4), "beside": (32, 8)}
 """Prompts and samples of a step."""
 PHASES = ("sample", "logps", "score", "update", "sync")
 
@@ -166,4 +167,4 @@ if __name__ == "__main__":
     else:
         words = sys.argv[1:]
         kind = words.pop(0) if words[:1] == ["beside"] else "colocated"
-        main(kind, int(words[0]) if words else {"colocated": 32, "beside": 16}[kind])
+        main(kind, int(words[0]) if words else {"colocated": 32, "beside": 10}[kind])
