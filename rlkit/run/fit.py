@@ -50,7 +50,11 @@ def fit(
         RlkitError: The run failed, which is written as its outcome; RankError where another rank did.
     """
     session = Session(folder, reporter, fabric.is_global_zero, replay=replay)
-    peers = Peers(fabric, folder.path, session.lost)
+    try:
+        peers = Peers(fabric, folder.path, session.lost)
+    except RlkitError as refused:
+        session.end(None, refused)  # no part of the run exists yet, but how it ended is written
+        raise
     contexts: list[TrainContext] = []
 
     def work() -> None:

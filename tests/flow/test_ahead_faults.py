@@ -53,7 +53,7 @@ def rlkit_register(register):
 
 AHEAD = (
     "--rollout.max_staleness=2", "--correction.high=2.0", "--train.prompts_per_step=4", "--rollout.group_size=4",
-    "--validation=null", "--train.deadline=5",
+    "--validation=null", "--train.deadline=5", "--rollout.lead=1",
 )  # fmt: skip
 
 
