@@ -290,7 +290,7 @@ def test_the_reference_of_recorded_preferences_is_the_policy_without_adapters(tm
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["quick_ppo", "quick_remax", "quick_rloo", "quick_online_dpo"])
 def test_a_recipe_learns_to_carry(tmp_path: Path, recipe: str) -> None:
-    assert main(["fit", f"--recipe={recipe}", f"--out={tmp_path / 'out'}"]) == 0
+    assert main(["fit", f"--recipe={recipe}", "--validation.samples=0", f"--out={tmp_path / 'out'}"]) == 0
     validation = json.loads((tmp_path / "out" / "result.json").read_text())["validation"]
     assert validation["before"]["accuracy"] < 0.75
     assert validation["after"]["accuracy"] >= 0.85
