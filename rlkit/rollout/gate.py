@@ -42,8 +42,9 @@ class Gate:
         self._open.clear()
 
     async def calm(self) -> None:
-        """Wait until no conversation is busy."""
-        await self._calm.wait()
+        """Wait until no conversation is busy, nor again since one whose request was answered at once was not."""
+        while self.busy:
+            await self._calm.wait()
 
     async def quiet(self) -> None:
         """Wait until no request is in the engine."""

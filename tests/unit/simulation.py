@@ -213,13 +213,17 @@ class Engine(RolloutEngine):
         self.version = version
 
     async def generate(self, request: Request) -> Completion:
-        if self.plan.chance("fail", request.session, len(request.tokens)) < self.plan.failing:
+        fails = self.plan.chance("fail", request.session, len(request.tokens)) < self.plan.failing
+        if fails and self.beside:  # servers may refuse a request at once
             raise RolloutError("this request failed")
         row = Row(request, asyncio.get_running_loop().create_future())
         self.rows.append(row)
         if self._server is None or self._server.done():
             self._server = asyncio.create_task(self._serve())
-        return await row.future
+        answer = await row.future
+        if fails and answer.stop is not StopReason.INTERRUPTED:
+            raise RolloutError("this request failed")
+        return answer
 
     async def _serve(self) -> None:
         self._interrupting = False

@@ -12,6 +12,7 @@ import pytest
 
 from rlkit.engines import TorchEngine
 from rlkit.engines.torch.fused import FusedDecoder
+from rlkit.errors import RolloutError
 from rlkit.models.weights import PolicyWeights
 from rlkit.rollout.gate import Gate
 from rlkit.testing import random_model
@@ -184,3 +185,26 @@ def test_an_engine_that_cannot_be_interrupted_names_the_option() -> None:
 
     with pytest.raises(EngineError, match="FakeEngine cannot interrupt requests; set rollout.max_staleness: 0"):
         FakeEngine().interrupt()
+
+
+def test_no_conversation_is_calm_because_a_request_was_refused_at_once() -> None:
+    """Of two that are busy one waits for the engine; the other's request fails before anything else can run."""
+
+    async def refuse(request: Request) -> Completion:
+        raise RolloutError("too long")
+
+    async def run() -> None:
+        gate = Gate()
+        gate.open()
+        gate.count(2)
+        calm = asyncio.create_task(gate.calm())
+        await asyncio.sleep(0)
+        gate.count(-1)
+        with pytest.raises(RolloutError):
+            await gate.ask(requests(4)[0], refuse)
+        await asyncio.sleep(0.01)
+        assert not calm.done()
+        gate.count(-1)
+        await calm
+
+    asyncio.run(run())
