@@ -325,8 +325,7 @@ def load_data(recipe: Recipe) -> Data:
     context = context_length(load_config(recipe.model)) - recipe.rollout.engine.reserved
     tokenizer = load_tokenizer(recipe.model)
     train = _rows(recipe.task, "train")
-    if recipe.teacher is not None:
-        _check_teacher(recipe, tokenizer)
+    _check_teacher(recipe, tokenizer)
     data = Data(tokenizer, context, recipe, train, held_out(recipe), stop_ids(recipe.model, tokenizer))
     data.show = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
     data.check_lengths()
@@ -339,7 +338,7 @@ def _text_alone(answer: RecordedAnswer) -> list[Message]:
 
 
 def _check_teacher(recipe: Recipe, tokenizer: Any) -> None:
-    """Compare the tokenizers, whose ids must mean the same.
+    """Compare the tokenizers of the policy and of a teacher, whose ids must mean the same.
 
     Raises:
         RecipeError: They differ.

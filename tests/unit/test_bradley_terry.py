@@ -2,45 +2,24 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import Tensor
 
 from rlkit.losses import BradleyTerry
 from rlkit.ops.aggregate import weights
-from rlkit.testing import check_loss, example_batch
+from rlkit.testing import check_loss
 from rlkit.train.objective import Objective
 from rlkit.types import LossOutput, PolicyOutput, TrainBatch
+from tests.unit.test_preference_losses import rows as answers
+from tests.unit.test_preference_losses import softplus
 
 LOSSES = [BradleyTerry(), BradleyTerry(margin=0.5), BradleyTerry(margin=1.0, centre=0.01)]
 
 
-def softplus(x: float) -> float:
-    return math.log1p(math.exp(x))
-
-
 def rows(rewards: list[float], group: list[int]) -> TrainBatch:
     """Make rows of a prompt of one token and answers of one token more than the row's number."""
-    width = len(rewards) + 1
-    attention = torch.arange(width) < 2 + torch.arange(len(rewards))[:, None]
-    mask, zeros = attention & (torch.arange(width) > 0), torch.zeros(len(rewards), width)
-    batch = replace(
-        example_batch(rewards, group),
-        tokens=zeros.long(),
-        attention=attention,
-        mask=mask,
-        rollout_logps=zeros,
-        versions=torch.where(mask, 0, -1),
-        token_rewards=zeros,
-        old_logps=zeros,
-        ref_logps=None,
-        values=None,
-        advantages=zeros,
-    )
-    return TrainBatch.of(batch)
+    return answers([[0.0] * (1 + i) for i in range(len(rewards))], rewards, group=group)[0]
 
 
 def result(loss: BradleyTerry, batch: TrainBatch, scores: Tensor) -> LossOutput:
