@@ -1,6 +1,6 @@
 """What steps gain that do not wait for the longest answers: `rollout.max_staleness`, with log-normal lengths.
 
-`python -m tests.bench.ahead [STEPS]` trains in turns of processes, synchronously and with S = 1 and 2, and prints
+`python -m tests.bench.ahead [STEPS]` trains in turns of processes, synchronously and with S = 1, 2 and 4, and prints
 trajectories a CPU second and a wall second, steps 3 to the last. An answer ends after a length that its key determines:
 median 32 tokens, one of a hundred 8 times as long, at most 512. The synchronous trainer needs no correction and has
 none; the others have `train.old_logps: loglinear`, which needs no pass of its own either.
@@ -45,6 +45,7 @@ from tests.bench.work import questions, save_model
 MEDIAN, SIGMA, LIMIT = 32, math.log(8) / 2.326, 512
 ROWS = {"colocated": (2, 4), "beside": (32, 8)}
 """Prompts and samples of a step."""
+STALENESS = {"colocated": (0, 1, 2, 4), "beside": (0, 1, 2)}
 PHASES = ("sample", "logps", "score", "update", "sync")
 
 
@@ -143,7 +144,7 @@ def engine_idle(line: dict[str, float], whole: bool) -> float:
 
 def main(kind: str, steps: int, rounds: int = 3) -> None:
     """Alternate the cases in processes of one thread; print medians."""
-    results: dict[int, list[dict[str, float]]] = {0: [], 1: [], 2: []}
+    results: dict[int, list[dict[str, float]]] = {staleness: [] for staleness in STALENESS[kind]}
     for _ in range(rounds):
         for staleness, found in results.items():
             words = (sys.executable, "-m", "tests.bench.ahead", "--child", kind, str(staleness), str(steps))
