@@ -47,12 +47,7 @@ def load_tokenizer(model: Model) -> Tokenizer:
     Raises:
         RecipeError: There is none, or it has no chat template.
     """
-    from transformers import AutoTokenizer
-
-    source = source_of(model)
-    with _explained(model, source):
-        options = {"trust_remote_code": model.trust_remote_code}
-        tokenizer: Tokenizer = AutoTokenizer.from_pretrained(source.tokenizer, **options)
+    tokenizer = _tokenizer(model)
     if tokenizer.chat_template is None:
         raise RecipeError(
             f"model.path {model.path!r} has a tokenizer without a chat template, so messages cannot be rendered; "
@@ -62,6 +57,21 @@ def load_tokenizer(model: Model) -> Tokenizer:
         tokenizer.pad_token = tokenizer.eos_token
     if model.head == "score" and tokenizer.pad_token_id in stop_ids(model, tokenizer):
         tokenizer.pad_token = _padding(model, tokenizer)
+    return tokenizer
+
+
+def load_vocabulary(model: Model) -> dict[str, int]:
+    """Load the ids of all tokens; the tokenizer needs no chat template."""
+    return _tokenizer(model).get_vocab()
+
+
+def _tokenizer(model: Model) -> Tokenizer:
+    from transformers import AutoTokenizer
+
+    source = source_of(model)
+    with _explained(model, source):
+        options = {"trust_remote_code": model.trust_remote_code}
+        tokenizer: Tokenizer = AutoTokenizer.from_pretrained(source.tokenizer, **options)
     return tokenizer
 
 
@@ -100,9 +110,9 @@ def load_policy(model: Model, seed: int = 0, empty: bool = False, frozen: bool =
 
     source, scores = source_of(model), model.head == "score"
     if not scores and is_reward_model(model):
+        further = "" if frozen else ", or set model.head: score to train it further"
         raise RecipeError(
-            f"model.path is {show(model.path)}, a reward model, which predicts no tokens; choose a policy, or set "
-            "model.head: score to train it further"
+            f"model.path is {show(model.path)}, a reward model, which predicts no tokens; choose a policy{further}"
         )
     loader = _Loader(AutoModelForCausalLM, model, empty)
     dtype = getattr(torch, model.dtype) if frozen or model.lora is not None else torch.float32
@@ -276,6 +286,15 @@ def stop_ids(model: Model, tokenizer: Tokenizer) -> frozenset[int]:
         ids = load_config(model).get_text_config().eos_token_id
     listed = ids if isinstance(ids, list) else [ids]
     return frozenset(i for i in (*listed, tokenizer.eos_token_id) if i is not None)
+
+
+@contextmanager
+def naming(option: str) -> Iterator[None]:
+    """Let errors about `model.path` name the option that a model's path is from."""
+    try:
+        yield
+    except RecipeError as error:
+        raise type(error)(str(error).replace("model.path", option)) from error
 
 
 @contextmanager

@@ -25,18 +25,24 @@ FLASH = {
 
 def check_model(recipe: Recipe) -> Iterator[str]:
     """Yield what is wrong with the model's options."""
-    path = recipe.model.path
-    looks_local = path.startswith((".", "/", "~")) or (path.count("/") > 1 and "://" not in path)
-    if looks_local and not Path(path).expanduser().is_dir():
-        yield (
-            f"model.path is {show(path)}, which is no folder; use a folder of a model, an adapter or a run, a hub "
-            "name, or `tiny`"
-        )
+    for key in ("model.path", "teacher.path", "critic.path"):
+        yield from _check_path(key, option(recipe, key))
     for name in recipe.model.chat_template_kwargs or ():
         if name in TEMPLATE_ARGUMENTS:
             yield f"model.chat_template_kwargs sets {name!r}, which rlkit sets itself; remove it"
     yield from _check_head(recipe)
     yield from _check_attention(recipe)
+
+
+def _check_path(key: str, path: object) -> Iterator[str]:
+    if not isinstance(path, str):
+        return
+    looks_local = path.startswith((".", "/", "~")) or (path.count("/") > 1 and "://" not in path)
+    if looks_local and not Path(path).expanduser().is_dir():
+        yield (
+            f"{key} is {show(path)}, which is no folder; use a folder of a model, an adapter or a run, a hub name, or "
+            "`tiny`"
+        )
 
 
 UNSCORED = (

@@ -26,6 +26,7 @@ from rlkit.rollout.participants import Participants
 from rlkit.rollout.recorded import NO_ANSWER, NO_PAIR
 from rlkit.rollout.template import USER, ChatTemplate
 from rlkit.tasks.order import Drawn, Order, permutation_of
+from rlkit.train.distill.check import check_tokenizers
 from rlkit.types import Message, Prompt, RecordedAnswer, Row
 
 
@@ -325,7 +326,7 @@ def load_data(recipe: Recipe) -> Data:
     context = context_length(load_config(recipe.model)) - recipe.rollout.engine.reserved
     tokenizer = load_tokenizer(recipe.model)
     train = _rows(recipe.task, "train")
-    _check_teacher(recipe, tokenizer)
+    check_tokenizers(recipe, tokenizer)
     data = Data(tokenizer, context, recipe, train, held_out(recipe), stop_ids(recipe.model, tokenizer))
     data.show = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
     data.check_lengths()
@@ -335,24 +336,6 @@ def load_data(recipe: Recipe) -> Data:
 def _text_alone(answer: RecordedAnswer) -> list[Message]:
     """Return a plain text as a message that all templates render, to measure it."""
     return [{"role": "user", "content": answer.messages[0]["content"]}]
-
-
-def _check_teacher(recipe: Recipe, tokenizer: Any) -> None:
-    """Compare the tokenizers of the policy and of a teacher, whose ids must mean the same.
-
-    Raises:
-        RecipeError: They differ.
-    """
-    if recipe.teacher is None:
-        return
-    path = recipe.teacher.path
-    theirs, mine = load_tokenizer(replace(recipe.model, path=path, lora=None)).get_vocab(), tokenizer.get_vocab()
-    if theirs != mine:
-        differ = len(theirs.items() ^ mine.items())
-        raise RecipeError(
-            f"teacher.path {path!r} has another tokenizer than the policy: {differ} entries of the vocabulary differ, "
-            "so that its log-probs are not of the same tokens; choose a teacher of the policy's family"
-        )
 
 
 def make_prompt(task: Task, rows: Sequence[Row], index: int) -> Prompt:

@@ -17,7 +17,7 @@ from rlkit.models.actor import Actor, ScoreModel
 from rlkit.models.critic import ValueModel
 from rlkit.models.ema import WeightAverage
 from rlkit.models.flops import learning_flops
-from rlkit.models.load import load_backbone, load_policy
+from rlkit.models.load import load_backbone, load_policy, naming
 from rlkit.models.lora import base_model
 from rlkit.models.reference import FrozenPolicy, Reference
 from rlkit.recipe import Recipe
@@ -132,14 +132,16 @@ class Models:
         self.critic: TrainableModule[ValueModel] | None = None
         if recipe.critic is not None:
             model = replace(recipe.model, path=recipe.critic.path or recipe.model.path, lora=recipe.critic.lora)
-            values = ValueModel(*load_backbone(model, train.seed, placer.empty))
+            with naming("critic.path" if recipe.critic.path else "model.path"):
+                values = ValueModel(*load_backbone(model, train.seed, placer.empty))
             self.critic = placer.trainable(values, recipe.critic, train.checkpoint_activations)
         needed = recipe.needs_reference
         self.reference = Reference(actor, recipe.model, placer.frozen, placer.empty) if needed else None
         self.teacher: FrozenPolicy | None = None
         if recipe.teacher is not None:
             model = replace(recipe.model, path=recipe.teacher.path, lora=None, dtype=recipe.teacher.dtype)
-            self.teacher = FrozenPolicy(model, placer.frozen, placer.empty)
+            with naming("teacher.path"):
+                self.teacher = FrozenPolicy(model, placer.frozen, placer.empty)
         self.average = None if train.ema is None else WeightAverage(actor, train.ema)
         self._recipe = recipe
 

@@ -54,6 +54,35 @@ def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
     assert "teacher.path 'teacher' has another tokenizer than the policy: " in done.stderr
 
 
+def test_another_tokenizer_of_a_critic_is_refused(tmp_path: Path) -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.add_tokens(["<another>"])
+    random_model("qwen2").save_pretrained(tmp_path / "critic")
+    tokenizer.save_pretrained(tmp_path / "critic")
+    done = rlkit_in_process("fit", "--recipe=quick_ppo", *FAST, "--critic.path=critic", "--out=run", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "critic.path 'critic' has another tokenizer than the policy: " in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--recipe=quick_distill", "--teacher.path=gone"), "teacher.path is 'gone', which cannot be loaded: "),
+        (("--recipe=quick_distill", "--teacher.path=./gone"), "teacher.path is './gone', which is no folder; "),
+        (("--recipe=quick_ppo", "--critic.path=gone"), "critic.path is 'gone', which cannot be loaded: "),
+        (("--recipe=quick_ppo", "--critic.path=./gone"), "critic.path is './gone', which is no folder; "),
+        (("--recipe=quick_distill", "--teacher.path=tokenizer"), "teacher.path is 'tokenizer', which cannot be loaded"),
+        (("--recipe=quick_ppo", "--critic.path=tokenizer"), "critic.path is 'tokenizer', which cannot be loaded: "),
+    ],
+)
+def test_an_error_names_the_option_of_the_model(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+    build_tokenizer().save_pretrained(tmp_path / "tokenizer")
+    done = rlkit_in_process("fit", *words, *FAST, "--validation=null", "--out=run", cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "model.path" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

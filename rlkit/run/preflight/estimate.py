@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from rlkit.interfaces.optimizer import Optimizer
 from rlkit.models.activations import activation_bytes, frozen_bytes, precision_of, token_limit
+from rlkit.models.load import naming
 from rlkit.models.size import Size, find_config, kv_bytes, size_of
 from rlkit.ops.logps import CHUNK_BYTES
 from rlkit.optimizers.trial import state_size
@@ -95,7 +96,8 @@ def setting(recipe: Recipe, prompt: float, longest: int, ranks: int = 1, shards:
     values = None
     if critic is not None:
         other = replace(model, path=critic.path or model.path, lora=None)
-        values = size_of(find_config(other), critic.lora, model.trust_remote_code)
+        with naming("critic.path" if critic.path else "model.path"):
+            values = size_of(find_config(other), critic.lora, model.trust_remote_code)
     return Setting(recipe, policy, values, prompt, longest, ranks, shards)
 
 
