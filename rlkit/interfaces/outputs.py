@@ -11,7 +11,8 @@ from collections.abc import Collection, Mapping
 import torch
 
 from rlkit.errors import show
-from rlkit.types import Batch, Completion, LossOutput, Prompt, Request, StopReason
+from rlkit.ranges import LARGEST_FLOAT
+from rlkit.types import Batch, Completion, LossOutput, Prompt, RecordedAnswer, Request, StopReason
 
 LONGEST_WAIT = 1000
 """Epochs until a prompt is due again."""
@@ -84,8 +85,7 @@ def of_task(prompt: object) -> str | None:
     """Check a prompt: an id, and messages with role and content."""
     if not isinstance(prompt, Prompt) or not isinstance(prompt.id, str):
         return f"returned {show(prompt)}, expected a Prompt with an id"
-    fine = isinstance(prompt.messages, list) and (prompt.messages or prompt.recorded)
-    if not fine or any(not isinstance(m, Mapping) or not {"role", "content"} <= set(m) for m in prompt.messages):
+    if not _messages(prompt.messages) or not (prompt.messages or prompt.recorded):
         return f"returned the messages {show(prompt.messages)}, expected messages with role and content"
     if not isinstance(prompt.meta, Mapping):
         return f"returned the meta {show(prompt.meta)}, expected values by name"
@@ -93,7 +93,29 @@ def of_task(prompt: object) -> str | None:
         isinstance(prompt.tools, list) and all(isinstance(name, str) for name in prompt.tools)
     ):
         return f"returned the tools {show(prompt.tools)}, expected names, or None for all"
+    if not isinstance(prompt.recorded, list):
+        return f"returned the recorded answers {show(prompt.recorded)}, expected a list"
+    return next((problem for answer in prompt.recorded if (problem := _of_recorded(answer))), None)
+
+
+def _of_recorded(answer: object) -> str | None:
+    """Check a recorded answer: messages with role and content, and finite rewards, one or none for each turn."""
+    if not isinstance(answer, RecordedAnswer) or not _messages(answer.messages):
+        return f"recorded {show(answer)}, expected a RecordedAnswer of messages with role and content"
+    turns = sum(message["role"] == "assistant" for message in answer.messages)
+    if not isinstance(answer.turn_rewards, list) or len(answer.turn_rewards) not in {0, turns}:
+        return f"recorded the turn_rewards {show(answer.turn_rewards)} of {turns} turns, expected one of each, or none"
+    for reward in (answer.reward, *answer.turn_rewards):
+        if not isinstance(reward, int | float) or not abs(reward) <= LARGEST_FLOAT:  # as NaN is not
+            return f"recorded the reward {show(reward)}, expected a finite number up to {LARGEST_FLOAT:g}"
     return None
+
+
+def _messages(messages: object) -> bool:
+    """Whether they are chat messages; one with calls of tools needs no content."""
+    return isinstance(messages, list) and all(
+        isinstance(m, Mapping) and "role" in m and ("content" in m or "tool_calls" in m) for m in messages
+    )
 
 
 def of_wait(epochs: object) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from numbers import Real
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from rlkit.errors import shorten, show
 from rlkit.interfaces.runtime import BoundPart
+from rlkit.ranges import LARGEST_FLOAT
 from rlkit.types import Score, Trajectory
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class RewardFunction(RewardManager):
 
 
 def as_score(value: object) -> Score:
-    """Convert a reward's result to a score of plain data; anything but finite numbers becomes an error."""
+    """Convert a reward's result to a score of plain data; anything but numbers of float32 becomes an error."""
     score = value if isinstance(value, Score) else Score(value)  # type: ignore[arg-type]
     if score.error is not None:
         return Score(None, error=shorten(str(score.error)))
@@ -102,7 +102,8 @@ def as_score(value: object) -> Score:
         answer = None if score.answer is None else as_answer(score.answer)
         return Score(as_number(score.reward), components, turns, ungradable=bool(score.ungradable), answer=answer)
     except Exception:  # foreign objects may raise anything
-        return Score(None, error=f"the reward returned {show(value)}, expected finite numbers, and text as an answer")
+        expected = f"finite numbers up to {LARGEST_FLOAT:g}, and text as an answer"
+        return Score(None, error=f"the reward returned {show(value)}, expected {expected}")
 
 
 def as_answer(value: object) -> str:
@@ -120,12 +121,12 @@ def as_number(value: object) -> float:
     """Return a number of Python, NumPy or torch as a float.
 
     Raises:
-        Exception: It is not a number, or not finite.
+        Exception: It is not a number, not finite, or could overflow float32.
     """
     if not isinstance(value, Real) and callable(item := getattr(value, "item", None)):
         value = item()
-    if not isinstance(value, Real) or not math.isfinite(found := float(value)):
-        raise ValueError(f"got {show(value)}, expected a finite number")
+    if not isinstance(value, Real) or not abs(found := float(value)) <= LARGEST_FLOAT:  # as NaN is not
+        raise ValueError(f"got {show(value)}, expected a finite number up to {LARGEST_FLOAT:g}")
     return found
 
 

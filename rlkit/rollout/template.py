@@ -119,7 +119,7 @@ class ChatTemplate:
         before, _, after = self._text([USER, ANSWER], generate=False, tools=tools).rpartition(REPLY)
         end = self._stop.match(after)
         stop = self.tokenizer.eos_token if end is None else end.group()
-        text = message["content"]
+        text = message.get("content")
         if set(message) - {"role", "content"}:
             whole = self._text([USER, message], generate=False, tools=tools)
             openings = (before, self._text([USER], generate=True, tools=tools))

@@ -74,7 +74,7 @@ class Columns(Task):
             answer=self._answer(row, place),
             meta={key: value for key, value in row.items() if key not in used},
             tools=_tools(row.get("tools")),
-            recorded=recording(row, self._prompted(row)).answers,
+            recorded=recording(row, self._prompted(row), place).answers,
         )
 
     def _check(self, row: Row, place: str) -> None:
@@ -90,7 +90,7 @@ class Columns(Task):
         """Return the messages in a row, without the recipe's system message."""
         if self._template is not None:
             return [{"role": "user", "content": self._template.fill(row, place)}]
-        if not self._prompted(row) and (found := recording(row, prompted=False).prompt) is not None:
+        if not self._prompted(row) and (found := recording(row, False, place).prompt) is not None:
             return list(found)
         content = sources.column(row, self.prompt_field, place, "task.prompt_field")
         return _messages(content, f"{place}: {self.prompt_field!r}")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
+from math import isnan
 from typing import NamedTuple
 
+from rlkit.errors import RecipeError, show
+from rlkit.interfaces.reward import as_number
+from rlkit.ranges import LARGEST_FLOAT
 from rlkit.types import Message, RecordedAnswer, Row
 
 COLUMNS = ("messages", "text", "completion", "completions", "chosen")
@@ -19,7 +22,7 @@ class Recording(NamedTuple):
     answers: list[RecordedAnswer]
 
 
-def recording(row: Row, prompted: bool) -> Recording:
+def recording(row: Row, prompted: bool, place: str = "row") -> Recording:
     """Return the answers that a row records, the better ones first; none where it has no such columns.
 
     | columns | answers |
@@ -34,15 +37,19 @@ def recording(row: Row, prompted: bool) -> Recording:
         row: The columns.
         prompted: Whether the row has a prompt besides. Otherwise `chosen` and `rejected` begin with it; if they do so
             nevertheless, what they have in common is left out.
+        place: Where the row is.
+
+    Raises:
+        RecipeError: A reward is infinite, or could overflow float32.
     """
     if "chosen" in row and "rejected" in row:
-        return _pair(row, prompted)
+        return _pair(row, prompted, place)
     if prompted and (found := _turns(row.get("completion"))):
         label = row.get("label")
-        reward = float(label) if isinstance(label, bool) else _number(row.get("reward"))
+        reward = float(label) if isinstance(label, bool) else _number(row.get("reward"), f"{place}: 'reward'")
         return Recording(None, [RecordedAnswer(found, 0.0 if reward is None else reward)])
     if prompted and isinstance(several := row.get("completions"), list):
-        return Recording(None, _several(several, row.get("rewards")))
+        return Recording(None, _several(several, row.get("rewards"), f"{place}: 'rewards'"))
     if not prompted and (found := _turns(row.get("messages"))):
         return _from_first_turn(found)
     if not prompted and isinstance(text := row.get("text"), str) and text:
@@ -50,7 +57,7 @@ def recording(row: Row, prompted: bool) -> Recording:
     return Recording(None, [])
 
 
-def _pair(row: Row, prompted: bool) -> Recording:
+def _pair(row: Row, prompted: bool, place: str) -> Recording:
     chosen, rejected = _turns(row["chosen"]), _turns(row["rejected"])
     if not chosen or not rejected:
         return Recording(None, [])
@@ -58,13 +65,14 @@ def _pair(row: Row, prompted: bool) -> Recording:
     prompt, chosen, rejected = chosen[:common], chosen[common:], rejected[common:]
     if not prompted and not prompt:
         return Recording(None, [])
-    scores = _number(row.get("score_chosen")), _number(row.get("score_rejected"))
-    better, worse = (1.0, 0.0) if scores[0] is None or scores[1] is None else (scores[0], scores[1])
+    better, worse = (_number(row.get(name), f"{place}: {name!r}") for name in ("score_chosen", "score_rejected"))
+    if better is None or worse is None:
+        better, worse = 1.0, 0.0
     return Recording(None if prompted else prompt, [RecordedAnswer(chosen, better), RecordedAnswer(rejected, worse)])
 
 
-def _several(texts: list[object], rewards: object) -> list[RecordedAnswer]:
-    known = [_number(x) for x in rewards] if isinstance(rewards, list) else [0.0] * len(texts)
+def _several(texts: list[object], rewards: object, what: str) -> list[RecordedAnswer]:
+    known = [_number(x, what) for x in rewards] if isinstance(rewards, list) else [0.0] * len(texts)
     found = [
         RecordedAnswer(turns, reward)
         for text, reward in zip(texts, known, strict=False)
@@ -94,6 +102,15 @@ def _turns(value: object) -> list[Message]:
     return found if fine else []
 
 
-def _number(value: object) -> float | None:
-    fine = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if fine else None  # type: ignore[arg-type]
+def _number(value: object, what: str) -> float | None:
+    """Return a number; None where there is none, or NaN, which stands for that in tables.
+
+    Raises:
+        RecipeError: It is infinite, or could overflow float32; the message begins with `what`.
+    """
+    if not isinstance(value, int | float) or isinstance(value, bool) or (isinstance(value, float) and isnan(value)):
+        return None
+    try:
+        return as_number(value)
+    except (OverflowError, ValueError) as error:
+        raise RecipeError(f"{what} is {show(value)}, expected a finite number up to {LARGEST_FLOAT:g}") from error

@@ -264,6 +264,7 @@ class Moody(RewardFunction):
         values: dict[str, Any] = {
             "nan": float("nan"),
             "huge": 10**400,
+            "infinite in float32": 1e31,
             "longer than Python shows": 10**5000,
             "text": "0.5",
             "none": None,

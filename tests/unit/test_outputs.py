@@ -26,6 +26,7 @@ from rlkit.types import (
     LossOutput,
     PolicyOutput,
     Prompt,
+    RecordedAnswer,
     Request,
     SampleKey,
     Sampling,
@@ -223,14 +224,25 @@ def test_selections_completions_and_prompts() -> None:
         (Completion([5], [-0.5], [3], StopReason.STOP), "the stop id among the tokens"),
     ):
         assert expected in str(outputs.of_engine(wrong, request, 3, {9}))
-    messages = [{"role": "user", "content": "?"}]
+    messages, said = [{"role": "user", "content": "?"}], [{"role": "assistant", "content": "!"}]
     assert outputs.of_task(Prompt("p", messages)) is None
+    assert outputs.of_task(Prompt("p", [], recorded=[RecordedAnswer(said, 1e30, [-1])])) is None
     odd: Any = 3
     for prompt in (
         Prompt("p", []),
         Prompt("p", [{"role": "user"}]),
         Prompt(odd, messages),
         Prompt("p", messages, "", odd),
+        Prompt("p", messages, recorded=odd),
+        Prompt("p", messages, recorded=[odd]),
+        Prompt("p", messages, recorded=[RecordedAnswer(odd)]),
+        Prompt("p", messages, recorded=[RecordedAnswer(said, 1e31)]),
+        Prompt("p", messages, recorded=[RecordedAnswer(said, 10**400)]),
+        Prompt("p", messages, recorded=[RecordedAnswer(said, float("nan"))]),
+        Prompt("p", messages, recorded=[RecordedAnswer(said, odd and "1")]),
+        Prompt("p", messages, recorded=[RecordedAnswer(said, 0.0, [1.0, 2.0])]),
+        Prompt("p", messages, recorded=[RecordedAnswer(said, 0.0, [float("inf")])]),
+        Prompt("p", messages, recorded=[RecordedAnswer(said, 0.0, odd)]),
     ):
         assert "expected" in str(outputs.of_task(prompt))
 

@@ -17,9 +17,10 @@ from rlkit.rollout.recorded import recorded_group
 from rlkit.rollout.template import ChatTemplate
 from rlkit.tasks import Arithmetic
 from rlkit.tasks.recorded import recording
+from rlkit.tasks.rows import Rows
 from rlkit.types import Message, Prompt, RecordedAnswer, StopReason
 from tests.conftest import ROOT, read_jsonl, rlkit_in_process
-from tests.unit.test_templates import CASES, conversations, play, template_of
+from tests.unit.test_templates import CASES, calling, conversations, play, template_of
 
 TINY = ROOT / "rlkit" / "models" / "tiny"
 USER = {"role": "user", "content": "2 + 3 = ?"}
@@ -62,6 +63,21 @@ def test_columns_of_a_row_with_a_prompt(row: dict[str, Any], answers: list[tuple
     assert [(answer.messages[0]["content"], answer.reward) for answer in found.answers] == answers
 
 
+@pytest.mark.parametrize("number", [1e308, -1e31, float("inf"), 10**400], ids=["1e308", "-1e31", "inf", "integer"])
+@pytest.mark.parametrize(
+    ("row", "column"),
+    [
+        ({"completion": "5", "reward": 0}, "reward"),
+        ({"completions": ["6", "5"], "rewards": [0, 1]}, "rewards"),
+        ({"chosen": "5", "rejected": "6", "score_chosen": 8, "score_rejected": 3.5}, "score_rejected"),
+    ],
+)
+def test_a_reward_beyond_float32_is_refused_with_its_place(row: dict[str, Any], column: str, number: float) -> None:
+    row = {"prompt": "2 + 3 = ?", **row, column: [1, number] if column == "rewards" else number}
+    with pytest.raises(RecipeError, match=rf"^task, row 7: '{column}' is .*, expected a finite number up to 1e\+30$"):
+        Rows([row]).prompt(row, 7)
+
+
 def test_columns_of_a_row_without_a_prompt() -> None:
     system = {"role": "system", "content": "Add."}
     talk = [system, USER, said("5"), {"role": "user", "content": "Sure?"}, said("Yes."), USER]
@@ -89,6 +105,12 @@ def test_tokens_are_those_of_a_policy_that_writes_the_same(style: str, name: str
     assert (found.group, found.reward, found.stop) == (3, 0.5, StopReason.STOP)
     assert set(found.versions) == {-1}
     assert set(found.logps) == {0.0}
+
+
+def test_a_turn_of_calls_alone_needs_no_content() -> None:
+    turn = calling("call00001")
+    renders, alone = template_of("chatml"), {key: value for key, value in turn.items() if key != "content"}
+    assert renders.turn(alone) == renders.turn(turn)
 
 
 def test_an_answer_ends_where_the_context_does() -> None:

@@ -293,6 +293,7 @@ SCORES = {
     "raise": "Moody of tests: ValueError: of the reward",
     "nan": "the reward returned nan, expected finite numbers",
     "huge": "the reward returned 1000000",
+    "infinite in float32": r"the reward returned 1e\+31, expected finite numbers up to 1e\+30",
     "longer than Python shows": r"the reward returned a int that cannot be shown \(ValueError\), expected finite",
     "text": "the reward returned '0.5', expected finite numbers",
     "none": "the reward returned None",
