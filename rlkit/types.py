@@ -26,6 +26,7 @@ __all__ = [
     "Message",
     "PolicyOutput",
     "Prompt",
+    "Reads",
     "RecordedAnswer",
     "Request",
     "RolloutBatch",
@@ -290,6 +291,20 @@ class Trajectory:
         return self.score.reward + sum(self.score.turn_rewards or ()) + sum(self.turn_rewards)
 
 
+class Reads(NamedTuple):
+    """Which statistics of each token's distribution are read besides its log-prob: others are not computed.
+
+    Args:
+        entropy: The entropy.
+        squares: The sum of squared probabilities.
+        mean: The mean of the log-probs of all tokens of the vocabulary.
+    """
+
+    entropy: bool = True
+    squares: bool = False
+    mean: bool = False
+
+
 class PolicyOutput(NamedTuple):
     """What the actor's forward returns and a loss reads; all are 0 outside the mask.
 
@@ -299,12 +314,14 @@ class PolicyOutput(NamedTuple):
         sum_pi_squared: [B,T] f32, the sum of its squared probabilities, without a gradient.
         scores: [B,T] f32, of a reward model (`model.head: score`), whose log-probs are 0: the score of the conversation
             up to and including the token, with a gradient.
+        mean_logps: [B,T] f32, the mean of the log-probs of all tokens of the vocabulary, with a gradient.
     """
 
     logps: Tensor
     entropy: Tensor | None
     sum_pi_squared: Tensor | None = None
     scores: Tensor | None = None
+    mean_logps: Tensor | None = None
 
 
 class LossOutput(NamedTuple):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
 from rlkit.interfaces.runtime import BoundPart
-from rlkit.types import LossOutput, PolicyOutput, TrainBatch
+from rlkit.types import LossOutput, PolicyOutput, Reads, TrainBatch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,6 +31,9 @@ class PolicyLoss(BoundPart):
     `reads_reference` marks one that reads `batch.ref_logps`. `reads_scores` marks one of a reward model: it reads
     `out.scores`, and no log-probs. `per_row` marks one whose loss is a row's, placed on the row's last token, so that
     nothing may weigh or leave out single tokens: its `aggregation` stands.
+
+    `reads` names the statistics of the policy's distributions that are in `out`. `embedding_noise` is NEFTune's alpha:
+    noise on the input embeddings in the passes that are learned from; 0 for none.
     """
 
     aggregation: ClassVar[Aggregation] = "token_mean"
@@ -44,6 +47,8 @@ class PolicyLoss(BoundPart):
     reads_reference: ClassVar[bool] = False
     reads_scores: ClassVar[bool] = False
     per_row: ClassVar[bool] = False
+    reads: Reads = Reads()
+    embedding_noise: float = 0.0
     formula: ClassVar[str] = "see its documentation"
     """The objective as `rlkit explain` shows it, with the constructor's options as `{name}`."""
     reduce: Callable[[Tensor], Tensor] = staticmethod(lambda x: x)

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from rlkit.models.layers import fuse_layers
 from rlkit.models.lora import base_model, score_head
-from rlkit.models.packing import PackedPasses, masked_attention
-from rlkit.ops.logps import USUAL, Reads, logits_logps, token_logps
-from rlkit.types import PolicyOutput
+from rlkit.models.packing import PackedPasses, masked_attention, noisy, places_in
+from rlkit.ops.logps import USUAL, logits_logps, token_logps
+from rlkit.ops.random import RowNoise
+from rlkit.types import PolicyOutput, Reads
 
 if TYPE_CHECKING:
     from rlkit.interfaces.model import CausalLM
@@ -36,28 +37,39 @@ class Actor(nn.Module):
         self.chunked = self._probe()
         self.passes = PackedPasses(base_model(policy).get_decoder() if self.chunked else None)
 
-    def forward(self, tokens: Tensor, mask: Tensor, temperature: float = 1.0, reads: Reads = USUAL) -> PolicyOutput:
-        """Return log-probs, entropies and sums of squares of `softmax(logits / temperature)`, 0 outside the mask.
+    def forward(
+        self,
+        tokens: Tensor,
+        mask: Tensor,
+        temperature: float = 1.0,
+        reads: Reads = USUAL,
+        *,
+        noise: RowNoise | None = None,
+    ) -> PolicyOutput:
+        """Return log-probs and other statistics of `softmax(logits / temperature)`, 0 outside the mask.
 
         Args:
             tokens: [B,T] i64, right-padded (a causal model's tokens never see the padding after them).
             mask: [B,T] bool; the first column never counts, since nothing predicts it.
             temperature: The rollout's.
             reads: What is computed besides log-probs.
+            noise: Is added to the embeddings of the tokens.
         """
         if self.chunked:
-            hidden, places = self.passes(base_model(self.policy).get_decoder(), tokens, mask)
+            hidden, places = self.passes(base_model(self.policy).get_decoder(), tokens, mask, noise)
             head = base_model(self.policy).get_output_embeddings()
             targets = tokens.flatten()[places]
             found = token_logps(hidden, head.weight, head.bias, targets, temperature, reads=reads)
         else:
-            logits = self.logits(tokens)[:, :-1][mask[:, 1:]]
+            with noisy(base_model(self.policy), noise, *places_in(tokens)):
+                logits = self.logits(tokens)[:, :-1][mask[:, 1:]]
             places = nn.functional.pad(mask[:, 1:], (1, 0)).flatten().nonzero().squeeze(-1)
-            found = logits_logps(logits, tokens.flatten()[places], temperature)
+            found = logits_logps(logits, tokens.flatten()[places], temperature, reads=reads)
         empty = torch.zeros(tokens.numel(), device=tokens.device)
-        logps, entropy, squares = (None if x is None else empty.index_copy(0, places, x).view_as(tokens) for x in found)
+        logps, *others = (None if x is None else empty.index_copy(0, places, x).view_as(tokens) for x in found)
         assert logps is not None
-        return PolicyOutput(logps, entropy, squares)
+        entropy, squares, mean = others
+        return PolicyOutput(logps, entropy, squares, mean_logps=mean)
 
     def check_passes(self) -> None:
         """Compare packed passes with plain ones where the weights are now; pack them if they are equal."""
@@ -100,7 +112,15 @@ class ScoreModel(Actor):
         """
         self.closing, self.stop_ids = list(closing), sorted(stop_ids)
 
-    def forward(self, tokens: Tensor, mask: Tensor, temperature: float = 1.0, reads: Reads = USUAL) -> PolicyOutput:
+    def forward(
+        self,
+        tokens: Tensor,
+        mask: Tensor,
+        temperature: float = 1.0,
+        reads: Reads = USUAL,
+        *,
+        noise: RowNoise | None = None,
+    ) -> PolicyOutput:
         """Return scores [B,T] f32, of the conversation up to and including each token; 0 outside the mask.
 
         Args:
@@ -108,6 +128,7 @@ class ScoreModel(Actor):
             mask: [B,T] bool.
             temperature: Not read.
             reads: Not read.
+            noise: Not read.
         """
         closed, places = self._closed(tokens, mask)
         read = torch.zeros_like(closed, dtype=torch.bool)

@@ -13,6 +13,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from rlkit.ops.attention import Layout, autocasted, packed_attention
 from rlkit.ops.ragged import ragged_attention
+from rlkit.ops.random import RowNoise
 
 PACKED = "rlkit_packed"
 """The attention of packed passes among those of transformers; without a layout it is SDPA's."""
@@ -46,9 +47,10 @@ class Packing:
     Args:
         tokens: [B,T] i64.
         mask: [B,T] bool; the first column never counts. What is before a row's first token under it is its prompt.
+        apart: Compute prompts that rows share in each of them.
     """
 
-    def __init__(self, tokens: Tensor, mask: Tensor) -> None:
+    def __init__(self, tokens: Tensor, mask: Tensor, apart: bool = False) -> None:
         rows, shared = tokens.tolist(), mask.int()
         firsts = shared.argmax(1).tolist()
         ends = (mask.shape[1] - 1 - shared.flip(1).argmax(1)).tolist()
@@ -58,6 +60,8 @@ class Packing:
                 members.setdefault(tuple(rows[i][: max(firsts[i] - 1, 0)]), []).append(i)
         self.ids: list[int] = []
         self.positions: list[int] = []
+        self.rows: list[int] = []
+        """The row that each token is of; for a prompt that several share, the first of them."""
         self.segments: list[tuple[int, int]] = []
         """Where each segment begins and ends; a token attends to those before it in its own."""
         self.shared: list[tuple[int, int, int]] = []
@@ -65,11 +69,11 @@ class Packing:
         columns: list[int] = []
         for prompt, mine in members.items():
             begin = len(self.ids)
-            start = len(prompt) if len(mine) > 1 else 0
-            self._add(prompt[:start], 0)
+            start = len(prompt) if len(mine) > 1 and not apart else 0
+            self._add(mine[0], prompt[:start], 0)
             columns += [-1] * start
             for i in mine:
-                self._add(rows[i][start : ends[i]], start)
+                self._add(i, rows[i][start : ends[i]], start)
                 columns += range(i * mask.shape[1] + start + 1, i * mask.shape[1] + ends[i] + 1)
             if start:
                 self.shared.append((begin, begin + start, len(self.ids)))
@@ -82,14 +86,15 @@ class Packing:
     def pad(self, multiple: int) -> None:
         """Add a segment that predicts nothing, so that kernels are needed for few lengths alone."""
         more = -len(self.ids) % multiple
-        self._add([0] * more, 0)
+        self._add(0, [0] * more, 0)
         self.chosen = torch.nn.functional.pad(self.chosen, (0, more))
 
-    def _add(self, tokens: Sequence[int], position: int) -> None:
+    def _add(self, row: int, tokens: Sequence[int], position: int) -> None:
         if tokens:
             self.segments.append((len(self.ids), len(self.ids) + len(tokens)))
             self.ids += tokens
             self.positions += range(position, position + len(tokens))
+            self.rows += [row] * len(tokens)
 
 
 class PackedPasses:
@@ -109,42 +114,70 @@ class PackedPasses:
         """Compare packed passes with plain ones where the weights are now; pack them if they are equal."""
         self.packed = _probe(backbone)
 
-    def __call__(self, backbone: Backbone, tokens: Tensor, mask: Tensor) -> Chosen:
+    def __call__(self, backbone: Backbone, tokens: Tensor, mask: Tensor, noise: RowNoise | None = None) -> Chosen:
         """Return hidden states, in any order.
 
         Args:
             backbone: Returns hidden states.
             tokens: [B,T] i64, right-padded.
             mask: [B,T] bool; the first column never counts.
+            noise: Is added to the embeddings; rows then share no prompts, since each has a noise of its own.
         """
         if not self.packed or not bool(mask[:, 1:].any()):
-            return plain(backbone, tokens, mask)
-        packing = Packing(tokens, mask)
+            return plain(backbone, tokens, mask, noise)
+        packing = Packing(tokens, mask, apart=noise is not None)
         if len(packing.ids) > MULTIPLE:
             packing.pad(MULTIPLE)
         window = getattr(backbone.config.get_text_config(), "sliding_window", None)
         if window is not None and packing.longest > window:
-            return plain(backbone, tokens, mask)
-        return packed(backbone, packing, tokens.device)
+            return plain(backbone, tokens, mask, noise)
+        return packed(backbone, packing, tokens.device, noise)
 
 
-def packed(backbone: Backbone, packing: Packing, device: torch.device) -> Chosen:
+def packed(backbone: Backbone, packing: Packing, device: torch.device, noise: RowNoise | None = None) -> Chosen:
     """Return hidden states from one pass over a packed sequence."""
-    hidden = backbone(
-        input_ids=torch.tensor([packing.ids], device=device),
-        position_ids=torch.tensor([packing.positions], device=device),
-        attention_mask=torch.empty(1, 1, 1, 1, device=device),  # of the form that transformers leaves as it is
-        layout=Layout(packing.segments, packing.shared, device),
-        use_cache=False,
-    ).last_hidden_state[0]
+    positions = torch.tensor(packing.positions, device=device)
+    with noisy(backbone, noise, torch.tensor(packing.rows, device=device), positions):
+        hidden = backbone(
+            input_ids=torch.tensor([packing.ids], device=device),
+            position_ids=positions[None],
+            attention_mask=torch.empty(1, 1, 1, 1, device=device),  # of the form that transformers leaves as it is
+            layout=Layout(packing.segments, packing.shared, device),
+            use_cache=False,
+        ).last_hidden_state[0]
     return Chosen(hidden[packing.chosen], packing.places)
 
 
-def plain(backbone: Backbone, tokens: Tensor, mask: Tensor) -> Chosen:
+def plain(backbone: Backbone, tokens: Tensor, mask: Tensor, noise: RowNoise | None = None) -> Chosen:
     """Return the same from one pass over whole rows."""
     chosen = torch.nn.functional.pad(mask[:, 1:], (1, 0))
-    hidden = backbone(input_ids=tokens, use_cache=False).last_hidden_state[:, :-1][chosen[:, 1:]]
+    with noisy(backbone, noise, *places_in(tokens)):
+        hidden = backbone(input_ids=tokens, use_cache=False).last_hidden_state[:, :-1][chosen[:, 1:]]
     return Chosen(hidden, chosen.flatten().nonzero().squeeze(-1))
+
+
+def places_in(tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the row and the place in it of each token of [B,T], flattened: each [B*T] i64."""
+    rows, places = (torch.arange(size, device=tokens.device) for size in tokens.shape)
+    return rows.repeat_interleave(tokens.shape[1]), places.repeat(tokens.shape[0])
+
+
+@contextmanager
+def noisy(model: Any, noise: RowNoise | None, rows: Tensor, places: Tensor) -> Iterator[None]:
+    """Add noise to the embeddings of a model's input in this context, given the row and place of each token [N]."""
+    if noise is None:
+        yield
+        return
+
+    def add(_: Any, __: Any, embeddings: Tensor) -> Tensor:
+        found = noise.at(rows, places, embeddings.shape[-1])
+        return embeddings + found.view_as(embeddings).to(embeddings.dtype)
+
+    handle = model.get_input_embeddings().register_forward_hook(add)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 @torch.no_grad()

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from rlkit.types import Reads
+
 CHUNK_BYTES = 256 * 1024**2
 """Float32 logits that are in memory at once."""
 
@@ -18,27 +20,16 @@ WEIGHT_ROWS = 16384
 """Rows of a weight whose gradient is converted to float32 at once."""
 
 
-class Reads(NamedTuple):
-    """Which statistics of each token's distribution are read besides its log-prob: others are not computed.
-
-    Args:
-        entropy: The entropy.
-        squares: The sum of squared probabilities.
-    """
-
-    entropy: bool = True
-    squares: bool = False
-
-
-LOGPS, USUAL, ALL = Reads(entropy=False), Reads(), Reads(squares=True)
+LOGPS, USUAL, ALL = Reads(entropy=False), Reads(), Reads(squares=True, mean=True)
 
 
 class TokenStatistics(NamedTuple):
-    """Statistics of N tokens, each [N] f32; those that are not read are None."""
+    """Statistics of N tokens, each [N] f32; those that are not read are None. See `Reads`."""
 
     logps: Tensor
     entropy: Tensor | None
     squares: Tensor | None
+    mean: Tensor | None
 
 
 def token_logps(
@@ -66,7 +57,7 @@ def token_logps(
         memory: Bytes of logits that are kept.
 
     Returns:
-        Log-probs and entropies are differentiable.
+        All but the sums of squares are differentiable.
     """
     device = hidden.device.type
     if torch.is_autocast_enabled(device):
@@ -78,7 +69,7 @@ def token_logps(
 
 
 class _TokenLogps(torch.autograd.Function):
-    """With p = softmax(z): d logp_t/dz_j = [j=t] - p_j and dH/dz_j = -p_j (log p_j + H)."""
+    """With p = softmax(z): d logp_t/dz_j = [j=t] - p_j, dH/dz_j = -p_j (log p_j + H), d mean/dz_j = 1/V - p_j."""
 
     @staticmethod
     def forward(  # noqa: PLR0917 (autograd passes positions)
@@ -92,13 +83,14 @@ class _TokenLogps(torch.autograd.Function):
         memory: int,
     ) -> tuple[Tensor | None, ...]:
         frozen = ctx.needs_input_grad[0] and not any(ctx.needs_input_grad[1:3])
-        logps, log_total, entropy, squares = (hidden.new_zeros(len(targets), dtype=torch.float32) for _ in range(4))
+        logps, log_total, *others = (hidden.new_zeros(len(targets), dtype=torch.float32) for _ in range(5))
+        entropy, squares, mean = others
         slope = torch.empty_like(hidden) if frozen else None
         probs, parts = None, _slices(len(targets), weight.shape[0], memory)
         for part in parts:
             probs = _logits(hidden[part], weight, bias, temperature)
             statistics = _softmax_(probs, targets[part], reads)
-            for column, x in zip((logps, log_total, entropy, squares), statistics, strict=False):
+            for column, x in zip((logps, log_total, entropy, squares, mean), statistics, strict=True):
                 column[part] = x
             if slope is not None:
                 slope[part] = weight[targets[part]] - probs.to(weight.dtype) @ weight
@@ -107,12 +99,13 @@ class _TokenLogps(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.temperature, ctx.memory = temperature, memory
         ctx.mark_non_differentiable(squares)
-        return logps, entropy if reads.entropy else None, squares if reads.squares else None
+        found = (entropy, reads.entropy), (squares, reads.squares), (mean, reads.mean)
+        return logps, *(x if read else None for x, read in found)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, log_total, entropy, slope, kept = ctx.saved_tensors
-        by_logps, by_entropy = (None if g is None else g / ctx.temperature for g in grads[:2])
+        by_logps, by_entropy, _, by_mean = (None if g is None else g / ctx.temperature for g in grads)
         d_hidden, d_weight, d_bias = (
             torch.zeros_like(x, dtype=None if x is hidden else torch.float32) if needed else None
             for x, needed in zip((hidden, weight, bias), ctx.needs_input_grad, strict=False)
@@ -121,14 +114,14 @@ class _TokenLogps(torch.autograd.Function):
             d_hidden += slope * by_logps[:, None].to(slope.dtype)
             by_logps = None
         memory = ctx.memory if kept is None else ctx.memory // 4
-        nothing = by_logps is None and by_entropy is None
+        nothing = all(by is None for by in (by_logps, by_entropy, by_mean))
         for part in () if nothing else _slices(len(targets), weight.shape[0], memory):
             probs = (
                 _probs(hidden[part], weight, bias, ctx.temperature, log_total[part])
                 if kept is None
                 else kept[part].clone()
             )
-            by = (None if g is None else g[part] for g in (by_logps, by_entropy))
+            by = (None if g is None else g[part] for g in (by_logps, by_entropy, by_mean))
             _differentiate_(probs, targets[part], entropy[part], *by)
             d_logits = probs.to(hidden.dtype)
             if d_hidden is not None:
@@ -159,7 +152,8 @@ def _softmax_(logits: Tensor, targets: Tensor, reads: Reads) -> list[Tensor]:
     """Turn logits [n,V] into probabilities, in place.
 
     Returns:
-        For the targets: log-probs, log(sum(exp(logits))), and what is read of entropies and sums of squares; each [n].
+        Log-probs of the targets, log(sum(exp(logits))), entropies, sums of squares, and means of log-probs; each [n].
+            In place of those that are not read there is another number.
     """
     found: list[list[Tensor]] = []
     for rows in _blocks(logits):
@@ -168,31 +162,40 @@ def _softmax_(logits: Tensor, targets: Tensor, reads: Reads) -> list[Tensor]:
         block.sub_(highest)
         chosen = block.gather(-1, targets[rows, None])
         shifted = block.clone() if reads.entropy else None
+        mean = block.mean(-1, keepdim=True) if reads.mean else 0.0
         total = block.exp_().sum(-1, keepdim=True)
         block.div_(total)
         log_total = total.log()
         statistics = [chosen - log_total, highest + log_total]
         statistics.append(log_total - shifted.mul_(block).sum(-1, keepdim=True) if shifted is not None else log_total)
-        if reads.squares:
-            statistics.append(block.square().sum(-1, keepdim=True))
+        statistics.append(block.square().sum(-1, keepdim=True) if reads.squares else log_total)
+        statistics.append(mean - log_total)
         found.append([x.squeeze(-1) for x in statistics])
     return [torch.cat(column) for column in zip(*found, strict=True)]
 
 
 def _differentiate_(
-    probs: Tensor, targets: Tensor, entropy: Tensor, by_logps: Tensor | None, by_entropy: Tensor | None
+    probs: Tensor, targets: Tensor, entropy: Tensor, by_logps: Tensor | None, *others: Tensor | None
 ) -> None:
-    """Turn probabilities [n,V] into the gradient of logits, in place, from those of log-probs and entropies [n]."""
+    """Turn probabilities [n,V] into the gradient of logits, in place, from those of statistics [n].
+
+    The statistics are log-probs, entropies and means of log-probs.
+    """
+    by_entropy, by_mean = others
     for rows in _blocks(probs):
         block = probs[rows]
         scale = torch.zeros_like(entropy[rows]) if by_logps is None else by_logps[rows]
+        if by_mean is not None:
+            scale = scale + by_mean[rows]
         if by_entropy is None:
             block.mul_(-scale[:, None])
         else:
             of_entropy = torch.special.entr(block).mul_(by_entropy[rows, None])
             block.mul_(-(scale + by_entropy[rows] * entropy[rows])[:, None]).add_(of_entropy)
         if by_logps is not None:
-            block.scatter_add_(-1, targets[rows, None], scale[:, None])
+            block.scatter_add_(-1, targets[rows, None], by_logps[rows, None])
+        if by_mean is not None:
+            block.add_(by_mean[rows, None], alpha=1 / block.shape[-1])
 
 
 def _add_outer_(total: Tensor, left: Tensor, right: Tensor) -> None:
@@ -215,9 +218,12 @@ def _blocks(logits: Tensor) -> list[slice]:
     return _slices(rows, vocabulary, BLOCK_BYTES if logits.device.type == "cpu" else logits.nbytes)
 
 
-def logits_logps(logits: Tensor, targets: Tensor, temperature: float = 1.0) -> TokenStatistics:
+def logits_logps(logits: Tensor, targets: Tensor, temperature: float = 1.0, *, reads: Reads = ALL) -> TokenStatistics:
     """Return the same as `token_logps` from materialised logits [N,V]."""
     all_logps = torch.log_softmax(logits.float() / temperature, dim=-1)
-    probs = all_logps.exp()
-    logps = all_logps.gather(-1, targets[:, None]).squeeze(-1)
-    return TokenStatistics(logps, -(probs * all_logps).sum(-1), probs.detach().square().sum(-1))
+    return TokenStatistics(
+        all_logps.gather(-1, targets[:, None]).squeeze(-1),
+        -(all_logps.exp() * all_logps).sum(-1) if reads.entropy else None,
+        all_logps.detach().exp().square().sum(-1) if reads.squares else None,
+        all_logps.mean(-1) if reads.mean else None,
+    )

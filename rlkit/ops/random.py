@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -11,9 +14,12 @@ _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 
+AT_ONCE = 2**22
+"""Numbers of noise that are drawn at once: each takes several 64-bit integers."""
+
 
 def uniform(keys: Tensor, counters: Tensor) -> Tensor:
-    """Return uniform numbers in (0, 1), one for each key [N] i64 and counter [N] i64, as [N] f64.
+    """Return uniform numbers in (0, 1), one for each key [N] i64 and counter [N] i64, as [N] f64; shapes broadcast.
 
     The generator is SplitMix64 (Steele, Lea and Flood 2014) evaluated at `key + counter * golden`.
     """
@@ -22,6 +28,47 @@ def uniform(keys: Tensor, counters: Tensor) -> Tensor:
     z = (z ^ _shift(z, 27)) * _MIX_2
     z = z ^ _shift(z, 31)
     return (_shift(z, 11).to(torch.float64) + 0.5) * 2.0**-53
+
+
+class RowNoise(NamedTuple):
+    """Uniform noise for the tokens of rows: a function of a row's key, the token's place in it, and the column alone.
+
+    Args:
+        keys: [B] i64, of each row.
+        bounds: [B] f32, the largest norm that a token's noise can have.
+    """
+
+    keys: Tensor
+    bounds: Tensor
+
+    @classmethod
+    def of_rows(cls, key: str, tokens: Tensor, lengths: Tensor, group: Tensor, bounds: Tensor) -> Self:
+        """Return the noise of rows by their tokens [B,T] i64, their first `lengths` [B] i64, and their group [B] i64.
+
+        The order of rows does not matter. Equal rows of one group have different noise.
+        """
+        counts, keys = Counter[bytes](), []
+        for row, length, number in zip(tokens.cpu().numpy(), lengths.tolist(), group.tolist(), strict=True):
+            text = f"{key}/{number}/".encode() + row[:length].tobytes()
+            digest = hashlib.blake2b(text + b"/%d" % counts[text], digest_size=8).digest()
+            keys.append(int.from_bytes(digest, "little", signed=True))
+            counts[text] += 1
+        return cls(torch.tensor(keys, dtype=torch.long, device=group.device), bounds)
+
+    def rows(self, index: Sequence[int]) -> Self:
+        """Return the noise of the chosen rows."""
+        return type(self)(self.keys[index], self.bounds[index])
+
+    def at(self, rows: Tensor, places: Tensor, width: int) -> Tensor:
+        """Return noise [N,width] f32 of the tokens at places [N] i64 of rows [N] i64, within +- bound / sqrt(width)."""
+        columns = torch.arange(width, device=places.device)
+        found, bounds = torch.empty(len(places), width, device=places.device), self.bounds[rows, None] / width**0.5
+        size = max(1, AT_ONCE // width)
+        for part in (slice(start, start + size) for start in range(0, len(places), size)):
+            counters = places[part, None] * width + columns
+            numbers = uniform(self.keys[rows[part], None], counters)
+            found[part] = (2 * numbers - 1).float() * bounds[part]
+        return found
 
 
 def permutation(key: str, size: int) -> Tensor:

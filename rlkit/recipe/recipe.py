@@ -122,8 +122,9 @@ class Recipe:
         wanted = Needs.OLD_LOGPS in self.needs or self.kl_reward or self.teacher or weigh or self.rejection
         weighted = self.kl_loss is not None and self.kl_loss.importance_weighted
         compares = self.loss.compares or weighted or not (self.rollout.engine.recorded or self.loss.per_row)
+        noisy = self.loss.embedding_noise and not self.rollout.engine.recorded
         recompute = compares and not self.train.on_policy and self.train.old_logps == "recompute"
-        return bool(wanted) or recompute
+        return bool(wanted or noisy or recompute)
 
 
 def option(recipe: Recipe, key: str) -> object:

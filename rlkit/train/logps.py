@@ -12,12 +12,12 @@ from rlkit.models.actor import Actor
 from rlkit.models.critic import ValueModel
 from rlkit.models.reference import FrozenPolicy
 from rlkit.ops import correction
-from rlkit.ops.logps import LOGPS, Reads
+from rlkit.ops.logps import LOGPS
 from rlkit.ops.masked import Reducer
 from rlkit.train.metrics import Meter
 from rlkit.train.microbatch import Forward, forward_in_micro_batches
 from rlkit.train.setup import TrainContext
-from rlkit.types import RolloutBatch, TrainBatch
+from rlkit.types import Reads, RolloutBatch, TrainBatch
 
 
 def compute_logps(context: TrainContext, batch: RolloutBatch) -> None:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from rlkit.interfaces import outputs
-from rlkit.ops.random import permutation
+from rlkit.ops.random import RowNoise, permutation
+from rlkit.recipe import Recipe
 from rlkit.registry import calling, require
 from rlkit.sections import Train
 from rlkit.train.logps import policy_logps
@@ -57,12 +58,13 @@ def update_models(context: TrainContext, scored: Batch, step: int, meter: Meter)
     record = scored.trainer_logps is None
     batch = TrainBatch.of(scored)
     most = context.recipe.groups_per_step
-    for groups in mini_batches(context.recipe.train, step, most):  # agreed: their order is seeded
+    for number, groups in enumerate(mini_batches(context.recipe.train, step, most)):  # agreed: their order is seeded
         rows = [i for i, group in enumerate(batch.group.tolist()) if group in groups]
         if critic is not None:
             update_critic(context, batch, rows, meter)
         if critic is None or step > critic.policy_delay_steps:
-            update_policy(context, batch, rows, meter, record)
+            noise = embedding_noise(batch, context.recipe, f"{step}/{number}")
+            update_policy(context, batch, rows, meter, record, noise=noise)
             record = False
     return batch
 
@@ -73,6 +75,17 @@ def mini_batches(train: Train, step: int, groups: int) -> Iterator[set[int]]:
         order = permutation(f"minibatches/{train.seed}/{step}/{epoch}", groups)
         for part in order.tensor_split(train.minibatches):
             yield set(part.tolist())
+
+
+def embedding_noise(batch: TrainBatch, recipe: Recipe, update: str) -> RowNoise | None:
+    """Return NEFTune's noise of each row in an optimizer step: uniform, up to alpha / sqrt(tokens * width)."""
+    alpha = recipe.loss.embedding_noise
+    if not alpha:
+        return None
+    lengths = batch.attention.sum(-1)
+    return RowNoise.of_rows(
+        f"noise/{recipe.train.seed}/{update}", batch.tokens, lengths, batch.group, alpha / lengths.sqrt()
+    )
 
 
 def accumulate_and_step(module: Updatable, micros: list[list[int]], loss_of: Callable[[list[int]], Tensor]) -> Update:
@@ -110,11 +123,18 @@ def log_share(share: LossShare, batch: TrainBatch, meter: Meter, prefix: str) ->
 
 
 def update_policy(
-    context: TrainContext, batch: TrainBatch, rows: list[int], meter: Meter, record: bool = False
+    context: TrainContext,
+    batch: TrainBatch,
+    rows: list[int],
+    meter: Meter,
+    record: bool = False,
+    *,
+    noise: RowNoise | None = None,
 ) -> None:
     """Make one optimizer step of the policy from the rows of this rank; ranks may have unequal rows, or none.
 
-    With `record`, the log-probs of this pass become `batch.trainer_logps`.
+    With `record`, the log-probs of this pass become `batch.trainer_logps`. `noise` of all rows of the batch is added to
+    the embeddings in passes with a gradient.
     """
     recipe, ranks, policy = context.recipe, context.ranks, context.models.policy
     objective = Objective.of(recipe, context.rollouts.version, strict=context.rollouts.version == 0)
@@ -127,7 +147,10 @@ def update_policy(
 
     def loss_of(micro: list[int]) -> Tensor:
         part, tokens, mask = select_rows(batch, micro)
-        out: PolicyOutput = policy.module(tokens, mask, recipe.rollout.sampling.temperature)
+        added = noise.rows(micro) if noise is not None and micro and torch.is_grad_enabled() else None
+        out: PolicyOutput = policy.module(
+            tokens, mask, recipe.rollout.sampling.temperature, recipe.loss.reads, noise=added
+        )
         if not micro:
             return out.logps.sum()
         if record:
@@ -138,7 +161,7 @@ def update_policy(
         return share.loss
 
     def divided(rows: list[int]) -> list[list[int]]:
-        limit, packed = context.data.token_limit, policy.inner.passes.packed
+        limit, packed = context.data.token_limit, policy.inner.passes.packed and noise is None
         groups = recipe.loss.reads_groups
         return aligned_micro_batches(batch, rows, limit, ranks.all_reduce_max, packed, whole_groups=groups)
 

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from rlkit.ops.logps import Reads, token_logps
+from rlkit.ops.logps import token_logps
+from rlkit.types import Reads
 from tests.bench.step import peak, reset_peak
 
 VOCABULARY, HIDDEN = 151_936, 896

@@ -1,6 +1,6 @@
 """Run by test_gradients.py: the gradient of one mini-batch for several divisions of its rows over ranks.
 
-usage: python ddp_gradients.py DEVICES OUT LOSS DIVISION…   where a division such as 0,0,1 gives each row its rank
+usage: python ddp_gradients.py DEVICES OUT LOSSES DIVISION…   where a division such as 0,0,1 gives each row its rank
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ import torch
 
 from rlkit.cli.parsing.parser import parse
 from rlkit.distributed.fsdp2 import make_fabric
+from rlkit.interfaces.loss import PolicyLoss
+from rlkit.losses import DPO, ClipLoss, CrossEntropy
 from rlkit.train.data import load_data
 from rlkit.train.metrics import Meter
 from rlkit.train.setup import TrainContext, prepare_training
-from rlkit.train.update import update_policy
+from rlkit.train.update import embedding_noise, update_policy
 from rlkit.types import Batch, TrainBatch
 
 LENGTHS = (9, 17, 12, 30, 8, 21, 15, 11)
+LOSSES: dict[str, PolicyLoss] = {"ClipLoss": ClipLoss(), "DPO": DPO(), "CrossEntropy": CrossEntropy(0.1, 50.0)}
 REWARDS = (0.0, 1.0, 1.0, 0.5, 1.0, 1.0, 0.0, 2.0)
 """Of four groups of two, one of which has equal rewards."""
 
@@ -48,8 +51,9 @@ def example(rows: list[int]) -> Batch:
     return whole.rows(torch.tensor(rows, dtype=torch.long))
 
 
-def gradient(run: TrainContext, rows: list[int]) -> torch.Tensor:
+def gradient(run: TrainContext, rows: list[int], loss: str = "ClipLoss") -> torch.Tensor:
     """Return the gradient that the optimizer sees, all parameters in one vector."""
+    run.recipe.loss = LOSSES[loss]
     seen: list[torch.Tensor] = []
 
     def look(*_: object) -> None:
@@ -57,7 +61,8 @@ def gradient(run: TrainContext, rows: list[int]) -> torch.Tensor:
 
     handle = run.models.policy.optimizer.optimizer.register_step_pre_hook(look)
     batch = TrainBatch.of(example(rows))
-    update_policy(run, batch, list(range(len(batch))), Meter())
+    noise = embedding_noise(batch, run.recipe, "1/0")
+    update_policy(run, batch, list(range(len(batch))), Meter(), noise=noise)
     handle.remove()
     return seen[0]
 
@@ -78,12 +83,11 @@ def make_run(devices: int, *options: str) -> TrainContext:
 
 
 if __name__ == "__main__":
-    needed = () if sys.argv[3] == "ClipLoss" else ("--advantage=null",)
-    run = make_run(int(sys.argv[1]), f"--loss={sys.argv[3]}", *needed)
+    run = make_run(int(sys.argv[1]))
     gradients = []
     for division in sys.argv[4:]:
         mine = [row for row, rank in enumerate(division.split(",")) if int(rank) == run.ranks.fabric.global_rank]
-        gradients.append(gradient(run, mine))
+        gradients += [gradient(run, mine, loss) for loss in sys.argv[3].split(",")]
     if run.ranks.fabric.is_global_zero:
         torch.save(gradients, sys.argv[2])
     run.rollouts.close()

@@ -26,6 +26,7 @@ from rlkit.models.actor import Actor
 from rlkit.models.load import load_policy
 from rlkit.models.lora import base_model
 from rlkit.models.weights import PolicyWeights, full_state_dict
+from rlkit.ops.random import RowNoise
 from rlkit.optimizers import AdamW, Muon
 from rlkit.sections import Lora, Model, Train
 from rlkit.train.models import Placer
@@ -116,6 +117,21 @@ def agree(fabric: Fabric) -> None:
     ranks.raise_any(None)
 
 
+def noise(fabric: Fabric, lora: bool) -> None:
+    """Noise on the embeddings of sharded weights is that of whole ones."""
+    model, placer = Model("tiny", lora=Lora(rank=4) if lora else None), Placer(fabric, Ranks(fabric))
+    plain, actor = Actor(load_policy(model)), Actor(load_policy(model, empty=placer.empty))
+    sharded = placer.set_up(actor)
+    tokens = torch.arange(3, 43).reshape(2, 20)
+    mask = torch.ones_like(tokens, dtype=torch.bool)
+    added = RowNoise(torch.tensor([1, 2]), torch.tensor([2.0, 3.0]))
+    quiet, *noisy = (
+        module(tokens, mask, noise=of).logps for module, of in ((plain, None), (plain, added), (sharded, added))
+    )
+    torch.testing.assert_close(*noisy, atol=1e-4, rtol=1e-4)
+    assert (quiet - noisy[0]).abs().max() > 0.01
+
+
 if __name__ == "__main__":
     ranks, strategy = int(os.environ["WORLD_SIZE"]), sections.FSDP2(tensor_parallel=int(sys.argv[1]))
     fabric = make_fabric(sections.Fabric("cpu", ranks, strategy=strategy, precision=sys.argv[2]))
@@ -123,6 +139,8 @@ if __name__ == "__main__":
     agree(fabric)
     for lora in (False, True):
         stream(fabric, lora)
+        if sys.argv[2] == "32-true":
+            noise(fabric, lora)
     if sys.argv[2] == "32-true":
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(torch.Tensor, "bfloat16", torch.Tensor.float)  # Muon's own rounding would hide a difference

@@ -15,7 +15,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rlkit.losses import DPO
 from rlkit.ops.aggregate import Aggregation
 from rlkit.train.setup import TrainContext
 from tests.conftest import ROOT
@@ -23,6 +22,7 @@ from tests.flow import ddp_gradients
 from tests.flow.ddp_gradients import LENGTHS, gradient, make_run
 
 ROWS = list(range(len(LENGTHS)))
+OTHERS = ["DPO", "CrossEntropy"]
 
 
 @pytest.fixture(scope="module")
@@ -73,22 +73,26 @@ def test_the_gradient_is_that_of_the_loss_written_out(run: TrainContext) -> None
     assert_same(plain, gradient(run, ROWS))
 
 
-@settings(deadline=None, max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(order=st.permutations(ROWS), budget=st.integers(1, 300))
-def test_any_split_of_whole_groups_gives_the_same_gradient(run: TrainContext, order: list[int], budget: int) -> None:
-    plain, run.recipe.loss = run.recipe.loss, DPO()
+@pytest.mark.parametrize("loss", OTHERS)
+def test_any_split_gives_the_same_gradient_of_other_losses(
+    run: TrainContext, loss: str, order: list[int], budget: int
+) -> None:
+    """Of whole groups for DPO; with the same noise on the embeddings for CrossEntropy."""
     run.recipe.train = replace(run.recipe.train, aggregation=None)
-    expected = gradient(run, ROWS)
+    run.data.token_limit = 100_000
+    expected = gradient(run, ROWS, loss)
     run.data.token_limit = budget
-    assert_same(expected, gradient(run, order))
-    run.data.token_limit, run.recipe.loss = 100_000, plain
+    assert_same(expected, gradient(run, order, loss))
+    run.data.token_limit = 100_000
 
 
-def of_two_ranks(loss: str, divisions: list[list[int]], out: Path) -> list[torch.Tensor]:
-    """Return the gradient for each division of rows over ranks."""
+def of_two_ranks(losses: str, divisions: list[list[int]], out: Path) -> list[torch.Tensor]:
+    """Return the gradient of each loss for each division of rows over ranks."""
     arguments = [",".join(map(str, division)) for division in divisions]
     done = subprocess.run(
-        (sys.executable, str(Path(__file__).with_name("ddp_gradients.py")), "2", str(out), loss, *arguments),
+        (sys.executable, str(Path(__file__).with_name("ddp_gradients.py")), "2", str(out), losses, *arguments),
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -113,9 +117,8 @@ def test_any_division_over_two_ranks_gives_the_same_gradient(run: TrainContext, 
 def test_any_division_of_groups_over_two_ranks_gives_the_same_gradient(run: TrainContext, tmp_path: Path) -> None:
     """One rank has no group, or only the one without a pair, which the other ranks' counts must not notice."""
     groups = [[0, 0, 0, 0], [1, 1, 0, 1], [0, 0, 1, 0], [0, 1, 1, 0], [0, 1, 0, 1]]
-    plain, run.recipe.loss = run.recipe.loss, DPO()
     run.recipe.train = replace(run.recipe.train, aggregation=None)
-    expected = gradient(run, ROWS)
-    run.recipe.loss = plain
-    for found in of_two_ranks("DPO", [[rank for rank in ranks for _ in (0, 1)] for ranks in groups], tmp_path / "g.pt"):
-        assert_same(expected, found)
+    expected = [gradient(run, ROWS, loss) for loss in OTHERS]
+    divisions = [[rank for rank in ranks for _ in (0, 1)] for ranks in groups]
+    for i, found in enumerate(of_two_ranks(",".join(OTHERS), divisions, tmp_path / "g.pt")):
+        assert_same(expected[i % len(OTHERS)], found)

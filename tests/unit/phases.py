@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from rlkit.advantages import GRPO
 from rlkit.losses import PolicyGradient
-from rlkit.ops.logps import ALL, Reads
+from rlkit.ops.logps import ALL
+from rlkit.ops.random import RowNoise
 from rlkit.recipe import Recipe
 from rlkit.rewards import ExactReward
 from rlkit.sections import Model, Rollout, Train
@@ -22,7 +23,7 @@ from rlkit.testing import FakeEngine
 from rlkit.train.callbacks import Callbacks
 from rlkit.train.credit import RewardTransforms
 from rlkit.train.setup import TrainContext
-from rlkit.types import Batch, PolicyOutput, Sampling, TrainBatch
+from rlkit.types import Batch, PolicyOutput, Reads, Sampling, TrainBatch
 
 
 class Line(nn.Module):
@@ -35,7 +36,15 @@ class Line(nn.Module):
         self.weight = nn.Parameter(torch.tensor(weight))
         self.seen: list[tuple[list[list[int]], float]] = []
 
-    def forward(self, tokens: Tensor, mask: Tensor, temperature: float = 1.0, reads: Reads = ALL) -> PolicyOutput:
+    def forward(
+        self,
+        tokens: Tensor,
+        mask: Tensor,
+        temperature: float = 1.0,
+        reads: Reads = ALL,
+        *,
+        noise: RowNoise | None = None,
+    ) -> PolicyOutput:
         self.seen.append((tokens.tolist(), temperature))
         logps = self.weight * tokens * mask / temperature
         squares = 0.25 * self.weight.detach() * mask if reads.squares else None

@@ -56,7 +56,7 @@ def steps_between(value: object) -> int:
 OTHERS = {
     "optim_args optim_target_modules": "options of train.optimizer",
     "average_tokens_across_devices": "nothing to do: tokens are counted over all ranks",
-    "label_smoothing_factor neftune_noise_alpha": "rlkit has none",
+    "label_smoothing_factor neftune_noise_alpha": "options of loss CrossEntropy alone",
     "bf16_full_eval fp16_full_eval": "nothing to do: validation computes as training does, in fabric.precision",
     "tf32": "float32 is float32 in rlkit; fabric.precision: bf16-mixed is faster",
     "activation_checkpointing activation_checkpointing_kwargs": "train.checkpoint_activations",
