@@ -1,4 +1,4 @@
-"""Lengths of prompts in tokens: measured for many at once, kept for the next run, and shortened to a limit."""
+"""Lengths of prompts and answers in tokens: measured for many at once, kept for the next run, and shortened."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from rlkit.errors import RecipeError
+from rlkit.rollout.recorded import turns_of
 from rlkit.rollout.replies import longest_piece
 from rlkit.rollout.template import ChatTemplate
-from rlkit.types import Message, Prompt
+from rlkit.types import Message, Prompt, RecordedAnswer
 
 T = TypeVar("T")
 
@@ -33,8 +36,41 @@ PARALLEL = "TOKENIZERS_PARALLELISM"
 KEPT = 64
 """Files of lengths that are kept; older ones are removed."""
 
+Measure = Callable[[Sequence[Prompt]], list[int]]
+"""Returns a length in tokens for each prompt."""
+
 Side = Literal["left", "right", "middle"]
 """Where a text is cut."""
+
+
+@dataclass(frozen=True)
+class AnswerSizes:
+    """Sizes of a data set's recorded answers.
+
+    Args:
+        longest: Tokens of the longest one, its prompt included.
+        most: Answers of the prompt that has the most.
+        tokens: Of an answer without its prompt, on average.
+        count: Answers of a prompt, on average.
+    """
+
+    longest: int
+    most: int
+    tokens: float
+    count: float
+
+    @classmethod
+    def of(cls, answers: Sequence[Sequence[int]], whole: Sequence[int]) -> AnswerSizes:
+        """Return those of prompts.
+
+        Args:
+            answers: Tokens of each answer of each prompt.
+            whole: Tokens of each prompt with its longest answer.
+        """
+        counts, tokens = [len(sizes) for sizes in answers], [size for sizes in answers for size in sizes]
+        if not tokens:
+            return cls(0, 0, 0.0, 0.0)
+        return cls(max(whole), max(counts), fmean(tokens), fmean(counts))
 
 
 def measure(template: ChatTemplate, prompts: Sequence[Prompt], show: bool = False) -> list[int]:
@@ -53,12 +89,43 @@ def measure(template: ChatTemplate, prompts: Sequence[Prompt], show: bool = Fals
     """
     if len(prompts) <= FEW:
         return [_named(prompt, lambda p: len(template.start(p.messages, p.tools))) for prompt in prompts]
-    path = cache_folder() / "lengths" / f"{_digest(template, prompts)}.npy"
-    if (known := _read(path, len(prompts))) is not None:
-        return known
-    lengths = _measure(template, prompts, show)
-    _write(path, lengths)
-    return lengths
+
+    def lengths(chunk: Sequence[Prompt]) -> list[int]:
+        return template.lengths([_named(p, lambda p: template.opening(p.messages, p.tools)) for p in chunk])
+
+    path = _place(template, [(prompt.messages, prompt.tools) for prompt in prompts])
+    return _kept(path, prompts, _in_chunks("measuring prompts", lengths, show))
+
+
+def measure_answers(template: ChatTemplate, prompts: Sequence[Prompt], show: bool = False) -> list[list[int]]:
+    """Return the lengths of each prompt's recorded answers in tokens, without the prompt, as trajectories have them.
+
+    They are kept as those of prompts are, and arguments are the same.
+
+    Raises:
+        RecipeError: The chat template refuses an answer, or no policy could have written it; the message names the
+            prompt.
+    """
+    alone = [replace(prompt, recorded=[answer]) for prompt in prompts for answer in prompt.recorded]
+
+    def lengths(chunk: Sequence[Prompt]) -> list[int]:
+        written = [_named(prompt, lambda p: _written(template, p.recorded[0])) for prompt in chunk]
+        sizes = iter(template.lengths([text for texts, _ in written for text in texts]))
+        return [read + sum(islice(sizes, len(texts))) for texts, read in written]
+
+    if len(alone) <= FEW:
+        found = iter(lengths(alone))
+    else:
+        path = _place(template, [prompt.recorded[0].messages for prompt in alone])
+        found = iter(_kept(path, alone, _in_chunks("measuring answers", lengths, show)))
+    return [list(islice(found, len(prompt.recorded))) for prompt in prompts]
+
+
+def _written(template: ChatTemplate, answer: RecordedAnswer) -> tuple[list[str], int]:
+    """Return the texts of the policy's turns, and the number of tokens of what is between them."""
+    turns = list(turns_of(answer))
+    texts = [template.turn_text(messages[0]) for role, messages in turns if role == "assistant"]
+    return texts, sum(len(template.delta(messages)) for role, messages in turns if role != "assistant")
 
 
 def shorten(template: ChatTemplate, prompt: Prompt, limit: int, side: Side) -> Prompt:
@@ -97,18 +164,22 @@ def _cut(template: ChatTemplate, message: Message, tokens: int, side: Side) -> M
     return {**message, "content": text[:start] + text[len(text) - end :]}
 
 
-def _measure(template: ChatTemplate, prompts: Sequence[Prompt], show: bool) -> list[int]:
+def _in_chunks(title: str, lengths: Measure, show: bool) -> Measure:
+    """Return the same measure of any number of prompts, with its progress."""
     from rich.console import Console
     from rich.progress import Progress
 
-    lengths: list[int] = []
-    with _all_cpus(), Progress(console=Console(stderr=True), transient=True, disable=not show) as bar:
-        task = bar.add_task("measuring prompts", total=len(prompts))
-        for first in range(0, len(prompts), CHUNK):
-            chunk = prompts[first : first + CHUNK]
-            lengths += template.lengths([_named(p, lambda p: template.opening(p.messages, p.tools)) for p in chunk])
-            bar.advance(task, len(chunk))
-    return lengths
+    def measured(prompts: Sequence[Prompt]) -> list[int]:
+        found: list[int] = []
+        with _all_cpus(), Progress(console=Console(stderr=True), transient=True, disable=not show) as bar:
+            task = bar.add_task(title, total=len(prompts))
+            for first in range(0, len(prompts), CHUNK):
+                chunk = prompts[first : first + CHUNK]
+                found += lengths(chunk)
+                bar.advance(task, len(chunk))
+        return found
+
+    return measured
 
 
 @contextmanager
@@ -132,7 +203,8 @@ def _named(prompt: Prompt, work: Callable[[Prompt], T]) -> T:
         raise RecipeError(f"prompt {prompt.id!r}: {error}") from error
 
 
-def _digest(template: ChatTemplate, prompts: Sequence[Prompt]) -> str:
+def _place(template: ChatTemplate, texts: Sequence[object]) -> Path:
+    """Return the file of the lengths of texts, under a digest of all that they depend on."""
     tokenizer: Any = template.tokenizer
     backend = getattr(tokenizer, "backend_tokenizer", None)
     digest = hashlib.blake2b(digest_size=16)
@@ -141,11 +213,21 @@ def _digest(template: ChatTemplate, prompts: Sequence[Prompt]) -> str:
         tokenizer.chat_template,
         template.tools,
         template.kwargs,
+        sorted(template.stop_ids),
     )
     today = time.strftime("%Y-%m-%d") if "strftime" in str(tokenizer.chat_template) else ""
-    for what in (*known, today, *((prompt.messages, prompt.tools) for prompt in prompts)):
+    for what in (*known, today, *texts):
         digest.update(json.dumps(what, default=str).encode() + b"\n")
-    return digest.hexdigest()
+    return cache_folder() / "lengths" / f"{digest.hexdigest()}.npy"
+
+
+def _kept(path: Path, prompts: Sequence[Prompt], measured: Measure) -> list[int]:
+    """Return lengths that were kept in a file; else measure, and keep them."""
+    if (known := _read(path, len(prompts))) is not None:
+        return known
+    lengths = measured(prompts)
+    _write(path, lengths)
+    return lengths
 
 
 def _read(path: Path, count: int) -> list[int] | None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
 
 from rlkit.errors import RecipeError
+from rlkit.interfaces.loss import PolicyLoss
 from rlkit.rollout.conversation import Conversation, Limits
 from rlkit.rollout.template import ChatTemplate
 from rlkit.types import Completion, Message, Prompt, RecordedAnswer, Score, StopReason, Trajectory
@@ -22,6 +23,18 @@ NO_PAIR = (
 
 NOT_SAMPLED = -1
 """The version of tokens that no engine has sampled; their log-probs are 0."""
+
+
+def check_recorded(prompts: Sequence[Prompt], loss: PolicyLoss) -> None:
+    """Check that there is something to train on.
+
+    Raises:
+        RecipeError: A prompt has no answer, or the loss compares answers and no prompt has two of unequal rewards.
+    """
+    if missing := next((prompt for prompt in prompts if not prompt.recorded), None):
+        raise RecipeError(NO_ANSWER.format(prompt=missing.id))
+    if loss.reads_groups and not any(len({answer.reward for answer in p.recorded}) > 1 for p in prompts):
+        raise RecipeError(NO_PAIR.format(loss=type(loss).__name__))
 
 
 def recorded_group(template: ChatTemplate, prompt: Prompt, group: int, context: int) -> list[Trajectory]:
@@ -49,14 +62,9 @@ def recorded_group(template: ChatTemplate, prompt: Prompt, group: int, context: 
 
 
 def _trajectory(template: ChatTemplate, answer: RecordedAnswer, conversation: Conversation) -> Trajectory:
-    prompt, roles = conversation.prompt, [message["role"] for message in answer.messages]
-    if {*roles[:1], *roles[-1:]} != {"assistant"} or ("assistant", "assistant") in pairwise(roles):
-        raise RecipeError(
-            f"a recorded answer has the roles {', '.join(roles) or 'of no message'}, expected it to begin and end with "
-            "a turn of the assistant, and never two of them in a row"
-        )
+    prompt = conversation.prompt
     conversation.begin(template.start(prompt.messages, prompt.tools))
-    for role, messages in _turns(answer.messages):
+    for role, messages in turns_of(answer):
         if conversation.over:
             break
         if role == "assistant":
@@ -71,12 +79,23 @@ def _trajectory(template: ChatTemplate, answer: RecordedAnswer, conversation: Co
         conversation.complete(StopReason.STOP)
     last = answer.messages[-1].get("content") or ""
     done = conversation.trajectory(last, [*prompt.messages, *answer.messages])
-    done.score = Score(answer.reward, turn_rewards=answer.turn_rewards or None)
+    turns = len(conversation.rewards)  # the context may have left out others
+    done.score = Score(answer.reward, turn_rewards=answer.turn_rewards[:turns] or None)
     return done
 
 
-def _turns(messages: Sequence[Message]) -> Iterator[tuple[str, list[Message]]]:
-    """Yield who writes next, and the messages: the template merges those of one turn."""
-    for assistant, some in groupby(messages, lambda message: message["role"] == "assistant"):
+def turns_of(answer: RecordedAnswer) -> Iterator[tuple[str, list[Message]]]:
+    """Yield who writes next, and the messages: the template merges those of one turn.
+
+    Raises:
+        RecipeError: No policy could have written the answer.
+    """
+    roles = [message["role"] for message in answer.messages]
+    if {*roles[:1], *roles[-1:]} != {"assistant"} or ("assistant", "assistant") in pairwise(roles):
+        raise RecipeError(
+            f"a recorded answer has the roles {', '.join(roles) or 'of no message'}, expected it to begin and end with "
+            "a turn of the assistant, and never two of them in a row"
+        )
+    for assistant, some in groupby(answer.messages, lambda message: message["role"] == "assistant"):
         turn = list(some)
         yield "assistant" if assistant else turn[0]["role"], turn

@@ -6,6 +6,7 @@ import re
 from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from rlkit.errors import RecipeError
@@ -108,19 +109,25 @@ class ChatTemplate:
         return text
 
     def turn(self, message: Message) -> list[int]:
-        """Return the ids of a turn of the policy that the data set has, the token that ends it included.
-
-        A text is encoded as it is. With more than that, such as calls of tools, it is what the template writes.
+        """Return the ids of `turn_text`.
 
         Raises:
             RecipeError: The template refuses the message, or does not write it after the start of a turn.
         """
-        tools = self._schemas(None)
-        before, _, after = self._text([USER, ANSWER], generate=False, tools=tools).rpartition(REPLY)
-        end = self._stop.match(after)
-        stop = self.tokenizer.eos_token if end is None else end.group()
+        return self._ids(self.turn_text(message))
+
+    def turn_text(self, message: Message) -> str:
+        """Return a turn of the policy that the data set has, the token that ends it included.
+
+        A text is as it is. With more than that, such as calls of tools, it is what the template writes.
+
+        Raises:
+            RecipeError: The template refuses the message, or does not write it after the start of a turn.
+        """
+        before, stop = self._around
         text = message.get("content")
         if set(message) - {"role", "content"}:
+            tools = self._schemas(None)
             whole = self._text([USER, message], generate=False, tools=tools)
             openings = (before, self._text([USER], generate=True, tools=tools))
             opening = next((one for one in openings if whole.startswith(one)), None)
@@ -131,7 +138,14 @@ class ChatTemplate:
                 )
             text = whole.removeprefix(opening)
             text = text[: found.start()] if (found := self._stop.search(text)) else text
-        return self._ids(f"{text}{stop}")
+        return f"{text}{stop}"
+
+    @cached_property
+    def _around(self) -> tuple[str, str]:
+        """What the template writes before a turn of the policy that answers one question, and the text of its end."""
+        before, _, after = self._text([USER, ANSWER], generate=False, tools=self._schemas(None)).rpartition(REPLY)
+        end = self._stop.match(after)
+        return before, self.tokenizer.eos_token if end is None else end.group()
 
     def delta(self, messages: Sequence[Message]) -> list[int]:
         """Return the ids of new messages after the policy's end token, ready for its next turn.

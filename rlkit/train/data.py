@@ -21,13 +21,13 @@ from rlkit.models.load import context_length, load_config, load_tokenizer, stop_
 from rlkit.parsers.detect import detect
 from rlkit.recipe import Recipe
 from rlkit.registry import calling, require
-from rlkit.rollout.lengths import measure, shorten
+from rlkit.rollout.lengths import AnswerSizes, measure, measure_answers, shorten
 from rlkit.rollout.participants import Participants
-from rlkit.rollout.recorded import NO_ANSWER, NO_PAIR
+from rlkit.rollout.recorded import check_recorded
 from rlkit.rollout.template import USER, ChatTemplate
 from rlkit.tasks.order import Drawn, Order, permutation_of
 from rlkit.train.distill.check import check_tokenizers
-from rlkit.types import Message, Prompt, RecordedAnswer, Row
+from rlkit.types import Prompt, Row
 
 
 @dataclass
@@ -43,11 +43,8 @@ class Data:
     longest: int = 0
     """Tokens of the longest prompt that the run will use."""
 
-    longest_answer: int = 0
-    """Tokens of the longest recorded answer that the run will use, its prompt included."""
-
-    most_answers: int = 0
-    """Recorded answers of the prompt that has the most, of those that the run will use."""
+    answers: AnswerSizes | None = None
+    """Sizes of the recorded answers that the run will use."""
 
     overlong: int = 0
     """Prompts that were too long, of those that the run measured."""
@@ -111,16 +108,13 @@ class Data:
     @property
     def longest_row(self) -> int:
         """Tokens of the longest trajectory that the run can have."""
-        rollout = self.recipe.rollout
-        if rollout.engine.recorded:
-            return min(self.longest_answer, self.context)
-        return min(self.longest + rollout.sampling.max_tokens, self.context)
+        longest = self.longest + self.recipe.rollout.sampling.max_tokens
+        return min(longest if self.answers is None else self.answers.longest, self.context)
 
     @property
     def largest_group(self) -> int:
         """Trajectories of the largest group that the run can have."""
-        rollout = self.recipe.rollout
-        return self.most_answers if rollout.engine.recorded else rollout.group_size
+        return self.recipe.rollout.group_size if self.answers is None else self.answers.most
 
     @property
     def count(self) -> int:
@@ -245,10 +239,12 @@ class Data:
         prompts = [make_prompt(self.recipe.task, self.train, row) for row in rows]
         lengths, held_out = self.lengths(prompts), self.lengths(self.held_out)
         if self.recipe.rollout.engine.recorded:
-            answers = self._answers(prompts)
-            self.longest_answer = max(answers)
-            self.most_answers = max(len(prompt.recorded) for prompt in prompts)
-            lengths = [a if a > self.context else n for n, a in zip(lengths, answers, strict=True)]
+            check_recorded(prompts, self.recipe.loss)
+            answers = measure_answers(self.template, prompts, self.show)
+            whole = [n + max(sizes) for n, sizes in zip(lengths, answers, strict=True)]
+            lengths = [both if both > self.context else n for n, both in zip(lengths, whole, strict=True)]
+            kept = [i for i, n in enumerate(lengths) if n <= self.limit or not drops]
+            self.answers = AnswerSizes.of([answers[i] for i in kept], [whole[i] for i in kept])
         measured = [*lengths, *held_out]
         self.overlong = sum(length > self.limit for length in measured)
         if self.overlong and rollout.overlong == "error":
@@ -267,25 +263,6 @@ class Data:
         self.longest = min(max(measured), self.limit)
         if by_outcome:
             self.order = self._make_order()
-
-    def _answers(self, prompts: Sequence[Prompt]) -> list[int]:
-        """Return the length of each prompt's longest recorded answer in tokens, with the prompt.
-
-        Raises:
-            RecipeError: A prompt has none, or the loss compares answers and no prompt has two of unequal rewards.
-        """
-        if missing := next((prompt for prompt in prompts if not prompt.recorded), None):
-            raise RecipeError(NO_ANSWER.format(prompt=missing.id))
-        loss = self.recipe.loss
-        if loss.reads_groups and not any(len({answer.reward for answer in p.recorded}) > 1 for p in prompts):
-            raise RecipeError(NO_PAIR.format(loss=type(loss).__name__))
-        whole = [
-            replace(p, messages=[*p.messages, *answer.messages] if p.messages else _text_alone(answer))
-            for p in prompts
-            for answer in p.recorded
-        ]
-        found = iter(self.lengths(whole))
-        return [max(next(found) for _ in prompt.recorded) for prompt in prompts]
 
     def _used(self) -> list[int]:
         """Return the training rows that the run will use; a filter may also take others."""
@@ -331,11 +308,6 @@ def load_data(recipe: Recipe) -> Data:
     data.show = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
     data.check_lengths()
     return data
-
-
-def _text_alone(answer: RecordedAnswer) -> list[Message]:
-    """Return a plain text as a message that all templates render, to measure it."""
-    return [{"role": "user", "content": answer.messages[0]["content"]}]
 
 
 def make_prompt(task: Task, rows: Sequence[Row], index: int) -> Prompt:

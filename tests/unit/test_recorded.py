@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
+from dataclasses import replace
 from itertools import chain, compress
 from pathlib import Path
 from typing import Any
@@ -11,13 +13,17 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rlkit.cli.parsing.parser import parse
 from rlkit.engines import Recorded, TorchEngine
 from rlkit.errors import RecipeError
+from rlkit.rollout.collate import add_rewards, collate
+from rlkit.rollout.lengths import AnswerSizes, measure_answers
 from rlkit.rollout.recorded import recorded_group
 from rlkit.rollout.template import ChatTemplate
 from rlkit.tasks import Arithmetic
 from rlkit.tasks.recorded import recording
 from rlkit.tasks.rows import Rows
+from rlkit.train.data import load_data
 from rlkit.types import Message, Prompt, RecordedAnswer, StopReason
 from tests.conftest import ROOT, read_jsonl, rlkit_in_process
 from tests.unit.test_templates import CASES, calling, conversations, play, template_of
@@ -99,6 +105,7 @@ def test_tokens_are_those_of_a_policy_that_writes_the_same(style: str, name: str
     prompt = Prompt("sum", messages[:first], recorded=[RecordedAnswer(messages[first:], 0.5)])
     [found] = recorded_group(renders, prompt, 3, 1 << 20)
     assert found.tokens == play(style, messages, renders)
+    assert measure_answers(renders, [prompt]) == [[len(found.tokens) - len(renders.start(prompt.messages))]]
     turns = [found.tokens[start:stop] for role, start, stop in found.turns if role == "assistant"]
     assert all(turn[-1] in renders.stop_ids and renders.stop_ids.isdisjoint(turn[:-1]) for turn in turns)
     assert list(compress(found.tokens, found.mask)) == list(chain.from_iterable(turns))
@@ -120,6 +127,50 @@ def test_an_answer_ends_where_the_context_does() -> None:
     [cut] = recorded_group(renders, prompt, 0, len(whole.tokens) - 2)
     assert cut.tokens == whole.tokens[:-2]
     assert (whole.stop, cut.stop) == (StopReason.STOP, StopReason.CONTEXT)
+
+
+def test_rewards_of_turns_that_the_context_leaves_out_count_nowhere() -> None:
+    renders = template()
+    answer = RecordedAnswer([said("5"), USER, said("It is 5.")], 1.0, [0.25, 0.5])
+    [whole] = recorded_group(renders, Prompt("sum", [USER], recorded=[answer]), 0, 4096)
+    first = whole.turns[1].end
+    [cut] = recorded_group(renders, Prompt("sum", [USER], recorded=[answer]), 0, first + 1)
+    assert [add_rewards(collate([one]), [one]).rewards.item() for one in (whole, cut)] == [1.75, 1.25]
+
+
+@pytest.mark.parametrize("few", [0, 2000])
+def test_lengths_of_answers_are_those_of_trajectories(
+    few: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where many are measured at once and kept for the next run; one with no prompt is a plain text."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("rlkit.rollout.lengths.FEW", few)
+    talk = RecordedAnswer([said("5"), USER, said("It is 5.")])
+    prompts = [
+        Prompt("sum", [USER], recorded=[RecordedAnswer([said("5")]), talk, RecordedAnswer([said("It is 5. " * 99)])]),
+        Prompt("text", [], recorded=[RecordedAnswer([said("Once upon")])]),
+    ]
+    renders = template()
+    groups = [recorded_group(renders, prompt, 0, 1 << 20) for prompt in prompts]
+    for _ in range(2):
+        found = measure_answers(renders, prompts)
+        for prompt, group, sizes in zip(prompts, groups, found, strict=True):
+            assert [len(renders.start(prompt.messages)) + size for size in sizes] == [len(t.tokens) for t in group]
+    assert len(list(tmp_path.glob("rlkit/lengths/*.npy"))) == (few == 0)
+    with pytest.raises(RecipeError, match="^prompt 'odd': a recorded answer has the roles user, assistant, expected"):
+        measure_answers(renders, [Prompt("odd", [USER], recorded=[RecordedAnswer([USER, said("5")])])])
+
+
+def test_an_answer_may_fill_the_context_to_its_last_token() -> None:
+    """A digit is a token."""
+    empty = Prompt("sum", [USER], recorded=[RecordedAnswer([said("")])])
+    alone = len(recorded_group(template(), empty, 0, 4096)[0].tokens)
+    for extra in (0, 1):
+        rows = [{"prompt": USER["content"], "completion": "5" * (4096 - alone + extra)}]
+        recipe = parse("fit", list(RUN)).recipe
+        with pytest.raises(RecipeError, match="has 4097 tokens") if extra else nullcontext():
+            data = load_data(replace(recipe, task=Rows(rows)))
+            assert (data.longest_row, data.answers) == (4096, AnswerSizes(4096, 1, 4096 - data.longest, 1.0))
 
 
 def test_a_plain_text_is_trained_on_from_its_first_token() -> None:
