@@ -140,9 +140,9 @@ def await_scores(service: RolloutService, rollouts: Rollouts, meter: Meter) -> l
         known_rewards = {group: answer.reward for group, answer in rollouts.greedy_answers.items()}
         rollouts.greedy |= {group: reward for group, reward in known_rewards.items() if reward is not None}
     recipe = service.recipe
-    rewarded = recipe.loss.reads_rewards and (recipe.reward is not None or recipe.rollout.engine.recorded)
-    describe(rollouts.all, rewarded, meter)
-    if not recipe.rollout.engine.recorded:
+    by_policy = not recipe.rollout.engine.recorded
+    describe(rollouts.all, by_policy and recipe.loss.reads_rewards and recipe.reward is not None, meter)
+    if by_policy:
         describe_texts(rollouts.all, recipe.rollout.group_size > 1, meter)
     rollouts.errors = Counter(error for t in rollouts.all if (error := t.error or (t.score and t.score.error)))
     failed = {t.group for t in rollouts.all if t.error is None and unscored(t)}
@@ -251,7 +251,7 @@ def describe(trajectories: Sequence[Trajectory], rewarded: bool, meter: Meter) -
 
     Args:
         trajectories: All of this rank.
-        rewarded: Whether the loss reads rewards; otherwise those of recorded answers say nothing.
+        rewarded: Whether rewards are the policy's: those of recorded answers say nothing of it.
         meter: Takes the figures.
     """
     missing = [t for t in trajectories if t.error is None and unscored(t)]

@@ -276,8 +276,10 @@ def test_recorded_preferences_teach_what_is_then_generated(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_the_reference_of_recorded_preferences_is_the_policy_without_adapters(tmp_path: Path) -> None:
-    """Adapters begin as the reference, at a loss of log 2, and leave it."""
+def test_the_reference_of_recorded_preferences_is_the_policy_without_adapters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Adapters begin as the reference, at a loss of log 2, and leave it; what is shown is about pairs."""
     out = tmp_path / "out"
     words = ("--validation=null", "--model.lora.rank=4", "--train.lr=1e-2", "--train.warmup_steps=0")
     assert main(["fit", "--recipe=quick_dpo", *words, "--train.steps=3", f"--out={out}"]) == 0
@@ -285,6 +287,10 @@ def test_the_reference_of_recorded_preferences_is_the_policy_without_adapters(tm
     assert (first["policy/loss"], first["policy/margin"]) == (pytest.approx(math.log(2)), 0)
     assert last["policy/loss"] < math.log(2)
     assert last["policy/margin"] > 0
+    assert "reward/mean" not in last  # it is the data's, whatever the policy does
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step 3/3")]
+    assert f"  pairs {last['policy/preference_accuracy']:.2f}  margin {last['policy/margin']:.2f}  " in line
+    assert "reward" not in line
 
 
 @pytest.mark.slow

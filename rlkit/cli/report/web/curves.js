@@ -1,7 +1,8 @@
 // Curves: each figure of metrics.jsonl, in groups by the word before the slash, runs overlaid.
 
-const FIRST = ["reward/mean", "accuracy", "validation/accuracy", "validation/reward", "rollout/length",
-  "policy/entropy", "policy/kl_ref", "policy/kl_old", "mismatch/kl", "grad_norm", "groups/no_signal", "lr"];
+const FIRST = ["reward/mean", "accuracy", "validation/accuracy", "validation/reward", "policy/preference_accuracy",
+  "policy/margin", "teacher/kl", "rollout/length", "policy/entropy", "policy/kl_ref", "policy/kl_old", "mismatch/kl",
+  "grad_norm", "groups/no_signal", "lr"];
 const BOUNDS = /_(low|high|stderr)$/;
 
 /** Return an exponential moving average without a bias to 0, in which missing values are skipped. */
@@ -115,7 +116,8 @@ class Curve {
 function groups(runs) {
   const names = [...new Set(runs.flatMap((run) => Object.keys(run.figures)))].sort();
   const known = new Set(names);
-  const found = new Map([["overview", FIRST.filter((name) => known.has(name))]]);
+  const first = known.has("reward/mean") ? FIRST : ["policy/loss", ...FIRST];
+  const found = new Map([["overview", first.filter((name) => known.has(name))]]);
   for (const name of names) {
     if (BOUNDS.test(name) && known.has(name.replace(BOUNDS, ""))) continue;
     const group = name.includes("/") ? name.split("/")[0] : "training";
