@@ -49,7 +49,7 @@ class RolloutBatch:
         old_logps: [B,T] f32, what ratios compare with: the trainer's log-probs before the update, or the engine's; a
             loss sees log-linear ones where the recipe has them.
         ref_logps: [B,T] f32, the reference's.
-        teacher_logps: [B,T] f32, the teacher's.
+        teacher_logps: [B,T] f32, the teacher's; NaN under the mask where it has not read a token.
         values: [B,T] f32, the critic's value of the state before each token was chosen; 0 outside the mask.
         sum_pi_squared: [B,T] f32, the sum of squared probabilities over the vocabulary, at each token.
         position_ids: [B,T] i64, reserved; None.

@@ -37,7 +37,7 @@ def explain(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield _name("advantage", recipe.advantage), recipe.advantage.explain()
     if (teacher := recipe.teacher) is not None:
         plus = "A =" if recipe.advantage is None else "A +"
-        yield "teacher", f"{plus} {teacher.coef:g} (log pi_teacher - log pi_old), token by token; {teacher.path}"
+        yield "teacher", f"{plus} {teacher.coef:g} (log pi_teacher - log pi_old), token by token; {_teacher(recipe)}"
     yield from _loss(recipe)
     yield from _training(recipe)
 
@@ -126,6 +126,14 @@ def _reference(recipe: Recipe) -> str:
     every = recipe.reference.refresh_every
     mix = recipe.reference.mix
     return f"follows the policy every {every} steps: {mix} policy + {1 - mix:g} reference"
+
+
+def _teacher(recipe: Recipe) -> str:
+    teacher = recipe.teacher
+    assert teacher is not None
+    itself = "the policy before the update" if recipe.train.ema is None else "the policy's averaged weights"
+    reads = "" if teacher.context is None else f", which reads {teacher.context!r}"
+    return f"{teacher.path or itself}{reads}"
 
 
 def _training(recipe: Recipe) -> Iterator[tuple[str, str]]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 
 from rlkit.models.actor import Actor
+from rlkit.models.ema import WeightAverage
 from rlkit.models.load import load_policy
 from rlkit.models.lora import adapters_off, has_lora
 from rlkit.models.packing import PackedPasses
@@ -26,7 +27,7 @@ class FrozenPolicy:
     """
 
     shared = False
-    """Whether it is the policy without its adapters, and no copy."""
+    """Whether its module is the policy's own, and no copy."""
 
     def __init__(self, model: Model, place: Callable[[Actor], None], empty: bool = False) -> None:
         self.actor = Actor(load_policy(model, empty=empty, frozen=True)).requires_grad_(False)
@@ -37,11 +38,14 @@ class FrozenPolicy:
         """How the actor computes hidden states."""
         return self.actor.passes
 
+    def applied(self) -> AbstractContextManager[None]:
+        """Return a context in which the actor has the weights that log-probs are computed with."""
+        return nullcontext()
+
     @torch.no_grad()
     def logps(self, tokens: Tensor, mask: Tensor, temperature: float) -> Tensor:
         """Return log-probs [B,T] f32, 0 outside the mask."""
-        with adapters_off(self.actor.policy) if self.shared else nullcontext():
-            return self.actor(tokens, mask, temperature, LOGPS).logps  # type: ignore[no-any-return]
+        return self.actor(tokens, mask, temperature, LOGPS).logps  # type: ignore[no-any-return]
 
 
 class Reference(FrozenPolicy):
@@ -61,8 +65,29 @@ class Reference(FrozenPolicy):
         else:
             super().__init__(model, place, empty)
 
+    def applied(self) -> AbstractContextManager[None]:
+        return adapters_off(self.actor.policy) if self.shared else nullcontext()
+
     @torch.no_grad()
     def update(self, actor: Actor, mix: float) -> None:
         """Update towards the policy: reference = mix * policy + (1 - mix) * reference; not for a shared one."""
         for mine, theirs in zip(self.actor.parameters(), actor.parameters(), strict=True):
             mine.lerp_(theirs, mix)
+
+
+class SelfTeacher(FrozenPolicy):
+    """Returns log-probs of the policy as it is between updates, or of the average of its weights.
+
+    Args:
+        actor: The policy.
+        average: Of its weights; None for the weights themselves.
+    """
+
+    shared = True
+
+    def __init__(self, actor: Actor, average: WeightAverage | None) -> None:
+        self.actor = actor
+        self.average = average
+
+    def applied(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.average is None else self.average.applied()

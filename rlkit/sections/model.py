@@ -90,12 +90,18 @@ class Teacher:
     (Agarwal et al. 2024, arXiv:2306.13649, with reverse KL; Gu et al. 2024, arXiv:2306.08543).
 
     Args:
-        path: A model as in `model.path`, with the policy's tokenizer.
+        path: A model as in `model.path`, with the policy's tokenizer. null is the policy itself as it is before each
+            step, or with `train.ema` its averaged weights, which knows more by `context`: self-distillation (Shenfeld
+            et al. 2026, arXiv:2601.19897).
+        context: What the teacher reads in place of the last user message of a prompt, a template such as
+            `"{prompt}\\nThe answer is {answer}."`: `{prompt}` is that message, `{answer}` the prompt's answer, and any
+            other name a column of the row. null for the policy's prompt.
         coef: Its weight.
         dtype: The type of its weights.
     """
 
-    path: str
+    path: str | None = None
+    context: str | None = None
     coef: PositiveFloat = 1.0
     dtype: Literal["float32", "bfloat16"] = "float32"
 

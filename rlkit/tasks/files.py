@@ -119,21 +119,23 @@ class TextTemplate:
 
     Args:
         text: Columns in braces; `{a.b}` is the field `b` inside `a`. Nothing else may be in them: no code runs.
+        option: Where the text is from, for messages.
 
     Raises:
         RecipeError: It is no such text, or names no column.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, option: str = "task.template") -> None:
+        self.option = option
         try:
             self.parts = [*Formatter().parse(text)]
         except ValueError as error:
-            raise RecipeError(f"task.template is {show(text)}: {error}; write {{{{ and }}}} for braces") from error
-        names = [name for _, name, _, _ in self.parts if name is not None]
-        if not all(names) or any(form or change for _, _, form, change in self.parts):
-            raise RecipeError(f"task.template is {show(text)}, expected only names of columns in braces")
-        if not names:
-            raise RecipeError(f"task.template is {show(text)}, expected a column in it, such as {{question}}")
+            raise RecipeError(f"{option} is {show(text)}: {error}; write {{{{ and }}}} for braces") from error
+        self.names = [name for _, name, _, _ in self.parts if name is not None]
+        if not all(self.names) or any(form or change for _, _, form, change in self.parts):
+            raise RecipeError(f"{option} is {show(text)}, expected only names of columns in braces")
+        if not self.names:
+            raise RecipeError(f"{option} is {show(text)}, expected a column in it, such as {{question}}")
 
     def fill(self, row: Row, place: str) -> str:
         """Return the text for a row.
@@ -144,9 +146,9 @@ class TextTemplate:
         return "".join(literal + (self._column(row, name, place) if name else "") for literal, name, _, _ in self.parts)
 
     def _column(self, row: Row, name: str, place: str) -> str:
-        found = as_text(sources.column(row, name, place, "task.template"))
+        found = as_text(sources.column(row, name, place, self.option))
         if found is None:
-            raise RecipeError(f"{place}: {name!r} is null, but task.template needs it")
+            raise RecipeError(f"{place}: {name!r} is null, but {self.option} needs it")
         return found
 
 

@@ -127,11 +127,17 @@ def correct(batch: Batch, weigh: Correction | None, reject: Rejection | None, re
     return figures
 
 
-def distill(batch: Batch, coef: float, reduce: Reducer) -> float:
-    """Add coef * (log pi_teacher - log pi) to the advantages; return the mean of the negative: KL to the teacher."""
-    behind = (batch.required("trainer_logps") - batch.required("teacher_logps")) * batch.mask
+def distill(batch: Batch, coef: float, reduce: Reducer) -> Figures:
+    """Add coef * (log pi_teacher - log pi) to the advantages, 0 where no teacher has read a token.
+
+    Return the mean of the negative, which is the KL to the teacher, and the number of tokens that none has read.
+    """
+    theirs = batch.required("teacher_logps")
+    known = batch.mask & ~theirs.isnan()
+    behind = torch.where(known, batch.required("trainer_logps") - theirs, 0.0)
     batch.advantages = batch.required("advantages") - coef * behind
-    return float(masked_mean(behind, batch.mask, reduce))
+    unread = reduce((batch.mask & ~known).sum().float())
+    return {"teacher/kl": float(masked_mean(behind, known, reduce)), "teacher/unread": float(unread)}
 
 
 def estimate(estimator: AdvantageEstimator | None, batch: Batch, has_critic: bool = False) -> None:

@@ -27,6 +27,7 @@ from rlkit.rollout.recorded import check_recorded
 from rlkit.rollout.template import USER, ChatTemplate
 from rlkit.tasks.order import Drawn, Order, permutation_of
 from rlkit.train.distill.check import check_tokenizers
+from rlkit.train.distill.prompts import TeacherPrompts, teacher_prompts
 from rlkit.types import Prompt, Row
 
 
@@ -62,6 +63,9 @@ class Data:
     """Whether to show the progress of what takes long."""
 
     participants: Participants = field(default_factory=Participants)
+
+    teacher_prompts: TeacherPrompts | None = None
+    """Makes what a teacher reads; None without one."""
 
     @cached_property
     def template(self) -> ChatTemplate:
@@ -194,7 +198,7 @@ class Data:
         first = int.from_bytes(hashlib.blake2b(place.encode(), digest_size=8).digest(), "little")
         for extra in range(len(self.kept)):
             prompt = self.prompt(self.kept[(first + extra) % len(self.kept)])
-            if self.length(prompt) <= self.limit:
+            if self._training_lengths([prompt])[0] <= self.limit:
                 return prompt
         raise RecipeError("no spare prompt is short enough; set rollout.filter.max_refills to 0")
 
@@ -226,6 +230,14 @@ class Data:
                     )
         return measure(self.template, prompts, self.show)
 
+    def _training_lengths(self, prompts: Sequence[Prompt]) -> list[int]:
+        """Return the lengths of prompts in tokens, above the limit for those that a teacher has no room for."""
+        lengths = self.lengths(prompts)
+        if self.teacher_prompts is None:
+            return lengths
+        fits = self.teacher_prompts.fits(self.template, prompts, lengths)
+        return [n if fit else max(n, self.limit + 1) for n, fit in zip(lengths, fits, strict=True)]
+
     def check_lengths(self) -> None:
         """Measure all prompts that the run will use, and leave out those that the recipe drops.
 
@@ -237,7 +249,7 @@ class Data:
         by_outcome = self.recipe.curriculum is not None or rollout.oversample > 1
         rows = list(self.kept) if drops or by_outcome else self._used()
         prompts = [make_prompt(self.recipe.task, self.train, row) for row in rows]
-        lengths, held_out = self.lengths(prompts), self.lengths(self.held_out)
+        lengths, held_out = self._training_lengths(prompts), self.lengths(self.held_out)
         if self.recipe.rollout.engine.recorded:
             check_recorded(prompts, self.recipe.loss)
             answers = measure_answers(self.template, prompts, self.show)
@@ -305,6 +317,7 @@ def load_data(recipe: Recipe) -> Data:
     train = _rows(recipe.task, "train")
     check_tokenizers(recipe, tokenizer)
     data = Data(tokenizer, context, recipe, train, held_out(recipe), stop_ids(recipe.model, tokenizer))
+    data.teacher_prompts = teacher_prompts(recipe)
     data.show = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
     data.check_lengths()
     return data

@@ -21,9 +21,8 @@ from rlkit.types import Reads, RolloutBatch, TrainBatch
 
 
 def compute_logps(context: TrainContext, batch: RolloutBatch) -> None:
-    """Fill what the recipe needs of `trainer_logps`, `old_logps`, `ref_logps`, `teacher_logps` and `values`."""
-    recipe, models, critic = context.recipe, context.models, context.models.critic
-    temperature = recipe.rollout.sampling.temperature
+    """Fill what the recipe needs of `trainer_logps`, `old_logps`, `ref_logps` and `values`."""
+    recipe, critic = context.recipe, context.models.critic
     if recipe.needs_old_logps:
         squares = Needs.SUM_PI_SQUARED in recipe.needs
         batch.trainer_logps, *others = policy_logps(context, batch, Reads(entropy=False, squares=squares))
@@ -31,13 +30,8 @@ def compute_logps(context: TrainContext, batch: RolloutBatch) -> None:
         batch.old_logps = batch.trainer_logps
     if recipe.train.old_logps != "recompute":
         batch.old_logps = batch.rollout_logps
-    for name, frozen in (("ref_logps", models.reference), ("teacher_logps", models.teacher)):
-        if frozen is not None:
-
-            def logps(tokens: Tensor, mask: Tensor, frozen: FrozenPolicy = frozen) -> Sequence[Tensor]:
-                return (frozen.logps(tokens, mask, temperature),)
-
-            setattr(batch, name, _forward(context, batch, logps, frozen)[0])
+    if (reference := context.models.reference) is not None:
+        batch.ref_logps = frozen_logps(context, batch, reference)
     if critic is not None:
         [batch.values] = _forward(context, batch, lambda tokens, mask: (critic.inner(tokens, mask),), critic.inner)
 
@@ -50,6 +44,14 @@ def policy_logps(context: TrainContext, batch: RolloutBatch, reads: Reads = LOGP
         return [x for x in actor(tokens, mask, temperature, reads) if x is not None]
 
     return _forward(context, batch, forward, actor, count=1 + sum(reads))
+
+
+def frozen_logps(context: TrainContext, batch: RolloutBatch, frozen: FrozenPolicy) -> Tensor:
+    """Return the log-probs [B,T] f32 of a model that is not trained."""
+    temperature = context.recipe.rollout.sampling.temperature
+    with frozen.applied():
+        found = _forward(context, batch, lambda tokens, mask: (frozen.logps(tokens, mask, temperature),), frozen)
+    return found[0]
 
 
 def measure_gap(batch: TrainBatch, version: int, reduce: Reducer, meter: Meter) -> None:

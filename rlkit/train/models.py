@@ -19,9 +19,9 @@ from rlkit.models.ema import WeightAverage
 from rlkit.models.flops import learning_flops
 from rlkit.models.load import load_backbone, load_policy, naming
 from rlkit.models.lora import base_model
-from rlkit.models.reference import FrozenPolicy, Reference
+from rlkit.models.reference import FrozenPolicy, Reference, SelfTeacher
 from rlkit.recipe import Recipe
-from rlkit.sections import Critic, Train
+from rlkit.sections import Critic, Teacher, Train
 from rlkit.train.optim import make_optimizer
 
 M = TypeVar("M", bound=nn.Module)
@@ -126,7 +126,7 @@ class Models:
     """
 
     def __init__(self, recipe: Recipe, placer: Placer) -> None:
-        train = recipe.train
+        self._recipe, train = recipe, recipe.train
         actor = _load(recipe, placer)
         self.policy = placer.trainable(actor, train, train.checkpoint_activations)
         self.critic: TrainableModule[ValueModel] | None = None
@@ -137,18 +137,20 @@ class Models:
             self.critic = placer.trainable(values, recipe.critic, train.checkpoint_activations)
         needed = recipe.needs_reference
         self.reference = Reference(actor, recipe.model, placer.frozen, placer.empty) if needed else None
-        self.teacher: FrozenPolicy | None = None
-        if recipe.teacher is not None:
-            model = replace(recipe.model, path=recipe.teacher.path, lora=None, dtype=recipe.teacher.dtype)
-            with naming("teacher.path"):
-                self.teacher = FrozenPolicy(model, placer.frozen, placer.empty)
         self.average = None if train.ema is None else WeightAverage(actor, train.ema)
-        self._recipe = recipe
+        self.teacher = None if recipe.teacher is None else self._load_teacher(recipe.teacher, placer)
 
     @property
     def actor(self) -> Actor:
         """The policy's own module."""
         return self.policy.inner
+
+    def _load_teacher(self, section: Teacher, placer: Placer) -> FrozenPolicy:
+        if section.path is None:
+            return SelfTeacher(self.actor, self.average)
+        model = replace(self._recipe.model, path=section.path, lora=None, dtype=section.dtype)
+        with naming("teacher.path"):
+            return FrozenPolicy(model, placer.frozen, placer.empty)
 
     def update_ema_and_reference(self, step: int) -> None:
         """After a step, update the averaged weights and the reference from the policy."""

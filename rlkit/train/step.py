@@ -18,6 +18,7 @@ from rlkit.rollout.collate import add_rewards, collate
 from rlkit.rollout.service import RolloutService
 from rlkit.train.credit import attach_advantages, attach_first_pass, correct, distill, estimate
 from rlkit.train.data import Data
+from rlkit.train.distill.logps import compute_teacher_logps
 from rlkit.train.logps import compute_logps, measure_gap
 from rlkit.train.metrics import Meter
 from rlkit.train.optim import learning_rate, set_learning_rate
@@ -53,6 +54,8 @@ def step(context: TrainContext, number: int, obtain: Obtain = sample) -> StepRes
     sampled = collate(rollouts.train_on).to(context.device)
     with _timed(meter, "logps"):
         compute_logps(context, sampled)
+        if (teacher := context.models.teacher) is not None:
+            compute_teacher_logps(context, teacher, sampled, rollouts.train_on)
     with _timed(meter, "score"):
         places = await_scores(context.rollouts, rollouts, meter)
         record_outcome(context.data, context.rollouts, rollouts, meter)
@@ -65,7 +68,8 @@ def step(context: TrainContext, number: int, obtain: Obtain = sample) -> StepRes
     shape_rewards(context, scored, meter)
     estimate(context.recipe.advantage, scored, has_critic=context.recipe.critic is not None)
     if context.recipe.teacher is not None:  # agreed: an option of the recipe
-        meter.max("teacher/kl", distill(scored, context.recipe.teacher.coef, context.ranks.all_reduce_sum))
+        for name, value in distill(scored, context.recipe.teacher.coef, context.ranks.all_reduce_sum).items():
+            meter.max(name, value)
     if context.recipe.loss.reads_advantages:
         attach_advantages(kept, scored)
     context.callbacks.emit("on_batch", TrainingBatch(number, scored))

@@ -28,7 +28,7 @@ def test_each_token_gets_what_the_teacher_thinks_of_it() -> None:
     batch.teacher_logps[~batch.mask] = 7.0
     batch.advantages = batch.mask * 0.5
     found = distill(batch, 0.25, lambda x: x)
-    assert found == pytest.approx(2.0 / int(batch.mask.sum()))
+    assert found == {"teacher/kl": pytest.approx(2.0 / int(batch.mask.sum())), "teacher/unread": 0}
     expected = batch.mask * 0.5
     expected[row, place] = 0.5 - 0.25 * 2.0
     torch.testing.assert_close(batch.advantages, expected)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -81,7 +82,7 @@ def test_the_reference_and_the_critic_are_asked_where_there_are_some() -> None:
         context(
             made,
             critic=Trained(Values(2.0)),
-            reference=SimpleNamespace(logps=logps, passes=SimpleNamespace(packed=False)),
+            reference=SimpleNamespace(logps=logps, passes=SimpleNamespace(packed=False), applied=nullcontext),
         ),
         batch,
     )

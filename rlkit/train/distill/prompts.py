@@ -1,0 +1,111 @@
+"""The prompts that a teacher reads: the policy's, or what `teacher.context` makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import takewhile
+from typing import Literal
+
+from rlkit.errors import RecipeError, show
+from rlkit.models.load import context_length, load_config, naming
+from rlkit.recipe import Recipe
+from rlkit.rollout.lengths import Side, measure, shorten
+from rlkit.rollout.template import ChatTemplate
+from rlkit.tasks.files import TextTemplate
+from rlkit.types import Prompt, Trajectory
+
+PROMPT = "prompt"
+"""The name of the policy's own text in `teacher.context`."""
+
+
+class TeacherPrompts:
+    """Makes the prompts that a teacher reads.
+
+    Args:
+        context: Tokens that it can read.
+        text: `teacher.context`; None for the policy's prompts.
+        overlong: What becomes of a prompt that leaves no room in its context.
+
+    Raises:
+        RecipeError: `text` is no such template, or the policy's own text is not in it.
+    """
+
+    def __init__(self, context: int, text: str | None, overlong: Literal["error", "drop"] | Side = "error") -> None:
+        self.context = context
+        self.overlong = overlong
+        self._text = None if text is None else TextTemplate(text, "teacher.context")
+        if self._text is not None and PROMPT not in self._text.names:
+            raise RecipeError(
+                f"teacher.context is {show(text)}, expected {{{PROMPT}}} in it: the message that the policy reads"
+            )
+
+    @property
+    def changed(self) -> bool:
+        """Whether the teacher reads other prompts than the policy."""
+        return self._text is not None
+
+    def prompt(self, prompt: Prompt) -> Prompt:
+        """Return a prompt as the teacher reads it, whatever its length.
+
+        Raises:
+            RecipeError: It has no text of a user, or its row lacks a column.
+        """
+        if self._text is None:
+            return prompt
+        messages = list(prompt.messages)
+        users = [i for i, m in enumerate(messages) if m["role"] == "user" and isinstance(m.get("content"), str)]
+        if not users:
+            raise RecipeError(f"prompt {prompt.id!r} has no text of a user that teacher.context could stand in for")
+        last = messages[users[-1]]
+        row = {**prompt.meta, "answer": prompt.answer, PROMPT: last["content"]}
+        messages[users[-1]] = {**last, "content": self._text.fill(row, f"prompt {prompt.id!r}")}
+        return replace(prompt, messages=messages)
+
+    def fits(self, template: ChatTemplate, prompts: Sequence[Prompt], lengths: Sequence[int]) -> list[bool]:
+        """Return which prompts leave the teacher room for an answer, or are shortened until they do.
+
+        Args:
+            template: Renders them.
+            prompts: The policy's.
+            lengths: Theirs, in tokens.
+
+        Raises:
+            RecipeError: One leaves none, and `rollout.overlong` is error; or one cannot be made.
+        """
+        if self.changed:
+            lengths = measure(template, [self.prompt(prompt) for prompt in prompts])
+        if self.overlong == "error" and max(lengths) >= self.context:
+            longest = max(range(len(prompts)), key=lengths.__getitem__)
+            raise RecipeError(
+                f"prompt {prompts[longest].id!r} has {lengths[longest]} tokens as the teacher reads it, but the "
+                f"teacher's context is {self.context} and an answer needs room; shorten teacher.context or what it "
+                "names, choose a teacher with a longer context, or set rollout.overlong to drop, left, right or middle"
+            )
+        return [self.overlong != "drop" or length < self.context for length in lengths]
+
+    def start(self, template: ChatTemplate, trajectory: Trajectory) -> list[int]:
+        """Return the ids that the teacher reads before the policy's first token.
+
+        What an environment said first follows the prompt, as in the policy's conversation.
+        """
+        prompt = self.prompt(trajectory.prompt)
+        if self.overlong != "error" and self.overlong != "drop":  # noqa: PLR1714 (mypy narrows this form alone)
+            prompt = shorten(template, prompt, self.context - 1, self.overlong)
+        others = trajectory.messages[len(trajectory.prompt.messages) :]
+        opening = takewhile(lambda message: message["role"] != "assistant", others)
+        return template.start([*prompt.messages, *opening], prompt.tools)
+
+
+def teacher_prompts(recipe: Recipe) -> TeacherPrompts | None:
+    """Return what makes the prompts of a recipe's teacher; None if it has none.
+
+    Raises:
+        RecipeError: The teacher's configuration cannot be had, or `teacher.context` is no template.
+    """
+    section = recipe.teacher
+    if section is None:
+        return None
+    with naming("teacher.path"):
+        config = load_config(replace(recipe.model, path=section.path or recipe.model.path, lora=None))
+    return TeacherPrompts(context_length(config), section.context, recipe.rollout.overlong)

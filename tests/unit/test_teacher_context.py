@@ -1,0 +1,285 @@
+"""A teacher that reads more than the policy: what it reads, and how its log-probs come back to the policy's tokens."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlkit import api
+from rlkit.errors import RecipeError
+from rlkit.interfaces.callback import Callback, RolloutsEnd, TrainingBatch
+from rlkit.models.actor import Actor
+from rlkit.models.ema import WeightAverage
+from rlkit.models.load import load_policy, load_tokenizer, stop_ids
+from rlkit.models.reference import SelfTeacher
+from rlkit.rollout.collate import collate
+from rlkit.rollout.template import ChatTemplate
+from rlkit.sections import Model
+from rlkit.testing import random_model
+from rlkit.train.distill.prompts import TeacherPrompts
+from rlkit.train.distill.rows import teacher_rows
+from rlkit.types import Message, Prompt, StopReason, Trajectory
+from tests.conftest import FAST, read_jsonl, rlkit_in_process
+
+HINT = "{prompt}\nThe answer is {answer}."
+RUN = ("--recipe=quick_distill", *FAST, "--validation=null", "--out=run", "--reward=null", "--teacher.path=null")
+
+
+def trajectory(tokens: list[int], mask: list[int]) -> Trajectory:
+    prompt = Prompt("p", [{"role": "user", "content": "q"}])
+    zeros = [0.0] * len(tokens)
+    return Trajectory(prompt, 0, tokens, [bool(x) for x in mask], zeros, [0] * len(tokens), StopReason.STOP)
+
+
+def test_what_follows_the_prompt_is_read_after_another_start_and_comes_back() -> None:
+    """By hand: a row of two turns with a tool's token 6 between, and a shorter one."""
+    rows = [trajectory([1, 2, 5, 6, 7], [0, 0, 1, 0, 1]), trajectory([3, 4], [0, 1])]
+    batch = collate(rows)
+    found = teacher_rows(batch, rows, [[9, 9, 9], [8, 8, 8, 8]], context=100)
+    assert found.batch.tokens.tolist() == [[9, 9, 9, 5, 6, 7], [8, 8, 8, 8, 4, 0]]
+    assert found.batch.mask.int().tolist() == [[0, 0, 0, 1, 0, 1], [0, 0, 0, 0, 1, 0]]
+    assert torch.equal(found.read, batch.mask)
+    assert found.restore(10.0 * found.batch.tokens).tolist() == [[0, 0, 50, 0, 70], [0, 40, 0, 0, 0]]
+    by_candidate = torch.stack((found.batch.tokens, -found.batch.tokens), dim=-1).float()
+    assert found.restore(by_candidate)[0, 4].tolist() == [7, -7]
+    assert found.restore(by_candidate).shape == (2, 5, 2)
+
+
+def test_tokens_beyond_the_teachers_context_are_not_read() -> None:
+    rows = [trajectory([1, 2, 5, 6, 7], [0, 0, 1, 0, 1]), trajectory([3, 4], [0, 1])]
+    found = teacher_rows(collate(rows), rows, [[9, 9, 9], [8] * 5], context=5)
+    assert found.batch.tokens.tolist() == [[9, 9, 9, 5, 6], [8, 8, 8, 8, 8]]
+    back = found.restore(found.batch.tokens.float())
+    assert back.nan_to_num(-1).tolist() == [[0, 0, 5, 0, -1], [0, -1, 0, 0, 0]]
+
+
+def test_a_rank_without_rows_reads_none() -> None:
+    found = teacher_rows(collate([]), [], [], context=5)
+    assert found.restore(found.batch.rollout_logps).shape == (0, 0)
+
+
+def test_the_context_takes_the_place_of_the_last_text_of_a_user() -> None:
+    messages: list[Message] = [
+        {"role": "user", "content": "first"},
+        {"role": "assistant", "content": "well"},
+        {"role": "user", "content": "2 + 2 = ?", "name": "Ann"},
+        {"role": "system", "content": "be brief"},
+    ]
+    prompt = Prompt("p", deepcopy(messages), "4", {"shown": {"how": ["two", "and two"]}})
+    made = TeacherPrompts(100, "{prompt} {{think}} {shown.how} {answer}").prompt(prompt)
+    assert made.messages[2] == {"role": "user", "content": '2 + 2 = ? {think} ["two", "and two"] 4', "name": "Ann"}
+    assert made.messages[:2] + made.messages[3:] == messages[:2] + messages[3:]
+    assert prompt.messages == messages
+    assert TeacherPrompts(100, None).prompt(prompt) is prompt
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{prompt} {__class__}", "prompt 'p': no field '__class__' (teacher.context); the row has: answer, prompt"),
+        ("{prompt} {answer.__class__}", "prompt 'p': no field 'answer.__class__' (teacher.context)"),
+        ("{prompt} {hint}", "prompt 'p': no field 'hint' (teacher.context); the row has: answer, prompt"),
+        ("{prompt} {answer}", "prompt 'p': 'answer' is null, but teacher.context needs it"),
+        ("{prompt} {answer!r}", "teacher.context is '{prompt} {answer!r}', expected only names of columns"),
+        ("{prompt} {answer:>9}", "expected only names of columns"),
+        ("{prompt} {", "teacher.context is '{prompt} {': "),
+        ("{prompt} {}", "expected only names of columns"),
+        ("The answer is {answer}.", "teacher.context is 'The answer is {answer}.', expected {prompt} in it"),
+        ("", "expected a column in it"),
+    ],
+)
+def test_what_is_no_context(text: str, message: str) -> None:
+    prompt = Prompt("p", [{"role": "user", "content": "2 + 2 = ?"}])
+    with pytest.raises(RecipeError) as error:
+        TeacherPrompts(100, text).prompt(prompt)
+    assert message in str(error.value)
+
+
+def test_a_prompt_without_a_users_text_is_refused() -> None:
+    with pytest.raises(RecipeError, match=r"prompt 'p' has no text of a user"):
+        TeacherPrompts(100, "{prompt}!").prompt(Prompt("p", [{"role": "system", "content": "play"}]))
+
+
+def chat_template() -> ChatTemplate:
+    model = Model("tiny")
+    tokenizer = load_tokenizer(model)
+    return ChatTemplate(tokenizer, stop_ids(model, tokenizer))
+
+
+def test_a_prompt_that_leaves_the_teacher_no_room() -> None:
+    """The template adds 30 tokens to a text of one byte each."""
+    template = chat_template()
+    prompts = [Prompt(str(n), [{"role": "user", "content": "q"}], "\0" * n) for n in (2, 40)]
+    lengths = [len(template.start(prompt.messages)) for prompt in prompts]
+    room = lengths[0] + 12
+    assert TeacherPrompts(room, None).fits(template, prompts, lengths) == [True, True]
+    assert TeacherPrompts(room, "{prompt}{answer}", "drop").fits(template, prompts, lengths) == [True, False]
+    assert TeacherPrompts(room, None, "drop").fits(template, prompts, [room - 1, room]) == [True, False]
+    message = rf"prompt '40' has {lengths[1] + 40} tokens as the teacher reads it, but the teacher's context is {room}"
+    with pytest.raises(RecipeError, match=message):
+        TeacherPrompts(room, "{prompt}{answer}").fits(template, prompts, lengths)
+    cut = TeacherPrompts(room, "{prompt}{answer}", "right")
+    assert cut.fits(template, prompts, lengths) == [True, True]
+    start = cut.start(template, Trajectory(prompts[1], 0, [], [], [], [], StopReason.STOP))
+    assert len(start) == room - 1
+    assert "q" + "\0" * 11 + "<|im_end|>" in template.decode(start)
+
+
+def test_what_an_environment_says_first_follows_the_context() -> None:
+    template, ask = chat_template(), [{"role": "user", "content": "q"}]
+    opening = {"role": "user", "content": "move!"}
+    played = Trajectory(Prompt("p", ask, "4"), 0, [], [], [], [], StopReason.STOP)
+    played.messages = [*ask, opening, {"role": "assistant", "content": "left"}, {"role": "user", "content": "more"}]
+    start = TeacherPrompts(100, HINT).start(template, played)
+    assert start == template.start([{"role": "user", "content": "q\nThe answer is 4."}, opening])
+
+
+def test_a_teacher_that_is_the_policys_average_has_its_weights_in_its_context_alone() -> None:
+    actor, other = Actor(random_model("qwen2", seed=1)), Actor(random_model("qwen2", seed=2))
+    tokens, mask = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[False, False, True, True]])
+    average = WeightAverage(other, 0.5)
+    average._parameters = list(actor.parameters())
+    before, expected = (one(tokens, mask).logps.detach() for one in (actor, other))
+    teacher = SelfTeacher(actor, average)
+    with teacher.applied():
+        torch.testing.assert_close(teacher.logps(tokens, mask, 1.0), expected)
+    assert torch.equal(teacher.logps(tokens, mask, 1.0), before)
+    with SelfTeacher(actor, None).applied():
+        assert torch.equal(teacher.logps(tokens, mask, 1.0), before)
+
+
+class Sees(Callback):
+    """Keeps what each step trained on."""
+
+    def __init__(self) -> None:
+        self.trajectories: list[Trajectory] = []
+        self.batches: list[Any] = []
+
+    def on_rollouts(self, event: RolloutsEnd) -> None:
+        self.trajectories = list(event.trajectories)
+
+    def on_batch(self, event: TrainingBatch) -> None:
+        self.batches.append(deepcopy(event.batch))
+
+
+def taught(folder: Path, **changes: Any) -> Sees:
+    """Train for a step in which the policy teaches itself; return what the callback saw."""
+    seen = Sees()
+    api.fit(
+        api.Recipe(
+            **{
+                "model": "tiny",
+                "task": "Arithmetic",
+                "reward": None,
+                "advantage": None,
+                "loss": "PolicyGradient",
+                "teacher": {"context": HINT},
+                "rollout": {"engine": "TorchEngine", "group_size": 3, "sampling": {"max_tokens": 12}},
+                "train": {"steps": 1, "prompts_per_step": 4, "lr": 1e-3},
+                "validation": None,
+                "callbacks": [seen],
+                "fabric": {"accelerator": "cpu", "devices": 1},
+                **changes,
+            }
+        ),
+        out=folder / "run",
+        quiet=True,
+    )
+    return seen
+
+
+def by_transformers(model: str, rendered: str, answer: list[int]) -> torch.Tensor:
+    """Return the log-probs of an answer's tokens after a rendered prompt, from one plain pass."""
+    policy, tokenizer = load_policy(Model(model)), load_tokenizer(Model(model))
+    start = tokenizer.encode(rendered, add_special_tokens=False)
+    ids = torch.tensor([[*start, *answer]])
+    with torch.no_grad():
+        logps = policy(input_ids=ids).logits[0].log_softmax(-1)
+    return logps[len(start) - 1 : -1].gather(1, ids[0, len(start) :, None])[:, 0]
+
+
+TOOLS = {
+    "model": "tiny-tools",
+    "tools": {"calculator": "Calculator"},
+    "parser": "HermesParser",
+    "conversation": {"turns": 3},
+    "rollout": {"engine": "TorchEngine", "group_size": 2, "sampling": {"max_tokens": 72}},
+}
+
+
+@pytest.mark.parametrize("changes", [{}, pytest.param(TOOLS, marks=pytest.mark.slow)], ids=["one turn", "tools"])
+def test_the_policy_with_more_in_its_context_is_its_teacher(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """Each row's log-probs are those of transformers for the conversation that has the answer in its first message."""
+    seen = taught(tmp_path, **changes)
+    [batch], name = seen.batches, str(changes.get("model", "tiny"))
+    assert len(batch) == len(seen.trajectories) > 4
+    for i, one in enumerate(seen.trajectories):
+        [ask] = one.prompt.messages
+        first = one.mask.index(True)
+        student = load_tokenizer(Model(name)).decode(one.tokens[:first])
+        assert student.count(ask["content"]) == 1
+        rendered = student.replace(ask["content"], f"{ask['content']}\nThe answer is {one.prompt.answer}.")
+        expected = by_transformers(name, rendered, one.tokens[first:]) * torch.tensor(one.mask[first:])
+        found = batch.teacher_logps[i, first : len(one.tokens)]
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    several = any(False in one.mask[one.mask.index(True) :] for one in seen.trajectories)
+    assert several == bool(changes)  # turns of a tool lie between the policy's
+    torch.testing.assert_close(batch.advantages, (batch.teacher_logps - batch.trainer_logps) * batch.mask)
+    assert float(batch.advantages.abs().max()) > 0.1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("--teacher={}",),
+            "teacher.path is null: the policy itself, which without teacher.context knows nothing more",
+        ),
+        (("--teacher.context={prompt} {hint}",), "no field 'hint' (teacher.context); the row has: answer, prompt"),
+        (("--teacher.context={answer}",), "teacher.context is '{answer}', expected {prompt} in it"),
+        (("--teacher.context={prompt}!", "--rollout.engine=Recorded"), "has a section `teacher:`; remove it"),
+    ],
+)
+def test_what_is_refused_before_the_run(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+    done = rlkit_in_process("fit", *RUN, *words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_prompts_that_leave_the_teacher_no_room_are_dropped_before_the_run(tmp_path: Path) -> None:
+    """The context of the tiny model is 4,096 tokens, of a byte each."""
+    rows = [{"prompt": f"{n} + 1 = ?", "answer": str(n + 1), "proof": "1" * 4096 * (n % 2)} for n in range(8)]
+    told = {"context": "{prompt}{proof}"}
+    rollout = {"engine": "TorchEngine", "group_size": 2, "sampling": {"max_tokens": 8}}
+    with pytest.raises(RecipeError, match=r"has 41\d\d tokens as the teacher reads it, .* teacher's context is 4096"):
+        taught(tmp_path, task=rows, teacher=told, rollout=rollout)
+    seen = taught(tmp_path, task=rows, teacher=told, rollout=rollout | {"overlong": "drop"})
+    assert {one.prompt.meta["proof"] for one in seen.trajectories} == {""}
+
+
+@pytest.mark.slow
+def test_adapters_teach_themselves_with_what_they_have_learned(tmp_path: Path) -> None:
+    """The adapters are on when the teacher reads: in the second step its log-probs are not those of the base."""
+    train = {"steps": 2, "prompts_per_step": 4, "lr": 1e-2, "optimizer": "AdamW"}
+    seen = taught(tmp_path, model={"path": "tiny", "lora": {}}, train=train, teacher={"context": "{prompt} "})
+    assert len(seen.batches) == 2
+    for batch, one in zip(seen.batches[1:], seen.trajectories, strict=False):
+        first = one.mask.index(True)
+        rendered = load_tokenizer(Model("tiny")).decode(one.tokens[:first]).replace("?", "? ")
+        base = by_transformers("tiny", rendered, one.tokens[first:])
+        found = batch.teacher_logps[0, first : len(one.tokens)]
+        assert float((found - base).abs().max()) > 1e-2
+        assert torch.equal(found.isnan(), torch.zeros_like(found, dtype=torch.bool))
+
+
+@pytest.mark.slow
+def test_rollouts_ahead_are_read_with_the_context(tmp_path: Path) -> None:
+    words = ("--teacher.context={prompt} {answer}", "--rollout.max_staleness=1", "--correction.high=2")
+    done = rlkit_in_process("fit", *RUN, *words, "--train.ema=0.5", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = read_jsonl(tmp_path / "run" / "metrics.jsonl")
+    assert all(line["teacher/kl"] > 0 and line["teacher/unread"] == 0 for line in lines)
