@@ -130,7 +130,8 @@ def _check(parsed: Parsed, data: Data) -> int:
     for warning in found.warnings:
         echo(f"warning: {warning}")
     measured = [data.length(prompt) for prompt in data.examples(EXAMPLES)]
-    _estimate(estimate.setting(recipe, sum(measured) / len(measured), data.longest, ranks, shards))
+    prompt = sum(measured) / len(measured)
+    _estimate(estimate.setting(recipe, prompt, data.longest, ranks, shards, answers=data.answers))
     if parsed.options.deep:  # agreed: all ranks have the same command line
         _measure(parsed, data, fabric)
     elif recipe.reward is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from rlkit.distributed.fsdp2 import blocks
 from rlkit.interfaces.optimizer import WeightKind
-from rlkit.models.load import load_config
+from rlkit.models.load import is_reward_model, load_config, task_of, with_score_head
 from rlkit.models.lora import add_lora
 from rlkit.models.source import source_of
 from rlkit.sections import Lora, Model
@@ -43,12 +44,14 @@ class Size:
 
     Args:
         config: The configuration of the text model.
+        outputs: Numbers that its head computes for a token: of the vocabulary, or one score.
         base: The number of its parameters, tied ones counted once.
         lora: The number of parameters of its adapters.
         shapes: The trained weights by kind and shape: how many there are.
     """
 
     config: ModelConfig
+    outputs: int
     base: int
     lora: int
     shapes: Counter[tuple[WeightKind, torch.Size]]
@@ -71,16 +74,27 @@ def find_config(model: Model) -> ModelConfig:
     return load_config(model) if shape is None else AutoConfig.for_model("qwen2", **shape)
 
 
-def size_of(config: ModelConfig, lora: Lora | None = None, trust_remote_code: bool = False) -> Size:
-    """Count a model's parameters, and those of its adapters, on the meta device."""
+def size_of(
+    config: ModelConfig, lora: Lora | None = None, trust_remote_code: bool = False, *, scores: bool = False
+) -> Size:
+    """Count a model's parameters, and those of its adapters, on the meta device.
+
+    Args:
+        config: The model's.
+        lora: Of adapters.
+        trust_remote_code: See `Model`.
+        scores: Whether it is a reward model or a critic, with a head of one output in place of the vocabulary's.
+    """
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        policy = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
-        base = _count(policy)
-        trained = policy if lora is None else add_lora(policy, lora)
+        model = AutoModelForCausalLM.from_config(deepcopy(config), trust_remote_code=trust_remote_code)
+        model = with_score_head(model) if scores else model
+        base = _count(model)
+        trained = model if lora is None else add_lora(model, lora, task=task_of(model))
     shapes = Counter((kind, weight.shape) for kind, weights in by_kind(trained).items() for weight in weights)
-    return Size(config.get_text_config(), base, _count(trained) - base, shapes)
+    text = config.get_text_config()
+    return Size(text, 1 if scores else text.vocab_size, base, _count(trained) - base, shapes)
 
 
 def by_kind(module: nn.Module) -> dict[WeightKind, list[Tensor]]:
@@ -96,7 +110,8 @@ def by_kind(module: nn.Module) -> dict[WeightKind, list[Tensor]]:
 
 def parameters(model: Model) -> int:
     """Return the number of a model's parameters, tied ones counted once."""
-    return size_of(load_config(model), trust_remote_code=model.trust_remote_code).base
+    scores = is_reward_model(model)
+    return size_of(load_config(model), trust_remote_code=model.trust_remote_code, scores=scores).base
 
 
 def _count(policy: nn.Module) -> int:

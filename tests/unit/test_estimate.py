@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,19 @@ import pytest
 from rlkit.builtin import rlkit_recipes
 from rlkit.cli.main import main
 from rlkit.cli.parsing.parser import parse
+from rlkit.models.load import load_config, load_policy
 from rlkit.models.size import SHAPES, size_of
 from rlkit.recipe import Recipe
+from rlkit.rollout.lengths import AnswerSizes
 from rlkit.run.preflight import estimate
+from rlkit.sections import Model
 
 LORA = ("--model.lora.rank=32", "--model.lora.alpha=32")
+SCORE = (
+    "--model.head=score", "--rollout.engine=Recorded", "--loss=BradleyTerry", "--advantage=null", "--kl_loss=null",
+    "--validation=null",
+)  # fmt: skip
+WIDE = ("--train.max_tokens_per_micro_batch=1200", "--fabric.accelerator=gpu", "--fabric.precision=32-true")
 HALF = (*LORA, "--model.dtype=bfloat16")
 
 
@@ -90,6 +99,48 @@ def test_the_state_of_the_optimizer_in_force_counts(shapes: dict[str, Path]) -> 
         assert size == pytest.approx(4 * (base + reference + numbers), abs=8 * 1024), optimizer  # and step counters
 
 
+def test_a_head_of_scores_counts_in_place_of_the_output_layer(shapes: dict[str, Path]) -> None:
+    """Of the 7B model, whose output layer is its own, 152,064 rows become one; of the 0.5B model one is added."""
+    for size, base, rows in (("7B", 7_615_616_512, 1 - 152_064), ("0.5B", 494_032_768, 1)):
+        known = estimate.setting(recipe_of(shapes[size], *SCORE), 128, 200)
+        width = known.policy.config.hidden_size
+        assert known.policy.base == base + rows * width
+        adapted = estimate.setting(recipe_of(shapes[size], *SCORE, *LORA), 128, 200).policy
+        plain = size_of(known.policy.config, recipe_of(shapes[size], *LORA).model.lora)
+        assert adapted.lora == plain.lora + width  # the head is trained whole
+    loaded = load_policy(Model("tiny", head="score"))
+    assert size_of(load_config(Model("tiny")), scores=True).base == sum(p.numel() for p in loaded.parameters())
+
+
+def test_no_vocabulary_counts_in_the_memory_of_scores(shapes: dict[str, Path]) -> None:
+    """2 x 4 bytes for one score of each of 1,024 tokens, for 151,936 logits at most twice 256 MiB."""
+    options = (*SCORE, "--train.max_tokens_per_micro_batch=1024", "--train.checkpoint_activations=true")
+    known = estimate.setting(recipe_of(shapes["0.5B"], *options), 128, 200, answers=AnswerSizes(512, 2, 50.0, 2.0))
+    alike = replace(known, policy=replace(known.policy, outputs=151_936))
+    found = [estimate.memory(one)["learning, besides"] for one in (known, alike)]
+    assert found[1] - found[0] == pytest.approx(512 - 2 * 4 * 1024 / 2**20)
+
+
+def test_recorded_answers_count_as_they_are(shapes: dict[str, Path]) -> None:
+    """4 prompts x 2.5 answers x (100 + 50) tokens, of which none is sampled; the largest group is 3 rows of 400."""
+    options = ("--rollout.engine=Recorded", "--loss=DPO", "--advantage=null", "--kl_loss=null", "--validation=null")
+    small = ("--train.prompts_per_step=4", "--train.max_tokens_per_micro_batch=100", "--train.steps=90")
+    recipe = recipe_of(shapes["0.5B"], *options, *small, "--fabric.accelerator=gpu", "--fabric.precision=32-true")
+    known = estimate.setting(recipe, 100, 200, answers=AnswerSizes(400, 3, 50.0, 2.5))
+    found = estimate.work(known)
+    assert (found["tokens"], found["decode steps"]) == (10 * 150, 0)
+    assert found["learn"] == 10 * 150 * 494_032_768 * (6 + 2)
+    [size, time] = estimate.lines(known)
+    assert size.startswith("a step, estimated: 10 rows of a prompt of 100 and an answer of 50 tokens (on average)")
+    assert time.startswith("time, estimated: 0 s a step, 0.0 h for 90 steps without validation; assumes an H100 that")
+    alone = estimate.memory(known)
+    wide = estimate.memory(replace(known, recipe=recipe_of(shapes["0.5B"], *options, *small[::2], *WIDE)))
+    assert alone == wide
+    assert "copies to sample through, on a GPU if they fit a quarter of it" not in alone
+    unread = estimate.setting(recipe, 100, 200)
+    assert (unread.rows, unread.group, unread.answer) == (8, 2, 512)  # pairs, and half the limit
+
+
 def test_work_by_hand(shapes: dict[str, Path]) -> None:
     """4 prompts x 8 rows x (100 + 512) tokens; 6 operations a weight to learn, 2 for the reference's log-probs."""
     options = ("--train.prompts_per_step=4", "--rollout.engine.max_rows=16")
@@ -141,13 +192,14 @@ def test_a_critic_counts(shapes: dict[str, Path]) -> None:
     assert alone.critic is not None
     adapted = parse("fit", ["--recipe=ppo_gsm8k", *options, "--critic.lora.rank=32", "--model.dtype=bfloat16"]).recipe
     with_lora = estimate.setting(adapted, 100, 200)
-    base, lora = 494_032_768, 17_596_416
+    base, lora, head = 494_032_768, 17_596_416, 896
     tokens = 256 * (100 + 256)
     policy = base * (6 + 2 + 2)
-    assert estimate.work(alone)["learn"] == tokens * (policy + base * (2 + 6))
-    assert estimate.work(with_lora)["learn"] == tokens * (policy + base * (2 + 4))
+    assert estimate.work(alone)["learn"] == tokens * (policy + (base + head) * (2 + 6))
+    assert estimate.work(with_lora)["learn"] == tokens * (policy + (base + head) * (2 + 4))
     states = [estimate.memory(known)["weights and optimizer"] * 2**20 for known in (alone, with_lora)]
-    assert states == pytest.approx([base * (12 + 12 + 4), base * (12 + 2 + 2) + lora * 12])
+    frozen_too = base * (12 + 2 + 2) + lora * 12 + head * (2 + 12)
+    assert states == pytest.approx([base * (12 + 12 + 4) + head * 12, frozen_too])
 
 
 @pytest.mark.parametrize("name", [path.stem for path in sorted(rlkit_recipes().glob("*_gsm8k*.yaml"))])

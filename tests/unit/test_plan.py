@@ -61,6 +61,7 @@ def test_a_group_that_the_loss_reads_is_as_large_as_all_of_its_rows(capsys: pyte
     assert "the longest group has 336 tokens, more than" in check(capsys, *DPO, larger)
     pairs = ("--rollout.engine=Recorded", "--task.mistakes=1", "--train.max_tokens_per_micro_batch=40")
     assert "the longest group has 78 tokens, more than" in check(capsys, *DPO, *pairs)  # two of 30 and 9 tokens
+    assert "a step, estimated: 64 rows of a prompt of " in check(capsys, *DPO, *pairs)
 
 
 def test_memory_is_estimated_by_hand(capsys: pytest.CaptureFixture[str]) -> None:

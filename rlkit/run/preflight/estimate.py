@@ -13,6 +13,7 @@ from rlkit.ops.logps import CHUNK_BYTES
 from rlkit.optimizers.trial import state_size
 from rlkit.recipe import Recipe
 from rlkit.registry import calling
+from rlkit.rollout.lengths import AnswerSizes
 
 FLOPS = {"float32": 67e12, "half": 989e12, "mixed": 989e12}
 """Operations per second of an H100, by the trainer's precision."""
@@ -39,6 +40,7 @@ class Setting:
         longest: Tokens of the longest prompt.
         ranks: Data-parallel ranks.
         shards: Ranks that a model's weights are divided among.
+        answers: Sizes of recorded answers, where they are known.
     """
 
     recipe: Recipe
@@ -48,6 +50,12 @@ class Setting:
     longest: int
     ranks: int = 1
     shards: int = 1
+    answers: AnswerSizes | None = None
+
+    @property
+    def samples(self) -> bool:
+        """Whether an engine samples the answers of steps."""
+        return not self.recipe.rollout.engine.recorded
 
     @property
     def context(self) -> int:
@@ -55,13 +63,30 @@ class Setting:
 
     @property
     def answer(self) -> float:
-        """Tokens of an answer, as assumed: half the limit."""
+        """Tokens of an answer, on average: as recorded, or half the limit, as assumed."""
+        if self.answers is not None:
+            return self.answers.tokens
         return min(self.recipe.rollout.sampling.max_tokens / 2, self.context - self.prompt)
 
     @property
     def rows(self) -> int:
-        """Trajectories of a step on a rank."""
-        return -(-self.recipe.train.prompts_per_step // self.ranks) * self.recipe.rollout.group_size
+        """Trajectories of a step on a rank; of recorded answers about so many."""
+        prompts = -(-self.recipe.train.prompts_per_step // self.ranks)
+        return round(prompts * (self.group if self.answers is None else self.answers.count))
+
+    @property
+    def group(self) -> int:
+        """Trajectories of the largest group; of recorded answers that nobody has read, as few as the loss reads."""
+        recipe = self.recipe
+        if self.samples:
+            return recipe.rollout.group_size
+        return 1 + recipe.loss.reads_groups if self.answers is None else self.answers.most
+
+    @property
+    def longest_row(self) -> int:
+        """Tokens of the longest trajectory."""
+        longest = self.longest + self.recipe.rollout.sampling.max_tokens
+        return int(min(longest if self.answers is None else self.answers.longest, self.context))
 
     @property
     def computes(self) -> str:
@@ -71,7 +96,8 @@ class Setting:
     @property
     def fuses(self) -> bool:
         """Whether the engine samples through copies of the weights in the type of computations."""
-        reads = getattr(self.recipe.rollout.engine, "reads_policy", False)
+        sampled = self.samples or (self.recipe.validation is not None and self.recipe.generates)
+        reads = sampled and getattr(self.recipe.rollout.engine, "reads_policy", False)
         return reads and self.policy.config.model_type in {"llama", "mistral", "qwen2", "qwen3"}
 
     @property
@@ -85,20 +111,28 @@ class Setting:
         return frozen_bytes(self.recipe.model, self.recipe.fabric)
 
 
-def setting(recipe: Recipe, prompt: float, longest: int, ranks: int = 1, shards: int = 1) -> Setting:
+def setting(
+    recipe: Recipe,
+    prompt: float,
+    longest: int,
+    ranks: int = 1,
+    shards: int = 1,
+    *,
+    answers: AnswerSizes | None = None,
+) -> Setting:
     """Find the shapes of a recipe's models; see `Setting`.
 
     Raises:
         RecipeError: A model's configuration cannot be had, and its shape is not known.
     """
     model, critic = recipe.model, recipe.critic
-    policy = size_of(find_config(model), model.lora, model.trust_remote_code)
+    policy = size_of(find_config(model), model.lora, model.trust_remote_code, scores=not recipe.generates)
     values = None
     if critic is not None:
         other = replace(model, path=critic.path or model.path, lora=None)
         with naming("critic.path" if critic.path else "model.path"):
-            values = size_of(find_config(other), critic.lora, model.trust_remote_code)
-    return Setting(recipe, policy, values, prompt, longest, ranks, shards)
+            values = size_of(find_config(other), critic.lora, model.trust_remote_code, scores=True)
+    return Setting(recipe, policy, values, prompt, longest, ranks, shards, answers)
 
 
 def work(known: Setting) -> dict[str, float]:
@@ -108,6 +142,8 @@ def work(known: Setting) -> dict[str, float]:
     learn += 2 * known.policy.base * (int(recipe.needs_old_logps) + int(recipe.needs_reference))
     if known.critic is not None:
         learn += known.critic.base * (2 + _passes(known, known.critic.lora))
+    if not known.samples:
+        return {"tokens": tokens, "learn": tokens * learn, "decode steps": 0.0}
     at_once = min(known.rows, getattr(recipe.rollout.engine, "max_rows", known.rows))
     steps = known.rows / at_once * known.answer + recipe.rollout.sampling.max_tokens - known.answer
     return {"tokens": tokens, "learn": tokens * learn, "decode steps": steps}
@@ -123,19 +159,21 @@ def lines(known: Setting) -> Iterator[str]:
     """Yield the estimated cost of a step, with its assumptions."""
     recipe, found = known.recipe, work(known)
     each = "" if known.ranks == 1 else " on each rank"
+    source = "half the limit" if known.answers is None else "on average"
     yield (
         f"a step, estimated: {known.rows} rows of a prompt of {known.prompt:.0f} and an answer of {known.answer:.0f} "
-        f"tokens (half the limit) = {found['tokens']:,.0f} tokens{each}; {found['learn']:.2g} operations to learn"
+        f"tokens ({source}) = {found['tokens']:,.0f} tokens{each}; {found['learn']:.2g} operations to learn"
     )
     if recipe.fabric.accelerator == "cpu":
         return
     second, speed = _decode_step(known), FLOPS[known.computes] * USED
     sampling, learning = found["decode steps"] * second, found["learn"] / speed
     step, steps = sampling + learning, recipe.train.steps
+    sampled = f"{sampling:.0f} s to sample + {learning:.0f} s to learn = " if known.samples else ""
+    decodes = f" and makes a decode step in {second * 1e3:.0f} ms" if known.samples else ""
     yield (
-        f"time, estimated: {sampling:.0f} s to sample + {learning:.0f} s to learn = {step:.0f} s a step, "
-        f"{step * steps / 3600:.1f} h for {steps} steps without validation; assumes an H100{each} that learns at "
-        f"{speed / 1e12:.0f} TFLOP/s ({USED:.0%} of its own) and makes a decode step in {second * 1e3:.0f} ms"
+        f"time, estimated: {sampled}{step:.0f} s a step, {step * steps / 3600:.1f} h for {steps} steps without "
+        f"validation; assumes an H100{each} that learns at {speed / 1e12:.0f} TFLOP/s ({USED:.0%} of its own){decodes}"
     )
 
 
@@ -168,11 +206,11 @@ def memory(known: Setting) -> dict[str, float]:
     states += 4 * known.policy.trained * (train.ema is not None)
     if recipe.needs_reference and not known.policy.lora:
         states += known.policy.base * known.frozen
-    row = int(min(known.longest + recipe.rollout.sampling.max_tokens, known.context))
+    row = known.longest_row
     everything = known.rows * row
     cached = min(getattr(recipe.rollout.engine, "max_kv_tokens", 0), everything)
     width = 2 if known.half_base or known.computes == "mixed" else 4
-    alone = row * (recipe.rollout.group_size if recipe.loss.reads_groups else 1)  # never divided
+    alone = row * (known.group if recipe.loss.reads_groups else 1)  # never divided
     tokens = min(max(token_limit(train, recipe.model, recipe.fabric), alone), everything)
     activations = max(_activations(known, model, tokens) for model in models)
     gathered = known.policy.base * (2 if known.computes == "mixed" else 4) if known.shards > 1 else 0
@@ -204,5 +242,5 @@ def _activations(known: Setting, model: Size, tokens: int) -> float:
     if known.recipe.train.checkpoint_activations:  # each layer's input, and one layer computed again
         layer += layers * hidden * known.frozen if model.lora else layers * hidden * 4
         layers = 1
-    logits = min(4 * tokens * model.config.vocab_size, CHUNK_BYTES)
+    logits = min(4 * tokens * model.outputs, CHUNK_BYTES)
     return float(tokens * layer * layers + 2 * logits)  # their gradient too
