@@ -103,6 +103,11 @@ class Recipe:
         return self.model.head == "lm"
 
     @property
+    def compares_groups(self) -> bool:
+        """Whether the answers to a prompt are compared, so that those with equal rewards teach nothing."""
+        return Needs.GROUPS in self.needs or self.loss.reads_groups
+
+    @property
     def groups_per_step(self) -> int:
         """How many groups a step trains on at most."""
         return self.train.prompts_per_step + (0 if self.rollout.replay is None else self.rollout.replay.size)

@@ -27,8 +27,8 @@ class Progress:
     """Counts consecutive steps without a learning signal.
 
     A step is *stalled* if it makes no optimizer step, since rewards or conversations failed or numbers are not finite.
-    It is *without signal* if all advantages are 0 or the filter dropped every group, as where all samples of a prompt
-    are right: that is no failure, and a run may go on for long like that.
+    It is *without signal* if all advantages are 0, the filter dropped every group or a loss of pairs found none, as
+    where all samples of a prompt are right: that is no failure, and a run may go on for long like that.
 
     Args:
         recipe: Has the parts' names, and `train.max_steps_without_signal`.
@@ -120,7 +120,10 @@ class Progress:
         """Whether all samples of each group have equal rewards."""
         if figures.get("update/steps"):
             return figures.get("advantage/abs_mean") == 0
-        return figures.get("filter/dropped", 0.0) > 0 and not figures.get("update/not_finite")
+        if figures.get("update/not_finite"):
+            return False
+        no_pair = self.recipe.loss.reads_groups and figures.get("groups/no_signal") == 1
+        return figures.get("filter/dropped", 0.0) > 0 or (no_pair and not self.failed(figures))
 
     def failure(self, number: int) -> TrainingError:
         """Return the error that ends the run."""
@@ -129,10 +132,12 @@ class Progress:
         return TrainingError(f"{self.stalled} steps in a row, up to step {number}, taught nothing: {cause}{often}")
 
     def _warn(self, number: int) -> Iterator[str]:
+        remedy = "choose easier or harder prompts, or raise rollout.group_size or the sampling temperature"
+        if self.recipe.rollout.engine.recorded:
+            remedy = "leave prompts out of the data whose answers have equal rewards"
         problem = (
             f"{self.without_signal} steps in a row, up to step {number}, had no group with unequal rewards, so there "
-            "was nothing to learn: choose easier or harder prompts, or raise rollout.group_size or the sampling "
-            "temperature"
+            f"was nothing to learn: {remedy}"
         )
         if self.without_signal == WITHOUT_SIGNAL:
             yield f"warning: {problem}"

@@ -122,7 +122,7 @@ def describe_rewards(batch: TrainBatch, meter: Meter) -> None:
     """Log the spread of rewards in groups."""
     stats = group_stats(batch.rewards, batch.group)
     meter.means("reward/std", stats.std.tolist())
-    meter.means("groups/no_signal", stats.equal.float().tolist())
+    meter.means("groups/no_signal", stats.equal[stats.size > 1].float().tolist())
 
 
 def describe_advantages(batch: TrainBatch, meter: Meter) -> None:

@@ -66,8 +66,14 @@ def test_groups_without_signal_name_the_reward(recipe: Recipe) -> None:
 
 def test_groups_of_one_and_critics_need_no_spread() -> None:
     assert see(Alarms(with_options("--advantage=GAE", "--critic.path=null")), 30, groups__no_signal=1.0) == []
-    single = with_options("--advantage=ReMax", "--rollout.group_size=1")
-    assert see(Alarms(single), 30, groups__no_signal=1.0) == []
+    assert see(Alarms(with_options("--advantage=ReMax")), 30, groups__no_signal=1.0) == []
+    assert see(Alarms(with_options("--advantage=null", "--loss=KTO")), 30, groups__no_signal=1.0) == []
+
+
+def test_pairs_of_the_data_without_signal_are_left_out_of_it() -> None:
+    recorded = parse("fit", ["--recipe=quick_dpo"]).recipe
+    [warning] = see(Alarms(recorded), 10, groups__no_signal=0.9)
+    assert warning.endswith("taught nothing: leave prompts out of the data whose answers have equal rewards")
 
 
 @pytest.mark.parametrize(("accuracy", "told"), [(0.2, 1), (0.4, 1), (0.69, 1), (0.75, 0), (1.0, 0)])

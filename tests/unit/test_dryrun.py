@@ -9,6 +9,7 @@ import torch
 
 from rlkit.cli.parsing.parser import parse
 from rlkit.run.preflight.dryrun import _longest, dry_run
+from rlkit.train import update
 from rlkit.train.data import Data, load_data
 from rlkit.train.setup import TrainContext, fabric_for, prepare_training
 
@@ -38,6 +39,22 @@ def test_a_dry_run_changes_no_weight(context: TrainContext) -> None:
     assert len(models) == 2
     for model, weights in zip(models, before, strict=True):
         assert all(torch.equal(p, weights[name]) for name, p in model.named_parameters())
+
+
+@pytest.mark.parametrize("loss", ["DPO", "{class_path: BradleyTerry, init_args: {centre: 0.01}}"])
+def test_a_comparison_of_its_rows_has_a_gradient(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    norms = []
+    monkeypatch.setattr(update, "log_update", lambda done, *_: norms.append(float(done.norm)))
+    head = ("--model.head=lm" if loss == "DPO" else "--model.head=score", f"--loss={loss}")
+    words = ("--train.max_tokens_per_micro_batch=200", "--train.prompts_per_step=2", "--validation=null", *head)
+    recipe = parse("fit", ["--recipe=quick_rm", *words]).recipe
+    fabric = fabric_for(recipe)
+    fabric.launch()
+    made = prepare_training(recipe, load_data(recipe), fabric)
+    dry_run(made)
+    made.rollouts.close()
+    assert len(norms) == 1
+    assert norms[0] > 0.01
 
 
 @pytest.mark.parametrize(("limit", "rows"), [(100, 2), (41, 1), (10_000, 4)])

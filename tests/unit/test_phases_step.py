@@ -92,6 +92,9 @@ def test_what_is_logged_of_a_batch() -> None:
     found = figures(meter)
     assert found["reward/std"] == pytest.approx(0.5**0.5 / 2)
     assert found["groups/no_signal"] == 0.5
+    alone = Meter()
+    describe_rewards(batch.rows(torch.tensor([0, 2])), alone)
+    assert "groups/no_signal" not in figures(alone)  # one answer to a prompt is equal to no other
     assert found["advantage/not_finite"] == 1
     assert found["critic/explained_variance"] == pytest.approx(0, abs=1e-4)
     plain = Meter()

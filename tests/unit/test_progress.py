@@ -79,6 +79,23 @@ def test_equal_rewards_are_no_error_and_are_warned_of_once_after_five_steps(
     assert progress.without_signal == 4
 
 
+def test_a_step_without_pairs_is_no_error_unless_something_failed() -> None:
+    """A loss of pairs has none where all answers to each prompt have equal rewards."""
+    empty = {"update/empty": 1.0, "groups/no_signal": 1.0, "rollout/samples": 16.0}
+    progress = Progress(parse("fit", ["--recipe=quick_dpo"]).recipe)
+    [said] = see(progress, *[empty] * 5)
+    assert "5 steps in a row" in said
+    assert said.endswith("leave prompts out of the data whose answers have equal rewards")
+    assert progress.stalls(1, empty | {"reward/failed": 4.0})
+    assert progress.stalls(1, empty | {"update/not_finite": 1.0})
+    assert Progress(parse("fit", ["--recipe=quick_sft"]).recipe).stalls(1, empty)
+
+
+def test_steps_without_comparisons_have_a_signal() -> None:
+    kto = parse("fit", ["--recipe=quick_dpo", "--loss=KTO", "--train.max_steps_without_signal=1"]).recipe
+    assert see(Progress(kto), *[{"update/steps": 1.0, "groups/no_signal": 1.0}] * 20) == []
+
+
 def test_steps_without_signal_may_be_limited(recipe: Recipe) -> None:
     limited = replace(recipe, train=replace(recipe.train, max_steps_without_signal=2))
     progress = Progress(limited)

@@ -87,14 +87,19 @@ class Alarms:
 
     def _equal(self) -> str | None:
         share = self._mean("groups/no_signal", EQUAL_STEPS)
-        if share is None or share <= EQUAL or self.recipe.rollout.group_size < 2 or self.recipe.critic is not None:
+        if share is None or share <= EQUAL or not self.recipe.compares_groups:
             return None
         reward = self._mean("reward/mean", 1)
         earned = "" if reward is None else f", with a mean reward of {reward:.2f}"
+        remedy = (
+            "choose easier or harder prompts, draw them by success (curriculum: SuccessRate), replace such groups "
+            "(rollout.filter: ZeroSignal), or raise rollout.group_size"
+        )
+        if self.recipe.rollout.engine.recorded:
+            remedy = "leave prompts out of the data whose answers have equal rewards"
         return (
             f"in {share:.0%} of the groups of {EQUAL_STEPS} steps all samples earned the same (groups/no_signal)"
-            f"{earned}, so most of the work taught nothing: choose easier or harder prompts, draw them by success "
-            "(curriculum: SuccessRate), replace such groups (rollout.filter: ZeroSignal), or raise rollout.group_size"
+            f"{earned}, so most of the work taught nothing: {remedy}"
         )
 
     def _entropy(self) -> str | None:

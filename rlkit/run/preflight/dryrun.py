@@ -47,7 +47,10 @@ def dry_run(context: TrainContext) -> dict[str, float]:
 
 
 def _longest(data: Data) -> list[Trajectory]:
-    """Return as many rows of maximum length as a micro-batch holds, in whole groups if the loss reads these."""
+    """Return as many rows of maximum length as a micro-batch holds, in whole groups if the loss reads these.
+
+    Rows differ in tokens and rewards: between equal ones a comparison has no gradient.
+    """
     recipe = data.recipe
     length = data.longest_row
     prompts, size = recipe.train.prompts_per_step, data.largest_group if recipe.loss.reads_groups else 1
@@ -58,7 +61,7 @@ def _longest(data: Data) -> list[Trajectory]:
         Trajectory(
             prompt=prompt,
             group=i // size % prompts,
-            tokens=[3 + t % 100 for t in range(length)],
+            tokens=[3 + (t + i) % 100 for t in range(length)],
             mask=mask,
             logps=[-1.0 * chosen for chosen in mask],
             versions=[0 if chosen else -1 for chosen in mask],
