@@ -48,6 +48,7 @@ from rlkit.sections import (
     Fabric,
     KLLoss,
     KLReward,
+    Mixture,
     Model,
     Profile,
     Reference,
@@ -112,6 +113,7 @@ class Recipe:
     kl_reward: KLReward | Data | None = None
     reference: Reference | Data | None = None
     teacher: Teacher | Data | None = None
+    mix: Mapping[str, Mixture | Data] | None = None
     shaping: Shaping | Data | None = None
     correction: Correction | Data | None = None
     rejection: Rejection | Data | None = None

@@ -8,6 +8,7 @@ from rlkit.cli.display import echo
 from rlkit.cli.parsing.parser import parse
 from rlkit.recipe import Recipe
 from rlkit.sections import Critic, Train
+from rlkit.train.mixtures.recipes import recipe_of
 
 NORMALISERS = {
     "token_mean": "sum over all tokens / N_tokens",
@@ -39,6 +40,7 @@ def explain(recipe: Recipe) -> Iterator[tuple[str, str]]:
         plus = "A =" if recipe.advantage is None else "A +"
         yield "teacher", f"{plus} {teacher.coef:g} (log pi_teacher - log pi_old), token by token; {_teacher(recipe)}"
     yield from _loss(recipe)
+    yield from _mixtures(recipe)
     yield from _training(recipe)
 
 
@@ -96,16 +98,40 @@ def _loss(recipe: Recipe) -> Iterator[tuple[str, str]]:
     if (threshold := recipe.train.off_policy_mask_threshold) is not None:
         yield "off-policy mask", f"0 where A < 0 and the sequence's mean of log pi_engine - log pi > {threshold}"
     mode = recipe.train.aggregation or recipe.loss.aggregation
-    normaliser = NORMALISERS[mode].format(budget=recipe.rollout.sampling.max_tokens)
-    if recipe.loss.reads_groups:
-        normaliser = "mean over the pairs of each group, mean over the groups that have some"
-    yield f"aggregation {mode}", f"{normaliser}; counts are of the whole mini-batch, over all ranks and micro-batches"
+    yield (
+        f"aggregation {mode}",
+        f"{_normaliser(recipe)}; counts are of the whole mini-batch, over all ranks and micro-batches",
+    )
     if recipe.train.entropy_coef:
         yield "entropy", f"- {recipe.train.entropy_coef} H(policy)"
     if recipe.kl_loss is not None:
         yield "KL in the loss", f"+ {recipe.kl_loss.coef} {recipe.kl_loss.estimator}(policy, reference)"
     if recipe.needs_reference:
         yield "reference", _reference(recipe)
+
+
+def _mixtures(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    for name, mixture in (recipe.mix or {}).items():
+        alone = recipe_of(mixture, recipe)
+        loss = alone.loss
+        rows = (
+            "what tools, users and environments wrote in the step's own conversations"
+            if mixture.task is None
+            else f"{alone.train.prompts_per_step} prompts of {type(alone.task).__name__} with their recorded answers"
+        )
+        yield (
+            f"mix {name}",
+            f"+ {mixture.weight:g} x {type(loss).__name__}: {loss.explain()}, {_normaliser(alone)}, over {rows}"
+            + ("" if mixture.weight else "; measured, and not learned"),
+        )
+
+
+def _normaliser(recipe: Recipe) -> str:
+    """Return what the loss of a mini-batch is divided by."""
+    if recipe.loss.reads_groups:
+        return "mean over the pairs of each group, mean over the groups that have some"
+    mode = recipe.train.aggregation or recipe.loss.aggregation
+    return NORMALISERS[mode].format(budget=recipe.rollout.sampling.max_tokens)
 
 
 def _old_policy(recipe: Recipe) -> str:

@@ -8,6 +8,7 @@ from typing import cast
 from rlkit.errors import RecipeError
 from rlkit.interfaces.advantage import Needs
 from rlkit.ranges import outside
+from rlkit.recipe.mixture import check_mixtures
 from rlkit.recipe.model import check_model
 from rlkit.recipe.recipe import Recipe, option
 from rlkit.recipe.recorded import check_recorded
@@ -30,6 +31,7 @@ def check(recipe: Recipe) -> None:
         _check_profile,
         check_staleness,
         check_model,
+        check_mixtures,
     )
     problems = list(outside(recipe)) or [problem for one in checks for problem in one(recipe)]
     if problems:

@@ -23,6 +23,7 @@ from rlkit.sections import (
     Fabric,
     KLLoss,
     KLReward,
+    Mixture,
     Model,
     Profile,
     Reference,
@@ -53,6 +54,7 @@ class Recipe:
     kl_reward: KLReward | None = None
     reference: Reference | None = None
     teacher: Teacher | None = None
+    mix: dict[str, Mixture] | None = None
     shaping: Shaping | None = None
     correction: Correction | None = None
     rejection: Rejection | None = None
@@ -73,7 +75,8 @@ class Recipe:
         used = (self.rollout.engine, self.reward, self.advantage, self.loss, self.interaction, self.environment)
         read = (self.task, self.curriculum, self.rollout.filter, self.parser, *self.callbacks)
         held_out = {} if self.validation is None else self.validation.tasks or {}
-        parts = (*used, *(self.tools or {}).values(), *read, *held_out.values())
+        mixed = [part for one in (self.mix or {}).values() for part in (one.task, one.loss)]
+        parts = (*used, *(self.tools or {}).values(), *read, *held_out.values(), *mixed)
         return [part for part in parts if part is not None]
 
     @property
@@ -113,9 +116,15 @@ class Recipe:
         return self.train.prompts_per_step + (0 if self.rollout.replay is None else self.rollout.replay.size)
 
     @property
-    def needs_reference(self) -> bool:
-        """Whether something measures KL, or the loss compares with the reference."""
+    def needs_ref_logps(self) -> bool:
+        """Whether something measures KL of the run's own rows, or their loss compares with the reference."""
         return self.kl_loss is not None or self.kl_reward is not None or self.loss.reads_reference
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether a reference is compared with, by the run's own loss or that of a mixture."""
+        mixed = [one.loss for one in (self.mix or {}).values() if one.loss is not None]
+        return self.needs_ref_logps or any(loss.reads_reference for loss in mixed)
 
     @property
     def needs_old_logps(self) -> bool:

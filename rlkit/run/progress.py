@@ -113,17 +113,24 @@ class Progress:
     def stalls(self, number: int, figures: Mapping[str, float]) -> bool:
         """Whether a step made no optimizer step where it should, for another reason than equal rewards."""
         critic = self.recipe.critic
-        name = "critic/steps" if critic is not None and number <= critic.policy_delay_steps else "update/steps"
-        return not figures.get(name) and not self.quiet(number, figures)
+        waits = critic is not None and number <= critic.policy_delay_steps
+        made = figures.get("critic/steps") if waits else self._learned(figures)
+        return not made and not self.quiet(number, figures)
 
     def quiet(self, number: int, figures: Mapping[str, float]) -> bool:
         """Whether all samples of each group have equal rewards."""
-        if figures.get("update/steps"):
+        if self._learned(figures):
             return figures.get("advantage/abs_mean") == 0
         if figures.get("update/not_finite"):
             return False
         no_pair = self.recipe.loss.reads_groups and figures.get("groups/no_signal") == 1
         return figures.get("filter/dropped", 0.0) > 0 or (no_pair and not self.failed(figures))
+
+    def _learned(self, figures: Mapping[str, float]) -> bool:
+        """Whether some optimizer step learned from the step's own samples, and not from mixtures alone."""
+        train = self.recipe.train
+        alone = figures.get("update/empty", 0.0) >= train.epochs * train.minibatches
+        return bool(figures.get("update/steps")) and not alone
 
     def failure(self, number: int) -> TrainingError:
         """Return the error that ends the run."""

@@ -1,6 +1,7 @@
 """The sections of a recipe that are not parts: plain options, documented where they are defined."""
 
 from rlkit.sections.fabric import FSDP2, Environment, Fabric
+from rlkit.sections.mixture import Mixture
 from rlkit.sections.model import Critic, Lora, Model, Reference, Teacher
 from rlkit.sections.profile import Profile
 from rlkit.sections.rollout import Conversation, Replay, Rollout
@@ -17,6 +18,7 @@ __all__ = [
     "KLLoss",
     "KLReward",
     "Lora",
+    "Mixture",
     "Model",
     "Profile",
     "Reference",

@@ -28,6 +28,7 @@ from rlkit.rollout.template import USER, ChatTemplate
 from rlkit.tasks.order import Drawn, Order, permutation_of
 from rlkit.train.distill.check import check_tokenizers
 from rlkit.train.distill.prompts import TeacherPrompts, teacher_prompts
+from rlkit.train.mixtures.recipes import naming, recipe_of
 from rlkit.types import Prompt, Row
 
 
@@ -58,6 +59,9 @@ class Data:
 
     order: Order | None = None
     """The order of `kept`, where it depends on what happened in earlier steps; else it follows from the seed alone."""
+
+    mixtures: dict[str, Data] = field(default_factory=dict)
+    """What the mixtures of a step learn from, by their names."""
 
     show: bool = False
     """Whether to show the progress of what takes long."""
@@ -320,6 +324,10 @@ def load_data(recipe: Recipe) -> Data:
     data.teacher_prompts = teacher_prompts(recipe)
     data.show = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
     data.check_lengths()
+    for name, mixture in (recipe.mix or {}).items():
+        alone = recipe_of(mixture, recipe)
+        with naming(name):
+            data.mixtures[name] = load_data(alone) if mixture.task is not None else replace(data, recipe=alone)
     return data
 
 

@@ -30,9 +30,9 @@ def compute_logps(context: TrainContext, batch: RolloutBatch) -> None:
         batch.old_logps = batch.trainer_logps
     if recipe.train.old_logps != "recompute":
         batch.old_logps = batch.rollout_logps
-    if (reference := context.models.reference) is not None:
+    if (reference := context.models.reference) is not None and recipe.needs_ref_logps:
         batch.ref_logps = frozen_logps(context, batch, reference)
-    if critic is not None:
+    if critic is not None and recipe.critic is not None:
         [batch.values] = _forward(context, batch, lambda tokens, mask: (critic.inner(tokens, mask),), critic.inner)
 
 

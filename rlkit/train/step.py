@@ -91,7 +91,6 @@ def step(context: TrainContext, number: int, obtain: Obtain = sample) -> StepRes
     meter.max("version", context.rollouts.version)
     for name, gauge in (context.rollouts.engine.health() if context.recipe.generates else {}).items():
         meter.max(f"engine/{name}", gauge)
-    count_work(context, batch, number, meter)
     figures = meter.result(context.ranks)
     return StepResult(rollouts, batch, figures | speeds(context, figures))
 
@@ -138,17 +137,6 @@ def describe_advantages(batch: TrainBatch, meter: Meter) -> None:
 def explained_variance(values: Tensor, returns: Tensor) -> Tensor:
     """Return 1 - var(returns - values) / (var(returns) + 1e-5) of [N] tokens."""
     return 1 - (returns - values).var() / (returns.var() + 1e-5)
-
-
-def count_work(context: TrainContext, batch: TrainBatch, number: int, meter: Meter) -> None:
-    """Log the tokens that were trained on, prompts included, and the operations of the update where they are known."""
-    models, section, lengths = context.models, context.recipe.critic, batch.attention.sum(-1)
-    waits = section is not None and number <= section.policy_delay_steps
-    trained = [one for one in (None if waits else models.policy, models.critic) if one is not None]
-    work = [one.flops(lengths, int(batch.mask.sum())) for one in trained]  # type: ignore[attr-defined]
-    meter.count("update/tokens", float(lengths.sum()))
-    if None not in work:
-        meter.count("update/tflop", context.recipe.train.epochs * sum(x or 0.0 for x in work) / 1e12)
 
 
 def speeds(context: TrainContext, figures: dict[str, float]) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
@@ -17,16 +17,33 @@ from rlkit.sections import Train
 from rlkit.train.logps import policy_logps
 from rlkit.train.metrics import Meter
 from rlkit.train.microbatch import aligned_micro_batches, select_rows
+from rlkit.train.mixtures.batches import Mixed, mixed
 from rlkit.train.objective import LossShare, Objective, count_tokens, value_share
 from rlkit.train.setup import TrainContext
 from rlkit.types import Batch, PolicyOutput, TrainBatch
 
 
+class Term(NamedTuple):
+    """A loss of what an optimizer step minimises, times a weight.
+
+    Args:
+        prefix: Begins the names of its figures.
+        micros: Micro-batches with a gradient; every rank has as many, some of them without rows.
+        loss_of: Returns a micro-batch's share of the loss.
+        weight: What the loss is multiplied by.
+    """
+
+    prefix: str
+    micros: list[list[int]]
+    loss_of: Callable[[list[int]], Tensor]
+    weight: float = 1.0
+
+
 class Update(NamedTuple):
-    """An optimizer step: the gradient's norm before clipping, and this rank's share of the mini-batch's loss."""
+    """An optimizer step: the gradient's norm before clipping, and this rank's shares of losses, by their prefixes."""
 
     norm: Tensor
-    loss: float
+    losses: dict[str, float]
 
 
 class Updatable(Protocol):
@@ -55,18 +72,31 @@ def update_models(context: TrainContext, scored: Batch, step: int, meter: Meter)
         The batch that was trained on.
     """
     critic = context.recipe.critic
-    record = scored.trainer_logps is None
-    batch = TrainBatch.of(scored)
-    most = context.recipe.groups_per_step
-    for number, groups in enumerate(mini_batches(context.recipe.train, step, most)):  # agreed: their order is seeded
-        rows = [i for i, group in enumerate(batch.group.tolist()) if group in groups]
+    waits = critic is not None and step <= critic.policy_delay_steps
+    record, batch = scored.trainer_logps is None, TrainBatch.of(scored)
+    mixtures = [] if waits else mixed(context, scored, step, meter)
+    recipes = [context.recipe, *(one.context.recipe for one in mixtures)]
+    orders = [mini_batches(recipe.train, step, recipe.groups_per_step) for recipe in recipes]
+    for number, (groups, *others) in enumerate(zip(*orders, strict=True)):  # agreed: their order is seeded
+        rows = rows_of(batch.group.tolist(), groups)
         if critic is not None:
             update_critic(context, batch, rows, meter)
-        if critic is None or step > critic.policy_delay_steps:
-            noise = embedding_noise(batch, context.recipe, f"{step}/{number}")
-            update_policy(context, batch, rows, meter, record, noise=noise)
+        if not waits:
+            update, parts = f"{step}/{number}", zip(mixtures, others, strict=True)
+            terms = [mixture_term(one, some, meter, update) for one, some in parts]  # agreed: of the recipe
+            noise = embedding_noise(batch, context.recipe, update)
+            update_policy(context, batch, rows, meter, record, noise=noise, mixtures=terms)
             record = False
+    count_work(context, batch, step, meter)
+    for one in mixtures:
+        if one.weight:
+            count_work(one.context, one.batch, step, meter)
     return batch
+
+
+def rows_of(groups: list[int], chosen: set[int]) -> list[int]:
+    """Return the rows whose groups are among the chosen ones."""
+    return [i for i, group in enumerate(groups) if group in chosen]
 
 
 def mini_batches(train: Train, step: int, groups: int) -> Iterator[set[int]]:
@@ -88,31 +118,38 @@ def embedding_noise(batch: TrainBatch, recipe: Recipe, update: str) -> RowNoise 
     )
 
 
-def accumulate_and_step(module: Updatable, micros: list[list[int]], loss_of: Callable[[list[int]], Tensor]) -> Update:
-    """Make one optimizer step over micro-batches, of which every rank has as many, some of them without rows.
+def accumulate_and_step(module: Updatable, terms: Sequence[Term]) -> Update:
+    """Make one optimizer step over the micro-batches of all terms.
 
     A gradient that is not finite changes nothing, on every rank alike.
     """
-    total = 0.0
-    for i, micro in enumerate(micros):
-        with module.accumulating(more=i < len(micros) - 1):
-            loss = loss_of(micro)
-            total += loss.item() if micro else 0.0
-            module.backward(loss)
+    passes = [(term, micro) for term in terms for micro in term.micros] or [(terms[0], [])]
+    losses = dict.fromkeys((term.prefix for term in terms), 0.0)
+    for i, (term, micro) in enumerate(passes):
+        with module.accumulating(more=i < len(passes) - 1):
+            loss = term.loss_of(micro)
+            losses[term.prefix] += loss.item() if micro else 0.0
+            module.backward(loss * term.weight)
     norm = module.clip_gradients()
     if bool(torch.isfinite(norm)):
         module.optimizer.step()
     module.optimizer.zero_grad()
-    return Update(norm, total)
+    return Update(norm, losses)
 
 
 def log_update(update: Update, meter: Meter, prefix: str, ranks: int) -> None:
     """Log an optimizer step of the policy or the critic: losses are means over the optimizer steps of a step."""
     finite = float(torch.isfinite(update.norm))
-    meter.mean(f"{prefix}/loss", update.loss * ranks)
+    log_losses(update.losses, meter, ranks)
     meter.mean("grad_norm" if prefix == "policy" else f"{prefix}/grad_norm", update.norm)
     meter.count("update/not_finite", (1 - finite) / ranks)
     meter.count("update/steps" if prefix == "policy" else f"{prefix}/steps", finite / ranks)
+
+
+def log_losses(losses: Mapping[str, float], meter: Meter, ranks: int) -> None:
+    """Log this rank's shares of the losses of an optimizer step, by their prefixes."""
+    for prefix, loss in losses.items():
+        meter.mean(f"{prefix}/loss", loss * ranks)
 
 
 def log_share(share: LossShare, batch: TrainBatch, meter: Meter, prefix: str) -> None:
@@ -130,18 +167,65 @@ def update_policy(
     record: bool = False,
     *,
     noise: RowNoise | None = None,
+    mixtures: Sequence[Term | None] = (),
 ) -> None:
     """Make one optimizer step of the policy from the rows of this rank; ranks may have unequal rows, or none.
 
     With `record`, the log-probs of this pass become `batch.trainer_logps`. `noise` of all rows of the batch is added to
-    the embeddings in passes with a gradient.
+    the embeddings in passes with a gradient. The terms of mixtures are added to the loss.
+    """
+    ranks, own = context.ranks, policy_term(context, batch, rows, meter, record=record, noise=noise)
+    if own is None:
+        meter.count("update/empty", 1 / ranks.count)
+    terms = [term for term in (own, *mixtures) if term is not None]
+    if terms:  # agreed: a term is None on all ranks
+        log_update(accumulate_and_step(context.models.policy, terms), meter, "policy", ranks.count)
+
+
+def mixture_term(mixture: Mixed, groups: set[int], meter: Meter, update: str) -> Term | None:
+    """Return the term of some groups of a mixture; one without a weight is only measured, here.
+
+    Args:
+        mixture: With this rank's rows.
+        groups: Of the mini-batch.
+        meter: Takes the figures.
+        update: Names the optimizer step, for random numbers.
+
+    Returns:
+        None, on all ranks alike, if there is nothing to learn.
+    """
+    context, batch, prefix = mixture.context, mixture.batch, f"mix/{mixture.name}"
+    rows, noise = rows_of(mixture.groups, groups), embedding_noise(batch, context.recipe, update)
+    term = policy_term(context, batch, rows, meter, noise=noise, prefix=prefix, weight=mixture.weight)
+    if term is None or term.weight:  # agreed: tokens are counted over all ranks
+        return term
+    with torch.no_grad():
+        found = [term.loss_of(micro).item() for micro in term.micros]
+    log_losses({prefix: sum(found)}, meter, context.ranks.count)
+    return None
+
+
+def policy_term(
+    context: TrainContext,
+    batch: TrainBatch,
+    rows: list[int],
+    meter: Meter,
+    *,
+    noise: RowNoise | None,
+    record: bool = False,
+    prefix: str = "policy",
+    weight: float = 1.0,
+) -> Term | None:
+    """Return the loss of some rows of this rank, after computing those without a gradient, to log and record them.
+
+    Returns:
+        None if no rank has a token to learn from.
     """
     recipe, ranks, policy = context.recipe, context.ranks, context.models.policy
     objective = Objective.of(recipe, context.rollouts.version, strict=context.rollouts.version == 0)
     counts = objective.count(batch, rows, recipe.groups_per_step, ranks.all_reduce_sum)
     if counts.tokens == 0:  # agreed: counted over all ranks
-        meter.count("update/empty", 1 / ranks.count)
-        return
+        return None
     if recipe.loss.selects:
         select_tokens(context, batch, rows, record)
 
@@ -157,7 +241,7 @@ def update_policy(
             record_logps(batch, micro, part, out.logps.detach())
         record_entropy(batch, micro, out.entropy)
         share = objective.share(out, part, counts)
-        log_share(share, part, meter, "policy")
+        log_share(share, part, meter, prefix)
         return share.loss
 
     def divided(rows: list[int]) -> list[list[int]]:
@@ -169,8 +253,7 @@ def update_policy(
     with torch.no_grad():  # what others are logged and recorded for
         for micro in divided([i for i in rows if not taught[i]]):
             loss_of(micro)
-    micros = divided([i for i in rows if taught[i]])
-    log_update(accumulate_and_step(policy, micros or [[]], loss_of), meter, "policy", ranks.count)
+    return Term(prefix, divided([i for i in rows if taught[i]]), loss_of, weight)
 
 
 def record_logps(batch: TrainBatch, rows: list[int], part: TrainBatch, logps: Tensor) -> None:
@@ -228,4 +311,15 @@ def update_critic(context: TrainContext, batch: TrainBatch, rows: list[int], met
 
     limit, packed = context.data.token_limit, critic.inner.passes.packed
     micros = aligned_micro_batches(batch, rows, limit, ranks.all_reduce_max, packed)
-    log_update(accumulate_and_step(critic, micros, loss_of), meter, "critic", ranks.count)
+    log_update(accumulate_and_step(critic, [Term("critic", micros, loss_of)]), meter, "critic", ranks.count)
+
+
+def count_work(context: TrainContext, batch: TrainBatch, number: int, meter: Meter) -> None:
+    """Log the tokens that were trained on, prompts included, and the operations of the update where they are known."""
+    models, section, lengths = context.models, context.recipe.critic, batch.attention.sum(-1)
+    policy = None if section is not None and number <= section.policy_delay_steps else models.policy
+    trained = [one for one in (policy, None if section is None else models.critic) if one is not None]
+    work = [one.flops(lengths, int(batch.mask.sum())) for one in trained]  # type: ignore[attr-defined]
+    meter.count("update/tokens", float(lengths.sum()))
+    if None not in work:
+        meter.count("update/tflop", context.recipe.train.epochs * sum(x or 0.0 for x in work) / 1e12)

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.slow
 BASE = (
     "fit", "--recipe", "quickstart", "--train.steps=2", "--train.prompts_per_step=5", "--rollout.group_size=4",
     "--validation.limit=3", "--validation.samples=0", "--fabric.accelerator=cpu", "--save.every=1",
+    "--mix.old={weight: 0.1, task: {class_path: Arithmetic, init_args: {max_operand: 9}}, prompts_per_step: 3}",
 )  # fmt: skip
 TWO = {
     "ddp": ("--fabric.devices=2", "--fabric.strategy=ddp", "--train.max_tokens_per_micro_batch=64"),
@@ -36,7 +37,11 @@ TWO = {
     "offload": ("--fabric.devices=2", "--fabric.strategy=FSDP2", "--fabric.strategy.offload=true"),
 }  # fmt: skip
 TENSOR = ("--fabric.devices=2", "--fabric.strategy=FSDP2", "--fabric.strategy.tensor_parallel=2")
-LORA = ("--model.lora.rank=8",)
+LORA = (
+    "--model.lora.rank=8",
+    "--mix.pairs={weight: 0.5, loss: DPO, task: {class_path: Arithmetic, init_args: {mistakes: 2}}}",
+    "--mix.pairs.prompts_per_step=1",
+)
 
 
 def run(folder: Path, name: str, *args: str) -> Path:
@@ -66,7 +71,7 @@ def weights(out: Path) -> dict[str, torch.Tensor]:
 def assert_same(one: Path, other: Path) -> None:
     assert rollouts(one) == rollouts(other)
     assert len(rollouts(one)) > 10
-    for name in ("policy/loss", "grad_norm", "policy/entropy", "reward/mean", "rollout/tokens"):
+    for name in ("policy/loss", "grad_norm", "policy/entropy", "reward/mean", "rollout/tokens", "mix/old/loss"):
         assert first(other)[name] == pytest.approx(first(one)[name], abs=1e-4), name
     assert first(one)["grad_norm"] > 0.1
     mine, theirs = weights(one), weights(other)
@@ -92,10 +97,12 @@ def test_two_ranks_make_the_first_step_of_one(name: str, folder: Path, alone: Pa
     assert 1 <= first(out)["imbalance/after"] <= first(out)["imbalance/before"]
 
 
-def test_lora_under_fsdp2(folder: Path) -> None:
+def test_lora_and_preferences_under_fsdp2(folder: Path) -> None:
     one, two = run(folder, "lora", *LORA), run(folder, "lora2", *LORA, *TWO["fsdp2"])
     assert_same(one, two)
     assert all("lora_" in name for name in weights(two))
+    for mine, theirs in zip(*(read_jsonl(out / "metrics.jsonl") for out in (one, two)), strict=True):
+        assert theirs["mix/pairs/margin"] == pytest.approx(mine["mix/pairs/margin"], abs=1e-4)
 
 
 RECORDER = """

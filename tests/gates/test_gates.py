@@ -158,10 +158,16 @@ def test_public_things_have_docstrings() -> None:
 
 def sections(section: type = Recipe) -> Iterator[type]:
     for hint in get_type_hints(section).values():
-        for inner in (hint, *get_args(hint)):
+        for inner in types_in(hint):
             if isinstance(inner, type) and is_dataclass(inner):
                 yield inner
                 yield from sections(inner)
+
+
+def types_in(hint: object) -> Iterator[object]:
+    yield hint
+    for inner in get_args(hint):
+        yield from types_in(inner)
 
 
 def test_every_option_is_read_by_some_code() -> None:

@@ -50,6 +50,7 @@ DEFAULTS: dict[type, dict[str, Any]] = {
     sections.KLLoss: {"coef": 0.001, "estimator": "k3", "importance_weighted": False},
     sections.KLReward: {"coef": 0.001, "estimator": "k1", "target": None, "horizon": 10000},
     sections.Reference: {"mix": 1.0},
+    sections.Mixture: {"task": None, "loss": None, "prompts_per_step": None},
     sections.Teacher: {"path": None, "context": None, "coef": 1.0, "dtype": "float32"},
     sections.Replay: {"reuse": 1},
     sections.Shaping: {"clip": None, "normalize": False},
@@ -66,7 +67,7 @@ DEFAULTS: dict[type, dict[str, Any]] = {
         **dict.fromkeys((
             "critic", "curriculum", "kl_loss", "kl_reward", "reference", "shaping", "correction", "rejection", "tools",
             "parser", "interaction", "environment", "conversation", "profile", "reward", "advantage",
-            "teacher",
+            "teacher", "mix",
         )),
     },
 }  # fmt: skip

@@ -20,6 +20,7 @@ from rlkit.sections import Critic, KLLoss, Rejection, Train
 from rlkit.train.metrics import Meter
 from rlkit.train.objective import LossShare
 from rlkit.train.update import (
+    Term,
     Update,
     accumulate_and_step,
     log_share,
@@ -72,10 +73,10 @@ def test_ranks_exchange_gradients_in_the_last_pass_and_dummy_rows_are_no_loss() 
     def loss_of(micro: list[int]) -> Tensor:
         return module.module.weight * (len(micro) or 100)
 
-    found = accumulate_and_step(module, [[0, 1, 2], [3], []], loss_of)
+    found = accumulate_and_step(module, [Term("policy", [[0, 1, 2], [3], []], loss_of)])
     one = ["pass", "backward", "end"]
     assert module.events == [*one, *one, "last pass", "backward", "end", "clip"]
-    assert found.loss == pytest.approx(2 * 4)  # not the dummy row's 200
+    assert found.losses["policy"] == pytest.approx(2 * 4)  # not the dummy row's 200
     assert found.norm.item() == pytest.approx(104)
     assert module.weight == pytest.approx(2 - 104)
     assert module.module.weight.grad is None
@@ -84,7 +85,7 @@ def test_ranks_exchange_gradients_in_the_last_pass_and_dummy_rows_are_no_loss() 
 @pytest.mark.parametrize("odd", [torch.nan, torch.inf])
 def test_a_gradient_that_is_not_finite_changes_nothing(odd: float) -> None:
     module = Trained(Line(2.0))
-    found = accumulate_and_step(module, [[0]], lambda _: module.module.weight * odd)
+    found = accumulate_and_step(module, [Term("policy", [[0]], lambda _: module.module.weight * odd)])
     assert not found.norm.isfinite()
     assert module.weight == 2
     assert module.module.weight.grad is None
@@ -92,9 +93,9 @@ def test_a_gradient_that_is_not_finite_changes_nothing(odd: float) -> None:
 
 def test_an_optimizer_step_is_logged_once_over_all_ranks() -> None:
     meter = Meter()
-    log_update(Update(torch.tensor(3.0), 0.25), meter, "policy", ranks=2)
-    log_update(Update(torch.tensor(5.0), 0.75), meter, "policy", ranks=2)
-    log_update(Update(torch.tensor(torch.inf), 1.0), meter, "critic", ranks=2)
+    log_update(Update(torch.tensor(3.0), {"policy": 0.25}), meter, "policy", ranks=2)
+    log_update(Update(torch.tensor(5.0), {"policy": 0.75}), meter, "policy", ranks=2)
+    log_update(Update(torch.tensor(torch.inf), {"critic": 1.0}), meter, "critic", ranks=2)
     assert meter.result(LocalRanks(2)) == {  # type: ignore[arg-type]
         "policy/loss": (0.5 + 1.5) / 2,
         "grad_norm": 4,

@@ -112,6 +112,9 @@ def _keys(cls: type, registry: Registry, tree: object, prefix: str, present: boo
             yield from _keys(part.cls, registry, node["init_args"], f"{prefix}{name}.", here)
         elif isinstance(inside, Section):
             yield from _keys(inside.cls, registry, node, f"{prefix}{name}.", here)
+        elif isinstance(inside, Names) and isinstance(of := shape(inside.hint, registry).inside, Section):
+            for inner, its in node.items() if isinstance(node, Mapping) else ():
+                yield from _keys(of.cls, registry, its, f"{prefix}{name}.{inner}.", here)
 
 
 def unknown_class(key: str, name: object, inside: Choice, registry: Registry) -> str:

@@ -52,7 +52,7 @@ def _longest(data: Data) -> list[Trajectory]:
     Rows differ in tokens and rewards: between equal ones a comparison has no gradient.
     """
     recipe = data.recipe
-    length = data.longest_row
+    length = max(one.longest_row for one in (data, *data.mixtures.values()))
     prompts, size = recipe.train.prompts_per_step, data.largest_group if recipe.loss.reads_groups else 1
     rows = min(max(1, data.token_limit // length // size) * size, prompts * data.largest_group)
     mask = [False] + [True] * (length - 1)

@@ -139,7 +139,7 @@ def work(known: Setting) -> dict[str, float]:
     """Estimate a step of one rank: its `tokens`, the operations to `learn`, and the `decode steps` of its engine."""
     recipe, tokens = known.recipe, known.rows * (known.prompt + known.answer)
     learn = known.policy.base * _passes(known, known.policy.lora)
-    learn += 2 * known.policy.base * (int(recipe.needs_old_logps) + int(recipe.needs_reference))
+    learn += 2 * known.policy.base * (int(recipe.needs_old_logps) + int(recipe.needs_ref_logps))
     if known.critic is not None:
         learn += known.critic.base * (2 + _passes(known, known.critic.lora))
     if not known.samples:
@@ -164,6 +164,8 @@ def lines(known: Setting) -> Iterator[str]:
         f"a step, estimated: {known.rows} rows of a prompt of {known.prompt:.0f} and an answer of {known.answer:.0f} "
         f"tokens ({source}) = {found['tokens']:,.0f} tokens{each}; {found['learn']:.2g} operations to learn"
     )
+    if recipe.mix:
+        yield f"not in it: the rows of {', '.join(f'mix.{name}' for name in recipe.mix)}"
     if recipe.fabric.accelerator == "cpu":
         return
     second, speed = _decode_step(known), FLOPS[known.computes] * USED

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from rlkit.errors import RolloutError
 from rlkit.models.source import source_of
 from rlkit.recipe import Recipe
-from rlkit.sections import Lora
+from rlkit.sections import Lora, Train
 from rlkit.train.data import Data
 from rlkit.types import Prompt, Score, StopReason, Trajectory, Turn
 
@@ -22,6 +22,19 @@ def lines(data: Data, ranks: int = 1) -> Iterator[str]:
     """Yield batch sizes and lengths for a number of data-parallel ranks, and warnings about the recipe."""
     yield from batches(data.recipe, len(data.kept), ranks)
     yield from lengths(data)
+    for name, mixture in (data.recipe.mix or {}).items():
+        if mixture.task is not None:
+            yield from (f"mix.{name}: {line}" for line in _mixed(data.mixtures[name]))
+
+
+def _mixed(data: Data) -> Iterator[str]:
+    train = data.recipe.train
+    yield f"{train.prompts_per_step} prompts a step with their recorded answers{_passes(train, len(data.kept))}"
+    yield from lengths(data)
+
+
+def _passes(train: Train, rows: int) -> str:
+    return f"; {train.steps * train.prompts_per_step / rows:.2f} passes over {rows} rows"
 
 
 def batches(recipe: Recipe, rows: int | None, ranks: int = 1) -> Iterator[str]:
@@ -39,7 +52,7 @@ def batches(recipe: Recipe, rows: int | None, ranks: int = 1) -> Iterator[str]:
         if recipe.rollout.engine.recorded
         else f"x {group} samples = {prompts * group} trajectories"
     )
-    passes = "" if rows is None else f"; {train.steps * prompts / rows:.2f} passes over {rows} rows"
+    passes = "" if rows is None else _passes(train, rows)
     yield from adapters(recipe)
     if recipe.model.attention not in {"auto", "sdpa"}:
         yield f"attention: {recipe.model.attention}, which learns from padded rows; sdpa needs no padding"

@@ -1,0 +1,31 @@
+"""What a step learns from besides its own rollouts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlkit.interfaces.loss import PolicyLoss
+from rlkit.interfaces.task import Task
+from rlkit.ranges import Count, NonNegativeFloat
+
+
+@dataclass
+class Mixture:
+    """A further stream in each step: weight * its loss, divided by its own tokens, is added to what is minimised.
+
+    With a task it is of answers that a data set has, as in supervised training: pre-training texts (Ouyang et al. 2022,
+    arXiv:2203.02155, equation 2), or old data against forgetting. Without one it is of what tools, users and
+    environments wrote in the step's own conversations, after the policy's first turn (Shrivastava et al. 2026,
+    arXiv:2605.24517). Log-probs are at temperature 1.
+
+    Args:
+        weight: What its loss is multiplied by; 0 measures it and changes nothing.
+        task: Where the answers come from; null for what the policy was answered in this step.
+        loss: Of these tokens; null for `CrossEntropy`. It reads neither advantages nor old log-probs.
+        prompts_per_step: Prompts of the task in a step, over all ranks; null for `train.prompts_per_step`.
+    """
+
+    weight: NonNegativeFloat
+    task: Task | None = None
+    loss: PolicyLoss | None = None
+    prompts_per_step: Count | None = None
