@@ -159,7 +159,8 @@ def _teacher(recipe: Recipe) -> str:
     assert teacher is not None
     itself = "the policy before the update" if recipe.train.ema is None else "the policy's averaged weights"
     reads = "" if teacher.context is None else f", which reads {teacher.context!r}"
-    return f"{teacher.path or itself}{reads}"
+    served = "" if teacher.urls is None else f" on {len(teacher.urls)} servers"
+    return f"{teacher.path or itself}{served}{reads}"
 
 
 def _training(recipe: Recipe) -> Iterator[tuple[str, str]]:

@@ -13,6 +13,7 @@ from rlkit.recipe.model import check_model
 from rlkit.recipe.recipe import Recipe, option
 from rlkit.recipe.recorded import check_recorded
 from rlkit.recipe.staleness import check_staleness
+from rlkit.recipe.teacher import check_teacher
 from rlkit.recipe.validation import check_best, check_validation
 
 
@@ -24,6 +25,7 @@ def check(recipe: Recipe) -> None:
     """
     checks = (
         check_recorded,
+        check_teacher,
         _check_needs,
         _check_numbers,
         check_validation,

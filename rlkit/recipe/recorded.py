@@ -22,11 +22,6 @@ def check_recorded(recipe: Recipe) -> Iterator[str]:
         for section in ("advantage", "critic", "teacher"):
             if getattr(recipe, section) is not None:
                 yield f"loss {name} reads no advantages, but the recipe has a section `{section}:`; remove it"
-    if recipe.teacher is not None and recipe.teacher.path is None and recipe.teacher.context is None:
-        yield (
-            "teacher.path is null: the policy itself, which without teacher.context knows nothing more; set "
-            'teacher.context, such as "{prompt}\\nThe answer is {answer}.", or the path of another model'
-        )
     taught = recipe.teacher is not None and recipe.advantage is None
     if recipe.reward is None and not recorded and loss.reads_rewards and not taught:
         yield f"loss {name} reads rewards, but the recipe has no `reward:`; add one, such as reward: MathReward"

@@ -40,6 +40,7 @@ from rlkit.text import redact
 from rlkit.train.ahead.beside import BesideStream
 from rlkit.train.ahead.colocated import ColocatedStream
 from rlkit.train.ahead.stream import Stream, TrainedPlaces
+from rlkit.train.distill.logps import check_servers
 from rlkit.train.evaluate import Accuracies, evaluate
 from rlkit.train.rollouts import source
 from rlkit.train.setup import TrainContext
@@ -269,6 +270,7 @@ class Session:
             )
         if trial.text:
             self.reporter.note(f"warning: {trial.text}" if trial.failed else trial.text)
+        check_servers(context)
 
     def _dump(self, context: TrainContext, number: int, trajectories: list[Trajectory]) -> None:
         """Keep what the recipe wants of the trajectories of a step."""

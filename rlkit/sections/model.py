@@ -93,6 +93,8 @@ class Teacher:
         path: A model as in `model.path`, with the policy's tokenizer. null is the policy itself as it is before each
             step, or with `train.ema` its averaged weights, which knows more by `context`: self-distillation (Shenfeld
             et al. 2026, arXiv:2601.19897).
+        urls: SGLang servers that have this model, so that it takes no memory here; `path` says what it is. null loads
+            it.
         context: What the teacher reads in place of the last user message of a prompt, a template such as
             `"{prompt}\\nThe answer is {answer}."`: `{prompt}` is that message, `{answer}` the prompt's answer, and any
             other name a column of the row. null for the policy's prompt.
@@ -101,6 +103,7 @@ class Teacher:
     """
 
     path: str | None = None
+    urls: list[str] | None = None
     context: str | None = None
     coef: PositiveFloat = 1.0
     dtype: Literal["float32", "bfloat16"] = "float32"

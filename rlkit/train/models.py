@@ -145,9 +145,11 @@ class Models:
         """The policy's own module."""
         return self.policy.inner
 
-    def _load_teacher(self, section: Teacher, placer: Placer) -> FrozenPolicy:
+    def _load_teacher(self, section: Teacher, placer: Placer) -> FrozenPolicy | None:
         if section.path is None:
             return SelfTeacher(self.actor, self.average)
+        if section.urls is not None:
+            return None
         model = replace(self._recipe.model, path=section.path, lora=None, dtype=section.dtype)
         with naming("teacher.path"):
             return FrozenPolicy(model, placer.frozen, placer.empty)

@@ -54,8 +54,8 @@ def step(context: TrainContext, number: int, obtain: Obtain = sample) -> StepRes
     sampled = collate(rollouts.train_on).to(context.device)
     with _timed(meter, "logps"):
         compute_logps(context, sampled)
-        if (teacher := context.models.teacher) is not None:
-            compute_teacher_logps(context, teacher, sampled, rollouts.train_on)
+        if context.recipe.teacher is not None:  # agreed: an option of the recipe
+            compute_teacher_logps(context, sampled, rollouts.train_on)
     with _timed(meter, "score"):
         places = await_scores(context.rollouts, rollouts, meter)
         record_outcome(context.data, context.rollouts, rollouts, meter)

@@ -12,7 +12,8 @@ import torch
 from rlkit.engines import SGLangServer
 from rlkit.engines.server.http import Client
 from rlkit.engines.server.process import free_port
-from rlkit.errors import RolloutError
+from rlkit.engines.sglang.teacher import Span, served_logps
+from rlkit.errors import EngineError, RolloutError
 from rlkit.models.actor import Actor
 from rlkit.types import StopReason
 from tests.sglang.conftest import PROMPTS, RETRY, Trainer, request
@@ -31,6 +32,18 @@ def test_logps_equal_the_trainers(trainer: Trainer, engine: SGLangServer, temper
         mask = torch.arange(tokens.shape[1])[None] >= len(r.tokens)
         logps = actor(tokens, mask, temperature).logps[mask]
         assert (logps - torch.tensor(answer.logps)).abs().max() < 1e-4
+
+
+def test_a_teachers_log_probs_are_those_of_transformers(trainer: Trainer, engine: SGLangServer) -> None:
+    spans = [Span(list(tokens), start) for tokens in PROMPTS for start in (1, 3) if start <= len(tokens)]
+    urls = [engine._own[0].api.client.url] * 2
+    for span, logps in zip(spans, trainer.wait(served_logps(urls, spans)), strict=True):
+        tokens = torch.tensor([span.tokens])
+        expected = Actor(trainer.policy)(tokens, torch.ones_like(tokens, dtype=torch.bool)).logps[0, span.start :]
+        assert len(logps) == len(expected)
+        assert all(abs(logps - expected) < 1e-4 for logps, expected in zip(logps, expected.tolist(), strict=True))
+    with pytest.raises(EngineError, match="longer than the model's context length"):
+        trainer.wait(served_logps(urls, [Span([5] * 1000, 1)]))
 
 
 def test_samples_of_one_prompt_differ(trainer: Trainer, engine: SGLangServer) -> None:

@@ -105,8 +105,14 @@ class Client:
             self._loop = loop
         return self._session
 
+    async def finish(self) -> None:
+        """Close the connections, from the event loop that they were opened on."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
     def close(self) -> None:
-        """Drop the connections."""
+        """Drop the connections, from anywhere."""
         session, loop, self._session = self._session, self._loop, None
         if session is None or loop is None or loop.is_closed():
             return

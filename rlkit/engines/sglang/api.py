@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import Sequence
+from math import isfinite
 from typing import Any
 
 from rlkit.engines.server.api import Answer, ServerApi
-from rlkit.engines.server.http import Client, Fault
+from rlkit.engines.server.http import SHOWN, UNREADABLE, Client, Fault
 from rlkit.engines.server.states import DEADLINES, Step
 from rlkit.engines.sglang.launch import release
 from rlkit.types import Request, Sampling
@@ -115,6 +116,19 @@ class SGLangApi(ServerApi):
             scored = [*meta["input_token_logprobs"][1:], *meta["output_token_logprobs"]]
             logps = [float("nan") if entry[0] is None else float(entry[0]) for entry in scored]
             found.append(Answer([*row[1:], *answer["output_ids"]], logps))
+        return found
+
+    async def logps(self, tokens: list[int], start: int, deadline: float) -> list[float]:
+        """Return the log-probs of the tokens from a place on, which is at least 1, at temperature 1."""
+        answer = await self._sample(tokens, {"max_new_tokens": 0}, deadline, logprob_start_len=start - 1)
+        try:
+            scored = answer["meta_info"]["input_token_logprobs"][1:]
+            found = [float(logp) for logp, token, _ in scored]
+            read = [token for _, token, _ in scored]
+        except UNREADABLE as error:
+            raise Fault(f"{self.client.url} answered {str(answer)[:SHOWN]}, expected log-probs of the input") from error
+        if read != tokens[start:] or not all(map(isfinite, found)):
+            raise Fault(f"{self.client.url} has scored other tokens than it was sent, or not all of them", 400)
         return found
 
     async def _sample(self, ids: list[Any], sampling: dict[str, Any], deadline: float, **options: int | str) -> Any:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlkit.models.reference import FrozenPolicy
+import torch
+from torch import Tensor
+
+from rlkit.engines.sglang.teacher import Span, served_logps
 from rlkit.train.data import Data
 from rlkit.train.distill.rows import TeacherRows, teacher_rows
 from rlkit.train.logps import frozen_logps
@@ -12,19 +15,50 @@ from rlkit.train.setup import TrainContext
 from rlkit.types import RolloutBatch, Trajectory
 
 
-def compute_teacher_logps(
-    context: TrainContext, teacher: FrozenPolicy, batch: RolloutBatch, trajectories: Sequence[Trajectory]
-) -> None:
+def compute_teacher_logps(context: TrainContext, batch: RolloutBatch, trajectories: Sequence[Trajectory]) -> None:
     """Fill `batch.teacher_logps`; every rank must call this.
 
     Args:
         context: The run's.
-        teacher: Whose log-probs they are.
         batch: Of these trajectories, with the policy's own tokens.
         trajectories: In its order.
+
+    Raises:
+        EngineError: The teacher's servers do not answer.
     """
     rows = read_rows(context.data, batch, trajectories)
-    batch.teacher_logps = rows.restore(frozen_logps(context, rows.batch, teacher))
+    teacher = context.models.teacher
+    found = _served(context, rows.batch) if teacher is None else frozen_logps(context, rows.batch, teacher)
+    batch.teacher_logps = rows.restore(found)
+
+
+def check_servers(context: TrainContext) -> None:
+    """Have each of the teacher's servers score a prompt, before anything is spent.
+
+    Raises:
+        EngineError: One does not.
+    """
+    section, data = context.recipe.teacher, context.data
+    if section is None or data.teacher_prompts is None:
+        return
+    for url in section.urls or () if context.ranks.lead else ():
+        prompt = data.teacher_prompts.prompt(data.prompt(data.kept[0]))
+        context.rollouts.wait(served_logps([url], [Span(data.template.start(prompt.messages, prompt.tools), 1)]))
+
+
+def _served(context: TrainContext, batch: RolloutBatch) -> Tensor:
+    """Return the log-probs [B,T] f32 of the recipe's teacher, which servers have."""
+    section, ranks, mask = context.recipe.teacher, context.ranks, batch.mask.cpu()
+    assert section is not None
+    assert section.urls is not None
+    rows = mask.any(-1).nonzero().flatten().tolist()
+    starts, lengths = mask.int().argmax(-1).tolist(), batch.attention.sum(-1).tolist()
+    spans = [Span(batch.tokens[row, : lengths[row]].tolist(), starts[row]) for row in rows]
+    answers = context.rollouts.wait(served_logps(section.urls, spans)) if ranks.lead else []
+    found = torch.zeros(mask.shape)
+    for row, span, logps in zip(rows, spans, ranks.broadcast_tp(answers), strict=True):
+        found[row, span.start : span.start + len(logps)] = torch.tensor(logps)
+    return (found * mask).to(batch.tokens.device)
 
 
 def read_rows(data: Data, batch: RolloutBatch, trajectories: Sequence[Trajectory]) -> TeacherRows:

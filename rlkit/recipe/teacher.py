@@ -1,0 +1,33 @@
+"""Checks of the teacher."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlkit.recipe.recipe import Recipe
+
+
+def check_teacher(recipe: Recipe) -> Iterator[str]:
+    """Yield what does not fit the `teacher:` section."""
+    teacher, temperature = recipe.teacher, recipe.rollout.sampling.temperature
+    if teacher is None:
+        return
+    if teacher.path is None and teacher.context is None:
+        yield (
+            "teacher.path is null: the policy itself, which without teacher.context knows nothing more; set "
+            'teacher.context, such as "{prompt}\\nThe answer is {answer}.", or the path of another model'
+        )
+    if teacher.urls is None:
+        return
+    if not teacher.urls:
+        yield "teacher.urls names no server; add some, or set it to null to load the teacher here"
+    for url in teacher.urls:
+        if not url.startswith(("http://", "https://")):
+            yield f"teacher.urls has {url!r}, expected http://… or https://…"
+    if teacher.path is None:
+        yield "teacher.urls are servers of a teacher, but teacher.path does not say which model they have; set it"
+    if temperature != 1:
+        yield (
+            f"rollout.sampling.temperature is {temperature}, but the servers at teacher.urls return log-probs of "
+            "temperature 1; set it to 1, or teacher.urls to null"
+        )

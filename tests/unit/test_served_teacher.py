@@ -1,0 +1,169 @@
+"""A teacher that servers have: the same log-probs as of one that is loaded, and what happens where a server fails."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+import torch
+
+from rlkit.concurrency.retry import RetryPolicy
+from rlkit.engines.sglang import teacher
+from rlkit.engines.sglang.teacher import Span, served_logps
+from rlkit.errors import EngineError
+from rlkit.testing import random_model
+from rlkit.testing.models import build_tokenizer
+from tests.conftest import FAST, read_jsonl, rlkit_in_process
+
+Answer = Callable[[list[int], int], Any]
+"""From tokens and the place before the first that is scored to what a server answers, or an HTTP status."""
+
+RUN = ("--recipe=quick_distill", *FAST, "--validation=null", "--reward=null", "--teacher.path=teacher")
+
+
+class Server:
+    """Answers `/generate` as SGLang does, and counts the requests."""
+
+    def __init__(self, answer: Answer) -> None:
+        outer, self.asked = self, 0
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                outer.asked += 1
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                assert body["sampling_params"] == {"max_new_tokens": 0}
+                found = answer(body["input_ids"], body["logprob_start_len"])
+                text = json.dumps(found).encode()
+                self.send_response(found if isinstance(found, int) else 200)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._http.server_port}"
+        Thread(target=self._http.serve_forever, args=(0.01,), daemon=True).start()
+
+    def close(self) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Answer], Server]]:
+    servers: list[Server] = []
+
+    def start(answer: Answer) -> Server:
+        servers.append(Server(answer))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+def said(tokens: list[int], start: int, logp: Callable[[int], float | None] = lambda place: -float(place)) -> Any:
+    """Return SGLang's form of answer: an entry for each token from `start` on, none known of the first."""
+    entries = [[logp(place) if place > start else None, tokens[place], None] for place in range(start, len(tokens))]
+    return {"output_ids": [], "meta_info": {"input_token_logprobs": entries}}
+
+
+def ask(*servers: Server, spans: list[Span] | None = None) -> list[list[float]]:
+    found = served_logps([server.url for server in servers], spans or [Span([5, 6, 7, 8], 2)])
+    return asyncio.run(found)
+
+
+def test_rows_are_scored_from_their_starts_in_their_order(serve: Callable[[Answer], Server]) -> None:
+    one, other = serve(said), serve(said)
+    spans = [Span(list(range(length)), 1 + length % 3) for length in range(4, 104)]
+    assert ask(one, other, spans=spans) == [[-float(i) for i in range(s.start, len(s.tokens))] for s in spans]
+    assert one.asked + other.asked == 100
+    assert min(one.asked, other.asked) > 0
+    assert ask(one, spans=[Span([3], 1)]) == [[]]
+
+
+def test_a_request_that_fails_goes_to_the_next_server(serve: Callable[[Answer], Server]) -> None:
+    broken, whole = serve(lambda *_: 503), serve(said)
+    assert ask(broken, whole) == [[-2.0, -3.0]]
+    assert (broken.asked, whole.asked) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (lambda tokens, start: said([9, *tokens[1:3], 9], start), "has scored other tokens than it was sent"),
+        (lambda tokens, start: said(tokens[:-1], start), "has scored other tokens than it was sent"),
+        (lambda tokens, start: said(tokens, start, lambda place: float("nan")), "has scored other tokens"),
+        (lambda tokens, start: said(tokens, start, lambda place: None), "expected log-probs of the input"),
+        (lambda *_: {"meta_info": {"input_token_logprobs": [None, 3]}}, "expected log-probs of the input"),
+        (lambda *_: ["\u001b[31m"], "expected log-probs of the input"),
+        (lambda *_: 400, "answered 400: 400"),
+        (lambda *_: time.sleep(1.5), "answer within 1 s"),
+    ],
+)
+def test_what_is_no_answer_ends_with_its_cause(
+    serve: Callable[[Answer], Server], monkeypatch: pytest.MonkeyPatch, answer: Answer, message: str
+) -> None:
+    monkeypatch.setattr(teacher, "RETRY", RetryPolicy(retries=1, request_seconds=1.0))
+    server = serve(answer)
+    with pytest.raises(EngineError) as error:
+        ask(server)
+    assert f"the teacher's servers ({server.url}) have not scored a row: " in str(error.value)
+    assert message in str(error.value)
+
+
+@pytest.mark.slow
+def test_a_teacher_behind_servers_teaches_as_one_that_is_loaded(
+    serve: Callable[[Answer], Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = random_model("qwen2", seed=5)
+    model.save_pretrained(tmp_path / "teacher")
+    build_tokenizer().save_pretrained(tmp_path / "teacher")
+
+    @torch.no_grad()
+    def answer(tokens: list[int], start: int) -> Any:
+        logps = model(input_ids=torch.tensor([tokens])).logits[0].log_softmax(-1)
+        return said(tokens, start, lambda place: logps[place - 1, tokens[place]].item())
+
+    server = serve(answer)
+    urls = f'--teacher.urls=["{server.url}"]'
+    for name, words in (("loaded", ()), ("served", (urls,))):
+        done = rlkit_in_process("fit", *RUN, *words, f"--out={name}", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    loaded, served = (read_jsonl(tmp_path / name / "metrics.jsonl") for name in ("loaded", "served"))
+    for one, other in zip(loaded, served, strict=True):
+        assert one["teacher/kl"] > 1
+        for name in ("teacher/kl", "advantage/abs_mean", "policy/loss", "grad_norm"):
+            assert other[name] == pytest.approx(one[name], rel=1e-4), name
+    assert server.asked == 1 + sum(line["rollout/samples"] for line in served)  # one before the first step
+    monkeypatch.setattr(teacher, "RETRY", RetryPolicy(retries=0, request_seconds=5.0))
+    gone = rlkit_in_process("fit", *RUN, '--teacher.urls=["http://127.0.0.1:9"]', "--out=gone", cwd=tmp_path)
+    assert gone.returncode != 0
+    assert "the teacher's servers (http://127.0.0.1:9) have not scored a row: " in gone.stderr
+    assert not list((tmp_path / "gone").glob("rollouts/*"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--teacher.urls=[]",), "teacher.urls names no server; add some"),
+        (('--teacher.urls=["127.0.0.1:3"]',), "teacher.urls has '127.0.0.1:3', expected http://"),
+        (("--teacher.path=null",), "teacher.path does not say which model they have"),
+        (("--rollout.sampling.temperature=0.7",), "return log-probs of temperature 1; set it to 1"),
+    ],
+)
+def test_what_does_not_go_with_servers(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+    urls = '--teacher.urls=["http://127.0.0.1:9"]'
+    done = rlkit_in_process("recipe", "check", "quick_distill", "--teacher.path=tiny", urls, *words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
