@@ -29,8 +29,9 @@ class PolicyLoss(BoundPart):
 
     `reads_groups` marks a loss that compares the rows of a group: all of them are in one micro-batch, however large.
     `reads_reference` marks one that reads `batch.ref_logps`. `reads_scores` marks one of a reward model: it reads
-    `out.scores`, and no log-probs. `per_row` marks one whose loss is a row's, placed on the row's last token, so that
-    nothing may weigh or leave out single tokens: its `aggregation` stands.
+    `out.scores`, and no log-probs. `reads_turn_rewards` marks one that reads a reward from 0 to 1 of each recorded
+    turn, at its last token in `batch.token_rewards`. `per_row` marks one whose loss is a row's, placed on the row's
+    last token, so that nothing may weigh or leave out single tokens: its `aggregation` stands.
 
     `reads` names the statistics of the policy's distributions that are in `out`. `embedding_noise` is NEFTune's alpha:
     noise on the input embeddings in the passes that are learned from; 0 for none.
@@ -46,6 +47,7 @@ class PolicyLoss(BoundPart):
     reads_groups: ClassVar[bool] = False
     reads_reference: ClassVar[bool] = False
     reads_scores: ClassVar[bool] = False
+    reads_turn_rewards: ClassVar[bool] = False
     per_row: ClassVar[bool] = False
     reads: Reads = Reads()
     embedding_noise: float = 0.0

@@ -1,6 +1,5 @@
 """Policy losses: one a file."""
 
-from rlkit.losses.bradley_terry import BradleyTerry
 from rlkit.losses.cispo import CISPO
 from rlkit.losses.clip import ClipLoss
 from rlkit.losses.covariance import ClipCov, KLCov
@@ -13,10 +12,11 @@ from rlkit.losses.kto import KTO
 from rlkit.losses.m2po import M2PO
 from rlkit.losses.orpo import ORPO
 from rlkit.losses.policy_gradient import PolicyGradient
+from rlkit.losses.reward_models import BinaryCrossEntropy, BradleyTerry
 from rlkit.losses.sapo import SAPO
 from rlkit.losses.simpo import SimPO
 
 __all__ = [
-    "BradleyTerry", "CISPO", "ClipCov", "ClipLoss", "CrossEntropy", "DPO", "DPPO", "GMPO", "GSPO", "KLCov", "KTO",
-    "M2PO", "ORPO", "PolicyGradient", "SAPO", "SimPO",
+    "BinaryCrossEntropy", "BradleyTerry", "CISPO", "ClipCov", "ClipLoss", "CrossEntropy", "DPO", "DPPO", "GMPO", "GSPO",
+    "KLCov", "KTO", "M2PO", "ORPO", "PolicyGradient", "SAPO", "SimPO",
 ]  # fmt: skip

@@ -12,6 +12,7 @@ from rlkit.models.layers import fuse_layers
 from rlkit.models.lora import base_model, score_head
 from rlkit.models.packing import PackedPasses, masked_attention, noisy, places_in
 from rlkit.ops.logps import USUAL, logits_logps, token_logps
+from rlkit.ops.masked import ends_of
 from rlkit.ops.random import RowNoise
 from rlkit.types import PolicyOutput, Reads
 
@@ -102,13 +103,14 @@ class ScoreModel(Actor):
     stop_ids: Sequence[int] = ()
 
     def close_with(self, closing: Sequence[int], stop_ids: Collection[int]) -> None:
-        """Let each row's last score be that of its conversation as the chat template renders it, to its very end.
+        """Let the score at the end of a turn be of the conversation to there as the chat template renders it.
 
-        So a classifier reads it elsewhere; the template may add more than the token that ended the last turn.
+        So a classifier reads it elsewhere; the template may add more than the token that ended the turn.
 
         Args:
             closing: The ids with which the template ends a turn of the assistant.
-            stop_ids: The ids that end a turn: `closing` replaces one at the end of a row.
+            stop_ids: The ids that end a turn: `closing` replaces one at the end of a row. Where others follow a turn,
+                its score is read behind these ids if they are what is there.
         """
         self.closing, self.stop_ids = list(closing), sorted(stop_ids)
 
@@ -144,15 +146,20 @@ class ScoreModel(Actor):
     def _closed(self, tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Return wider rows, closed after the last token under the mask, and where [B,T] the score of a token is."""
         rows, width = tokens.shape
-        places = torch.arange(width, device=tokens.device).expand(rows, -1)
+        places = torch.arange(width, device=tokens.device).repeat(rows, 1)
         wider = nn.functional.pad(tokens, (0, len(self.closing) + 1))
         if not self.closing:
             return wider, places
         closing, stop_ids = tokens.new_tensor(self.closing), tokens.new_tensor(self.stop_ids)
+        length = torch.arange(len(closing), device=tokens.device)
+        behind = torch.arange(1, width + 1, device=tokens.device) - torch.isin(tokens, stop_ids).long()  # [B,T]
         last = width - 1 - mask.int().flip(1).argmax(1, keepdim=True)
-        ended = torch.isin(tokens.gather(1, last), stop_ids).long()
-        behind = last + 1 - ended + torch.arange(len(closing), device=tokens.device)
-        return wider.scatter(1, behind, closing.expand(rows, -1)), places.scatter(1, last, behind[:, -1:])
+        wider = wider.scatter(1, behind.gather(1, last) + length, closing.expand(rows, -1))
+        row, end = ends_of(mask).nonzero(as_tuple=True)
+        start = behind[row, end]
+        there = (wider[row[:, None], start[:, None] + length] == closing).all(-1)
+        places[row, end] = torch.where(there, start + len(closing) - 1, end)
+        return wider, places
 
     def _probe(self) -> bool:
         return True  # the head reads hidden states, whatever the model does with its own logits

@@ -23,6 +23,12 @@ def at_last(x: Tensor, mask: Tensor) -> Tensor:
     return x[:, None] * last
 
 
+def ends_of(mask: Tensor) -> Tensor:
+    """Return the last column of each run of True in each row of a mask [B,T] bool: where turns of the policy end."""
+    following = torch.cat((mask[:, 1:], torch.zeros_like(mask[:, :1])), -1)
+    return mask & ~following
+
+
 def last_of(x: Tensor, mask: Tensor) -> Tensor:
     """Return x [B,T] at the last column of each row's mask [B,T] bool, 0 for a row without any."""
     return at_last(x.new_ones(len(x)), mask).mul(x).sum(-1)

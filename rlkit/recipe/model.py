@@ -64,7 +64,10 @@ def _check_head(recipe: Recipe) -> Iterator[str]:
         engine = type(recipe.rollout.engine).__name__
         yield f"{given} rollout.engine {engine} samples them; set rollout.engine: Recorded, for answers of the data set"
     if not loss.reads_scores:
-        yield f"{given} loss {name} reads their log-probs; choose loss: BradleyTerry, or set model.head: lm"
+        yield (
+            f"{given} loss {name} reads their log-probs; choose loss: BradleyTerry, or BinaryCrossEntropy for rewards "
+            "of turns, or set model.head: lm"
+        )
     for key in UNSCORED:
         if option(recipe, key):
             yield f"{given} the recipe has `{key}`; remove it"

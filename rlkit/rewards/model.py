@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlkit.concurrency.deadlines import in_thread
 from rlkit.errors import RecipeError
 from rlkit.interfaces.reward import OnError, RewardManager
 from rlkit.ranges import Count, PositiveInt, Seconds
-from rlkit.types import Score, Trajectory
+from rlkit.types import Message, Score, Trajectory
 
 if TYPE_CHECKING:
     from rlkit.interfaces.runtime import Runtime
@@ -27,6 +28,8 @@ class ModelReward(RewardManager):
     Args:
         path: A folder or a name on the Hugging Face hub, with its weights as safetensors; or the folder of a run that
             trained a reward model (`model.head: score`).
+        per_turn: Score the conversation at the end of each turn of the policy: the outputs are rewards of the turns, as
+            of a process reward model, and the conversation has no reward besides.
         batch_size: Conversations per forward pass.
         max_length: Tokens; longer conversations are truncated at their start.
         dtype: The type of the weights.
@@ -42,11 +45,13 @@ class ModelReward(RewardManager):
         batch_size: Count = 16,
         max_length: PositiveInt = 4096,
         *,
+        per_turn: bool = False,
         dtype: Literal["float32", "bfloat16"] = "float32",
         timeout: Seconds = 600.0,
         on_error: OnError = "drop",
     ) -> None:
         self.path = path
+        self.per_turn = per_turn
         self.dtype = dtype
         self.batch_size = batch_size
         self.max_length = max_length
@@ -93,10 +98,18 @@ class ModelReward(RewardManager):
         return await in_thread(self._thread, partial(self._score, trajectories))
 
     def _score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
-        """Run the model, in its own thread."""
+        """Score conversations, in the model's own thread."""
+        if not self.per_turn:
+            return [Score(reward) for reward in self._outputs([t.messages for t in trajectories])]
+        turns = [list(_up_to_turns(t)) for t in trajectories]
+        found = iter(self._outputs([messages for some in turns for messages in some]))
+        return [Score(0.0, turn_rewards=list(islice(found, len(some)))) for some in turns]
+
+    def _outputs(self, conversations: Sequence[Sequence[Message]]) -> list[float]:
+        """Run the model."""
         import torch
 
-        texts = [self._render(t) for t in trajectories]
+        texts = [self._render(messages) for messages in conversations]
         rewards: list[float] = []
         for start in range(0, len(texts), self.batch_size):
             batch = self._tokenizer(
@@ -109,11 +122,17 @@ class ModelReward(RewardManager):
             ).to(self._runtime.device)
             with torch.no_grad(), self._runtime.autocast():
                 rewards += self._model(**batch).logits[:, 0].float().tolist()
-        return [Score(reward) for reward in rewards]
+        return rewards
 
-    def _render(self, trajectory: Trajectory) -> str:
-        messages = trajectory.messages
+    def _render(self, messages: Sequence[Message]) -> str:
         if self._tokenizer.chat_template is None:
             return "\n\n".join(str(m["content"]) for m in messages)
-        rendered: str = self._tokenizer.apply_chat_template(messages, tokenize=False)
+        rendered: str = self._tokenizer.apply_chat_template(list(messages), tokenize=False)
         return rendered
+
+
+def _up_to_turns(trajectory: Trajectory) -> Iterator[list[Message]]:
+    """Yield the conversation up to and including each turn of the policy."""
+    for i in range(len(trajectory.prompt.messages), len(trajectory.messages)):
+        if trajectory.messages[i]["role"] == "assistant":
+            yield trajectory.messages[: i + 1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
 
-from rlkit.errors import RecipeError
+from rlkit.errors import RecipeError, show
 from rlkit.interfaces.loss import PolicyLoss
 from rlkit.rollout.conversation import Conversation, Limits
 from rlkit.rollout.template import ChatTemplate
@@ -21,6 +21,11 @@ NO_PAIR = (
     "`chosen` and `rejected`, or `completions` and `rewards`"
 )
 
+NO_TURNS = (
+    "loss {loss} reads a reward from 0 to 1 of each turn, but an answer to prompt {prompt!r} has {rewards}; rows need "
+    "the column `turn_rewards`, and no other reward"
+)
+
 NOT_SAMPLED = -1
 """The version of tokens that no engine has sampled; their log-probs are 0."""
 
@@ -29,12 +34,19 @@ def check_recorded(prompts: Sequence[Prompt], loss: PolicyLoss) -> None:
     """Check that there is something to train on.
 
     Raises:
-        RecipeError: A prompt has no answer, or the loss compares answers and no prompt has two of unequal rewards.
+        RecipeError: A prompt has no answer; the loss compares answers and no prompt has two of unequal rewards; or it
+            reads rewards of turns, and one is missing.
     """
     if missing := next((prompt for prompt in prompts if not prompt.recorded), None):
         raise RecipeError(NO_ANSWER.format(prompt=missing.id))
     if loss.reads_groups and not any(len({answer.reward for answer in p.recorded}) > 1 for p in prompts):
         raise RecipeError(NO_PAIR.format(loss=type(loss).__name__))
+    if loss.reads_turn_rewards:
+        for prompt in prompts:
+            for answer in prompt.recorded:
+                if answer.reward or not answer.turn_rewards or not all(0 <= x <= 1 for x in answer.turn_rewards):
+                    given = f"the reward {answer.reward:g} and the turn_rewards {show(answer.turn_rewards)}"
+                    raise RecipeError(NO_TURNS.format(loss=type(loss).__name__, prompt=prompt.id, rewards=given))
 
 
 def recorded_group(template: ChatTemplate, prompt: Prompt, group: int, context: int) -> list[Trajectory]:

@@ -27,10 +27,11 @@ def recording(row: Row, prompted: bool, place: str = "row") -> Recording:
 
     | columns | answers |
     |---|---|
-    | `completion` | one; its reward is `reward`, or 1 and 0 for a true and a false `label` |
+    | `completion` | one; its reward is `reward`, or 1 and 0 for a true and a false `label`, and `turn_rewards` are |
+    | | those of its turns, true and false or numbers |
     | `completions`, `rewards` | several, with their rewards |
     | `chosen`, `rejected` | two, with the rewards 1 and 0, or those of `score_chosen` and `score_rejected` |
-    | `messages` | what follows the messages before the first of an assistant |
+    | `messages` | what follows the messages before the first of an assistant; `turn_rewards` as above |
     | `text` | all of it, without a chat template |
 
     Args:
@@ -40,18 +41,18 @@ def recording(row: Row, prompted: bool, place: str = "row") -> Recording:
         place: Where the row is.
 
     Raises:
-        RecipeError: A reward is infinite, or could overflow float32.
+        RecipeError: A reward is infinite, or could overflow float32, or not each turn has one.
     """
     if "chosen" in row and "rejected" in row:
         return _pair(row, prompted, place)
     if prompted and (found := _turns(row.get("completion"))):
         label = row.get("label")
         reward = float(label) if isinstance(label, bool) else _number(row.get("reward"), f"{place}: 'reward'")
-        return Recording(None, [RecordedAnswer(found, 0.0 if reward is None else reward)])
+        return Recording(None, [RecordedAnswer(found, 0.0 if reward is None else reward, _of_turns(row, found, place))])
     if prompted and isinstance(several := row.get("completions"), list):
         return Recording(None, _several(several, row.get("rewards"), f"{place}: 'rewards'"))
     if not prompted and (found := _turns(row.get("messages"))):
-        return _from_first_turn(found)
+        return _from_first_turn(found, row, place)
     if not prompted and isinstance(text := row.get("text"), str) and text:
         return Recording([], [RecordedAnswer([{"role": "assistant", "content": text}])])
     return Recording(None, [])
@@ -83,12 +84,30 @@ def _several(texts: list[object], rewards: object, what: str) -> list[RecordedAn
     return sorted(found, key=lambda answer: -answer.reward)
 
 
-def _from_first_turn(messages: list[Message]) -> Recording:
+def _from_first_turn(messages: list[Message], row: Row, place: str) -> Recording:
     first = next((i for i, message in enumerate(messages) if message["role"] == "assistant"), 0)
     if not first:
         return Recording(None, [])
     last = max(i for i, message in enumerate(messages) if message["role"] == "assistant")
-    return Recording(messages[:first], [RecordedAnswer(messages[first : last + 1])])
+    turns = messages[first : last + 1]
+    return Recording(messages[:first], [RecordedAnswer(turns, 0.0, _of_turns(row, turns, place))])
+
+
+def _of_turns(row: Row, messages: list[Message], place: str) -> list[float]:
+    """Return the rewards of the turns of an answer; none where the row has none.
+
+    Raises:
+        RecipeError: They are not a number for each turn.
+    """
+    given = row.get("turn_rewards")
+    if given is None:
+        return []
+    what, turns = f"{place}: 'turn_rewards'", sum(message["role"] == "assistant" for message in messages)
+    found = [_number(float(x) if isinstance(x, bool) else x, what) for x in given] if isinstance(given, list) else []
+    known = [x for x in found if x is not None]
+    if len(known) != turns or len(found) != turns:
+        raise RecipeError(f"{what} is {show(given)}, expected a number for each of {turns} turns of the assistant")
+    return known
 
 
 def _turns(value: object) -> list[Message]:

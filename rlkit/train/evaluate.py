@@ -19,7 +19,7 @@ from rlkit.ops.statistics import bootstrap, majority, paired_p_value, pass_at_k,
 from rlkit.recipe import Recipe
 from rlkit.rollout.collate import collate
 from rlkit.rollout.collect import collect
-from rlkit.rollout.recorded import recorded_group
+from rlkit.rollout.recorded import check_recorded, recorded_group
 from rlkit.rollout.service import RolloutService
 from rlkit.sections import Validation
 from rlkit.text import safe
@@ -121,14 +121,23 @@ def evaluate(service: RolloutService, prompts: Sequence[Prompt]) -> Evaluation:
 def _evaluate_scores(service: RolloutService, prompts: Sequence[Prompt]) -> Evaluation:
     """Score the answers that the data set has, and compare the order of the scores with that of their rewards.
 
+    With a loss that reads rewards of turns, compare the score at the end of each with its reward.
+
     Raises:
-        RecipeError: No prompt has recorded answers with unequal rewards.
+        RecipeError: No prompt has recorded answers with unequal rewards, or not each turn has one.
     """
     ranks, dialogue = service.ranks, service.dialogue
     mine = list(enumerate(prompts))[ranks.index :: ranks.count]
+    by_turn = service.recipe.loss.reads_turn_rewards
+    if by_turn:
+        check_recorded(prompts, service.recipe.loss)
     groups = [recorded_group(dialogue.template, prompt, group, dialogue.context) for group, prompt in mine]
     trajectories = [trajectory for group in groups for trajectory in group]
-    answers = compare_order(trajectories, _scores(service, trajectories))
+    scores = _scores(service, trajectories)
+    if by_turn:
+        answers = compare_turns(trajectories, scores)
+    else:
+        answers = compare_order(trajectories, last_of(scores, collate(trajectories).mask))
     answers = sorted((a for some in ranks.gather_dp(answers) for a in some), key=_place)
     if not answers:
         raise RecipeError(
@@ -139,7 +148,7 @@ def _evaluate_scores(service: RolloutService, prompts: Sequence[Prompt]) -> Eval
 
 
 def _scores(service: RolloutService, trajectories: Sequence[Trajectory]) -> Tensor:
-    """Return the score [B] f32 of each conversation, on the CPU; all ranks must call this."""
+    """Return the score [B,T] f32 of each conversation up to each token, on the CPU; all ranks must call this."""
     recipe, ranks, actor = service.recipe, service.ranks, service.actor
 
     def forward(tokens: Tensor, mask: Tensor) -> Sequence[Tensor]:
@@ -149,7 +158,7 @@ def _scores(service: RolloutService, trajectories: Sequence[Trajectory]) -> Tens
     batch = collate(trajectories).to(ranks.fabric.device)
     limit, packed = token_limit(recipe.train, recipe.model, recipe.fabric), actor.passes.packed
     [scores] = forward_in_micro_batches(forward, batch, limit, ranks.all_reduce_max, packed=packed)
-    return last_of(scores, batch.mask).cpu()
+    return scores.cpu()
 
 
 def compare_order(trajectories: Sequence[Trajectory], scores: Tensor) -> list[Answer]:
@@ -171,6 +180,23 @@ def compare_order(trajectories: Sequence[Trajectory], scores: Tensor) -> list[An
             trajectory.score = Score(float(scores[i]), {"accuracy": right, "recorded": float(rewards[i])})
             found[trajectory.group] = Answer.of(trajectory)._replace(components={"margin": margin})
     return list(found.values())
+
+
+def compare_turns(trajectories: Sequence[Trajectory], scores: Tensor) -> list[Answer]:
+    """Replace rewards of turns by the scores [B,T] at their last tokens; return an answer for each conversation.
+
+    Its accuracy is the share of its turns on their side, in which scores of 0 count half: above 0 where the recorded
+    reward is 0.5 or more. Its component `margin` is the mean score, with the sign changed of the other turns.
+    """
+    answers = []
+    for trajectory, row in zip(trajectories, scores, strict=True):
+        recorded = (trajectory.score and trajectory.score.turn_rewards) or []
+        found = [float(row[turn.end - 1]) for turn in trajectory.turns if turn.role == "assistant"]
+        margins = torch.tensor([s if y >= 0.5 else -s for s, y in zip(found, recorded, strict=True)])
+        right = float((margins.sign() + 1).mean() / 2)
+        trajectory.score = Score(0.0, {"accuracy": right}, found)
+        answers.append(Answer.of(trajectory)._replace(components={"margin": float(margins.mean())}))
+    return answers
 
 
 def order_figures(answers: Sequence[Answer]) -> Iterator[tuple[str, float]]:

@@ -1,4 +1,4 @@
-"""The loss of a reward model that compares answers."""
+"""Losses of reward models: of answers that are compared, and of turns that are right or wrong."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from rlkit.interfaces.loss import PolicyLoss
 from rlkit.ops.aggregate import Aggregation
 from rlkit.ops.groups import group_stats, mean_over_pairs, pairs
-from rlkit.ops.masked import at_last, last_of
+from rlkit.ops.masked import at_last, ends_of, last_of, masked_sum
 from rlkit.ranges import NonNegativeFloat
 from rlkit.types import LossOutput, PolicyOutput, TrainBatch
 
@@ -59,3 +59,34 @@ class BradleyTerry(PolicyLoss):
         figures = {"margin": margin, "preference_accuracy": (margin > 0).float()}
         metrics = {name: mean_over_pairs(x, of, batch.group)[usable].mean() for name, x in figures.items()}
         return LossOutput(per_token, metrics | {"score": scores[usable].mean()})
+
+
+class BinaryCrossEntropy(PolicyLoss):
+    """-y log sigmoid(s) - (1 - y) log(1 - sigmoid(s)), s the score at the end of a turn and y its reward, 0 to 1.
+
+    It trains a process reward model: whether a turn is right, given all before it. The turns of a row are averaged,
+    then the rows. Source: Lightman et al. 2023 (arXiv:2305.20050), section 2.6, by turns of the policy in place of
+    lines.
+
+    Metrics: `margin` is s, with its sign changed for turns of y below 0.5; `preference_accuracy` is the share of turns
+    with a positive one, and `score` the mean of s. Each is a mean over the turns of a row, then over rows.
+    """
+
+    aggregation: ClassVar[Aggregation] = "seq_mean_token_sum"
+    compares: ClassVar[bool] = False
+    reads_advantages: ClassVar[bool] = False
+    reads_turn_rewards: ClassVar[bool] = True
+    reads_scores: ClassVar[bool] = True
+    per_row: ClassVar[bool] = True
+    formula: ClassVar[str] = "-y_k log sigmoid(s_k) - (1 - y_k) log(1 - sigmoid(s_k)), a row's mean over its turns k"
+
+    def __call__(self, out: PolicyOutput, batch: TrainBatch) -> LossOutput:
+        assert out.scores is not None  # of a reward model, with which alone a recipe may have this loss
+        scores, labels, ends = out.scores, batch.token_rewards, ends_of(batch.mask)
+        turns = ends.sum(-1).clamp(min=1)
+        loss = masked_sum(nn.functional.softplus(scores) - labels * scores, ends, -1) / turns
+        found = scores.detach()
+        margin = found.where(labels >= 0.5, -found)
+        figures = {"margin": margin, "preference_accuracy": (margin > 0).float(), "score": found}
+        metrics = {name: (masked_sum(x, ends, -1) / turns).mean() for name, x in figures.items()}
+        return LossOutput(at_last(loss, batch.mask), metrics)
