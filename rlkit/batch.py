@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+PER_CHOICE = ("teacher_top_ids", "teacher_top_logps")
+"""Fields of a batch with several numbers for each token."""
 PER_ROW = ("group", "rewards", "greedy_rewards")
 """Fields of a batch with one number for each row."""
 NO_TENSORS = ("component_names", "media")
@@ -24,7 +26,9 @@ PROVIDERS = {
     "sum_pi_squared": "an estimator that reads it has Needs.SUM_PI_SQUARED in its `needs`",
     "greedy_rewards": "an estimator that reads it has Needs.GREEDY in its `needs`",
     "ref_logps": "the recipe needs a `kl_loss:` or `kl_reward:` section, or a loss with `reads_reference`",
-    "teacher_logps": "the recipe needs a `teacher:` section",
+    "teacher_logps": "the recipe needs a `teacher:` section, and a loss that reads advantages",
+    "teacher_top_ids": "the recipe needs a `teacher:` section, and a loss with `teacher_top`",
+    "teacher_top_logps": "the recipe needs a `teacher:` section, and a loss with `teacher_top`",
     "advantages": "an estimator's `estimate` sets it",
     "returns": "an estimator's `estimate` sets it where a critic is trained",
 }
@@ -50,6 +54,8 @@ class RolloutBatch:
             loss sees log-linear ones where the recipe has them.
         ref_logps: [B,T] f32, the reference's.
         teacher_logps: [B,T] f32, the teacher's; NaN under the mask where it has not read a token.
+        teacher_top_ids: [B,T,K] i64, the tokens that the teacher finds most likely in each place.
+        teacher_top_logps: [B,T,K+1] f32, its log-probs of them, and last that of all others together; NaN as above.
         values: [B,T] f32, the critic's value of the state before each token was chosen; 0 outside the mask.
         sum_pi_squared: [B,T] f32, the sum of squared probabilities over the vocabulary, at each token.
         position_ids: [B,T] i64, reserved; None.
@@ -69,6 +75,8 @@ class RolloutBatch:
     old_logps: Tensor | None = None
     ref_logps: Tensor | None = None
     teacher_logps: Tensor | None = None
+    teacher_top_ids: Tensor | None = None
+    teacher_top_logps: Tensor | None = None
     values: Tensor | None = None
     sum_pi_squared: Tensor | None = None
     position_ids: Tensor | None = None
@@ -82,7 +90,7 @@ class RolloutBatch:
         rows, width = self.tokens.shape
         for name, value in self.tensors().items():
             shape = (rows,) if name in PER_ROW else (rows, self.columns(name, width))
-            if tuple(value.shape) != shape:
+            if tuple(value.shape) != shape + tuple(value.shape[2:]) * (name in PER_CHOICE):
                 raise ValueError(f"{type(self).__name__}.{name} has shape {tuple(value.shape)}, expected {shape}")
 
     def columns(self, name: str, width: int) -> int:

@@ -298,11 +298,15 @@ class Reads(NamedTuple):
         entropy: The entropy.
         squares: The sum of squared probabilities.
         mean: The mean of the log-probs of all tokens of the vocabulary.
+        top: How many of the most likely tokens: their ids and log-probs.
+        columns: These are among the first so many of the vocabulary; None for all.
     """
 
     entropy: bool = True
     squares: bool = False
     mean: bool = False
+    top: int = 0
+    columns: int | None = None
 
 
 class PolicyOutput(NamedTuple):
@@ -315,6 +319,8 @@ class PolicyOutput(NamedTuple):
         scores: [B,T] f32, of a reward model (`model.head: score`), whose log-probs are 0: the score of the conversation
             up to and including the token, with a gradient.
         mean_logps: [B,T] f32, the mean of the log-probs of all tokens of the vocabulary, with a gradient.
+        top_ids: [B,T,K] i64, chosen tokens: the most likely ones, or those that a teacher finds most likely.
+        top_logps: [B,T,K+1] f32, their log-probs, and last that of all others together, with a gradient.
     """
 
     logps: Tensor
@@ -322,6 +328,8 @@ class PolicyOutput(NamedTuple):
     sum_pi_squared: Tensor | None = None
     scores: Tensor | None = None
     mean_logps: Tensor | None = None
+    top_ids: Tensor | None = None
+    top_logps: Tensor | None = None
 
 
 class LossOutput(NamedTuple):

@@ -38,7 +38,8 @@ def explain(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield _name("advantage", recipe.advantage), recipe.advantage.explain()
     if (teacher := recipe.teacher) is not None:
         plus = "A =" if recipe.advantage is None else "A +"
-        yield "teacher", f"{plus} {teacher.coef:g} (log pi_teacher - log pi_old), token by token; {_teacher(recipe)}"
+        credit = f"{plus} {teacher.coef:g} (log pi_teacher - log pi_old), token by token; "
+        yield "teacher", f"{'' if recipe.loss.teacher_top else credit}{_teacher(recipe)}"
     yield from _loss(recipe)
     yield from _mixtures(recipe)
     yield from _training(recipe)

@@ -33,6 +33,9 @@ class PolicyLoss(BoundPart):
     turn, at its last token in `batch.token_rewards`. `per_row` marks one whose loss is a row's, placed on the row's
     last token, so that nothing may weigh or leave out single tokens: its `aggregation` stands.
 
+    `teacher_top` is how many of the teacher's most likely tokens it reads in each place, as `batch.teacher_top_ids` and
+    `batch.teacher_top_logps`; `out.top_logps` are the policy's log-probs of the same tokens. 0 for none.
+
     `reads` names the statistics of the policy's distributions that are in `out`. `embedding_noise` is NEFTune's alpha:
     noise on the input embeddings in the passes that are learned from; 0 for none.
     """
@@ -49,6 +52,7 @@ class PolicyLoss(BoundPart):
     reads_scores: ClassVar[bool] = False
     reads_turn_rewards: ClassVar[bool] = False
     per_row: ClassVar[bool] = False
+    teacher_top: int = 0
     reads: Reads = Reads()
     embedding_noise: float = 0.0
     formula: ClassVar[str] = "see its documentation"

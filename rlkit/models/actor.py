@@ -46,6 +46,7 @@ class Actor(nn.Module):
         reads: Reads = USUAL,
         *,
         noise: RowNoise | None = None,
+        ids: Tensor | None = None,
     ) -> PolicyOutput:
         """Return log-probs and other statistics of `softmax(logits / temperature)`, 0 outside the mask.
 
@@ -55,22 +56,26 @@ class Actor(nn.Module):
             temperature: The rollout's.
             reads: What is computed besides log-probs.
             noise: Is added to the embeddings of the tokens.
+            ids: [B,T,K] i64, tokens whose log-probs are `top_logps`, in place of the most likely ones.
         """
+        of = tokens.flatten()
         if self.chunked:
             hidden, places = self.passes(base_model(self.policy).get_decoder(), tokens, mask, noise)
             head = base_model(self.policy).get_output_embeddings()
-            targets = tokens.flatten()[places]
-            found = token_logps(hidden, head.weight, head.bias, targets, temperature, reads=reads)
+            chosen = None if ids is None else ids.flatten(0, 1)[places]
+            found = token_logps(hidden, head.weight, head.bias, of[places], temperature, reads=reads, ids=chosen)
         else:
             with noisy(base_model(self.policy), noise, *places_in(tokens)):
                 logits = self.logits(tokens)[:, :-1][mask[:, 1:]]
             places = nn.functional.pad(mask[:, 1:], (1, 0)).flatten().nonzero().squeeze(-1)
-            found = logits_logps(logits, tokens.flatten()[places], temperature, reads=reads)
-        empty = torch.zeros(tokens.numel(), device=tokens.device)
-        logps, *others = (None if x is None else empty.index_copy(0, places, x).view_as(tokens) for x in found)
-        assert logps is not None
-        entropy, squares, mean = others
-        return PolicyOutput(logps, entropy, squares, mean_logps=mean)
+            chosen = None if ids is None else ids.flatten(0, 1)[places]
+            found = logits_logps(logits, of[places], temperature, reads=reads, ids=chosen)
+
+        def placed(x: Tensor) -> Tensor:
+            return x.new_zeros(len(of), *x.shape[1:]).index_copy(0, places, x).view(*tokens.shape, *x.shape[1:])
+
+        entropy, squares, *others = (None if x is None else placed(x) for x in found[1:])
+        return PolicyOutput(placed(found.logps), entropy, squares, None, *others)
 
     def check_passes(self) -> None:
         """Compare packed passes with plain ones where the weights are now; pack them if they are equal."""
@@ -122,6 +127,7 @@ class ScoreModel(Actor):
         reads: Reads = USUAL,
         *,
         noise: RowNoise | None = None,
+        ids: Tensor | None = None,
     ) -> PolicyOutput:
         """Return scores [B,T] f32, of the conversation up to and including each token; 0 outside the mask.
 
@@ -131,6 +137,7 @@ class ScoreModel(Actor):
             temperature: Not read.
             reads: Not read.
             noise: Not read.
+            ids: Not read.
         """
         closed, places = self._closed(tokens, mask)
         read = torch.zeros_like(closed, dtype=torch.bool)

@@ -15,6 +15,7 @@ from rlkit.models.lora import adapters_off, has_lora
 from rlkit.models.packing import PackedPasses
 from rlkit.ops.logps import LOGPS
 from rlkit.sections import Model
+from rlkit.types import PolicyOutput, Reads
 
 
 class FrozenPolicy:
@@ -46,6 +47,14 @@ class FrozenPolicy:
     def logps(self, tokens: Tensor, mask: Tensor, temperature: float) -> Tensor:
         """Return log-probs [B,T] f32, 0 outside the mask."""
         return self.actor(tokens, mask, temperature, LOGPS).logps  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def top(self, tokens: Tensor, mask: Tensor, temperature: float, reads: Reads) -> tuple[Tensor, Tensor]:
+        """Return the most likely tokens [B,T,K] i64 and their log-probs [B,T,K+1] f32, 0 outside the mask."""
+        out: PolicyOutput = self.actor(tokens, mask, temperature, reads)
+        assert out.top_ids is not None
+        assert out.top_logps is not None
+        return out.top_ids, out.top_logps
 
 
 class Reference(FrozenPolicy):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from math import log
 from typing import Literal, cast
 
+import torch
 from torch import Tensor
 
 KLEstimator = Literal["k1", "k2", "k3", "abs", "k1+", "k2+", "k3+", "abs+"]
@@ -40,3 +42,19 @@ def importance_weighted(divergence: Tensor, logps: Tensor, old_logps: Tensor) ->
     Source: DeepSeek-V3.2 (arXiv:2512.02556, unbiased KL estimate), for k3.
     """
     return (logps - old_logps).clamp(-20, 20).exp() * divergence
+
+
+def jensen_shannon(teacher: Tensor, policy: Tensor, beta: float) -> Tensor:
+    """Return the generalised Jensen-Shannon divergence of two distributions [...,K], by their log-probs, as [...].
+
+    beta KL(teacher || m) + (1 - beta) KL(policy || m), m = beta teacher + (1 - beta) policy. It is 0 at both ends of
+    beta, where KL(teacher || policy) stands for 0 and KL(policy || teacher) for 1: what it is near them when divided
+    by beta, or by 1 - beta. Source: Agarwal et al. 2024 (arXiv:2306.13649), equation 1.
+    """
+    if beta == 0:
+        return (teacher.exp() * (teacher - policy)).sum(-1)
+    if beta == 1:
+        return (policy.exp() * (policy - teacher)).sum(-1)
+    mixture = torch.logaddexp(teacher + log(beta), policy + log(1 - beta))
+    parts = beta * teacher.exp() * (teacher - mixture) + (1 - beta) * policy.exp() * (policy - mixture)
+    return parts.sum(-1)

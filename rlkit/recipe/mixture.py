@@ -23,6 +23,8 @@ def _check_loss(recipe: Recipe, key: str, mixture: Mixture) -> Iterator[str]:
     loss, called = mixture.loss, "CrossEntropy" if mixture.loss is None else type(mixture.loss).__name__
     if loss is not None and (loss.reads_advantages or loss.compares):
         yield f"{key}.loss {called} reads advantages or old log-probs, which no mixture has; choose CrossEntropy"
+    if loss is not None and loss.teacher_top:
+        yield f"{key}.loss {called} compares with a teacher, which no mixture has; choose CrossEntropy"
     if (loss is not None and loss.reads_scores) == recipe.generates:
         head, fits = ("lm", "CrossEntropy") if recipe.generates else ("score", "BradleyTerry")
         yield f"{key}.loss {called} does not go with model.head: {head}; choose {fits}"

@@ -133,7 +133,8 @@ class Recipe:
         Otherwise those of the first learning pass serve.
         """
         weigh = self.correction is not None and self.train.old_logps == "recompute"
-        wanted = Needs.OLD_LOGPS in self.needs or self.kl_reward or self.teacher or weigh or self.rejection
+        taught = self.teacher is not None and not self.loss.teacher_top
+        wanted = Needs.OLD_LOGPS in self.needs or self.kl_reward or taught or weigh or self.rejection
         weighted = self.kl_loss is not None and self.kl_loss.importance_weighted
         compares = self.loss.compares or weighted or not (self.rollout.engine.recorded or self.loss.per_row)
         noisy = self.loss.embedding_noise and not self.rollout.engine.recorded

@@ -20,7 +20,7 @@ def check_recorded(recipe: Recipe) -> Iterator[str]:
         yield f"loss {name} reads advantages, but the recipe has no `advantage:`; add one, such as advantage: GRPO"
     if not loss.reads_advantages:
         for section in ("advantage", "critic", "teacher"):
-            if getattr(recipe, section) is not None:
+            if getattr(recipe, section) is not None and not (section == "teacher" and loss.teacher_top):
                 yield f"loss {name} reads no advantages, but the recipe has a section `{section}:`; remove it"
     taught = recipe.teacher is not None and recipe.advantage is None
     if recipe.reward is None and not recorded and loss.reads_rewards and not taught:
@@ -34,7 +34,7 @@ def check_recorded(recipe: Recipe) -> Iterator[str]:
 def _check_engine(recipe: Recipe) -> Iterator[str]:
     rollout, given = recipe.rollout, "rollout.engine is Recorded, whose answers no policy has sampled, but"
     for section in SAMPLED:
-        if getattr(recipe, section):
+        if getattr(recipe, section) and not (section == "teacher" and recipe.loss.teacher_top):
             yield f"{given} the recipe has a section `{section}:`; remove it"
     if rollout.filter is not None:
         yield f"{given} the recipe has a rollout.filter; remove it"

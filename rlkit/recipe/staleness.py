@@ -20,7 +20,8 @@ def check_staleness(recipe: Recipe) -> Iterator[str]:
     if rollout.lead is not None and rollout.lead > rollout.max_staleness:
         yield f"rollout.lead is {rollout.lead:g}, expected at most {name}, which is {rollout.max_staleness}"
     ratio = recipe.train.old_logps != "recompute" and recipe.loss.compares
-    if recipe.correction is None and recipe.rejection is None and not ratio and not recipe.loss.per_row:
+    any_samples = recipe.loss.per_row or recipe.loss.teacher_top  # losses of whole rows or of distributions
+    if recipe.correction is None and recipe.rejection is None and not ratio and not any_samples:
         yield (
             f"{given} nothing corrects for tokens of older weights: set train.old_logps: rollout (the loss clips the "
             "ratio of the weights that learn to those that sampled; only with losses of ratios) or loglinear (A-3PO), "

@@ -10,8 +10,15 @@ from rlkit.recipe.recipe import Recipe
 def check_teacher(recipe: Recipe) -> Iterator[str]:
     """Yield what does not fit the `teacher:` section."""
     teacher, temperature = recipe.teacher, recipe.rollout.sampling.temperature
+    name, compares = type(recipe.loss).__name__, bool(recipe.loss.teacher_top)
     if teacher is None:
+        if compares:
+            yield f"loss {name} compares with a teacher, but the recipe has no `teacher:`; add one: the path of a model"
         return
+    if compares and teacher.coef != 1:
+        yield f"teacher.coef is {teacher.coef:g}, the weight of an advantage, but loss {name} reads none; remove it"
+    if compares and teacher.urls is not None:
+        yield f"loss {name} compares with distributions, of which servers return none; set teacher.urls to null"
     if teacher.path is None and teacher.context is None:
         yield (
             "teacher.path is null: the policy itself, which without teacher.context knows nothing more; set "

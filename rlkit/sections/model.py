@@ -87,7 +87,8 @@ class Teacher:
     """A model whose log-probs of the policy's own tokens say how good each is: on-policy distillation.
 
     coef * (log pi_teacher - log pi) is added to each token's advantage; without an `advantage:` section it is all of it
-    (Agarwal et al. 2024, arXiv:2306.13649, with reverse KL; Gu et al. 2024, arXiv:2306.08543).
+    (Agarwal et al. 2024, arXiv:2306.13649, with reverse KL; Gu et al. 2024, arXiv:2306.08543). The loss `Distillation`
+    compares with its distributions instead, and then nothing is added to advantages.
 
     Args:
         path: A model as in `model.path`, with the policy's tokenizer. null is the policy itself as it is before each

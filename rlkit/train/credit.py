@@ -130,14 +130,18 @@ def correct(batch: Batch, weigh: Correction | None, reject: Rejection | None, re
 def distill(batch: Batch, coef: float, reduce: Reducer) -> Figures:
     """Add coef * (log pi_teacher - log pi) to the advantages, 0 where no teacher has read a token.
 
-    Return the mean of the negative, which is the KL to the teacher, and the number of tokens that none has read.
+    Return the mean of the negative, which is the KL to the teacher, and the number of tokens that none has read. A loss
+    that reads the teacher's distributions itself has nothing of it in the advantages.
     """
-    theirs = batch.required("teacher_logps")
+    top = batch.teacher_top_logps
+    theirs = batch.required("teacher_logps") if top is None else top[..., 0]
     known = batch.mask & ~theirs.isnan()
-    behind = torch.where(known, batch.required("trainer_logps") - theirs, 0.0)
-    batch.advantages = batch.required("advantages") - coef * behind
-    unread = reduce((batch.mask & ~known).sum().float())
-    return {"teacher/kl": float(masked_mean(behind, known, reduce)), "teacher/unread": float(unread)}
+    figures = {"teacher/unread": float(reduce((batch.mask & ~known).sum().float()))}
+    if top is None:  # agreed: an option of the recipe
+        behind = torch.where(known, batch.required("trainer_logps") - theirs, 0.0)
+        batch.advantages = batch.required("advantages") - coef * behind
+        figures["teacher/kl"] = float(masked_mean(behind, known, reduce))
+    return figures
 
 
 def estimate(estimator: AdvantageEstimator | None, batch: Batch, has_critic: bool = False) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from rlkit.interfaces.advantage import Needs
 from rlkit.models.actor import Actor
 from rlkit.models.critic import ValueModel
+from rlkit.models.lora import base_model
 from rlkit.models.reference import FrozenPolicy
 from rlkit.ops import correction
 from rlkit.ops.logps import LOGPS
@@ -43,7 +44,7 @@ def policy_logps(context: TrainContext, batch: RolloutBatch, reads: Reads = LOGP
     def forward(tokens: Tensor, mask: Tensor) -> Sequence[Tensor]:
         return [x for x in actor(tokens, mask, temperature, reads) if x is not None]
 
-    return _forward(context, batch, forward, actor, count=1 + sum(reads))
+    return _forward(context, batch, forward, actor)
 
 
 def frozen_logps(context: TrainContext, batch: RolloutBatch, frozen: FrozenPolicy) -> Tensor:
@@ -52,6 +53,18 @@ def frozen_logps(context: TrainContext, batch: RolloutBatch, frozen: FrozenPolic
     with frozen.applied():
         found = _forward(context, batch, lambda tokens, mask: (frozen.logps(tokens, mask, temperature),), frozen)
     return found[0]
+
+
+def frozen_top(context: TrainContext, batch: RolloutBatch, frozen: FrozenPolicy, count: int) -> list[Tensor]:
+    """Return the ids [B,T,K] i64 and log-probs [B,T,K+1] f32 of the tokens that a model finds most likely.
+
+    They are among those that the policy has, too: models of one tokenizer may have unlike numbers of columns.
+    """
+    temperature = context.recipe.rollout.sampling.temperature
+    columns = base_model(context.models.actor.policy).config.get_text_config().vocab_size
+    reads = Reads(entropy=False, top=count, columns=columns)
+    with frozen.applied():
+        return _forward(context, batch, lambda tokens, mask: frozen.top(tokens, mask, temperature, reads), frozen)
 
 
 def measure_gap(batch: TrainBatch, version: int, reduce: Reducer, meter: Meter) -> None:
@@ -80,13 +93,13 @@ def measure_gap(batch: TrainBatch, version: int, reduce: Reducer, meter: Meter) 
 
 
 def _forward(
-    context: TrainContext, batch: RolloutBatch, fn: Forward, module: Actor | ValueModel | FrozenPolicy, count: int = 1
+    context: TrainContext, batch: RolloutBatch, fn: Forward, module: Actor | ValueModel | FrozenPolicy
 ) -> list[Tensor]:
-    """Compute tensors [B,T] in the precision and the micro-batches of updates."""
+    """Compute tensors [B,T,...] in the precision and the micro-batches of updates."""
 
     def autocast(tokens: Tensor, mask: Tensor) -> Sequence[Tensor]:
         with context.ranks.fabric.autocast():
             return fn(tokens, mask)
 
     limit, agree = context.data.token_limit, context.ranks.all_reduce_max
-    return forward_in_micro_batches(autocast, batch, limit, agree, count=count, packed=module.passes.packed)
+    return forward_in_micro_batches(autocast, batch, limit, agree, packed=module.passes.packed)

@@ -17,27 +17,27 @@ Agree = Callable[[float], float]
 """Returns the largest of all ranks' values: `Ranks.all_reduce_max`."""
 
 Forward = Callable[[Tensor, Tensor], Sequence[Tensor]]
-"""From tokens and mask [b,t] to tensors [b,t]."""
+"""From tokens and mask [b,t] to tensors [b,t,...]."""
 
 
 @torch.no_grad()
 def forward_in_micro_batches(
-    fn: Forward, batch: RolloutBatch, limit: int, agree: Agree, *, count: int = 1, packed: bool = False
+    fn: Forward, batch: RolloutBatch, limit: int, agree: Agree, *, packed: bool = False
 ) -> list[Tensor]:
-    """Compute `count` tensors [B,T] f32 without a gradient, micro-batch by micro-batch.
+    """Compute tensors [B,T,...] without a gradient, micro-batch by micro-batch.
 
     Args:
-        fn: Called as often on every rank; with a dummy row where a rank has no rows left.
+        fn: Called as often on every rank, and once at least; with a dummy row where a rank has no rows left.
         batch: All rows of it.
         limit: Tokens of a micro-batch that are computed, padding included.
         agree: Over all ranks.
-        count: How many tensors `fn` returns.
         packed: Whether `fn` packs rows: see `PackedPasses`.
     """
-    found = [torch.zeros_like(batch.rollout_logps) for _ in range(count)]
-    for rows in aligned_micro_batches(batch, range(len(batch)), limit, agree, packed):
+    found: list[Tensor] = []
+    for rows in aligned_micro_batches(batch, range(len(batch)), limit, agree, packed) or [[]]:
         _, tokens, mask = select_rows(batch, rows)
         pieces = fn(tokens, mask)
+        found = found or [piece.new_zeros(*batch.tokens.shape, *piece.shape[2:]) for piece in pieces]
         for whole, piece in zip(found, pieces if rows else (), strict=bool(rows)):
             whole[rows, : piece.shape[1]] = piece
     return found

@@ -232,8 +232,9 @@ def policy_term(
     def loss_of(micro: list[int]) -> Tensor:
         part, tokens, mask = select_rows(batch, micro)
         added = noise.rows(micro) if noise is not None and micro and torch.is_grad_enabled() else None
+        ids = part.teacher_top_ids if micro and recipe.loss.teacher_top else None
         out: PolicyOutput = policy.module(
-            tokens, mask, recipe.rollout.sampling.temperature, recipe.loss.reads, noise=added
+            tokens, mask, recipe.rollout.sampling.temperature, recipe.loss.reads, noise=added, ids=ids
         )
         if not micro:
             return out.logps.sum()

@@ -12,7 +12,7 @@ import torch
 from rlkit.cli.parsing.parser import parse
 from rlkit.distributed.fsdp2 import make_fabric
 from rlkit.interfaces.loss import PolicyLoss
-from rlkit.losses import DPO, ClipLoss, CrossEntropy
+from rlkit.losses import DPO, ClipLoss, CrossEntropy, Distillation
 from rlkit.train.data import load_data
 from rlkit.train.metrics import Meter
 from rlkit.train.setup import TrainContext, prepare_training
@@ -20,7 +20,12 @@ from rlkit.train.update import embedding_noise, update_policy
 from rlkit.types import Batch, TrainBatch
 
 LENGTHS = (9, 17, 12, 30, 8, 21, 15, 11)
-LOSSES: dict[str, PolicyLoss] = {"ClipLoss": ClipLoss(), "DPO": DPO(), "CrossEntropy": CrossEntropy(0.1, 50.0)}
+LOSSES: dict[str, PolicyLoss] = {
+    "ClipLoss": ClipLoss(),
+    "DPO": DPO(),
+    "CrossEntropy": CrossEntropy(0.1, 50.0),
+    "Distillation": Distillation(0.3, top_k=3),
+}
 REWARDS = (0.0, 1.0, 1.0, 0.5, 1.0, 1.0, 0.0, 2.0)
 """Of four groups of two, one of which has equal rewards."""
 
@@ -47,6 +52,8 @@ def example(rows: list[int]) -> Batch:
         old_logps=logps,
         ref_logps=logps - 0.1 * mask,
         advantages=advantages,
+        teacher_top_ids=torch.arange(3, 6).expand(*mask.shape, 3),
+        teacher_top_logps=torch.randn(*mask.shape, 4, generator=generator).log_softmax(-1),
     )
     return whole.rows(torch.tensor(rows, dtype=torch.long))
 

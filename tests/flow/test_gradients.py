@@ -22,7 +22,7 @@ from tests.flow import ddp_gradients
 from tests.flow.ddp_gradients import LENGTHS, gradient, make_run
 
 ROWS = list(range(len(LENGTHS)))
-OTHERS = ["DPO", "CrossEntropy"]
+OTHERS = ["DPO", "CrossEntropy", "Distillation"]
 
 
 @pytest.fixture(scope="module")

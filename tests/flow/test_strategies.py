@@ -105,6 +105,14 @@ def test_lora_and_preferences_under_fsdp2(folder: Path) -> None:
         assert theirs["mix/pairs/margin"] == pytest.approx(mine["mix/pairs/margin"], abs=1e-4)
 
 
+def test_a_sharded_teacher_has_the_distributions_of_a_whole_one(folder: Path, alone: Path) -> None:
+    words = ("--loss=Distillation", "--advantage=null", f"--teacher.path={alone}", *LORA)
+    one, two = (first(run(folder, name, *words, *more)) for name, more in (("one", ()), ("two", TWO["fsdp2"])))
+    assert one["policy/divergence"] > 1e-5
+    for name in ("policy/divergence", "policy/teacher_mass", "grad_norm"):
+        assert two[name] == pytest.approx(one[name], rel=1e-3), name
+
+
 RECORDER = """
 import json, time
 from rlkit import hookimpl

@@ -44,6 +44,7 @@ class Line(nn.Module):
         reads: Reads = ALL,
         *,
         noise: RowNoise | None = None,
+        ids: Tensor | None = None,
     ) -> PolicyOutput:
         self.seen.append((tokens.tolist(), temperature))
         logps = self.weight * tokens * mask / temperature

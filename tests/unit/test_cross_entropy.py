@@ -62,7 +62,7 @@ def test_the_actor_computes_what_the_loss_reads_and_no_more() -> None:
         torch.testing.assert_close(CrossEntropy(0.1)(out, ready()).per_token[CHOSEN], expected, rtol=1e-6, atol=1e-6)
         assert out.sum_pi_squared is None
         bare = actor(ROWS, CHOSEN, 1.0, LOGPS)
-        assert [x is None for x in bare] == [False, True, True, True, True]
+        assert [x is None for x in bare] == [False, *[True] * 6]
     assert CrossEntropy().reads == Reads(entropy=True, squares=False, mean=False)
 
 
@@ -129,7 +129,7 @@ def test_noise_is_in_passes_with_a_gradient_alone() -> None:
     seen: list[Any] = []
     forward = made.models.policy.module.forward
 
-    def noted(*args: Any, noise: RowNoise | None) -> PolicyOutput:
+    def noted(*args: Any, noise: RowNoise | None, ids: None) -> PolicyOutput:
         seen.append((torch.is_grad_enabled(), noise))
         return forward(*args)
 

@@ -61,7 +61,8 @@ def test_with_lora_the_reference_is_the_actor_with_its_adapter_off(tmp_path: Pat
     assert reference.actor is actor
     plain = Actor(load_policy(Model(str(folder))))
     expected = plain(TOKENS, MASK).logps
-    torch.testing.assert_close(reference.logps(TOKENS, MASK, 1.0), expected)
+    with reference.applied():
+        torch.testing.assert_close(reference.logps(TOKENS, MASK, 1.0), expected)
     assert (actor(TOKENS, MASK).logps - expected).abs().max() > 0.01
 
 

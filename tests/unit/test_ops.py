@@ -287,12 +287,11 @@ def test_token_logps_in_several_chunks() -> None:
     hidden = torch.randn(10, 4, requires_grad=True)
     weight = torch.randn(20, 4, requires_grad=True)  # chunks of three rows
     targets = torch.arange(10)
-    logps, entropy, squares, mean = token_logps(hidden, weight, None, targets, memory=240)
-    plain_logps, plain_entropy, plain_squares, plain_mean = logits_logps(hidden @ weight.T, targets)
-    torch.testing.assert_close(logps, plain_logps)
-    torch.testing.assert_close(entropy, plain_entropy)
-    torch.testing.assert_close(squares, plain_squares)
-    torch.testing.assert_close(mean, plain_mean)
-    ours = torch.autograd.grad((logps * entropy).sum(), weight)
-    plain = torch.autograd.grad((plain_logps * plain_entropy).sum(), weight)
+    found = token_logps(hidden, weight, None, targets, memory=240)
+    expected = logits_logps(hidden @ weight.T, targets)
+    torch.testing.assert_close(found[:4], expected[:4])
+    assert found.entropy is not None
+    assert expected.entropy is not None
+    ours = torch.autograd.grad((found.logps * found.entropy).sum(), weight)
+    plain = torch.autograd.grad((expected.logps * expected.entropy).sum(), weight)
     torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5)

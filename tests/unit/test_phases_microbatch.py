@@ -47,15 +47,20 @@ def test_what_is_computed_lies_where_its_tokens_do() -> None:
         return 10.0 * tokens, mask.float()
 
     batch = scored()
-    tens, masks = forward_in_micro_batches(fn, batch, 6, lambda _: 4, count=2)
+    tens, masks = forward_in_micro_batches(fn, batch, 6, lambda _: 4)
     assert tens.tolist() == [[10, 20, 30, 0], [10, 40, 0, 0], [10, 50, 10, 20], [10, 30, 20, 0]]
     assert torch.equal(masks, batch.mask.float())
     assert passes == [(1, 4), (2, 3), (1, 2), (1, 2)]  # the last is a dummy row
 
 
-def test_a_function_must_return_as_many_tensors_as_were_announced() -> None:
+def test_a_function_must_return_as_many_tensors_for_each_micro_batch() -> None:
+    left = [2, 2, 1]
+
+    def fn(tokens: Tensor, mask: Tensor) -> list[Tensor]:
+        return [mask.float()] * left.pop(0)
+
     with pytest.raises(ValueError, match="shorter"):
-        forward_in_micro_batches(lambda tokens, mask: (mask.float(),), scored(), 6, alone, count=2)
+        forward_in_micro_batches(fn, scored(), 6, alone)
 
 
 def test_no_rows_are_a_dummy_row_without_chosen_tokens() -> None:

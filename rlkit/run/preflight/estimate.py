@@ -215,11 +215,12 @@ def memory(known: Setting) -> dict[str, float]:
     alone = row * (known.group if recipe.loss.reads_groups else 1)  # never divided
     tokens = min(max(token_limit(train, recipe.model, recipe.fabric), alone), everything)
     activations = max(_activations(known, model, tokens) for model in models)
+    chosen = everything * 12.0 * recipe.loss.teacher_top  # ids and log-probs of a teacher's most likely tokens
     gathered = known.policy.base * (2 if known.computes == "mixed" else 4) if known.shards > 1 else 0
     found = {
         "weights and optimizer": states / known.shards,
         "sampling, besides": kv_bytes(known.policy.config, cached, width) + gathered,
-        "learning, besides": activations + gradients / known.shards + casts / known.shards,
+        "learning, besides": activations + gradients / known.shards + casts / known.shards + chosen,
     }
     if known.fuses:
         found["copies to sample through, on a GPU if they fit a quarter of it"] = float(known.policy.base * width)

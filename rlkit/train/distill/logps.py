@@ -1,4 +1,4 @@
-"""A teacher's log-probs of the policy's own tokens."""
+"""A teacher's log-probs of the policy's own tokens, or of those that it finds most likely in their places."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor
 from rlkit.engines.sglang.teacher import Span, served_logps
 from rlkit.train.data import Data
 from rlkit.train.distill.rows import TeacherRows, teacher_rows
-from rlkit.train.logps import frozen_logps
+from rlkit.train.logps import frozen_logps, frozen_top
 from rlkit.train.setup import TrainContext
 from rlkit.types import RolloutBatch, Trajectory
 
 
 def compute_teacher_logps(context: TrainContext, batch: RolloutBatch, trajectories: Sequence[Trajectory]) -> None:
-    """Fill `batch.teacher_logps`; every rank must call this.
+    """Fill `batch.teacher_logps`, or what a loss with `teacher_top` reads instead; every rank must call this.
 
     Args:
         context: The run's.
@@ -27,7 +27,12 @@ def compute_teacher_logps(context: TrainContext, batch: RolloutBatch, trajectori
         EngineError: The teacher's servers do not answer.
     """
     rows = read_rows(context.data, batch, trajectories)
-    teacher = context.models.teacher
+    teacher, count = context.models.teacher, context.recipe.loss.teacher_top
+    if count and teacher is not None:  # agreed: options of the recipe
+        ids, logps = frozen_top(context, rows.batch, teacher, count)
+        batch.teacher_top_ids, batch.teacher_top_logps = rows.restore(ids), rows.restore(logps)
+        return
+    # agreed: an option of the recipe
     found = _served(context, rows.batch) if teacher is None else frozen_logps(context, rows.batch, teacher)
     batch.teacher_logps = rows.restore(found)
 

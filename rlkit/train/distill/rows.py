@@ -31,10 +31,11 @@ class TeacherRows:
     def restore(self, found: Tensor) -> Tensor:
         """Return what was computed of the teacher's tokens [B,T',...] in the places of the policy's [B,T,...].
 
-        It is 0 outside the mask, and NaN where the teacher has not read a token.
+        It is 0 outside the mask, and where the teacher has not read a token NaN; 0 for integers.
         """
         whole = found.new_zeros((*self.mask.shape, *found.shape[2:]))
-        whole[self.mask] = nan
+        if whole.is_floating_point():
+            whole[self.mask] = nan
         whole[self.read] = found[self.batch.mask]
         return whole
 

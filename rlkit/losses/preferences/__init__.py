@@ -1,0 +1,1 @@
+"""Losses of preferences: one a file."""
