@@ -14,22 +14,25 @@ def check_mixtures(recipe: Recipe) -> Iterator[str]:
     for name, mixture in (recipe.mix or {}).items():
         if not re.fullmatch(r"[\w-]+", name):
             yield f"mix has the name {name!r}, expected letters, digits, _ and -, as in metrics and options"
-        if mixture.loss is not None or not recipe.generates:
-            yield from _check_loss(recipe, f"mix.{name}", mixture)
+        yield from _check_loss(recipe, f"mix.{name}", mixture)
         yield from _check_stream(recipe, f"mix.{name}", mixture)
 
 
 def _check_loss(recipe: Recipe, key: str, mixture: Mixture) -> Iterator[str]:
-    loss, called = mixture.loss, "CrossEntropy" if mixture.loss is None else type(mixture.loss).__name__
-    if loss is not None and (loss.reads_advantages or loss.compares):
-        yield f"{key}.loss {called} reads advantages or old log-probs, which no mixture has; choose CrossEntropy"
-    if loss is not None and loss.teacher_top:
-        yield f"{key}.loss {called} compares with a teacher, which no mixture has; choose CrossEntropy"
-    if (loss is not None and loss.reads_scores) == recipe.generates:
-        head, fits = ("lm", "CrossEntropy") if recipe.generates else ("score", "BradleyTerry")
-        yield f"{key}.loss {called} does not go with model.head: {head}; choose {fits}"
-    if mixture.task is None and loss is not None and loss.reads_rewards:
-        yield f"{key}.loss {called} compares answers by their rewards, but {key} has no task; add one, with rewards"
+    loss = mixture.loss
+    if loss is None:
+        if not recipe.generates:
+            yield f"{key}.loss is CrossEntropy, which does not go with model.head: score; set it to BradleyTerry"
+        return
+    name = type(loss).__name__
+    if loss.reads_advantages or loss.compares:
+        yield f"{key}.loss {name} reads advantages or old log-probs, which no mixture has; choose CrossEntropy"
+    elif loss.teacher_top:
+        yield f"{key}.loss {name} compares with a teacher, which no mixture has; choose CrossEntropy"
+    elif loss.reads_scores == recipe.generates:
+        yield f"{key}.loss {name} does not go with model.head: {recipe.model.head}; choose another one"
+    elif loss.reads_rewards and mixture.task is None:
+        yield f"{key}.loss {name} compares answers by their rewards, but {key} has no task; add one, with rewards"
 
 
 def _check_stream(recipe: Recipe, key: str, mixture: Mixture) -> Iterator[str]:

@@ -225,11 +225,11 @@ from rlkit.cli.main import main
 
 original, calls = rlkit.train.update.update_policy, [0]
 
-def killed(*args):
+def killed(*args, **named):
     calls[0] += 1
     if calls[0] == 3:
         os.kill(os.getpid(), signal.SIGKILL)
-    return original(*args)
+    return original(*args, **named)
 
 if __name__ == "__main__":
     rlkit.train.update.update_policy = killed

@@ -21,10 +21,13 @@ from rlkit.cli.parsing.parser import parse
 from rlkit.errors import RecipeError
 from rlkit.losses import DPO, CrossEntropy
 from rlkit.recipe import Recipe, check
+from rlkit.run.preflight import estimate, plan
+from rlkit.run.preflight.dryrun import _longest
 from rlkit.run.progress import Progress
 from rlkit.sections import Mixture
 from rlkit.tasks import Arithmetic
 from rlkit.train.data import load_data
+from rlkit.train.logps import compute_logps
 from rlkit.train.metrics import Meter
 from rlkit.train.mixtures.batches import Mixed, answers_to_policy
 from rlkit.train.mixtures.recipes import recipe_of
@@ -227,7 +230,7 @@ def mistakes() -> Iterator[tuple[Recipe, str]]:
     scores = parse("fit", ["--recipe=quick_rm"]).recipe
     yield (
         replace(scores, mix={"text": Mixture(1.0, task)}),
-        "mix.text.loss CrossEntropy does not go with model.head: score",
+        "mix.text.loss is CrossEntropy, which does not go with model.head: score",
     )
     ranked = Mixture(1.0, task, scores.loss)
     yield with_mixture(ranked), "mix.text.loss BradleyTerry does not go with model.head: lm"
@@ -262,6 +265,7 @@ def test_a_mixture_reads_nothing_of_what_the_run_does_with_its_own_rows() -> Non
     words = (
         "--recipe=quickstart", "--kl_loss.coef=1", "--train.aggregation=token_sum", "--train.entropy_coef=1",
         "--rollout.max_staleness=2", "--train.old_logps=rollout", "--rollout.overlong=drop", TEXT,
+        "--train.off_policy_mask_threshold=0.1", "--rollout.sampling.temperature=2.0",
     )  # fmt: skip
     made = parse("fit", [*words, "--mix.text.prompts_per_step=3"]).recipe
     assert made.mix is not None
@@ -270,6 +274,9 @@ def test_a_mixture_reads_nothing_of_what_the_run_does_with_its_own_rows() -> Non
     assert (alone.kl_loss, alone.train.aggregation, alone.train.entropy_coef) == (None, None, 0)
     assert (alone.groups_per_step, alone.rollout.overlong, alone.needs_old_logps) == (3, "drop", False)
     assert isinstance(alone.loss, CrossEntropy)
+    assert alone.train.off_policy_mask_threshold is None
+    of_replies = recipe_of(Mixture(1.0), made).rollout
+    assert (of_replies.sampling.temperature, of_replies.max_staleness) == (1.0, 2)
     assert dict(explain(made))["mix text"] == (
         "+ 1 x CrossEntropy: -logp, sum over all tokens / N_tokens, over 3 prompts of Arithmetic with their recorded "
         "answers"
@@ -280,3 +287,21 @@ def test_the_reference_is_compared_with_by_those_who_need_it_alone() -> None:
     made = with_mixture(Mixture(1.0, Arithmetic(), DPO()))
     assert (made.needs_reference, made.needs_ref_logps) == (True, False)
     assert recipe_of(Mixture(1.0, Arithmetic(), DPO()), made).needs_ref_logps
+    batch = scored()
+    compute_logps(context(made, reference=object(), critic=object()), batch)
+    assert (batch.ref_logps, batch.values) == (None, None)
+
+
+def test_what_is_said_and_measured_of_a_mixture_before_a_run(tmp_path: Path) -> None:
+    """Its rows may be longer than any that is sampled."""
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"id": "a", "text": "5 " * 500}) + "\n")
+    task = f"{{class_path: Jsonl, init_args: {{path: {tmp_path / 'rows.jsonl'}, answer_field: null}}}}"
+    old = f"--mix.old={{weight: 1.0, task: {task}, prompts_per_step: 2}}"
+    data = load_data(parse("fit", ["--recipe=quickstart", *SMALL, old]).recipe)
+    said = list(plan.lines(data))
+    assert "mix.old: 2 prompts a step with their recorded answers; 6.00 passes over 1 rows" in said
+    longest = data.mixtures["old"].longest_row
+    assert longest > 1000
+    assert f"mix.old: longest recorded answer {longest} tokens with its prompt, context 4096" in said
+    assert {len(trajectory.tokens) for trajectory in _longest(data)} == {longest}
+    assert "not in it: the rows of mix.old" in estimate.lines(estimate.setting(data.recipe, 30, data.longest))

@@ -66,9 +66,9 @@ def recorded_rows(context: TrainContext, number: int) -> TrainBatch:
 
 
 def answers_to_policy(scored: Batch) -> TrainBatch:
-    """Return the same rows with a mask of what the policy did not choose after its first turn, each its own group.
+    """Return the same rows with a mask of what the policy did not choose after its first turn.
 
-    Rows of one prompt share no more than that, which is not all that is before the first token under such a mask.
+    Each is a group of its own: what is before its first token under this mask, no other row of its prompt shares.
     """
     mask = scored.attention & ~scored.mask & (scored.mask.cumsum(-1) > 0)
     batch = replace(
