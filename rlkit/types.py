@@ -99,6 +99,11 @@ class Prompt:
     source: str | None = None
     recorded: list[RecordedAnswer] = field(default_factory=list)
 
+    @property
+    def source_name(self) -> str:
+        """The `source`, or else the `data_source` of the meta data; empty without either."""
+        return str(self.source or self.meta.get("data_source") or "")
+
 
 @dataclass(frozen=True)
 class Sampling:

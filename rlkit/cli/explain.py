@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from rlkit.cli.display import echo
 from rlkit.cli.parsing.parser import parse
 from rlkit.recipe import Recipe
-from rlkit.sections import Critic, Train
+from rlkit.sections import Critic, Teacher, Train
 from rlkit.train.mixtures.recipes import recipe_of
 
 NORMALISERS = {
@@ -39,7 +39,7 @@ def explain(recipe: Recipe) -> Iterator[tuple[str, str]]:
     if (teacher := recipe.teacher) is not None:
         plus = "A =" if recipe.advantage is None else "A +"
         credit = f"{plus} {teacher.coef:g} (log pi_teacher - log pi_old), token by token; "
-        yield "teacher", f"{'' if recipe.loss.teacher_top else credit}{_teacher(recipe)}"
+        yield "teacher", f"{'' if recipe.loss.teacher_top else credit}{_teacher(teacher, recipe.train.ema is not None)}"
     yield from _loss(recipe)
     yield from _mixtures(recipe)
     yield from _training(recipe)
@@ -155,13 +155,13 @@ def _reference(recipe: Recipe) -> str:
     return f"follows the policy every {every} steps: {mix} policy + {1 - mix:g} reference"
 
 
-def _teacher(recipe: Recipe) -> str:
-    teacher = recipe.teacher
-    assert teacher is not None
-    itself = "the policy before the update" if recipe.train.ema is None else "the policy's averaged weights"
-    reads = "" if teacher.context is None else f", which reads {teacher.context!r}"
+def _teacher(teacher: Teacher, averaged: bool) -> str:
+    itself = "the policy's averaged weights" if averaged else "the policy before the update"
     served = "" if teacher.urls is None else f" on {len(teacher.urls)} servers"
-    return f"{teacher.path or itself}{served}{reads}"
+    others = f"{teacher.path or (itself if teacher.context is not None else 'none')}{served}"
+    named = [f"{path} for {source}" for source, path in (teacher.sources or {}).items()]
+    reads = "" if teacher.context is None else f", which reads {teacher.context!r}"
+    return "; ".join([*named, f"{others} for others" if named else others]) + reads
 
 
 def _training(recipe: Recipe) -> Iterator[tuple[str, str]]:

@@ -25,8 +25,13 @@ FLASH = {
 
 def check_model(recipe: Recipe) -> Iterator[str]:
     """Yield what is wrong with the model's options."""
-    for key in ("model.path", "teacher.path", "critic.path"):
-        yield from _check_path(key, option(recipe, key))
+    teachers = {} if recipe.teacher is None else recipe.teacher.paths()
+    for key, path in {
+        "model.path": recipe.model.path,
+        "critic.path": option(recipe, "critic.path"),
+        **teachers,
+    }.items():
+        yield from _check_path(key, path)
     for name in recipe.model.chat_template_kwargs or ():
         if name in TEMPLATE_ARGUMENTS:
             yield f"model.chat_template_kwargs sets {name!r}, which rlkit sets itself; remove it"

@@ -19,7 +19,7 @@ def check_teacher(recipe: Recipe) -> Iterator[str]:
         yield f"teacher.coef is {teacher.coef:g}, the weight of an advantage, but loss {name} reads none; remove it"
     if compares and teacher.urls is not None:
         yield f"loss {name} compares with distributions, of which servers return none; set teacher.urls to null"
-    if teacher.path is None and teacher.context is None:
+    if teacher.context is None and not teacher.paths():
         yield (
             "teacher.path is null: the policy itself, which without teacher.context knows nothing more; set "
             'teacher.context, such as "{prompt}\\nThe answer is {answer}.", or the path of another model'

@@ -99,6 +99,9 @@ class Teacher:
         context: What the teacher reads in place of the last user message of a prompt, a template such as
             `"{prompt}\\nThe answer is {answer}."`: `{prompt}` is that message, `{answer}` the prompt's answer, and any
             other name a column of the row. null for the policy's prompt.
+        sources: Models for the prompts of some sources, by the source (a task's name in `Mix`, or the row's
+            `data_source`); those of others have `path`, or none, from which nothing is learned, where that is null and
+            there is no context. null for one teacher.
         coef: Its weight.
         dtype: The type of its weights.
     """
@@ -106,8 +109,18 @@ class Teacher:
     path: str | None = None
     urls: list[str] | None = None
     context: str | None = None
+    sources: dict[str, str] | None = None
     coef: PositiveFloat = 1.0
     dtype: Literal["float32", "bfloat16"] = "float32"
+
+    def path_of(self, source: str) -> str | None:
+        """Return the path of the teacher of a source's prompts; None for the policy itself, or for none."""
+        return (self.sources or {}).get(source, self.path)
+
+    def paths(self) -> dict[str, str]:
+        """Return the paths of all models besides the policy, by the options that name them."""
+        named = {} if self.path is None else {"teacher.path": self.path}
+        return named | {f"teacher.sources.{source}": path for source, path in (self.sources or {}).items()}
 
 
 @dataclass

@@ -26,7 +26,7 @@ from rlkit.rollout.participants import Participants
 from rlkit.rollout.recorded import check_recorded
 from rlkit.rollout.template import USER, ChatTemplate
 from rlkit.tasks.order import Drawn, Order, permutation_of
-from rlkit.train.distill.check import check_tokenizers
+from rlkit.train.distill.check import check_sources, check_tokenizers
 from rlkit.train.distill.prompts import TeacherPrompts, teacher_prompts
 from rlkit.train.mixtures.recipes import naming, recipe_of
 from rlkit.types import Prompt, Row
@@ -253,6 +253,8 @@ class Data:
         by_outcome = self.recipe.curriculum is not None or rollout.oversample > 1
         rows = list(self.kept) if drops or by_outcome else self._used()
         prompts = [make_prompt(self.recipe.task, self.train, row) for row in rows]
+        if len(rows) == len(self.train):
+            check_sources(self.recipe, prompts)
         lengths, held_out = self._training_lengths(prompts), self.lengths(self.held_out)
         if self.recipe.rollout.engine.recorded:
             check_recorded(prompts, self.recipe.loss)

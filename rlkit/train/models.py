@@ -118,7 +118,7 @@ class Placer:
 
 
 class Models:
-    """The policy, and the critic, the reference, the teacher and the averaged weights where the recipe has them.
+    """The policy, and the critic, the reference, the teachers and the averaged weights where the recipe has them.
 
     Args:
         recipe: Checked.
@@ -138,21 +138,26 @@ class Models:
         needed = recipe.needs_reference
         self.reference = Reference(actor, recipe.model, placer.frozen, placer.empty) if needed else None
         self.average = None if train.ema is None else WeightAverage(actor, train.ema)
-        self.teacher = None if recipe.teacher is None else self._load_teacher(recipe.teacher, placer)
+        self.teachers = {} if recipe.teacher is None else self._load_teachers(recipe.teacher, placer)
 
     @property
     def actor(self) -> Actor:
         """The policy's own module."""
         return self.policy.inner
 
-    def _load_teacher(self, section: Teacher, placer: Placer) -> FrozenPolicy | None:
-        if section.path is None:
-            return SelfTeacher(self.actor, self.average)
-        if section.urls is not None:
-            return None
-        model = replace(self._recipe.model, path=section.path, lora=None, dtype=section.dtype)
-        with naming("teacher.path"):
-            return FrozenPolicy(model, placer.frozen, placer.empty)
+    def _load_teachers(self, section: Teacher, placer: Placer) -> dict[str | None, FrozenPolicy | None]:
+        """Return the teachers by their paths, of which None is the policy itself; none is loaded that servers have."""
+        found: dict[str | None, FrozenPolicy | None] = {}
+        if section.path is None and section.context is not None:
+            found[None] = SelfTeacher(self.actor, self.average)
+        elif section.urls is not None:
+            found[section.path] = None
+        for option, path in section.paths().items():
+            if path not in found:
+                model = replace(self._recipe.model, path=path, lora=None, dtype=section.dtype)
+                with naming(option):
+                    found[path] = FrozenPolicy(model, placer.frozen, placer.empty)
+        return found
 
     def update_ema_and_reference(self, step: int) -> None:
         """After a step, update the averaged weights and the reference from the policy."""
@@ -166,7 +171,9 @@ class Models:
         """Return what no rollout needs: optimizers, all but the policy, and that too if the engine has its own."""
         trained = [t for t in (self.policy, self.critic) if t is not None]
         modules: list[nn.Module] = [] if self.critic is None else [self.critic.inner]
-        modules += [one.actor for one in (self.reference, self.teacher) if one is not None and not one.shared]
+        modules += [
+            one.actor for one in (self.reference, *self.teachers.values()) if one is not None and not one.shared
+        ]
         if not keep_policy:
             modules.append(self.actor)
         return HostOffload(modules, [t.optimizer.optimizer for t in trained], device)

@@ -303,7 +303,7 @@ def describe_texts(trajectories: Sequence[Trajectory], grouped: bool, meter: Met
 
 def source_of(prompt: Prompt) -> str:
     """Return where a prompt is from, as figures name it; empty where that is not known."""
-    return shorten(safe(str(prompt.source or prompt.meta.get("data_source") or "")), LONGEST_NAME)
+    return shorten(safe(prompt.source_name), LONGEST_NAME)
 
 
 def log_by_source(log: Callable[[str, float], None], name: str, values: Sequence[tuple[Prompt, float]]) -> None:

@@ -18,7 +18,7 @@ from rlkit.rollout.collate import add_rewards, collate
 from rlkit.rollout.service import RolloutService
 from rlkit.train.credit import attach_advantages, attach_first_pass, correct, distill, estimate
 from rlkit.train.data import Data
-from rlkit.train.distill.logps import compute_teacher_logps
+from rlkit.train.distill.logps import compute_teacher_logps, log_by_teacher
 from rlkit.train.logps import compute_logps, measure_gap
 from rlkit.train.metrics import Meter
 from rlkit.train.optim import learning_rate, set_learning_rate
@@ -67,9 +67,10 @@ def step(context: TrainContext, number: int, obtain: Obtain = sample) -> StepRes
             trajectory.credit["greedy_reward"] = rollouts.greedy[trajectory.group]
     shape_rewards(context, scored, meter)
     estimate(context.recipe.advantage, scored, has_critic=context.recipe.critic is not None)
-    if context.recipe.teacher is not None:  # agreed: an option of the recipe
-        for name, value in distill(scored, context.recipe.teacher.coef, context.ranks.all_reduce_sum).items():
+    if (section := context.recipe.teacher) is not None:  # agreed: an option of the recipe
+        for name, value in distill(scored, section.coef, context.ranks.all_reduce_sum).items():
             meter.max(name, value)
+        log_by_teacher(section, scored, kept, meter)
     if context.recipe.loss.reads_advantages:
         attach_advantages(kept, scored)
     context.callbacks.emit("on_batch", TrainingBatch(number, scored))

@@ -147,7 +147,7 @@ def context(made: Recipe, ranks: LocalRanks | None = None, critic: Any = None, r
     """Make the context of a recipe around a `Line`."""
     policy = Trained(Line())
     models = SimpleNamespace(policy=policy, actor=policy.inner, critic=critic, reference=reference, average=None)
-    models.teacher = None
+    models.teachers = {}
     transforms = RewardTransforms(made.shaping, made.kl_reward)
     rollouts: Any = SimpleNamespace(version=1)
     local: Any = ranks or LocalRanks()

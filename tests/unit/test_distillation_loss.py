@@ -21,8 +21,8 @@ from rlkit.models.load import load_policy
 from rlkit.models.reference import FrozenPolicy
 from rlkit.ops.kl import jensen_shannon
 from rlkit.ops.logps import LEAST, TokenStatistics, logits_logps, token_logps
-from rlkit.sections import Model
-from rlkit.testing import random_model
+from rlkit.sections import Model, Teacher
+from rlkit.testing import example_trajectory, random_model
 from rlkit.train.distill.logps import compute_teacher_logps
 from rlkit.types import PolicyOutput, Reads, TrainBatch
 from tests.bench.gkd import logits
@@ -185,12 +185,12 @@ def test_probabilities_of_zero_are_finite() -> None:
 def test_models_of_one_tokenizer_may_have_unlike_numbers_of_columns(theirs: int, mine: int) -> None:
     """The teacher's tokens are among the policy's columns, its mass in others is among the rest; 500 are asked for."""
     policy = Actor(random_model("qwen2", vocab_size=mine))
-    made = context(recipe(loss=Distillation(top_k=500)))
-    made.models.teacher = FrozenPolicy.__new__(FrozenPolicy)
-    made.models.teacher.actor = Actor(random_model("llama", vocab_size=theirs)).requires_grad_(False)
+    made = context(recipe(loss=Distillation(top_k=500), teacher=Teacher("teacher")))
+    made.models.teachers = {"teacher": FrozenPolicy.__new__(FrozenPolicy)}
+    made.models.teachers["teacher"].actor = Actor(random_model("llama", vocab_size=theirs)).requires_grad_(False)
     made.models.actor, made.data.teacher_prompts = policy, None
     batch = scored()
-    compute_teacher_logps(made, batch, [])
+    compute_teacher_logps(made, batch, [example_trajectory("4")] * 4)
     ids, logps = batch.required("teacher_top_ids"), batch.required("teacher_top_logps")
     assert batch.teacher_logps is None
     assert (ids.shape, logps.shape) == ((4, 4, 260), (4, 4, 261))

@@ -152,7 +152,7 @@ def test_the_average_and_the_reference_follow_the_policy() -> None:
 
 def test_what_no_rollout_needs_leaves_the_device() -> None:
     models: Any = Models.__new__(Models)
-    models.teacher = None
+    models.teachers = {}
     policy, critic = Trained(Line()), Trained(Values())
     reference = SimpleNamespace(shared=False, actor=Line())
     for trained in (policy, critic):

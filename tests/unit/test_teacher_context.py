@@ -18,8 +18,9 @@ from rlkit.models.load import load_policy, load_tokenizer, stop_ids
 from rlkit.models.reference import SelfTeacher
 from rlkit.rollout.collate import collate
 from rlkit.rollout.template import ChatTemplate
-from rlkit.sections import Model
+from rlkit.sections import Model, Teacher
 from rlkit.testing import random_model
+from rlkit.testing.models import save_random_model
 from rlkit.train.distill.prompts import TeacherPrompts
 from rlkit.train.distill.rows import teacher_rows
 from rlkit.types import Message, Prompt, StopReason, Trajectory
@@ -283,3 +284,83 @@ def test_rollouts_ahead_are_read_with_the_context(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     lines = read_jsonl(tmp_path / "run" / "metrics.jsonl")
     assert all(line["teacher/kl"] > 0 and line["teacher/unread"] == 0 for line in lines)
+
+
+def sums(sources: str) -> list[dict[str, str]]:
+    return [{"prompt": f"{n} + 1 = ?", "answer": str(n + 1), "data_source": name} for n, name in enumerate(sources)]
+
+
+def test_each_source_has_the_log_probs_of_its_own_teacher(tmp_path: Path) -> None:
+    """Prompts of c have no teacher: nothing is learned from them."""
+    folders = {name: str(save_random_model(tmp_path / name, seed=seed)) for seed, name in enumerate("ab")}
+    rollout = {"engine": "TorchEngine", "group_size": 2, "sampling": {"max_tokens": 8}}
+    train = {"steps": 1, "prompts_per_step": 6, "lr": 1e-3}
+    seen = taught(tmp_path, task=sums("abcabc"), teacher={"sources": folders}, rollout=rollout, train=train)
+    [batch], [line] = seen.batches, read_jsonl(tmp_path / "run" / "metrics.jsonl")
+    behind: dict[str, list[torch.Tensor]] = {"a": [], "b": [], "c": []}
+    for i, one in enumerate(seen.trajectories):
+        first, name = one.mask.index(True), one.prompt.source_name
+        answer = slice(first, len(one.tokens))
+        if name == "c":
+            assert batch.teacher_logps[i, answer].isnan().all()
+            assert not batch.advantages[i].any()
+            continue
+        start = load_tokenizer(Model("tiny")).decode(one.tokens[:first])
+        expected = by_transformers(folders[name], start, one.tokens[first:])
+        torch.testing.assert_close(batch.teacher_logps[i, answer], expected, rtol=1e-4, atol=1e-4)
+        behind[name].append(batch.trainer_logps[i, answer] - expected)
+    for name in "ab":
+        assert line[f"teacher/kl/{name}"] == pytest.approx(float(torch.cat(behind[name]).mean()), rel=1e-4)
+    assert line["teacher/kl"] == pytest.approx(float(torch.cat(behind["a"] + behind["b"]).mean()), rel=1e-4)
+    assert line["teacher/unread"] == sum(one.response_length for one in seen.trajectories if one.prompt.id in "25")
+    assert not {name for name in line if name.startswith("teacher/")} - {
+        "teacher/kl", "teacher/kl/a", "teacher/kl/b", "teacher/unread",
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_each_source_has_the_likeliest_tokens_of_its_own_teacher(tmp_path: Path) -> None:
+    """The first teacher has no prompt in the first step, and prompts of c have no teacher."""
+    folders = {name: str(save_random_model(tmp_path / name, seed=seed)) for seed, name in enumerate("ab")}
+    rows = sums("bcbca")
+    train = {"steps": 1, "prompts_per_step": 2, "lr": 1e-3, "seed": 0}
+    loss = {"class_path": "Distillation", "init_args": {"top_k": 3}}
+    seen = taught(tmp_path, task=rows, teacher={"sources": folders}, train=train, loss=loss)
+    [batch], [line] = seen.batches, read_jsonl(tmp_path / "run" / "metrics.jsonl")
+    names = [one.prompt.source_name for one in seen.trajectories]
+    assert set(names) == {"b", "c"}
+    for i, one in enumerate(seen.trajectories):
+        first = one.mask.index(True)
+        logps, ids = batch.teacher_top_logps[i, first : len(one.tokens)], batch.teacher_top_ids[i, first]
+        assert logps.isnan().all() if names[i] == "c" else logps.exp().sum(-1).allclose(torch.ones(len(logps)))
+        if names[i] == "b":
+            start = load_tokenizer(Model("tiny")).decode(one.tokens[:first])
+            assert float(logps[0, 0]) == pytest.approx(
+                float(by_transformers(folders["b"], start, [int(ids[0])])), rel=1e-4
+            )
+    assert line["teacher/unread"] == sum(
+        one.response_length for one in seen.trajectories if one.prompt.source_name == "c"
+    )
+
+
+def test_other_sources_have_the_policy_itself_or_the_path() -> None:
+    teacher = Teacher("general", sources={"math": "runs/math"})
+    assert [teacher.path_of(source) for source in ("math", "code", "")] == ["runs/math", "general", "general"]
+    assert Teacher(context=HINT, sources={"math": "runs/math"}).path_of("code") is None
+    assert teacher.paths() == {"teacher.path": "general", "teacher.sources.math": "runs/math"}
+    assert Prompt("p", [], meta={"data_source": "a"}, source="b").source_name == "b"
+
+
+@pytest.mark.parametrize(
+    ("teacher", "message"),
+    [
+        ({"sources": {"c": "tiny"}}, "teacher.sources has 'c', from which no prompt is; the sources are: 'a', 'b'"),
+        ({"sources": {"a": "gone"}}, "teacher.sources.a is 'gone', which cannot be loaded: "),
+        ({"sources": {"a": "./gone"}}, "teacher.sources.a is './gone', which is no folder; "),
+        ({"sources": {}}, "teacher.path is null: the policy itself"),
+    ],
+)
+def test_what_is_refused_of_sources(tmp_path: Path, teacher: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError) as error:
+        taught(tmp_path, task=sums("abab"), teacher=teacher)
+    assert message in str(error.value)

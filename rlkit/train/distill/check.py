@@ -1,13 +1,18 @@
-"""Checks of the models beside the policy that read its tokens."""
+"""Checks of the models beside the policy that read its tokens, and of the prompts that they read."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from rlkit.errors import RecipeError
+from rlkit.errors import RecipeError, show
 from rlkit.interfaces.model import Tokenizer
 from rlkit.models.load import load_vocabulary, naming
 from rlkit.recipe import Recipe
+from rlkit.types import Prompt
+
+MOST = 10
+"""Sources that an error lists."""
 
 
 def check_tokenizers(recipe: Recipe, tokenizer: Tokenizer) -> None:
@@ -17,15 +22,32 @@ def check_tokenizers(recipe: Recipe, tokenizer: Tokenizer) -> None:
         RecipeError: They differ.
     """
     mine = tokenizer.get_vocab()
-    for name, section in (("teacher", recipe.teacher), ("critic", recipe.critic)):
-        path = None if section is None else section.path
-        if path is None:
-            continue
-        with naming(f"{name}.path"):
+    named = {} if recipe.teacher is None else recipe.teacher.paths()
+    if recipe.critic is not None and recipe.critic.path is not None:
+        named["critic.path"] = recipe.critic.path
+    for option, path in named.items():
+        with naming(option):
             theirs = load_vocabulary(replace(recipe.model, path=path, lora=None))
         if theirs != mine:
             differ = len(theirs.items() ^ mine.items())
             raise RecipeError(
-                f"{name}.path {path!r} has another tokenizer than the policy: {differ} entries of the vocabulary "
-                f"differ, so that it reads other tokens; choose a {name} of the policy's family"
+                f"{option} {path!r} has another tokenizer than the policy: {differ} entries of the vocabulary differ, "
+                f"so that it reads other tokens; choose a {option.partition('.')[0]} of the policy's family"
             )
+
+
+def check_sources(recipe: Recipe, prompts: Sequence[Prompt]) -> None:
+    """Check that each source that has a teacher of its own has prompts.
+
+    Args:
+        recipe: The run's.
+        prompts: Of all training rows.
+
+    Raises:
+        RecipeError: A source has none.
+    """
+    named = set() if recipe.teacher is None else {*(recipe.teacher.sources or ())}
+    known = {prompt.source_name for prompt in prompts} if named else set()
+    if missing := sorted(named - known):
+        listed = ", ".join(map(show, sorted(known - {""})[:MOST])) or "none: rows need a column data_source"
+        raise RecipeError(f"teacher.sources has {show(missing[0])}, from which no prompt is; the sources are: {listed}")

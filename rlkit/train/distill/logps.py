@@ -1,4 +1,4 @@
-"""A teacher's log-probs of the policy's own tokens, or of those that it finds most likely in their places."""
+"""Teachers' log-probs of the policy's own tokens, or of those that they find most likely in their places."""
 
 from __future__ import annotations
 
@@ -8,33 +8,65 @@ import torch
 from torch import Tensor
 
 from rlkit.engines.sglang.teacher import Span, served_logps
+from rlkit.ops.masked import masked_sum
+from rlkit.sections import Teacher
 from rlkit.train.data import Data
 from rlkit.train.distill.rows import TeacherRows, teacher_rows
 from rlkit.train.logps import frozen_logps, frozen_top
+from rlkit.train.metrics import Meter
+from rlkit.train.rollouts import source_of
 from rlkit.train.setup import TrainContext
-from rlkit.types import RolloutBatch, Trajectory
+from rlkit.types import Batch, RolloutBatch, Trajectory
 
 
 def compute_teacher_logps(context: TrainContext, batch: RolloutBatch, trajectories: Sequence[Trajectory]) -> None:
     """Fill `batch.teacher_logps`, or what a loss with `teacher_top` reads instead; every rank must call this.
 
+    Each row is read by the teacher of its source.
+
     Args:
-        context: The run's.
+        context: The run's; its recipe has a teacher.
         batch: Of these trajectories, with the policy's own tokens.
         trajectories: In its order.
 
     Raises:
         EngineError: The teacher's servers do not answer.
     """
-    rows = read_rows(context.data, batch, trajectories)
-    teacher, count = context.models.teacher, context.recipe.loss.teacher_top
-    if count and teacher is not None:  # agreed: options of the recipe
-        ids, logps = frozen_top(context, rows.batch, teacher, count)
-        batch.teacher_top_ids, batch.teacher_top_logps = rows.restore(ids), rows.restore(logps)
+    rows, section = read_rows(context.data, batch, trajectories), context.recipe.teacher
+    assert section is not None
+    found: list[Tensor] = []
+    paths, count = [section.path_of(t.prompt.source_name) for t in trajectories], context.recipe.loss.teacher_top
+    for path, teacher in context.models.teachers.items():  # agreed: by the recipe
+        mine = torch.tensor([i for i, one in enumerate(paths) if one == path], device=batch.tokens.device).long()
+        part = rows.batch.rows(mine)
+        if teacher is None:  # agreed: by the recipe
+            some = [_served(context, part)]
+        else:
+            some = frozen_top(context, part, teacher, count) if count else [frozen_logps(context, part, teacher)]
+        found = found or [_unread(piece, rows.batch.tokens) for piece in some]
+        for whole, piece in zip(found, some, strict=True):
+            whole[mine, : piece.shape[1]] = piece
+    if count:
+        batch.teacher_top_ids, batch.teacher_top_logps = map(rows.restore, found)
+    else:
+        [batch.teacher_logps] = map(rows.restore, found)
+
+
+def _unread(like: Tensor, tokens: Tensor) -> Tensor:
+    """Return a tensor for all rows of what is computed of some: NaN, or 0 for integers."""
+    return like.new_full((*tokens.shape, *like.shape[2:]), torch.nan if like.is_floating_point() else 0)
+
+
+def log_by_teacher(section: Teacher, batch: Batch, trajectories: Sequence[Trajectory], meter: Meter) -> None:
+    """Log the KL to the teachers of sources, each over the tokens of its own prompts."""
+    if batch.teacher_logps is None:  # the loss reads distributions instead
         return
-    # agreed: an option of the recipe
-    found = _served(context, rows.batch) if teacher is None else frozen_logps(context, rows.batch, teacher)
-    batch.teacher_logps = rows.restore(found)
+    behind = batch.required("trainer_logps") - batch.teacher_logps
+    known = batch.mask & ~behind.isnan()
+    totals, counts = masked_sum(behind, known, dim=-1).tolist(), known.sum(-1).tolist()
+    for trajectory, total, count in zip(trajectories, totals, counts, strict=True):
+        if trajectory.prompt.source_name in (section.sources or ()):
+            meter.mean(f"teacher/kl/{source_of(trajectory.prompt)}", total / max(count, 1), weight=count)
 
 
 def check_servers(context: TrainContext) -> None:
@@ -57,7 +89,7 @@ def _served(context: TrainContext, batch: RolloutBatch) -> Tensor:
     assert section is not None
     assert section.urls is not None
     rows = mask.any(-1).nonzero().flatten().tolist()
-    starts, lengths = mask.int().argmax(-1).tolist(), batch.attention.sum(-1).tolist()
+    starts, lengths = mask.int().argmax(-1).tolist() if rows else [], batch.attention.sum(-1).tolist()
     spans = [Span(batch.tokens[row, : lengths[row]].tolist(), starts[row]) for row in rows]
     answers = context.rollouts.wait(served_logps(section.urls, spans)) if ranks.lead else []
     found = torch.zeros(mask.shape)
@@ -67,7 +99,7 @@ def _served(context: TrainContext, batch: RolloutBatch) -> Tensor:
 
 
 def read_rows(data: Data, batch: RolloutBatch, trajectories: Sequence[Trajectory]) -> TeacherRows:
-    """Return a batch as the recipe's teacher reads it."""
+    """Return a batch as the recipe's teachers read it."""
     prompts = data.teacher_prompts
     if prompts is None or not (prompts.changed or batch.tokens.shape[1] > prompts.context):
         return TeacherRows(batch, batch.mask, batch.mask)

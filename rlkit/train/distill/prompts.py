@@ -98,14 +98,16 @@ class TeacherPrompts:
 
 
 def teacher_prompts(recipe: Recipe) -> TeacherPrompts | None:
-    """Return what makes the prompts of a recipe's teacher; None if it has none.
+    """Return what makes the prompts of a recipe's teachers, for the shortest of their contexts; None if it has none.
 
     Raises:
-        RecipeError: The teacher's configuration cannot be had, or `teacher.context` is no template.
+        RecipeError: A model's configuration cannot be had, or `teacher.context` is no template.
     """
     section = recipe.teacher
     if section is None:
         return None
-    with naming("teacher.path"):
-        config = load_config(replace(recipe.model, path=section.path or recipe.model.path, lora=None))
-    return TeacherPrompts(context_length(config), section.context, recipe.rollout.overlong)
+    contexts = []
+    for option, path in ({"model.path": recipe.model.path} | section.paths()).items():
+        with naming(option):
+            contexts.append(context_length(load_config(replace(recipe.model, path=path, lora=None))))
+    return TeacherPrompts(min(contexts), section.context, recipe.rollout.overlong)
