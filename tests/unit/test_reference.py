@@ -48,7 +48,8 @@ def test_every_field_is_documented_and_tensors_say_their_shape() -> None:
     for cls in (types.TrainBatch, types.PolicyOutput, types.LossOutput):
         for field, hint in get_type_hints(cls, {**vars(types), "torch": torch, "Tensor": Tensor}).items():
             if hint in (Tensor, Tensor | None):
-                assert re.match(r"\[B(,[TK])?\] (f32|i64|bool)\b", documented(cls)[field]), f"{cls.__name__}.{field}"
+                shape = r"\[B(,[TK])?(,K(\+1)?)?\] (f32|i64|bool)\b"
+                assert re.match(shape, documented(cls)[field]), f"{cls.__name__}.{field}"
 
 
 def test_every_member_of_the_runtime_is_documented() -> None:
