@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import importlib
 import json
 import os
 import pkgutil
@@ -34,10 +35,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 from safetensors.torch import load_file
 
-import rlkit.cli.fit
 from rlkit.cli.main import main as run_rlkit
 
-assert rlkit.cli.fit  # imported before the forks
+for used in ("pandas", "rlkit.builtin", "rlkit.cli.fit", "rlkit.run.fit", "rlkit.run.launch"):
+    importlib.import_module(used)  # before the forks
 
 STEPS = 6
 GRPO = (

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -268,7 +269,7 @@ def test_a_preference_is_measured_from_a_reference_that_follows(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_recorded_preferences_teach_what_is_then_generated(tmp_path: Path) -> None:
-    assert main(["fit", "--recipe=quick_dpo", f"--out={tmp_path / 'out'}"]) == 0
+    assert main(["fit", "--recipe=quick_dpo", "--train.steps=30", f"--out={tmp_path / 'out'}"]) == 0
     validation = json.loads((tmp_path / "out" / "result.json").read_text())["validation"]
     assert validation["before"]["accuracy"] < 0.75
     assert validation["after"]["accuracy"] >= 0.8
@@ -296,7 +297,9 @@ def test_the_reference_of_recorded_preferences_is_the_policy_without_adapters(
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["quick_ppo", "quick_remax", "quick_rloo", "quick_online_dpo"])
 def test_a_recipe_learns_to_carry(tmp_path: Path, recipe: str) -> None:
-    assert main(["fit", f"--recipe={recipe}", "--validation.samples=0", f"--out={tmp_path / 'out'}"]) == 0
+    """Within half of its 60 steps."""
+    words = ("--validation.samples=0", "--train.steps=30")
+    assert main(["fit", f"--recipe={recipe}", *words, f"--out={tmp_path / 'out'}"]) == 0
     validation = json.loads((tmp_path / "out" / "result.json").read_text())["validation"]
     assert validation["before"]["accuracy"] < 0.75
     assert validation["after"]["accuracy"] >= 0.85
@@ -304,7 +307,8 @@ def test_a_recipe_learns_to_carry(tmp_path: Path, recipe: str) -> None:
     # a byte that no text has now and then leads where float32 noise grows: the mean tells whether the engines agree
     assert all(row["mismatch/mean"] < 1e-5 and row["mismatch/max"] < 2e-3 for row in rows)
     if recipe == "quick_ppo":
-        assert rows[-1]["critic/explained_variance"] > rows[0]["critic/explained_variance"]
+        explained = [row["critic/explained_variance"] for row in rows]
+        assert fmean(explained[-10:]) > explained[0] + 0.01
 
 
 @pytest.mark.parametrize("loss", ["ClipCov --loss.cov_low=-99 --loss.cov_high=99", "KLCov"])

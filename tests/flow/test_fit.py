@@ -1,4 +1,4 @@
-"""`rlkit fit` from end to end: what it leaves behind, and that it learns."""
+"""`rlkit fit` from end to end: what it leaves behind. That it learns, `.ci/run` shows by README's first command."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from rlkit.cli.main import main
-from tests.conftest import FAST, read_jsonl, rlkit
+from tests.conftest import FAST, read_jsonl
 
 TIMES = ("time/", "memory/")
 
@@ -26,23 +26,6 @@ def metrics(out: Path) -> list[dict[str, float]]:
 
 def fit(out: Path, *options: str, recipe: str = "quickstart") -> int:
     return main(["fit", "--recipe", recipe, *FAST, *options, "--out", str(out)])
-
-
-@pytest.mark.slow
-def test_the_quickstart_learns_to_carry(tmp_path: Path) -> None:
-    done = rlkit("fit", "--recipe", "quickstart", "--out", "out", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    outcome = result(tmp_path / "out")
-    before, after = outcome["validation"]["before"], outcome["validation"]["after"]
-    assert 0.25 <= before["sampled_accuracy"] <= 0.45
-    assert after["sampled_accuracy"] >= 0.80
-    assert after["accuracy"] >= 0.90
-    assert (outcome["status"], outcome["steps"], outcome["error"]) == ("ok", 100, None)
-    assert outcome["seconds"] > 0
-    assert all(row["mismatch/max"] < 1e-4 for row in metrics(tmp_path / "out"))
-    assert "accuracy" in done.stdout
-    assert "warning" not in done.stdout
-    assert "step 100/100  reward" in done.stdout  # no terminal: lines
 
 
 def test_a_run_folder_is_complete_and_can_be_run_again(tmp_path: Path) -> None:
