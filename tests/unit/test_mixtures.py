@@ -24,12 +24,12 @@ from rlkit.recipe import Recipe, check
 from rlkit.run.preflight import estimate, plan
 from rlkit.run.preflight.dryrun import _longest
 from rlkit.run.progress import Progress
-from rlkit.sections import Mixture
+from rlkit.sections import KLLoss, Mixture
 from rlkit.tasks import Arithmetic
 from rlkit.train.data import load_data
 from rlkit.train.logps import compute_logps
 from rlkit.train.metrics import Meter
-from rlkit.train.mixtures.batches import Mixed, answers_to_policy
+from rlkit.train.mixtures.batches import Mixed, answers_to_policy, mixed
 from rlkit.train.mixtures.recipes import recipe_of
 from rlkit.train.update import mixture_term, update_policy
 from rlkit.types import TrainBatch
@@ -131,6 +131,17 @@ def test_the_tokens_that_answer_the_policy() -> None:
     assert found.trainer_logps.isnan().all()
 
 
+def test_what_answers_the_policy_is_in_the_mini_batch_of_its_own_turns() -> None:
+    made, meter = context(recipe(mix={"replies": Mixture(0.5)}, train={"minibatches": 2})), Meter()
+    made.data.mixtures = {"replies": SimpleNamespace(recipe=recipe_of(Mixture(0.5), made.recipe))}
+    batch = scored()
+    batch.mask[:, 2:] = False
+    [found] = mixed(made, batch, 1, meter)
+    assert (found.name, found.weight, found.groups) == ("replies", 0.5, [0, 0, 1, 1])
+    assert found.context.recipe.groups_per_step == made.recipe.groups_per_step
+    assert meter.result(made.ranks) == {"mix/replies/tokens": 1 + 0 + 2 + 1}
+
+
 def of(weight: float, batch: TrainBatch, made: Any, name: str = "text") -> Mixed:
     """Make a mixture of all rows of a batch."""
     alone = recipe_of(Mixture(weight, Arithmetic()), made.recipe)
@@ -180,11 +191,11 @@ def test_counts_are_over_all_ranks_and_several_mixtures_add_up() -> None:
 
 @pytest.mark.parametrize("weight", [0.0, 2.0])
 def test_a_mixture_teaches_where_the_step_itself_has_no_token(weight: float) -> None:
-    made, meter = context(recipe()), Meter()
+    made, meter = context(recipe(), LocalRanks(2)), Meter()
     term = mixture_term(of(weight, part(), made), {0, 1}, meter, "1/0")
     none = ready(accepted=torch.zeros(4, 4, dtype=torch.bool))
     update_policy(made, none, ROWS, meter, mixtures=[term])
-    assert made.models.policy.weight == pytest.approx(1 + weight * OTHER)
+    assert made.models.policy.weight == pytest.approx(1 + weight * OTHER / 2)
     found = meter.result(made.ranks)
     assert (found["update/empty"], found.get("update/steps", 0)) == (1, 1 if weight else 0)
     assert found["mix/text/loss"] == pytest.approx(-OTHER)
@@ -243,6 +254,10 @@ def test_mistakes_in_a_recipe(made: Recipe, message: str) -> None:
     assert message in str(raised.value)
 
 
+def test_a_prompt_for_each_mini_batch_is_enough() -> None:
+    check(with_mixture(Mixture(1.0, Arithmetic(), None, 2), train={"minibatches": 2}))
+
+
 @pytest.mark.parametrize(
     ("rows", "words", "message"),
     [
@@ -286,6 +301,9 @@ def test_a_mixture_reads_nothing_of_what_the_run_does_with_its_own_rows() -> Non
 def test_the_reference_is_compared_with_by_those_who_need_it_alone() -> None:
     made = with_mixture(Mixture(1.0, Arithmetic(), DPO()))
     assert (made.needs_reference, made.needs_ref_logps) == (True, False)
+    assert made.mix is not None
+    assert {made.mix["text"].task, made.mix["text"].loss} <= set(made.parts())
+    assert recipe(kl_loss=KLLoss()).needs_reference
     assert recipe_of(Mixture(1.0, Arithmetic(), DPO()), made).needs_ref_logps
     batch = scored()
     compute_logps(context(made, reference=object(), critic=object()), batch)
