@@ -17,8 +17,6 @@ def check_teacher(recipe: Recipe) -> Iterator[str]:
         return
     if compares and teacher.coef != 1:
         yield f"teacher.coef is {teacher.coef:g}, the weight of an advantage, but loss {name} reads none; remove it"
-    if compares and teacher.urls is not None:
-        yield f"loss {name} compares with distributions, of which servers return none; set teacher.urls to null"
     if teacher.context is None and not teacher.paths():
         yield (
             "teacher.path is null: the policy itself, which without teacher.context knows nothing more; set "

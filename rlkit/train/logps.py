@@ -55,14 +55,18 @@ def frozen_logps(context: TrainContext, batch: RolloutBatch, frozen: FrozenPolic
     return found[0]
 
 
+def columns_of(actor: Actor) -> int:
+    """Return the number of columns of a policy's output layer, which may exceed the tokenizer's vocabulary."""
+    return base_model(actor.policy).config.get_text_config().vocab_size
+
+
 def frozen_top(context: TrainContext, batch: RolloutBatch, frozen: FrozenPolicy, count: int) -> list[Tensor]:
     """Return the ids [B,T,K] i64 and log-probs [B,T,K+1] f32 of the tokens that a model finds most likely.
 
     They are among those that the policy has, too: models of one tokenizer may have unlike numbers of columns.
     """
     temperature = context.recipe.rollout.sampling.temperature
-    columns = base_model(context.models.actor.policy).config.get_text_config().vocab_size
-    reads = Reads(entropy=False, top=count, columns=columns)
+    reads = Reads(entropy=False, top=count, columns=columns_of(context.models.actor))
     with frozen.applied():
         return _forward(context, batch, lambda tokens, mask: frozen.top(tokens, mask, temperature, reads), frozen)
 

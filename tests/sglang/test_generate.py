@@ -12,7 +12,7 @@ import torch
 from rlkit.engines import SGLangServer
 from rlkit.engines.server.http import Client
 from rlkit.engines.server.process import free_port
-from rlkit.engines.sglang.teacher import Span, served_logps
+from rlkit.engines.sglang.teacher import Span, served_logps, served_top
 from rlkit.errors import EngineError, RolloutError
 from rlkit.models.actor import Actor
 from rlkit.types import StopReason
@@ -42,6 +42,12 @@ def test_a_teachers_log_probs_are_those_of_transformers(trainer: Trainer, engine
         expected = Actor(trainer.policy)(tokens, torch.ones_like(tokens, dtype=torch.bool)).logps[0, span.start :]
         assert len(logps) == len(expected)
         assert all(abs(logps - expected) < 1e-4 for logps, expected in zip(logps, expected.tolist(), strict=True))
+    for span, places in zip(spans, trainer.wait(served_top(urls, spans, 5)), strict=True):
+        logits = trainer.policy(input_ids=torch.tensor([span.tokens])).logits[0, span.start - 1 : -1]
+        expected = logits.log_softmax(-1).topk(5)
+        assert [ids for ids, _ in places] == expected.indices.tolist()
+        found = torch.tensor([logps for _, logps in places]).view(-1, 5)
+        torch.testing.assert_close(found, expected.values, atol=1e-4, rtol=0.0)
     with pytest.raises(EngineError, match="longer than the model's context length"):
         trainer.wait(served_logps(urls, [Span([5] * 1000, 1)]))
 

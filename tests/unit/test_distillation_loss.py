@@ -259,7 +259,6 @@ def test_a_policy_is_distilled_from_itself_with_the_answer_in_its_context(tmp_pa
             "mix.more.loss Distillation compares with a teacher, which no mixture has",
         ),
         (("--advantage=GRPO",), "loss Distillation reads no advantages, but the recipe has a section `advantage:`"),
-        (("--teacher.urls=[http://127.0.0.1:9]",), "loss Distillation compares with distributions, of which servers"),
         (("--loss.beta=1.1",), "a number from 0 to 1"),
         (("--loss.top_k=0",), "a whole number from 1 to 65536"),
     ],

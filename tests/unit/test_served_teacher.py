@@ -16,14 +16,15 @@ import torch
 
 from rlkit.concurrency.retry import RetryPolicy
 from rlkit.engines.sglang import teacher
-from rlkit.engines.sglang.teacher import Span, served_logps
+from rlkit.engines.sglang.teacher import Span, served_logps, served_top
 from rlkit.errors import EngineError
 from rlkit.testing import random_model
 from rlkit.testing.models import build_tokenizer
 from tests.conftest import FAST, read_jsonl, rlkit_in_process
 
-Answer = Callable[[list[int], int], Any]
-"""From tokens and the place before the first that is scored to what a server answers, or an HTTP status."""
+Answer = Callable[..., Any]
+"""From tokens, the place before the first that is scored and how many of the most likely tokens are wanted, if any are,
+to what a server answers, or an HTTP status."""
 
 RUN = ("--recipe=quick_distill", *FAST, "--validation=null", "--reward=null", "--teacher.path=teacher")
 
@@ -39,7 +40,8 @@ class Server:
                 outer.asked += 1
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 assert body["sampling_params"] == {"max_new_tokens": 0}
-                found = answer(body["input_ids"], body["logprob_start_len"])
+                top = (body["top_logprobs_num"],) if "top_logprobs_num" in body else ()
+                found = answer(body["input_ids"], body["logprob_start_len"], *top)
                 text = json.dumps(found).encode()
                 self.send_response(found if isinstance(found, int) else 200)
                 self.send_header("Content-Type", "application/json")
@@ -76,6 +78,12 @@ def said(tokens: list[int], start: int, logp: Callable[[int], float | None] = la
     """Return SGLang's form of answer: an entry for each token from `start` on, none known of the first."""
     entries = [[logp(place) if place > start else None, tokens[place], None] for place in range(start, len(tokens))]
     return {"output_ids": [], "meta_info": {"input_token_logprobs": entries}}
+
+
+def said_top(places: list[Any]) -> Any:
+    """Return SGLang's form of answer with the most likely tokens in some places."""
+    found = [some and [[logp, token, None] for logp, token in some] for some in places]
+    return {"output_ids": [], "meta_info": {"input_top_logprobs": [None, *found]}}
 
 
 def ask(*servers: Server, spans: list[Span] | None = None) -> list[list[float]]:
@@ -122,28 +130,63 @@ def test_what_is_no_answer_ends_with_its_cause(
     assert message in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("places", "message"),
+    [
+        ([[(-0.1, 3), (-3.0, 4)]], "others than the 2 most likely tokens in each place"),
+        ([[(-0.1, 3), (-3.0, 3)]] * 2, "others than the 2 most likely tokens"),
+        ([[(-0.1, 3)]] * 2, "others than the 2 most likely tokens"),
+        ([[(-0.1, 3), (float("nan"), 4)]] * 2, "others than the 2 most likely tokens"),
+        ([None] * 2, "expected the most likely tokens"),
+        ([[("x", 3), (-3.0, 4)]] * 2, "expected the most likely tokens"),
+    ],
+)
+def test_most_likely_tokens_are_as_many_as_were_asked_for(
+    serve: Callable[[Answer], Server], monkeypatch: pytest.MonkeyPatch, places: Any, message: str
+) -> None:
+    monkeypatch.setattr(teacher, "RETRY", RetryPolicy(retries=0, request_seconds=5.0))
+    fine = serve(lambda *_: said_top([[(-0.1, 3), (-3.0, 4)]] * 2))
+    spans = [Span([5, 6, 7, 8], 2)]
+    assert asyncio.run(served_top([fine.url], spans, 2)) == [[([3, 4], [-0.1, -3.0])] * 2]
+    broken = serve(lambda *_: said_top(places))
+    with pytest.raises(EngineError, match=message):
+        asyncio.run(served_top([broken.url], spans, 2))
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("loss", ["PolicyGradient", "Distillation"])
 def test_a_teacher_behind_servers_teaches_as_one_that_is_loaded(
-    serve: Callable[[Answer], Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serve: Callable[[Answer], Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str
 ) -> None:
     model = random_model("qwen2", seed=5)
     model.save_pretrained(tmp_path / "teacher")
     build_tokenizer().save_pretrained(tmp_path / "teacher")
 
     @torch.no_grad()
-    def answer(tokens: list[int], start: int) -> Any:
+    def answer(tokens: list[int], start: int, count: int = 0) -> Any:
         logps = model(input_ids=torch.tensor([tokens])).logits[0].log_softmax(-1)
+        if count:
+            top = logps[start:-1].topk(count)
+            pairs = zip(top.values.tolist(), top.indices.tolist(), strict=True)
+            return said_top([list(zip(*pair, strict=True)) for pair in pairs])
         return said(tokens, start, lambda place: logps[place - 1, tokens[place]].item())
 
     server = serve(answer)
     urls = f'--teacher.urls=["{server.url}"]'
     for name, words in (("loaded", ()), ("served", (urls,))):
-        done = rlkit_in_process("fit", *RUN, *words, f"--out={name}", cwd=tmp_path)
+        done = rlkit_in_process("fit", *RUN, f"--loss={loss}", *words, f"--out={name}", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
     loaded, served = (read_jsonl(tmp_path / name / "metrics.jsonl") for name in ("loaded", "served"))
     for one, other in zip(loaded, served, strict=True):
-        assert one["teacher/kl"] > 1
-        for name in ("teacher/kl", "advantage/abs_mean", "policy/loss", "grad_norm"):
+        assert one["teacher/kl" if loss == "PolicyGradient" else "policy/divergence"] > 0.1
+        assert one.keys() == other.keys()
+        for name in {
+            "teacher/kl",
+            "advantage/abs_mean",
+            "policy/loss",
+            "policy/teacher_mass",
+            "grad_norm",
+        } & one.keys():
             assert other[name] == pytest.approx(one[name], rel=1e-4), name
     assert server.asked == 1 + sum(line["rollout/samples"] for line in served)  # one before the first step
     monkeypatch.setattr(teacher, "RETRY", RetryPolicy(retries=0, request_seconds=5.0))

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import Sequence
+from itertools import chain
 from math import isfinite
 from typing import Any
 
@@ -129,6 +130,22 @@ class SGLangApi(ServerApi):
             raise Fault(f"{self.client.url} answered {str(answer)[:SHOWN]}, expected log-probs of the input") from error
         if read != tokens[start:] or not all(map(isfinite, found)):
             raise Fault(f"{self.client.url} has scored other tokens than it was sent, or not all of them", 400)
+        return found
+
+    async def top_logps(
+        self, tokens: list[int], start: int, count: int, deadline: float
+    ) -> list[tuple[list[int], list[float]]]:
+        """Return the most likely tokens and their log-probs, `count` in each place from one on, at temperature 1."""
+        options = {"logprob_start_len": start - 1, "top_logprobs_num": count}
+        answer = await self._sample(tokens, {"max_new_tokens": 0}, deadline, **options)
+        try:
+            scored = answer["meta_info"]["input_top_logprobs"][1:]
+            found = [([int(token) for _, token, _ in some], [float(logp) for logp, *_ in some]) for some in scored]
+        except UNREADABLE as error:
+            raise Fault(f"{self.client.url} answered {str(answer)[:SHOWN]}, expected the most likely tokens") from error
+        whole = len(found) == len(tokens) - start and all(len(set(ids)) == count for ids, _ in found)
+        if not whole or not all(map(isfinite, chain.from_iterable(logps for _, logps in found))):
+            raise Fault(f"{self.client.url} has returned others than the {count} most likely tokens in each place", 400)
         return found
 
     async def _sample(self, ids: list[Any], sampling: dict[str, Any], deadline: float, **options: int | str) -> Any:

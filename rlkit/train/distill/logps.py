@@ -12,6 +12,7 @@ from rlkit.ops.masked import masked_sum
 from rlkit.sections import Teacher
 from rlkit.train.data import Data
 from rlkit.train.distill.rows import TeacherRows, teacher_rows
+from rlkit.train.distill.servers import logps_on_servers, top_on_servers
 from rlkit.train.logps import frozen_logps, frozen_top
 from rlkit.train.metrics import Meter
 from rlkit.train.rollouts import source_of
@@ -36,11 +37,13 @@ def compute_teacher_logps(context: TrainContext, batch: RolloutBatch, trajectori
     assert section is not None
     found: list[Tensor] = []
     paths, count = [section.path_of(t.prompt.source_name) for t in trajectories], context.recipe.loss.teacher_top
+    if context.data.teacher_prompts is not None:
+        count = min(count, context.data.teacher_prompts.columns)
     for path, teacher in context.models.teachers.items():  # agreed: by the recipe
         mine = torch.tensor([i for i, one in enumerate(paths) if one == path], device=batch.tokens.device).long()
         part = rows.batch.rows(mine)
         if teacher is None:  # agreed: by the recipe
-            some = [_served(context, part)]
+            some = top_on_servers(context, part, count) if count else [logps_on_servers(context, part)]
         else:
             some = frozen_top(context, part, teacher, count) if count else [frozen_logps(context, part, teacher)]
         found = found or [_unread(piece, rows.batch.tokens) for piece in some]
@@ -81,21 +84,6 @@ def check_servers(context: TrainContext) -> None:
     for url in section.urls or () if context.ranks.lead else ():
         prompt = data.teacher_prompts.prompt(data.prompt(data.kept[0]))
         context.rollouts.wait(served_logps([url], [Span(data.template.start(prompt.messages, prompt.tools), 1)]))
-
-
-def _served(context: TrainContext, batch: RolloutBatch) -> Tensor:
-    """Return the log-probs [B,T] f32 of the recipe's teacher, which servers have."""
-    section, ranks, mask = context.recipe.teacher, context.ranks, batch.mask.cpu()
-    assert section is not None
-    assert section.urls is not None
-    rows = mask.any(-1).nonzero().flatten().tolist()
-    starts, lengths = mask.int().argmax(-1).tolist() if rows else [], batch.attention.sum(-1).tolist()
-    spans = [Span(batch.tokens[row, : lengths[row]].tolist(), starts[row]) for row in rows]
-    answers = context.rollouts.wait(served_logps(section.urls, spans)) if ranks.lead else []
-    found = torch.zeros(mask.shape)
-    for row, span, logps in zip(rows, spans, ranks.broadcast_tp(answers), strict=True):
-        found[row, span.start : span.start + len(logps)] = torch.tensor(logps)
-    return (found * mask).to(batch.tokens.device)
 
 
 def read_rows(data: Data, batch: RolloutBatch, trajectories: Sequence[Trajectory]) -> TeacherRows:

@@ -9,6 +9,7 @@ from typing import Literal
 
 from rlkit.errors import RecipeError, show
 from rlkit.models.load import context_length, load_config, naming
+from rlkit.ranges import LARGEST
 from rlkit.recipe import Recipe
 from rlkit.rollout.lengths import Side, measure, shorten
 from rlkit.rollout.template import ChatTemplate
@@ -26,13 +27,21 @@ class TeacherPrompts:
         context: Tokens that it can read.
         text: `teacher.context`; None for the policy's prompts.
         overlong: What becomes of a prompt that leaves no room in its context.
+        columns: How many its output layer and the policy's have in common.
 
     Raises:
         RecipeError: `text` is no such template, or the policy's own text is not in it.
     """
 
-    def __init__(self, context: int, text: str | None, overlong: Literal["error", "drop"] | Side = "error") -> None:
+    def __init__(
+        self,
+        context: int,
+        text: str | None,
+        overlong: Literal["error", "drop"] | Side = "error",
+        columns: int = LARGEST,
+    ) -> None:
         self.context = context
+        self.columns = columns
         self.overlong = overlong
         self._text = None if text is None else TextTemplate(text, "teacher.context")
         if self._text is not None and PROMPT not in self._text.names:
@@ -106,8 +115,10 @@ def teacher_prompts(recipe: Recipe) -> TeacherPrompts | None:
     section = recipe.teacher
     if section is None:
         return None
-    contexts = []
+    contexts, columns = [], []
     for option, path in ({"model.path": recipe.model.path} | section.paths()).items():
         with naming(option):
-            contexts.append(context_length(load_config(replace(recipe.model, path=path, lora=None))))
-    return TeacherPrompts(min(contexts), section.context, recipe.rollout.overlong)
+            config = load_config(replace(recipe.model, path=path, lora=None))
+        contexts.append(context_length(config))
+        columns.append(config.get_text_config().vocab_size)
+    return TeacherPrompts(min(contexts), section.context, recipe.rollout.overlong, min(columns))

@@ -1,0 +1,64 @@
+"""What servers that have the recipe's teacher compute of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from math import nan
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from rlkit.engines.sglang.teacher import Span, served_logps, served_top
+from rlkit.ops.logps import LEAST
+from rlkit.train.logps import columns_of
+from rlkit.train.setup import TrainContext
+from rlkit.types import RolloutBatch
+
+T = TypeVar("T")
+
+
+def logps_on_servers(context: TrainContext, batch: RolloutBatch) -> Tensor:
+    """Return the teacher's log-probs [B,T] f32, 0 outside the mask."""
+    rows, spans = _spans(batch)
+    found = torch.zeros(batch.mask.shape)
+    answers = _answers(context, lambda urls: served_logps(urls, spans))
+    for row, span, logps in zip(rows, spans, answers, strict=True):
+        found[row, span.start : span.start + len(logps)] = torch.tensor(logps)
+    return found.to(batch.mask.device) * batch.mask
+
+
+def top_on_servers(context: TrainContext, batch: RolloutBatch, count: int) -> list[Tensor]:
+    """Return the most likely tokens [B,T,K] i64 and their log-probs [B,T,K+1] f32, 0 outside the mask.
+
+    Log-probs are NaN where the policy has no such token. The last is what the others leave of 1.
+    """
+    rows, spans = _spans(batch)
+    ids = torch.zeros(*batch.mask.shape, count, dtype=torch.long)
+    logps = torch.zeros(*batch.mask.shape, count + 1)
+    answers = _answers(context, lambda urls: served_top(urls, spans, count))
+    for row, span, places in zip(rows, spans, answers, strict=True):
+        of = slice(span.start, span.start + len(places))
+        ids[row, of] = torch.tensor([tokens for tokens, _ in places])
+        logps[row, of, :-1] = torch.tensor([found for _, found in places])
+    logps[..., -1] = (1 - logps[..., :-1].exp().sum(-1)).clamp(min=LEAST).log()
+    unknown = (ids >= columns_of(context.models.actor)).any(-1, keepdim=True)
+    ids, logps = ids.masked_fill(unknown, 0), logps.masked_fill(unknown, nan)
+    device, mask = batch.mask.device, batch.mask[..., None]
+    return [ids.to(device) * mask, torch.where(mask, logps.to(device), 0.0)]
+
+
+def _answers(context: TrainContext, ask: Callable[[Sequence[str]], Coroutine[Any, Any, list[T]]]) -> list[T]:
+    """Ask the teacher's servers, once for the ranks of a tensor-parallel group."""
+    section, ranks = context.recipe.teacher, context.ranks
+    assert section is not None
+    assert section.urls is not None
+    return ranks.broadcast_tp(context.rollouts.wait(ask(section.urls)) if ranks.lead else [])
+
+
+def _spans(batch: RolloutBatch) -> tuple[list[int], list[Span]]:
+    """Return the rows that have tokens under the mask, and what is scored of each: from the first of these on."""
+    mask = batch.mask.cpu()
+    rows = mask.any(-1).nonzero().flatten().tolist()
+    starts, lengths = mask.int().argmax(-1).tolist() if rows else [], batch.attention.sum(-1).tolist()
+    return rows, [Span(batch.tokens[row, : lengths[row]].tolist(), starts[row]) for row in rows]
