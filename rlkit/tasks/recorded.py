@@ -49,7 +49,8 @@ def recording(row: Row, prompted: bool, place: str = "row") -> Recording:
         label = row.get("label")
         reward = float(label) if isinstance(label, bool) else _number(row.get("reward"), f"{place}: 'reward'")
         return Recording(None, [RecordedAnswer(found, 0.0 if reward is None else reward, _of_turns(row, found, place))])
-    if prompted and isinstance(several := row.get("completions"), list):
+    steps = isinstance(row.get("labels"), list)  # of one answer, which TRL labels and rlkit does not read
+    if prompted and isinstance(several := row.get("completions"), list) and not steps:
         return Recording(None, _several(several, row.get("rewards"), f"{place}: 'rewards'"))
     if not prompted and (found := _turns(row.get("messages"))):
         return _from_first_turn(found, row, place)

@@ -51,6 +51,7 @@ def template() -> ChatTemplate:
         ({"completion": [said("5")]}, [("5", 0.0)]),
         ({"completions": ["6", "5"], "rewards": [0, 1]}, [("5", 1.0), ("6", 0.0)]),
         ({"completions": ["6", "5"], "rewards": [0]}, []),
+        ({"completions": ["2 and 3", "is 6"], "labels": [True, False]}, []),
         ({"completions": ["6", ""], "rewards": [0, 1]}, []),
         ({"completions": ["6", "5"], "rewards": [0, float("nan")]}, []),
         ({"chosen": "5", "rejected": "6"}, [("5", 1.0), ("6", 0.0)]),
