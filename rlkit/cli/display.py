@@ -22,7 +22,7 @@ SHOWN = (
     ("policy/loss", "loss", ".4f"),
     ("reward/mean", "reward", ".3f"),
     ("accuracy", "acc", ".2f"),
-    ("policy/preference_accuracy", "pairs", ".2f"),
+    ("policy/preference_accuracy", "preferred", ".2f"),
     ("policy/margin", "margin", ".2f"),
     ("policy/kl_ref", "kl", ".4f"),
     ("policy/kl_old", "kl", ".4f"),

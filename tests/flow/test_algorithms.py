@@ -290,7 +290,7 @@ def test_the_reference_of_recorded_preferences_is_the_policy_without_adapters(
     assert last["policy/margin"] > 0
     assert "reward/mean" not in last  # it is the data's, whatever the policy does
     [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step 3/3")]
-    assert f"  pairs {last['policy/preference_accuracy']:.2f}  margin {last['policy/margin']:.2f}  " in line
+    assert f"  preferred {last['policy/preference_accuracy']:.2f}  margin {last['policy/margin']:.2f}  " in line
     assert "reward" not in line
 
 
