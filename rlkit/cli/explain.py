@@ -156,7 +156,7 @@ def _reference(recipe: Recipe) -> str:
 
 
 def _teacher(teacher: Teacher, averaged: bool) -> str:
-    itself = "the policy's averaged weights" if averaged else "the policy before the update"
+    itself = "the policy's averaged weights" if averaged else "the policy as the run began"
     served = "" if teacher.urls is None else f" on {len(teacher.urls)} servers"
     others = f"{teacher.path or (itself if teacher.context is not None else 'none')}{served}"
     named = [f"{path} for {source}" for source, path in (teacher.sources or {}).items()]

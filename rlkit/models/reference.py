@@ -84,19 +84,19 @@ class Reference(FrozenPolicy):
             mine.lerp_(theirs, mix)
 
 
-class SelfTeacher(FrozenPolicy):
-    """Returns log-probs of the policy as it is between updates, or of the average of its weights.
+class AveragedPolicy(FrozenPolicy):
+    """Returns log-probs of the policy with the average of its weights.
 
     Args:
         actor: The policy.
-        average: Of its weights; None for the weights themselves.
+        average: Of its weights.
     """
 
     shared = True
 
-    def __init__(self, actor: Actor, average: WeightAverage | None) -> None:
+    def __init__(self, actor: Actor, average: WeightAverage) -> None:
         self.actor = actor
         self.average = average
 
     def applied(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.average is None else self.average.applied()
+        return self.average.applied()

@@ -91,9 +91,9 @@ class Teacher:
     compares with its distributions instead, and then nothing is added to advantages.
 
     Args:
-        path: A model as in `model.path`, with the policy's tokenizer. null is the policy itself as it is before each
-            step, or with `train.ema` its averaged weights, which knows more by `context`: self-distillation (Shenfeld
-            et al. 2026, arXiv:2601.19897).
+        path: A model as in `model.path`, with the policy's tokenizer. null is the policy itself as the run began,
+            or with `train.ema` its averaged weights, which knows more by `context`: self-distillation (Shenfeld et al.
+            2026, arXiv:2601.19897).
         urls: SGLang servers that have this model, so that it takes no memory here; `path` says what it is. null loads
             it.
         context: What the teacher reads in place of the last user message of a prompt, a template such as

@@ -19,7 +19,7 @@ from rlkit.models.ema import WeightAverage
 from rlkit.models.flops import learning_flops
 from rlkit.models.load import load_backbone, load_policy, naming
 from rlkit.models.lora import base_model
-from rlkit.models.reference import FrozenPolicy, Reference, SelfTeacher
+from rlkit.models.reference import AveragedPolicy, FrozenPolicy, Reference
 from rlkit.recipe import Recipe
 from rlkit.sections import Critic, Teacher, Train
 from rlkit.train.optim import make_optimizer
@@ -149,7 +149,7 @@ class Models:
         """Return the teachers by their paths, of which None is the policy itself; none is loaded that servers have."""
         found: dict[str | None, FrozenPolicy | None] = {}
         if section.path is None and section.context is not None:
-            found[None] = SelfTeacher(self.actor, self.average)
+            found[None] = self._itself(placer)
         elif section.urls is not None:
             found[section.path] = None
         for option, path in section.paths().items():
@@ -158,6 +158,14 @@ class Models:
                 with naming(option):
                     found[path] = FrozenPolicy(model, placer.frozen, placer.empty)
         return found
+
+    def _itself(self, placer: Placer) -> FrozenPolicy:
+        """Return the policy as a teacher that moves slowly, or not at all."""
+        if self.average is not None:
+            return AveragedPolicy(self.actor, self.average)
+        if self.reference is not None and self._recipe.reference is None:
+            return self.reference
+        return Reference(self.actor, self._recipe.model, placer.frozen, placer.empty)
 
     def update_ema_and_reference(self, step: int) -> None:
         """After a step, update the averaged weights and the reference from the policy."""
@@ -171,9 +179,8 @@ class Models:
         """Return what no rollout needs: optimizers, all but the policy, and that too if the engine has its own."""
         trained = [t for t in (self.policy, self.critic) if t is not None]
         modules: list[nn.Module] = [] if self.critic is None else [self.critic.inner]
-        modules += [
-            one.actor for one in (self.reference, *self.teachers.values()) if one is not None and not one.shared
-        ]
+        frozen = [one for one in (self.reference, *self.teachers.values()) if one is not None and not one.shared]
+        modules += dict.fromkeys(one.actor for one in frozen)
         if not keep_policy:
             modules.append(self.actor)
         return HostOffload(modules, [t.optimizer.optimizer for t in trained], device)

@@ -2,8 +2,8 @@
 
 It begins with a policy that was trained, by `quick_sft`, on additions with the answer behind the question. Without the
 answer it adds badly; it then is its own teacher, which reads the answer. What is printed are accuracies on held-out
-additions without the answer, before and after: with averaged weights as the teacher, with those of the last step, and
-with averaged weights that read a line break instead.
+additions without the answer, before and after: with the weights that the run began with as the teacher, with the same
+where they read a line break instead, and with averaged weights.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ SEEDS = (0, 1, 2)
 HINT = "\nThe answer is {answer}."
 AVERAGED = "--train.ema=0.99"
 TEACHERS = {
+    "the policy as the run began, which reads the answer": ("{prompt}" + HINT,),
+    "the same, which reads a line break instead": ("{prompt}\n",),
     "averaged weights, which read the answer": ("{prompt}" + HINT, AVERAGED),
-    "weights of the last step, which read it": ("{prompt}" + HINT,),
-    "averaged weights, which read a line break instead": ("{prompt}\n", AVERAGED),
 }
 
 
