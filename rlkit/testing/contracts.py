@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import math
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
@@ -156,7 +157,13 @@ def _lose(loss: PolicyLoss, batch: Batch, log_ratio: float, scale: float = 1.0) 
         ready.selected = loss.select(logps.detach(), ready)
         if problem := outputs.of_selection(ready.selected, batch.mask):
             raise AssertionError(f"{name} {problem}")
-    out = loss(PolicyOutput(logps, torch.zeros_like(logps), scores=logps if loss.reads_scores else None), ready)
+    policy = PolicyOutput(logps, torch.zeros_like(logps), scores=logps if loss.reads_scores else None)
+    if loss.teacher_top:
+        ready.teacher_top_ids = batch.tokens[..., None]
+        ready.teacher_top_logps = torch.full((*batch.tokens.shape, 2), math.log(0.5))
+        both = torch.nn.functional.logsigmoid(torch.stack((logps, -logps), -1))
+        policy = policy._replace(top_logps=both)
+    out = loss(policy, ready)
     if problem := outputs.of_loss(out, batch.mask):
         raise AssertionError(f"{name} {problem}")
     if not bool(out.per_token.isfinite().all()):

@@ -131,7 +131,7 @@ def lengths(*letters: int, steps: int = 1, overlong: str = "error", tokenizer: A
     rollout = SimpleNamespace(overlong=overlong, max_prompt_tokens=None, oversample=1, engine=TorchEngine())
     task = Lengths(letters)
     recipe: Any = SimpleNamespace(
-        train=train, rollout=rollout, task=task, tools=None, curriculum=None, model=Model("tiny")
+        train=train, rollout=rollout, task=task, tools=None, curriculum=None, model=Model("tiny"), teacher=None
     )
     data = Data(tokenizer, 0, recipe, task.rows("train"), [], frozenset({tokenizer.eos_token_id}))
     data.context = data.length(Prompt("", [{"role": "user", "content": "x" * 10}]))
