@@ -285,6 +285,15 @@ def test_ranks_share_the_cpus_among_their_workers_at_most_four_each_unless_asked
     assert counts == [workers]
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A shell starts what runs in its background with Ctrl-C ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_in_the_callers_thread_cancels_the_work_and_waits_for_its_end(loop: EventLoop) -> None:
     ended: list[str] = []
 
