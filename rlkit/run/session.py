@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rlkit.concurrency.garbage import lasting
 from rlkit.distributed.fsdp2 import FSDP2
-from rlkit.errors import CallbackError, CheckpointError, RankError, RecipeError, TrainingError, explain, shorten
+from rlkit.errors import CallbackError, CheckpointError, RankError, TrainingError, explain, shorten
 from rlkit.interfaces.callback import CheckpointSaved, Json, LoggedRun, RunEnd, RunStart, StepEnd, ValidationEnd
 from rlkit.models.load import save_policy
 from rlkit.models.store import CheckpointRef, State, Store, step_of
@@ -31,7 +31,7 @@ from rlkit.run.measure import memory
 from rlkit.run.measure.profile import profiled
 from rlkit.run.metrics_log import MetricsLog
 from rlkit.run.outcome import Figures, Outcome, Replay, Reporter
-from rlkit.run.preflight.plan import Trial, lines, try_reward
+from rlkit.run.preflight.start import preflight
 from rlkit.run.preflight.weight_check import check_weights
 from rlkit.run.progress import Progress
 from rlkit.run.signals import Signals
@@ -40,7 +40,6 @@ from rlkit.text import redact
 from rlkit.train.ahead.beside import BesideStream
 from rlkit.train.ahead.colocated import ColocatedStream
 from rlkit.train.ahead.stream import Stream, TrainedPlaces
-from rlkit.train.distill.logps import check_servers
 from rlkit.train.evaluate import Accuracies, evaluate
 from rlkit.train.rollouts import source
 from rlkit.train.setup import TrainContext
@@ -211,7 +210,7 @@ class Session:
             best = state.best if state.figure == save.keep_best else None
         writer = Writer(store, save, context.ranks, self.outcome.steps, best)
         self.saver = Saver(writer, self.reporter.note, self.outcome.steps if here else 0)
-        self._preflight(context)
+        preflight(context, self.reporter.note, self.first)
         context.rollouts.sync_weights()
         if context.recipe.generates:  # agreed: an option of the recipe
             check_weights(context.data, context.rollouts)
@@ -249,28 +248,6 @@ class Session:
             callbacks=context.callbacks.states(),
             trained=None if self.stream is None else [self.stream.trained.low, *self.stream.trained.beyond],
         )
-
-    def _preflight(self, context: TrainContext) -> None:
-        """Show how the numbers work out, and what looks wrong before anything is spent.
-
-        Raises:
-            RecipeError: The reward fails, and the recipe requires that it does not; all ranks raise it.
-        """
-        for line in lines(context.data, context.ranks.count):
-            self.reporter.note(line)
-        for warning in context.data.template.check().warnings:
-            self.reporter.note(f"warning: {warning}")
-        reward, rollouts, trial = context.recipe.reward, context.rollouts, Trial("")
-        if self.first and reward is not None:
-            trial = rollouts.wait(try_reward(lambda t: rollouts.score(reward, t), *context.data.examples(1)))
-        trial = context.ranks.same(trial)
-        if trial.failed and context.recipe.train.require_reward:
-            raise RecipeError(
-                f"{trial.text}; fix it, or set train.require_reward: false if it only works later, as a service may"
-            )
-        if trial.text:
-            self.reporter.note(f"warning: {trial.text}" if trial.failed else trial.text)
-        check_servers(context)
 
     def _dump(self, context: TrainContext, number: int, trajectories: list[Trajectory]) -> None:
         """Keep what the recipe wants of the trajectories of a step."""

@@ -28,7 +28,7 @@ from rlkit.rollout.template import USER, ChatTemplate
 from rlkit.tasks.order import Drawn, Order, permutation_of
 from rlkit.train.distill.check import check_sources, check_tokenizers
 from rlkit.train.distill.prompts import TeacherPrompts, teacher_prompts
-from rlkit.train.mixtures.recipes import naming, recipe_of
+from rlkit.train.mixtures.recipes import naming_mixture, recipe_of
 from rlkit.types import Prompt, Row
 
 
@@ -328,7 +328,7 @@ def load_data(recipe: Recipe) -> Data:
     data.check_lengths()
     for name, mixture in (recipe.mix or {}).items():
         alone = recipe_of(mixture, recipe)
-        with naming(name):
+        with naming_mixture(name):
             data.mixtures[name] = load_data(alone) if mixture.task is not None else replace(data, recipe=alone)
     return data
 

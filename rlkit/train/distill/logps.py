@@ -79,11 +79,12 @@ def check_servers(context: TrainContext) -> None:
         EngineError: One does not.
     """
     section, data = context.recipe.teacher, context.data
-    if section is None or data.teacher_prompts is None:
+    if section is None or section.urls is None or data.teacher_prompts is None or not context.ranks.lead:
         return
-    for url in section.urls or () if context.ranks.lead else ():
-        prompt = data.teacher_prompts.prompt(data.prompt(data.kept[0]))
-        context.rollouts.wait(served_logps([url], [Span(data.template.start(prompt.messages, prompt.tools), 1)]))
+    prompt = data.teacher_prompts.prompt(data.prompt(data.kept[0]))
+    span = Span(data.template.start(prompt.messages, prompt.tools), 1)
+    for url in section.urls:
+        context.rollouts.wait(served_logps([url], [span]))
 
 
 def read_rows(data: Data, batch: RolloutBatch, trajectories: Sequence[Trajectory]) -> TeacherRows:

@@ -58,7 +58,7 @@ def _answers(context: TrainContext, ask: Callable[[Sequence[str]], Coroutine[Any
 
 def _spans(batch: RolloutBatch) -> tuple[list[int], list[Span]]:
     """Return the rows that have tokens under the mask, and what is scored of each: from the first of these on."""
-    mask = batch.mask.cpu()
+    mask, tokens = batch.mask.cpu(), batch.tokens.tolist()
     rows = mask.any(-1).nonzero().flatten().tolist()
     starts, lengths = mask.int().argmax(-1).tolist() if rows else [], batch.attention.sum(-1).tolist()
-    return rows, [Span(batch.tokens[row, : lengths[row]].tolist(), starts[row]) for row in rows]
+    return rows, [Span(tokens[row][: lengths[row]], starts[row]) for row in rows]

@@ -36,7 +36,7 @@ def recipe_of(mixture: Mixture, recipe: Recipe) -> Recipe:
 
 
 @contextmanager
-def naming(mixture: str) -> Iterator[None]:
+def naming_mixture(mixture: str) -> Iterator[None]:
     """Name a mixture in errors about its data."""
     try:
         yield

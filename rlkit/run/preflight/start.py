@@ -1,0 +1,39 @@
+"""What is shown and tried at the start of a run, before anything is spent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rlkit.errors import RecipeError
+from rlkit.run.preflight.plan import Trial, lines, try_reward
+from rlkit.train.distill.logps import check_servers
+from rlkit.train.setup import TrainContext
+
+
+def preflight(context: TrainContext, note: Callable[[str], None], first: bool) -> None:
+    """Show how the numbers work out, and what looks wrong; try the reward and the teacher's servers.
+
+    Args:
+        context: The run's; all ranks must call this.
+        note: Shows a line.
+        first: Whether this is rank 0, which tries the reward.
+
+    Raises:
+        RecipeError: The reward fails, and the recipe requires that it does not; all ranks raise it.
+        EngineError: A server of the teacher does not answer.
+    """
+    for line in lines(context.data, context.ranks.count):
+        note(line)
+    for warning in context.data.template.check().warnings:
+        note(f"warning: {warning}")
+    reward, rollouts, trial = context.recipe.reward, context.rollouts, Trial("")
+    if first and reward is not None:
+        trial = rollouts.wait(try_reward(lambda t: rollouts.score(reward, t), *context.data.examples(1)))
+    trial = context.ranks.same(trial)
+    if trial.failed and context.recipe.train.require_reward:
+        raise RecipeError(
+            f"{trial.text}; fix it, or set train.require_reward: false if it only works later, as a service may"
+        )
+    if trial.text:
+        note(f"warning: {trial.text}" if trial.failed else trial.text)
+    check_servers(context)
