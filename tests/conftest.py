@@ -50,7 +50,7 @@ def rlkit_in_process(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    text = gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text()
+    text = gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text(encoding="utf-8")
     return [json.loads(line) for line in text.splitlines()]
 
 

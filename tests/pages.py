@@ -24,7 +24,7 @@ class Block(NamedTuple):
 
 
 def text_of(topic: str) -> str:
-    return (ROOT / "README.md").read_text() if topic == README else page(topic)
+    return (ROOT / "README.md").read_text(encoding="utf-8") if topic == README else page(topic)
 
 
 def blocks(topic: str) -> Iterator[Block]:

@@ -67,7 +67,7 @@ def _examine(model: Model) -> int:
 def facts() -> list[tuple[str, str]]:
     """Return what matters about this machine."""
     rows = [("python", f"{platform.python_version()} on {platform.platform()}")]
-    rows += [(name, metadata.version(name)) for name in PACKAGES]
+    rows += [(name, torch.__version__ if name == "torch" else metadata.version(name)) for name in PACKAGES]
     checks: dict[str, Callable[[str], str]] = {"wandb": str, "tensorboard": str, "sglang": _sglang}
     for name, check in checks.items():
         try:

@@ -52,7 +52,7 @@ class Stream:
             number = self._stream.fileno()
         except (OSError, ValueError):  # no descriptor, or closed
             return
-        with open(os.devnull, "w") as null:
+        with open(os.devnull, "w", encoding="utf-8") as null:
             os.dup2(null.fileno(), number)
 
 
@@ -63,7 +63,7 @@ def unfailing() -> Iterator[None]:
     while (number := os.open(os.devnull, os.O_RDWR)) < 3:
         pass  # a standard descriptor was closed: no file of the run may get its number
     os.close(number)
-    sys.stdout, sys.stderr = (Stream(s or open(os.devnull, "w")) for s in before)  # type: ignore[assignment]  # noqa: SIM115
+    sys.stdout, sys.stderr = (Stream(s or open(os.devnull, "w", encoding="utf-8")) for s in before)  # type: ignore[assignment]  # noqa: SIM115
     try:
         yield
     finally:

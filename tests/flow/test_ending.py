@@ -122,7 +122,7 @@ def test_the_rollouts_that_are_kept_can_be_chosen(tmp_path: Path) -> None:
 def test_a_run_whose_output_nobody_takes_is_finished(
     reader: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = tmp_path / "öut [red]"
+    out = tmp_path / ("öut [red]" if sys.getfilesystemencoding() == "utf-8" else "?ut [red]")
     if reader == "ascii":
         raw = io.BytesIO()
         stream: Any = io.TextIOWrapper(raw, encoding="ascii", write_through=True)

@@ -61,7 +61,7 @@ OWNERS = {
 
 def imports(path: Path) -> Iterator[str]:
     """Return the modules that a file imports, wherever in it, but not those for type checkers only."""
-    tree = ast.parse(path.read_text())
+    tree = ast.parse(path.read_text(encoding="utf-8"))
     guarded = {
         id(inner)
         for node in ast.walk(tree)
@@ -114,7 +114,9 @@ def test_the_kit_for_servers_knows_no_product() -> None:
     """So that an engine for any product can be a plugin: see plugins/rlkit-engine-http."""
     named = re.compile(r"sglang|vllm|rlkit\.engines\.(?!server\b)", re.I)
     kit = (ROOT / "rlkit" / "engines" / "server").glob("*.py")
-    assert not [f"{path.name}: {found[0]}" for path in kit for found in named.finditer(path.read_text())]
+    assert not [
+        f"{path.name}: {found[0]}" for path in kit for found in named.finditer(path.read_text(encoding="utf-8"))
+    ]
 
 
 def test_heavy_libraries_are_imported_by_their_owners_only() -> None:
@@ -133,7 +135,7 @@ def test_heavy_libraries_are_imported_by_their_owners_only() -> None:
 def test_functions_and_files_are_small() -> None:
     large = []
     for path in SOURCES:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         if text.count("\n") > 400:
             large.append(f"{path.name}: {text.count(chr(10))} lines")
         for node in ast.walk(ast.parse(text)):
@@ -147,7 +149,7 @@ def test_functions_and_files_are_small() -> None:
 def test_public_things_have_docstrings() -> None:
     bare = []
     for path in SOURCES:
-        tree = ast.parse(path.read_text())
+        tree = ast.parse(path.read_text(encoding="utf-8"))
         if path.name != "__init__.py" and not ast.get_docstring(tree):
             bare.append(path.name)
         for node in tree.body:
@@ -171,13 +173,13 @@ def types_in(hint: object) -> Iterator[object]:
 
 
 def test_every_option_is_read_by_some_code() -> None:
-    code = "\n".join(path.read_text() for path in SOURCES)
+    code = "\n".join(path.read_text(encoding="utf-8") for path in SOURCES)
     unread = [f"{s.__name__}.{f.name}" for s in sections() for f in fields(s) if not re.search(rf"\.{f.name}\b", code)]
     for parts in load_plugins(entry_points=False).parts.values():
         for part in parts.values():
             source = "\n".join(inspect.getsource(cls) for cls in part.cls.__mro__ if cls.__module__.startswith("rlkit"))
             for reader in ("rollout/scoring.py", "rollout/service.py", "train/rollouts.py"):
-                source += (ROOT / "rlkit" / reader).read_text()
+                source += (ROOT / "rlkit" / reader).read_text(encoding="utf-8")
             for name in inspect.signature(part.cls).parameters:
                 if not re.search(rf"\.{name}\b(?! = )", source):
                     unread.append(f"{part.name}.{name}")
@@ -263,8 +265,27 @@ def test_no_text_names_the_distribution_of_another_project() -> None:
     listed = subprocess.run(("git", "ls-files"), cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     kinds = {".md", ".py", ".toml", ".tmpl", ".yaml", ".yml", ".txt"}
     texts = [ROOT / path for path in listed if Path(path).suffix in kinds and ROOT / path != Path(__file__)]
-    found = [f"{path.relative_to(ROOT)}: {match[0]}" for path in texts for match in wrong.finditer(path.read_text())]
+    found = [
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for path in texts
+        for match in wrong.finditer(path.read_text(encoding="utf-8"))
+    ]
     assert not found
     assert wrong.search("pip install -U " + "rlkit")
     assert wrong.search("'" + "rlkit[wandb]'")
     assert not wrong.search("pip install 'rlkit-fabric[wandb]' rlkit-tool-search ./rlkit/plugin")
+
+
+def test_text_files_are_read_and_written_in_a_stated_encoding() -> None:
+    """Without one, `open` and its kin use the locale's, and a file from another machine reads differently."""
+    unstated = []
+    for path in SOURCES:
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(call, ast.Call) or "encoding" in {keyword.arg for keyword in call.keywords}:
+                continue
+            binary = any(isinstance(mode, ast.Constant) and "b" in str(mode.value) for mode in call.args[1:])
+            if getattr(call.func, "attr", None) in ("read_text", "write_text") or (
+                getattr(call.func, "id", None) == "open" and not binary
+            ):
+                unstated.append(f"{path.relative_to(ROOT)}:{call.lineno}")
+    assert not unstated

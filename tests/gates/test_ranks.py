@@ -26,7 +26,7 @@ COLLECTIVE_DATA = {"save", "load", "async_save", "distribute_tensor", "full_tens
 
 def read(path: Path) -> Source:
     relative = path.relative_to(ROOT)
-    return Source(str(relative), relative.parts[1].removesuffix(".py"), path.read_text())
+    return Source(str(relative), relative.parts[1].removesuffix(".py"), path.read_text(encoding="utf-8"))
 
 
 def sources() -> list[Source]:
@@ -35,7 +35,11 @@ def sources() -> list[Source]:
 
 def public(room: str, owner: str) -> set[str]:
     """Return the public methods of a class."""
-    [found] = [node for node in ast.walk(ast.parse((ROOT / room).read_text())) if getattr(node, "name", "") == owner]
+    [found] = [
+        node
+        for node in ast.walk(ast.parse((ROOT / room).read_text(encoding="utf-8")))
+        if getattr(node, "name", "") == owner
+    ]
     return {f.name for f in ast.walk(found) if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef)} - {"__init__"}
 
 

@@ -90,7 +90,7 @@ def test_names_are_the_fields() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}: {owner}.{name}, expected {NAMES[name]}"
         for path in SOURCES
-        for owner, name in definitions(ast.parse(path.read_text()))
+        for owner, name in definitions(ast.parse(path.read_text(encoding="utf-8")))
         if name in NAMES and (owner, name) not in ELSEWHERE
     ]
     assert not wrong
@@ -100,7 +100,7 @@ def test_docstrings_have_no_metaphors_of_people() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{line}: {found[0]!r} in {text.splitlines()[0]!r}"
         for path in SOURCES
-        for line, text in docstrings(ast.parse(path.read_text()))
+        for line, text in docstrings(ast.parse(path.read_text(encoding="utf-8")))
         if (found := FIRST_WORDS.match(text) or WORDS.search(text))
     ]
     assert not wrong
@@ -113,7 +113,7 @@ def count_any(tree: ast.AST) -> int:
 
 def test_any_stands_in_few_lines() -> None:
     """At most 6 in 1,000 lines: what is not read is an `object`, what is has a type or a Protocol."""
-    texts = {path: path.read_text() for path in (ROOT / "rlkit").rglob("*.py")}
+    texts = {path: path.read_text(encoding="utf-8") for path in (ROOT / "rlkit").rglob("*.py")}
     counts = Counter({str(path): count_any(ast.parse(text)) for path, text in texts.items()})
     lines = sum(text.count("\n") for text in texts.values())
     assert counts.total() <= 6 * lines / 1000, counts.most_common(10)
@@ -126,7 +126,7 @@ def test_a_room_has_at_most_15_files() -> None:
 
 def test_type_checkers_may_read_the_types_everywhere() -> None:
     assert (ROOT / "rlkit" / "py.typed").exists()
-    assert not [path for path in SOURCES if re.search(r"# (mypy|type): ignore(?!\[)", path.read_text())]
+    assert not [path for path in SOURCES if re.search(r"# (mypy|type): ignore(?!\[)", path.read_text(encoding="utf-8"))]
 
 
 def test_the_gates_find_what_they_look_for() -> None:

@@ -193,7 +193,7 @@ def test_a_process_without_ranks_is_not_warned_of_them(store: Store, ranks: Rank
 
 def test_names_are_ordered_by_step_and_nothing_else_is_one(store: Store, ranks: Ranks) -> None:
     written(store, ranks, 9, 99_999, 100_000, 1_000_000)
-    for other in ("step-²²²²²²", "step-12", "step-000011.partial", "step-abcdef"):
+    for other in (os.fsdecode("step-²²²²²²".encode()), "step-12", "step-000011.partial", "step-abcdef"):
         shutil.copytree(Path(store.root) / "step-000009", Path(store.root) / other)
     (Path(store.root) / "step-000012").mkdir()
     assert store.names() == ["step-1000000", "step-100000", "step-099999", "step-000009"]

@@ -48,7 +48,7 @@ def test_label_smoothing_is_that_of_torch(smoothing: float, memory: int, frozen:
         logits_logps(hidden @ weight.T, targets, 0.7, reads=loss.reads),
     ):
         per_token = loss(PolicyOutput(found.logps, found.entropy, mean_logps=found.mean), batch).per_token
-        torch.testing.assert_close(per_token, expected, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(per_token, expected, rtol=1e-5, atol=1e-5)
         gradients = torch.autograd.grad((per_token * pull).sum(), leaves)
         torch.testing.assert_close(gradients, wanted, rtol=1e-6, atol=1e-6)
 
@@ -59,7 +59,7 @@ def test_the_actor_computes_what_the_loss_reads_and_no_more() -> None:
         out = actor(ROWS, CHOSEN, 1.0, CrossEntropy(0.1).reads)
         logits = actor.logits(ROWS)[:, :-1][CHOSEN[:, 1:]]
         expected = cross_entropy(logits, ROWS[CHOSEN], label_smoothing=0.1, reduction="none")
-        torch.testing.assert_close(CrossEntropy(0.1)(out, ready()).per_token[CHOSEN], expected, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(CrossEntropy(0.1)(out, ready()).per_token[CHOSEN], expected, rtol=1e-5, atol=1e-5)
         assert out.sum_pi_squared is None
         bare = actor(ROWS, CHOSEN, 1.0, LOGPS)
         assert [x is None for x in bare] == [False, *[True] * 6]

@@ -100,7 +100,7 @@ def test_the_first_commands_of_readme_are_those_that_ci_runs() -> None:
     install = "python3 -m venv .venv && .venv/bin/pip install -q -e "
     assert first == f"{install}. && .venv/bin/rlkit fit --recipe quickstart\n"
     assert second == f"{install}'.[test]' && .venv/bin/pytest -n 2\n"
-    script = (ROOT / ".ci" / "run").read_text()
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert "README.md" in script
     assert "block 1" in script
     assert "block 2" in script
@@ -136,15 +136,15 @@ def test_the_page_on_a_kind_shows_the_package_that_is_written(kind: str, folder:
     for words in commands(Block(kind, "bash", found["bash"], None)):
         assert main(words[1:]) == 0
     [module] = folder.glob("rlkit-*/src/*/__init__.py")
-    assert found["python"] == module.read_text()
+    assert found["python"] == module.read_text(encoding="utf-8")
     [readme] = folder.glob("rlkit-*/README.md")
     [*recipes] = folder.glob("rlkit-*/src/*/recipes/*.yaml")
     if kind in PLURALS:
-        assert f"    {found['yaml']}" in readme.read_text()
+        assert f"    {found['yaml']}" in readme.read_text(encoding="utf-8")
         names: dict[str, object] = {"__name__": module.parent.name}
         exec(compile(found["python"], str(module), "exec"), names)
         assert KINDS[PLURALS[kind]].key.partition(".")[0] in found["yaml"]
-    assert [path.read_text() for path in recipes] == ([found["yaml"]] if kind == "recipe" else [])
+    assert [path.read_text(encoding="utf-8") for path in recipes] == ([found["yaml"]] if kind == "recipe" else [])
 
 
 @pytest.mark.parametrize("topic", [topic for topic in PAGES if not topic.startswith(PLUGINS)])
@@ -177,7 +177,7 @@ def test_commands_of_pages_work(
 
 def install(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put a package on the path, as `pip install -e` does."""
-    project = tomllib.loads((package / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((package / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     info = package / "src" / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
     info.mkdir()
     needed = "".join(f"Requires-Dist: {one}\n" for one in project["dependencies"])
@@ -225,7 +225,7 @@ def test_the_way_from_a_table_and_a_function_to_a_report(folder: Path) -> None:
     assert len(done) <= 6
     for words in done:
         assert main(words[1:]) == 0, words
-    assert json.loads((folder / "runs" / "mine" / "result.json").read_text())["status"] == "ok"
+    assert json.loads((folder / "runs" / "mine" / "result.json").read_text(encoding="utf-8"))["status"] == "ok"
     assert (folder / "runs" / "mine" / "report.html").is_file()
 
 
@@ -242,7 +242,7 @@ def is_listed(name: str, listed: set[str]) -> bool:
 
 def test_every_metric_of_a_run_is_listed(trained: Path) -> None:
     listed = metrics_of(page("metrics"))
-    row = json.loads((trained / "metrics.jsonl").read_text().splitlines()[-1])
+    row = json.loads((trained / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     figures = [name.removeprefix("validation/").removeprefix("sampled_") for name in row if name != "step"]
     assert len(figures) > 50
     assert [name for name in figures if not is_listed(name, listed)] == []
@@ -252,13 +252,15 @@ def test_every_metric_in_the_code_is_listed() -> None:
     listed = metrics_of(page("metrics"))
     found = set()
     for path in (ROOT / "rlkit").rglob("*.py"):
-        for name in re.findall(r'meter\.\w+\(\s*f?"([^"]+)"', path.read_text()):
+        for name in re.findall(r'meter\.\w+\(\s*f?"([^"]+)"', path.read_text(encoding="utf-8")):
             found.add(re.sub(r"\{prefix\}", "policy", re.sub(r"\{(?!prefix)\w+\}", "anything", name)))
     groups = {name.partition("/")[0] for name in found if "/" in name} | {"memory", "checkpoint"}
     literal = re.compile(rf'"((?:{"|".join(groups)})/[a-z_]+)"')
     for folder in ("train", "run"):
         for path in (ROOT / "rlkit" / folder).rglob("*.py"):
-            found |= {name for name in literal.findall(path.read_text()) if name != "rollouts/validation"}
+            found |= {
+                name for name in literal.findall(path.read_text(encoding="utf-8")) if name != "rollouts/validation"
+            }
     assert len(found) > 50
     dynamic = {"mismatch/anything", "time/anything", "imbalance/anything"}  # whose names a run shows
     assert sorted(name for name in found - dynamic if not is_listed(name, listed)) == []
@@ -275,7 +277,7 @@ def test_every_metric_in_the_code_is_listed() -> None:
     ],
 )
 def test_every_metric_that_is_named_elsewhere_is_listed_by_its_name(folder: str, pattern: str, prefix: str) -> None:
-    texts = [path.read_text() for path in (ROOT / "rlkit" / folder).rglob("*.py")]
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "rlkit" / folder).rglob("*.py")]
     found = {name for text in texts for groups in re.findall(pattern, text, re.M) for name in tuple_of(groups) if name}
     assert len(found) > 1
     assert {f"{prefix}/{name}" for name in found} - metrics_of(page("metrics")) == set()
@@ -389,7 +391,9 @@ def test_a_topic_that_is_none_is_explained(given: str, hint: str) -> None:
 
 def test_topics_that_messages_and_pages_name_are_there() -> None:
     places = [*(ROOT / "rlkit").rglob("*.py"), *(ROOT / "rlkit" / "docs").rglob("*.md"), ROOT / "README.md"]
-    named = {name for path in places for name in re.findall(r"rlkit docs ([a-z][\w/-]*)", path.read_text())}
+    named = {
+        name for path in places for name in re.findall(r"rlkit docs ([a-z][\w/-]*)", path.read_text(encoding="utf-8"))
+    }
     assert len(named) > 10
     assert all(find(name) in topics() for name in named - {"plugins/KIND", "takes"})
 
@@ -400,6 +404,8 @@ def test_two_topics_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_pages_are_in_the_wheel() -> None:
-    built = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    built = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]["build"]["targets"][
+        "wheel"
+    ]
     assert built["packages"] == ["rlkit"]  # with all files in it but a picture, which a terminal does not show
     assert built["exclude"] == ["rlkit/docs/report.png"]

@@ -224,7 +224,7 @@ MALFORMED = [
     (HermesParser, '<tool_call>{"name": "f", "arguments": "{}"}</tool_call>', "", [("f", "not an object")]),
     (HermesParser, '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>', "", [("f", "not JSON compliant")]),
     (HermesParser, '<tool_call>{"name": "f", "arguments": {"a": "\\ud800"}}</tool_call>', "", [("f", "surrogates")]),
-    (HermesParser, "<tool_call>" + "[" * 9000 + "</tool_call>", "", [("", "nested too deeply")]),
+    (HermesParser, "<tool_call>" + "[" * 100_000 + "</tool_call>", "", [("", "nested too deeply")]),
     (QwenCoderParser, '<tool_call>{"name": "f", "arguments": {}}</tool_call>', "", [("", "the name is missing")]),
     (QwenCoderParser, "<tool_call><function=></function></tool_call>B", "B", [("", "the name is missing")]),
     (QwenCoderParser, "<tool_call><function=f><parameter=a>1</para", "", [("f", "besides complete parameters")]),

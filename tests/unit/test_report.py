@@ -320,7 +320,7 @@ def test_numbers_that_are_not_finite_are_texts_for_a_browser(tmp_path: Path) -> 
 
 
 def test_the_scripts_are_small_files_of_ours_and_one_of_a_library(tmp_path: Path) -> None:
-    ours = [path.read_text().count("\n") for path in (page.HERE / "web").iterdir()]
+    ours = [path.read_text(encoding="utf-8").count("\n") for path in (page.HERE / "web").iterdir()]
     assert len(ours) == len(page.SCRIPTS) + 3  # the body, the style, and the script of a page that is served
     assert max(ours) <= 400
     assert {path.name for path in (page.HERE / "vendor").iterdir()} == {"LICENSE", "uPlot.iife.min.js", "uPlot.min.css"}

@@ -178,7 +178,7 @@ def split(argv: Sequence[str], own: Own = ()) -> Given:
         word = words.pop(0)
         flag, equals, text = word.partition("=")
         if not _decoded(word):
-            given.problems.append(f"{flag!a} holds bytes that are not UTF-8, expected text")
+            given.problems.append(f"{flag!a} {_UNDECODED}")
         elif word in ("-h", "--help"):
             given.help.append(("", None))
         elif not word.startswith("--") or flag == "--":
@@ -191,8 +191,14 @@ def split(argv: Sequence[str], own: Own = ()) -> Given:
     return given
 
 
+_UNDECODED = (
+    f"holds bytes that are not {sys.getfilesystemencoding().upper()}, this locale's encoding, expected text; LC_ALL=C.UTF-8 "
+    "sets UTF-8"
+)
+
+
 def _decoded(word: str) -> bool:
-    """Whether a word has nothing that Python makes of bytes that the locale's encoding does not know."""
+    """Return whether a word is free of what Python puts for bytes that the locale's encoding cannot decode."""
     return not any("\ud800" <= letter <= "\udfff" for letter in word)
 
 
@@ -201,7 +207,7 @@ def _take(given: Given, flag: str, value: str | None, own: dict[str, dict[str, A
     if flag.endswith(".help"):
         given.help.append((flag.removeprefix("--").removesuffix(".help"), value))
     elif value is not None and not _decoded(value):
-        given.problems.append(f"{flag!a} holds bytes that are not UTF-8, expected text")
+        given.problems.append(f"{flag!a} {_UNDECODED}")
     elif value is None:
         given.problems.append(f"{flag} has no value; write {flag}=VALUE")
     elif flag == "--recipe":

@@ -52,7 +52,7 @@ def main(log: str, command: list[str]) -> None:
         )
     threading.Thread(target=_wait_for_trainer, args=(server,), daemon=True).start()
     code = server.wait()
-    with open(log, "a") as file:
+    with open(log, "a", encoding="utf-8") as file:
         file.write(f"\n[rlkit] the server ended with exit code {code}\n")
     _kill(server)
     os._exit(code % 256)

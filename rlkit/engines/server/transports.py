@@ -204,7 +204,7 @@ class DiskTransport(Transport[None]):
         save(bucket, self.folder / file)
         self._index |= {name: file for name, _ in bucket}
         index = {"metadata": {}, "weight_map": self._index}
-        (self.folder / "model.safetensors.index.json").write_text(json.dumps(index))
+        (self.folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
 
     async def load(self, api: ServerApi, parcel: None) -> None:
         pass
@@ -215,7 +215,7 @@ class DiskTransport(Transport[None]):
         folder = self.folder / "adapter"
         folder.mkdir(exist_ok=True)
         save(tensors, folder / "adapter_model.safetensors")
-        (folder / "adapter_config.json").write_text(json.dumps(config))
+        (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
         return str(folder)
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ CLOSE = 0.9
 def rss_mb() -> float:
     """Return the resident memory of this process in MiB; 0 if the system does not report it."""
     try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
     except OSError:
         return 0.0
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
@@ -31,7 +31,7 @@ def limit_mb() -> float:
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**20]
     for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
-            limits.append(int(Path(name).read_text()) / 2**20)
+            limits.append(int(Path(name).read_text(encoding="utf-8")) / 2**20)
         except (OSError, ValueError):
             continue
     return min(limits)

@@ -109,7 +109,7 @@ class PythonTool(Tool):
         self._prepare(state)
         with socket.create_server(("127.0.0.1", 0)) as server, subprocess.Popen(("sleep", "60")) as other:
             known = (marker, server.getsockname()[1], other.pid, self.limits["memory_mb"], self.limits["processes"])
-            code = f"{(HERE / 'attempts.py').read_text()}\nreport{known}\n"
+            code = f"{(HERE / 'attempts.py').read_text(encoding='utf-8')}\nreport{known}\n"
             request = self._request(code, state, seconds=GRACE, output_chars=10_000)
             try:
                 done = subprocess.run(SANDBOX, input=request, capture_output=True, check=False, **self._process(state))

@@ -29,7 +29,7 @@ def possible(way: Callable[[], object]) -> bool:
 def to_files(marker: str) -> Ways:
     """Return ways to reach a file outside the folder, or to write to the standard library."""
     return (
-        lambda: Path(marker).read_text(),
+        lambda: Path(marker).read_text(encoding="utf-8"),
         lambda: os.truncate(marker, 0),
         lambda: os.chmod(marker, 0o600),
         lambda: os.close(os.open(os.__file__, os.O_WRONLY)),

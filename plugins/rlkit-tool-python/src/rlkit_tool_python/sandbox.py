@@ -103,7 +103,7 @@ def bind(source: str, target: str) -> None:
         os.makedirs(target, exist_ok=True)
     else:
         os.makedirs(os.path.dirname(target), exist_ok=True)
-        open(target, "a").close()
+        open(target, "a", encoding="utf-8").close()
     kernel("mount", source.encode(), target.encode(), None, MS_BIND | MS_REC, None)
 
 
@@ -122,7 +122,7 @@ def separate(folder: str, view: str) -> None:
     kernel("unshare", NEWNS | NEWPID | NEWNET | NEWIPC | (NEWUSER if user else 0))
     if user:
         for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
-            with open(f"/proc/self/{name}", "w") as file:
+            with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
                 file.write(text)
     kernel("mount", None, b"/", None, MS_REC | MS_PRIVATE, None)  # or the machine would see what follows
     kernel("mount", b"none", view.encode(), b"tmpfs", MS_NOSUID | MS_NODEV, b"size=1m,mode=755")
@@ -289,7 +289,7 @@ def end_all(first: int, *, separated: bool) -> None:
     while True:
         children = [first]
         if not separated:
-            with open(f"/proc/self/task/{os.getpid()}/children") as file:
+            with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
                 children = [int(pid) for pid in file.read().split()]
         try:
             for pid in children:
@@ -362,7 +362,7 @@ def main() -> int:
         report["layers"].append(layer)
         return True
 
-    with open("/proc/self/oom_score_adj", "w") as file:
+    with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write("1000")  # a machine short of memory kills this before the trainer
     kernel("prctl", PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
     kernel("prctl", SUBREAPER, 1, 0, 0, 0)
