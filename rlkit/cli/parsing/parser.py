@@ -192,8 +192,8 @@ def split(argv: Sequence[str], own: Own = ()) -> Given:
 
 
 _UNDECODED = (
-    f"holds bytes that are not {sys.getfilesystemencoding().upper()}, this locale's encoding, expected text; LC_ALL=C.UTF-8 "
-    "sets UTF-8"
+    f"holds bytes that are not {sys.getfilesystemencoding().upper()}, the encoding of this locale, expected text "
+    "(LC_ALL=C.UTF-8 sets UTF-8)"
 )
 
 
