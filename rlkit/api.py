@@ -162,7 +162,7 @@ class Result:
     def model(self) -> Path | None:
         """The trained model's folder, or its adapter's; None if no step was made."""
         final = self.folder / "final"
-        return final if final.is_dir() else None
+        return final if os.path.isdir(final) else None
 
     def columns(self) -> dict[str, list[float | None]]:
         """Return the figures by name, None where a step has none: `pandas.DataFrame(result.columns())`."""
@@ -199,7 +199,7 @@ def fit(
         job = Job(checked, yaml, registry, "python", _text(out), _text(resume), force)
         outcome, folder = launch(job, lambda first: Display(checked.train.steps, quiet=quiet or not first))
     path = folder / "metrics.jsonl"  # there is none yet where the run was interrupted at its start
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    lines = path.read_text(encoding="utf-8").splitlines() if os.path.exists(path) else []
     metrics = [json.loads(line) for line in lines]
     return Result(outcome.status, folder, outcome.steps, outcome.seconds, outcome.validation, metrics)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from pathlib import Path
 
@@ -26,4 +27,4 @@ def rlkit_register(register: Register) -> None:
 @hookimpl
 def rlkit_recipes() -> Path:
     """Return the folder of the shipped recipes: in the wheel, or beside the package in a checkout."""
-    return HERE / "recipes" if (HERE / "recipes").is_dir() else HERE.parent / "recipes"
+    return HERE / "recipes" if os.path.isdir(HERE / "recipes") else HERE.parent / "recipes"

@@ -8,14 +8,16 @@ false and words the error. NaN, infinities and null are in no range; an option t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import is_dataclass
 from functools import cache
 from itertools import chain
 from types import FunctionType
-from typing import TYPE_CHECKING, Annotated, Any, cast, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt
+
+from rlkit.names import NameRule
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler, TypeAdapter
@@ -86,6 +88,8 @@ def in_words(text: str) -> str:
         return _words(found[1], bounds).removeprefix("a ")
 
     text = re.sub(r"Annotated\[(int|float), ([^\]]*)\]", words, text)
+    text = re.sub(r"Annotated\[str, Len\([^)]*\), ([^\]]*)\]", r"\1", text)
+    text = re.sub(r"Annotated\[(.+?), USER_ONLY\]", r"\1", text)
     return re.sub(r"Optional\[([^\[\]]*number[^\[\]]*)\]", r"\1 or null", text)
 
 
@@ -103,20 +107,33 @@ def resolve(cls: type) -> None:
 
 
 def outside(owner: object, key: str = "") -> Iterator[str]:
-    """Yield a message for each number outside of its range: in a section's fields, in what a part keeps under the
-    name of its constructor's argument, and in the sections and parts that these hold.
+    """Yield a message for each number outside of its range, and for each name that its type refuses: in a section's
+    fields, in what a part keeps under the name of its constructor's argument, and in the sections and parts in these.
 
-    The command line refuses such numbers before; this is for sections and parts that are made in Python.
+    The command line refuses such values before; this is for sections and parts that are made in Python.
     """
     for name, hint in _hints(cast(Hashable, owner.__class__)).items():
         if name not in getattr(owner, "__dict__", ()):
             continue
         value, here = getattr(owner, name), f"{key}.{name}".lstrip(".")
-        if _holds_number(hint):
+        key_type = key_type_of(hint)
+        if key_type is not str:
+            names = value if isinstance(value, Mapping) else ()
+            yield from (f"{here} has the name {name!r}, expected {words}" for name, words in _wrong(key_type, names))
+        elif _is_checked(hint):
             yield from _refusals(hint, value, here)
-        named = value.items() if isinstance(value, Mapping) else [(None, value)]
-        for inner, held in named:
-            yield from outside(held, here if inner is None else f"{here}.{inner}")
+        for inner_key, part in _parts(value, here):
+            yield from outside(part, inner_key)
+
+
+def _parts(value: object, key: str) -> Iterator[tuple[str, object]]:
+    """Yield what an option holds that may have options of its own, with its key."""
+    if isinstance(value, Mapping):
+        yield from ((f"{key}.{name}", part) for name, part in value.items())
+    elif isinstance(value, list):
+        yield from ((f"{key}.{index}", part) for index, part in enumerate(value) if hasattr(part, "__dict__"))
+    else:
+        yield key, value
 
 
 def expected(hint: object, value: object) -> str | None:
@@ -132,8 +149,7 @@ def expected(hint: object, value: object) -> str | None:
 
 
 def _refusals(hint: object, value: object, key: str) -> Iterator[str]:
-    if (words := expected(hint, value)) is not None:
-        yield f"{key} is {value!r}, expected {words}"
+    yield from (f"{key} is {value!r}, expected {words}" for value, words in _wrong(hint, [value]))
 
 
 @cache
@@ -156,8 +172,25 @@ def _hints(cls: Any) -> dict[str, object]:
         return {}
 
 
-def _holds_number(hint: object) -> bool:
-    return NUMBER in getattr(hint, "__metadata__", ()) or any(map(_holds_number, get_args(hint)))
+def key_type_of(hint: object) -> object:
+    """Return the type of the keys of a mapping, alone or beside others, such as null; `str` for any other type."""
+    members = [hint, *get_args(hint)]
+    mappings = [m for m in members if isinstance(origin := get_origin(m), type) and issubclass(origin, Mapping)]
+    return get_args(mappings[0])[0] if mappings else str
+
+
+def _wrong(hint: object, values: Iterable[object]) -> Iterator[tuple[object, str]]:
+    """Yield each value that is not of a type, and what the type asks for."""
+    for value in values:
+        words = expected(hint, value)
+        if words is not None:
+            yield value, words
+
+
+def _is_checked(hint: object) -> bool:
+    """Return whether a type has a range of numbers or a rule for names in it."""
+    rules = getattr(hint, "__metadata__", ())
+    return any(isinstance(rule, _Number | NameRule) for rule in rules) or any(map(_is_checked, get_args(hint)))
 
 
 def _words(kind: str, bounds: Mapping[str, float], complete: bool = False) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import os
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -209,7 +210,7 @@ def _recipes_in(folder: object) -> dict[str, Path]:
     """
     if folder is None:
         return {}
-    if not isinstance(folder, str | Path) or not Path(folder).is_dir():
+    if not isinstance(folder, str | Path) or not os.path.isdir(folder):
         raise PluginError(f"rlkit_recipes returned {show(folder)}, expected a folder of recipes; is it in the wheel?")
     return {path.stem: path for path in sorted(Path(folder).glob("*.yaml"))}
 

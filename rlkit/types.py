@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlkit.batch import Batch, RolloutBatch, TrainBatch
+from rlkit.names import source_name
 from rlkit.ranges import NonNegativeInt, PositiveInt, PositiveShare, Share, Temperature
 
 if TYPE_CHECKING:
@@ -101,8 +102,8 @@ class Prompt:
 
     @property
     def source_name(self) -> str:
-        """The `source`, or else the `data_source` of the meta data; empty without either."""
-        return str(self.source or self.meta.get("data_source") or "")
+        """The `source`, or else the `data_source` of the meta data, as metrics name it; empty without either."""
+        return source_name(str(self.source or self.meta.get("data_source") or ""))
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -31,7 +32,7 @@ def with_checkpoint(argv: Sequence[str]) -> list[str]:
         return list(argv)
     place = places[-1]
     source = locate(place)
-    if source.base is None and not Path(source.place, "config.json").is_file():
+    if source.base is None and not os.path.isfile(Path(source.place, "config.json")):
         raise CheckpointError(f"{FLAG} is {place!r}, expected a run folder, its final/ or a checkpoint")
     lora = "null" if source.lora is None else json.dumps(asdict(source.lora))
     return [*_with_recipe(argv, [place]), f"--model.path={source.place}", f"--model.lora={lora}"]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
-from pathlib import Path
 
 from rlkit.cli.display import echo
 from rlkit.errors import RecipeError
 from rlkit.run.checkpoint.export import export
+from rlkit.run.folder import output_path
 
 
 def run(argv: Sequence[str]) -> int:
@@ -32,8 +33,8 @@ def run(argv: Sequence[str]) -> int:
         )
     if options.checkpoint is None or options.out is None:
         raise RecipeError("rlkit export needs --checkpoint, a checkpoint or a run folder, and --out, a new folder")
-    out = Path(options.out)
-    if out.exists() and any(out.iterdir()):
+    out = output_path(options.out)
+    if os.path.exists(out) and any(out.iterdir()):
         raise RecipeError(f"--out is {options.out!r}, which holds something; choose a new folder")
     place = export(options.checkpoint, out, options.merge_lora, options.dtype, options.trust_remote_code)
     echo(f"{place} is exported to {out}")

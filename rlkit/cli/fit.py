@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from rlkit.cli.parsing.parser import parse, split
 from rlkit.concurrency.garbage import uncollected
+from rlkit.errors import RecipeError
 from rlkit.run.signals import raised
 
 OPTIONS = (
@@ -24,7 +26,7 @@ OPTIONS = (
 def run(argv: Sequence[str]) -> int:
     """Train; return the exit status."""
     with raised():
-        parsed = parse("fit", _with_recipe(argv), OPTIONS)
+        parsed = parse("fit", _with_recipe(argv), OPTIONS, trains=True)
         options, steps = parsed.options, parsed.recipe.train.steps
         with uncollected():
             from rlkit.cli.display import Display
@@ -42,5 +44,9 @@ def _with_recipe(argv: Sequence[str]) -> list[str]:
         return list(argv)
     from rlkit.run.launch import home_of
 
-    home = home_of(given.options.resume)
+    resume = given.options.resume
+    home = home_of(resume)
+    if home is None and resume != "auto" and "://" not in resume:
+        what = "holds no recipe.yaml; pass its recipe by --recipe" if os.path.exists(resume) else "does not exist"
+        raise RecipeError(f"--resume is {resume!r}, which {what}; expected a run folder or one of its checkpoints")
     return list(argv) if home is None else ["--recipe", str(home / "recipe.yaml"), *argv]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from rlkit.interfaces.callback import LoggedRun, Logger
+from rlkit.names import FileName
 
 
 class CSV(Logger):
@@ -16,7 +18,7 @@ class CSV(Logger):
         file: Its name.
     """
 
-    def __init__(self, file: str = "metrics.csv") -> None:
+    def __init__(self, file: FileName = "metrics.csv") -> None:
         self.file = file
 
     def open(self, run: LoggedRun) -> None:
@@ -48,7 +50,7 @@ class CSV(Logger):
 
 
 def _read(path: Path) -> list[dict[str, str]]:
-    if not path.is_file():
+    if not os.path.isfile(path):
         return []
     with path.open(newline="", encoding="utf-8") as file:
         return [{k: v for k, v in row.items() if k and v} for row in csv.DictReader(file)]

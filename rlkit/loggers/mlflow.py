@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rlkit.interfaces.callback import LoggedRun
 from rlkit.loggers.lightning import LightningLogger
+from rlkit.names import OutputPath
 
 if TYPE_CHECKING:
     from lightning.pytorch.loggers import Logger as LightningsLogger
@@ -23,7 +24,9 @@ class MLflow(LightningLogger):
 
     package = "mlflow"
 
-    def __init__(self, experiment: str = "rlkit", tracking_uri: str | None = None, name: str | None = None) -> None:
+    def __init__(
+        self, experiment: str = "rlkit", tracking_uri: OutputPath | None = None, name: str | None = None
+    ) -> None:
         self.experiment = experiment
         self.tracking_uri = tracking_uri
         self.name = name
@@ -38,7 +41,7 @@ class MLflow(LightningLogger):
             self.experiment,
             self.name or run.folder.name,
             tracking_uri=self.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI", here),
-            run_id=kept.read_text(encoding="utf-8").strip() if kept.is_file() else None,
+            run_id=kept.read_text(encoding="utf-8").strip() if os.path.isfile(kept) else None,
         )
         if logger.run_id is not None:
             kept.write_text(logger.run_id, encoding="utf-8")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from rlkit.interfaces.callback import LoggedRun
 from rlkit.loggers.lightning import LightningLogger
+from rlkit.names import OutputPath
 
 if TYPE_CHECKING:
     from lightning.pytorch.loggers import Logger as LightningsLogger
@@ -20,7 +21,7 @@ class TensorBoard(LightningLogger):
 
     package = "tensorboard"
 
-    def __init__(self, folder: str | None = None) -> None:
+    def __init__(self, folder: OutputPath | None = None) -> None:
         self.folder = folder
 
     def make(self, run: LoggedRun) -> LightningsLogger:

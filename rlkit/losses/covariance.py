@@ -7,10 +7,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from rlkit.errors import RecipeError
 from rlkit.interfaces.loss import PolicyLoss
 from rlkit.ops.masked import masked_mean, masked_sum
 from rlkit.ops.random import uniform
-from rlkit.ranges import FiniteFloat, NonNegativeFloat, PositiveShare, Share
+from rlkit.ranges import NonNegativeFloat, PositiveFloat, PositiveShare, Share
 from rlkit.types import LossOutput, PolicyOutput, TrainBatch
 
 
@@ -60,9 +61,11 @@ class ClipCov(_Covariance):
         clip_high: NonNegativeFloat = 0.2,
         *,
         fraction: PositiveShare = 2e-4,
-        cov_low: FiniteFloat = 1.0,
-        cov_high: FiniteFloat = 5.0,
+        cov_low: NonNegativeFloat = 1.0,
+        cov_high: PositiveFloat = 5.0,
     ) -> None:
+        if cov_low >= cov_high:
+            raise RecipeError(f"ClipCov has cov_low={cov_low} and cov_high={cov_high}, expected cov_low < cov_high")
         self.clip_low = clip_low
         self.clip_high = clip_high
         self.fraction = fraction

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import dataclass
 from functools import lru_cache
 from os.path import isdir, isfile  # which are false, and no error, for names that no file can have
@@ -73,9 +74,9 @@ class Source:
 
 def resolve(path: str) -> str:
     """Return the folder of a shipped model for its name, and any other path unchanged."""
-    if path in SHIPPED and not Path(path, "config.json").exists():
+    if path in SHIPPED and not os.path.exists(Path(path, "config.json")):
         return str(SHIPPED[path])
-    return str(Path(path).expanduser()) if path.startswith("~") else path
+    return os.path.expanduser(path)
 
 
 def locate(path: str, depth: int = 0) -> Source:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import cast
 
 from rlkit.errors import RecipeError
 from rlkit.interfaces.advantage import Needs
@@ -15,6 +14,9 @@ from rlkit.recipe.recorded import check_recorded
 from rlkit.recipe.staleness import check_staleness
 from rlkit.recipe.teacher import check_teacher
 from rlkit.recipe.validation import check_best, check_validation
+
+COLDEST = 0.01
+"""The lowest temperature above 0; at a lower one samples are greedy, and logits may overflow."""
 
 
 def check(recipe: Recipe) -> None:
@@ -31,6 +33,7 @@ def check(recipe: Recipe) -> None:
         check_validation,
         check_best,
         _check_profile,
+        _check_loggers,
         check_staleness,
         check_model,
         check_mixtures,
@@ -135,6 +138,13 @@ def _check_sampling(recipe: Recipe) -> Iterator[str]:
             "log-probs the trainer cannot match; set top_p: 1, top_k: 0 and min_p: 0, and truncate in "
             "validation.sampling only"
         )
+    held_out = None if recipe.validation is None else recipe.validation.sampling
+    for key, one in (("rollout", sampling), ("validation", held_out)):
+        if one is not None and 0 < one.temperature < COLDEST:
+            yield (
+                f"{key}.sampling.temperature is {one.temperature}, by which logits would be divided; set it to "
+                f"{COLDEST} or more" + (", or to 0 for the most likely tokens" if key == "validation" else "")
+            )
     if sampling.temperature == 0:
         yield "rollout.sampling.temperature is 0, so all samples of a prompt would be equal; set it above 0 (usual: 1)"
     adapters_alone = recipe.model.lora is not None and (recipe.critic is None or recipe.critic.lora is not None)
@@ -146,9 +156,23 @@ def _check_sampling(recipe: Recipe) -> Iterator[str]:
 
 
 def _check_profile(recipe: Recipe) -> Iterator[str]:
-    steps = [] if recipe.profile is None else recipe.profile.steps
+    if recipe.profile is None:
+        return
+    steps = recipe.profile.steps
+    if not steps or len(set(steps)) < len(steps):
+        yield f"profile.steps is {steps}, expected at least one step, and each of them once; or set profile: null"
     if late := [step for step in steps if step > recipe.train.steps]:
         yield f"profile.steps has {late[0]}, expected steps up to train.steps, which is {recipe.train.steps}"
+
+
+def _check_loggers(recipe: Recipe) -> Iterator[str]:
+    """Check that no two loggers write to one file."""
+    options = [(type(logger).__name__, vars(logger)) for logger in recipe.log.loggers]
+    for index, (name, own) in enumerate(options):
+        if (name, own) in options[:index]:
+            yield f"log.loggers has {name} twice with the same options; remove one, or let it write elsewhere"
+        elif "file" in own and own["file"] in [other.get("file") for _, other in options[:index]]:
+            yield f"log.loggers.{index}.file is {own['file']!r}, which another logger writes; choose another name"
 
 
 def _check_numbers(recipe: Recipe) -> Iterator[str]:
@@ -176,7 +200,24 @@ def _check_numbers(recipe: Recipe) -> Iterator[str]:
                 f"{name}.optimizer {section.optimizer.explain()} needs whole weights, of which fabric.strategy fsdp2 "
                 "leaves shards on a rank; choose AdamW or Muon, or set fabric.strategy: ddp"
             )
-    for key, bound in (("correction", "high"), ("rejection", "highest")):
-        low, high = (cast("float | None", option(recipe, f"{key}.{name}")) for name in ("low", bound))
-        if low is not None and high is not None and low >= high:
-            yield f"{key}.low is {low} and {key}.high is {high}, expected low < high"
+    yield from _check_bounds(recipe)
+
+
+def _check_bounds(recipe: Recipe) -> Iterator[str]:
+    """Check the bounds of ratios trainer / engine, which are 1 where the two agree."""
+    correction, rejection = recipe.correction, recipe.rejection
+    if correction is not None and not (correction.low or 0) <= 1 <= correction.high:
+        yield (
+            f"correction has low: {correction.low} and high: {correction.high}, which leave out 1, the weight where "
+            "engine and trainer agree; set low to at most 1 and high to at least 1"
+        )
+    if rejection is None:
+        return
+    if rejection.statistic != "k1":
+        if rejection.low is not None:
+            yield f"rejection.low is {rejection.low}, but {rejection.statistic} has no lower bound; remove it"
+    elif (rejection.low or 0) >= 1 or rejection.highest <= 1:
+        yield (
+            f"rejection has low: {rejection.low} and high: {rejection.high}, which leave no room around 1, the ratio "
+            "where engine and trainer agree; set low below 1 and high above 1"
+        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from rlkit.recipe.recipe import Recipe
@@ -12,8 +11,6 @@ from rlkit.sections import Mixture
 def check_mixtures(recipe: Recipe) -> Iterator[str]:
     """Yield what is wrong with the section `mix`."""
     for name, mixture in (recipe.mix or {}).items():
-        if not re.fullmatch(r"[\w-]+", name):
-            yield f"mix has the name {name!r}, expected letters, digits, _ and -, as in metrics and options"
         yield from _check_loss(recipe, f"mix.{name}", mixture)
         yield from _check_stream(recipe, f"mix.{name}", mixture)
 

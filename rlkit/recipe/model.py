@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from importlib.util import find_spec
-from pathlib import Path
 
 from rlkit.errors import show
 from rlkit.recipe.recipe import Recipe, option
@@ -43,7 +43,7 @@ def _check_path(key: str, path: object) -> Iterator[str]:
     if not isinstance(path, str):
         return
     looks_local = path.startswith((".", "/", "~")) or (path.count("/") > 1 and "://" not in path)
-    if looks_local and not Path(path).expanduser().is_dir():
+    if looks_local and not os.path.isdir(os.path.expanduser(path)):
         yield (
             f"{key} is {show(path)}, which is no folder; use a folder of a model, an adapter or a run, a hub name, or "
             "`tiny`"

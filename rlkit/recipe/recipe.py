@@ -16,6 +16,7 @@ from rlkit.interfaces.runtime import RunPart
 from rlkit.interfaces.task import Curriculum, Task
 from rlkit.interfaces.tool import Tool
 from rlkit.log import Log
+from rlkit.names import Name
 from rlkit.sections import (
     Conversation,
     Correction,
@@ -54,11 +55,11 @@ class Recipe:
     kl_reward: KLReward | None = None
     reference: Reference | None = None
     teacher: Teacher | None = None
-    mix: dict[str, Mixture] | None = None
+    mix: dict[Name, Mixture] | None = None
     shaping: Shaping | None = None
     correction: Correction | None = None
     rejection: Rejection | None = None
-    tools: dict[str, Tool] | None = None
+    tools: dict[Name, Tool] | None = None
     parser: ToolParser | None = None
     interaction: Interaction | None = None
     environment: Environment | None = None

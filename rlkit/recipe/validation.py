@@ -29,11 +29,8 @@ def check_validation(recipe: Recipe) -> Iterator[str]:
         )
     if validation is not None and validation.tasks == {}:
         yield "validation.tasks names no task; add some, or set it to null for the recipe's own"
-    for name in (validation and validation.tasks) or ():
-        if not name or not name.isprintable():
-            yield f"validation.tasks has the name {name!r}, expected printable characters"
-    if validation is not None and validation.patience is not None:
-        if not validation.every:
+    if validation is not None:
+        if validation.patience is not None and not validation.every:
             yield "validation.patience counts the validations of steps; set validation.every to 1 or more"
         yield from _check_figure(recipe, "validation.watch", validation.watch, validation.watch)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rlkit.errors import RecipeError
 from rlkit.interfaces.reward import OnError, RewardManager
+from rlkit.names import Name
 from rlkit.ranges import FiniteFloat, Seconds
 from rlkit.registry import close_parts
 from rlkit.types import Score, Trajectory
@@ -30,7 +31,7 @@ class Composite(RewardManager):
 
     def __init__(
         self,
-        rewards: dict[str, RewardManager],
+        rewards: dict[Name, RewardManager],
         weights: dict[str, FiniteFloat] | None = None,
         *,
         timeout: Seconds = 60.0,

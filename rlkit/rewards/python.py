@@ -7,10 +7,11 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import os
 import pickle
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from difflib import get_close_matches
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import cloudpickle
@@ -61,7 +62,7 @@ class PythonReward(RewardFunction):
             raise RecipeError(
                 f"PythonReward names {function!r}, whose code would run; set allow_code: true if you trust it"
             )
-        if place.endswith(".py") and not Path(place).is_file():
+        if place.endswith(".py") and not os.path.isfile(place):
             raise RecipeError(f"PythonReward has function={function!r}, but there is no file {place!r}")
         self.function = function
         self.completions = completions
@@ -261,6 +262,11 @@ def _load(function: str) -> Callable[..., object]:
         spec.loader.exec_module(module)
     else:
         module = importlib.import_module(place)
+    functions = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
+    if name not in functions:
+        near = get_close_matches(name, functions, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"it defines: {', '.join(functions) or 'none'}"
+        raise AttributeError(f"{place} has no function {name!r}; {hint}")
     return getattr(module, name)  # type: ignore[no-any-return]
 
 

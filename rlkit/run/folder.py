@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from importlib import metadata
 from io import BytesIO
 from pathlib import Path
@@ -29,7 +31,7 @@ def default_folder(recipe_name: str) -> Path:
     """Return an unused folder name: `runs/<recipe>-<time>`."""
     name = f"{recipe_name}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder, number = Path("runs") / name, 1
-    while folder.exists():
+    while os.path.exists(folder):
         folder, number = Path("runs") / f"{name}-{number}", number + 1
     return folder
 
@@ -54,14 +56,13 @@ class RunFolder:
         Raises:
             RecipeError: It holds another run than the one that is resumed, or cannot be written.
         """
-        if not resumed and ((self.path / "result.json").exists() or (self.path / "metrics.jsonl").exists()):
+        if not resumed and (os.path.exists(self.path / "result.json") or os.path.exists(self.path / "metrics.jsonl")):
             raise RecipeError(
                 f"--out is {str(self.path)!r}, which holds another run; choose a new folder, or go on with "
                 "--resume auto"
             )
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.mkdir(mode=0o700, exist_ok=True)
+            make_private(self.path)
             (self.path / "rollouts").mkdir(exist_ok=True)
             (self.path / "recipe.yaml").write_text(self.recipe_yaml, encoding="utf-8")
         except OSError as error:
@@ -93,16 +94,40 @@ class RunFolder:
         write_whole(self.path / name, json_text(content))
 
 
+def output_path(path: str) -> Path:
+    """Return the path that `--out` names; `~` is the user's home.
+
+    Raises:
+        RecipeError: It is empty, or no path.
+    """
+    if not path.strip() or "\0" in path:
+        raise RecipeError(f"--out is {path!r}, expected the path of a folder")
+    return Path(os.path.expanduser(path))
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder readable to its owner alone, since prompts and answers may be confidential.
+
+    One that holds something stays as it is, and so does one of another user.
+
+    Raises:
+        OSError: It cannot be made or read.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not any(folder.iterdir()):
+        with suppress(PermissionError):
+            folder.chmod(0o700)
+
+
 def new_folder(path: str) -> Path:
     """Create a folder for `--out`, readable to its owner alone.
 
     Raises:
         RecipeError: It holds something, or cannot be written.
     """
-    folder = Path(path)
+    folder = output_path(path)
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        folder.mkdir(mode=0o700, exist_ok=True)
+        make_private(folder)
         used = any(folder.iterdir())
     except OSError as error:
         raise RecipeError(f"--out is {path!r}, which cannot be written: {error}") from error

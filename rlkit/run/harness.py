@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
@@ -71,7 +72,7 @@ class Harness:
             raise RecipeError(
                 "--harness needs lm_eval, which is not installed; install it: pip install 'rlkit-fabric[harness]'"
             )
-        if self.folder is not None and not Path(self.folder).is_dir():
+        if self.folder is not None and not os.path.isdir(self.folder):
             raise RecipeError(f"--harness-path is {self.folder!r}, expected a folder with the YAML files of tasks")
 
     def run(self, model: Model, device: torch.device, dtype: str) -> HarnessResult:

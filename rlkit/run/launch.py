@@ -18,7 +18,7 @@ from rlkit.recipe import Recipe
 from rlkit.registry import Registry
 from rlkit.run.checkpoint.resume import compare
 from rlkit.run.fit import fit
-from rlkit.run.folder import RunFolder, default_folder
+from rlkit.run.folder import RunFolder, default_folder, output_path
 from rlkit.run.lock import Lock
 from rlkit.run.outcome import Outcome, Replay, Reporter
 from rlkit.text import safe
@@ -57,7 +57,7 @@ class Job:
     def folder(self) -> Path:
         """The run folder: as asked for, that of the checkpoint, or a new one."""
         home = None if self.resume in (None, "auto") else home_of(str(self.resume))
-        return Path(self.out) if self.out is not None else home or default_folder(self.name)
+        return output_path(self.out) if self.out is not None else home or default_folder(self.name)
 
     def store(self, folder: Path) -> Store:
         """Return where the run's checkpoints are."""
@@ -77,6 +77,8 @@ def launch(job: Job, reporter: Callable[[bool], Reporter]) -> tuple[Outcome, Pat
     """
     if job.resume == "auto" and job.out is None:
         raise RecipeError("--resume auto needs --out: the run folder whose newest checkpoint it takes")
+    if job.out is not None:
+        output_path(job.out)
     _check_store(job.recipe)
     data = load_data(job.recipe)
     fabric = fabric_for(job.recipe)
@@ -121,7 +123,7 @@ def _exit_without(launcher: str, joined: threading.Event) -> None:
 def home_of(place: str) -> Path | None:
     """Return the run folder that a place to resume from is, or lies in; what a checkpoint itself holds is no recipe."""
     folders = (Path(place), *Path(place).parents[:2])
-    return next((f for f in folders if (f / "recipe.yaml").is_file() and not (f / MANIFEST).exists()), None)
+    return next((f for f in folders if os.path.isfile(f / "recipe.yaml") and not os.path.exists(f / MANIFEST)), None)
 
 
 def _check_store(recipe: Recipe) -> None:
@@ -136,7 +138,7 @@ def _train(job: Job, data: Data, fabric: Fabric, reporter: Reporter) -> tuple[Ou
     """Open the run folder, which no other process may use meanwhile, and train."""
     ranks = Ranks(fabric)
     path = Path(ranks.same(str(job.folder)))
-    lock = ranks.on_first(lambda: Lock(path) if path.is_dir() else None)
+    lock = ranks.on_first(lambda: Lock(path) if os.path.isdir(path) else None)
     try:
         resumed = None if job.resume is None else _find(job, path, ranks, reporter)
         lock = ranks.on_first(lambda: lock or Lock(path))

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from rlkit.errors import RecipeError
+from rlkit.run.folder import make_private
 
 FILE = "lock"
 UNSUPPORTED = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
@@ -35,8 +36,7 @@ class Lock:
         self.warning: str | None = None
         """Why the folder is not locked, where its file system has no locks."""
         try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            folder.mkdir(mode=0o700, exist_ok=True)  # prompts and answers may be confidential
+            make_private(folder)
             self._file = os.open(folder / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise RecipeError(f"--out is {str(folder)!r}, which cannot be written: {error}") from error

@@ -85,7 +85,7 @@ def _figures(line: str) -> dict[str, float]:
 def _steps(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the lines of a file of metrics with their steps, in order, skipping truncated lines of killed processes."""
     last = 0
-    for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else ():
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if os.path.exists(path) else ():
         try:
             step = json.loads(line)["step"]
         except (ValueError, KeyError, TypeError, RecursionError):

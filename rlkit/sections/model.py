@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le
 
 from rlkit.interfaces.optimizer import Optimizer, Schedule
+from rlkit.names import SourceName
 from rlkit.optimizers import AdamW
 from rlkit.ranges import (
     NUMBER,
@@ -109,7 +110,7 @@ class Teacher:
     path: str | None = None
     urls: list[str] | None = None
     context: str | None = None
-    sources: dict[str, str] | None = None
+    sources: dict[SourceName, str] | None = None
     coef: PositiveFloat = 1.0
     dtype: Literal["float32", "bfloat16"] = "float32"
 

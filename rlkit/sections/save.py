@@ -8,6 +8,7 @@ from typing import Annotated
 from annotated_types import Ge, Le
 
 from rlkit.interfaces.task import Task
+from rlkit.names import Name, OutputPath
 from rlkit.ranges import NUMBER, NonNegativeInt, PositiveInt
 from rlkit.types import Sampling
 
@@ -27,7 +28,7 @@ class Save:
     every: NonNegativeInt = 100
     keep_last: PositiveInt = 2
     keep_best: str | None = None
-    folder: str | None = None
+    folder: OutputPath | None = None
 
 
 @dataclass
@@ -50,7 +51,7 @@ class Validation:
     before: bool = True
     every: NonNegativeInt = 0
     after: bool = True
-    tasks: dict[str, Task | None] | None = None
+    tasks: dict[Name, Task | None] | None = None
     limit: PositiveInt | None = None
     samples: Annotated[int, Ge(0), Le(65536), NUMBER] = 1
     sampling: Sampling | None = None

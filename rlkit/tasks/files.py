@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from glob import has_magic
@@ -257,7 +258,7 @@ class HFDataset(Columns):
     def _all(self, split: str) -> sources.Rows:
         if isinstance(self.path, list) or self._is_file:
             return self._files(self.path, "task.path")
-        if any((folder := Path(self.path).expanduser()).joinpath(name).is_file() for name in sources.SAVED):
+        if any(os.path.isfile((folder := Path(self.path).expanduser()).joinpath(name)) for name in sources.SAVED):
             return sources.saved(folder, split, "task.path")
         return sources.hub(self.path, self.name, split, "task.path")
 

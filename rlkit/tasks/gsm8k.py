@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -36,7 +37,7 @@ class GSM8K(Task):
             return sources.hub("openai/gsm8k", name="main", split=FILES[split], option="task.path")
         folder = sources.existing(Path(self.path), option="task.path")
         lines = folder / f"{FILES[split]}.jsonl"
-        if lines.exists():
+        if os.path.exists(lines):
             return sources.files(sources.expand(str(lines), option="task.path"), "task.path", _texts)
         found = sorted(folder.rglob(f"{FILES[split]}-*.parquet")) or [lines]
         return sources.files([str(sources.regular(path, "task.path")) for path in found], "task.path", _texts)

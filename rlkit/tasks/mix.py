@@ -9,6 +9,7 @@ from itertools import accumulate
 
 from rlkit.errors import RecipeError
 from rlkit.interfaces.task import Split, Task
+from rlkit.names import Name
 from rlkit.ranges import PositiveFloat
 from rlkit.registry import calling, close_parts
 from rlkit.types import Prompt, Row
@@ -31,7 +32,7 @@ class Mix(Task):
         weights: The share of each task among the training prompts, relative to the others; null for shares by size.
     """
 
-    def __init__(self, tasks: dict[str, Task], weights: dict[str, PositiveFloat] | None = None) -> None:
+    def __init__(self, tasks: dict[Name, Task], weights: dict[str, PositiveFloat] | None = None) -> None:
         if not tasks:
             raise RecipeError("Mix has no tasks, expected at least one: tasks: {gsm8k: GSM8K}")
         if weights is not None and weights.keys() != tasks.keys():

@@ -6,6 +6,7 @@ import csv
 import glob
 import hashlib
 import json
+import os
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,7 +54,7 @@ def existing(path: Path, option: str) -> Path:
         RecipeError: It does not; the message names the option and what exists nearby.
     """
     try:
-        path = path.expanduser()
+        path = Path(os.path.expanduser(path))
         path.stat()
     except (FileNotFoundError, NotADirectoryError) as error:
         raise RecipeError(f"{option} is {str(path)!r}, which does not exist; {_nearby(path)}") from error
@@ -231,7 +232,7 @@ def column(row: Row, name: str, place: str, option: str) -> object:
 
 def _nearby(path: Path) -> str:
     parent = path.absolute().parent
-    while not parent.is_dir():
+    while not os.path.isdir(parent):
         parent = parent.parent
     try:
         return f"{parent} holds: {', '.join(sorted(p.name for p in parent.iterdir())[:8]) or 'nothing'}"
@@ -274,11 +275,13 @@ def _remote(url: str, option: str) -> list[str]:
 
 def _matches(name: str, option: str) -> list[str]:
     path = Path(name)
-    if not glob.has_magic(name) or "\0" in name or path.exists():
+    if not glob.has_magic(name) or "\0" in name or os.path.exists(path):
         return [name if not name.startswith("~") else str(existing(path, option))]
-    found = sorted(file for file in glob.glob(str(path.expanduser()), recursive=True) if not Path(file).is_dir())
+    found = sorted(
+        file for file in glob.glob(str(Path(os.path.expanduser(path))), recursive=True) if not os.path.isdir(file)
+    )
     if not found:
-        raise RecipeError(f"{option} is {name!r}, which matches no file; {_nearby(path.expanduser())}")
+        raise RecipeError(f"{option} is {name!r}, which matches no file; {_nearby(Path(os.path.expanduser(path)))}")
     return found
 
 

@@ -318,7 +318,9 @@ def load_data(recipe: Recipe) -> Data:
     Raises:
         RecipeError: There are no rows, a row cannot become a prompt, or a prompt does not fit the context.
     """
-    context = context_length(load_config(recipe.model)) - recipe.rollout.engine.reserved
+    config = load_config(recipe.model)
+    _check_stop_ids(recipe, config.get_text_config().vocab_size)
+    context = context_length(config) - recipe.rollout.engine.reserved
     tokenizer = load_tokenizer(recipe.model)
     train = _rows(recipe.task, "train")
     check_tokenizers(recipe, tokenizer)
@@ -331,6 +333,15 @@ def load_data(recipe: Recipe) -> Data:
         with naming_mixture(name):
             data.mixtures[name] = load_data(alone) if mixture.task is not None else replace(data, recipe=alone)
     return data
+
+
+def _check_stop_ids(recipe: Recipe, vocabulary: int) -> None:
+    held_out = None if recipe.validation is None else recipe.validation.sampling
+    for key, sampling in (("rollout", recipe.rollout.sampling), ("validation", held_out)):
+        beyond = [token for token in (sampling.stop_ids if sampling is not None else ()) if token >= vocabulary]
+        if beyond:
+            known = f"token ids of the model, below {vocabulary}"
+            raise RecipeError(f"{key}.sampling.stop_ids has {beyond[0]}, expected {known}")
 
 
 def make_prompt(task: Task, rows: Sequence[Row], index: int) -> Prompt:

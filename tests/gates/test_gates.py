@@ -24,7 +24,7 @@ from tests.conftest import ROOT
 SOURCES = list((ROOT / "rlkit").rglob("*.py")) + list((ROOT / "plugins").glob("*/src/**/*.py"))
 
 FLOORS = [
-    {"types", "batch", "errors", "ranges", "text", "concurrency"},
+    {"types", "batch", "errors", "names", "ranges", "text", "concurrency"},
     {"interfaces", "ops", "optimizers", "schedules"},
     {"hooks", "installed", "commands", "registry", "recipe", "sections", "log"},
     {"distributed"},
@@ -289,3 +289,19 @@ def test_text_files_are_read_and_written_in_a_stated_encoding() -> None:
             ):
                 unstated.append(f"{path.relative_to(ROOT)}:{call.lineno}")
     assert not unstated
+
+
+def test_whether_a_path_is_there_is_asked_by_os_path() -> None:
+    """`Path.exists` and its kin raise for a name that the system refuses; `os.path` answers False."""
+    asked = re.compile(r"\.(exists|is_file|is_dir|expanduser)\(\)")
+    assert not [
+        f"{path.relative_to(ROOT)}: {m[0]}" for path in SOURCES for m in asked.finditer(path.read_text("utf-8"))
+    ]
+
+
+def test_a_text_option_becomes_a_path_only_by_a_type_for_names() -> None:
+    """A part that joins an option to the run folder (`run.folder / self.file`) declares the option a `FileName`."""
+    for path in SOURCES:
+        text = path.read_text("utf-8")
+        options = re.findall(r"run\.folder / self\.(\w+)", text)
+        assert not [option for option in options if f"{option}: FileName" not in text], path

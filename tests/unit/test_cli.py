@@ -102,7 +102,7 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
         (f"--recipe {'n' * 5000}", "neither a file nor a known recipe"),
         ("--task.path=\udc80", "'--task.path' holds bytes that are not"),
         ("--task.path \udc80", "'--task.path' holds bytes that are not"),
-        ("--tools={'':Calculator}", "tools has a name that is empty"),
+        ("--tools={'':Calculator}", "tools has the name '', expected a name that is not empty"),
         (f"--reward={'{a:' * 30}1{'}' * 30}", "reward is {a:{a:"),
         ("--fabric.devices=[]", "fabric.devices is [], expected a count, the indices of at least one device, or auto"),
         ("--advantage GAE", "advantage GAE needs values, but the recipe has no `critic:` section; add one"),
@@ -130,8 +130,8 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
         ("--kl_loss.estimator k3+ --kl_loss.importance_weighted true", "choose k3, or set kl_loss.importance_weighted"),
         ("--kl_loss.estimator k9", "kl_loss.estimator is 'k9', expected one of k1"),
         ("--train.ema 2", "train.ema is 2, expected a number above 0 and at most 1, or null"),
-        ("--correction.low 3", "correction.low is 3.0 and correction.high is 2.0, expected low < high"),
-        ("--rejection.low 3", "rejection.low is 3.0 and rejection.high is 2.0, expected low < high"),
+        ("--correction.low 3", "correction has low: 3.0 and high: 2.0, which leave out 1"),
+        ("--rejection.low 3", "rejection has low: 3.0 and high: None, which leave no room around 1"),
         (
             "--rollout.filter ZeroSignals",
             "rollout.filter is 'ZeroSignals', which no plugin offers; did you mean",
@@ -190,7 +190,7 @@ def test_a_mistake_is_one_message_and_exit_2(options: str, message: str, capsys:
         "--train.prompts_per_step=4 --train.minibatches=4",  # one prompt each
         "--rollout.group_size=2",
         "--advantage=ReinforcePP --rollout.group_size=1",
-        "--correction.low=1.9",
+        "--correction.low=1",
         "--save.keep_best=validation/accuracy --validation.every=1",
         "--save.keep_best=validation/sampled_accuracy --validation.every=1 --validation.samples=1",
         "--fabric.precision=bf16-true --model.lora.rank=4",
@@ -204,7 +204,7 @@ def test_what_just_fits_is_accepted(options: str) -> None:
     ("options", "message"),
     [
         ("--train.prompts_per_step=4 --train.minibatches=5", "train.minibatches is 5, but a step has only"),
-        ("--correction.low=2", "correction.low is 2.0 and correction.high is 2.0, expected low < high"),
+        ("--correction.low=1.1", "which leave out 1"),
         (
             "--save.keep_best=validation/sampled_accuracy --validation.every=1 --validation.samples=0",
             "but validation.samples is 0; set it to 1 or more",

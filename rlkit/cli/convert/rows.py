@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from rlkit.cli.convert.table import Conversion
@@ -29,8 +30,8 @@ def count_rows(files: object) -> int | None:
 
     names = [str(name) for name in files] if isinstance(files, list) else [str(files)]
     try:
-        paths = [Path(name).expanduser() for name in names]
-        if not all(path.is_file() for path in paths):
+        paths = [Path(os.path.expanduser(name)) for name in names]
+        if not all(os.path.isfile(path) for path in paths):
             return None
         if all(path.suffix == ".parquet" for path in paths):
             return sum(int(read_metadata(path).num_rows) for path in paths)

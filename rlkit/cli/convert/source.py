@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import operator
+import os
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
@@ -76,7 +77,7 @@ def read_text(name: str) -> str:
     """
     try:
         path = Path(name)
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise RecipeError(f"{shorten(name, 200)!r} is no file, expected a YAML file or a shell script")
         if (size := path.stat().st_size) > MAX_BYTES:
             raise RecipeError(f"{name} has {size:,} bytes, expected a configuration of at most {MAX_BYTES:,}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -19,6 +18,7 @@ from rlkit.models.load import context_length, load_config, load_tokenizer, stop_
 from rlkit.recipe import Recipe
 from rlkit.registry import calling
 from rlkit.rollout.participants import Participants
+from rlkit.run.folder import output_path
 from rlkit.train.data import Data, held_out
 
 USAGE = """usage: rlkit data show --recipe NAME [overrides]     three training prompts as the policy reads them
@@ -42,7 +42,7 @@ def run(argv: Sequence[str]) -> int:
     if argv[0] == "prepare":
         if parsed.options.out is None:
             raise RecipeError("rlkit data prepare needs --out DIR, the folder to write to")
-        prepare(parsed.recipe, Path(parsed.options.out))
+        prepare(parsed.recipe, output_path(parsed.options.out))
         return 0
     with unchecked_data(parsed.recipe) as data:
         (show if argv[0] == "show" else stats)(data, parsed.options.json)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def folder_of(place: str) -> Path:
         RecipeError: It is none.
     """
     folder = Path(place)
-    if not folder.is_dir() or home_of(place) != folder:
+    if not os.path.isdir(folder) or home_of(place) != folder:
         raise RecipeError(f"{place!r} is no run folder, expected one with recipe.yaml")
     return folder
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -131,7 +132,7 @@ def recipe_of(run: Path) -> dict[str, object]:
 def _environment(run: Path) -> dict[str, object]:
     path = run / "environment.json"
     try:
-        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        found = json.loads(path.read_text(encoding="utf-8")) if os.path.exists(path) else {}
         found["command"] = " ".join(found.get("command", ()))
         found["plugins"] = ", ".join(f"{p['name']} {p['version']}" for p in found.get("plugins", ()))
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -223,7 +224,7 @@ def _unequal(one: Tensor, other: Tensor) -> str | None:
 
 def _rows(path: Path) -> Iterator[JsonObject]:
     """Yield the JSON lines of a file, if there is one, but for a last line that is still being written."""
-    for number, line in read_lines(path) if path.exists() else ():
+    for number, line in read_lines(path) if os.path.exists(path) else ():
         if line.endswith(b"\n"):
             try:
                 row: Any = json.loads(line)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from rlkit.hooks import Register, hookimpl
 from rlkit.interfaces.callback import LoggedRun, Logger
+from rlkit.names import FileName
 
 
 class Sqlite(Logger):
@@ -20,7 +21,7 @@ class Sqlite(Logger):
         file: Its name.
     """
 
-    def __init__(self, file: str = "metrics.db") -> None:
+    def __init__(self, file: FileName = "metrics.db") -> None:
         self.file = file
 
     def open(self, run: LoggedRun) -> None:

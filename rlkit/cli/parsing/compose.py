@@ -27,6 +27,8 @@ from rlkit.cli.parsing.schema import (
     shape,
 )
 from rlkit.hooks import kinds_of
+from rlkit.names import is_user_only
+from rlkit.ranges import expected
 from rlkit.recipe import Recipe
 from rlkit.registry import Part, Registry
 
@@ -58,11 +60,15 @@ class Composer:
         self.tree: dict[str, object] = {}
         self.problems: list[str] = []
         self._wrong: list[str] = []
+        self._by_user = True
+        self._set_by_files: dict[str, object] = {}
         self.override("rollout.engine", "TorchEngine")
 
-    def add(self, sections: Mapping[str, object]) -> None:
-        """Lay a recipe's sections over what is there."""
+    def add(self, sections: Mapping[str, object], by_user: bool = True) -> None:
+        """Lay a recipe's sections over what is there; `by_user` allows options that no recipe file may set."""
+        self._by_user = by_user
         self.tree = self._fill(dict(self.tree), options(Recipe), "", _entries((), sections))
+        self._by_user = True
 
     def override(self, key: str, value: str) -> None:
         """Set one option, named by its dotted key, to the value that a text represents."""
@@ -73,6 +79,13 @@ class Composer:
         missing = [name for name, option in options(Recipe).items() if option.required and name not in self.tree]
         if missing := [name for name in missing if not self._failed(name)]:
             self.problems.append(f"the recipe has no {', '.join(missing)}; add it to the recipe or pass --{missing[0]}")
+        for key, value in self._set_by_files.items():
+            if value is not None and value != []:
+                self._complain(
+                    key,
+                    f"{key} is {suggest.shown(value)}, which no recipe file may set: it reaches beyond the run folder; "
+                    f"leave it out, or pass --{key}={suggest.shown(value)} on the command line",
+                )
         for name, node in self.tree.items():
             self._require(node, options(Recipe)[name].hint, name)
         return self.tree
@@ -87,6 +100,7 @@ class Composer:
 
     def _set(self, place: Place, old: object, value: object) -> object:
         """Return a node with a value laid over it, or with one of the options inside of it changed."""
+        self._note_source(place, value)
         allowed = shape(place.hint, self.registry)
         inside, path = allowed.inside, place.path
         if isinstance(inside, Choice) and not path and (_is_kind(value, inside.kind) or is_described(value)):
@@ -119,6 +133,14 @@ class Composer:
             self._unknown(".".join((place.key, *path)))
             return old
         return self._plain(allowed, place, old, value)
+
+    def _note_source(self, place: Place, value: object) -> None:
+        """Note an option that is only for the user to set, while a recipe file sets it; a later value replaces it."""
+        if not place.path:
+            inside = f"{place.key}."
+            self._set_by_files = {k: v for k, v in self._set_by_files.items() if not f"{k}.".startswith(inside)}
+            if is_user_only(place.hint) and not self._by_user:
+                self._set_by_files[place.key] = value
 
     def _plain(self, allowed: Shape, place: Place, old: object, value: object) -> object:
         if value == "null" and (allowed.optional or not fits(value, allowed.plain)):
@@ -186,8 +208,9 @@ class Composer:
             [(place.path[0], place.path[1:], value)] if place.path else [(str(k), (), v) for k, v in value.items()]
         )
         for name, rest, given in entries:
-            if not name:
-                self._complain(place.key, f"{place.key} has a name that is empty, expected {self._describe(place)}")
+            words = expected(inside.key, name) if name else "a name that is not empty"
+            if words is not None:
+                self._complain(place.key, f"{place.key} has the name {suggest.shown(name)}, expected {words}")
             new = self._set(Place(f"{place.key}.{name}", inside.hint, rest), before.get(name, ABSENT), given)
             if new is not ABSENT:
                 node[name] = new

@@ -19,7 +19,7 @@ from rlkit.cli.parsing.credentials import expand, withhold
 from rlkit.cli.parsing.objects import without_objects
 from rlkit.cli.parsing.reader import find, read
 from rlkit.cli.parsing.schema import Choice, import_paths, reachable
-from rlkit.errors import RecipeError
+from rlkit.errors import RecipeError, RlkitError
 from rlkit.ranges import in_words, resolve
 from rlkit.recipe import Recipe, check
 from rlkit.registry import Registry, load_plugins
@@ -52,13 +52,14 @@ class Given:
     problems: list[str] = field(default_factory=list)
 
 
-def parse(verb: str, argv: Sequence[str], own: Own = ()) -> Parsed:
+def parse(verb: str, argv: Sequence[str], own: Own = (), *, trains: bool = False) -> Parsed:
     """Parse and check a recipe with its overrides, and build its parts.
 
     Args:
         verb: For messages.
         argv: What follows the verb.
         own: The verb's own options.
+        trains: The verb makes runs, so that recipe files may not set where these write outside of the run folder.
 
     Raises:
         RecipeError: Something is unknown, missing, of the wrong type, or does not fit the rest.
@@ -77,7 +78,7 @@ def parse(verb: str, argv: Sequence[str], own: Own = ()) -> Parsed:
         raise RecipeError("\n".join(given.problems))
     composer = Composer(registry)
     for recipe in given.recipes:
-        composer.add(read(find(recipe, registry.recipes)))
+        composer.add(read(find(recipe, registry.recipes)), by_user=not trains)
     for key, value in given.overrides:
         composer.override(key, value)
     built, whole = build(verb, composer, registry, given.problems)
@@ -118,10 +119,20 @@ def build(verb: str, composer: Composer, registry: Registry, problems: Sequence[
         whole = parser.dump(without_objects(namespace.clone()), skip_unset=False, skip_validation=True)
         built = parser.instantiate(expand(namespace))
     except (ArgumentError, ValueError, TypeError) as error:  # what a constructor raises, too
-        raise RecipeError(f"the recipe cannot be built: {' '.join(str(error).split())}") from error
+        raise RecipeError(_refusal(error)) from error
     recipe = Recipe(**{f.name: getattr(built, f.name) for f in fields(Recipe)})
     check(recipe)
     return recipe, withhold(whole)
+
+
+def _refusal(error: BaseException) -> str:
+    """Return why a recipe cannot be built: in a part's own words, if its constructor refuses an option."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, RlkitError):
+            return str(cause)
+        cause = cause.__cause__ or cause.__context__
+    return f"the recipe cannot be built: {' '.join(str(error).split())}"
 
 
 class _HelpFormatter(DefaultHelpFormatter):

@@ -65,7 +65,7 @@ def load(text: str) -> object:
     try:
         _check(text)
         return get_loader("yaml")(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, TypeError) as error:  # jsonargparse's loader adds a colon to a key that is a number
         raise ValueError(str(error)) from error
 
 

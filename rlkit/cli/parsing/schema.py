@@ -57,9 +57,15 @@ class Choice(NamedTuple):
 
 
 class Names(NamedTuple):
-    """A place for any names, each with a value of one type."""
+    """A place for names, each with a value of one type.
+
+    Args:
+        hint: The type of the values.
+        key: The type of the names.
+    """
 
     hint: object
+    key: object = str
 
 
 class Items(NamedTuple):
@@ -98,8 +104,8 @@ def _inside(hint: object, registry: Registry) -> Section | Choice | Names | Item
     if isinstance(hint, type) and (kinds := kinds_of(hint)):
         parts = registry.parts[kinds[0]]
         return Choice(kinds[0], {name: part for name, part in parts.items() if issubclass(part.cls, hint)})
-    if isinstance(origin, type) and issubclass(origin, Mapping) and arguments[0] is str:
-        return Names(arguments[1])
+    if isinstance(origin, type) and issubclass(origin, Mapping) and str in (arguments[0], *get_args(arguments[0])):
+        return Names(arguments[1], arguments[0])
     listed = isinstance(origin, type) and issubclass(origin, Sequence) and origin is not tuple
     return Items(arguments[0]) if listed and shape(arguments[0], registry).inside is not None else None
 
@@ -246,7 +252,7 @@ PLAIN: dict[object, str] = {
 def _plain(hint: object, value: object) -> str:
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return expected(hint, _loaded(value)) or _plain(arguments[0], value)
+        return expected(hint, value if arguments[0] is str else _loaded(value)) or _plain(arguments[0], value)
     if origin is Literal:
         return f"one of {', '.join(map(str, arguments))}" if len(arguments) > 1 else str(arguments[0])
     if origin in UNIONS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from rlkit.engines import Recorded, TorchEngine
 from rlkit.errors import RecipeError
 from rlkit.models.store import Store, name_of, step_of
 from rlkit.run.fit import INTERRUPTED
-from rlkit.run.folder import default_folder
+from rlkit.run.folder import default_folder, output_path
 from rlkit.run.launch import Job, launch
 from rlkit.run.outcome import Replay
 from rlkit.run.signals import raised
@@ -53,7 +54,7 @@ def run(argv: Sequence[str]) -> int:
         return 0 if argv else 2
     with raised():
         home = folder_of(argv[0])
-        parsed = parse("replay", ["--recipe", str(home / "recipe.yaml"), *argv[1:], *STEP_ALONE], OPTIONS)
+        parsed = parse("replay", ["--recipe", str(home / "recipe.yaml"), *argv[1:], *STEP_ALONE], OPTIONS, trains=True)
         job, reporters = _job(home, parsed), []
 
         def display(first: bool) -> Display:
@@ -97,8 +98,9 @@ def _job(home: Path, parsed: Parsed) -> Job:
         parsed.recipe.rollout.engine = TorchEngine()  # nothing is sampled
     replay = Replay(number, KeptRollouts(home)) if learn else Replay(number)
     resume = f"{store.url}/{name_of(start)}" if start else None
-    out = Path(parsed.options.out or default_folder(f"{home.resolve().name}-step-{number:05d}"))
-    if out.is_dir() and any(out.iterdir()):
+    named = parsed.options.out
+    out = default_folder(f"{home.resolve().name}-step-{number:05d}") if named is None else output_path(named)
+    if os.path.isdir(out) and any(out.iterdir()):
         raise RecipeError(f"--out is {str(out)!r}, which holds something; choose a new folder")
     return Job(parsed.recipe, parsed.yaml, parsed.registry, parsed.name, str(out), resume, True, replay)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -78,7 +79,7 @@ def _write(path: Path, found: Sequence[RunFiles]) -> int:
 
 def _folder(place: str) -> Path:
     folder = Path(place)
-    if not (folder / "recipe.yaml").is_file():
+    if not os.path.isfile(folder / "recipe.yaml"):
         raise RecipeError(f"{place!r} is no run folder, expected one with recipe.yaml")
     return folder
 

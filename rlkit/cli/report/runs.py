@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -168,7 +169,7 @@ class RunFiles:
     def _rows(self, name: str) -> Iterator[JsonObject]:
         """Yield the objects of a file of JSON lines; a last line that is still being written is none."""
         path = self.path / name
-        if not path.exists():
+        if not os.path.exists(path):
             return
         try:
             for row in (_parsed(line) for _, line in read_lines(path)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
@@ -95,7 +96,7 @@ def _place(run: RunFiles) -> str:
     from rlkit.run.checkpoint.state import as_data
 
     final = run.path / "final"
-    if Path(final, "tokenizer_config.json").is_file():
+    if os.path.isfile(Path(final, "tokenizer_config.json")):
         return str(final)
     try:
         path = str(as_data(run.recipe())["model"]["path"])

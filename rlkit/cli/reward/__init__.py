@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from io import FileIO
@@ -67,13 +68,13 @@ def rollout_files(place: str) -> list[Path]:
         RecipeError: There are none.
     """
     path = Path(place)
-    if path.is_file():
+    if os.path.isfile(path):
         return [path]
-    folder = path / "rollouts" if (path / "rollouts").is_dir() else path
+    folder = path / "rollouts" if os.path.isdir(path / "rollouts") else path
     for pattern in ("step-*.jsonl.gz", "*.jsonl.gz", "*.jsonl"):
         if files := sorted(folder.glob(pattern)):
             return files
-    what = "a folder without rollouts" if path.is_dir() else "neither a file nor a folder"
+    what = "a folder without rollouts" if os.path.isdir(path) else "neither a file nor a folder"
     raise RecipeError(f"--rollouts is {place!r}, {what}; expected a run folder, or a .jsonl or .jsonl.gz of rollouts")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import keyword
+import os
 import re
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -61,7 +62,7 @@ def scaffold(name: str, kind: str, out: Path) -> Path:
     summary, *rest = re.split(r"^==== (\w+)\n", _read(kind), flags=re.M)
     sections = dict(zip(rest[::2], rest[1::2], strict=True))
     _check_free(names, kind, sections.get("part", ""))
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if os.path.exists(out) and (not os.path.isdir(out) or any(out.iterdir())):
         raise RecipeError(f"{out} exists and is not an empty folder; choose a new one with --out DIR")
     values = {**names._asdict(), "summary": summary.strip(), "kind": kind, "group": "rlkit", "object": names.module}
     if kind == "command":

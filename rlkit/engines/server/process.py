@@ -103,7 +103,7 @@ class ServerProcess:
 
     def tail(self) -> str:
         """Return the end of its log, and the last exceptions that stand before it."""
-        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines() if self.log.exists() else []
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines() if os.path.exists(self.log) else []
         raised = [line for line in lines[-1000:-TAIL_LINES] if re.match(r"[\w.]*(Error|Exception)\b", line)]
         return "\n".join([*raised[-3:], *lines[-TAIL_LINES:]])
 

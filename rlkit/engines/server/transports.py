@@ -104,7 +104,7 @@ class FileTransport(Transport[Path]):
     def prepare(self, bucket: Bucket) -> Path:
         self.end()
         size = sum(tensor.numel() * tensor.element_size() for _, tensor in bucket)
-        fits = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 1.1 * size
+        fits = os.path.isdir(SHARED_MEMORY) and shutil.disk_usage(SHARED_MEMORY).free > 1.1 * size
         number, name = tempfile.mkstemp(".safetensors", "rlkit-weights-", SHARED_MEMORY if fits else None)
         os.close(number)
         self._file = Path(name)

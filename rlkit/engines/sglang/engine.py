@@ -24,6 +24,7 @@ from rlkit.engines.sglang.api import SGLangApi
 from rlkit.engines.sglang.launch import BESIDE_TRAINER, Launch, adapter_words, command, environment, require_sglang
 from rlkit.engines.sglang.transports import AS_SGLANG, SGLangDisk, SGLangGroup, SGLangTensors
 from rlkit.errors import EngineError, RecipeError
+from rlkit.names import OutputPath
 from rlkit.ranges import NUMBER, Count
 from rlkit.types import Completion, Request
 
@@ -123,7 +124,7 @@ class SGLangServer(SGLangRollouts):
         servers: Count = 1,
         first_gpu: Annotated[int, Ge(0), Le(1023), NUMBER] = 0,
         transport: Literal["auto", "tensor", "group", "disk"] = "auto",
-        folder: str | None = None,
+        folder: OutputPath | None = None,
         launch: Launch = LAUNCH,
         retry: ServerRetryPolicy = RETRY,
         check_weights: bool = True,

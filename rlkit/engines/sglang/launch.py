@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from rlkit.engines.server.process import server_environment
 from rlkit.errors import EngineError
+from rlkit.names import USER_ONLY
 from rlkit.ranges import Count, ShareBelowOne
 
 FIRST, LAST = (0, 5, 17), (0, 5, 23)
@@ -48,7 +49,7 @@ class Launch:
     memory_fraction: ShareBelowOne | None = None
     release_memory: bool = False
     adapter_only: bool = False
-    args: Sequence[str] = ()
+    args: Annotated[Sequence[str], USER_ONLY] = ()
 
 
 def release(version: str) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -38,7 +39,7 @@ def export(
         RecipeError: The base model of an adapter or a checkpoint cannot be found.
     """
     source = locate(checkpoint)
-    if source.base is None and not Path(source.place, "config.json").is_file():
+    if source.base is None and not os.path.isfile(Path(source.place, "config.json")):
         raise CheckpointError(
             f"there is no whole checkpoint at {checkpoint!r}; "
             "expected a run folder, its final/ or one of its checkpoints"

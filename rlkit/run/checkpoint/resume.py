@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rlkit.errors import RecipeError, show
 from rlkit.models.store import CheckpointRef
@@ -68,9 +68,16 @@ def compare(found: CheckpointRef, recipe_yaml: str, force: bool) -> list[str]:
         raise RecipeError(
             f"the recipe is not that of {found.place}:\n"
             + "\n".join(changes)
-            + "\nadd --force to go on with it as it is now"
+            + f"\n{_why(changes)}; leave it as it was, or add --force to go on with the recipe as it is now"
         )
     return list(lines.values())
+
+
+def _why(changes: Sequence[str]) -> str:
+    """Return why changes on resume need consent."""
+    if all(line.startswith("train.steps:") for line in changes):
+        return "the learning rate depends on train.steps, so that another number changes every step that is left"
+    return "such a change alters what is learned, so that the steps before and after it are of two different runs"
 
 
 def held_out(recipe: JsonObject) -> list[object]:

@@ -85,7 +85,7 @@ def open_index(corpus: Path) -> Index:
             "JSON object a line: id, title, text"
         ) from error
     folder = corpus.with_name(f"{corpus.name}.{digest}.bm25s-{bm25s.__version__}")
-    if not folder.exists():
+    if not os.path.exists(folder):
         try:
             _build_beside(corpus, folder)
         except OSError as error:
@@ -133,7 +133,7 @@ def _build_beside(corpus: Path, folder: Path) -> None:
         _build(corpus, unfinished)
         os.rename(unfinished, folder)
     except OSError:
-        if not folder.exists():  # else another process was faster
+        if not os.path.exists(folder):  # else another process was faster
             raise
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)

@@ -1,0 +1,93 @@
+"""Names and paths in recipes: what may become a file, a column, a metric or a tag, and where a run may write.
+
+A recipe may come from a stranger, and a row of data from anywhere. So the types here allow plain names alone, and a run
+writes outside of its folder only where the user says so, on the command line or in Python.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Annotated, get_args
+
+from annotated_types import Len
+
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler
+    from pydantic_core import CoreSchema
+
+LONGEST = 64
+"""The maximum number of characters of a name."""
+
+_NAME = rf"[A-Za-z0-9_@][A-Za-z0-9_.@-]{{0,{LONGEST - 1}}}"
+_PLAIN = f"letters, digits and _ . @ -, at most {LONGEST} and the first one no . or -"
+_RUN_FILES = (
+    "recipe.yaml", "environment.json", "metrics.jsonl", "result.json", "lock", "lock.json", "ranks", "rollouts",
+    "checkpoints", "final", "ema", "profile", "report.html", "tensorboard", "wandb", "mlflow.db", "mlflow-run",
+)  # fmt: skip
+"""What a run writes into its folder; a file that a recipe names can be none of these."""
+
+
+class NameRule:
+    """Makes pydantic refuse a text that does not match a pattern, with one message.
+
+    Args:
+        pattern: A regular expression of all of the text.
+        words: What is expected.
+    """
+
+    def __init__(self, pattern: str, words: str) -> None:
+        self.pattern = re.compile(pattern)
+        self.words = words
+
+    def __repr__(self) -> str:
+        return self.words
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        from pydantic_core import PydanticCustomError, core_schema
+
+        def validate(value: object) -> str:
+            if isinstance(value, str) and self.pattern.fullmatch(value):
+                return value
+            raise PydanticCustomError("range", "expected {words}", {"words": self.words})
+
+        return core_schema.no_info_plain_validator_function(validate)
+
+
+class UserOnly:
+    """Marks an option that no recipe file may set: where it writes, or what it starts, is for the user to say."""
+
+    def __repr__(self) -> str:
+        return "USER_ONLY"
+
+
+USER_ONLY = UserOnly()
+
+Name = Annotated[str, Len(1, LONGEST), NameRule(_NAME, f"a name of {_PLAIN}")]
+"""Becomes a metric, a column or a tag."""
+FileName = Annotated[
+    str,
+    Len(1, LONGEST),
+    NameRule(
+        rf"(?!(?i:{'|'.join(map(re.escape, _RUN_FILES))})$)(?!.*\.(?i:partial|pth|lock)$){_NAME}",
+        f"the name of a file in the run folder that is none of the run's own: {_PLAIN}",
+    ),
+]
+SourceName = Annotated[
+    str,
+    Len(1, LONGEST),
+    NameRule(rf"(?=.{{1,{LONGEST}}}$){_NAME}(/{_NAME})*", f"the name of a source: {_PLAIN}, in parts divided by /"),
+]
+"""Stands in metrics such as `accuracy/SOURCE`."""
+OutputPath = Annotated[str, USER_ONLY]
+"""A folder or URL that a run writes to."""
+
+
+def source_name(text: str) -> str:
+    """Return the name by which metrics know a source of data: all but plain characters become `_`."""
+    parts = (re.sub(r"[^A-Za-z0-9_.@-]", "_", part) for part in text[:LONGEST].split("/"))
+    return "/".join(re.sub(r"^[.-]", "_", part) or "_" for part in parts) if text else ""
+
+
+def is_user_only(hint: object) -> bool:
+    """Return whether a type is marked as `UserOnly`, alone or beside others, such as null."""
+    return USER_ONLY in getattr(hint, "__metadata__", ()) or any(map(is_user_only, get_args(hint)))
