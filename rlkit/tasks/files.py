@@ -258,7 +258,8 @@ class HFDataset(Columns):
     def _all(self, split: str) -> sources.Rows:
         if isinstance(self.path, list) or self._is_file:
             return self._files(self.path, "task.path")
-        if any(os.path.isfile((folder := Path(self.path).expanduser()).joinpath(name)) for name in sources.SAVED):
+        folder = Path(os.path.expanduser(self.path))
+        if any(os.path.isfile(folder / name) for name in sources.SAVED):
             return sources.saved(folder, split, "task.path")
         return sources.hub(self.path, self.name, split, "task.path")
 
