@@ -296,7 +296,7 @@ def test_what_is_no_regular_file_is_refused_and_never_read(tmp_path: Path, task:
     ):
         with pytest.raises(RecipeError, match=f"task.path is .*{message}"):
             task(str(tmp_path / name)).rows("train")
-    with pytest.raises(RecipeError, match="cannot be read"):
+    with pytest.raises(RecipeError, match="does not exist"):
         task("~nobody-is-called-so/a.jsonl").rows("train")
 
 
