@@ -1,7 +1,7 @@
 """The process behind `Workers`, started as a script: it calls functions for the trainer until the trainer is done.
 
     watcher      holds no call: drains what the worker prints, and kills whatever descends from it at the end
-      worker     reads requests, calls functions, writes answers
+      worker     reads requests, calls functions, writes answers, kills processes that the functions leave running
 
 A frame is the call's id, the length of its body, and the body. Requests are pickled, the trainer being trusted; answers
 are JSON, `["started", null]` and then `["value", x]` or `["error", text]` for each argument, since the worker is not.
@@ -14,16 +14,17 @@ import ctypes
 import faulthandler
 import json
 import os
-import pickle
 import select
 import signal
 import struct
 import sys
-import time
 import types
 from collections.abc import Callable
-from functools import partial
-from typing import Any
+from functools import cache, partial
+from os import WNOHANG, getpid, kill, listdir, read, waitpid, write
+from pickle import loads
+from time import monotonic, sleep
+from typing import Any, TextIO
 
 HEADER = struct.Struct(">16sQ")
 ANSWER_BYTES = 16 * 2**20
@@ -41,8 +42,13 @@ MARK = "RLKIT_WORKER"
 
 PDEATHSIG, SUBREAPER = 1, 36
 
+encode = json.JSONEncoder().encode
+"""Bound here, as are the functions that are imported by name: what a call patches must not reach the next answer."""
+
 prepared: dict[str, Any] = {}
 """What `prepare` has done in this process."""
+outputs: list[TextIO] = []
+"""The worker's own standard output and error."""
 
 
 def prctl(option: int, value: int) -> None:
@@ -55,7 +61,7 @@ def descendants(root: int | None, mark: str | None = None) -> set[int]:
     """Return the living processes below `root`, and those that have the mark in their environment."""
     parents: dict[int, int] = {}
     found = set() if root is None else {root}
-    for name in filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else ()):
+    for name in filter(str.isdigit, listdir("/proc") if sys.platform == "linux" else ()):
         try:
             with open(f"/proc/{name}/stat", "rb") as file:
                 state, parent = file.read().rpartition(b")")[2].split()[:2]
@@ -75,14 +81,14 @@ def descendants(root: int | None, mark: str | None = None) -> set[int]:
 
 def kill_descendants(root: int | None, mark: str | None = None) -> None:
     """Kill them until none is left: they may fork meanwhile."""
-    deadline = time.monotonic() + KILL_SECONDS
-    while (left := descendants(root, mark)) and time.monotonic() < deadline:
+    deadline = monotonic() + KILL_SECONDS
+    while (left := descendants(root, mark)) and monotonic() < deadline:
         for pid in left:
             try:
-                os.kill(pid, signal.SIGKILL)
+                kill(pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):  # gone, or became another user's
                 continue
-        time.sleep(0.002)
+        sleep(0.002)
 
 
 class Output:
@@ -97,7 +103,7 @@ class Output:
     def read(self) -> bool:
         """Read some of it; return whether there was any."""
         try:
-            chunk = os.read(self.source, 2**16)
+            chunk = read(self.source, 2**16)
         except BlockingIOError:
             return False
         self.tail = (self.tail + chunk)[-TAIL_BYTES:]
@@ -113,7 +119,7 @@ class Output:
         for start in range(0, len(data), select.PIPE_BUF):  # so much is written without waiting, where any is
             try:
                 if select.select((), (self.screen,), (), 0)[1]:
-                    os.write(self.screen, data[start : start + select.PIPE_BUF])
+                    write(self.screen, data[start : start + select.PIPE_BUF])
             except OSError:  # the terminal is gone
                 return
 
@@ -134,14 +140,14 @@ def watch(worker: int, requests: int, output: Output) -> int:
     status: int | None = None
     while status is None and os.getppid() == trainer:
         events = dict(ready.poll(1000))
-        if requests in events or (woken in events and signal.SIGTERM in os.read(woken, 4096)):
+        if requests in events or (woken in events and signal.SIGTERM in read(woken, 4096)):
             break
         if output.source in events and not output.read():
             ready.unregister(output.source)
         status = reap(worker)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(worker, signal.SIGKILL)
-    kill_descendants(os.getpid())
+    kill_descendants(getpid())
     while output.read():
         pass
     return 0 if status is None else status
@@ -151,7 +157,7 @@ def reap(worker: int) -> int | None:
     """Collect what has ended; return the worker's exit code, 128 and more for a signal, if it was among them."""
     code = None
     try:
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+        while (ended := waitpid(-1, WNOHANG))[0]:
             if ended[0] == worker:
                 status = os.waitstatus_to_exitcode(ended[1])
                 code = status if status >= 0 else 128 - status
@@ -160,19 +166,19 @@ def reap(worker: int) -> int | None:
     return code
 
 
-def read(source: int, count: int) -> bytes:
+def receive(source: int, count: int) -> bytes:
     """Read so many bytes, fewer at the end."""
     data = bytearray()
-    while len(data) < count and (chunk := os.read(source, min(count - len(data), 2**20))):
+    while len(data) < count and (chunk := read(source, min(count - len(data), 2**20))):
         data += chunk
     return bytes(data)
 
 
-def write(target: int, data: bytes) -> None:
+def send(target: int, data: bytes) -> None:
     """Write all of it."""
     view = memoryview(data)
     while view:
-        view = view[os.write(target, view) :]
+        view = view[write(target, view) :]
 
 
 def close(ends: list[int]) -> None:
@@ -185,26 +191,29 @@ def serve(requests: int, answers: int) -> None:
     """Answer calls until there are no more."""
 
     def answer(call: bytes, body: bytes) -> None:
-        write(answers, HEADER.pack(call, len(body)) + body)
+        send(answers, HEADER.pack(call, len(body)) + body)
 
-    while len(header := read(requests, HEADER.size)) == HEADER.size:
+    while len(header := receive(requests, HEADER.size)) == HEADER.size:
         call, length = HEADER.unpack(header)
-        preparation, payload = pickle.loads(read(requests, length))
+        preparation, payload = loads(receive(requests, length))
         try:
             prepare(preparation)
-            function, shared, arguments = pickle.loads(payload)
+            explainer()
+            function, shared, arguments = loads(payload)
         except BaseException as error:  # foreign code may even raise SystemExit
             answer(call, failure(error))
-            continue
-        answer(call, b'["started", null]')
-        for argument in arguments:
-            answer(call, outcome(function, shared, argument))
+        else:
+            answer(call, b'["started", null]')
+            for argument in arguments:
+                answer(call, outcome(function, shared, argument))
+                restore_output()
+        end_children()  # not between two arguments: `shared` may hold a process
 
 
 def outcome(function: Callable[[Any, Any], object], shared: object, argument: object) -> bytes:
     """Call a function; return the body of its answer."""
     try:
-        body = json.dumps(["value", function(shared, argument)]).encode()
+        body = encode(["value", function(shared, argument)]).encode()
         if len(body) > ANSWER_BYTES:
             raise ValueError(f"what it returned takes {len(body)} bytes, expected at most {ANSWER_BYTES}")
     except BaseException as error:  # a reward may even raise SystemExit
@@ -214,9 +223,46 @@ def outcome(function: Callable[[Any, Any], object], shared: object, argument: ob
 
 def failure(error: BaseException) -> bytes:
     """Return the body of an answer that is an error."""
+    return encode(["error", explainer()(error)]).encode()
+
+
+@cache
+def explainer() -> Callable[[BaseException], str]:
+    """Return what describes errors; rlkit can be imported once the import path is the trainer's."""
     from rlkit.errors import explain
 
-    return json.dumps(["error", explain(error)]).encode()
+    return explain
+
+
+def end_children() -> None:
+    """Kill what calls have started and left running, daemons too: as a subreaper the worker is their parent."""
+    if has_children():
+        kill_descendants(getpid())
+        if not has_children():
+            print_once("[this worker has killed processes that a call had left running]")
+
+
+@cache
+def print_once(line: str) -> None:
+    """Print a line on the worker's standard error."""
+    print(line, file=outputs[1])
+
+
+def has_children() -> bool:
+    """Collect the children that have ended; return whether any is alive."""
+    try:
+        while waitpid(-1, WNOHANG)[0]:
+            continue
+    except ChildProcessError:
+        return False
+    return True
+
+
+def restore_output() -> None:
+    """Undo what a call has done to `sys.stdout` and `sys.stderr`; closing these leaves the descriptors open."""
+    if not outputs or any(stream.closed for stream in outputs):
+        outputs[:] = (open(end, "w", buffering=1, errors="backslashreplace", closefd=False) for end in (1, 2))  # noqa: SIM115
+    sys.stdout, sys.stderr = outputs
 
 
 def prepare(preparation: dict[str, Any]) -> None:
@@ -246,7 +292,8 @@ def main() -> None:
         os.dup2(prints, 2)
         close([screen, null, printed, prints])
         os.register_at_fork(after_in_child=partial(close, [requests, answers]))
-        sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
+        prctl(SUBREAPER, 1)  # not inherited
+        restore_output()
         faulthandler.enable()
         sys.modules["__main__"] = types.ModuleType("__main__")  # nothing that is sent finds this file in it
         serve(requests, answers)

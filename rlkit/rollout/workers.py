@@ -49,8 +49,8 @@ class WorkerError(Exception):
 class Workers:
     """Calls functions in other processes, each of which is killed and replaced when a call outlasts its deadline.
 
-    What a process started, a daemon too, ends with it. Only data comes back, as JSON holds it. What a call prints is
-    shown on standard error, as far as it is short.
+    A process that a call starts and leaves running, a daemon too, is killed after the calls that were sent together.
+    Only data comes back, as JSON holds it. What a call prints is shown on standard error, as far as it is short.
 
     Args:
         count: How many processes; they start with the first calls.

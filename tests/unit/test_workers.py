@@ -24,7 +24,19 @@ from rlkit.testing import example_trajectory
 from rlkit.train.metrics import Meter
 from rlkit.train.rollouts import describe
 from rlkit.types import Score
-from tests.unit.hostile import Fragile, Moody, Named, Unreadable, double, doze, obey, start, start_and_hang, times
+from tests.unit.hostile import (
+    Fragile,
+    Helped,
+    Moody,
+    Named,
+    Unreadable,
+    double,
+    doze,
+    obey,
+    start,
+    start_and_hang,
+    times,
+)
 
 
 @pytest.fixture(scope="module")
@@ -136,17 +148,60 @@ def test_what_a_reward_prints_is_shown(one: Workers, capfd: pytest.CaptureFixtur
     assert capfd.readouterr().err == "to beseen\n"
 
 
-@pytest.mark.parametrize(
-    ("how", "count"),
-    [("fork", 2), ("subprocess", 2), ("daemon", 2), ("closing daemon", 2), ("stopped watcher", 2)],
-)
-def test_no_process_outlives_the_workers(tmp_path: Path, how: str, count: int) -> None:
+@pytest.mark.parametrize("how", ["fork", "subprocess", "daemon", "closing daemon"])
+def test_what_a_call_starts_and_does_not_end_ends_with_it(
+    tmp_path: Path, one: Workers, how: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    one.close_idle()  # whose standard error is that of another test
+    worker = asyncio.run(one.call(obey, "pid", 30))
+    for number in "12":
+        folder = tmp_path / number
+        folder.mkdir()
+        assert asyncio.run(one.call(start, (how, str(folder)), 30)) == "started"
+        assert asyncio.run(one.call(obey, "pid", 30)) == worker
+        assert [pid for pid in started(folder, 2) if alive(pid)] == [worker]
+    one.close_idle()
+    assert capfd.readouterr().err == "[this worker has killed processes that a call had left running]\n"
+
+
+def test_what_a_reward_starts_serves_all_that_is_sent_together(one: Workers) -> None:
+    """A process that the reward holds is there for each answer of its batch, and gone after it."""
+    one._seconds[Helped] = 0.001  # as if it had been measured
+    pids = asyncio.run(one.call_each(Helped.ask, Helped(), range(3), 30))
+    assert len(set(pids)) == 1
+    assert asyncio.run(one.call(double, 4, 30)) == 8
+    assert not alive(pids[0])
+
+
+@pytest.mark.parametrize("what", ["patch the encoder", "patch the system", "replace the output", "close the output"])
+def test_what_a_call_patches_does_not_cost_the_next(one: Workers, what: str, capfd: pytest.CaptureFixture[str]) -> None:
+    one.close_idle()  # whose standard error is that of another test
+    worker = asyncio.run(one.call(obey, "pid", 30))
+    assert asyncio.run(one.call(obey, what, 30)) == "done"
+    assert asyncio.run(one.call(double, 4, 30)) == 8
+    assert asyncio.run(one.call(print, "seen", 30)) is None
+    with pytest.raises(WorkerError, match="of the reward"):
+        asyncio.run(one.call(obey, "raise", 30))
+    if what != "patch the system":  # which leaves it without `os.getpid`
+        assert asyncio.run(one.call(obey, "pid", 30)) == worker
+    one.close_idle()
+    assert capfd.readouterr().err == "seen\n"
+
+
+@pytest.mark.parametrize("how", ["fork", "subprocess", "daemon", "closing daemon", "stopped watcher"])
+def test_no_process_outlives_the_workers(tmp_path: Path, how: str) -> None:
     pool = Workers(1)
-    assert asyncio.run(pool.call(start, (how, str(tmp_path)), 30)) == "started"
-    pids = started(tmp_path, count)
-    assert all(map(alive, pids))
-    pool.close()
-    assert not any(map(alive, pids))
+
+    async def close_meanwhile() -> None:
+        call = asyncio.create_task(pool.call(start_and_hang, (how, str(tmp_path)), 600))
+        pids = await asyncio.to_thread(started, tmp_path, 2)
+        assert all(map(alive, pids))
+        await asyncio.to_thread(pool.close)
+        assert not any(map(alive, pids))
+        with pytest.raises(WorkerError, match="the run is over"):
+            await call
+
+    asyncio.run(close_meanwhile())
 
 
 @pytest.mark.parametrize("how", ["fork", "subprocess", "closing daemon", "orphan of a killed watcher"])
@@ -160,7 +215,7 @@ def test_no_process_outlives_the_deadline_of_its_call(tmp_path: Path, one: Worke
 TRAINER = """
 import asyncio, sys
 from rlkit.rollout.workers import Workers
-from tests.unit.hostile import Fragile, Moody, Named, Unreadable, double, doze, obey, start, start_and_hang, times
+from tests.unit.hostile import start_and_hang
 
 print("imported as", __name__, file=sys.stderr)
 STEP = 1
@@ -169,9 +224,8 @@ def own(number):
 
 pool = Workers(1)
 assert asyncio.run(pool.call(own, 1, 30)) == 2
-asyncio.run(pool.call(start, (sys.argv[1], sys.argv[2]), 30))
 print("ready", flush=True)
-input()
+asyncio.run(pool.call(start_and_hang, (sys.argv[1], sys.argv[2]), 600))
 """
 
 
