@@ -66,9 +66,13 @@ def _new(argv: Sequence[str]) -> int:
 def _test(name: str, registry: Registry) -> int:
     findings = []
     for plugin in _find_plugins(name, registry):
-        findings += [*examine(plugin, registry), *_check_recipes(plugin, registry)]
+        findings += [*examine(plugin, registry, _begin), *_check_recipes(plugin, registry)]
     show(("of", "check", "result", "why"), [(f.part, f.check, f.state, f.why) for f in findings])
     return 1 if any(finding.state == "failed" for finding in findings) else 0
+
+
+def _begin(part: str) -> None:
+    echo(f"checking {part}", error=True)
 
 
 def _check_recipes(plugin: Plugin, registry: Registry) -> Iterator[Finding]:

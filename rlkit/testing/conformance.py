@@ -12,12 +12,14 @@ from typing import Any, Literal, NamedTuple
 
 from rlkit import __version__
 from rlkit.commands import VERBS
-from rlkit.errors import RecipeError
+from rlkit.errors import RecipeError, explain
 from rlkit.installed import DISTRIBUTION, Plugin
 from rlkit.interfaces.environment import Environment
 from rlkit.interfaces.runtime import RunPart
+from rlkit.interfaces.task import Task
 from rlkit.registry import Part, Registry, load_plugins
 from rlkit.testing import contracts, conversations, golden
+from rlkit.testing.limits import time_limit
 from rlkit.testing.runtime import ExampleRuntime
 from rlkit.types import Prompt
 
@@ -42,6 +44,11 @@ MAKER_CONTRACTS: dict[str, Callable[..., object]] = {
     "engines": conversations.check_engine,
 }
 """Contracts that take the class, by kind."""
+
+SECONDS = 60.0
+"""A check may take this long."""
+LOADING_SECONDS = {"tasks": 600.0, "engines": 600.0}
+"""Kinds that may load a data set or start a server, and take longer."""
 
 
 class Finding(NamedTuple):
@@ -68,8 +75,8 @@ def check_plugin(name: str, module: object) -> list[Finding]:
     return findings
 
 
-def examine(plugin: Plugin, registry: Registry) -> list[Finding]:
-    """Run all checks on all parts of a plugin."""
+def examine(plugin: Plugin, registry: Registry, begin: Callable[[str], None] | None = None) -> list[Finding]:
+    """Run all checks on a plugin; `begin` is called with the name of each part and verb before its checks."""
     if plugin.error is not None or plugin.disabled:
         return [Finding(plugin.name, "loads", "failed", plugin.error or "it is disabled")]
     parts = [part for parts in registry.parts.values() for part in parts.values() if part.plugin is plugin]
@@ -77,15 +84,20 @@ def examine(plugin: Plugin, registry: Registry) -> list[Finding]:
     if not (parts or recipes or plugin.commands):
         why = "it has no parts, recipes or verbs; is a hook marked with @hookimpl?"
         return [Finding(plugin.name, "offers parts", "failed", why)]
-    findings = (
-        [_run(plugin.name, "made for a range of rlkit", _check_range, plugin)]
-        if plugin.hooks or plugin.commands
-        else []
-    )
-    findings += [finding for verb in plugin.commands for finding in _examine_verb(plugin, verb)]
+    findings = []
+    if plugin.hooks or plugin.commands:
+        findings.append(_run(plugin.name, "made for a range of rlkit", _check_range, plugin))
+    for verb in plugin.commands:
+        if begin is not None:
+            begin(f"rlkit {verb}")
+        findings += _examine_verb(plugin, verb)
     findings += [_run(name, "begins with what it is", _check_recipe, registry.recipes[name].path) for name in recipes]
-    prompts = [prompt for part in parts if part.kind == "tasks" for prompt in _prompts(part.cls)]
-    return findings + [f for part in parts for f in _examine_part(part, [*prompts, conversations.PROMPT])]
+    tasks = [part.cls for part in parts if part.kind == "tasks"]
+    for part in parts:
+        if begin is not None:
+            begin(part.name)
+        findings += _examine_part(part, tasks)
+    return findings
 
 
 def _check_recipe(path: Path) -> None:
@@ -126,7 +138,7 @@ def check_options(cls: type) -> None:
             )
 
 
-def _examine_part(part: Part, prompts: Sequence[Prompt]) -> Iterator[Finding]:
+def _examine_part(part: Part, tasks: Sequence[type[Task]]) -> Iterator[Finding]:
     yield _run(part.name, "options", check_options, part.cls)
     needed = [p.name for p in inspect.signature(part.cls).parameters.values() if p.default is p.empty]
     if needed:
@@ -135,7 +147,8 @@ def _examine_part(part: Part, prompts: Sequence[Prompt]) -> Iterator[Finding]:
     yield (made := _run(part.name, "constructed with defaults", part.cls))
     if made.state != "ok":
         return
-    yield _run(part.name, "contract", _check_contract, part, prompts)
+    prompts = _prompts(tasks) if part.kind == "environments" else []
+    yield _run(part.name, "contract", _check_contract, part, prompts, seconds=LOADING_SECONDS.get(part.kind, SECONDS))
     if part.name in (*golden.ADVANTAGES, *golden.LOSSES) and part.kind in ("advantages", "losses"):
         yield _run(part.name, "golden vector", golden.check, part.name, part.cls(**golden.OPTIONS.get(part.name, {})))
 
@@ -168,19 +181,25 @@ def _check_environment(cls: type[Environment], prompts: Sequence[Prompt]) -> Non
             return
 
 
-def _prompts(task: type) -> list[Prompt]:
-    with suppress(Exception):  # errors of the task are reported by its own checks
-        return contracts.check_task(task())[:1]
-    return []
+def _prompts(tasks: Sequence[type[Task]]) -> list[Prompt]:
+    """Return a prompt of each task, and then an example."""
+    prompts = []
+    for task in tasks:
+        with suppress(Exception), time_limit(task.__name__, LOADING_SECONDS["tasks"]):  # reported by its own checks
+            prompts += contracts.check_task(task())[:1]
+    return [*prompts, conversations.PROMPT]
 
 
-def _run(name: str, check: str, function: Callable[..., object], *arguments: object) -> Finding:
+def _run(
+    name: str, check: str, function: Callable[..., object], *arguments: object, seconds: float = SECONDS
+) -> Finding:
     try:
-        function(*arguments)
+        with time_limit("it", seconds):
+            function(*arguments)
     except RecipeError as error:
         return Finding(name, check, "not run", str(error))
     except AssertionError as error:
         return Finding(name, check, "failed", str(error) or "an assertion of its own failed")
-    except Exception as error:  # a plugin's own code may raise anything
-        return Finding(name, check, "failed", f"{type(error).__name__}: {error}")
+    except (Exception, SystemExit) as error:  # a plugin's own code may raise anything
+        return Finding(name, check, "failed", explain(error))
     return Finding(name, check, "ok")

@@ -24,6 +24,7 @@ from rlkit.interfaces.parser import ParsedTurn, ToolParser
 from rlkit.interfaces.reward import RewardFunction, RewardManager, as_score
 from rlkit.interfaces.task import Curriculum, Split, Task
 from rlkit.optimizers.trial import try_out
+from rlkit.testing.limits import time_limit
 from rlkit.types import Batch, PolicyOutput, Prompt, Score, StopReason, TrainBatch, Trajectory, Turn
 
 ODD_TEXTS = ("", " \n", "\x00\ufffd", "{[(<", r"\boxed{", "#### ", "१२", "1" * 5000)
@@ -174,7 +175,7 @@ def _lose(loss: PolicyLoss, batch: Batch, log_ratio: float, scale: float = 1.0) 
 
 
 def check_reward(reward: RewardManager, texts: Sequence[str] = ("#### 4", "", "#### x")) -> list[Score]:
-    """Check that a reward scores any text and no text, and can be sent to a worker if it is a function."""
+    """Check that a reward scores any text and no text within its `timeout`; a function can be sent to a worker."""
     name = type(reward).__name__
     if isinstance(reward, RewardFunction):
         try:
@@ -183,11 +184,12 @@ def check_reward(reward: RewardManager, texts: Sequence[str] = ("#### 4", "", "#
             raise AssertionError(f"{name} cannot be pickled, as it must to be sent to a worker: {error}") from error
     for batch in (ODD_TEXTS, (), texts):
         trajectories = [example_trajectory(text) for text in batch]
-        scores = asyncio.run(reward.score(trajectories))
+        raw = [_grade(reward, t) for t in trajectories] if isinstance(reward, RewardFunction) else None
+        with time_limit(f"{name}.score", reward.timeout * (1 if raw is None else max(1, len(raw)))):
+            scores = asyncio.run(reward.score(trajectories))
         if len(scores) != len(batch) or not all(isinstance(s, Score) for s in scores):
             raise AssertionError(f"{name}.score returned {scores!r}, expected {len(batch)} scores")
-        raw = [reward.grade(t) for t in trajectories] if isinstance(reward, RewardFunction) else scores
-        for text, value in zip(batch, raw, strict=True):
+        for text, value in zip(batch, scores if raw is None else raw, strict=True):
             if getattr(value, "error", None) is None and as_score(value).error:
                 raise AssertionError(f"{name} returned {value!r} for {text!r}, expected finite numbers, or an error")
         if isinstance(reward, RewardFunction):
@@ -195,10 +197,15 @@ def check_reward(reward: RewardManager, texts: Sequence[str] = ("#### 4", "", "#
     return scores
 
 
+def _grade(reward: RewardFunction, trajectory: Trajectory) -> Score | float:
+    with time_limit(f"{type(reward).__name__}.grade", reward.timeout):
+        return reward.grade(trajectory)
+
+
 def _check_at_once(reward: RewardFunction, trajectories: Sequence[Trajectory]) -> None:
     for trajectory in trajectories:
         found = reward.grade_at_once(trajectory)
-        if found is not None and as_score(found) != as_score(expected := reward.grade(trajectory)):
+        if found is not None and as_score(found) != as_score(expected := _grade(reward, trajectory)):
             name = type(reward).__name__
             raise AssertionError(f"{name}.grade_at_once returned {show(found)}, but grade returns {show(expected)}")
 
