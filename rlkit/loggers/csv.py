@@ -20,6 +20,7 @@ class CSV(Logger):
 
     def __init__(self, file: FileName = "metrics.csv") -> None:
         self.file = file
+        self._written = False
 
     def open(self, run: LoggedRun) -> None:
         """Read the rows of the steps that are done."""
@@ -33,20 +34,33 @@ class CSV(Logger):
         row = {"step": str(step), **{name: str(value) for name, value in metrics.items()}}
         self._rows.append(row)
         new = [name for name in row if name not in self._columns]
-        if new:
-            self._columns += new
+        self._columns += new
+        if new or not self._written:
             self._rewrite()
             return
+        self._written = False
         with self._path.open("a", newline="", encoding="utf-8") as file:
             csv.DictWriter(file, self._columns).writerow(row)
+        self._written = True
+
+    def finalize(self, status: str) -> None:
+        """Write rows that could not be written before, as on a full disk."""
+        if not self._written:
+            self._rewrite()
 
     def _rewrite(self) -> None:
+        self._written = False
         beside = self._path.with_suffix(".partial")
-        with beside.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, self._columns)
-            writer.writeheader()
-            writer.writerows(self._rows)
-        beside.replace(self._path)
+        try:
+            with beside.open("w", newline="", encoding="utf-8") as file:
+                writer = csv.DictWriter(file, self._columns)
+                writer.writeheader()
+                writer.writerows(self._rows)
+            beside.replace(self._path)
+        except OSError:
+            beside.unlink(missing_ok=True)
+            raise
+        self._written = True
 
 
 def _read(path: Path) -> list[dict[str, str]]:

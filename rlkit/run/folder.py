@@ -24,6 +24,8 @@ from rlkit.run.rows import as_row
 from rlkit.text import redact_arguments
 from rlkit.types import Trajectory
 
+RESERVED, RESERVED_BYTES = "reserved", 16 * 2**10
+"""A file that holds the space of `result.json` and of the last metrics until the run ends."""
 PACKAGES = (DISTRIBUTION, "torch", "lightning", "transformers", "peft", "datasets", "jsonargparse", "pluggy")
 
 
@@ -40,7 +42,7 @@ class RunFolder:
     """Writes `recipe.yaml`, `environment.json`, `rollouts/` and `result.json`.
 
     Args:
-        path: A folder that does not exist yet, is empty, or holds the run that is resumed.
+        path: A folder that does not exist yet, holds no step of a run, or holds the run that is resumed.
         recipe_yaml: The recipe, every option filled in.
         rank: Each rank writes its own rollouts; rank 0 writes everything else.
     """
@@ -51,12 +53,12 @@ class RunFolder:
         self.rank = rank
 
     def create(self, registry: Registry, resumed: bool = False) -> None:
-        """Create the folder and write `recipe.yaml` and `environment.json`.
+        """Create the folder, without what a start that made no step has left, and write what describes the run.
 
         Raises:
             RecipeError: It holds another run than the one that is resumed, or cannot be written.
         """
-        if not resumed and (os.path.exists(self.path / "result.json") or os.path.exists(self.path / "metrics.jsonl")):
+        if not resumed and self._has_steps():
             raise RecipeError(
                 f"--out is {str(self.path)!r}, which holds another run; choose a new folder, or go on with "
                 "--resume auto"
@@ -64,11 +66,27 @@ class RunFolder:
         try:
             make_private(self.path)
             (self.path / "rollouts").mkdir(exist_ok=True)
-            (self.path / "recipe.yaml").write_text(self.recipe_yaml, encoding="utf-8")
+            if not resumed:
+                for path in (self.path / "result.json", *self.path.glob("rollouts/validation-*")):
+                    path.unlink(missing_ok=True)
+            write_whole(self.path / "recipe.yaml", self.recipe_yaml.encode())
+            run_id = (self.run_id() if resumed else None) or uuid.uuid4().hex[:12]
+            self._write("environment.json", environment(registry) | {"run_id": run_id})
+            (self.path / RESERVED).write_bytes(os.urandom(RESERVED_BYTES))  # no file system can compress these
         except OSError as error:
             raise RecipeError(f"--out is {str(self.path)!r}, which cannot be written: {error}") from error
-        known = self.run_id()
-        self._write("environment.json", environment(registry) | {"run_id": known or uuid.uuid4().hex[:12]})
+
+    def _has_steps(self) -> bool:
+        """Return whether a run has made a step here, by any of the files that tell."""
+        metrics, result = self.path / "metrics.jsonl", self.path / "result.json"
+        if any(self.path.glob("rollouts/step-*")) or (os.path.exists(metrics) and metrics.stat().st_size):
+            return True
+        try:
+            return bool(json.loads(result.read_text(encoding="utf-8"))["steps"])
+        except FileNotFoundError:
+            return False
+        except (OSError, ValueError, KeyError, TypeError):
+            return True
 
     def run_id(self) -> str | None:
         """Return the run's own name for loggers, which stays when it is resumed; None before `create`."""
@@ -87,7 +105,8 @@ class RunFolder:
         return self.path / "rollouts" / of_rank(name, self.rank)
 
     def result(self, result: dict[str, object]) -> None:
-        """Write how the run ended."""
+        """Write how the run ended, on a full disk too: the space that `create` reserved is released first."""
+        (self.path / RESERVED).unlink(missing_ok=True)
         self._write("result.json", result)
 
     def _write(self, name: str, content: dict[str, object]) -> None:

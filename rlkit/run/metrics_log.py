@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rlkit.run.answers import answers_to_log
+from rlkit.run.folder import write_whole
 from rlkit.run.loggers import LoggerThread
 from rlkit.train.evaluate import Evaluation
 
@@ -25,9 +26,7 @@ class MetricsLog:
 
     def __init__(self, path: Path, loggers: Sequence[LoggerThread], done: int = 0) -> None:
         lines = [line for step, line in _steps(path) if step <= done]
-        beside = path.with_suffix(".partial")
-        beside.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        beside.rename(path)
+        write_whole(path, "".join(f"{line}\n" for line in lines).encode())
         self.earlier = [_figures(line) for line in lines[-EARLIER:]]
         """The figures of the last lines that were kept."""
         self._path = path

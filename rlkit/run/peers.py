@@ -17,6 +17,7 @@ from lightning.fabric import Fabric
 
 from rlkit.distributed.ranks import Ranks
 from rlkit.errors import RankError, explain
+from rlkit.run.folder import write_whole
 from rlkit.text import redact, safe
 from rlkit.types import JsonObject
 
@@ -102,10 +103,7 @@ class Peers:
                 process.kill()
 
     def _note(self, more: JsonObject) -> None:
-        path = self.folder / f"{self.fabric.global_rank}.json"
-        beside = path.with_suffix(".partial")
-        beside.write_text(json.dumps(self._mine | more), encoding="utf-8")
-        beside.rename(path)
+        write_whole(self.folder / f"{self.fabric.global_rank}.json", json.dumps(self._mine | more).encode())
 
     def _read(self, rank: int) -> JsonObject:
         try:

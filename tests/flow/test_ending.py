@@ -48,6 +48,11 @@ def test_a_reward_that_fails_beforehand_refuses_the_run(
     assert len(printed.err) < 4000
     assert result(tmp_path / "out")["status"] == "failed"
     assert not list((tmp_path / "out" / "rollouts").iterdir())
+    good = [*FIT, f"--out={tmp_path}/out"]
+    assert main([*good, "--train.steps=1"]) == 0
+    assert result(tmp_path / "out")["status"] == "ok"
+    assert main(good) == 2
+    assert "holds another run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("steps", "made"), [(9, 3), (2, 2)])
@@ -438,3 +443,24 @@ def test_a_full_disk_costs_rollouts_and_the_model_but_not_the_result(tmp_path: P
     assert (outcome["status"], outcome["steps"], outcome["error"]["type"]) == ("failed", 3, "CheckpointError")
     assert len(read_jsonl(tmp_path / "out" / "metrics.jsonl")) == 3
     assert not list((tmp_path / "out").glob("final*"))
+    assert not list((tmp_path / "out").rglob("*.partial"))
+
+
+@pytest.mark.slow
+def test_what_one_rank_cannot_write_is_removed(tmp_path: Path) -> None:
+    """Of two ranks with shards of their own the second may write no more than 20 kB."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, resource\n"
+        "if os.environ.get('LOCAL_RANK') == '1':\n"
+        "    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
+    )
+    done = subprocess.run(
+        (sys.executable, "-m", "rlkit", *FIT, *TWO["fsdp2"], "--train.steps=2", "--save.every=1", "--out=out"),
+        cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+    )  # fmt: skip
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "step-000001 cannot be written: [Errno 27] File too large" in done.stdout
+    outcome = result(tmp_path / "out")
+    assert (outcome["status"], outcome["steps"], outcome["error"]["type"]) == ("failed", 2, "CheckpointError")
+    assert not list((tmp_path / "out").rglob("*.partial"))

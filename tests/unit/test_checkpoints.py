@@ -453,6 +453,7 @@ def test_three_failures_in_a_row_end_the_run_and_a_success_between_does_not(
         slow.full = full
         figures.append(after(saver, step, None))
         saver.writer._thread.submit(lambda: None).result()  # the write before it has ended
+        assert slow.entries(".partial") == []
     assert [bool(f) for f in figures] == [False, True, True, False, True, True]
     assert len(notes) == 4
     with pytest.raises(CheckpointError, match="No space left"):
@@ -471,6 +472,26 @@ def test_a_folder_that_one_rank_cannot_make_keeps_all_from_writing(store: Store)
     with pytest.raises(CheckpointError, match="cannot be written: PermissionError: denied; there is none before it"):
         writer.save(*content(1)(None))
     assert not writer.finish()
+
+
+@pytest.mark.parametrize("when", ["before", "while writing"])
+def test_what_a_rank_could_not_write_is_removed_by_the_first(store: Store, when: str) -> None:
+    """As the first of two ranks sees it, which has no trouble itself."""
+    first: Any = SimpleNamespace(
+        fabric=SimpleNamespace(world_size=1, is_global_zero=True, global_rank=0),
+        gather_world=lambda problem: [problem, "the other is full" if when == "before" else None],
+        from_first=lambda work: work(),
+    )
+    writer = Writer(store, Save(), first)
+    writer._group = SimpleNamespace(group=None, gather_world=lambda note: [note, ("the other is full", {})])  # type: ignore[assignment]
+
+    def save() -> None:
+        writer.save(*content(1)(None))
+        writer.finish()
+
+    with pytest.raises(CheckpointError, match="the other is full"):
+        save()
+    assert store.entries(".partial") == []
 
 
 def test_a_batch_without_a_finite_gradient_is_kept_as_data(tmp_path: Path) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import json
 from pathlib import Path
 
 import pytest
 
+from rlkit.errors import RecipeError
 from rlkit.registry import load_plugins
 from rlkit.run.folder import RunFolder, first_groups
 from rlkit.types import Prompt, Score, StopReason, Trajectory
@@ -30,6 +33,71 @@ def test_whole_groups_are_kept_within_the_limit(limit: int | None, kept: list[in
 
 def test_one_group_is_kept_though_it_is_larger() -> None:
     assert len(first_groups([trajectory(3) for _ in range(5)], 2)) == 5
+
+
+def test_a_start_that_made_no_step_leaves_its_folder_free(tmp_path: Path) -> None:
+    """As after a refused reward, or an error in the first step: `metrics.jsonl` is empty, and a validation was made."""
+    registry, failed, again = (
+        load_plugins(entry_points=False),
+        RunFolder(tmp_path, "a: 1\n"),
+        RunFolder(tmp_path, "a: 2\n"),
+    )
+    failed.create(registry)
+    (tmp_path / "metrics.jsonl").touch()
+    failed.dump("validation-before", [trajectory(0)])
+    failed.result({"status": "failed", "steps": 0})
+    name = failed.run_id()
+    again.create(registry)
+    assert again.run_id() != name
+    assert (tmp_path / "recipe.yaml").read_text() == "a: 2\n"
+    assert not (tmp_path / "result.json").exists()
+    assert not list((tmp_path / "rollouts").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("metrics.jsonl", '{"step": 1}\n'),
+        ("result.json", '{"status": "failed", "steps": 3}'),  # the disk was full: all else is lost
+        ("result.json", "{"),
+        ("result.json", "[]"),
+        ("rollouts/step-00001.jsonl.gz", ""),
+        ("rollouts/step-00001.rank1.jsonl.gz", ""),
+    ],
+)
+def test_a_folder_with_a_step_is_refused_and_left_as_it_is(tmp_path: Path, file: str, text: str) -> None:
+    (tmp_path / "rollouts").mkdir()
+    (tmp_path / file).write_text(text)
+    with pytest.raises(RecipeError, match="holds another run"):
+        RunFolder(tmp_path, "").create(load_plugins(entry_points=False))
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / file]
+    RunFolder(tmp_path, "").create(load_plugins(entry_points=False), resumed=True)
+    assert (tmp_path / file).read_text() == text
+
+
+def test_a_result_is_written_where_others_have_filled_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that takes as many bytes as the run's own files had at its start."""
+    folder, write = RunFolder(tmp_path / "run", "recipe: here\n"), Path.write_bytes
+
+    def used() -> int:
+        return sum(path.stat().st_size for path in folder.path.rglob("*") if path.is_file())
+
+    def write_bytes(path: Path, data: bytes) -> int:
+        if used() + len(data) > size:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path, data)
+
+    folder.create(load_plugins(entry_points=False))
+    size = used()
+    monkeypatch.setattr(Path, "write_bytes", write_bytes)
+    with pytest.raises(OSError, match="No space"):
+        folder.dump("step-00001", [trajectory(0)])
+    folder.result({"status": "failed", "error": "x" * 5_000})
+    folder.result({"status": "failed", "error": "y" * 5_000})
+    assert json.loads((folder.path / "result.json").read_text())["error"] == "y" * 5_000
+    assert {path.name for path in folder.path.iterdir()} == {
+        "recipe.yaml", "environment.json", "rollouts", "result.json",
+    }  # fmt: skip
 
 
 def test_rollouts_are_compressed_and_take_any_text(tmp_path: Path) -> None:

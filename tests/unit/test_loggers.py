@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import resource
 import shutil
 import sys
 import threading
@@ -50,6 +51,25 @@ def test_a_table_goes_on_where_the_run_does_and_gets_new_columns(tmp_path: Path)
     assert [row["reward/mean"] for row in rows] == ["0.25", "0.5", "0.5"]
     assert [row["validation/accuracy"] for row in rows] == ["", "", "1.0"]
     assert notes == []
+
+
+@pytest.mark.parametrize("new", [{}, {"validation/accuracy": 1.0}])
+def test_rows_that_find_no_room_are_written_later_and_complete(tmp_path: Path, new: dict[str, float]) -> None:
+    """The second row does not fit, as on a full disk: neither appended nor, with a new column, in a new table."""
+    logger, path = CSV(), tmp_path / "metrics.csv"
+    logger.open(run_of(tmp_path))
+    logger.log_metrics({"a": 0.5}, 1)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 3, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            logger.log_metrics({"a": 0.25, **new}, 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [file.name for file in tmp_path.iterdir()] == ["metrics.csv"]
+    logger.finalize("failed")
+    with path.open() as file:
+        assert [(row["step"], row["a"]) for row in csv.DictReader(file)] == [("1", "0.5"), ("2", "0.25")]
 
 
 def test_tensorboard_hides_the_steps_that_are_made_again(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from math import isfinite
 
 from torch import Tensor
@@ -130,9 +131,12 @@ class Writer:
                 self.store.remove(name)
 
     def _agree(self, name: str, problems: list[str | None]) -> None:
-        """Raise on every rank where one has a problem."""
+        """Raise on every rank where one has a problem; what was written is removed, since the disk may be full."""
         found = [problem for problem in problems if problem is not None]
         if found:
+            if self.ranks.fabric.is_global_zero:
+                with suppress(Exception):  # whatever a file system's client raises: the first problem is what counts
+                    self.store.remove(f"{name}.partial")
             names = self.store.names()
             last = f"the last whole one is {self.store.url}/{names[0]}" if names else "there is none before it"
             raise CheckpointError(f"checkpoint {self.store.url}/{name} cannot be written: {found[0]}; {last}")
