@@ -22,7 +22,7 @@ from rlkit.models.store import CheckpointRef, State, Store, step_of
 from rlkit.models.weights import full_state_dict
 from rlkit.recipe import Recipe
 from rlkit.run.answers import write_answers
-from rlkit.run.checkpoint.resume import held_out, load
+from rlkit.run.checkpoint.resume import held_out, load, not_repeated
 from rlkit.run.checkpoint.state import as_data, numbers, tensors
 from rlkit.run.checkpoint.write import Best, Saver, Writer
 from rlkit.run.folder import RunFolder, first_groups
@@ -217,6 +217,9 @@ class Session:
         self._start_callbacks(context, self.saver, {} if resumed is None else resumed.state.callbacks)
         if resumed is not None:
             self.reporter.note(f"resumed from {resumed.place}: step {self.outcome.steps} is done")
+            reasons = [] if self.replay else not_repeated(context.recipe.rollout)
+            if reasons:
+                self.reporter.note(f"the run will differ from an uninterrupted one: {'; '.join(reasons)}")
         elif (validation := context.recipe.validation) is not None and validation.before:
             self.outcome.validation["before"] = self.validate(context, "before")
         return self.saver

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from rlkit.cli.diff.compare import compare
 from rlkit.cli.main import main
@@ -27,6 +29,9 @@ FEW = (
     "--train.schedule=Constant", "--correction.high=2.0",
 )  # fmt: skip
 
+AGAIN = "are sampled again"
+"""What a resumed run says of the groups that its checkpoint does not hold."""
+
 
 def fit(out: Path, *words: str, recipe: str = "quickstart") -> list[dict[str, Any]]:
     assert main(["fit", f"--recipe={recipe}", *FEW, *words, f"--out={out}"]) == 0
@@ -39,12 +44,20 @@ def prompts(out: Path, steps: range) -> Counter[str]:
     return Counter(row["prompt"] for row in rows if "advantages" in row)
 
 
-def test_without_a_lead_it_is_the_synchronous_trainer_bit_for_bit(tmp_path: Path) -> None:
+def test_without_a_lead_it_is_the_synchronous_trainer_bit_for_bit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Resumed, too: no group is sampled ahead of a step, so a checkpoint has all that the next one depends on."""
+    words = ("--train.steps=3", "--rollout.max_staleness=2", "--rollout.lead=0", "--save.every=1", "--save.keep_last=3")
     fit(tmp_path / "plain", "--train.steps=3")
-    rows = fit(tmp_path / "ahead", "--train.steps=3", "--rollout.max_staleness=2", "--rollout.lead=0")
+    rows = fit(tmp_path / "ahead", *words)
+    fit(tmp_path / "resumed", *words, f"--resume={tmp_path}/ahead/checkpoints/step-000001")
+    assert AGAIN not in capsys.readouterr().out
+    plain, resumed = (load_file(tmp_path / name / "final" / "model.safetensors") for name in ("plain", "resumed"))
+    assert all(torch.equal(plain[name], tensor) for name, tensor in resumed.items())
     assert all(row["staleness/max"] == row["staleness/running"] == 0 for row in rows)
     found = compare(tmp_path / "plain", tmp_path / "ahead", ("staleness/",))
-    assert set(found.recipe) == {"rollout.max_staleness", "rollout.lead"}
+    assert set(found.recipe) == {"rollout.max_staleness", "rollout.lead", "save.every", "save.keep_last"}
     assert (found.step, found.answer, found.tensor) == (None, None, None)
 
 
@@ -99,7 +112,9 @@ def test_a_resumed_run_trains_on_each_prompt_once(tmp_path: Path, capsys: pytest
     states = {n: open_checkpoint(str(tmp_path / f"run/checkpoints/step-{n:06d}")).state for n in range(1, 5)}
     number = next(n for n, state in states.items() if state.trained and len(state.trained) > 1)
     resume = f"--resume={tmp_path / f'run/checkpoints/step-{number:06d}'}"
+    assert AGAIN not in capsys.readouterr().out
     fit(tmp_path / "resumed", *words, resume, recipe="quick_tool")
+    assert AGAIN in capsys.readouterr().out
     assert prompts(tmp_path / "run", range(1, 5)) == dict.fromkeys(prompts(tmp_path / "run", range(1, 5)), 4)
     found = prompts(tmp_path / "run", range(1, number + 1)) + prompts(tmp_path / "resumed", range(number + 1, 5))
     assert found == prompts(tmp_path / "run", range(1, 5))

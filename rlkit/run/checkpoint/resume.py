@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from rlkit.errors import RecipeError, show
 from rlkit.models.store import CheckpointRef
 from rlkit.run.checkpoint.state import as_data, flat, restore, tensors
+from rlkit.sections import Rollout
 from rlkit.train.setup import TrainContext
 from rlkit.types import JsonObject
 
@@ -97,6 +98,18 @@ def load(context: TrainContext, found: CheckpointRef) -> None:
     restore(context.transforms, found)
     context.rollouts.version = found.state.numbers.version
     found.store.load(found.name, tensors(context, found.store.shapes(found.name)))
+
+
+def not_repeated(rollout: Rollout) -> list[str]:
+    """Return why a resumed run differs from an uninterrupted one: what no checkpoint holds of rollouts ahead of it."""
+    if not rollout.max_staleness:
+        return []
+    reasons = []
+    if rollout.lead != 0:
+        reasons.append("groups that were sampled ahead are sampled again, with the weights of the checkpoint")
+    if rollout.replay is not None:
+        reasons.append("rollout.replay starts without groups")
+    return reasons
 
 
 def _decays(recipe: Mapping[str, object]) -> bool:
