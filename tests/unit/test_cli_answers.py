@@ -190,10 +190,10 @@ def test_a_check_calls_rewards_that_hold_others(capsys: pytest.CaptureFixture[st
     assert main(["recipe", "check", "quick_dapo"]) == 0
     text = capsys.readouterr().out
     assert "warning" not in text
-    assert "reward: 1 for the answer of " in text
+    assert "reward: 1 for the reference answer " in text
     router = ["--reward=Router", "--reward.rewards={a: MathReward}", "--reward.default=a"]
     assert main(["recipe", "check", "quickstart", *router]) == 0
-    assert "reward: 1 for the answer of " in capsys.readouterr().out
+    assert "reward: 1 for the reference answer " in capsys.readouterr().out
     assert main(["recipe", "check", "quickstart", "--reward=ModelReward", "--reward.path=nowhere"]) == 0
     assert "reward: not tried, since it loads nowhere; add --deep to try it" in capsys.readouterr().out
 

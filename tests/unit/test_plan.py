@@ -37,7 +37,7 @@ def test_the_plan_says_how_sizes_work_out(capsys: pytest.CaptureFixture[str]) ->
     assert "2 ranks: 16.5 prompts each" in out
     assert "longest prompt 30 tokens, answers up to 12, context 4096" in out
     assert "at most 2000 tokens: 47 of the longest rows" in out
-    assert "reward: 1 for the answer of" in out
+    assert "reward: 1 for the reference answer" in out
 
 
 def test_a_row_longer_than_a_micro_batch_and_an_answer_cut_by_the_context_are_told(
@@ -87,15 +87,24 @@ def test_a_reward_that_cannot_tell_right_from_wrong_is_warned_of() -> None:
     async def constant(trajectories: object) -> list[Score]:
         return [Score(1.0), Score(1.0)]
 
+    async def strict(trajectories: object) -> list[Score]:
+        return [Score(0.0), Score(0.0)]
+
     async def inverted(trajectories: object) -> list[Score]:
         return [Score(0.1), Score(0.4)]
 
     async def broken(trajectories: object) -> list[Score]:
         return [Score(None, error="no service"), Score(0.0)]
 
-    assert "both are scored alike" in asyncio.run(plan.try_reward(constant, prompt)).text
+    assert asyncio.run(plan.try_reward(constant, prompt)).text == (
+        "warning: reward: 1 for the reference answer '7', 1 for 'I do not know.': both are scored alike"
+    )
+    of_json = asyncio.run(plan.try_reward(strict, prompt)).text
+    assert of_json.startswith("reward: 0 for the reference answer '7', 0 for 'I do not know.': neither is right")
+    unanswered = Prompt("p", [USER], None)
+    assert "1 for an empty answer, 1 for" in asyncio.run(plan.try_reward(constant, unanswered)).text
     assert asyncio.run(plan.try_reward(inverted, prompt)).text == (
-        "warning: reward: 0.1 for the answer of 'p', 0.4 for 'I do not know.': the wrong answer is scored higher"
+        "warning: reward: 0.1 for the reference answer '7', 0.4 for 'I do not know.': the wrong answer is scored higher"
     )
     assert asyncio.run(plan.try_reward(broken, prompt)) == ("the reward fails on 'p': no service", True)
 
@@ -167,7 +176,7 @@ def test_doctor_examines_a_model(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_deep_check_measures_a_step(capsys: pytest.CaptureFixture[str]) -> None:
     small = ("--train.prompts_per_step=2", "--rollout.group_size=2", "--train.max_tokens_per_micro_batch=200")
     out = check(capsys, "--deep", "--fabric.accelerator=cpu", *small)
-    assert "reward: 1 for the answer of" in out
+    assert "reward: 1 for the reference answer" in out
     measured = [float(line.split()[2].replace(",", "")) for line in out.splitlines() if "memory, measured" in line]
     assert len(measured) == 4
     assert 100 < measured[0] <= measured[-1]

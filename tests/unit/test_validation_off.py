@@ -29,7 +29,7 @@ def test_fit_without_validation(tmp_path: Path, questions: str, capsys: pytest.C
     assert main(["fit", "--recipe=quickstart", *FAST, *options, f"--out={out}"]) == 0
     printed = capsys.readouterr().out.replace(str(tmp_path), "")
     assert "2 steps of 4 prompts x 4 samples = 16 trajectories, 1 optimizer step each" in printed
-    assert "reward: 1 for the answer of" in printed
+    assert "reward: 1 for the reference answer" in printed
     assert "validati" not in printed
     assert json.loads((out / "result.json").read_text())["validation"] == {"before": None, "after": None}
     assert {path.name.partition(".")[0] for path in (out / "rollouts").iterdir()} == {"step-00001", "step-00002"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from rlkit.errors import RolloutError
+from rlkit.errors import RolloutError, show
 from rlkit.models.source import source_of
 from rlkit.recipe import Recipe
 from rlkit.sections import Lora, Train
@@ -126,18 +126,22 @@ class Trial(NamedTuple):
 
 
 async def try_reward(score: Scorer, prompt: Prompt) -> Trial:
-    """Score the row's own answer and a wrong one."""
+    """Score the row's own answer and a wrong one; that neither is right is no warning, since a form may be missing."""
     try:
         right, other = await score([_answered(prompt, prompt.answer or ""), _answered(prompt, "I do not know.")])
     except RolloutError as error:  # a reward whose on_error is raise
         return Trial(str(error), failed=True)
     if right.reward is None or other.reward is None:
         return Trial(f"the reward fails on {prompt.id!r}: {right.error or other.error}", failed=True)
-    line = f"reward: {right.reward:g} for the answer of {prompt.id!r}, {other.reward:g} for 'I do not know.'"
+    reference = "an empty answer" if prompt.answer is None else f"the reference answer {show(prompt.answer, 60)}"
+    line = f"reward: {right.reward:g} for {reference}, {other.reward:g} for 'I do not know.'"
     if right.reward > other.reward:
         return Trial(line)
-    compared = "both are scored alike" if right.reward == other.reward else "the wrong answer is scored higher"
-    return Trial(f"warning: {line}: {compared}")
+    if right.reward < other.reward:
+        return Trial(f"warning: {line}: the wrong answer is scored higher")
+    if right.reward > 0:
+        return Trial(f"warning: {line}: both are scored alike")
+    return Trial(f"{line}: neither is right, as where the reward asks for a form that {reference} lacks, such as JSON")
 
 
 def _answered(prompt: Prompt, text: str) -> Trajectory:
