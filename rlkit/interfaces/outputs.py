@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping
 import torch
 
 from rlkit.errors import show
-from rlkit.media import media_in
 from rlkit.ranges import LARGEST_FLOAT
 from rlkit.types import Batch, Completion, LossOutput, Prompt, RecordedAnswer, Request, StopReason
 
@@ -90,9 +89,6 @@ def of_task(prompt: object) -> str | None:
         return f"returned the messages {show(prompt.messages)}, expected messages with role and content"
     if not isinstance(prompt.meta, Mapping):
         return f"returned the meta {show(prompt.meta)}, expected values by name"
-    media = media_in({**prompt.meta, "messages": prompt.messages})
-    if media is not None:
-        return f"returned prompt {prompt.id!r}, whose {media}, but rlkit trains on text alone"
     if prompt.tools is not None and not (
         isinstance(prompt.tools, list) and all(isinstance(name, str) for name in prompt.tools)
     ):

@@ -19,7 +19,6 @@ from rlkit.interfaces.interaction import Interaction, Reply
 from rlkit.interfaces.parser import ParsedTurn, ToolCall, ToolParser
 from rlkit.interfaces.reward import as_number
 from rlkit.interfaces.tool import State, Tool, ToolReply
-from rlkit.media import joined
 from rlkit.rollout.conversation import Conversation
 from rlkit.rollout.guard import GuardError, errors_of, guard
 from rlkit.text import part_name
@@ -275,12 +274,7 @@ def _messages(user: Interaction, given: Any) -> list[Message]:
     known = isinstance(given, Sequence) and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in given)
     if not known:
         raise ParticipantError(f"{part_name(user)}: it replied {show(given)}, expected messages with role and content")
-    messages = [{**message, "content": joined(message["content"])} for message in given]
-    for message in messages:
-        if not isinstance(message["content"], str) and not message.get("tool_calls"):
-            problem = f"it replied the content {show(message['content'])}, expected text: no media are supported"
-            raise ParticipantError(f"{part_name(user)}: {problem}")
-    return messages
+    return list(given)
 
 
 def _number(value: Any) -> float:

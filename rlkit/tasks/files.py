@@ -14,7 +14,6 @@ from typing import ClassVar
 
 from rlkit.errors import RecipeError, show
 from rlkit.interfaces.task import Split, Task, field_of
-from rlkit.media import joined, media_in
 from rlkit.ranges import NonNegativeInt, ShareBelowOne
 from rlkit.tasks import sources
 from rlkit.tasks.recorded import recording
@@ -66,9 +65,6 @@ class Columns(Task):
         return self._make(row, place_of(row, f"{self._source()}, row {index}"), str(index))
 
     def _make(self, row: Row, place: str, name: str) -> Prompt:
-        media = media_in(row)
-        if media is not None:
-            raise RecipeError(f"{place}: {media}, but rlkit trains on text alone; leave out the row or the column")
         messages = self._messages(row, place)
         if self.system is not None and messages:
             messages.insert(0, {"role": "system", "content": self.system})
@@ -325,10 +321,7 @@ def _messages(content: object, place: str) -> list[Message]:
     if isinstance(content, str):
         return [{"role": "user", "content": content}]
     if isinstance(content, list) and content and all(_is_message(message) for message in content):
-        return [
-            {k: joined(v) if k == "content" else v for k, v in message.items() if v is not None or k == "content"}
-            for message in content
-        ]
+        return [{k: v for k, v in message.items() if v is not None or k == "content"} for message in content]
     raise RecipeError(
         f'{place} is {show(content)}, expected text, or chat messages such as [{{"role": "user", "content": "2 + 2?"}}]'
     )

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from rlkit.errors import RecipeError, show
 from rlkit.interfaces.reward import as_number
-from rlkit.media import joined
 from rlkit.ranges import LARGEST_FLOAT
 from rlkit.types import Message, RecordedAnswer, Row
 
@@ -118,10 +117,7 @@ def _turns(value: object) -> list[Message]:
         return [{"role": "assistant", "content": value}] if value else []
     if not isinstance(value, list) or not all(isinstance(m, Mapping) and isinstance(m.get("role"), str) for m in value):
         return []
-    found = [
-        {k: joined(v) if k == "content" else v for k, v in message.items() if v is not None or k == "content"}
-        for message in value
-    ]
+    found = [{k: v for k, v in message.items() if v is not None or k == "content"} for message in value]
     fine = all(isinstance(m.get("content"), str) or (m.get("content") is None and m.get("tool_calls")) for m in found)
     return found if fine else []
 

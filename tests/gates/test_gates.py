@@ -24,7 +24,7 @@ from tests.conftest import ROOT
 SOURCES = list((ROOT / "rlkit").rglob("*.py")) + list((ROOT / "plugins").glob("*/src/**/*.py"))
 
 FLOORS = [
-    {"types", "batch", "errors", "media", "names", "ranges", "text", "concurrency"},
+    {"types", "batch", "errors", "names", "ranges", "text", "concurrency"},
     {"interfaces", "ops", "optimizers", "schedules"},
     {"hooks", "installed", "commands", "registry", "recipe", "sections", "log"},
     {"distributed"},
