@@ -106,6 +106,26 @@ def test_nothing_else_is_served(server: Server, path: str) -> None:
     assert data_of(text) == {}
 
 
+TOO_LONG = "GET /" + "a" * 70_000 + " HTTP/1.1"
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        ("GET http://[x/ HTTP/1.1", 400), ("HEAD http://[x/ HTTP/1.1", 400), ("GET http://\u2100/ HTTP/1.1", 404),
+        ("GET", 400), ("GET / HTTP/x", 400), ("GET / / HTTP/1.1", 400), (TOO_LONG, 414),
+    ],
+)  # fmt: skip
+def test_malformed_requests_are_refused(
+    server: Server, line: str, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=30) as connection:
+        connection.sendall(f"{line}\r\nHost: 127.0.0.1\r\n\r\n".encode())
+        answer = connection.makefile("rb").read(4096).decode("latin-1")
+    assert str(status) in answer.partition("\n")[0] or f"Error code: {status}" in answer
+    assert "Traceback" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
 def test_the_page_is_only_read(server: Server, method: str) -> None:
     assert ask(server, method=method)[0].status == 501

@@ -161,9 +161,12 @@ class Handler(BaseHTTPRequestHandler):
     def _answer(self) -> Built | None:
         """Send the headers; return the page if it is what was asked for."""
         hosts = self.headers.get_all("Host", [])
-        if len(hosts) != 1 or _name(hosts[0]) not in NAMES:
+        path = _path(self.path)
+        if path is None:
+            self.send_error(HTTPStatus.BAD_REQUEST, "the address is malformed")
+        elif len(hosts) != 1 or _name(hosts[0]) not in NAMES:
             self.send_error(HTTPStatus.FORBIDDEN, f"expected one of {', '.join(NAMES)} as the host")
-        elif not secrets.compare_digest(urlsplit(self.path).path.encode(), self.server.place.encode()):
+        elif not secrets.compare_digest(path.encode(), self.server.place.encode()):
             self.send_error(HTTPStatus.NOT_FOUND, "expected the address that rlkit report printed")
         else:
             try:
@@ -183,6 +186,13 @@ class Handler(BaseHTTPRequestHandler):
 def _name(host: str) -> str | None:
     try:
         return urlsplit(f"//{host}").hostname
+    except ValueError:
+        return None
+
+
+def _path(address: str) -> str | None:
+    try:
+        return urlsplit(address).path
     except ValueError:
         return None
 
