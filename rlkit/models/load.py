@@ -119,6 +119,13 @@ def load_policy(model: Model, seed: int = 0, empty: bool = False, frozen: bool =
     if model.lora is not None and source.lora is not None and source.scores == scores:
         return loader.load(replace(source, lora=model.lora), dtype)
     policy = loader.whole(source, dtype)
+    quantizer = getattr(policy, "hf_quantizer", None)
+    if not frozen and model.lora is None and quantizer is not None and not quantizer.is_serializable():
+        method = getattr(quantizer.quantization_config, "quant_method", "an unknown method")
+        raise RecipeError(
+            f"model.path is {show(model.path)}, quantized with {method}, which cannot be saved once it is trained; "
+            "choose an unquantized model"
+        )
     if scores:
         policy = with_score_head(policy)
     return policy if model.lora is None else add_lora(policy, model.lora, seed, base_name(model.path), task_of(policy))
@@ -301,7 +308,7 @@ def naming(option: str) -> Iterator[None]:
 def _explained(model: Model, source: Source) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError, ImportError) as error:
+    except Exception as error:  # transformers raises anything where a configuration is malformed or unsupported
         first_line = shorten(str(error).strip().split("\n")[0], 300)
         named = "which" if source.base is None else f"{source}, which"
         kind = UnavailableError if unreachable(error) else RecipeError

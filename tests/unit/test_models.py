@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,17 @@ def test_a_model_that_is_not_there_or_has_no_template_says_so(tmp_path: Path) ->
     (folder / "chat_template.jinja").unlink()
     with pytest.raises(RecipeError, match="without a chat template"):
         load_tokenizer(Model(str(folder)))
+
+
+@pytest.mark.parametrize(
+    "quantization", [{"quant_method": "gguf"}, {"quant_method": "spqr"}, {"quant_method": ["x"]}, 5]
+)
+def test_a_quantization_that_cannot_be_loaded_is_explained(tmp_path: Path, quantization: object) -> None:
+    folder = save_random_model(tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": quantization}))
+    with pytest.raises(RecipeError, match="model.path is .*which cannot be (loaded|saved)"):
+        load_policy(Model(str(folder)))
 
 
 def test_lora_targets_that_do_not_exist_are_named_with_those_that_do() -> None:
