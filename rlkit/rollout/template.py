@@ -90,7 +90,12 @@ class ChatTemplate:
         """Return the text of `start`; before a plain text, without messages, that is one special token."""
         if not messages:
             return str(self.tokenizer.bos_token or self.tokenizer.eos_token)
-        return self._text(messages, generate=True, tools=self._schemas(tools))
+        text = self._text(messages, generate=True, tools=self._schemas(tools))
+        if not text:
+            raise RecipeError(
+                "the chat template renders nothing; correct the model's chat_template.jinja or choose another model"
+            )
+        return text
 
     def lengths(self, openings: Sequence[str]) -> list[int]:
         """Return the number of ids of each text; a tokenizer in Rust uses all CPUs."""

@@ -369,3 +369,10 @@ def test_arguments_may_be_text() -> None:
     """Some templates join the arguments to other text, which an object cannot be."""
     joined = altered("chatml", "call.function.arguments | tojson + '}", "call.function.arguments + '}")
     assert joined.delta([result("7")]) == template_of("chatml").delta([result("7")])
+
+
+def test_a_template_that_renders_nothing_is_refused() -> None:
+    tokenizer = tokenizer_of.__wrapped__("chatml")
+    tokenizer.chat_template = "{% for message in messages %}{% endfor %}"
+    with pytest.raises(RecipeError, match="renders nothing"):
+        ChatTemplate(tokenizer, {tokenizer.eos_token_id}).start([{"role": "user", "content": "a"}])
