@@ -13,6 +13,7 @@ import jsonschema
 
 from rlkit.concurrency.deadlines import queued
 from rlkit.concurrency.tasks import run_concurrently
+from rlkit.content import text_messages, text_of
 from rlkit.errors import RolloutError, show
 from rlkit.interfaces.environment import Environment, Observation
 from rlkit.interfaces.interaction import Interaction, Reply
@@ -162,7 +163,11 @@ class ParticipantSession:
         if (environment := self.participants.environment) is not None:
             seen = await _participant(environment, lambda: environment.step(text, self._episode), Observation)
             self.conversation.reward(_number(seen.reward))
-            return [{"role": "user", "content": seen.text}], seen.done
+            try:
+                text = _text(seen.text)
+            except ValueError as error:
+                raise ParticipantError(f"{part_name(environment)}: {error}; rlkit trains on text alone") from error
+            return [{"role": "user", "content": text}], seen.done
         user = self.participants.interaction
         if user is None:
             return [], True
@@ -236,7 +241,8 @@ class ParticipantSession:
         async with self.participants.slot(call.name):
             found = await guard(partial(self._enter, call.name, "call", tool.call, call.arguments, state), tool)
         with errors_of(tool):  # its text may be any object
-            return found if isinstance(found, ToolReply) else ToolReply(str(found))
+            reply = found if isinstance(found, ToolReply) else ToolReply(found)
+            return reply._replace(text=_text(reply.text))
 
     def _refuse(self, call: ToolCall) -> str | None:
         """Return why a call cannot be made as it was written, None if it can.
@@ -265,6 +271,16 @@ async def _participant(
         raise ParticipantError(str(error)) from error
 
 
+def _text(value: object) -> str:
+    """Return what a tool or an environment returned as text: its parts joined, if it is a list of typed parts.
+
+    Raises:
+        ValueError: A part is not text.
+    """
+    typed = isinstance(value, list) and any(isinstance(part, Mapping) and "type" in part for part in value)
+    return str(text_of(value) if typed else value)
+
+
 def _messages(user: Interaction, given: Any) -> list[Message]:
     """Return a user's messages.
 
@@ -274,7 +290,10 @@ def _messages(user: Interaction, given: Any) -> list[Message]:
     known = isinstance(given, Sequence) and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in given)
     if not known:
         raise ParticipantError(f"{part_name(user)}: it replied {show(given)}, expected messages with role and content")
-    return list(given)
+    try:
+        return text_messages(given)
+    except ValueError as error:
+        raise ParticipantError(f"{part_name(user)}: it replied with {error}; rlkit trains on text alone") from error
 
 
 def _number(value: Any) -> float:

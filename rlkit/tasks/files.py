@@ -53,6 +53,15 @@ class Columns(Task):
         """Return validation rows that are no training rows; None if there are none."""
 
     def rows(self, split: Split) -> Sequence[Row]:
+        rows = self._split(split)
+        if isinstance(rows, Table) and not len(rows):
+            names = ", ".join(name for name, _ in rows.tables)
+            raise RecipeError(
+                f"task {type(self).__name__} has no {split} rows, expected at least one; nothing is in {names}"
+            )
+        return rows
+
+    def _split(self, split: Split) -> sources.Rows:
         if split == "validation" and (rows := self._validation()) is not None:
             return rows
         if isinstance(self.validation_split, float):
@@ -105,13 +114,27 @@ class Columns(Task):
         return True
 
     def _divided(self, rows: sources.Rows, share: float, split: Split) -> sources.Rows:
-        """Return one split of the rows; a row's split depends on its prompt and the seed alone."""
+        """Return one split of the rows; it depends on the seed and the prompt, or the answers of a row without one.
+
+        Raises:
+            RecipeError: None is left to train on.
+        """
 
         def content(row: Row, index: int) -> str:
-            messages = self._messages(row, place_of(row, f"{self._source()}, row {index}"))
+            place = place_of(row, f"{self._source()}, row {index}")
+            messages = self._messages(row, place)
+            if not messages:
+                messages = [m for answer in recording(row, False, place).answers for m in answer.messages]
             return json.dumps(messages, sort_keys=True, default=str)
 
         train, held_out = sources.divide(rows, share, self.split_seed, content)
+        if split == "train" and held_out and not train:
+            equal = len({content(row, index) for index, row in enumerate(rows)}) == 1 and len(rows) > 1
+            cause = f"all {len(rows)} rows are equal, and equal rows" if equal else f"all {len(rows)} rows"
+            raise RecipeError(
+                f"{self._source()}: no row is left to train on: with validation_split: {share:g}, {cause} are held "
+                "out; add different rows, choose a smaller share, or set task.validation_path"
+            )
         return train if split == "train" else held_out
 
 

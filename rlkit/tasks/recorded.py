@@ -118,7 +118,9 @@ def _turns(value: object) -> list[Message]:
     if not isinstance(value, list) or not all(isinstance(m, Mapping) and isinstance(m.get("role"), str) for m in value):
         return []
     found = [{k: v for k, v in message.items() if v is not None or k == "content"} for message in value]
-    fine = all(isinstance(m.get("content"), str) or (m.get("content") is None and m.get("tool_calls")) for m in found)
+    fine = all(
+        isinstance(m.get("content"), str | list) or (m.get("content") is None and m.get("tool_calls")) for m in found
+    )
     return found if fine else []
 
 

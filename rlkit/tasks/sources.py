@@ -176,7 +176,7 @@ def saved(folder: Path, split: str, option: str) -> Rows:
         if split not in found:
             raise RecipeError(f"{option}: {folder} has no split {split!r}; there are: {', '.join(found)}")
         found = found[split]
-    return Table([(str(folder), found)])
+    return Table([(str(folder), _undecoded(found.with_format(None)))])  # a format would change or hide columns
 
 
 def hub(path: str, name: str | None, split: str, option: str) -> Rows:
@@ -188,7 +188,7 @@ def hub(path: str, name: str | None, split: str, option: str) -> Rows:
     import datasets
 
     try:
-        return Table([(f"{path}, split {split}", datasets.load_dataset(path, name, split=split))])
+        return Table([(f"{path}, split {split}", _undecoded(datasets.load_dataset(path, name, split=split)))])
     except Exception as error:
         kind = UnavailableError if unreachable(error) else RecipeError
         raise kind(
@@ -248,13 +248,21 @@ def _open(kind: str, name: str, option: str) -> Any:
         local = kind == "parquet" and name.endswith(".parquet") and not is_url(name)
         if local and not pyarrow.parquet.read_metadata(name).num_rows:  # which `datasets` cannot read
             return []
-        return datasets.load_dataset(kind, data_files=[name], split="train")
+        return _undecoded(datasets.load_dataset(kind, data_files=[name], split="train"))
     except Exception as error:
         cause: BaseException = error
         while inner := cause.__cause__ or cause.__context__:  # the message of `datasets` itself is only that it failed
             cause = inner
         text = f"{option}: {redact(name)} cannot be read as {kind}: {redact(_first_line(cause))}"
         raise (UnavailableError if is_url(name) and unreachable(error) else RecipeError)(text) from error
+
+
+def _undecoded(table: Any) -> Any:
+    """Return a table of `datasets` whose images, videos and audio stay files, since decoders may be missing."""
+    for name, feature in table.features.items():
+        if getattr(feature, "decode", False):
+            table = table.cast_column(name, type(feature)(decode=False))
+    return table
 
 
 def _remote(url: str, option: str) -> list[str]:

@@ -25,7 +25,9 @@ from rlkit.rollout.lengths import AnswerSizes, measure, measure_answers, shorten
 from rlkit.rollout.participants import Participants
 from rlkit.rollout.recorded import check_recorded
 from rlkit.rollout.template import USER, ChatTemplate
+from rlkit.tasks.media import text_only
 from rlkit.tasks.order import Drawn, Order, permutation_of
+from rlkit.tasks.table import place_of
 from rlkit.train.distill.check import check_sources, check_tokenizers
 from rlkit.train.distill.prompts import TeacherPrompts, teacher_prompts
 from rlkit.train.mixtures.recipes import naming_mixture, recipe_of
@@ -348,13 +350,14 @@ def make_prompt(task: Task, rows: Sequence[Row], index: int) -> Prompt:
     """Return the prompt of a row.
 
     Raises:
-        RecipeError: The row is malformed.
+        RecipeError: The row is malformed, or holds images, videos or audio.
         PartError: The task raised something else, or what it returned is no prompt.
     """
     with calling(task, "prompt"):
-        prompt = task.prompt(rows[index], index)
+        row = rows[index]
+        prompt = task.prompt(row, index)
     require(task, "prompt", outputs.of_task(prompt))
-    return prompt
+    return text_only(prompt, row, f"task {type(task).__name__}, {place_of(row, f'row {index}')}")
 
 
 def held_out(recipe: Recipe) -> list[Prompt]:

@@ -344,7 +344,8 @@ def test_tables_without_rows_and_answers_that_are_not_there(tmp_path: Path) -> N
     none = pa.table({"prompt": pa.array([], pa.string()), "answer": pa.array([], pa.string())})
     pq.write_table(none, tmp_path / "a.parquet")
     pq.write_table(pa.table({"prompt": ["x", "y"], "answer": [float("nan"), 2.0]}), tmp_path / "b.parquet")
-    assert len(HFDataset(str(tmp_path / "a.parquet")).rows("train")) == 0
+    with pytest.raises(RecipeError, match=r"no train rows.*a\.parquet"):
+        HFDataset(str(tmp_path / "a.parquet")).rows("train")
     task = HFDataset(str(tmp_path / "*.parquet"))
     assert [task.prompt(row, i).answer for i, row in enumerate(task.rows("train"))] == [None, "2.0"]
 
