@@ -261,7 +261,10 @@ def has_children() -> bool:
 def restore_output() -> None:
     """Undo what a call has done to `sys.stdout` and `sys.stderr`; closing these leaves the descriptors open."""
     if not outputs or any(stream.closed for stream in outputs):
-        outputs[:] = (open(end, "w", buffering=1, errors="backslashreplace", closefd=False) for end in (1, 2))  # noqa: SIM115
+        outputs[:] = [
+            open(end, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+            for end in (1, 2)
+        ]
     sys.stdout, sys.stderr = outputs
 
 
