@@ -31,6 +31,8 @@ class Plugin:
     made_for: str = ""
     """The versions of rlkit that its distribution requires, such as `>=0.1,<0.2`; empty for any."""
     error: str | None = None
+    warnings: list[str] = field(default_factory=list)
+    """What looks wrong and does not prevent loading."""
     disabled: bool = False
     hooks: metadata.EntryPoint | None = None
     """What loads its module; None if it has no hooks."""
@@ -60,22 +62,21 @@ def disabled_names() -> set[str]:
 def installed() -> list[Plugin]:
     """Return the plugins of all distributions, by name; those for another rlkit have an `error` with both versions.
 
-    A distribution with verbs alone is a plugin that is called what the distribution is.
-
-    Raises:
-        PluginError: Two distributions use one plugin name.
+    A distribution with verbs alone is a plugin that is called what the distribution is. Plugins of two distributions
+    that use one name have an `error` each.
     """
     found: list[Plugin] = []
     for entry in sorted(metadata.entry_points(group=PARTS), key=lambda e: e.name):
         plugin = _describe(entry, entry.name)
         plugin.hooks = entry
         same = [p for p in found if p.name == plugin.name and not p.disabled]
-        if same and same[0].distribution != plugin.distribution:
-            raise PluginError(
+        clash = bool(same) and same[0].distribution != plugin.distribution
+        if clash:
+            plugin.error = same[0].error = (
                 f"plugin name {entry.name!r} is used by two distributions, {same[0].distribution} and "
-                f"{plugin.distribution}; uninstall one, or set {DISABLE_VARIABLE}={entry.name} to use neither"
+                f"{plugin.distribution}; uninstall one, or disable both"
             )
-        if not same:
+        if clash or not same:
             found.append(plugin)
     for entry in sorted(metadata.entry_points(group=COMMANDS), key=lambda e: e.name):
         plugin = _describe(entry, entry.dist.name if entry.dist else entry.name)
@@ -92,6 +93,12 @@ def _describe(entry: metadata.EntryPoint, name: str) -> Plugin:
     plugin.disabled = name in disabled_names()
     here = metadata.version(DISTRIBUTION)
     for needed in _requirements((dist.requires if dist else None) or []):
+        if canonicalize_name(needed.name) != DISTRIBUTION:
+            plugin.warnings.append(
+                f"its distribution requires `{needed}`, which is another project; require `{DISTRIBUTION}` in its "
+                "pyproject.toml"
+            )
+            continue
         plugin.made_for = str(needed.specifier)
         if not (plugin.disabled or needed.specifier.contains(here, prereleases=True)):
             plugin.error = (
@@ -109,5 +116,5 @@ def _requirements(texts: Iterable[str]) -> Iterable[Requirement]:
         except InvalidRequirement:  # of another package's making; pip has installed it all the same
             continue
         here = needed.marker is None or needed.marker.evaluate({"extra": ""})
-        if here and canonicalize_name(needed.name) == DISTRIBUTION:
+        if here and canonicalize_name(needed.name) in (DISTRIBUTION, "rlkit"):
             yield needed

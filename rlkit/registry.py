@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import os
+import time
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,7 +16,7 @@ from typing import NamedTuple
 
 import pluggy
 
-from rlkit import hooks
+from rlkit import hooks, plugin_checks
 from rlkit.commands import VERBS
 from rlkit.errors import PartError, PluginError, RlkitError, explain, show
 from rlkit.installed import DISABLE_VARIABLE, DISTRIBUTION, Plugin, disabled_names, installed
@@ -120,9 +121,7 @@ def load_plugins(extra: Iterable[tuple[str, object]] = (), entry_points: bool = 
     """Load the built-in parts, then those of installed distributions, then `extra` (name, module) pairs.
 
     A plugin that cannot be loaded is listed with its error and the rest goes on; `Registry.require_healthy` refuses.
-
-    Raises:
-        PluginError: Two distributions use one plugin name, or two plugins one class name of a kind, or one recipe name.
+    So it is with plugins of one name, and with two that offer the same class name of a kind, or the same recipe.
     """
     from rlkit import builtin
 
@@ -134,6 +133,7 @@ def load_plugins(extra: Iterable[tuple[str, object]] = (), entry_points: bool = 
         _load_entry_points(registry)
     for name, module in extra:
         _add(registry, Plugin(name, name, "?", getattr(module, "__name__", name)), module)
+    registry.notes += [f"{plugin}: {warning}" for plugin in registry.plugins for warning in plugin.warnings]
     return registry
 
 
@@ -145,13 +145,23 @@ def _load_entry_points(registry: Registry) -> None:
         if plugin.disabled or plugin.error is not None or plugin.hooks is None:
             registry.plugins.append(plugin)
             continue
+        start = time.monotonic()
         try:
             module = plugin.hooks.load()
         except (Exception, SystemExit) as error:  # whatever a plugin's import raises is reported under its name
             plugin.error = f"importing {plugin.module} raised {explain(error)}"
             registry.plugins.append(plugin)
         else:
+            _note_slow_import(plugin, time.monotonic() - start)
             _add(registry, plugin, module)
+
+
+def _note_slow_import(plugin: Plugin, seconds: float) -> None:
+    if seconds > plugin_checks.SLOW_IMPORT:
+        plugin.warnings.append(
+            f"importing {plugin.module} took {seconds:.1f} s, for which most commands wait; import heavy packages in "
+            "the functions that use them"
+        )
 
 
 def _shadowed(plugin: Plugin) -> Iterator[str]:
@@ -173,33 +183,67 @@ def _add(registry: Registry, plugin: Plugin, module: object) -> None:
     registry.plugins.append(plugin)
     manager = pluggy.PluginManager("rlkit")
     manager.add_hookspecs(hooks)
-    found: list[Part] = []
+    parts: list[Part] = []
     try:
         manager.register(module, plugin.name)
         manager.check_pending()
-        manager.hook.rlkit_register(register=lambda cls: found.append(Part(_kind_of(cls), cls, plugin)))
+        _check_module(module)
+        manager.hook.rlkit_register(register=lambda cls: parts.append(Part(_kind_of(cls), cls, plugin)))
         recipes = _recipes_in(manager.hook.rlkit_recipes())
     except PluginError as error:
         plugin.error = str(error)
         return
-    except Exception as error:  # a plugin's own code may raise anything
-        plugin.error = f"{explain(error)}{_hook_hint(str(error))}"
+    except pluggy.PluginValidationError as error:
+        plugin.error = _hook_problem(str(error))
         return
-    for part in found:
-        if (other := registry.parts[part.kind].get(part.name)) is not None:
-            raise _clash(other.plugin, plugin, f"{part.name} among {part.kind}")
-        registry.parts[part.kind][part.name] = part
-    for name, path in recipes.items():
-        if (first := registry.recipes.get(name)) is not None:
-            raise _clash(first.plugin, plugin, f"a recipe {name!r}")
-        registry.recipes[name] = RecipeFile(path, plugin)
+    except Exception as error:  # a plugin's own code may raise anything
+        plugin.error = explain(error)
+        return
+    if not manager.get_hookcallers(module) and not plugin.commands:
+        plugin.warnings.append(f"{plugin.module or module} has no hook, so it offers nothing; see rlkit docs plugins")
+    plugin.warnings += [text for part in parts for text in plugin_checks.misspelt_methods(part.cls)]
+    if not _clashes(registry, plugin, parts, recipes):
+        for part in parts:
+            registry.parts[part.kind][part.name] = part
+        registry.recipes |= {name: RecipeFile(path, plugin) for name, path in recipes.items()}
 
 
-def _clash(first: Plugin, second: Plugin, what: str) -> PluginError:
-    return PluginError(
-        f"plugins {first.name!r} ({first.distribution}) and {second.name!r} ({second.distribution}) both offer {what}; "
-        f"uninstall one, or set {DISABLE_VARIABLE}={second.name}"
-    )
+def _check_module(module: object) -> None:
+    """Refuse a module of which a hook would be ignored.
+
+    Raises:
+        PluginError: A function named like a hook is not marked, or a hook is defined twice.
+    """
+    problems = [*plugin_checks.unmarked_hooks(module), *plugin_checks.duplicate_hooks(module)]
+    if problems:
+        raise PluginError("; ".join(problems))
+
+
+def _clashes(registry: Registry, plugin: Plugin, parts: Sequence[Part], recipes: Iterable[str]) -> bool:
+    """Whether a plugin offers a name that is taken; then it and the plugin that has the name offer nothing."""
+    taken: list[tuple[Plugin, str]] = [
+        (registry.parts[part.kind][part.name].plugin, f"{part.name} among {part.kind}")
+        for part in parts
+        if part.name in registry.parts[part.kind]
+    ]
+    taken += [(registry.recipes[name].plugin, f"a recipe {name!r}") for name in recipes if name in registry.recipes]
+    for other, what in taken:
+        problem = (
+            f"plugins {other.name!r} ({other.distribution}) and {plugin.name!r} ({plugin.distribution}) both offer "
+            f"{what}; uninstall one, or disable one"
+        )
+        plugin.error = plugin.error or problem
+        if other.distribution != DISTRIBUTION:
+            other.error = other.error or problem
+            _withdraw(registry, other)
+    return bool(taken)
+
+
+def _withdraw(registry: Registry, plugin: Plugin) -> None:
+    """Take a plugin's parts and recipes out of the registry."""
+    for kind, parts in registry.parts.items():
+        registry.parts[kind] = {name: part for name, part in parts.items() if part.plugin is not plugin}
+    registry.recipes = {name: recipe for name, recipe in registry.recipes.items() if recipe.plugin is not plugin}
 
 
 def _recipes_in(folder: object) -> dict[str, Path]:
@@ -237,11 +281,18 @@ def _kind_of(cls: type) -> str:
             f"rlkit_register registers {cls.__name__}, which does not implement {missing} of "
             f"{hooks.KINDS[kinds[0]].interface.__name__}"
         )
+    problems = list(plugin_checks.method_problems(cls))
+    if problems:
+        raise PluginError(f"rlkit_register registers {cls.__name__}: {'; '.join(problems)}")
     return kinds[0]
 
 
-def _hook_hint(message: str) -> str:
-    """Return what to do about a function that is marked as a hook, and is none."""
-    if "unknown hook" not in message:
-        return ""
-    return f"; hooks: {', '.join(name for name in vars(hooks) if name.startswith('rlkit_'))}"
+def _hook_problem(message: str) -> str:
+    """Return what pluggy refuses in one line, with what is expected."""
+    lines = " ".join(line.strip() for line in message.splitlines() if line.strip())
+    signatures = ", ".join(f"{name}{_arguments(name)}" for name in plugin_checks.HOOKS)
+    return f"{lines}; hooks: {signatures}"
+
+
+def _arguments(hook: str) -> str:
+    return f"({', '.join(inspect.signature(getattr(hooks, hook)).parameters)})"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import shutil
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -103,14 +105,15 @@ def _plain(name: str) -> str:
 
 
 def show_plugins(registry: Registry) -> None:
-    """Print the table of plugins, broken and disabled ones included."""
-    rows = []
+    """Print each plugin with what it offers, broken and disabled ones included, in the terminal's width."""
+    width = shutil.get_terminal_size().columns
     for plugin in registry.plugins:
+        echo(f"{plugin.name}  ({plugin.distribution} {plugin.version}, made for rlkit {plugin.made_for or 'any'})")
         state = (
             "disabled" if plugin.disabled else f"BROKEN: {plugin.error}" if plugin.error else _offers(plugin, registry)
         )
-        rows.append((plugin.name, plugin.distribution, plugin.version, plugin.made_for or "any", state))
-    show(("plugin", "distribution", "version", "made for rlkit", "offers"), rows)
+        for line in state.splitlines():
+            echo(textwrap.fill(line, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False))
 
 
 def _offers(plugin: Plugin, registry: Registry) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from rlkit.errors import RecipeError
 from rlkit.interfaces.advantage import Needs
+from rlkit.plugin_checks import method_problems
 from rlkit.ranges import outside
 from rlkit.recipe.mixture import check_mixtures
 from rlkit.recipe.model import check_model
@@ -14,6 +15,7 @@ from rlkit.recipe.recorded import check_recorded
 from rlkit.recipe.staleness import check_staleness
 from rlkit.recipe.teacher import check_teacher
 from rlkit.recipe.validation import check_best, check_validation
+from rlkit.text import part_name
 
 COLDEST = 0.01
 """The lowest temperature above 0; at a lower one samples are greedy, and logits may overflow."""
@@ -26,6 +28,7 @@ def check(recipe: Recipe) -> None:
         RecipeError: Something does not fit; the message has a line for each thing, with the remedy.
     """
     checks = (
+        _check_methods,
         check_recorded,
         check_teacher,
         _check_needs,
@@ -41,6 +44,12 @@ def check(recipe: Recipe) -> None:
     problems = list(outside(recipe)) or [problem for one in checks for problem in one(recipe)]
     if problems:
         raise RecipeError("\n".join(problems))
+
+
+def _check_methods(recipe: Recipe) -> Iterator[str]:
+    for part in recipe.parts():
+        for problem in method_problems(type(part)):
+            yield f"{part_name(part)}: {problem}"
 
 
 def _check_needs(recipe: Recipe) -> Iterator[str]:

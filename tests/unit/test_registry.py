@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 from importlib import metadata
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from rlkit import hookimpl, hooks
+from rlkit import hookimpl, hooks, plugin_checks
 from rlkit.advantages import GRPO
 from rlkit.cli.main import main
 from rlkit.cli.parsing.schema import Choice
 from rlkit.cli.parsing.suggest import classes_at
 from rlkit.errors import PluginError
+from rlkit.interfaces.callback import Callback
 from rlkit.interfaces.reward import RewardManager
 from rlkit.registry import load_plugins
 from rlkit.rewards import ExactReward
@@ -105,9 +109,135 @@ def test_the_interface_of_a_class_tells_its_kind_and_the_recipe_s_key() -> None:
 
 
 def test_two_plugins_with_one_class_name_are_refused_naming_both() -> None:
-    twins = [plugin("one", Other), plugin("two", Other)]
-    with pytest.raises(PluginError, match=r"'one' .* and 'two' .* both offer Other among rewards"):
-        load_plugins(twins, entry_points=False)
+    registry = load_plugins([plugin("one", Other), plugin("two", Other)], entry_points=False)
+    one, two = registry.plugins[-2:]
+    for broken in (one, two):
+        with pytest.raises(PluginError, match=r"'one' .* and 'two' .* both offer Other among rewards"):
+            broken.require_healthy()
+    assert "Other" not in registry.parts["rewards"]
+    assert registry.plugins[0].error is None
+
+
+def test_a_part_called_like_rlkit_s_own_breaks_its_plugin_alone() -> None:
+    twin = type("ExactReward", (Other,), {})
+    registry = load_plugins([plugin("mine", twin)], entry_points=False)
+    assert [broken.name for broken in registry.plugins if broken.error] == ["mine"]
+    assert registry.parts["rewards"]["ExactReward"].cls is ExactReward
+
+
+def module_of(tmp_path: Path, name: str, text: str) -> ModuleType:
+    """Import a module from a file, so that its source can be read."""
+    path = tmp_path / f"{name}.py"
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+HOOK = "def rlkit_register(register): pass\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (HOOK, "its function rlkit_register is never called.*@hookimpl"),
+        ("def rlkit_registers(register): pass\n", "marked with `@hookimpl`.*named `rlkit_register`"),
+        (f"from rlkit import hookimpl\n@hookimpl\n{HOOK}@hookimpl\n{HOOK}", "defines rlkit_register 2 times"),
+        (
+            "from rlkit import hookimpl\n@hookimpl\ndef rlkit_register(reg): pass\n",
+            r"'reg'.*hooks: rlkit_register\(register\)",
+        ),
+    ],
+)
+def test_a_hook_that_would_be_ignored_breaks_its_plugin(tmp_path: Path, text: str, message: str) -> None:
+    registry = load_plugins([("odd", module_of(tmp_path, "odd", text))], entry_points=False)
+    with pytest.raises(PluginError, match=message) as raised:
+        registry.require_healthy()
+    assert "\n" not in str(raised.value)
+
+
+def test_a_module_without_hooks_is_noted() -> None:
+    [note] = load_plugins([("empty", ModuleType("empty"))], entry_points=False).notes
+    assert "has no hook, so it offers nothing" in note
+
+
+class Typo(Callback):
+    """Has a method that nobody calls, a hook and a helper."""
+
+    def on_step_ends(self, event: Any) -> None: ...
+
+    def on_batch(self, event: Any) -> None: ...
+
+    def batch_mean(self) -> None: ...
+
+
+class Misplaced(ExactReward):
+    """Has a helper whose name is like that of a method that it overrides."""
+
+    def grade(self, trajectory: Any) -> float:
+        return 0.0
+
+    def grades(self) -> None: ...
+
+
+def test_a_misspelt_method_is_noted_with_the_one_meant() -> None:
+    [note] = load_plugins([plugin("typo", Typo, Misplaced)], entry_points=False).notes
+    assert "Typo.on_step_ends is never called; did you mean `on_step_end`?" in note
+
+
+class SyncTool(Calculator):
+    """Cannot be awaited."""
+
+    def call(self, arguments: Any, state: Any, **kwargs: Any) -> str:  # type: ignore[override]
+        return ""
+
+
+class Wrapped(Calculator):
+    """Returns what a coroutine function returns."""
+
+    @functools.wraps(Calculator.call)
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        return super().call(*args, **kwargs)
+
+
+class AsyncReward(ExactReward):
+    """Returns a coroutine in place of a number."""
+
+    async def grade(self, trajectory: Any) -> float:  # type: ignore[override]
+        return 0.0
+
+
+class NoEvent(Callback):
+    """Cannot take an event."""
+
+    def on_step_end(self) -> None: ...  # type: ignore[override]
+
+
+class Static(Callback):
+    """Takes the event without `self`."""
+
+    @staticmethod
+    def on_step_end(event: Any) -> None: ...  # type: ignore[override]
+
+
+@pytest.mark.parametrize(
+    ("cls", "message"),
+    [
+        (SyncTool, "SyncTool.call is a plain function, expected a coroutine: write `async def call`"),
+        (AsyncReward, "AsyncReward.grade is a coroutine, which nobody awaits"),
+        (NoEvent, r"NoEvent.on_step_end\(self\).* is called with \(event\): too many positional arguments"),
+    ],
+)
+def test_a_method_that_cannot_be_called_breaks_its_plugin(cls: type, message: str) -> None:
+    with pytest.raises(PluginError, match=message):
+        load_plugins([plugin("bad", cls)], entry_points=False).require_healthy()
+
+
+def test_wrapped_and_static_methods_are_fine() -> None:
+    load_plugins([plugin("good", Wrapped, Static)], entry_points=False).require_healthy()
 
 
 def entry(name: str, dist: str, load: Any, *requires: str) -> Any:
@@ -137,8 +267,33 @@ def test_two_distributions_with_one_entry_point_name_are_refused(monkeypatch: py
     module = plugin("same")[1]
     entries = [entry("same", dist, lambda: module) for dist in ("rlkit-a", "rlkit-b")]
     monkeypatch.setattr(metadata, "entry_points", lambda group: entries if group == "rlkit" else [])
-    with pytest.raises(PluginError, match="'same' is used by two distributions, rlkit-a and rlkit-b"):
-        load_plugins()
+    registry = load_plugins()
+    broken = [listed for listed in registry.plugins if listed.name == "same"]
+    assert [listed.distribution for listed in broken] == ["rlkit-a", "rlkit-b"]
+    for listed in broken:
+        with pytest.raises(PluginError, match="'same' is used by two distributions, rlkit-a and rlkit-b"):
+            listed.require_healthy()
+
+
+def test_a_slow_import_and_a_requirement_of_another_project_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = [entry("slow", "rlkit-slow", lambda: plugin("slow")[1], "rlkit>=0.1")]
+    monkeypatch.setattr(metadata, "entry_points", lambda group: entries if group == "rlkit" else [])
+    monkeypatch.setattr(plugin_checks, "SLOW_IMPORT", -1.0)
+    requirement, seconds = load_plugins().notes
+    assert "requires `rlkit>=0.1`, which is another project; require `rlkit-fabric`" in requirement
+    assert "plugin 'slow' of rlkit-slow 1.2: importing slow took 0.0 s" in seconds
+
+
+def test_errors_are_listed_in_the_terminal_s_width(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    entries = [entry("bad", "rlkit-bad-with-a-long-name", fail)]
+    monkeypatch.setattr(metadata, "entry_points", lambda group: entries if group == "rlkit" else [])
+    assert main(["plugins", "list"]) == 2
+    lines = capsys.readouterr().out.splitlines()
+    assert "  BROKEN: importing bad raised ImportError: no module named 'left_pad'" in lines
+    assert max(map(len, lines)) <= 80
 
 
 @pytest.mark.parametrize(
