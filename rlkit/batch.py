@@ -6,6 +6,7 @@ Legend: B trajectories on this rank, T tokens. `x[b,t]` is about `tokens[b,t]`, 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from math import nan
 from typing import TYPE_CHECKING, Self
@@ -18,7 +19,7 @@ PER_CHOICE = ("teacher_top_ids", "teacher_top_logps")
 """Fields of a batch with several numbers for each token."""
 PER_ROW = ("group", "rewards", "greedy_rewards")
 """Fields of a batch with one number for each row."""
-NO_TENSORS = ("component_names", "media")
+NO_TENSORS = ("component_names", "media", "metrics")
 """Fields of a batch that are no tensors."""
 PROVIDERS = {
     "values": "an estimator that reads it has Needs.VALUES in its `needs`",
@@ -144,6 +145,7 @@ class Batch(RolloutBatch):
         returns: [B,T] f32, set by the estimator: what the critic learns.
         correction_weights: [B,T] f32, importance weights against the engine's mismatch, which multiply the loss.
         accepted: [B,T] bool, False where a token is rejected or not the policy's.
+        metrics: Numbers by name that the estimator adds; the step logs each as `advantage/NAME`, the mean over rows.
     """
 
     token_rewards: Tensor
@@ -155,6 +157,7 @@ class Batch(RolloutBatch):
     returns: Tensor | None = None
     correction_weights: Tensor | None = None
     accepted: Tensor | None = None
+    metrics: Mapping[str, float | Tensor] = field(default_factory=dict)
 
     def columns(self, name: str, width: int) -> int:
         """Return how many columns a field has where there are `width` tokens."""

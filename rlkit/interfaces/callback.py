@@ -68,11 +68,12 @@ class StepEnd:
 
     Args:
         step: The step, from 1.
-        metrics: Its line of `metrics.jsonl`, the same on all ranks.
+        metrics: Its line of `metrics.jsonl`, the same on all ranks. Metrics that a callback adds arrive in that line
+            and in loggers: finite numbers by new names; of several ranks' values, the mean.
     """
 
     step: int
-    metrics: Mapping[str, float]
+    metrics: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,9 @@ class Callback(BoundPart):
 
     should_stop: bool = False
     """Whether the step in progress shall be the last."""
+
+    lr_factor: float = 1.0
+    """Multiplies the learning rates of later steps, the critic's included; rank 0's counts, and checkpoints hold it."""
 
     def on_run_start(self, event: RunStart) -> None:
         """Models are loaded and, on resume, the checkpoint; `load_state_dict` has been called, and no step begun."""

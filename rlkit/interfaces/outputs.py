@@ -6,11 +6,13 @@ Each function returns what is wrong, phrased to follow the part's name in a mess
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Mapping
 
 import torch
 
 from rlkit.errors import show
+from rlkit.interfaces.reward import as_number
 from rlkit.ranges import LARGEST_FLOAT
 from rlkit.types import Batch, Completion, LossOutput, Prompt, RecordedAnswer, Request, StopReason
 
@@ -19,6 +21,25 @@ LONGEST_WAIT = 1000
 
 ROUNDING = 1e-3
 """In half precision, a log-prob of about 0 may exceed 0 by this much."""
+
+
+METRIC_NAME = re.compile(r"[A-Za-z0-9_.@/-]{1,64}")
+
+
+def of_metrics(metrics: object, taken: Collection[str] = ()) -> str | None:
+    """Check metrics that a plugin adds: finite numbers by plain names that are not `taken`."""
+    if not isinstance(metrics, Mapping):
+        return f"added the metrics {show(metrics)}, expected numbers by name"
+    for name, value in metrics.items():
+        if not isinstance(name, str) or not METRIC_NAME.fullmatch(name):
+            return f"added a metric named {show(name)}, expected up to 64 characters of A-Z a-z 0-9 _ . @ / -"
+        if name in taken:
+            return f"added the metric {name!r}, which the step has already; choose another name"
+        try:
+            as_number(value)
+        except Exception:  # foreign objects may raise anything
+            return f"added the metric {name!r} as {show(value)}, expected a finite number up to {LARGEST_FLOAT:g}"
+    return None
 
 
 def of_estimator(batch: Batch) -> str | None:
@@ -79,6 +100,12 @@ def of_schedule(factor: object) -> str | None:
     """Check a share of the learning rate: finite and not negative."""
     fine = isinstance(factor, int | float) and math.isfinite(factor) and factor >= 0
     return None if fine else f"returned {show(factor)}, expected a finite number of 0 or more"
+
+
+def of_lr_factor(factor: object) -> str | None:
+    """Check what a callback multiplies the learning rate by."""
+    fine = isinstance(factor, int | float) and math.isfinite(factor) and factor >= 0
+    return None if fine else f"is {show(factor)}, expected a finite number of 0 or more"
 
 
 def of_task(prompt: object) -> str | None:

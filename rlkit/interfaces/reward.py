@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from rlkit.errors import shorten, show
 from rlkit.interfaces.runtime import BoundPart
 from rlkit.ranges import LARGEST_FLOAT
+from rlkit.text import part_name
 from rlkit.types import Score, Trajectory
 
 if TYPE_CHECKING:
@@ -91,8 +92,8 @@ class RewardFunction(RewardManager):
         return [as_score(self.grade(trajectory)) for trajectory in trajectories]
 
 
-def as_score(value: object) -> Score:
-    """Convert a reward's result to a score of plain data; anything but numbers of float32 becomes an error."""
+def as_score(value: object, source: str = "the reward") -> Score:
+    """Convert what `source` returned to a score of plain data; anything but numbers of float32 becomes an error."""
     score = value if isinstance(value, Score) else Score(value)  # type: ignore[arg-type]
     if score.error is not None:
         return Score(None, error=shorten(str(score.error)))
@@ -103,7 +104,7 @@ def as_score(value: object) -> Score:
         return Score(as_number(score.reward), components, turns, ungradable=bool(score.ungradable), answer=answer)
     except Exception:  # foreign objects may raise anything
         expected = f"finite numbers up to {LARGEST_FLOAT:g}, and text as an answer"
-        return Score(None, error=f"the reward returned {show(value)}, expected {expected}")
+        return Score(None, error=f"{source} returned {show(value)}, expected {expected}")
 
 
 def as_answer(value: object) -> str:
@@ -132,7 +133,7 @@ def as_number(value: object) -> float:
 
 def grade_as_data(reward: RewardFunction, trajectory: Trajectory) -> dict[str, object]:
     """Grade a trajectory in a worker; return the fields of the score, since a worker returns only data."""
-    return vars(as_score(reward.grade(trajectory)))
+    return vars(as_score(reward.grade(trajectory), part_name(reward)))
 
 
 def grade_control(call: tuple[RewardFunction, Trajectory]) -> dict[str, object] | None:

@@ -66,7 +66,7 @@ async def _call(reward: RewardManager, trajectories: Sequence[Trajectory], worke
     if len(scores) != len(trajectories):
         problem = f"returned {len(scores)} scores for {len(trajectories)} trajectories"
         return [_failure(reward, problem)] * len(trajectories)
-    return [as_score(s) for s in scores]
+    return [as_score(s, part_name(reward)) for s in scores]
 
 
 async def _listed(reward: RewardManager, trajectories: Sequence[Trajectory]) -> list[Score]:
@@ -85,7 +85,7 @@ def _grade_at_once(reward: RewardFunction, trajectory: Trajectory) -> Score | No
         score = reward.grade_at_once(trajectory)
     except Exception:  # a worker's to report
         return None
-    return None if score is None else as_score(score)
+    return None if score is None else as_score(score, part_name(reward))
 
 
 async def _grade_in_workers(

@@ -16,7 +16,7 @@ from torch import Tensor
 from rlkit.concurrency.garbage import lasting
 from rlkit.distributed.fsdp2 import FSDP2
 from rlkit.errors import CallbackError, CheckpointError, RankError, TrainingError, explain, shorten
-from rlkit.interfaces.callback import CheckpointSaved, Json, LoggedRun, RunEnd, RunStart, StepEnd, ValidationEnd
+from rlkit.interfaces.callback import CheckpointSaved, Json, LoggedRun, RunEnd, RunStart, ValidationEnd
 from rlkit.models.load import save_policy
 from rlkit.models.store import CheckpointRef, State, Store, step_of
 from rlkit.models.weights import full_state_dict
@@ -120,11 +120,12 @@ class Session:
             self._dump(context, number, made.rollouts.all)
             if every and number % every == 0 and (number < train.steps or not after):
                 figures |= {f"validation/{name}": x for name, x in self.validate(context, f"{number:05d}").items()}
-            line = figures | self.checkpoint_metrics
-            self._log(number, line)
-            self.reporter.step(number, figures)
+            try:
+                figures |= context.callbacks.end_step(number, figures | self.checkpoint_metrics)
+            finally:
+                self._log(number, figures | self.checkpoint_metrics)
+                self.reporter.step(number, figures)
             self._watch(context, made, figures)
-            context.callbacks.emit("on_step_end", StepEnd(number, line))
             self._agree(context)
             self.checkpoint_metrics = saver.after(number, figures, content)
         if self.stream is not None:  # agreed: an option of the recipe

@@ -7,15 +7,22 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from statistics import fmean
 from typing import Any, TypeVar
 
 from rlkit.distributed.ranks import Ranks
 from rlkit.errors import CallbackError, PartError, explain, show
-from rlkit.interfaces.callback import Callback, Json, RunEnd
+from rlkit.interfaces import outputs
+from rlkit.interfaces.callback import Callback, Json, RunEnd, StepEnd
+from rlkit.interfaces.reward import as_number
 from rlkit.registry import calling, require
 from rlkit.text import part_name
 
 T = TypeVar("T")
+
+LR_FACTOR = "rlkit.lr_factor"
+"""The name of a callback's `lr_factor` beside its own state."""
 
 LONGEST_STATE = 1 << 20
 """Characters of a callback's state in a checkpoint at most."""
@@ -47,6 +54,47 @@ class Callbacks:
         if watching := self.watching(method):  # agreed: all ranks have the recipe's callbacks
             self._together(lambda: self._call_all(watching, method, event))
 
+    def end_step(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Call `on_step_end` of all callbacks; return the metrics that they add, as means over the ranks that do.
+
+        Raises:
+            CallbackError: One raised, changed a metric, or added one that is no finite number or has a name in use.
+        """
+        watching = self.watching("on_step_end")
+        if not watching:  # agreed: all ranks have the recipe's callbacks
+            return {}
+        added = self._together(lambda: self._added(watching, step, metrics))
+        values: dict[str, list[float]] = {}
+        for of_rank in self.ranks.gather_world(added):
+            for name, value in of_rank.items():
+                values.setdefault(name, []).append(value)
+        return {name: fmean(values[name]) for name in sorted(values)}
+
+    def _added(self, callbacks: Sequence[Callback], step: int, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Return the metrics that this rank's callbacks add."""
+        added: dict[str, float] = {}
+        for part in callbacks:
+            event = StepEnd(step, {**metrics, **added})
+            before = dict(event.metrics)
+            self._call_all([part], "on_step_end", event)
+            changed = [name for name, value in before.items() if event.metrics.get(name) is not value]
+            problem = f"changed the metric {changed[0]!r}; add one under another name" if changed else None
+            require(part, "on_step_end", problem)
+            new = {name: value for name, value in event.metrics.items() if name not in before}
+            require(part, "on_step_end", outputs.of_metrics(new, ("step",)))
+            added |= {name: as_number(value) for name, value in new.items()}
+        return added
+
+    def lr_factor(self) -> float:
+        """Return what the callbacks multiply the learning rates by, on rank 0.
+
+        Raises:
+            CallbackError: A factor is not a finite number of 0 or more.
+        """
+        if not self.callbacks:  # agreed: all ranks have the recipe's callbacks
+            return 1.0
+        return self.ranks.gather_world(self._together(lambda: prod(map(_lr_factor, self.callbacks))))[0]
+
     def watching(self, method: str) -> list[Callback]:
         """Return the callbacks that override a method."""
         return [part for part in self.callbacks if getattr(type(part), method) is not getattr(Callback, method)]
@@ -64,10 +112,9 @@ class Callbacks:
         Raises:
             CallbackError: It is not what JSON holds, or too long.
         """
-        watching = self.watching("state_dict")
-        if not watching:  # agreed: all ranks have the recipe's callbacks
+        if not self.callbacks:  # agreed: all ranks have the recipe's callbacks
             return {}
-        states = self._together(lambda: {name: _state(part) for name, part in self._named() if part in watching})
+        states = self._together(lambda: {name: _state(part) for name, part in self._named()})
         return {name: state for name, state in states.items() if state}
 
     def load(self, states: Mapping[str, dict[str, Json]]) -> None:
@@ -78,7 +125,7 @@ class Callbacks:
         """
         known = [(part, states[name]) for name, part in self._named() if name in states]
         if known:  # agreed: all ranks have the recipe's callbacks, and read the same checkpoint
-            self._together(lambda: [_call(part, "load_state_dict", state) for part, state in known])
+            self._together(lambda: _load_all(known))
 
     def end(self, event: RunEnd) -> None:
         """Call `on_run_end`, for no longer than its budget, if there was an `on_run_start`.
@@ -153,6 +200,19 @@ def _end(part: Callback, event: RunEnd, problems: list[str]) -> None:
         problems.append(str(error))
 
 
+def _lr_factor(part: Callback) -> float:
+    require(part, "lr_factor", outputs.of_lr_factor(part.lr_factor))
+    return part.lr_factor
+
+
+def _load_all(states: Sequence[tuple[Callback, Mapping[str, Json]]]) -> None:
+    for part, state in states:
+        own = dict(state)
+        part.lr_factor = float(own.pop(LR_FACTOR, 1.0))  # type: ignore[arg-type]
+        if own:
+            _call(part, "load_state_dict", own)
+
+
 def _budget(part: Callback, method: str) -> float:
     return part.budgets.get(method, Callback.budgets[method])
 
@@ -168,4 +228,4 @@ def _state(part: Callback) -> dict[str, Json]:
     long = len(text) > LONGEST_STATE
     require(part, "state_dict", f"returned {len(text)} characters, at most {LONGEST_STATE} are kept" if long else None)
     kept: dict[str, Json] = state
-    return kept
+    return kept if part.lr_factor == 1 else {**kept, LR_FACTOR: _lr_factor(part)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -16,6 +17,9 @@ from rlkit.sections import Correction, KLReward, Rejection, Shaping
 from rlkit.types import Batch, TrainBatch, Trajectory
 
 Figures = dict[str, float]
+
+OWN_METRICS = ("not_finite", "max", "abs_mean")
+"""What the step itself logs as `advantage/NAME`."""
 
 
 class RewardTransforms:
@@ -157,6 +161,9 @@ def estimate(estimator: AdvantageEstimator | None, batch: Batch, has_critic: boo
     read = batch.tensors().values()
     with calling(estimator, "estimate"):
         estimator.estimate(batch)
+    if len(batch):
+        require(estimator, "estimate", outputs.of_metrics(batch.metrics, OWN_METRICS))
+        batch.metrics = MappingProxyType(dict(batch.metrics))
     problem = outputs.of_estimator(batch)
     if problem is not None and (batch.advantages is None or _finite(read)):
         require(estimator, "estimate", problem)

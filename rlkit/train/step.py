@@ -67,6 +67,8 @@ def step(context: TrainContext, number: int, obtain: Obtain = sample) -> StepRes
             trajectory.credit["greedy_reward"] = rollouts.greedy[trajectory.group]
     shape_rewards(context, scored, meter)
     estimate(context.recipe.advantage, scored, has_critic=context.recipe.critic is not None)
+    for name, value in scored.metrics.items():
+        meter.mean(f"advantage/{name}", value, weight=len(scored))
     if (section := context.recipe.teacher) is not None:  # agreed: an option of the recipe
         for name, value in distill(scored, section.coef, context.ranks.all_reduce_sum).items():
             meter.max(name, value)
@@ -99,9 +101,10 @@ def step(context: TrainContext, number: int, obtain: Obtain = sample) -> StepRes
 def schedule(context: TrainContext, number: int, meter: Meter) -> None:
     """Set the step's learning rates."""
     train, critic, models = context.recipe.train, context.recipe.critic, context.models
+    factor = context.callbacks.lr_factor()
     for name, trained, section in (("lr", models.policy, train), ("critic/lr", models.critic, critic)):
         if trained is not None and section is not None:
-            rate = learning_rate(section, number, train.steps)
+            rate = factor * learning_rate(section, number, train.steps)
             set_learning_rate(trained.optimizer, rate)
             meter.max(name, rate)
 

@@ -25,11 +25,12 @@ from rlkit.advantages import (
     ReinforcePPBaseline,
     ReMax,
 )
-from rlkit.errors import RecipeError
+from rlkit.errors import PartError, RecipeError
 from rlkit.interfaces.advantage import AdvantageEstimator, Needs
 from rlkit.ops.masked import whiten
 from rlkit.ranges import outside
 from rlkit.testing import golden
+from rlkit.train import credit
 from rlkit.types import Batch
 
 GROUPED = [
@@ -277,3 +278,34 @@ def test_options_out_of_range_are_refused() -> None:
     assert list(outside(GAE(gamma=1.5), "advantage")) == ["advantage.gamma is 1.5, expected a number from 0 to 1"]
     with pytest.raises(RecipeError, match="GDPO has no weights"):
         GDPO({})
+
+
+class Measures(GRPO):
+    """Adds a metric."""
+
+    def __init__(self, name: str, value: object) -> None:
+        super().__init__()
+        self.metric = {name: value}
+
+    def estimate(self, batch: Batch) -> None:
+        super().estimate(batch)
+        batch.metrics = self.metric  # type: ignore[assignment]
+
+
+def two_rows() -> Batch:
+    mask = torch.ones(2, 1, dtype=torch.bool)
+    return tokens_batch(torch.tensor([[0.0], [1.0]]), mask, [0, 0])
+
+
+def test_metrics_that_an_estimator_adds_are_read_only_afterwards() -> None:
+    batch = two_rows()
+    credit.estimate(Measures("spread", torch.tensor(0.5)), batch)
+    assert batch.metrics == {"spread": 0.5}
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        batch.metrics["late"] = 1.0  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("name", "value"), [("max", 1.0), ("a", float("inf")), ("a", None), ("a b", 1.0)])
+def test_a_metric_of_an_estimator_that_is_no_new_number_is_refused(name: str, value: object) -> None:
+    with pytest.raises(PartError, match=f"^Measures of tests: `estimate` added .*{name}"):
+        credit.estimate(Measures(name, value), two_rows())

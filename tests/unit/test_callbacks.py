@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
+import torch
 
 from rlkit.cli.main import main
 from rlkit.cli.parsing import parser
@@ -151,6 +152,51 @@ def test_what_hangs_at_the_end_does_not_keep_the_process() -> None:
     assert (seen, notes) == ([True], [])
 
 
+class Adds(Callback):
+    def __init__(self, **metrics: Any) -> None:
+        self.metrics = metrics
+
+    def on_step_end(self, event: StepEnd) -> None:
+        event.metrics.update(self.metrics)
+
+
+def test_metrics_that_a_callback_adds_are_returned_as_means_over_ranks() -> None:
+    assert callbacks(Adds(a=1))[0].end_step(1, {"lr": 0.1}) == {"a": 1.0}
+    made, _ = callbacks(Adds(a=1.0), Adds(b=torch.tensor(2.0)))
+    answers = [[None, None], [{"a": 1.0, "b": 2.0}, {"a": 3.0}]]
+    made.ranks = SimpleNamespace(gather_world=lambda value: answers.pop(0))  # type: ignore[assignment]
+    assert made.end_step(1, {"lr": 0.1}) == {"a": 2.0, "b": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        ({"lr": 0.2}, "changed the metric 'lr'"),
+        ({"step": 2}, "the metric 'step', which the step has"),
+        ({"a": float("nan")}, "the metric 'a' as nan"),
+        ({"a": "high"}, "the metric 'a' as 'high'"),
+        ({"a b\n": 1.0}, "a metric named 'a b"),
+    ],
+)
+def test_a_metric_that_is_no_new_number_is_refused_with_its_callback(metrics: dict[str, Any], message: str) -> None:
+    with pytest.raises(CallbackError, match=f"^Adds of tests: `on_step_end` .*{message}"):
+        callbacks(Adds(**metrics))[0].end_step(1, {"lr": 0.1})
+
+
+def test_callbacks_scale_the_learning_rate_and_checkpoints_hold_the_factor() -> None:
+    slower = Keeps({"a": 1})
+    slower.lr_factor = 0.5
+    made, _ = callbacks(slower, Raises())
+    assert made.lr_factor() == 0.5
+    again, _ = callbacks(Keeps({}), Raises())
+    again.load(json.loads(json.dumps(made.states())))
+    assert again.lr_factor() == 0.5
+    assert again.states() == made.states()
+    slower.lr_factor = float("nan")
+    with pytest.raises(CallbackError, match="^Keeps of tests: `lr_factor` is nan"):
+        made.lr_factor()
+
+
 class Recorder(Callback):
     """Writes down what it is called with.
 
@@ -186,6 +232,8 @@ class Recorder(Callback):
         self.steps += 1
         self.should_stop = event.step >= self.stop_after
         self.write("step", event.step, event.metrics["version"])
+        event.metrics["recorder/steps"] = self.steps
+        self.lr_factor = 0.5
         if event.step == self.fail_at:
             raise RuntimeError("enough")
 
@@ -238,6 +286,9 @@ def test_a_run_calls_its_callbacks_and_resumes_with_their_state(tmp_path: Path) 
         ["end", "ok", 2, None, 2],
     ]  # fmt: skip
     assert ["checkpoint", 2, True] in read_jsonl(file)
+    lines = read_jsonl(tmp_path / "run" / "metrics.jsonl")
+    assert [line["recorder/steps"] for line in lines] == [1.0, 2.0]
+    assert lines[1]["lr"] == lines[0]["lr"]  # the warm-up doubles it, the callback halves it
     file.unlink()
     assert main([*BASE, out, recorder(file, fail_at=3), "--resume=auto"]) == 1
     rows = [row for row in read_jsonl(file) if row[0] in ("start", "step", "end")]
@@ -245,6 +296,8 @@ def test_a_run_calls_its_callbacks_and_resumes_with_their_state(tmp_path: Path) 
     assert rows[2][:3] == ["end", "failed", 3]
     assert rows[2][3].startswith("Recorder of tests: `on_step_end` raised RuntimeError: enough")
     assert rows[2][4] == 3
+    resumed = read_jsonl(tmp_path / "run" / "metrics.jsonl")[2]
+    assert (resumed["step"], resumed["lr"]) == (3, pytest.approx(1.5 * lines[0]["lr"]))
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["error"]["type"] == "CallbackError"
     assert (tmp_path / "run" / "final" / "model.safetensors").is_file()

@@ -177,7 +177,7 @@ class Typo(Callback):
 class Misplaced(ExactReward):
     """Has a helper whose name is like that of a method that it overrides."""
 
-    def grade(self, trajectory: Any) -> float:
+    def grade(self, trajectory: Any) -> Any:
         return 0.0
 
     def grades(self) -> None: ...
@@ -198,7 +198,7 @@ class SyncTool(Calculator):
 class Wrapped(Calculator):
     """Returns what a coroutine function returns."""
 
-    @functools.wraps(Calculator.call)
+    @functools.wraps(Calculator.call)  # type: ignore[misc]
     def call(self, *args: Any, **kwargs: Any) -> Any:
         return super().call(*args, **kwargs)
 
