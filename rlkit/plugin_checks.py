@@ -103,10 +103,10 @@ def _inherited(cls: type, name: str) -> bool:
 
 def _awaitable(function: object) -> bool:
     """Whether a function returns what can be awaited, as far as it says; one that a decorator wraps counts too."""
-    inner = inspect.unwrap(function)  # type: ignore[arg-type]
-    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(inner):
+    unwrapped = inspect.unwrap(function)  # type: ignore[arg-type]
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(unwrapped):
         return True
-    returns = str(getattr(inner, "__annotations__", {}).get("return", ""))
+    returns = str(getattr(unwrapped, "__annotations__", {}).get("return", ""))
     return any(word in returns for word in ("Awaitable", "Coroutine", "Future", "Task"))
 
 
