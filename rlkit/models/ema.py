@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
-class WeightAverage:
+class WeightAverage(nn.Module):
     """The average of a module's trainable parameters: average = decay * average + (1 - decay) * parameter.
+
+    It is a module, of buffers alone, so that it leaves a device as others do.
 
     Args:
         module: The module.
@@ -18,14 +20,21 @@ class WeightAverage:
     """
 
     def __init__(self, module: nn.Module, decay: float) -> None:
+        super().__init__()
         self.decay = decay
-        self._parameters = [p for p in module.parameters() if p.requires_grad]
-        self.tensors = [p.detach().clone() for p in self._parameters]
+        self._trained = [p for p in module.parameters() if p.requires_grad]
+        for i, parameter in enumerate(self._trained):
+            self.register_buffer(str(i), parameter.detach().clone())
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The averages, in the order of the parameters."""
+        return list(self.buffers())
 
     @torch.no_grad()
     def update(self) -> None:
         """Update the average after a step."""
-        for average, parameter in zip(self.tensors, self._parameters, strict=True):
+        for average, parameter in zip(self.tensors, self._trained, strict=True):
             average.lerp_(parameter, 1 - self.decay)
 
     @contextmanager
@@ -39,7 +48,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def _swap(self) -> None:
-        for average, parameter in zip(self.tensors, self._parameters, strict=True):
+        for average, parameter in zip(self.tensors, self._trained, strict=True):
             kept = parameter.clone()
             parameter.copy_(average)
             average.copy_(kept)

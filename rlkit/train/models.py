@@ -181,6 +181,8 @@ class Models:
         modules: list[nn.Module] = [] if self.critic is None else [self.critic.inner]
         frozen = [one for one in (self.reference, *self.teachers.values()) if one is not None and not one.shared]
         modules += dict.fromkeys(one.actor for one in frozen)
+        if self.average is not None:
+            modules.append(self.average)
         if not keep_policy:
             modules.append(self.actor)
         return HostOffload(modules, [t.optimizer.optimizer for t in trained], device)

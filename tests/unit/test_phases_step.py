@@ -158,12 +158,15 @@ def test_what_no_rollout_needs_leaves_the_device() -> None:
     for trained in (policy, critic):
         trained.optimizer.optimizer = trained.optimizer  # type: ignore[attr-defined]
     models.policy, models.critic, models.reference = policy, critic, reference
+    models.average = average = WeightAverage(policy.inner, 0.75)
     device = torch.device("cpu")
     found = models.offload(device, keep_policy=False)
-    assert list(found.modules) == [critic.inner, reference.actor, policy.inner]
+    assert list(found.modules) == [critic.inner, reference.actor, average, policy.inner]
     assert list(found.optimizers) == [policy.optimizer, critic.optimizer]
-    assert list(models.offload(device, keep_policy=True).modules) == [critic.inner, reference.actor]
-    reference.shared, models.critic = True, None  # the reference is the policy without adapters
+    assert list(models.offload(device, keep_policy=True).modules) == [critic.inner, reference.actor, average]
+    average.to("meta")  # as a module is moved
+    assert [x.device.type for x in average.tensors] == ["meta"]
+    reference.shared, models.critic, models.average = True, None, None  # the reference is the policy without adapters
     found = models.offload(device, keep_policy=True)
     assert (list(found.modules), list(found.optimizers)) == ([], [policy.optimizer])
 

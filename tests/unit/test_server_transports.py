@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +25,14 @@ from rlkit.errors import EngineError
 
 BUCKET = [("a", torch.arange(6.0).view(2, 3)), ("b", torch.ones(2))]
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+@pytest.fixture
+def chosen(monkeypatch: pytest.MonkeyPatch) -> dict[int, torch.device]:
+    """The GPU that each thread has made its own; without that, it is the first of the machine."""
+    devices: dict[int, torch.device] = {}
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: devices.update({threading.get_ident(): device}))
+    return devices
 
 
 class Recorder:
@@ -88,6 +97,29 @@ def test_weights_that_wait_in_host_memory_move_to_the_groups_device() -> None:
     meta = torch.device("meta")  # stands for the GPU
     sent = SGLangGroup(meta).prepare([("a", torch.ones(2, 3).T)])
     assert [(name, x.device, x.is_contiguous()) for name, x in sent] == [("a", meta, True)]
+
+
+def test_the_group_is_made_and_used_on_the_trainers_gpu(
+    chosen: dict[int, torch.device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second, used = torch.device("cuda", 1), []
+
+    class Group:
+        def __init__(self, *_: object) -> None:
+            used.append(("made", chosen.get(threading.get_ident())))
+
+        def broadcast(self, tensors: Iterator[torch.Tensor]) -> None:
+            used.append((len(list(tensors)), chosen.get(threading.get_ident())))
+
+    monkeypatch.setattr("rlkit.engines.server.transports.SenderGroup", Group)
+    transport = SGLangGroup(second)
+
+    async def use() -> None:
+        await transport.open([])
+        await transport.send(BUCKET)
+
+    asyncio.run(use())
+    assert used == [("made", second), (2, second)]
 
 
 def test_a_buckets_file_lasts_until_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

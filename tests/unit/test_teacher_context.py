@@ -143,7 +143,7 @@ def test_a_teacher_that_is_the_policys_average_has_its_weights_in_its_context_al
     actor, other = Actor(random_model("qwen2", seed=1)), Actor(random_model("qwen2", seed=2))
     tokens, mask = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[False, False, True, True]])
     average = WeightAverage(other, 0.5)
-    average._parameters = list(actor.parameters())
+    average._trained = list(actor.parameters())
     before, expected = (one(tokens, mask).logps.detach() for one in (actor, other))
     teacher = AveragedPolicy(actor, average)
     with teacher.applied():

@@ -25,8 +25,8 @@ async def detached(work: Coroutine[object, None, T]) -> T:
     return await asyncio.shield(task)
 
 
-async def in_daemon_thread(function: Callable[[], T]) -> T:
-    """Run what blocks in a thread that, if it never returns, does not keep the process from ending."""
+async def in_daemon_thread(device: torch.device, function: Callable[[], T]) -> T:
+    """Run what blocks on a device in a thread that, if it never returns, does not keep the process from ending."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
@@ -38,6 +38,7 @@ async def in_daemon_thread(function: Callable[[], T]) -> T:
         result: T | None = None
         failure: Exception | None = None
         try:
+            use_device(device)
             result = function()
         except Exception as error:
             failure = error
@@ -53,12 +54,7 @@ async def beside_loop(device: torch.device, function: Callable[[], T]) -> T:
 
     So what ranks do together, one call after another, stays in order.
     """
-
-    def work() -> T:
-        use_device(device)
-        return function()
-
-    running = asyncio.ensure_future(in_daemon_thread(work))
+    running = asyncio.ensure_future(in_daemon_thread(device, function))
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:

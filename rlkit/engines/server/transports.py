@@ -18,6 +18,7 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -266,8 +267,8 @@ class GroupTransport(Transport[Bucket]):
         first = Joining(_reachable(members), free_port(), 1, 1 + sum(api.tensor_parallel for api in targets), self.name)
         servers: list[asyncio.Task[None]] = []
         address, world, seconds = (first.host, first.port), first.world, DEADLINES[Step.BEGIN]
-        own = in_daemon_thread(lambda: SenderGroup(self.backend, address, world, self.name, seconds))
-        trainer = asyncio.create_task(own)
+        own = partial(SenderGroup, self.backend, address, world, self.name, seconds)
+        trainer = asyncio.create_task(in_daemon_thread(self._device, own))
         for api in targets:
             servers.append(asyncio.create_task(self.join(api, first)))
             first = first._replace(first_rank=first.first_rank + api.tensor_parallel)
@@ -280,7 +281,8 @@ class GroupTransport(Transport[Bucket]):
     async def send(self, parcel: Bucket) -> None:
         group = self._group
         assert group is not None
-        await asyncio.wait_for(in_daemon_thread(lambda: group.broadcast(x for _, x in parcel)), DEADLINES[Step.LOAD])
+        work = in_daemon_thread(self._device, lambda: group.broadcast(x for _, x in parcel))
+        await asyncio.wait_for(work, DEADLINES[Step.LOAD])
 
     def close_group(self) -> None:
         if self._group is not None:
