@@ -107,12 +107,22 @@ class PackedPasses:
     def __init__(self, backbone: Backbone | None) -> None:
         self.packed = False
         """Whether passes are packed: False makes them plain."""
+        self.reason: str | None = "its logits are no plain product of its hidden states"
+        """Why passes are plain; None if they are packed."""
+        self._counts = [0, 0]
         if backbone is not None:
             self.check(backbone)
 
     def check(self, backbone: Backbone) -> None:
         """Compare packed passes with plain ones where the weights are now; pack them if they are equal."""
-        self.packed = _probe(backbone)
+        self.reason = _why_plain(backbone)
+        self.packed = self.reason is None
+
+    def take_counts(self) -> tuple[int, int]:
+        """Return the number of packed passes, and of all, since the last call."""
+        plain_ones, packed_ones = self._counts
+        self._counts = [0, 0]
+        return packed_ones, plain_ones + packed_ones
 
     def __call__(self, backbone: Backbone, tokens: Tensor, mask: Tensor, noise: RowNoise | None = None) -> Chosen:
         """Return hidden states, in any order.
@@ -123,14 +133,17 @@ class PackedPasses:
             mask: [B,T] bool; the first column never counts.
             noise: Is added to the embeddings; rows then share no prompts, since each has a noise of its own.
         """
-        if not self.packed or not bool(mask[:, 1:].any()):
+        if self.packed and not bool(mask[:, 1:].any()):  # a dummy row, which is not counted
             return plain(backbone, tokens, mask, noise)
-        packing = Packing(tokens, mask, apart=noise is not None)
+        packing = Packing(tokens, mask, apart=noise is not None) if self.packed else None
+        window = getattr(backbone.config.get_text_config(), "sliding_window", None)
+        if packing is not None and window is not None and packing.longest > window:
+            packing = None
+        self._counts[packing is not None] += 1
+        if packing is None:
+            return plain(backbone, tokens, mask, noise)
         if len(packing.ids) > MULTIPLE:
             packing.pad(MULTIPLE)
-        window = getattr(backbone.config.get_text_config(), "sliding_window", None)
-        if window is not None and packing.longest > window:
-            return plain(backbone, tokens, mask, noise)
         return packed(backbone, packing, tokens.device, noise)
 
 
@@ -181,25 +194,33 @@ def noisy(model: Any, noise: RowNoise | None, rows: Tensor, places: Tensor) -> I
 
 
 @torch.no_grad()
-def _probe(backbone: Backbone) -> bool:
-    """Whether packed passes equal plain ones, for two rows of one prompt and one of another."""
+def _why_plain(backbone: Backbone) -> str | None:
+    """Return why passes cannot be packed: packed ones fail, or differ for two rows of one prompt and one of another."""
     weight, config = next(backbone.parameters()), backbone.config.get_text_config()
-    if weight.is_meta or config._attn_implementation not in {"sdpa", PACKED} or getattr(config, "attention_dropout", 0):
-        return False
+    if weight.is_meta:
+        return "its weights are not loaded"
+    if config._attn_implementation not in {"sdpa", PACKED}:
+        return f"its attention is {config._attn_implementation}, and only that of sdpa is packed"
+    if getattr(config, "attention_dropout", 0):
+        return f"its attention_dropout is {config.attention_dropout:g}, expected 0"
     tokens = torch.tensor([[5, 3, 4, 6, 0], [5, 3, 8, 0, 0], [3, 6, 5, 4, 7]], device=weight.device)
     mask = torch.tensor([[0, 0, 1, 1, 0], [0, 0, 1, 0, 0], [0, 0, 0, 1, 1]], device=weight.device)
     config._attn_implementation = "sdpa"
     expected = plain(backbone, tokens, mask.bool()).hidden
-    config._attn_implementation = PACKED
+    config._attn_implementation, reason = PACKED, None
+    limit = GAPS.get(autocasted(expected).dtype, 1e-3)  # of products, whatever the sums of layers are in
     try:
         found = packed(backbone, Packing(tokens, mask.bool()), weight.device)
-        gap = (found.hidden[found.places.argsort()] - expected).float().square().mean().sqrt()
-        kind = autocasted(expected).dtype  # in which products are, whatever the sums of layers are in
-        equal = bool(gap <= GAPS.get(kind, 1e-3) * expected.float().std())
-    except (AttributeError, TypeError, ValueError, RuntimeError, IndexError):
-        equal = False
-    config._attn_implementation = PACKED if equal else "sdpa"
-    return equal
+        difference = (found.hidden[found.places.argsort()] - expected).float().square().mean().sqrt()
+        spread = expected.float().std()
+        if not difference <= limit * spread:
+            gap = float(difference / spread)
+            reason = f"packed passes are {gap:.2g} of their spread away from padded ones, expected at most {limit:g}"
+    except (AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
+        reason = f"a packed pass failed with {type(error).__name__}: {error}"
+    if reason is not None:
+        config._attn_implementation = "sdpa"
+    return reason
 
 
 @contextmanager

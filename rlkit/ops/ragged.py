@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from functools import cache
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,8 +52,18 @@ def by_flash(query: Tensor, key: Tensor, value: Tensor, scale: float, layout: La
     if layout.shared:
         key, value = key[keys], value[keys]
     # a segment's last query attends to all of its keys, and each one before it to one less
-    options = {"scale": scale, "window_size": (-1, 0), "enable_gqa": True}
+    options: dict[str, Any] = {"scale": scale, "window_size": (-1, 0)}
+    if _shares_heads(varlen_attn):
+        options["enable_gqa"] = True
+    else:
+        key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
     return varlen_attn(query, key, value, *where, **options)  # type: ignore[arg-type, return-value]
+
+
+@cache
+def _shares_heads(attention: Callable[..., object]) -> bool:
+    """Whether several queries may share a head of keys in a kernel, as in torch from 2.12 on."""
+    return "enable_gqa" in inspect.signature(attention).parameters
 
 
 def by_sdpa(query: Tensor, key: Tensor, value: Tensor, scale: float, layout: Layout) -> Tensor:

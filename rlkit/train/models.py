@@ -114,7 +114,9 @@ class Placer:
             if self.sharded or self.fabric.device.type != "cpu":  # agreed: by the strategy
                 with self.fabric.autocast():
                     module.check_passes()
-            module.passes.packed = self.ranks.all(module.passes.packed)
+            if not self.ranks.all(module.passes.packed):
+                module.passes.packed = False
+                module.passes.reason = module.passes.reason or "passes of another rank cannot be packed"
 
 
 class Models:
@@ -144,6 +146,24 @@ class Models:
     def actor(self) -> Actor:
         """The policy's own module."""
         return self.policy.inner
+
+    def padding_notes(self) -> list[str]:
+        """Return why passes are padded instead of packed, of which models."""
+        frozen = {
+            "reference": self.reference,
+            **{f"teacher {path or ''}".strip(): t for path, t in self.teachers.items()},
+        }
+        passes = {"policy": self.actor.passes}
+        passes |= {} if self.critic is None else {"critic": self.critic.inner.passes}
+        passes |= {name: model.passes for name, model in frozen.items() if model is not None and not model.shared}
+        by_reason: dict[str, list[str]] = {}
+        for name, one in passes.items():
+            if one.reason is not None:
+                by_reason.setdefault(one.reason, []).append(name)
+        return [
+            f"rows are padded instead of packed, which is slower, for: {', '.join(names)}; {reason}"
+            for reason, names in by_reason.items()
+        ]
 
     def _load_teachers(self, section: Teacher, placer: Placer) -> dict[str | None, FrozenPolicy | None]:
         """Return the teachers by their paths, of which None is the policy itself; none is loaded that servers have."""

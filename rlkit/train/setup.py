@@ -80,6 +80,8 @@ def prepare_training(recipe: Recipe, data: Data, fabric: Fabric, note: Callable[
     """
     ranks = Ranks(fabric)
     models = Models(recipe, Placer(fabric, ranks))
+    for text in models.padding_notes():
+        note(text)
     _close_rows(models.actor, data)
     offload = None
     if recipe.train.offload_during_rollout:

@@ -91,6 +91,8 @@ def update_models(context: TrainContext, scored: Batch, step: int, meter: Meter)
     for one in mixtures:
         if one.weight:
             count_work(one.context, one.batch, step, meter)
+    packed, passes = context.models.policy.inner.passes.take_counts()
+    meter.mean("update/packed", packed / max(passes, 1), weight=passes)
     return batch
 
 

@@ -17,7 +17,7 @@ import torch
 from rlkit.engines import TorchEngine
 from rlkit.engines.torch import blocks, decoder
 from rlkit.engines.torch import engine as engine_module
-from rlkit.engines.torch.blocks import fusible
+from rlkit.engines.torch.blocks import FusedModel, why_not_fused
 from rlkit.engines.torch.decoder import Decoder, _Layer, why_not
 from rlkit.engines.torch.fused import FusedDecoder
 from rlkit.errors import EngineError
@@ -111,7 +111,7 @@ def test_models_without_a_plain_cache_go_through_generate() -> None:
     prompts = PROMPTS[:3]
     with pytest.warns(UserWarning, match=r"slow: its own decoder does not support MambaForCausalLM: it keeps a"):
         engine = bound("mamba")
-    assert engine.health() == {"rows_peak": 0.0, "slow_path": 1.0}
+    assert engine.health() == {"rows_peak": 0.0, "slow_path": 1.0, "fused": 0.0}
     answers = ask(engine, [request(p, temperature=0.0) for p in prompts])
     for prompt, answer in zip(prompts, answers, strict=True):
         tokens = torch.tensor([prompt])
@@ -119,6 +119,26 @@ def test_models_without_a_plain_cache_go_through_generate() -> None:
             tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=24, do_sample=False
         )
         assert answer.tokens == plain[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("gemma2", "Gemma2ForCausalLM, which is slower .*: its class is none of LlamaForCausalLM, Mistral"),
+        ("mistral", "MistralForCausalLM, which is slower .*: it attends in a sliding window"),
+    ],
+)
+def test_a_model_that_is_not_fused_is_warned_of(kind: str, reason: str) -> None:
+    with pytest.warns(UserWarning, match=f"decodes through the modules of {reason}"):
+        engine = bound(kind)
+    assert (engine.health()["slow_path"], engine.health()["fused"]) == (0.0, 0.0)
+
+
+def test_a_model_whose_copies_differ_is_not_fused(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = FusedModel.logits
+    monkeypatch.setattr(FusedModel, "logits", lambda fused, hidden: logits(fused, hidden) * 2)
+    with pytest.warns(UserWarning, match="fused copies of its weights: a probe's logits are .* away, expected at most"):
+        assert bound("qwen2").health()["fused"] == 0.0
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -222,7 +242,7 @@ def test_requests_join_between_decode_steps() -> None:
 def test_the_fused_decoder_computes_what_the_modules_do(kind: str) -> None:
     """While rows of three prompts come and go; the last newcomers have a longer prompt than all before."""
     policy = random_model(kind, seed=3, sliding_window=None, rms_norm_eps=1e-3)
-    assert fusible(policy)
+    assert why_not_fused(policy) is None
     with torch.no_grad():
         for name, weight in policy.named_parameters():
             if "norm" in name:

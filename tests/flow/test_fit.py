@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from rlkit.cli.main import main
+from rlkit.testing import save_random_model
 from tests.conftest import FAST, read_jsonl
 
 TIMES = ("time/", "memory/")
@@ -102,6 +103,20 @@ def test_mini_batches_epochs_and_micro_batches(tmp_path: Path, options: tuple[st
         assert row["mismatch/max"] < 1e-4
     if "--train.minibatches=2" in options:  # later optimizer steps are off-policy
         assert abs(row["policy/kl_old"]) > 0
+
+
+def test_slower_ways_are_named_once_and_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of decoding, a model with a sliding window; of learning, one whose attention reads plain masks."""
+    model = save_random_model(tmp_path / "model", "mistral", sliding_window=64)
+    reference, short = "--kl_loss.coef=0.1", ("--train.steps=1", "--validation=null", "--rollout.sampling.max_tokens=8")
+    with pytest.warns(UserWarning, match="decodes through the modules of Mistral.*: it attends in a sliding window"):
+        assert fit(tmp_path / "a", f"--model.path={model}", "--model.attention=eager", reference, *short) == 0
+    why = "rows are padded instead of packed, which is slower, for: policy, reference; its attention is eager"
+    assert capsys.readouterr().out.count(why) == 1
+    assert fit(tmp_path / "b", *short) == 0
+    assert "padded" not in capsys.readouterr().out
+    packed, fused = ([metrics(tmp_path / run)[0][name] for run in "ab"] for name in ("update/packed", "engine/fused"))
+    assert packed == fused == [0, 1]
 
 
 def test_validation_while_training(tmp_path: Path) -> None:

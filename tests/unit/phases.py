@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from rlkit.advantages import GRPO
 from rlkit.losses import PolicyGradient
+from rlkit.models.packing import PackedPasses
 from rlkit.ops.logps import ALL
 from rlkit.ops.random import RowNoise
 from rlkit.recipe import Recipe
@@ -29,7 +30,7 @@ from rlkit.types import Batch, PolicyOutput, Reads, Sampling, TrainBatch
 class Line(nn.Module):
     """A policy with one weight: the log-prob of a token is `weight * token / temperature`, its entropy `weight`."""
 
-    passes = SimpleNamespace(packed=False)
+    passes = PackedPasses(None)
 
     def __init__(self, weight: float = 1.0) -> None:
         super().__init__()
@@ -55,7 +56,7 @@ class Line(nn.Module):
 class Values(nn.Module):
     """A critic with one weight: the value before a token is `weight * token`; counts the tokens under the mask."""
 
-    passes = SimpleNamespace(packed=False)
+    passes = PackedPasses(None)
 
     def __init__(self, weight: float = 1.0) -> None:
         super().__init__()

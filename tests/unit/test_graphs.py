@@ -95,9 +95,11 @@ def test_recorded_steps_yield_what_plain_ones_do(kind: str) -> None:
         decoder.keep([])
         decoder.release()
         decoder.refresh()
+    steps, replayed = graphs._steps, recorded.replayed - recorded.recorded
     alike(plain, graphs, lambda decoder: decoder.admit([[5, 3]], [1]))
     go(plain, graphs, 4)
     assert recorded.before[-1] is None
+    assert graphs.health() == {"fused": 1.0, "recorded": (replayed + 4 - EAGER - 1) / (steps + 4)}
 
 
 def test_steps_that_cannot_be_recorded_are_run() -> None:

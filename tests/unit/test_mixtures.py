@@ -20,6 +20,7 @@ from rlkit.cli.explain import explain
 from rlkit.cli.parsing.parser import parse
 from rlkit.errors import RecipeError
 from rlkit.losses import DPO, CrossEntropy
+from rlkit.models.packing import PackedPasses
 from rlkit.recipe import Recipe, check
 from rlkit.run.preflight import estimate, plan
 from rlkit.run.preflight.dryrun import _longest
@@ -171,7 +172,8 @@ def part() -> TrainBatch:
 def test_each_stream_is_divided_by_its_own_tokens(limit: int, weight: float, packed: bool) -> None:
     """However they are divided into micro-batches; at temperature 1, whatever that of the rollout is."""
     made = context(recipe(temperature=2.0, train={"max_tokens_per_micro_batch": limit}))
-    made.models.policy.inner.passes = SimpleNamespace(packed=packed)
+    made.models.policy.inner.passes = PackedPasses(None)
+    made.models.policy.inner.passes.packed = packed
     found = step(made, of(weight, part(), made))
     assert made.models.policy.weight == pytest.approx(1 + OWN / 2 + weight * OTHER)
     assert found["policy/loss"] == pytest.approx(-OWN / 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from rlkit.models.actor import Actor
 from rlkit.models.critic import ValueModel
 from rlkit.models.packing import PackedPasses, Packing
-from rlkit.ops.attention import WASTE, divide
+from rlkit.ops.attention import WASTE, divide, packed_attention
 from rlkit.ops.batching import group_micro_batches
 from rlkit.testing import random_model
 
@@ -117,6 +118,45 @@ def test_long_sequences_are_padded_to_few_lengths() -> None:
 def test_models_whose_passes_cannot_be_packed_take_plain_ones() -> None:
     assert not PackedPasses(random_model("mamba", state_size=4, num_heads=4).get_decoder()).packed
     assert not PackedPasses(None).packed
+
+
+def attends_wrongly(query: Tensor, *_: object) -> Tensor:
+    return query * 2
+
+
+def raises(*_: object) -> Tensor:
+    raise TypeError("unexpected keyword argument 'enable_gqa'")
+
+
+@pytest.mark.parametrize(
+    ("attend", "changes", "reason"),
+    [
+        (attends_wrongly, {}, "packed passes are .* of their spread away from padded ones, expected at most 0.001"),
+        (raises, {}, "a packed pass failed with TypeError: .* 'enable_gqa'"),
+        (packed_attention, {"attention_dropout": 0.1}, "attention_dropout is 0.1, expected 0"),
+        (packed_attention, {"attn_implementation": "eager"}, "attention is eager, and only that of sdpa is packed"),
+    ],
+)
+def test_why_passes_are_not_packed(
+    attend: Any, changes: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlkit.models.packing.packed_attention", attend)
+    passes = Actor(random_model("qwen2", **changes)).passes
+    assert not passes.packed
+    assert re.search(reason, passes.reason or "")
+
+
+def test_passes_are_counted_by_whether_they_are_packed() -> None:
+    """A sliding window of 6 is exceeded by 7 + 3 tokens; a dummy row of other ranks does not count."""
+    tokens, mask = rows_of([7], [[3, 1]], 0)
+    short, short_mask = rows_of([2], [[3, 1]], 0)
+    passes, backbone = actor("mistral").passes, actor("mistral").policy.get_decoder()
+    passes.take_counts()
+    with torch.no_grad():
+        for some, of in ((tokens, mask), (short, short_mask), (short, short_mask), (tokens, mask & False)):
+            passes(backbone, some, of)
+    assert passes.take_counts() == (2, 3)
+    assert passes.take_counts() == (0, 0)
 
 
 def test_prompts_end_before_the_first_token_of_the_policy() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from rlkit.errors import PartError
 from rlkit.losses import DPO, ClipLoss, PolicyGradient
+from rlkit.models.packing import PackedPasses
 from rlkit.ops.random import permutation
 from rlkit.sections import Critic, KLLoss, Rejection, Train
 from rlkit.train.metrics import Meter
@@ -139,7 +139,8 @@ FIRST, SECOND = 0.1 / (1 + math.exp(0.1)), -0.3 / (1 + math.exp(-0.3))
 @given(limit=st.integers(1, 20), order=st.permutations(ROWS), packed=st.booleans())
 def test_a_loss_of_groups_gives_the_step_of_the_unsplit_batch(limit: int, order: list[int], packed: bool) -> None:
     made = context(recipe(loss=DPO(), train={"max_tokens_per_micro_batch": limit}))
-    made.models.policy.inner.passes = SimpleNamespace(packed=packed)
+    made.models.policy.inner.passes = PackedPasses(None)
+    made.models.policy.inner.passes.packed = packed
     meter = Meter()
     update_policy(made, paired(), order, meter)
     assert made.models.policy.weight == pytest.approx(1 + (FIRST + SECOND) / 2)

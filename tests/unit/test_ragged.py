@@ -25,10 +25,18 @@ Attend = Callable[[Tensor, Tensor, Tensor, float, Layout], Tensor]
 
 
 def attend_to_each(
-    query: Tensor, key: Tensor, value: Tensor, query_starts: Tensor, key_starts: Tensor, *most: int, **options: Any
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_starts: Tensor,
+    key_starts: Tensor,
+    *most: int,
+    enable_gqa: bool = False,
+    **options: Any,
 ) -> Tensor:
     """Attend as `varlen_attn` states that it does, segment by segment."""
     assert options["window_size"] == (-1, 0)
+    assert enable_gqa or query.shape[1] == key.shape[1] == value.shape[1]
     assert query_starts.dtype == key_starts.dtype == torch.int32
     assert most == (int(query_starts.diff().max()), int(key_starts.diff().max()))
     assert int(key_starts[-1]) == len(key) == len(value)
@@ -43,9 +51,26 @@ def attend_to_each(
     return torch.cat(found)
 
 
+def attend_as_in_torch_2_11(  # noqa: PLR0917 (the order of torch)
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    return_aux: None = None,
+    scale: float | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+) -> Tensor:
+    """Attend by the signature of torch 2.11, which wants a head of keys for each of queries."""
+    return attend_to_each(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, scale=scale, window_size=window_size)
+
+
 @contextmanager
-def reference() -> Iterator[None]:
-    kernel, varlen.varlen_attn = varlen.varlen_attn, attend_to_each  # type: ignore[assignment]
+def reference(attend: Callable[..., Tensor] = attend_to_each) -> Iterator[None]:
+    kernel, varlen.varlen_attn = varlen.varlen_attn, attend  # type: ignore[assignment]
     try:
         yield
     finally:
@@ -95,11 +120,13 @@ def test_values_and_gradients_are_those_of_the_kernels_for_cpus(
         return [found, *(x.grad for x in inputs if x.grad is not None)]
 
     expected = values_and_gradients(packed_attention)
-    with reference():
-        flash = values_and_gradients(by_flash)
-    for one, other, like in zip(flash, values_and_gradients(by_sdpa), expected, strict=True):
-        torch.testing.assert_close(one, like, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(other, like, rtol=1e-4, atol=1e-5)
+    found = [values_and_gradients(by_sdpa)]
+    for kernel in (attend_to_each, attend_as_in_torch_2_11):
+        with reference(kernel):
+            found.append(values_and_gradients(by_flash))
+    for others in found:
+        for one, like in zip(others, expected, strict=True):
+            torch.testing.assert_close(one, like, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("attend", [by_flash, by_sdpa])

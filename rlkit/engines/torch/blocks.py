@@ -115,7 +115,7 @@ class FusedModel:
     """A model's fused weights, its adapters merged, and the pass through them.
 
     Args:
-        model: A causal language model that is `fusible`.
+        model: A causal language model for which `why_not_fused` returns None.
         kind: The type of the copies.
     """
 
@@ -189,15 +189,19 @@ def packs(weight: Tensor) -> bool:
     return here and all(hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_reorder_linear_weight"))
 
 
-def fusible(model: Any) -> bool:
-    """Whether a model's blocks are of a kind that `fuse` takes."""
+def why_not_fused(model: Any) -> str | None:
+    """Return why a model's blocks are of no kind that `fuse` takes."""
     config = model.config.get_text_config()
     kinds = getattr(config, "layer_types", None)
     window = getattr(config, "sliding_window", None) if kinds is None else None
-    full = window is None and set(kinds or ()) <= {"full_attention"}
-    if type(model).__name__ not in KINDS or config.hidden_act != "silu" or not full:
-        return False
-    return getattr(model.model.rotary_emb, "rope_type", "default") not in ("dynamic", "longrope")  # fixed ones
+    if type(model).__name__ not in KINDS:
+        return f"its class is none of {', '.join(KINDS)}"
+    if config.hidden_act != "silu":
+        return f"its activation is {config.hidden_act}, expected silu"
+    if window is not None or not set(kinds or ()) <= {"full_attention"}:
+        return "it attends in a sliding window"
+    rotation = getattr(model.model.rotary_emb, "rope_type", "default")
+    return f"its rotations are {rotation}, expected fixed ones" if rotation in {"dynamic", "longrope"} else None
 
 
 @torch.no_grad()

@@ -86,6 +86,10 @@ class AnyDecoder(Protocol):
 
     def release(self) -> None: ...
 
+    def health(self) -> dict[str, float]:
+        """Return gauges: `fused` is 1 if weights are fused; `recorded` is the share of steps that were replayed."""
+        ...
+
 
 class Decoder:
     """Decodes rows on a preallocated cache; rows come with `admit` and go with `keep`.
@@ -169,6 +173,9 @@ class Decoder:
 
     def refresh(self) -> None:
         """Do nothing: the weights are read where they are."""
+
+    def health(self) -> dict[str, float]:
+        return {"fused": 0.0}
 
     def release(self) -> None:
         """Drop all rows and release their memory."""

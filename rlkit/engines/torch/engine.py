@@ -25,6 +25,7 @@ from rlkit.ranges import Count, PositiveInt
 from rlkit.types import Completion, Request, StopReason
 
 if TYPE_CHECKING:
+    from rlkit.engines.torch.decoder import AnyDecoder
     from rlkit.interfaces.runtime import Runtime, WeightStream
 
 T = TypeVar("T")
@@ -70,11 +71,6 @@ class TorchEngine(RolloutEngine):
         return self.max_rows
 
     def bind(self, runtime: Runtime) -> None:
-        from rlkit.engines.torch.blocks import fusible
-        from rlkit.engines.torch.decoder import Decoder, why_not
-        from rlkit.engines.torch.fused import FusedDecoder
-        from rlkit.engines.torch.graphs import GraphDecoder
-
         if runtime.tensor_parallel > 1:
             raise EngineError(
                 f"TorchEngine cannot sample from a policy under tensor_parallel={runtime.tensor_parallel}: each token "
@@ -85,17 +81,8 @@ class TorchEngine(RolloutEngine):
         self._runtime = runtime
         self._batch = Batch(runtime.device)
         self._stop_ids = runtime.stop_ids
-        fused = GraphDecoder if runtime.device.type == "cuda" else FusedDecoder
         with runtime.unsharded():
-            reason, copied = why_not(runtime.policy), fusible(runtime.policy) and _has_room(runtime)
-            make = fused if copied and not why_not(runtime.policy, FusedDecoder) else Decoder
-            self._decoder = make(runtime.policy, runtime.autocast) if reason is None else None
-        if reason is not None:
-            warnings.warn(
-                "TorchEngine samples through transformers' generate, prompts of one length at a time, which is slow: "
-                f"its own decoder does not support {type(runtime.policy).__name__}: {reason}",
-                stacklevel=2,
-            )
+            self._decoder = _make_decoder(runtime)
         self._worker = ThreadPoolExecutor(1, "rlkit-decode", use_device, (runtime.device,))
 
     @contextmanager
@@ -148,7 +135,8 @@ class TorchEngine(RolloutEngine):
             self._decoder.refresh()
 
     def health(self) -> dict[str, float]:
-        return {"rows_peak": float(self._peak), "slow_path": float(self._decoder is None)}
+        gauges = {"fused": 0.0} if self._decoder is None else self._decoder.health()
+        return {"rows_peak": float(self._peak), "slow_path": float(self._decoder is None), **gauges}
 
     def close(self) -> None:
         if self._worker is not None:
@@ -300,6 +288,36 @@ class TorchEngine(RolloutEngine):
         finally:
             batch.keep([])
         return joined
+
+
+def _make_decoder(runtime: Runtime) -> AnyDecoder | None:
+    """Return the fastest decoder that supports the policy, or None for `generate`; warn of all but the fastest."""
+    from rlkit.engines.torch.blocks import why_not_fused
+    from rlkit.engines.torch.decoder import Decoder, why_not
+    from rlkit.engines.torch.fused import FusedDecoder
+    from rlkit.engines.torch.graphs import GraphDecoder
+
+    policy, kind = runtime.policy, type(runtime.policy).__name__
+    reason = why_not(policy)
+    if reason is not None:
+        warnings.warn(
+            "TorchEngine samples through transformers' generate, prompts of one length at a time, which is slow: "
+            f"its own decoder does not support {kind}: {reason}",
+            stacklevel=3,
+        )
+        return None
+    reason = why_not_fused(policy)
+    if reason is None and not _has_room(runtime):
+        reason = f"copies of its weights would take more than {COPIES:.0%} of the GPU's memory"
+    reason = reason or why_not(policy, FusedDecoder)
+    if reason is not None:
+        warnings.warn(
+            f"TorchEngine decodes through the modules of {kind}, which is slower than through fused copies of its "
+            f"weights: {reason}",
+            stacklevel=3,
+        )
+        return Decoder(policy, runtime.autocast)
+    return (GraphDecoder if runtime.device.type == "cuda" else FusedDecoder)(policy, runtime.autocast)
 
 
 def _has_room(runtime: Runtime) -> bool:

@@ -156,6 +156,9 @@ class FusedDecoder:
         """Drop the copies of the weights, since these have changed or nothing is decoded for now."""
         self._fused: FusedModel | None = None
 
+    def health(self) -> dict[str, float]:
+        return {"fused": 1.0}
+
     @property
     def rows(self) -> int:
         """How many rows there are."""

@@ -81,12 +81,14 @@ class GraphDecoder(FusedDecoder):
         self._stale: Run | None = None
         """What was recorded last, unless it is `_replay`."""
         self._runs = self._columns = 0
+        self._steps = self._replays = 0
         self._tokens: Tensor
         super().__init__(model, autocast)
 
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
         """Add a token [R] to each row and return the next logits [R,V], which the next step overwrites."""
+        self._steps += 1
         if self._record is None:
             return super().step(tokens)
         if self.width + 1 > self._columns:
@@ -98,6 +100,7 @@ class GraphDecoder(FusedDecoder):
         self.end += 1
         self._runs += 1
         if self._replay is not None:
+            self._replays += 1
             return self._replay()
         logits = self._run()
         if self._runs > EAGER:
@@ -126,6 +129,9 @@ class GraphDecoder(FusedDecoder):
         """Drop the copies of the weights, since these have changed or nothing is decoded for now."""
         self._forget()
         super().refresh()
+
+    def health(self) -> dict[str, float]:
+        return super().health() | {"recorded": self._replays / max(self._steps, 1)}
 
     def _forget(self) -> None:
         """Replay the recorded step no more: what it reads is not what it was."""
