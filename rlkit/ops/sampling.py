@@ -45,7 +45,8 @@ def choose(
         truncation: Which tokens may be chosen; None for all.
 
     Returns:
-        tokens [N] i64 and their log-probs [N] f32 under `log_softmax(logits / temperature)`, before any truncation.
+        tokens [N] i64 and their log-probs [N] f32 under `log_softmax(logits / temperature)`, before any truncation. A
+        row with NaN or infinity among its logits, or with nothing but minus infinity, has any token and NaN.
     """
     highest = logits.amax(-1, keepdim=True).float()
     rows, vocabulary = logits.shape
@@ -69,6 +70,7 @@ def choose(
     else:
         block, rest = _place(total, rest)
         tokens = block * width + _place(blocks[torch.arange(rows, device=u.device), block], rest)[0]
+        tokens.clamp_(max=vocabulary - 1)  # past it only where sums are NaN
     if temperature is not None and bool((temperature == 0).any()):
         tokens = torch.where(temperature == 0, logits.argmax(-1), tokens)
     chosen = (logits.gather(-1, tokens[:, None]).float() - highest).squeeze(-1)
@@ -80,6 +82,7 @@ def _place(weights: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     target = torch.minimum(target, cumulative[:, -1] * (1 - 2.0**-52))[:, None]  # it may be all after rounding
     place = torch.searchsorted(cumulative, target, right=True)
+    place.clamp_(max=weights.shape[-1] - 1)  # past it only where sums are NaN; on a GPU it would end the process
     before = cumulative.gather(-1, place) - weights.gather(-1, place)
     return place.squeeze(-1), (target - before).squeeze(-1).clamp_(min=0)
 

@@ -134,6 +134,38 @@ def test_a_model_that_is_not_fused_is_warned_of(kind: str, reason: str) -> None:
     assert (engine.health()["slow_path"], engine.health()["fused"]) == (0.0, 0.0)
 
 
+@pytest.mark.parametrize("kind", ["qwen2", "mamba"])
+@pytest.mark.filterwarnings("ignore:TorchEngine")
+def test_logits_that_are_not_finite_are_an_error_of_their_request(kind: str) -> None:
+    """Of a prompt with a token whose embedding overflows; a request beside it is answered as ever."""
+    policy = random_model(kind, tie_word_embeddings=False)
+    with torch.no_grad():
+        policy.get_input_embeddings().weight[77] = torch.inf
+    engine = engine_of(policy)
+    [fine] = ask(engine, [request(PROMPTS[0])])
+    with pytest.raises(EngineError, match="logits were not finite after 0 tokens .* lower train.lr"):
+        ask(engine, [request((5, 77, 200, 31))])
+
+    async def beside() -> list[Completion | BaseException]:
+        requests = [request((5, 77, 200, 31)), request(PROMPTS[0])]
+        return await asyncio.gather(*(engine.generate(r) for r in requests), return_exceptions=True)
+
+    failed, answered = asyncio.run(beside())
+    assert isinstance(failed, EngineError)
+    assert isinstance(answered, Completion)
+    assert answered.tokens == fine.tokens
+
+
+def test_a_token_that_makes_logits_not_finite_ends_its_row() -> None:
+    policy = random_model("qwen2", tie_word_embeddings=False)
+    [before] = ask(engine_of(policy), [request(PROMPTS[0])])
+    count = 1 + next(i for i, token in enumerate(before.tokens) if token not in (*PROMPTS[0], 3, 4, 5, 6, 7))
+    with torch.no_grad():
+        policy.get_input_embeddings().weight[before.tokens[count - 1]] = torch.nan
+    with pytest.raises(EngineError, match=f"not finite after {count} tokens"):
+        ask(engine_of(policy), [request(PROMPTS[0])])
+
+
 def test_a_model_whose_copies_differ_is_not_fused(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = FusedModel.logits
     monkeypatch.setattr(FusedModel, "logits", lambda fused, hidden: logits(fused, hidden) * 2)

@@ -121,6 +121,25 @@ def test_steps_that_cannot_be_recorded_are_run() -> None:
         go(plain, graphs, 5)
 
 
+def test_a_row_that_is_not_finite_does_not_keep_steps_from_being_replayed() -> None:
+    _, graphs, _ = decoders()
+    run = graphs._run
+
+    def with_nan() -> Tensor:
+        logits = run()
+        logits[1] = torch.nan
+        return logits
+
+    graphs._run = with_nan  # type: ignore[method-assign]
+    graphs._record = lambda run, before: run
+    graphs.admit([[5, 3, 4], [6]], [2, 1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(EAGER + 2):
+            graphs.step(torch.tensor([3, 4, 5]))
+    assert graphs.health()["recorded"] > 0
+
+
 @pytest.mark.parametrize("wrong", [lambda x: x * 1.1 + 0.1, lambda x: x * torch.nan])
 def test_replays_that_differ_are_not_used(wrong: Callable[[Tensor], Tensor]) -> None:
     plain, graphs, _ = decoders()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,6 +51,29 @@ def pick(logits: torch.Tensor, u: torch.Tensor, temperature: float = 1.0, **limi
 
 
 KEEP_ALL = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+
+
+@pytest.mark.parametrize("vocabulary", [7, 1500])
+@pytest.mark.parametrize("options", [{}, {"temperature": torch.zeros(6)}, {"temperature": torch.full((6,), 0.5)}])
+def test_rows_that_are_not_finite_have_any_token_and_no_log_prob(vocabulary: int, options: dict[str, Any]) -> None:
+    """Of NaN, of infinity, of both, and of minus infinity alone; the last two rows are fine, one of them masked."""
+    logits = torch.randn(6, vocabulary, generator=torch.Generator().manual_seed(0))
+    logits[0, 2] = logits[2, 1] = math.nan
+    logits[1, 3] = logits[2, 4] = math.inf
+    logits[3], logits[5, 2:] = -math.inf, -math.inf
+    u = torch.full((6,), 1 - 2.0**-53, dtype=torch.float64)
+    for truncation in (None, Truncation(torch.full((6,), 0.9), torch.full((6,), 3), torch.zeros(6))):
+        tokens, logps = choose(logits, u, **options, truncation=truncation)
+        assert tokens.min() >= 0
+        assert tokens.max() < vocabulary
+        assert logps.isfinite().tolist() == [False] * 4 + [True] * 2
+        alone = choose(logits[4:], u[4:], *(x[4:] for x in options.values()), truncation=of_rows(truncation, 4))
+        assert torch.equal(tokens[4:], alone[0])
+        torch.testing.assert_close(logps[4:], alone[1])
+
+
+def of_rows(truncation: Truncation | None, start: int) -> Truncation | None:
+    return None if truncation is None else Truncation(*(x[start:] for x in truncation))
 
 
 def test_choose_follows_the_distribution_and_gives_its_logps() -> None:

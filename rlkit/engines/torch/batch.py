@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 
 import torch
 from torch import Tensor
 
+from rlkit.errors import EngineError
 from rlkit.ops.random import uniform
 from rlkit.ops.sampling import Truncation, choose
 from rlkit.types import Completion, Request, StopReason
@@ -30,16 +32,22 @@ class Row:
     """How many tokens there were when a version of the weights was used first, and the version."""
     completion: Completion | None = None
     interrupted: bool = False
+    failure: EngineError | None = None
 
     @property
     def finished(self) -> bool:
         return self.completion is not None
 
     def finish(self, tokens: list[int], logps: list[float]) -> None:
-        """Note what was sampled."""
+        """Note what was sampled; it ends where a log-prob is not finite."""
         ends = [count for count, _ in self.versions[1:]] + [len(tokens)]
         versions = [v for (start, v), end in zip(self.versions, ends, strict=True) for _ in range(end - start)]
         self.completion = Completion(tokens, logps, versions, self._stop(tokens))
+        if not all(map(isfinite, logps)):
+            self.failure = EngineError(
+                f"the policy's logits were not finite after {len(tokens) - 1} tokens of a completion: its weights or "
+                "activations overflow; lower train.lr, or choose fabric.precision: 32-true"
+            )
 
     def _stop(self, tokens: Sequence[int]) -> StopReason:
         if tokens and tokens[-1] in self.stop_ids:
@@ -49,10 +57,14 @@ class Row:
         return StopReason.LENGTH if self.budget == self.request.sampling.max_tokens else StopReason.CONTEXT
 
     def answer(self) -> None:
-        """Resolve the future with what was sampled, unless it was cancelled."""
+        """Resolve the future with what was sampled, or with why that failed, unless it was cancelled."""
         assert self.completion is not None
-        if not self.future.done():
+        if self.future.done():
+            return
+        if self.failure is None:
             self.future.set_result(self.completion)
+        else:
+            self.future.set_exception(self.failure)
 
 
 @dataclass
@@ -154,7 +166,7 @@ class Batch:
         part["last"].copy_(tokens)
         part["count"] += 1
         part["position"] += 1
-        ends = (tokens[:, None] == part["stops"]).any(-1) | (part["count"] >= part["budget"])
+        ends = (tokens[:, None] == part["stops"]).any(-1) | (part["count"] >= part["budget"]) | ~logps.isfinite()
         ended = [first + i for i in (ends & part["alive"]).nonzero().squeeze(-1).tolist()]
         if self.cancelled:
             self.cancelled = False
