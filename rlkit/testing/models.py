@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rlkit.interfaces.model import CausalLM, Tokenizer
@@ -46,13 +46,18 @@ def build_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def random_model(kind: str, seed: int = 0, **changes: object) -> CausalLM:
+def random_model(kind: str, seed: int = 0, key_bias: float = 0.0, **changes: object) -> CausalLM:
     """Return a random model of an architecture of transformers: `qwen2`, `llama`, `mistral`, `gemma2`, `gpt2` …
 
     Args:
         kind: The `model_type`.
         seed: Seed of the weights.
+        key_bias: What two channels of each head of keys are biased by, in architectures with such biases; trained
+            models of the Qwen2.5 family have 100 and more.
         changes: Configuration values other than the tiny ones.
+
+    Raises:
+        ValueError: The architecture has no biases of keys.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
@@ -63,12 +68,30 @@ def random_model(kind: str, seed: int = 0, **changes: object) -> CausalLM:
     config = AutoConfig.for_model(kind, **values)
     torch.manual_seed(seed)
     model: CausalLM = AutoModelForCausalLM.from_config(config).eval()
+    if key_bias:
+        _bias_keys(model, key_bias)
     model.generation_config = GenerationConfig(eos_token_id=stop, pad_token_id=pad)
     return model
 
 
-def save_random_model(folder: Path, kind: str = "qwen2", seed: int = 0, **changes: object) -> Path:
+def _bias_keys(model: CausalLM, size: float) -> None:
+    """Set two channels of each head of keys to a bias, others in each layer and head."""
+    import torch
+
+    biases = [weight for name, weight in model.named_parameters() if name.endswith("k_proj.bias")]
+    if not biases:
+        raise ValueError(f"{type(model).__name__} has no biases of keys, expected k_proj.bias among its weights")
+    config: Any = model.config.get_text_config()
+    with torch.no_grad():
+        for bias in biases:
+            for head in bias.view(config.num_key_value_heads, -1):
+                head[torch.randperm(len(head))[:2]] = size
+
+
+def save_random_model(
+    folder: Path, kind: str = "qwen2", seed: int = 0, key_bias: float = 0.0, **changes: object
+) -> Path:
     """Write a random model with its tokenizer as a Hugging Face folder; return the folder."""
-    random_model(kind, seed, **changes).save_pretrained(folder)
+    random_model(kind, seed, key_bias, **changes).save_pretrained(folder)
     build_tokenizer().save_pretrained(folder)
     return folder

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from rlkit.engines.torch.batch import Row, by_prompt
 from rlkit.engines.torch.blocks import PACKED_SIZE, Matrix, Packed
@@ -52,6 +53,44 @@ def test_rows_that_joined_after_the_cache_was_made_smaller_may_move_before_their
     with torch.no_grad():
         expected = torch.stack([model(input_ids=torch.tensor([row])).logits[0, -1] for row in rows])
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def attended(queries: Tensor, prompts: Tensor, own: Tensor, mask: Tensor | None, of_row: list[int]) -> Tensor:
+    """Return what queries [R,heads,D] attend to in float64, from keys and values of prompts and rows [2,R,H,C,D]."""
+    groups = queries.shape[1] // own.shape[2]
+    keys, values = torch.cat([prompts[:, of_row], own], 3).double().repeat_interleave(groups, 2)
+    scores = torch.einsum("rhd,rhcd->rhc", queries.double(), keys)
+    if mask is not None:
+        scores[..., prompts.shape[3] :] += mask
+    return torch.einsum("rhc,rhcd->rhd", scores.softmax(-1), values)
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_large_biases_of_keys_are_not_rounded_away_in_half_precision(
+    kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scores reach thousands, which bfloat16 rounds by 4 or more: errors of 3% and more, against 0.4% of values."""
+    model, gaps = random_model("qwen2", key_bias=100.0, head_dim=64, initializer_range=0.1), []
+    attend = FusedDecoder._attend
+
+    def compared(decoder: FusedDecoder, queries: Tensor, *others: Any) -> Tensor:
+        output = attend(decoder, queries, *others)
+        expected = attended(queries, *others, decoder.of_row)
+        gaps.append(float((output - expected).norm() / expected.norm()))
+        return output
+
+    monkeypatch.setattr(FusedDecoder, "_attend", compared)
+    decoder = FusedDecoder(model, lambda: torch.autocast("cpu", kind))
+    decoder.admit([list(range(3, 203)), list(range(203, 3, -1))], [3, 2])
+    for step in range(20):
+        decoder.step(torch.arange(5) + 7 * step)
+    assert len(gaps) == 20 * 2
+    assert max(gaps) < 0.01
+
+
+def test_biases_of_keys_need_a_model_that_has_them() -> None:
+    with pytest.raises(ValueError, match="LlamaForCausalLM has no biases of keys"):
+        random_model("llama", key_bias=100.0)
 
 
 @pytest.mark.parametrize("attention", [packed_attention, by_sdpa])

@@ -85,6 +85,19 @@ class _Part(NamedTuple):
         return (self.found * one).addcmul_(other.found, two).div_(total).to(self.found.dtype)
 
 
+def _scores(queries: Tensor, keys: Tensor) -> Tensor:
+    """Return the products [B,Q,K] of queries [B,Q,D] and keys [B,K,D], in float32 where these are narrower.
+
+    Biases of keys may be above 100, and scores above 1,000: bfloat16 would round them by up to 4.
+    """
+    keys = keys.transpose(1, 2)
+    if queries.dtype not in {torch.bfloat16, torch.float16}:
+        return torch.bmm(queries, keys)
+    if queries.is_cuda:
+        return torch.bmm(queries, keys, out_dtype=torch.float32)
+    return torch.bmm(queries.float(), keys.float())
+
+
 class _Admission:
     """The tokens of prompts in one sequence, and after each of them those that its rows have of their own."""
 
@@ -288,7 +301,7 @@ class FusedDecoder:
         keys, values = own.flatten(1, 2)
         by_head = (len(keys), -1, size)
         of_prompt = self._attend_prompts(queries, prompts)
-        scores = torch.bmm(queries.reshape(by_head), keys.transpose(1, 2))
+        scores = _scores(queries.reshape(by_head), keys)
         if mask is not None:
             scores.view(rows, -1, scores.shape[-1]).add_(mask)
         of_own = _Part.of(scores, values)
@@ -299,7 +312,7 @@ class FusedDecoder:
         size = queries.shape[-1]
         keys, values = prompts.flatten(1, 2)
         by_prompt = queries.reshape(-1, size).index_select(0, self._slots).view(len(keys), -1, size)
-        scores = torch.bmm(by_prompt, keys.transpose(1, 2))
+        scores = _scores(by_prompt, keys)
         if self._prompt_mask is not None:
             scores.view(len(self.lengths), -1, scores.shape[-1]).add_(self._prompt_mask)
         return _Part(*(x.flatten(0, 1).index_select(0, self._places) for x in _Part.of(scores, values)))
