@@ -6,8 +6,8 @@ A recorded step is the step itself here, called again; on a GPU, `tests/gpu` rec
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rlkit.engines.torch.engine import _has_room
 from rlkit.engines.torch.fused import FusedDecoder
-from rlkit.engines.torch.graphs import COLUMNS, EAGER, GraphDecoder
+from rlkit.engines.torch.graphs import COLUMNS, EAGER, Graph, GraphDecoder, side_stream
 from rlkit.testing import random_model
 
 Run = Callable[[], Tensor]
@@ -100,6 +100,50 @@ def test_recorded_steps_yield_what_plain_ones_do(kind: str) -> None:
     go(plain, graphs, 4)
     assert recorded.before[-1] is None
     assert graphs.health() == {"fused": 1.0, "recorded": (replayed + 4 - EAGER - 1) / (steps + 4)}
+
+
+class FakeCuda:
+    """What recording calls of `torch.cuda`, noting the order; `stream` is the current one."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, Any]] = []
+        self.streams = 0
+        self.stream: Any = self.Stream("cpu")
+
+    def Stream(self, device: Any) -> Any:
+        self.streams += 1
+        return SimpleNamespace(number=self.streams, device=torch.device(device), wait_stream=lambda other: None)
+
+    def CUDAGraph(self) -> Any:
+        return SimpleNamespace(
+            pool=lambda: "pool",
+            capture_begin=lambda pool, **_: self.events.append(("capture", self.stream.number)),
+            capture_end=lambda: self.events.append(("end", self.stream.number)),
+        )
+
+    @contextmanager
+    def on(self, stream: Any) -> Iterator[None]:
+        before, self.stream = self.stream, stream
+        yield
+        self.stream = before
+
+
+def test_all_graphs_are_recorded_on_one_stream_that_has_its_workspaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda, product = FakeCuda(), torch.bmm
+    for name, value in (("CUDAGraph", cuda.CUDAGraph), ("Stream", cuda.Stream), ("stream", cuda.on)):
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: cuda.stream)
+
+    def noted(one: Tensor, other: Tensor) -> Tensor:
+        cuda.events.append(("product", cuda.stream.number))
+        return product(one, other)
+
+    monkeypatch.setattr(torch, "bmm", noted)
+    side_stream.cache_clear()
+    first = Graph(lambda: torch.ones(1))
+    Graph(lambda: torch.ones(1), first)
+    side_stream.cache_clear()
+    assert cuda.events == [(event, 2) for event in ["product", "capture", "end"] * 2]
 
 
 def test_steps_that_cannot_be_recorded_are_run() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -39,9 +40,10 @@ class Graph:
 
     def __init__(self, run: Run, before: Graph | None = None) -> None:
         self._graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-        beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        beside = side_stream(current.device)
         beside.wait_stream(current)
         with torch.cuda.stream(beside):
+            take_workspaces(current.device)
             pool = None if before is None else before._graph.pool()
             self._graph.capture_begin(pool, capture_error_mode="thread_local")
             try:
@@ -54,6 +56,19 @@ class Graph:
         """Launch the kernels; return the function's tensor."""
         self._graph.replay()
         return self._found
+
+
+@cache
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the one stream that steps are recorded on: a pool's memory is used again on its own stream alone."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def take_workspaces(device: torch.device) -> None:
+    """Let cuBLAS allocate its workspaces for this thread and stream: the pool of a graph would keep them."""
+    x = torch.ones(8, 8, dtype=torch.bfloat16, device=device)
+    torch.bmm(x[None], x[None])
+    torch.addmm(x[0], x, x)  # cuBLASLt may have another
 
 
 class GraphDecoder(FusedDecoder):
