@@ -1,27 +1,73 @@
 #!/usr/bin/env bash
-# What only a GPU shows, within ten minutes and without a network: bash tests/gpu/all.sh [--dry-run] [FOLDER]
-# FOLDER is where logs and run folders go; --dry-run lists what would be run. Every check runs whatever became of the
-# others, while there is time, and a table says how each went; PYTHON chooses the environment, SECONDS_IN_ALL the time.
-# Exit status: 0 all is well, 1 a check failed, 2 nothing was run.
+# What only a GPU shows, without a network, in commands of under nine minutes each, what may fail first:
+#   bash tests/gpu/all.sh [--dry-run] [GROUP] [FOLDER]
+# GROUP is core (runs of `fit`), tests, speed, sglang or sglang-more; all of them without it, nine minutes for each.
+# FOLDER is where logs, run folders and table.txt go; commands that share one share the model too.
+#   bash tests/gpu/all.sh wheels FOLDER [FREEZE]
+# collects, where there is a network, the wheels for Python 3.12 that an image with torch and Lightning lacks, rlkit
+# among them; FREEZE lists what the image has (`pip freeze`), which is left out. With WHEELS=FOLDER the other commands
+# install them first, offline, if rlkit is not installed.
+# --dry-run lists what would be run. Every check runs whatever became of the others, while there is time. PYTHON chooses
+# the environment, SECONDS_IN_ALL the time of a group. Exit status: 0 all is well, 1 a check failed, 2 nothing was run.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 2
 dry=0
 [ "${1:-}" = --dry-run ] && { dry=1; shift; }
+groups="core tests speed sglang sglang-more"
+case " $groups wheels " in *" ${1:-} "*) groups=$1; shift ;; esac
 python=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)}
-limit=${SECONDS_IN_ALL:-600}
+limit=${SECONDS_IN_ALL:-540}
+
+# What rlkit and its tests import beside torch, Lightning, transformers, peft and what these need.
+lacking=("datasets" "jsonargparse[signatures]>=4.53,<5" "math-verify[antlr4_13_2]" "jsonschema" "pydantic>=2"
+    "annotated-types" "shtab" "pluggy>=1.5" "cloudpickle" "rich" "pytest" "pytest-timeout" "hypothesis")
+
+# wheels FOLDER [FREEZE]: collect wheels for another machine.
+wheels() {
+    local to=$1 has=${2:-/dev/null} file name
+    "$python" -m pip download --quiet --dest "$to" --only-binary :all: --implementation cp --python-version 3.12 \
+        --platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 --platform any "${lacking[@]}" || return 1
+    "$python" -m pip wheel --quiet --no-deps --wheel-dir "$to" . || return 1
+    for file in "$to"/*.whl; do
+        name=$(basename "$file" | cut -d - -f 1 | tr '_.' '--')
+        if cut -d = -f 1 "$has" | cut -d ' ' -f 1 | tr '_.' '--' | grep -qix -- "$name"; then rm "$file"; fi
+    done
+    du -sh "$to"
+}
+
+if [ "$groups" = wheels ]; then
+    if [ $# -eq 0 ]; then
+        echo "wheels needs a folder: bash tests/gpu/all.sh wheels FOLDER [FREEZE]"
+        exit 2
+    fi
+    wheels "$@"
+    exit
+fi
+
+# installed: whether rlkit is there for its command too, and not only as a folder beside this script.
+installed() {
+    "$python" -c 'from importlib.metadata import version; version("rlkit-fabric"); import rlkit, torch' 2>/dev/null
+}
+
 gpus=1
 if [ "$dry" -eq 0 ]; then
-    if ! gpus=$("$python" -c 'import rlkit, torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)'); then
-        echo "$python has no rlkit: nothing was run; install it (pip install -e '.[test]'), or set PYTHON"
+    if [ -n "${WHEELS:-}" ] && ! installed; then
+        "$python" -m pip install --quiet --no-index --find-links "$WHEELS" rlkit-fabric pytest pytest-timeout hypothesis
+    fi
+    if ! installed; then
+        echo "$python has no rlkit: nothing was run; install it (pip install -e '.[test]'; offline, set WHEELS to what" \
+            "'bash tests/gpu/all.sh wheels FOLDER' has collected), or set PYTHON"
         exit 2
-    elif [ "$gpus" -eq 0 ]; then
+    fi
+    gpus=$("$python" -c 'import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)')
+    if [ "${gpus:-0}" -eq 0 ]; then
         echo "no GPU: nothing was run"
         exit 2
     fi
 fi
 folder=${1:-$(mktemp -d)}
 mkdir -p "$folder"
-export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false PYTHONUNBUFFERED=1
 table=$folder/table.txt
 : >"$table"
 failed=0
@@ -36,7 +82,7 @@ check() {
     local name=$1 most=$2 start=$SECONDS how=ok status
     shift 2
     if [ "$dry" -eq 1 ]; then
-        line "$name" "not run" "" "$*"
+        line "$name" "not run" "$most s" "$*"
         return
     fi
     local left=$((limit - SECONDS))
@@ -55,46 +101,98 @@ check() {
     line "$name" "$how" "$((SECONDS - start)) s" "$(tail -n 1 "$folder/$name.log")"
 }
 
-# fit NAME OPTIONS...: train the model for some steps, and judge the figures.
+# model: make the model of `fit` and of benches, unless there is one.
+model() {
+    if [ "$dry" -eq 1 ] || [ ! -e "$folder/model/tokenizer.json" ]; then
+        check model 60 "$python" -m tests.gpu.trial --make "$folder/model"
+    fi
+}
+
+# fit NAME OPTIONS...: train the model for some steps, and judge the metrics.
 fit() {
     local name=$1
     shift
-    check "$name" 120 "$python" -m tests.gpu.trial "$folder/model" "$folder/$name" "$@"
+    rm -rf "${folder:?}/$name"
+    check "$name" 115 "$python" -m tests.gpu.trial "$folder/model" "$folder/$name" "$@"
+}
+
+# tests NAME SECONDS: run a file of tests; the log has a line for each test, which a timeout leaves there.
+tests() {
+    check "$1" "$2" "$python" -m pytest -vv -m gpu -p no:cacheprovider "tests/gpu/${1/tests-/test_}.py"
+}
+
+# on_two NAME COMMAND...: run a command where there are two GPUs.
+on_two() {
+    if [ "$gpus" -gt 1 ]; then
+        "${@:2}"
+    else
+        line "$1" "not run" "" "one GPU"
+    fi
+}
+
+# as the recipe for 7B
+lora=(--model.lora.rank=32 --model.lora.alpha=32 --model.lora.targets=all-linear --model.dtype=bfloat16
+    --kl_loss.coef=0.001 --train.checkpoint_activations=true --train.offload_during_rollout=true)
+beside=(--rollout.engine=SGLangEngine --rollout.engine.launch.release_memory=true --train.offload_during_rollout=true)
+
+core() {
+    model
+    fit alone
+    fit lora-offload "${lora[@]}"
+    fit fsdp2 --fabric.strategy=fsdp2
+    fit alone-fp32 --fabric.precision=32-true
+    on_two fsdp2-two fit fsdp2-two --fabric.strategy=fsdp2 --fabric.devices=2
+}
+
+tests_of_kernels() {
+    tests tests-kernels 180
+    tests tests-memory 120
+    tests tests-gpu 240
+}
+
+speed() {
+    model
+    check decode 120 "$python" -m tests.bench.decode
+    check step-trl 300 "$python" -m tests.gpu.bench step "$folder/model"
+}
+
+# with_sglang COMMANDS...: run commands where SGLang can be imported.
+with_sglang() {
+    if [ "$dry" -eq 1 ] || "$python" -c 'import sglang' 2>"$folder/sglang.log"; then
+        "$@"
+    else
+        line "$group" "not run" "" "it cannot be imported: $(tail -n 1 "$folder/sglang.log")"
+    fi
+}
+
+sglang() {
+    model
+    fit sglang "${beside[@]}"
+    tests tests-sglang 240
+    fit sglang-lora "${beside[@]}" "${lora[@]}" --rollout.engine.launch.adapter_only=true
+}
+
+sglang_more() {
+    model
+    check sampling-sglang 180 "$python" -m tests.gpu.bench sglang "$folder/model" --prompts=32
+    fit sglang-fp32 "${beside[@]}" --fabric.precision=32-true
+    fit sglang-torchrun --torchrun "${beside[@]}"
+    on_two sglang-tp fit sglang-tp "${beside[@]}" --rollout.engine.launch.tensor_parallel=2 --fabric.devices=2 \
+        --fabric.strategy=fsdp2
+    on_two sglang-group fit sglang-group --rollout.engine=SGLangServer --rollout.engine.first_gpu=1 \
+        --rollout.engine.transport=group
 }
 
 [ "$dry" -eq 1 ] || "$python" -m rlkit doctor >"$folder/doctor.log" 2>&1
-check model 60 "$python" -m tests.gpu.trial --make "$folder/model"
-check tests 240 "$python" -m pytest -m gpu -p no:cacheprovider tests/gpu --ignore=tests/gpu/test_sglang.py
-fit alone
-check step-trl 120 "$python" -m tests.gpu.bench step "$folder/model"
-check decode 60 "$python" -m tests.bench.decode
-fit fsdp2 --fabric.strategy=fsdp2
-lora=(--model.lora.rank=32 --train.offload_during_rollout=true --train.checkpoint_activations=true)
-fit lora-offload "${lora[@]}"
-fit alone-fp32 --fabric.precision=32-true
-if [ "$gpus" -gt 1 ]; then
-    fit fsdp2-two --fabric.strategy=fsdp2 --fabric.devices=2
-else
-    line fsdp2-two "not run" "" "one GPU"
-fi
-
-beside=(--rollout.engine=SGLangEngine --rollout.engine.launch.release_memory=true --train.offload_during_rollout=true)
-if [ "$dry" -eq 1 ] || "$python" -c 'import sglang' 2>"$folder/sglang.log"; then
-    check sampling-sglang 180 "$python" -m tests.gpu.bench sglang "$folder/model" --prompts=32
-    fit sglang "${beside[@]}"
-    check tests-sglang 240 "$python" -m pytest -m gpu -p no:cacheprovider tests/gpu/test_sglang.py
-    fit sglang-fp32 "${beside[@]}" --fabric.precision=32-true
-    fit sglang-torchrun --torchrun "${beside[@]}"
-    fit sglang-lora "${beside[@]}" "${lora[@]}" --rollout.engine.launch.adapter_only=true
-    if [ "$gpus" -gt 1 ]; then
-        fit sglang-tp "${beside[@]}" --rollout.engine.launch.tensor_parallel=2 --fabric.devices=2 --fabric.strategy=fsdp2
-        fit sglang-group --rollout.engine=SGLangServer --rollout.engine.first_gpu=1 --rollout.engine.transport=group
-    else
-        line sglang-tp "not run" "" "one GPU"
-        line sglang-group "not run" "" "one GPU"
-    fi
-else
-    line sglang "not run" "" "it cannot be imported: $(tail -n 1 "$folder/sglang.log")"
-fi
+for group in $groups; do
+    SECONDS=0
+    case $group in
+        core) core ;;
+        tests) tests_of_kernels ;;
+        speed) speed ;;
+        sglang) with_sglang sglang ;;
+        sglang-more) with_sglang sglang_more ;;
+    esac
+done
 echo "logs: $folder"
 exit "$failed"

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tests.bench.step import reward
 from tests.bench.work import questions
+from tests.gpu.reward import even_tokens
 
 SAMPLES = 8
 SAMPLING_SHARE = 0.9
@@ -66,7 +66,7 @@ def rlkit_side(work: Work, engine: Any = None) -> Figures:
             Recipe(
                 model=Model(str(work.model)),
                 task=[{"prompt": q, "answer": a} for q, a in work.rows],
-                reward=reward,
+                reward=even_tokens,
                 rollout=Rollout(engine or TorchEngine(), SAMPLES, Sampling(max_tokens=work.length)),
                 train=Train(steps=work.steps, prompts_per_step=work.prompts, lr=1e-6),
                 validation=None,
@@ -101,7 +101,7 @@ def trl_side(work: Work) -> Figures:
 
     def measured(completions: Any, completion_ids: Any, **more: Any) -> list[float]:
         lengths.extend(map(len, completion_ids))
-        return reward(completions, **more)
+        return even_tokens(completions, completion_ids)
 
     with tempfile.TemporaryDirectory() as folder:
         config = GRPOConfig(

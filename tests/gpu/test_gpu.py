@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from rlkit.distributed.offload import HostOffload
+from rlkit.models.ema import WeightAverage
 from rlkit.models.flops import peak_flops
 from tests.conftest import read_jsonl, rlkit
 
@@ -33,6 +34,8 @@ def test_a_run_on_one_gpu(options: tuple[str, ...], tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     rows = read_jsonl(tmp_path / "run" / "metrics.jsonl")
     assert all(row["memory/peak_device_mb"] > 0 and row["engine/slow_path"] == 0 for row in rows)
+    assert all(row["engine/fused"] == row["update/packed"] == 1 and row["grad_norm"] > 0 for row in rows)
+    assert rows[-1]["engine/recorded"] > 0
     assert max(row["mismatch/mean"] for row in rows) < (0.05 if "bf16-mixed" in options[0] else 1e-4)
     assert "CUDA graphs" not in done.stdout + done.stderr  # as where steps cannot be recorded
     known = peak_flops(torch.cuda.get_device_name(), half=True) is not None
@@ -46,6 +49,15 @@ def test_a_resumed_run_goes_on_as_one_that_was_not_stopped(tmp_path: Path) -> No
         done = rlkit(*FIT, *half, *extra, cwd=tmp_path)
         assert done.returncode == 0, done.stdout + done.stderr
     assert [row["update/steps"] for row in read_jsonl(tmp_path / "run" / "metrics.jsonl")] == [1] * 4
+
+
+def test_averaged_weights_leave_the_device() -> None:
+    average = WeightAverage(torch.nn.Linear(1024, 1024, device="cuda"), 0.5)
+    before = [x.cpu() for x in average.tensors]
+    resting = HostOffload([average], [], torch.device("cuda"))
+    with resting.off_device():
+        assert not any(x.is_cuda for x in average.tensors)
+    assert all(x.is_cuda and torch.equal(x.cpu(), y) for x, y in zip(average.tensors, before, strict=True))
 
 
 def test_what_rests_leaves_the_device_and_comes_back() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,9 @@ from rlkit.engines.torch.graphs import COLUMNS, GraphDecoder
 from rlkit.models.actor import Actor
 from rlkit.ops.attention import Layout
 from rlkit.ops.ragged import by_flash, by_sdpa
+from rlkit.ops.sampling import choose
 from rlkit.testing import random_model
+from tests.unit.test_fused import attended
 from tests.unit.test_packing import rows_of
 from tests.unit.test_ragged import layout_of
 
@@ -63,6 +66,60 @@ def test_packed_passes_are_used_and_equal_plain_ones(half: bool) -> None:
             found.append([out.logps.detach(), gradient])
     for one, other in zip(*found, strict=True):
         assert (one - other).norm() <= (0.05 if half else 1e-4) * one.norm() + 1e-6
+
+
+def test_flash_attention_where_queries_share_no_head_of_keys() -> None:
+    """As torch 2.11 wants them: the same values and gradients with a head of keys for each of queries."""
+    layout, found = on_gpu(layout_of([(37, [5, 90, 1]), (0, [64])])), []
+    for shares in (True, False):
+        torch.manual_seed(0)
+        inputs = [torch.randn(layout.segments[-1][1], n, 64, device="cuda").bfloat16() for n in (14, 2, 2)]
+        query, key, value = (x.requires_grad_() for x in inputs)
+        keys = (key, value) if shares else (x.repeat_interleave(7, 1) for x in (key, value))
+        output = by_flash(query, *keys, 0.125, layout)
+        (output.float() * torch.linspace(-1, 1, output.numel(), device="cuda").view_as(output)).sum().backward()
+        found.append([output, *(x.grad for x in inputs if x.grad is not None)])
+    for one, other in zip(*found, strict=True):
+        assert (one - other).float().norm() <= 0.02 * one.float().norm()
+
+
+def test_large_biases_of_keys_are_not_rounded_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, gaps = random_model("qwen2", key_bias=100.0, **SHAPE).cuda(), []
+    attend = FusedDecoder._attend
+
+    def compared(decoder: FusedDecoder, queries: Tensor, *others: Any) -> Tensor:
+        output = attend(decoder, queries, *others)
+        expected = attended(queries, *others, decoder.of_row)
+        gaps.append(float((output - expected).norm() / expected.norm()))
+        return output
+
+    monkeypatch.setattr(FusedDecoder, "_attend", compared)
+    decoder = FusedDecoder(model, autocast)  # type: ignore[arg-type]
+    decoder.admit([list(range(3, 203)), list(range(203, 3, -1))], [3, 2])
+    for step in range(20):
+        decoder.step(torch.arange(5, device="cuda") + 7 * step)
+    assert max(gaps) < 0.01
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_logits_that_are_not_finite_do_not_end_the_process(bad: float) -> None:
+    logits = torch.randn(4, 151936, device="cuda")
+    logits[1] = bad
+    tokens, logps = choose(logits, torch.full((4,), 1 - 2.0**-53, dtype=torch.float64, device="cuda"))
+    assert logps.isfinite().tolist() == [True, False, True, True]
+    assert tokens.max() < 151936
+
+
+def test_steps_that_are_recorded_anew_take_no_more_memory() -> None:
+    decoder, held = GraphDecoder(random_model("qwen2", **SHAPE).cuda(), autocast), []  # type: ignore[arg-type]
+    decoder.admit([[5, 3, 4, 6] * 9], [64])
+    for _ in range(12):
+        for _ in range(4):
+            decoder.step(torch.arange(decoder.rows, device="cuda") + 3)
+        assert decoder._replay is not None
+        held.append(torch.cuda.memory_reserved())
+        decoder.keep(range(decoder.rows - 1))
+    assert held[-1] <= held[2] + 32 * 1024**2
 
 
 @pytest.mark.parametrize("half", [False, True])

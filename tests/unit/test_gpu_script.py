@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
+from rlkit.testing import save_random_model
 from tests.conftest import ROOT
+from tests.gpu.trial import KEY_BIAS, wrong
+from tests.gpu.trial import main as trial
 
 SCRIPT = ("bash", str(ROOT / "tests" / "gpu" / "all.sh"))
 
@@ -30,11 +36,40 @@ def test_what_would_be_run_is_listed(tmp_path: Path) -> None:
     done = run("--dry-run", str(tmp_path))
     assert done.returncode == 0
     names = [line.split()[0] for line in done.stdout.splitlines()]
-    assert {"model", "tests", "alone", "step-trl", "decode", "fsdp2", "lora-offload", "sampling-sglang"} <= set(names)
+    assert names[:3] == ["model", "alone", "lora-offload"]  # what may fail first
+    assert {"tests-kernels", "step-trl", "decode", "fsdp2", "sampling-sglang"} <= set(names)
     assert (tmp_path / "table.txt").read_text().splitlines() == done.stdout.splitlines()[:-1]
 
 
-@pytest.mark.parametrize(("body", "why"), [("echo 0", "no GPU: nothing was run"), ("exit 1", "has no rlkit")])
+@pytest.mark.parametrize("group", ["core", "tests", "speed", "sglang", "sglang-more"])
+def test_a_group_ends_within_nine_minutes(group: str, tmp_path: Path) -> None:
+    rows = run("--dry-run", group, str(tmp_path)).stdout.splitlines()[:-1]
+    limits = [int(seconds) for row in rows for seconds in re.findall(r"not run +(\d+) s ", row)]
+    assert 2 <= len(limits) <= len(rows)
+    assert sum(limits) <= 540
+
+
+def test_what_is_trained_beside_adapters_is_as_in_the_recipe_for_large_models(tmp_path: Path) -> None:
+    [row] = [row for row in run("--dry-run", "core", str(tmp_path)).stdout.splitlines() if "lora-offload" in row]
+    assert row.startswith("lora-offload")
+    script = Path(SCRIPT[1]).read_text()
+    options = dict(re.findall(r"--([\w.]+)=(\S+?)[\s)]", script[script.index("lora=(") : script.index("beside=(")]))
+    recipe = yaml.safe_load((ROOT / "recipes" / "grpo_gsm8k_lora_7b.yaml").read_text())
+    expected = {f"model.lora.{name}": value for name, value in recipe["model"]["lora"].items()}
+    expected |= {"model.dtype": recipe["model"]["dtype"], "kl_loss.coef": recipe["kl_loss"]["coef"]}
+    expected |= {"train.checkpoint_activations": recipe["train"]["checkpoint_activations"]}
+    expected["train.offload_during_rollout"] = True
+    assert {name: yaml.safe_load(value) for name, value in options.items()} == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ("echo 0", "no GPU: nothing was run"),
+        ("exit 1", "has no rlkit"),
+        ('case "$*" in *version*) exit 1 ;; *) echo 1 ;; esac', "has no rlkit: nothing was run; install it"),
+    ],
+)
 def test_without_a_gpu_nothing_is_run(tmp_path: Path, body: str, why: str) -> None:
     done = run(str(tmp_path), PYTHON=fake_python(tmp_path, body))
     assert done.returncode == 2
@@ -49,6 +84,7 @@ def test_the_table_says_how_each_check_went(tmp_path: Path) -> None:
         *bench.decode*) echo broken; exit 1 ;;
         *"gpu.bench step"*) echo trl is not installed; exit 3 ;;
         *fsdp2*) exit 124 ;;
+        *test_kernels*) echo "test_one PASSED"; echo "test_two"; exit 124 ;;
         *) echo fine ;;
     esac"""
     done = run(str(tmp_path), PYTHON=fake_python(tmp_path, body))
@@ -61,6 +97,8 @@ def test_the_table_says_how_each_check_went(tmp_path: Path) -> None:
     assert "not run" in table["step-trl"]
     assert table["step-trl"].endswith("trl is not installed")
     assert "TIMEOUT" in table["fsdp2"]
+    assert table["tests-kernels"].endswith("test_two")
+    assert "test_one PASSED" in (tmp_path / "tests-kernels.log").read_text()
     assert table["fsdp2-two"].endswith("one GPU")
     assert table["sglang"].endswith("it cannot be imported: No module named sglang")
 
@@ -70,4 +108,73 @@ def test_what_there_is_no_time_for_is_not_run(tmp_path: Path) -> None:
     done = run(str(tmp_path), PYTHON=fake_python(tmp_path, body), SECONDS_IN_ALL="10")
     assert done.returncode == 0
     assert "10 s have passed" in done.stdout
-    assert (tmp_path / "ran").read_text() == "ran\n"  # rlkit doctor
+    assert (tmp_path / "ran").read_text() == "ran\n" * 2  # whether rlkit is installed, and rlkit doctor
+
+
+def test_rlkit_is_installed_offline_where_it_is_not(tmp_path: Path) -> None:
+    body = """echo "$*" >>"$(dirname "$0")/ran"
+        case "$*" in
+        *"pip install"*) touch "$(dirname "$0")/installed" ;;
+        *version*) [ -e "$(dirname "$0")/installed" ] ;;
+        *cuda.device_count*) echo 0 ;;
+    esac"""
+    done = run("core", str(tmp_path), PYTHON=fake_python(tmp_path, body), WHEELS="/wheels")
+    assert done.stdout == "no GPU: nothing was run\n"
+    [words] = [line for line in (tmp_path / "ran").read_text().splitlines() if "pip" in line]
+    assert words.startswith("-m pip install --quiet --no-index --find-links /wheels rlkit-fabric pytest")
+
+
+def test_wheels_that_an_image_has_are_left_out(tmp_path: Path) -> None:
+    """Names are compared as pip does; a freeze has versions, or where a package came from."""
+    body = """while [ $# -gt 0 ]; do case $1 in --dest | --wheel-dir) to=$2 ;; esac; shift; done
+        touch "$to"/{datasets-4.0-py3-none-any,PyYAML-6.0-cp312,math_verify-0.8-py3,numpy-2.3-cp312}.whl"""
+    freeze = tmp_path / "freeze.txt"
+    freeze.write_text("pyyaml==6.0\nnumpy @ file:///build/numpy\nmath-verify-extra==1\n")
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    done = run("wheels", str(wheels), str(freeze), PYTHON=fake_python(tmp_path, body))
+    assert done.returncode == 0, done.stderr
+    assert sorted(file.name for file in wheels.iterdir()) == [
+        "datasets-4.0-py3-none-any.whl", "math_verify-0.8-py3.whl",
+    ]  # fmt: skip
+    assert run("wheels").returncode == 2
+
+
+GOOD = {
+    "grad_norm": 0.1, "groups/no_signal": 0.0, "update/packed": 1.0, "update/steps": 1.0, "engine/fused": 1.0,
+    "mismatch/mean": 1e-3, "engine/slow_path": 0.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({}, None),
+        ({"groups/no_signal": 0.5}, None),
+        ({"grad_norm": 0.0}, "step 2: grad_norm is 0"),
+        ({"grad_norm": math.nan}, "step 2: grad_norm is nan"),
+        ({"groups/no_signal": 1.0}, "step 2: groups/no_signal is 1"),
+        ({"update/packed": 0.5}, "step 2: update/packed is 0.5"),
+        ({"update/steps": 0.0}, "step 2: update/steps is 0"),
+        ({"engine/fused": 0.0}, "step 2: engine/fused is 0"),
+        ({"mismatch/mean": 0.2}, "step 2: mismatch/mean is 0.2"),
+        ({"time/mfu": math.inf}, "step 2: time/mfu is inf"),
+    ],
+)
+def test_a_run_that_trains_nothing_or_goes_a_slow_way_is_wrong(change: dict[str, float], problem: str | None) -> None:
+    assert wrong([GOOD, GOOD | change, GOOD], half=True) == ([] if problem is None else [problem])
+
+
+@pytest.mark.parametrize("missing", ["grad_norm", "groups/no_signal", "update/packed", "update/steps"])
+def test_what_is_not_measured_is_wrong(missing: str) -> None:
+    row = {name: value for name, value in GOOD.items() if name != missing}
+    assert wrong([GOOD, GOOD, row], half=True) == [f"step 3: {missing} is nan"]
+    assert wrong([GOOD], half=True) == ["1 steps, expected 3"]
+
+
+@pytest.mark.slow
+def test_a_random_model_is_trained(tmp_path: Path) -> None:
+    """With more ids than its tokenizer has texts for, as the model for GPUs."""
+    save_random_model(tmp_path / "model", key_bias=KEY_BIAS, vocab_size=2000)
+    options = ("--fabric.accelerator=cpu", "--fabric.precision=32-true", "--train.prompts_per_step=2")
+    assert trial([str(tmp_path / "model"), str(tmp_path / "run"), *options]) == 0
