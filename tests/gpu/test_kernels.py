@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from rlkit.ops.attention import Layout
 from rlkit.ops.ragged import by_flash, by_sdpa
 from rlkit.ops.sampling import choose
 from rlkit.testing import random_model
-from tests.unit.test_fused import attended
+from tests.unit.test_fused import measured
 from tests.unit.test_packing import rows_of
 from tests.unit.test_ragged import layout_of
 
@@ -84,16 +83,7 @@ def test_flash_attention_where_queries_share_no_head_of_keys() -> None:
 
 
 def test_large_biases_of_keys_are_not_rounded_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, gaps = random_model("qwen2", key_bias=100.0, **SHAPE).cuda(), []
-    attend = FusedDecoder._attend
-
-    def compared(decoder: FusedDecoder, queries: Tensor, *others: Any) -> Tensor:
-        output = attend(decoder, queries, *others)
-        expected = attended(queries, *others, decoder.of_row)
-        gaps.append(float((output - expected).norm() / expected.norm()))
-        return output
-
-    monkeypatch.setattr(FusedDecoder, "_attend", compared)
+    model, gaps = random_model("qwen2", key_bias=100.0, **SHAPE).cuda(), measured(monkeypatch)
     decoder = FusedDecoder(model, autocast)  # type: ignore[arg-type]
     decoder.admit([list(range(3, 203)), list(range(203, 3, -1))], [3, 2])
     for step in range(20):

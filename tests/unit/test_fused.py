@@ -65,13 +65,9 @@ def attended(queries: Tensor, prompts: Tensor, own: Tensor, mask: Tensor | None,
     return torch.einsum("rhc,rhcd->rhd", scores.softmax(-1), values)
 
 
-@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
-def test_large_biases_of_keys_are_not_rounded_away_in_half_precision(
-    kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Scores reach thousands, which bfloat16 rounds by 4 or more: errors of 3% and more, against 0.4% of values."""
-    model, gaps = random_model("qwen2", key_bias=100.0, head_dim=64, initializer_range=0.1), []
-    attend = FusedDecoder._attend
+def measured(patch: pytest.MonkeyPatch) -> list[float]:
+    """Return how far what decoding attends to is from float64, an entry for each layer of each step to come."""
+    attend, gaps = FusedDecoder._attend, list[float]()
 
     def compared(decoder: FusedDecoder, queries: Tensor, *others: Any) -> Tensor:
         output = attend(decoder, queries, *others)
@@ -79,7 +75,16 @@ def test_large_biases_of_keys_are_not_rounded_away_in_half_precision(
         gaps.append(float((output - expected).norm() / expected.norm()))
         return output
 
-    monkeypatch.setattr(FusedDecoder, "_attend", compared)
+    patch.setattr(FusedDecoder, "_attend", compared)
+    return gaps
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_large_biases_of_keys_are_not_rounded_away_in_half_precision(
+    kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scores reach thousands, which bfloat16 rounds by 4 or more: errors of 3% and more, against 0.4% of values."""
+    model, gaps = random_model("qwen2", key_bias=100.0, head_dim=64, initializer_range=0.1), measured(monkeypatch)
     decoder = FusedDecoder(model, lambda: torch.autocast("cpu", kind))
     decoder.admit([list(range(3, 203)), list(range(203, 3, -1))], [3, 2])
     for step in range(20):
