@@ -46,7 +46,8 @@ def attend_to_each(
     ):
         k, v = (x[first:last].repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
         scores = torch.einsum("qhd,khd->hqk", query[start:end], k) * options["scale"]
-        seen = torch.ones(end - start, last - first, dtype=torch.bool).tril(last - first - end + start)
+        seen = torch.ones(end - start, last - first, dtype=torch.bool, device=query.device)
+        seen = seen.tril(last - first - end + start)
         found.append(torch.einsum("hqk,khd->qhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), v))
     return torch.cat(found)
 
