@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from rlkit.interfaces.reward import OnError, RewardFunction
-from rlkit.ops.answers import UngradableError, canonical, equal, equal_at_once, final_answer
+from rlkit.ops.answers import UngradableError, canonical, equal, equal_at_once, final_answer, reference_of
 from rlkit.ranges import FiniteFloat, Seconds
 from rlkit.types import Score, StopReason, Trajectory
 
@@ -21,7 +21,7 @@ class MathReward(RewardFunction):
 
     The final answer is what follows the last `####`, else the last `\\boxed{x}`, else the last number of the text.
     Units, currencies, emphasis and words beside a number do not matter, `50%` is 50 or 0.5, and an answer with several
-    numbers is wrong. Formulae are compared by math-verify.
+    numbers is wrong.
 
     The component `strict` is 1 where the right answer was marked by `####` or `\\boxed{}`, and `format` where a number
     or a formula was, right or wrong, in an answer that was not cut off.
@@ -55,8 +55,8 @@ class MathReward(RewardFunction):
         """Return the score, None where it is open whether the answer is the `same` as the reference's."""
         if trajectory.prompt.answer is None:
             return Score(None, error=f"prompt {trajectory.prompt.id!r} has no answer to compare with")
-        expected, _ = final_answer(trajectory.prompt.answer)
-        if expected is None:
+        expected = reference_of(trajectory.prompt.answer)
+        if not expected:
             return Score(None, error=f"prompt {trajectory.prompt.id!r} has no answer in {trajectory.prompt.answer!r}")
         answer, marked = final_answer(trajectory.text)
         try:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +25,6 @@ RIGHT = r"""
 #### +72
 #### 72 clips
 #### 72 dollars per day
-#### 72 clips in 2 months
 #### 72kg
 #### 72 km/h
 #### 72/day
@@ -65,16 +62,10 @@ RIGHT = r"""
 #### = 72
 #### 48 + 24 = 72
 #### 48 + 24 = $72
-#### 48 + 24
 #### 144/2
 #### 72/1
-#### 72 (24 in May)
-#### 72 (48 + 24)
 #### (72)
 #### [72]
-#### 72 clips, of which 24 in May
-#### 72 - that is all
-#### 72: done
 #### \boxed{72}
 #### $\boxed{72}$
 #### \boxed{72\text{ clips}}
@@ -82,9 +73,6 @@ RIGHT = r"""
 #### \text{72}
 #### <<48+24=72>>72
 #### 7.2e1
-#### ~72
-#### ≈ 72
-#### 72!
 #### 71⏎#### 72
 #### Final answer⏎72
 #### Final answer⏎⏎**72** clips
@@ -145,6 +133,16 @@ WRONG = r"""
 #### nan
 #### inf
 I sold 72, no, 73.
+#### 72 clips in 2 months
+#### 48 + 24
+#### 72 (24 in May)
+#### 72 (48 + 24)
+#### 72 clips, of which 24 in May
+#### 72 - that is all
+#### 72: done
+#### ~72
+#### ≈ 72
+#### 72!
 """
 
 
@@ -260,7 +258,7 @@ def test_the_tables_are_long_enough() -> None:
         ("#### .50", "0.5", True),  # a point before a digit is no full stop
         ("#### $.50", "1/2", True),
         ("#### .50", "50", False),
-        ("#### ... 5", "5", True),
+        ("#### ... 5", "5", False),
         ("#### x + 1", "1", False),  # a sum, of which the last term is not the value
         ("#### 1", "x + 1", False),
         ("#### x+1", "x + 1", True),
@@ -278,7 +276,8 @@ def test_numbers_percentages_and_formulae(given: str, expected: str, same: bool)
     [
         ("#### 73", 1), ("#### 73 clips", 1), ("#### \\frac{1}{2}", 1), ("#### x + 1", 1), ("\\boxed{7}", 1),
         ("####", 0), ("#### ", 0), ("#### clips", 0), ("#### I do not know", 0), ("#### \n72", 0), ("72", 0),
-        ("\\boxed{}", 0), ("\\boxed{no idea}", 0), ("#### #### ####", 0), ("#### ?", 0), ("#### 72 or 73", 0),
+        ("\\boxed{}", 0), ("\\boxed{no idea}", 0), ("#### #### ####", 0), ("#### ?", 0), ("#### 72 or 73", 1),
+        ("#### 72 is wrong, 71", 0),
     ],
 )  # fmt: skip
 def test_the_format_counts_where_a_number_or_a_formula_follows(text: str, credit: int) -> None:
@@ -306,22 +305,20 @@ def test_gold_answers_of_gsm8k_are_right_by_themselves() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["#### 1\N{REPLACEMENT CHARACTER}4", "#### 1\x075", "#### 12## 1", "#### 15}", "#### 1[4", "#### 1?4", "#### 1\\4"],
+    [
+        "#### 1\N{REPLACEMENT CHARACTER}4",
+        "#### 1\x075",
+        "#### 12## 1",
+        "#### 15}",
+        "#### 1[4",
+        "#### 1?4",
+        "#### 1\\4",
+        "#### 14 or so",
+    ],
 )
-def test_what_no_formula_can_be_is_not_parsed(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An untrained policy writes it all the time, and the import alone takes a second."""
-    monkeypatch.setitem(sys.modules, "math_verify", None)
+def test_what_is_in_no_form_is_wrong_and_earns_nothing(text: str) -> None:
+    """An untrained policy writes it all the time."""
     assert grade(text, "14") == (0.0, 0.0)
-    assert grade("#### 1n4", "14")[0] == 0.0
-
-
-def test_grading_a_formula_logs_nothing(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """math-verify warns of a missing deadline the first time that a process grades a formula."""
-    for module in ("parser", "grader"):
-        monkeypatch.setattr(f"math_verify.{module}.TIMEOUT_WARNING_SHOWN", False)
-    logging.getLogger("math_verify").setLevel(logging.NOTSET)
-    assert grade("#### 2\\pi", "\\pi + \\pi")[0] == 1.0
-    assert caplog.records == []
 
 
 HOSTILE = (

@@ -1,0 +1,75 @@
+"""Final answers: found in a text, read completely in a form that is known, and compared.
+
+A reference and an answer are read alike. What is in no known form is no answer, and equal to none.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from rlkit.ops.answers import compare
+from rlkit.ops.answers.extract import FinalAnswer, final_answer, reference_of
+from rlkit.ops.answers.forms import LONGEST, read
+from rlkit.ops.answers.markup import plain
+from rlkit.ops.answers.nodes import UngradableError
+from rlkit.ops.answers.values import Named, Number, Words
+
+__all__ = [
+    "FinalAnswer",
+    "UngradableError",
+    "canonical",
+    "equal",
+    "equal_at_once",
+    "final_answer",
+    "is_readable",
+    "reference_of",
+]
+
+
+def equal(given: str, expected: str) -> bool:
+    """Whether two answers are the same number, formula, words or collection of these; 50% is both 50 and 0.5.
+
+    Raises:
+        UngradableError: The given answer is too large to be compared.
+    """
+    answers = read(given), read(expected)
+    return answers[0] is not None and answers[1] is not None and compare.same(answers[0], answers[1])
+
+
+def equal_at_once(given: str, expected: str) -> bool | None:
+    """Return the same where that takes microseconds: for numbers and words; None for formulae."""
+    answers = read(given), read(expected)
+    if all(isinstance(answer, Number | Words | None) for answer in answers):
+        return equal(given, expected)
+    return None
+
+
+def is_readable(text: str) -> bool:
+    """Whether a reference is in a form that is read, and small enough to be compared."""
+    try:
+        return equal(text, text)
+    except UngradableError:
+        return False
+
+
+def canonical(answer: str) -> str:
+    """Return one form for all answers that are the same number, or that differ in blanks and markup alone.
+
+    Units and currencies are left out; a percentage stays one, and a long answer as it is.
+    """
+    if len(answer) > LONGEST:
+        return answer
+    try:
+        value = read(answer)
+    except UngradableError:
+        value = None
+    if isinstance(value, Named):
+        value = value.value
+    if not isinstance(value, Number):
+        return "".join(plain(answer).casefold().split())
+    return _decimal(value.readings[0]) + "%" * (value.unit == "percent")
+
+
+def _decimal(value: Fraction) -> str:
+    decimal = repr(float(value)) if abs(value) < 2**53 else ""
+    return str(value) if value.denominator == 1 or not decimal or Fraction(decimal) != value else decimal

@@ -1,0 +1,256 @@
+"""Values of expressions, exact where they are rational; equality of expressions with variables, at sample points."""
+
+from __future__ import annotations
+
+import cmath
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Mapping
+from fractions import Fraction
+
+from rlkit.ops.answers.nodes import Node, UngradableError
+
+LARGEST_BITS = 8192
+"""The maximum bits of an exact value; larger values are refused."""
+LARGEST_ARGUMENT = 500
+"""The maximum argument of factorials and binomial coefficients."""
+TOLERANCE = 1e-9
+"""The relative difference up to which two inexact values are equal."""
+POINTS = 6
+"""Points at which expressions with variables are compared: half of them positive integers."""
+
+_TOO_LARGE = UngradableError("the value of the answer is too large to be compared")
+
+Value = Fraction | complex
+Point = Mapping[str, Fraction]
+
+
+class UndefinedError(ValueError):
+    """An expression has no value at a point, such as a quotient by zero."""
+
+
+def value_of(node: Node, point: Point | None = None) -> Value:
+    """Return the value of an expression, its variables replaced by those of a point.
+
+    Raises:
+        UndefinedError: It has no value there.
+        UngradableError: Its value is too large.
+    """
+    try:
+        value = _value(node, point or {})
+    except (ZeroDivisionError, ValueError, TypeError) as error:
+        raise UndefinedError(str(error)) from error
+    except (OverflowError, RecursionError) as error:
+        raise _TOO_LARGE from error
+    if isinstance(value, complex) and not cmath.isfinite(value):
+        raise UndefinedError("the value is not finite")
+    return value
+
+
+def same(left: Node, right: Node) -> bool:
+    """Whether two expressions have the same values at all sample points."""
+    variables = left.variables() | right.variables()
+    compared = 0
+    for point in points(variables):
+        values = [_or_none(node, point) for node in (left, right)]
+        if values[0] is None and values[1] is None:
+            continue
+        if values[0] is None or values[1] is None or not same_value(values[0], values[1]):
+            return False
+        compared += 1
+    return compared > 0
+
+
+def proportional(left: Node, right: Node) -> complex | None:
+    """Return the factor between two expressions that is the same at all sample points; None if there is none."""
+    ratios: list[complex] = []
+    for point in points(left.variables() | right.variables()):
+        above, below = _or_none(left, point), _or_none(right, point)
+        if above is None or below is None or above == 0 or below == 0:
+            continue
+        ratios.append(_inexact(above) / _inexact(below))
+    if len(ratios) < 2 or not all(same_value(ratios[0], ratio) for ratio in ratios):
+        return None
+    return ratios[0]
+
+
+def same_value(left: Value, right: Value) -> bool:
+    """Whether two values are equal: exactly if both are rational, else up to rounding."""
+    if isinstance(left, Fraction) and isinstance(right, Fraction):
+        return left == right
+    a, b = _inexact(left), _inexact(right)
+    return abs(a - b) <= TOLERANCE * max(abs(a), abs(b), 1e-3)
+
+
+def points(variables: set[str]) -> Iterator[Point]:
+    """Yield points at which expressions are compared; a single one if there is no variable."""
+    for number in range(POINTS if variables else 1):
+        yield {name: _coordinate(name, number) for name in variables}
+
+
+def _coordinate(name: str, number: int) -> Fraction:
+    digest = hashlib.blake2b(f"{number}/{name}".encode(), digest_size=4).digest()
+    random = int.from_bytes(digest, "little")
+    if number % 2:
+        return Fraction(2 + random % 23)
+    return Fraction(100 + random % 997, 331) * (-1 if number % 4 else 1)
+
+
+def _or_none(node: Node, point: Point) -> Value | None:
+    try:
+        return value_of(node, point)
+    except UndefinedError:
+        return None
+
+
+def _value(node: Node, point: Point) -> Value:
+    if isinstance(node.value, Fraction):
+        return node.value
+    if node.name == "variable":
+        return _variable(str(node.value), point)
+    if node.name in ("pi", "degree"):
+        return complex(math.pi if node.name == "pi" else math.pi / 180)
+    values = [_value(operand, point) for operand in node.operands]
+    if node.name in _EXACT:
+        return _bounded(_EXACT[node.name](values))
+    return complex(_FUNCTIONS[node.name](*map(_inexact, values)))
+
+
+def _variable(name: str, point: Point) -> Value:
+    if name in ("e", "i"):
+        return complex(math.e) if name == "e" else 1j
+    return point[name]
+
+
+def _bounded(value: Value) -> Value:
+    if isinstance(value, Fraction) and value.numerator.bit_length() + value.denominator.bit_length() > LARGEST_BITS:
+        raise OverflowError
+    return value
+
+
+def _inexact(value: Value) -> complex:
+    if isinstance(value, complex):
+        return value
+    try:
+        return complex(float(value))
+    except OverflowError as error:
+        raise _TOO_LARGE from error
+
+
+def _sum(values: list[Value]) -> Value:
+    total: Value = Fraction(0)
+    for value in values:
+        total = _combine(total, value, lambda a, b: a + b)
+    return total
+
+
+def _product(values: list[Value]) -> Value:
+    total: Value = Fraction(1)
+    for value in values:
+        total = _bounded(_combine(total, value, lambda a, b: a * b))
+    return total
+
+
+def _combine(left: Value, right: Value, operation: Callable[[Value, Value], Value]) -> Value:
+    if isinstance(left, Fraction) and isinstance(right, Fraction):
+        return operation(left, right)
+    return operation(_inexact(left), _inexact(right))
+
+
+def _power(values: list[Value]) -> Value:
+    base, exponent = values
+    if isinstance(base, Fraction) and isinstance(exponent, Fraction):
+        raised = _integer_power(base, exponent.numerator)
+        return raised if exponent.denominator == 1 else _root([raised, Fraction(exponent.denominator)])
+    if exponent == 0 or base == 0:
+        raise ValueError("a power of zero")
+    return _inexact(base) ** _inexact(exponent)
+
+
+def _integer_power(base: Fraction, exponent: int) -> Fraction:
+    if abs(base) in (0, 1):
+        return base ** (exponent if exponent in (0, 1) or base == 0 else exponent % 2)
+    if (base.numerator.bit_length() + base.denominator.bit_length()) * abs(exponent) > LARGEST_BITS:
+        raise OverflowError
+    return base**exponent
+
+
+def _root(values: list[Value]) -> Value:
+    """Return the principal root; the real one of a negative number if the degree is odd."""
+    radicand, degree = values
+    if not isinstance(degree, Fraction) or degree.denominator != 1 or not 1 <= degree <= 100:
+        raise ValueError("the degree of a root is no small integer")
+    if not isinstance(radicand, Fraction):
+        return radicand ** (1 / int(degree))
+    if radicand < 0:
+        if degree % 2:
+            return _product([Fraction(-1), _root([-radicand, degree])])
+        return _product([_inexact(_root([-radicand, degree])), cmath.exp(1j * math.pi / int(degree))])
+    above, below = (_integer_root(n, int(degree)) for n in (radicand.numerator, radicand.denominator))
+    if above is not None and below is not None:
+        return Fraction(above, below)
+    return complex(float(radicand) ** (1 / int(degree)))
+
+
+def _integer_root(number: int, degree: int) -> int | None:
+    """Return the exact root of an integer; None if it is irrational."""
+    guess = math.isqrt(number) if degree == 2 else round(float(number) ** (1 / degree))
+    return guess if guess**degree == number else None
+
+
+def _natural(value: Value) -> int:
+    if not isinstance(value, Fraction) or value.denominator != 1 or value < 0:
+        raise ValueError("no natural number")
+    if value > LARGEST_ARGUMENT:
+        raise OverflowError
+    return value.numerator
+
+
+def _rounded(value: Value, towards: Callable[[Fraction], int]) -> Fraction:
+    return Fraction(towards(value if isinstance(value, Fraction) else Fraction(_real(value))))
+
+
+def _real(value: complex) -> float:
+    if abs(value.imag) > TOLERANCE:
+        raise ValueError("no real number")
+    return value.real
+
+
+def _absolute(values: list[Value]) -> Value:
+    [value] = values
+    return abs(value) if isinstance(value, Fraction) else complex(abs(value))
+
+
+_EXACT: dict[str, Callable[[list[Value]], Value]] = {
+    "sum": _sum,
+    "mixed": _sum,
+    "product": _product,
+    "scale": _product,
+    "negative": lambda values: -values[0],
+    "ratio": lambda values: _combine(values[0], values[1], lambda a, b: a / b),
+    "power": _power,
+    "root": _root,
+    "absolute": _absolute,
+    "factorial": lambda values: Fraction(math.factorial(_natural(values[0]))),
+    "binomial": lambda values: Fraction(math.comb(_natural(values[0]), _natural(values[1]))),
+    "floor": lambda values: _rounded(values[0], math.floor),
+    "ceil": lambda values: _rounded(values[0], math.ceil),
+}
+_FUNCTIONS: dict[str, Callable[..., complex]] = {
+    "sin": cmath.sin,
+    "cos": cmath.cos,
+    "tan": cmath.tan,
+    "cot": lambda x: 1 / cmath.tan(x),
+    "sec": lambda x: 1 / cmath.cos(x),
+    "csc": lambda x: 1 / cmath.sin(x),
+    "arcsin": cmath.asin,
+    "arccos": cmath.acos,
+    "arctan": cmath.atan,
+    "sinh": cmath.sinh,
+    "cosh": cmath.cosh,
+    "tanh": cmath.tanh,
+    "exp": cmath.exp,
+    "ln": cmath.log,
+    "lg": cmath.log10,
+    "log": lambda x, base=10: cmath.log(x, base),
+}

@@ -1,0 +1,161 @@
+"""The final answer of a text: what follows its marker, or its last number."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from rlkit.ops.answers.forms import LONGEST, MOST, read
+from rlkit.ops.answers.markup import without_special_tokens
+from rlkit.ops.answers.nodes import UngradableError
+from rlkit.ops.answers.units import changes, unit_of
+from rlkit.ops.answers.values import Answer, Words
+
+MARKER = "####"
+_BOX = re.compile(r"\\(?:boxed|fbox)(?: ?\{| (?=[0-9A-Za-z]))")
+_BETWEEN_BOXES = re.compile(r"[\s,;$*]*(?:or|and)?[\s,;$*]*")
+_OPEN = re.compile(r"(?:\*\*|\$|\\\(|\\\[|\\boxed ?\{|\\quad|\\[,;!]|\s)+$")
+_CLOSE = re.compile(r"(?:\}|\s*\*\*|\s*\$|\s*\\\)|\s*\\\])+")
+_CHANGED_BEFORE = re.compile(
+    r"(?:[-+/^_<>≠≈~±√*|{]|\\(?:neq?|geq?|leq?|approx|times|cdot|div|pm|neg|sqrt|frac|gt|lt|sim))$"
+)
+_CHANGED_AFTER = re.compile(
+    r"\s*(?:\^(?! ?\{? ?\\circ)|[_!/*+%]|[-=<>] ?[\d\\]|\d|\\(?:times|cdot|pi|pm|div|sqrt|frac|mod))"
+)
+_PERCENT = re.compile(r"\s*(?:\}|\$)?\s*(\\?%)")
+_LAST_NUMBER = re.compile(
+    r"(?<![\w.^_])(?:-(?=[$€£]?[0-9.]))?[$€£¥₹]?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)?(?:\.[0-9]+)?(?:/[0-9]+)?%?"
+)
+_WORDS_BEFORE = re.compile(r"[A-Za-z']+(?=[^.!?\n]*$)")
+_WORDS_AFTER = re.compile(r"[^\w\n.]*([A-Za-z']+)(?: (?:the |a )?([A-Za-z']+))?")
+_LIST_BEFORE = re.compile(r"[0-9]\S* ?(?:,|or|and|to|-|:|/)\s*$|(?<![\w.])[0-9][0-9.,]*\s*$")
+_ADJACENT = re.compile(r"[^\W\d_]+|[\W_](?=\d)|[_^!]")
+_BRACES = re.compile("[{}]")
+NEAR = 80
+"""Characters beside a number or a box that may change it."""
+
+
+class FinalAnswer(NamedTuple):
+    """The final answer's text, None if there is none, and whether it is a number or a formula that was marked."""
+
+    text: str | None
+    marked: bool
+
+
+def final_answer(text: str) -> FinalAnswer:
+    """Return the final answer of a text: after the last `####`, else in the last box, else its last number."""
+    text = without_special_tokens(text)
+    position = text.rfind(MARKER)
+    if position >= 0:
+        return _after_marker(text[position + len(MARKER) :])
+    boxes = list(_BOX.finditer(text))
+    if boxes:
+        boxed = _boxed(text, boxes)
+        return FinalAnswer(boxed, is_marked(boxed))
+    return FinalAnswer(_unmarked(text), False)
+
+
+def reference_of(text: str) -> str:
+    """Return the answer in a reference: what it marks as one, else all of it."""
+    return (final_answer(text).text or "") if MARKER in text or _BOX.search(text) else text.strip()
+
+
+def is_marked(text: str) -> bool:
+    """Whether a text is a number or a formula, so that it earns the format's credit."""
+    answer = _readable(text)
+    return answer is not None and not (isinstance(answer, Words) and len(answer.text) > 1)
+
+
+def _readable(text: str) -> Answer | None:
+    try:
+        return read(text) if len(text) <= LONGEST else None
+    except UngradableError:
+        return None
+
+
+def _after_marker(text: str) -> FinalAnswer:
+    lines = [line.strip() for line in text.splitlines()]
+    same_line = lines[0].strip("# ") if lines else ""
+    following = next(filter(None, lines[1:]), "")
+    if same_line and (is_marked(same_line) or not following):
+        return FinalAnswer(same_line, is_marked(same_line))
+    return FinalAnswer((following if _readable(following) is not None else same_line) or None, False)
+
+
+def _boxed(text: str, boxes: list[re.Match[str]]) -> str:
+    """Return the content of the last box, or of several that follow one another as a list."""
+    last = boxes[-1]
+    end = _end_of_box(text, last)
+    if end is None:
+        return text[last.start() :]
+    if _is_changed(text, last.start(), end):
+        return _line_of(text, last.start(), end)
+    contents, start = [_content(text, last, end)], last.start()
+    for box in reversed(boxes[-MOST:-1]):
+        end = _end_of_box(text, box)
+        if end is None or not _BETWEEN_BOXES.fullmatch(text, end, max(start, end)) or end > start:
+            break
+        content, start = _content(text, box, end), box.start()
+        contents = contents if content in contents else [content, *contents]
+    return ", ".join(contents)
+
+
+def _end_of_box(text: str, box: re.Match[str]) -> int | None:
+    """Return the end of a box, its brace included; None if it is not closed."""
+    if not box[0].endswith("{"):
+        return box.end() + len(text[box.end() :].split(maxsplit=1)[0].rstrip("$.,"))
+    depth = 1
+    for bracket in _BRACES.finditer(text, box.end()):
+        depth += 1 if bracket[0] == "{" else -1
+        if depth == 0:
+            return bracket.end()
+    return None
+
+
+def _content(text: str, box: re.Match[str], end: int) -> str:
+    content = text[box.end() : end - box[0].endswith("{")].strip()
+    return content + "%" * bool(_PERCENT.match(text, end))
+
+
+def _is_changed(text: str, start: int, end: int) -> bool:
+    """Whether a sign, an operator or a word beside a span gives it another meaning."""
+    line_before = text[max(text.rfind("\n", 0, start) + 1, start - NEAR) : start]
+    before = _OPEN.sub("", line_before)
+    bullet = before in ("-", "+") and line_before.startswith(f"{before} ")
+    if (_CHANGED_BEFORE.search(before) and not bullet) or _LIST_BEFORE.search(before):
+        return True
+    words = _WORDS_BEFORE.findall(before)[-3:]
+    after = text[end : end + NEAR]
+    percent = _PERCENT.match(after) if text[end - 1] == "}" else None
+    close = _CLOSE.match(after)
+    after = after[percent.end() if percent else close.end() if close else 0 :]
+    is_closed = close is not None and close[0].strip("} ") != ""
+    if _CHANGED_AFTER.match(after) and not is_closed:
+        return True
+    following = _WORDS_AFTER.match(after)
+    words += following.groups() if following else ()
+    return any(changes(name) for name in words if name)
+
+
+def _line_of(text: str, start: int, end: int) -> str:
+    following = text.find("\n", end)
+    return text[text.rfind("\n", 0, start) + 1 : len(text) if following < 0 else following].strip()
+
+
+def _unmarked(text: str) -> str | None:
+    """Return a text, or its last line, if that is an answer; else its last number, unless what is beside changes it."""
+    text = text.strip()
+    if not text:
+        return None
+    line = text.rpartition("\n")[2].strip()
+    answer = _readable(line)
+    if answer is not None and (line == text or not isinstance(answer, Words)):
+        return line
+    numbers = [match for match in _LAST_NUMBER.finditer(text) if any(map(str.isdigit, match[0]))]
+    if not numbers:
+        return text
+    start, end = numbers[-1].span()
+    unit = _ADJACENT.match(text, end)
+    if _is_changed(text, start, end) or (unit is not None and unit_of(unit[0]) is None):
+        return _line_of(text, start, end)
+    return numbers[-1][0]

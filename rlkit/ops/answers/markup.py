@@ -1,0 +1,92 @@
+"""Answers without their markup: LaTeX's, Markdown's, and the characters that stand for both."""
+
+# ruff: noqa: RUF001 (the characters are what answers have)
+
+from __future__ import annotations
+
+import re
+
+CURRENCY = "¤"
+"""Stands for a dollar sign that is a currency, not a delimiter of mathematics."""
+
+_SPECIAL_TOKENS = re.compile(r"(?:\s*(?:<[|｜][^<>\s]{1,40}[|｜]>|</s>|<eos>|<end_of_turn>))+\s*$")
+_CALCULATOR = re.compile(r"<<[^<>]*>>")
+_NEW_ROW = re.compile(r"\\\\(?:\s*\[[^\[\]]*\])?")
+_DELIMITERS = re.compile(r"\\[()\[\]]")
+_SPACES = re.compile(r"\\[,;: ]|\\q?quad(?![A-Za-z])|(?<=[\w}\])])~")
+_TEXT = re.compile(
+    r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|boldsymbol|mbox|hbox|emph|operatorname|rm)\s*\{([^{}]*)\}"
+)
+_UNIT_LETTERS = {"m": "metre", "g": "gram", "s": "second", "h": "hour", "L": "litre", "l": "litre"}
+_REALS = re.compile(r"\\mathbb ?(?:\{ ?R ?\}|R)")
+_COMMAND = re.compile(r"\\([A-Za-z]+)\s*")
+_EMPHASIS = (
+    re.compile(r"(?<![\w)}\]*])\*\*(?=\S)([^*]+?)\*\*(?![\w({\\*])"),
+    re.compile(r"(?<![\w)}\]*])\*(?=\S)([^*]+?)\*(?![\w({\\*])"),
+    re.compile(r"(?<!\w)__(?=\S)([^_]+?)__(?!\w)"),
+    re.compile(r"`([^`]*)`"),
+)
+_QUOTED = re.compile(r"""(["'])(.*)\1""")
+_THOUSANDS = re.compile(r"(?<![\d.,])([0-9]{1,3}(?:,[0-9]{3})+)(?!\d|,\d)")
+_TIMES_POWER = re.compile(r"(?<=[0-9]) ?[xX] ?(?=10 ?\^)")
+_RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
+_RAISED_DIGITS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
+_MIXED_GLYPH = re.compile("(?<=[0-9])(?=[¼½¾⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞])")
+_CHARACTERS = str.maketrans(
+    {
+        "\N{MINUS SIGN}": "-", "\N{EN DASH}": "-", "\N{MULTIPLICATION SIGN}": "*", "·": "*", "⋅": "*", "÷": "/",
+        "\N{FRACTION SLASH}": "/", "\N{DIVISION SLASH}": "/", "√": "\\sqrt ", "∞": "\\infty ", "±": "\\pm ",
+        "≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ", "≈": "\\approx ", "∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ",
+        "∅": "{}", "°": "^\\circ ", "ℝ": "(-\\infty ,\\infty )", "′": "'", "’": "'", "“": '"', "”": '"',
+        "¼": "1/4", "½": "1/2", "¾": "3/4", "⅓": "1/3", "⅔": "2/3", "⅕": "1/5", "⅖": "2/5", "⅗": "3/5", "⅘": "4/5",
+        "⅙": "1/6", "⅚": "5/6", "⅛": "1/8", "⅜": "3/8", "⅝": "5/8", "⅞": "7/8",
+        "α": "\\alpha ", "β": "\\beta ", "γ": "\\gamma ", "θ": "\\theta ", "λ": "\\lambda ", "π": "\\pi ",
+        "φ": "\\phi ", "ω": "\\omega ",
+    }
+)  # fmt: skip
+_MEANINGS = {
+    "dfrac": "\\frac ", "tfrac": "\\frac ", "cfrac": "\\frac ", "dbinom": "\\binom ", "tbinom": "\\binom ",
+    "leq": "\\le ", "leqslant": "\\le ", "geq": "\\ge ", "geqslant": "\\ge ", "neq": "\\ne ", "lt": "<", "gt": ">",
+    "times": "*", "cdot": "*", "ast": "*", "div": "/", "lvert": "|", "rvert": "|", "vert": "|", "lbrace": "{",
+    "rbrace": "}", "varnothing": "{}", "emptyset": "{}", "infin": "\\infty ", "degree": "^\\circ ", "to": "\\to ",
+    "boxed": "", "fbox": "", "left": "", "right": "", "big": "", "Big": "", "bigl": "", "bigr": "", "Bigl": "",
+    "Bigr": "", "limits": "", "displaystyle": "", "textstyle": "", "lbrack": "[", "rbrack": "]", "dots": "...",
+    "ldots": "...", "cdots": "...", "minus": "-", "arcsin": "\\arcsin ", "varphi": "\\phi ",
+}  # fmt: skip
+"""LaTeX's commands for what has another spelling; the other commands stay."""
+
+
+def without_special_tokens(text: str) -> str:
+    """Return a completion without the special tokens at its end, such as `<|im_end|>`."""
+    return _SPECIAL_TOKENS.sub("", text) if text.rstrip().endswith(">") else text
+
+
+def plain(text: str) -> str:
+    """Return an answer without markup: one spelling of each operator, `¤` for a dollar, `¶` between rows."""
+    text = _CALCULATOR.sub("", without_special_tokens(text))
+    for emphasis in _EMPHASIS:
+        text = emphasis.sub(r" \1 ", text)
+    text = _RAISED.sub(lambda match: f"^{{{match[0].translate(_RAISED_DIGITS)}}}", text)
+    text = _MIXED_GLYPH.sub(" ", text).translate(_CHARACTERS)
+    if "\\" in text:
+        text = _without_latex(text)
+    text = text.replace("$", " " if text.count("$") % 2 == 0 else CURRENCY)
+    text = " ".join(text.replace("**", "^").replace("+/-", "\\pm ").split())
+    text = text if text.endswith("..") else text.rstrip(" .,;:\\")
+    text = text.lstrip(" :").replace(" ^", "^").replace("{,}", ",")
+    quoted = _QUOTED.fullmatch(text)
+    text = quoted[2].strip(" .") if quoted else text
+    text = _THOUSANDS.sub(lambda match: match[0].replace(",", ""), text)
+    return _TIMES_POWER.sub(" * ", text)
+
+
+def _without_latex(text: str) -> str:
+    text = _NEW_ROW.sub("¶", text).replace("\\$", CURRENCY).replace("\\%", "%").replace("\\!", "")
+    text = _SPACES.sub(" ", _DELIMITERS.sub(" ", text))
+    for _ in range(3):
+        text, count = _TEXT.subn(lambda match: f" {_UNIT_LETTERS.get(match[1].strip(), match[1])} ", text)
+        if not count:
+            break
+    text = _REALS.sub(r"(-\\infty ,\\infty )", text)
+    text = text.replace("\\{", "{").replace("\\}", "}")
+    return _COMMAND.sub(lambda match: _MEANINGS.get(match[1], f"\\{match[1]} "), text)

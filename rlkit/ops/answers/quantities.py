@@ -1,0 +1,115 @@
+"""Numbers and formulae with a currency or a unit."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from rlkit.ops.answers import evaluate
+from rlkit.ops.answers.expression import parse
+from rlkit.ops.answers.nodes import Node, is_finished
+from rlkit.ops.answers.units import are_nouns, unit_of
+from rlkit.ops.answers.values import Formula, Number
+
+_NUMBER = re.compile(
+    r"(?P<sign>[-+]?) ?(?P<currency>[¤€£¥₹]|USD |EUR |GBP )? ?(?P<inner>(?<=[¤€£¥₹ ])[-+])?"
+    r"(?P<digits>[0-9]{1,3}(?: [0-9]{3})+(?![0-9])|[0-9]+)?(?P<decimals>\.[0-9]+|\.(?=$))?"
+    r"(?P<power>[eE][-+]?[0-9]{1,3}(?![0-9A-Za-z.]))?"
+    r"(?:(?P<mixed> [0-9]+)(?= ?/ ?[0-9]))?(?: ?/ ?(?P<below>[0-9]+)(?![0-9.]))?(?![0-9._!^*]|/ ?[^A-Za-z ])"
+)
+_SCALES = {
+    "k": 10**3, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12,
+    "dozen": 12, "bn": 10**9, "mn": 10**6, "lakh": 10**5, "crore": 10**7,
+}  # fmt: skip
+_SCALE = re.compile(r" ?(k|hundred|thousand|million|billion|trillion|dozen|bn|mn|lakh|crore)\b(?!-)", re.I)
+_DEGREES = re.compile(r" ?\^ ?(?:\{ ?)?\\circ ?\}? ?[CF]?")
+_NOUN = re.compile(" [A-Za-z]{3}| per ")
+
+
+def read_number(text: str) -> Number | None:
+    """Return a number in digits with what may stand beside it."""
+    match = _NUMBER.match(text)
+    if match is None or not (match["digits"] or match["decimals"]) or match[0].endswith(("..", "+", "-")):
+        return None
+    value = _quantity(match)
+    return None if value is None else _with_unit(value, text[match.end() :], match["currency"])
+
+
+def _quantity(match: re.Match[str]) -> Fraction | None:
+    digits = (match["digits"] or "0").replace(" ", "")
+    decimals, power = (match["decimals"] or "").removesuffix("."), match["power"] or ""
+    below = int(match["below"] or 1)
+    if below == 0 or (match["decimals"] == "." and not match["digits"]):
+        return None
+    value = Fraction(f"{digits}{decimals}{power}")
+    if match["mixed"]:
+        above = int(match["mixed"])
+        if decimals or power or not 0 < above < below or " " in (match["digits"] or ""):
+            return None
+        value += Fraction(above, below)
+    else:
+        value /= below
+    signs = (match["sign"], match["inner"] or "")
+    if all(signs):
+        return None
+    return -value if "-" in signs else value
+
+
+def _with_unit(value: Fraction, beside: str, currency: str | None) -> Number | None:
+    """Return a number with a unit; None if what stands beside it is none."""
+    scale = _SCALE.match(beside)
+    if scale is not None:
+        value, beside = value * _SCALES[scale[1].lower()], beside[scale.end() :]
+    if currency is not None:
+        name = unit_of(currency.strip())
+        agrees = unit_of(beside.removeprefix("-")) in ("", name) or beside.strip().startswith("per ")
+        return Number((value,), name or "") if agrees else None
+    unit = _unit_beside(beside)
+    if unit == "percent":
+        return Number((value, value / 100), unit)
+    return None if unit is None else Number((value,), unit)
+
+
+def _unit_beside(beside: str) -> str | None:
+    """Return the unit that directly follows a number; None if it is none."""
+    beside = beside.rstrip(" .")
+    if not beside:
+        return ""
+    if _DEGREES.fullmatch(beside):
+        return "degree"
+    if beside[0] in "%¤€£¥₹¢":
+        return unit_of(beside)
+    if beside[0] == "-":
+        return unit_of(beside[1:]) if re.match("-[a-z]{3}", beside) else None
+    if beside[0] in " /":
+        return unit_of(beside)
+    word = re.match(r"[A-Za-z]*", beside)
+    unit = unit_of(beside)
+    return unit if unit and word is not None and len(word[0]) > 1 else None
+
+
+def read_formula(text: str) -> Number | Formula | None:
+    """Return an expression, with a unit after it if there is one."""
+    ends = [match.start() for match in re.finditer(r"(?<=[\w)}\]!|]) (?=[A-Za-z/])|(?=%)", text)]
+    for end in ends[-5:]:
+        unit = _unit_beside(text[end:])
+        core = parse(text[:end]) if unit or (unit == "" and _NOUN.match(text, end)) else None
+        if core is not None and unit is not None:
+            return of_node(core, unit)
+    node = None if len(text) > 1 and not are_nouns([text]) else parse(text)
+    return None if node is None else of_node(node)
+
+
+def of_node(node: Node, unit: str = "") -> Number | Formula:
+    """Return an expression as a number if it is one that is written out."""
+    if node.name == "product" and len(node.operands) == 2 and node.operands[1].name == "degree" and not unit:
+        return of_node(node.operands[0], "degree")
+    if not is_finished(node):
+        return Formula(node, unit)
+    try:
+        value = evaluate.value_of(node)
+    except evaluate.UndefinedError:
+        return Formula(node, unit)
+    if not isinstance(value, Fraction):
+        return Formula(node, unit)
+    return Number((value, value / 100) if unit == "percent" else (value,), unit)

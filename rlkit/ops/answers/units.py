@@ -1,0 +1,110 @@
+"""What may stand beside a number without changing it: a currency, a unit, the thing that is counted."""
+
+from __future__ import annotations
+
+import re
+
+_NAMES = (
+    "kilometre kilometer km", "metre meter m", "centimetre centimeter cm", "millimetre millimeter mm",
+    "inch inches in", "foot feet ft", "yard yd", "mile mi", "kilogram kilo kg", "gram g", "milligram mg", "tonne",
+    "ton", "pound lb lbs", "ounce oz", "litre liter l", "millilitre milliliter ml", "gallon gal", "quart qt", "pint",
+    "second sec s", "minute min mins", "hour hr hrs h", "day", "week", "month", "year yr yrs", "dollar usd ¤ buck",
+    "cent ¢", "euro eur €", "pound-sterling gbp £", "yen ¥ jpy", "rupee ₹ inr", "radian rad", "degree",
+    "percent %",
+)  # fmt: skip
+KNOWN = {word: names.split()[0] for names in _NAMES for word in names.split()}
+"""Units by their spellings."""
+
+_CHANGING_WORDS = """
+    minus plus times divided divide multiplied multiply subtract subtracted squared cubed halved doubled tripled
+    quadrupled negated inverted reversed raised negative negation half halve halves twice thrice double triple
+    quadruple quarter third thirds fourth fourths fifth fifths sixth sixths tenth tenths hundredth hundredths
+    thousandth thousandths hundreds thousands fold twofold pct sqrt root factorial mod modulo log ln reciprocal inverse
+    opposite power exponent choose remainder
+    not no non nor neither never cannot isn aren wasn isn't aren't wasn't doesn't don't can't won't false wrong
+    incorrect untrue unlikely undefined unknown error
+    or xor either between versus vs except unless without instead otherwise rather maybe perhaps possibly probably
+    might guess unsure wait oops nope
+    least most exceeds exceed exceeding under below beyond approximately approx roughly nearly almost near about
+    until upto within
+"""
+_CHANGES = frozenset(_CHANGING_WORDS.split())
+"""Words that change a number, doubt it, or compare it with another."""
+
+_OTHER_WORDS = """
+    a-half above actually add added after all also alternatively although always and another answer any around as at
+    base because before behind besides but by can choice common correct correction could decrease decreased dec did
+    different do does e.g else equal equals et etc even-though excluded excluding few fewer first from had has have
+    having he hence hex her his hmm however i i.e if ignore ignored including increase increased index inf infinity is
+    ish it its just less like lots many may more much must my name nan next nil nine note now null number o'clock oct
+    odd-one off on one only option other our out over pi point previous prime product quotient result reverse right
+    rounded sample she shall short should shy sic since so solution some something somewhat sorry such sum than that
+    their them then there therefore these they this those though through thus till to total true two three four five
+    six seven eight ten eleven twelve twenty thirty forty fifty sixty seventy eighty ninety dozens up use using value
+    was we were what when where whereas whether which while who whose will with would x y z yes yet you your zero am
+    are be been being anyway edit final hint st nd rd th
+"""
+_OTHER_STATEMENTS = frozenset(_OTHER_WORDS.split())
+"""Other words that are no units: they begin another statement, or are numbers themselves."""
+
+_CONNECTIONS = frozenset({"per", "of", "a", "an", "each", "every", "the", "in", "for"})
+_WORD = r"[A-Za-z](?:[A-Za-z'-]*[A-Za-z])?\.?"
+_POWER = r"(?:\^(?:\{?[23]\}?))?"
+_UNIT = re.compile(rf"(?:/ ?)?{_WORD}{_POWER}(?:(?: ?/ ?| ?\* ?| ){_WORD}{_POWER})*")
+_PIECE = re.compile(rf"(/)?(?: ?)({_WORD})({_POWER})")
+_DIMENSIONS = {"square": "^2", "sq": "^2", "cubic": "^3", "cu": "^3"}
+_ALTOGETHER = re.compile(r"(?:^| )(?:in total|in all|altogether|left|remaining)$")
+LONGEST = 5
+"""The maximum number of words of a unit."""
+
+
+def unit_of(text: str) -> str | None:
+    """Return the unit in the words after a number, empty if it is an unknown one; None if they are no unit.
+
+    >>> unit_of("square feet per day"), unit_of("clips"), unit_of("squared")
+    ('foot^2', '', None)
+    """
+    text = _ALTOGETHER.sub("", text.strip(" ."))
+    if not text:
+        return ""
+    if text in KNOWN:
+        return KNOWN[text]
+    if not _UNIT.fullmatch(text):
+        return None
+    pieces = [(slash, word.rstrip("."), power) for slash, word, power in _PIECE.findall(text)]
+    words = [word.lower() for _, word, _ in pieces]
+    if len(words) > LONGEST or words[-1] in _CONNECTIONS or not (_CHANGES | _OTHER_STATEMENTS).isdisjoint(words):
+        return None
+    if any(len(word) == 1 and word not in KNOWN and word not in _CONNECTIONS for word in words):
+        return None
+    if words[0] in _CONNECTIONS - {"per"}:
+        return None
+    return _canonical(pieces)
+
+
+def changes(word: str) -> bool:
+    """Whether a word beside a number changes it, doubts it, or compares it."""
+    return word.lower() in _CHANGES
+
+
+def are_nouns(words: list[str]) -> bool:
+    """Whether words may name what is counted."""
+    lowered = {word.lower() for word in words}
+    return _CHANGES.isdisjoint(lowered) and (_OTHER_STATEMENTS - {"number", "total", "sum"}).isdisjoint(lowered)
+
+
+def _canonical(pieces: list[tuple[str, str, str]]) -> str:
+    """Return the known unit before `per`, with its power; empty if it is unknown."""
+    dimension, name = "", ""
+    for position, (slash, word, power) in enumerate(pieces):
+        lowered = word.lower()
+        if position and (slash or lowered in _CONNECTIONS):
+            break
+        if lowered in _DIMENSIONS and position == 0 and len(pieces) > 1:
+            dimension = _DIMENSIONS[lowered]
+            continue
+        known = KNOWN.get(lowered) or KNOWN.get(lowered.removesuffix("s"))
+        if known is None or name:
+            return ""
+        name = known + (f"^{power.strip('^{}')}" if power else dimension)
+    return name

@@ -1,0 +1,81 @@
+"""Answers once they are read: a class for each form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from rlkit.ops.answers.nodes import Node
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number that is written out, with its unit; a percentage has two readings, 50 and 0.5."""
+
+    readings: tuple[Fraction, ...]
+    unit: str = ""
+
+
+@dataclass(frozen=True)
+class Formula:
+    """An expression other than a written number, with its unit."""
+
+    node: Node
+    unit: str = ""
+
+
+@dataclass(frozen=True)
+class Words:
+    """Words, or the letter of a choice."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Digits:
+    """Digits that are not compared by their value: a number in another base, a ratio, a time of day."""
+
+    kind: str
+    parts: tuple[str, ...]
+    half: str = ""
+
+
+@dataclass(frozen=True)
+class Group:
+    """A tuple, a point, an interval or a set: items in brackets."""
+
+    brackets: str
+    items: tuple[Answer, ...]
+
+
+@dataclass(frozen=True)
+class Several:
+    """Answers in any order: a list without brackets, a union."""
+
+    items: tuple[Answer, ...]
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Rows of expressions."""
+
+    rows: tuple[tuple[Answer, ...], ...]
+
+
+@dataclass(frozen=True)
+class Named:
+    """A value with the name that an equation gives it."""
+
+    name: str
+    value: Answer
+
+
+@dataclass(frozen=True)
+class Relation:
+    """Expressions between which `=`, `<`, `<=` or `!=` stand; those with `>` are turned round."""
+
+    signs: tuple[str, ...]
+    sides: tuple[Node, ...]
+
+
+Answer = Number | Formula | Words | Digits | Group | Several | Matrix | Named | Relation
