@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rlkit.interfaces.interaction import Interaction, Reply
 from rlkit.interfaces.tool import State
-from rlkit.ops.answers import equal, final_answer
+from rlkit.ops.answers import equal, final_answer, reference_of
 from rlkit.ranges import NonNegativeFloat, Repeats
 from rlkit.types import Message, Prompt
 
@@ -38,7 +38,7 @@ class Retry(Interaction):
         self._work = runtime.work
 
     async def start(self, prompt: Prompt, state: State) -> None:
-        state["answer"] = final_answer(prompt.answer or "")[0]
+        state["answer"] = reference_of(prompt.answer or "")
         state["left"] = self.tries
 
     async def reply(self, messages: Sequence[Message], state: State) -> Reply:

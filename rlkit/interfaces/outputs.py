@@ -42,6 +42,11 @@ def of_metrics(metrics: object, taken: Collection[str] = ()) -> str | None:
     return None
 
 
+def of_unscorable(reason: object) -> str | None:
+    """Check the reason why a reward cannot score a prompt: text, or None."""
+    return None if reason is None or isinstance(reason, str) else f"returned {show(reason)}, expected text or None"
+
+
 def of_estimator(batch: Batch) -> str | None:
     """Check `batch.advantages` (and `returns`): set, [B,T] f32, finite, and 0 outside the mask."""
     if batch.advantages is None:

@@ -11,7 +11,7 @@ from rlkit.errors import shorten, show
 from rlkit.interfaces.runtime import BoundPart
 from rlkit.ranges import LARGEST_FLOAT
 from rlkit.text import part_name
-from rlkit.types import Score, Trajectory
+from rlkit.types import Prompt, Score, Trajectory
 
 if TYPE_CHECKING:
     pass
@@ -49,6 +49,13 @@ class RewardManager(BoundPart):
         All trajectories of a call belong to ONE prompt. In training they are the samples of its group, without failed
         conversations; for greedy answers, in validation and before a run they are fewer; on a retry, those that failed.
         """
+
+    def unscorable(self, prompt: Prompt) -> str | None:
+        """Return why no answer to a prompt can be scored, such as a reference that cannot be read; None if all can.
+
+        Called in the trainer's process for the rows that a run uses, before any model is loaded and before `bind`.
+        """
+        return None
 
 
 class RewardFunction(RewardManager):

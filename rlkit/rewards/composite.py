@@ -11,7 +11,7 @@ from rlkit.interfaces.reward import OnError, RewardManager
 from rlkit.names import Name
 from rlkit.ranges import FiniteFloat, Seconds
 from rlkit.registry import close_parts
-from rlkit.types import Score, Trajectory
+from rlkit.types import Prompt, Score, Trajectory
 
 if TYPE_CHECKING:
     from rlkit.interfaces.runtime import Runtime
@@ -57,6 +57,9 @@ class Composite(RewardManager):
 
     def close(self) -> None:
         close_parts(list(self.rewards.values()))
+
+    def unscorable(self, prompt: Prompt) -> str | None:
+        return next(filter(None, (reward.unscorable(prompt) for reward in self.rewards.values())), None)
 
     async def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
         calls = (self.runtime.score(reward, trajectories) for reward in self.rewards.values())

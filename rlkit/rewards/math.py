@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from rlkit.errors import show
 from rlkit.interfaces.reward import OnError, RewardFunction
 from rlkit.ops.answers import UngradableError, canonical, equal, equal_at_once, final_answer, reference_of
 from rlkit.ranges import FiniteFloat, Seconds
-from rlkit.types import Score, StopReason, Trajectory
+from rlkit.types import Prompt, Score, StopReason, Trajectory
 
 SHORT = 2000
 """Characters of a text in which the final answer is found at once."""
@@ -20,8 +21,13 @@ class MathReward(RewardFunction):
     """1 if the final answer equals the reference's as mathematics; else 0.
 
     The final answer is what follows the last `####`, else the last `\\boxed{x}`, else the last number of the text.
-    Units, currencies, emphasis and words beside a number do not matter, `50%` is 50 or 0.5, and an answer with several
-    numbers is wrong.
+    After a marker only a number with its unit may stand, or one form that is read: a fraction, a power, a formula, a
+    list, a set, a tuple, an interval, a matrix, an equation, an inequality, a number in another base, a time, or words.
+    All else is wrong: several guesses, `72 is wrong`, `> 72`, `half of 72`, `72_8`. `50%` is 50 or 0.5; known units
+    that differ are different answers; a calculation that is still to be done (`48 + 24`) is no answer to a number.
+
+    References are read alike, as a whole: `####`, a box, or all of the text. Rows whose reference is in no such form
+    are refused when the data are loaded, or dropped: `rollout.unscorable`.
 
     The component `strict` is 1 where the right answer was marked by `####` or `\\boxed{}`, and `format` where a number
     or a formula was, right or wrong, in an answer that was not cut off.
@@ -53,11 +59,9 @@ class MathReward(RewardFunction):
 
     def _score(self, trajectory: Trajectory, same: Callable[[str, str], bool | None]) -> Score | None:
         """Return the score, None where it is open whether the answer is the `same` as the reference's."""
-        if trajectory.prompt.answer is None:
-            return Score(None, error=f"prompt {trajectory.prompt.id!r} has no answer to compare with")
-        expected = reference_of(trajectory.prompt.answer)
-        if not expected:
-            return Score(None, error=f"prompt {trajectory.prompt.id!r} has no answer in {trajectory.prompt.answer!r}")
+        expected = reference_of(trajectory.prompt.answer or "")
+        if expected is None:
+            return Score(None, error=f"prompt {trajectory.prompt.id!r} {self.unscorable(trajectory.prompt)}")
         answer, marked = final_answer(trajectory.text)
         try:
             right = answer is not None and same(answer, expected)
@@ -68,6 +72,13 @@ class MathReward(RewardFunction):
         credit = float(marked and trajectory.stop not in CUT_OFF)
         components = {"accuracy": float(right), "strict": float(right and marked), "format": credit}
         return Score(right + self.format_weight * credit, components, answer=canonical(answer or ""))
+
+    def unscorable(self, prompt: Prompt) -> str | None:
+        if prompt.answer is None:
+            return "has no answer to compare with"
+        if reference_of(prompt.answer) is None:
+            return f"has the answer {show(prompt.answer)}, which is in no form that MathReward reads"
+        return None
 
     def control(self, trajectory: Trajectory) -> Trajectory | None:
         return replace(trajectory, text=trajectory.prompt.answer or "", messages=[])

@@ -9,7 +9,7 @@ from rlkit.errors import RecipeError
 from rlkit.interfaces.reward import OnError, RewardManager
 from rlkit.ranges import Seconds
 from rlkit.registry import close_parts
-from rlkit.types import Score, Trajectory
+from rlkit.types import Prompt, Score, Trajectory
 
 if TYPE_CHECKING:
     from rlkit.interfaces.runtime import Runtime
@@ -53,10 +53,19 @@ class Router(RewardManager):
     def close(self) -> None:
         close_parts(list(self.rewards.values()))
 
+    def unscorable(self, prompt: Prompt) -> str | None:
+        name = self._choose(prompt)
+        return None if name is None else self.rewards[name].unscorable(prompt)
+
     async def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
-        source = str(trajectories[0].prompt.meta.get(self.key))
-        name = source if source in self.rewards else self.default
+        name = self._choose(trajectories[0].prompt)
         if name is None:
+            source = str(trajectories[0].prompt.meta.get(self.key))
             error = f"no reward for {self.key} {source!r}; there are: {', '.join(self.rewards)}"
             return [Score(None, error=error) for _ in trajectories]
         return await self.runtime.score(self.rewards[name], trajectories)
+
+    def _choose(self, prompt: Prompt) -> str | None:
+        """Return the name of the reward for a prompt, None if there is none."""
+        source = str(prompt.meta.get(self.key))
+        return source if source in self.rewards else self.default

@@ -54,6 +54,8 @@ class Rollout:
         max_prompt_tokens: The most tokens of a prompt, tools and template included; null for what the context holds.
         overlong: What becomes of longer prompts: `error` refuses the run, `drop` leaves them out, and `left`, `right`
             or `middle` is where their longest texts are cut.
+        unscorable: What becomes of prompts that the reward cannot score, such as those whose reference `MathReward`
+            cannot read: `error` refuses the run, `drop` leaves them out.
         max_conversations: How many conversations run at once on a rank, while others wait for their admission; null
             for as many as the engine can hold. More keep an engine busy whose conversations wait for tools.
     """
@@ -69,6 +71,7 @@ class Rollout:
     max_gap: PositiveFloat | None = None
     max_prompt_tokens: PositiveInt | None = None
     overlong: Literal["error", "drop", "left", "right", "middle"] = "error"
+    unscorable: Literal["error", "drop"] = "error"
     max_conversations: Count | None = None
 
 

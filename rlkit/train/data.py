@@ -20,6 +20,7 @@ from rlkit.models.activations import token_limit
 from rlkit.models.load import context_length, load_config, load_tokenizer, stop_ids
 from rlkit.parsers.detect import detect
 from rlkit.recipe import Recipe
+from rlkit.recipe.unscorable import select_scorable, unscorable_training
 from rlkit.registry import calling, require
 from rlkit.rollout.lengths import AnswerSizes, measure, measure_answers, shorten
 from rlkit.rollout.participants import Participants
@@ -53,8 +54,11 @@ class Data:
     overlong: int = 0
     """Prompts that were too long, of those that the run measured."""
 
+    unscorable: str = ""
+    """The prompts that the reward cannot score and the run leaves out, in words; empty if there are none."""
+
     kept: Sequence[int] = ()
-    """The training rows that are used: without those that are left out for their length."""
+    """The training rows that are used: without those that are left out for their length, or cannot be scored."""
 
     validation: list[Prompt] = field(default_factory=list)
     """Held-out prompts that are used, of a length that fits."""
@@ -198,15 +202,15 @@ class Data:
     def spare(self, step: int, attempt: int, group: int) -> Prompt:
         """Return a prompt to take the place of a group that was dropped: any row, by the seed and the place.
 
-        One that is too long is passed over, as its row may be none that was measured.
+        One that is too long, or cannot be scored, is passed over, as its row may be none that was measured.
         """
         place = f"spare/{self.recipe.train.seed}/{step}/{attempt}/{group}/0"
         first = int.from_bytes(hashlib.blake2b(place.encode(), digest_size=8).digest(), "little")
         for extra in range(len(self.kept)):
             prompt = self.prompt(self.kept[(first + extra) % len(self.kept)])
-            if self._training_lengths([prompt])[0] <= self.limit:
+            if self._training_lengths([prompt])[0] <= self.limit and not unscorable_training(self.recipe, [prompt]):
                 return prompt
-        raise RecipeError("no spare prompt is short enough; set rollout.filter.max_refills to 0")
+        raise RecipeError("no spare prompt is short enough and can be scored; set rollout.filter.max_refills to 0")
 
     def examples(self, count: int) -> list[Prompt]:
         """Return some prompts to try things on: held-out ones, or the first step's where validation is off."""
@@ -245,19 +249,25 @@ class Data:
         return [n if fit else max(n, self.limit + 1) for n, fit in zip(lengths, fits, strict=True)]
 
     def check_lengths(self) -> None:
-        """Measure all prompts that the run will use, and leave out those that the recipe drops.
+        """Measure and check all prompts that the run will use, and leave out those that the recipe drops.
 
         Raises:
-            RecipeError: One is too long, or all are.
+            RecipeError: One is too long, or cannot be scored, or all are dropped.
         """
         self.kept, self.order = range(len(self.train)), None
-        rollout, drops = self.recipe.rollout, self.recipe.rollout.overlong == "drop"
+        rollout = self.recipe.rollout
+        drops, drops_unscorable = rollout.overlong == "drop", rollout.unscorable == "drop"
         by_outcome = self.recipe.curriculum is not None or rollout.oversample > 1
-        rows = list(self.kept) if drops or by_outcome else self._used()
+        rows = list(self.kept) if drops or drops_unscorable or by_outcome else self._used()
         prompts = [make_prompt(self.recipe.task, self.train, row) for row in rows]
         if len(rows) == len(self.train):
             check_sources(self.recipe, prompts)
-        lengths, held_out = self._training_lengths(prompts), self.lengths(self.held_out)
+        scorable = select_scorable(self.recipe, rows, prompts, self.held_out)
+        self.unscorable, validation = scorable.left_out, scorable.validation
+        if drops_unscorable:
+            rows, prompts = [rows[i] for i in scorable.training], [prompts[i] for i in scorable.training]
+            self.kept = rows
+        lengths, held_out = self._training_lengths(prompts), self.lengths(validation)
         if self.recipe.rollout.engine.recorded:
             check_recorded(prompts, self.recipe.loss)
             answers = measure_answers(self.template, prompts, self.show)
@@ -268,10 +278,10 @@ class Data:
         measured = [*lengths, *held_out]
         self.overlong = sum(length > self.limit for length in measured)
         if self.overlong and rollout.overlong == "error":
-            self._refuse([*prompts, *self.held_out], measured)
+            self._refuse([*prompts, *validation], measured)
         if drops:
             self.kept = [row for row, length in zip(rows, lengths, strict=True) if length <= self.limit]
-            self.validation = [p for p, length in zip(self.held_out, held_out, strict=True) if length <= self.limit]
+            self.validation = [p for p, length in zip(validation, held_out, strict=True) if length <= self.limit]
             if not self.kept or len(self.validation) < bool(self.held_out):
                 raise RecipeError(
                     f"no {'validation' if self.kept else 'training'} prompt has at most {self.limit} tokens; choose "
@@ -279,7 +289,7 @@ class Data:
                 )
             measured = [length for length in measured if length <= self.limit]
         else:
-            self.validation = [self._shortened(prompt) for prompt in self.held_out]
+            self.validation = [self._shortened(prompt) for prompt in validation]
         self.longest = min(max(measured), self.limit)
         if by_outcome:
             self.order = self._make_order()

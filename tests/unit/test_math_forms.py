@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit.ops.answers import UngradableError, equal, is_readable, reference_of
+from rlkit.ops.answers import UngradableError, equal, reference_of
 from rlkit.rewards import MathReward
 from rlkit.testing import example_trajectory
 from tests.unit.answer_forms import Case, cases, references, refused
@@ -43,7 +43,7 @@ def test_the_table_has_at_most_one_false_positive_in_a_hundred_and_two_false_neg
 
 @pytest.mark.parametrize(("form", "reference"), references())
 def test_a_reference_equals_itself_in_every_wrapper(form: str, reference: str) -> None:
-    content = reference_of(reference)
+    content = reference_of(reference) or ""
     plain = re.sub(r"^\$|\$$", "", content)
     odd = [wrapper for wrapper in WRAPPERS if not is_right(wrapper.format(plain), reference)]
     assert not odd, f"{form}: {odd}"
@@ -51,7 +51,7 @@ def test_a_reference_equals_itself_in_every_wrapper(form: str, reference: str) -
 
 @pytest.mark.parametrize("reference", refused())
 def test_a_reference_in_no_form_is_refused(reference: str) -> None:
-    assert not is_readable(reference_of(reference))
+    assert reference_of(reference) is None
 
 
 def written(value: int, power: int, style: int) -> str:
@@ -99,7 +99,7 @@ COLLECTIONS = st.builds(
 @given(COLLECTIONS)
 def test_no_reference_of_several_numbers_equals_its_own_last_number(reference: str) -> None:
     last = re.findall(r"[0-9]+(?:\.[0-9]+)?", reference)[-1:]
-    if last and is_readable(reference):
+    if last and reference_of(reference):
         assert not is_right(f"#### {last[0]}", reference)
         assert not is_right(f"It is {last[0]}", reference)
         assert is_right(f"#### {reference}", reference)

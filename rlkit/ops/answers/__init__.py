@@ -6,9 +6,10 @@ A reference and an answer are read alike. What is in no known form is no answer,
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import lru_cache
 
 from rlkit.ops.answers import compare
-from rlkit.ops.answers.extract import FinalAnswer, final_answer, reference_of
+from rlkit.ops.answers.extract import FinalAnswer, final_answer, marked_or_all
 from rlkit.ops.answers.forms import LONGEST, read
 from rlkit.ops.answers.markup import plain
 from rlkit.ops.answers.nodes import UngradableError
@@ -21,7 +22,6 @@ __all__ = [
     "equal",
     "equal_at_once",
     "final_answer",
-    "is_readable",
     "reference_of",
 ]
 
@@ -44,12 +44,17 @@ def equal_at_once(given: str, expected: str) -> bool | None:
     return None
 
 
-def is_readable(text: str) -> bool:
-    """Whether a reference is in a form that is read, and small enough to be compared."""
+@lru_cache(1024)  # the samples of a prompt have one reference
+def reference_of(text: str) -> str | None:
+    """Return the answer in a reference: what it marks as one, else all of it.
+
+    None if that is in no form that is read, or too large to be compared.
+    """
+    answer = marked_or_all(text)
     try:
-        return equal(text, text)
+        return answer if equal(answer, answer) else None
     except UngradableError:
-        return False
+        return None
 
 
 def canonical(answer: str) -> str:

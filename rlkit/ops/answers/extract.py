@@ -55,8 +55,8 @@ def final_answer(text: str) -> FinalAnswer:
     return FinalAnswer(_unmarked(text), False)
 
 
-def reference_of(text: str) -> str:
-    """Return the answer in a reference: what it marks as one, else all of it."""
+def marked_or_all(text: str) -> str:
+    """Return what a reference marks as its answer, else all of it: never a part of it."""
     return (final_answer(text).text or "") if MARKER in text or _BOX.search(text) else text.strip()
 
 

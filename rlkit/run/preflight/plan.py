@@ -108,6 +108,8 @@ def lengths(data: Data) -> Iterator[str]:
     if data.overlong:
         done = "left out" if data.recipe.rollout.overlong == "drop" else "shortened"
         yield f"{data.overlong:,} prompts of more than {data.limit} tokens are {done} (rollout.overlong)"
+    if data.unscorable:
+        yield f"warning: {data.unscorable}; they are left out (rollout.unscorable)"
     whole, size = ("group", data.largest_group) if data.recipe.loss.reads_groups else ("row", 1)
     if (alone := row * size) > limit:
         yield (
