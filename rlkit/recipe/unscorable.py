@@ -79,7 +79,7 @@ def _unscorable(reward: RewardManager | None, prompts: Sequence[Prompt]) -> dict
             reason = reward.unscorable(prompt)
         require(reward, "unscorable", outputs.of_unscorable(reason))
         if reason is not None:
-            reasons[index] = f"(prompt {prompt.id!r}) {reason}"
+            reasons[index] = reason if prompt.id.isdecimal() else f"(prompt {prompt.id!r}) {reason}"
     return reasons
 
 

@@ -134,6 +134,28 @@ def test_any_file_of_answers_is_scored_and_shown(tmp_path: Path, capsys: pytest.
     assert "\x1b[2J" not in shown
 
 
+def test_right_and_wrong_answers_are_counted_by_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By that of the reference and that of the answer; a reference in no form fails."""
+    path = tmp_path / "answers.jsonl"
+    pairs = [
+        ("7", "#### 7"), ("7", "#### 7 or 8"), ("8", "#### half of 8"), ("50\\%", "\\boxed{\\frac12}"),
+        ("\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}", "\\boxed{2}"), ("about 7", "#### 7"),
+    ]  # fmt: skip
+    path.write_text("".join(json.dumps({"messages": ASKED, "answer": a, "text": t}) + "\n" for a, t in pairs))
+    counts = figures(capsys, "--recipe=quickstart", "--reward=MathReward", f"--rollouts={path}")
+    assert counts["reference_forms"] == {
+        "integer": {"right": 1, "wrong": 2, "failed": 0},
+        "percentage": {"right": 1, "wrong": 0, "failed": 0},
+        "matrix": {"right": 0, "wrong": 1, "failed": 0},
+        "in no form": {"right": 0, "wrong": 0, "failed": 1},
+    }
+    assert counts["answer_forms"]["list"] == {"right": 0, "wrong": 1, "failed": 0}
+    assert counts["answer_forms"]["in no form"] == {"right": 0, "wrong": 1, "failed": 0}
+    assert counts["answer_forms"]["integer"] == {"right": 1, "wrong": 1, "failed": 1}
+    assert main(["reward", "try", "--recipe=quickstart", "--reward=ExactReward", f"--rollouts={path}"]) == 0
+    assert "form of the reference" in capsys.readouterr().out
+
+
 def test_a_sum_of_a_reward_model_and_plain_code_needs_no_policy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,6 +6,7 @@ import json
 
 from rlkit.cli.display import echo
 from rlkit.errors import shorten
+from rlkit.recipe.unscorable import unscorable_training
 from rlkit.train.data import Data, make_prompt
 from rlkit.types import JsonObject
 
@@ -30,6 +31,8 @@ def show(data: Data, as_json: bool) -> None:
         for name in ("source", "tools", "answer"):
             if row[name] not in (None, []):
                 echo(f"{name}: {', '.join(row[name]) if name == 'tools' else row[name]}")
+        if row["unscorable"] is not None:
+            echo(f"the reward cannot score it: {row['unscorable']}")
         if row["meta"]:
             echo(f"meta: {shorten(json.dumps(row['meta'], ensure_ascii=False, default=str), LONGEST)}")
         echo("")
@@ -48,5 +51,6 @@ def example(data: Data, index: int) -> JsonObject:
         "source": prompt.source or prompt.meta.get("data_source"),
         "tools": list(data.recipe.tools or ()) if prompt.tools is None else prompt.tools,
         "answer": prompt.answer,
+        "unscorable": unscorable_training(data.recipe, [prompt]).get(0),
         "meta": dict(prompt.meta),
     }

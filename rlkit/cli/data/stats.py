@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from math import ceil
 from statistics import fmean, median
 
@@ -14,6 +15,7 @@ from rich.progress import track
 
 from rlkit.cli.display import echo
 from rlkit.cli.display import show as show_table
+from rlkit.recipe.unscorable import unscorable_training, unscorable_validation
 from rlkit.train.data import Data, make_prompt
 from rlkit.types import JsonObject, Prompt
 
@@ -23,7 +25,7 @@ BINS, WIDEST = 12, 40
 SHOWN = (
     ("rows", "rows", 0), ("mean", "tokens, mean", 1), ("median", "tokens, median", 1), ("p95", "tokens, 95%", 0),
     ("max", "tokens, longest", 0), ("too_long", "too long", 0), ("answers_cut", "answers cut", 0),
-    ("without_answer", "without answer", 0),
+    ("without_answer", "without answer", 0), ("unscorable", "cannot be scored", 0),
 )  # fmt: skip
 """The figures of a split in the table: their names, their labels, and the digits after the point."""
 
@@ -39,6 +41,9 @@ def stats(data: Data, as_json: bool) -> None:
     splits = {"train": train} | ({"validation": data.held_out} if data.held_out else {})
     lengths = {name: data.lengths(prompts) for name, prompts in splits.items()}
     found = {name: _split(data, prompts, lengths[name]) for name, prompts in splits.items()}
+    found["train"] |= _unscorable(unscorable_training(data.recipe, train))
+    if data.held_out:
+        found["validation"] |= _unscorable(unscorable_validation(data.recipe, data.held_out))
     whole: JsonObject = {
         "limit": data.limit,
         "context": data.context,
@@ -73,6 +78,12 @@ def _split(data: Data, prompts: Sequence[Prompt], lengths: Sequence[int]) -> Jso
         "without_answer": len(missing),
         "without_answer_ids": missing[:NAMED],
     }
+
+
+def _unscorable(reasons: Mapping[int, str]) -> JsonObject:
+    """Return how many prompts the reward cannot score, and why."""
+    rows = [f"row {index} {reason}" for index, reason in islice(reasons.items(), NAMED)]
+    return {"unscorable": len(reasons), "unscorable_rows": rows}
 
 
 def _digest(prompt: Prompt) -> bytes:
@@ -144,6 +155,9 @@ def _lines(whole: JsonObject) -> Iterator[str]:
         if split["without_answer"]:
             names = ", ".join(split["without_answer_ids"])
             yield f"{split['without_answer']:,} {name} prompts have no reference answer, such as {names}"
+        if split["unscorable"]:
+            yield f"the reward cannot score {split['unscorable']:,} {name} prompts:"
+            yield from (f"  {reason}" for reason in split["unscorable_rows"])
     yield from _repeated(whole)
 
 

@@ -11,15 +11,18 @@ from statistics import fmean
 from typing import NamedTuple
 
 from rlkit.errors import shorten
+from rlkit.ops.answers import form_of_completion, form_of_reference
 from rlkit.ops.statistics import rank_correlation
 from rlkit.run.rows import SavedRow
-from rlkit.types import JsonObject
+from rlkit.types import JsonObject, Score, Trajectory
 
 SAME = 6
 """Decimal places in which rewards are compared: the same model in another batch rounds otherwise."""
 
 SHOWN, LONGEST = 5, 400
 """The largest differences, causes of failures and groups that are kept for people, and the characters of a text."""
+
+OUTCOMES = ("right", "wrong", "failed")
 
 
 @dataclass
@@ -85,6 +88,10 @@ class Comparison:
     compared: int = 0
     agreeing: int = 0
     differences: list[Difference] = field(default_factory=list)
+    reference_forms: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Rows by the form of their reference and by `right`, `wrong` or `failed`, if the new reward has an accuracy."""
+    answer_forms: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """The same by the form of the final answer."""
 
     def add(self, group: RescoredGroup) -> None:
         """Take part in all figures."""
@@ -96,11 +103,21 @@ class Comparison:
             self.scored += row.trajectory.reward is not None
             if score is not None and score.error is not None:
                 self.failures[shorten(score.error, LONGEST)] += 1
+            if score is not None:
+                self._add_forms(row.trajectory, score)
         pairs = group.pairs()
         for row, saved, new in pairs:
             self._add_pair(row, saved, new)
         if len(pairs) > 1:
             self._add_group(pairs)
+
+    def _add_forms(self, trajectory: Trajectory, score: Score) -> None:
+        reference = trajectory.prompt.answer
+        if reference is None or (score.error is None and "accuracy" not in score.components):
+            return
+        outcome = "failed" if score.error else "right" if score.components["accuracy"] > 0 else "wrong"
+        self.reference_forms[form_of_reference(reference), outcome] += 1
+        self.answer_forms[form_of_completion(trajectory.text), outcome] += 1
 
     def _add_pair(self, row: SavedRow, saved: float, new: float) -> None:
         self.saved.append(saved)
@@ -150,6 +167,8 @@ class Comparison:
             "reordered": len(self.reordered),
             "reordered_groups": self.reordered[:100],
             "agreement": self.agreeing / self.compared if self.compared else None,
+            "reference_forms": _by_form(self.reference_forms),
+            "answer_forms": _by_form(self.answer_forms),
             "failures": dict(self.failures.most_common(100)),
             "differences": [one._asdict() for one in self.most_different()],
         }
@@ -157,6 +176,16 @@ class Comparison:
     def most_different(self) -> list[Difference]:
         """Return the largest differences, the largest one first."""
         return sorted(self.differences, reverse=True)
+
+
+def _by_form(counts: Counter[tuple[str, str]]) -> JsonObject:
+    """Return the rows of each outcome by form, the most frequent form first; nothing if all failed."""
+    if not any(outcome != "failed" for _, outcome in counts):
+        return {}
+    rows: Counter[str] = Counter()
+    for (form, _), count in counts.items():
+        rows[form] += count
+    return {form: {outcome: counts[form, outcome] for outcome in OUTCOMES} for form, _ in rows.most_common()}
 
 
 class _Levels(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlkit.cli.display import echo, show
-from rlkit.cli.reward.compare import SHOWN, Comparison
+from rlkit.cli.reward.compare import OUTCOMES, SHOWN, Comparison
 from rlkit.types import JsonObject
 
 
@@ -15,6 +15,10 @@ def report(found: Comparison, files: int) -> None:
     rows = [("reward", _number(figures["saved"]), _number(figures["new"]))]
     rows += [(name, _number(x["saved"]), _number(x["new"])) for name, x in figures["components"].items()]
     show(("mean", "saved", "new"), rows)
+    for title, key in (("form of the reference", "reference_forms"), ("form of the answer", "answer_forms")):
+        forms = [(form, *(f"{counts[outcome]:,}" for outcome in OUTCOMES)) for form, counts in figures[key].items()]
+        if forms:
+            show((title, *OUTCOMES), forms)
     for line in _lines(found, figures, files):
         echo(line)
     for one in found.most_different():

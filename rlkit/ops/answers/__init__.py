@@ -13,7 +13,7 @@ from rlkit.ops.answers.extract import FinalAnswer, final_answer, marked_or_all
 from rlkit.ops.answers.forms import LONGEST, read
 from rlkit.ops.answers.markup import plain
 from rlkit.ops.answers.nodes import UngradableError
-from rlkit.ops.answers.values import Named, Number, Words
+from rlkit.ops.answers.values import Named, Number, Words, form_of
 
 __all__ = [
     "FinalAnswer",
@@ -22,6 +22,8 @@ __all__ = [
     "equal",
     "equal_at_once",
     "final_answer",
+    "form_of_completion",
+    "form_of_reference",
     "reference_of",
 ]
 
@@ -55,6 +57,21 @@ def reference_of(text: str) -> str | None:
         return answer if equal(answer, answer) else None
     except UngradableError:
         return None
+
+
+def form_of_reference(text: str) -> str:
+    """Return the name of the form of a reference, `in no form` if it cannot be read."""
+    answer = reference_of(text)
+    return form_of(None if answer is None else read(answer))
+
+
+def form_of_completion(text: str) -> str:
+    """Return the name of the form of a completion's final answer, `in no form` if it cannot be read."""
+    answer = final_answer(text).text
+    try:
+        return form_of(None if answer is None else read(answer))
+    except UngradableError:
+        return "too large"
 
 
 def canonical(answer: str) -> str:

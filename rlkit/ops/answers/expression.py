@@ -74,7 +74,7 @@ class _Parser:
         self.skip()
         return self.text[self.position : self.position + 1]
 
-    def take(self, literal: str) -> bool:
+    def accept(self, literal: str) -> bool:
         self.skip()
         if not self.text.startswith(literal, self.position):
             return False
@@ -89,7 +89,7 @@ class _Parser:
         return match
 
     def expect(self, literal: str) -> None:
-        if not self.take(literal):
+        if not self.accept(literal):
             raise _Invalid
 
     def nested(self, read: Callable[[], Node]) -> Node:
@@ -109,17 +109,17 @@ class _Parser:
         return terms[0] if len(terms) == 1 else Node("sum", tuple(terms))
 
     def signed(self) -> Node:
-        if self.take("-"):
+        if self.accept("-"):
             return Node("negative", (self.product(),))
-        self.take("+")
+        self.accept("+")
         return self.product()
 
     def product(self) -> Node:
         factors = [self.factor()]
         while True:
-            if self.take("*"):
+            if self.accept("*"):
                 factors.append(self.factor())
-            elif self.take("/"):
+            elif self.accept("/"):
                 factors[:] = [Node("ratio", (_product(factors), self.factor()))]
             elif self.starts_factor():
                 factors.append(self.factor())
@@ -142,12 +142,12 @@ class _Parser:
             return Node("negative", (self.nested(self.factor),))
         node = self.atom()
         while True:
-            if self.take("!"):
+            if self.accept("!"):
                 if node.name == "factorial":
                     raise _Invalid
                 node = Node("factorial", (node,))
-            elif self.take("^"):
-                if self.take("\\circ") or self.take("{\\circ}") or self.take("{\\circ }"):
+            elif self.accept("^"):
+                if self.accept("\\circ") or self.accept("{\\circ}") or self.accept("{\\circ }"):
                     node = Node("product", (node, Node("degree")))
                     continue
                 return Node("power", (node, self.nested(self.exponent)))
@@ -163,7 +163,7 @@ class _Parser:
 
     def exponent(self) -> Node:
         """Return what follows `^`: as after a command, but 2^10 is 2^{10}, and a sign may precede it."""
-        if self.take("-"):
+        if self.accept("-"):
             return Node("negative", (self.nested(self.exponent),))
         return self.nested(self.atom)
 
@@ -172,7 +172,7 @@ class _Parser:
         self.position += 1
         bars, self.bars = self.bars, 0
         node = self.sum()
-        if closing == "}" and self.take("\\choose"):
+        if closing == "}" and self.accept("\\choose"):
             node = Node("binomial", (node, self.sum()))
         self.expect(closing)
         self.bars = bars
@@ -252,7 +252,7 @@ class _Parser:
         if name in ("max", "min", "abs"):
             raise _Invalid
         base = self.subscript() if name == "log" else None
-        power = self.nested(self.exponent) if self.take("^") else None
+        power = self.nested(self.exponent) if self.accept("^") else None
         if power == Node("negative", (Node("number", value=Fraction(1)),)) and name in ("sin", "cos", "tan"):
             name, power = f"arc{name}", None
         argument = self.nested(self.factor if self.peek() in _BRACKETS else self.arguments)
@@ -261,7 +261,7 @@ class _Parser:
         return node if power is None else Node("power", (node, power))
 
     def subscript(self) -> Node | None:
-        return self.nested(self.argument) if self.take("_") else None
+        return self.nested(self.argument) if self.accept("_") else None
 
     def root(self) -> Node:
         degree = Node("number", value=Fraction(2))

@@ -36,7 +36,7 @@ class Digits:
     """Digits that are not compared by their value: a number in another base, a ratio, a time of day."""
 
     kind: str
-    parts: tuple[str, ...]
+    numbers: tuple[str, ...]
     half: str = ""
 
 
@@ -79,3 +79,30 @@ class Relation:
 
 
 Answer = Number | Formula | Words | Digits | Group | Several | Matrix | Named | Relation
+
+
+def form_of(answer: Answer | None) -> str:
+    """Return the name of an answer's form, for people."""
+    match answer:
+        case None:
+            return "in no form"
+        case Number(readings, unit):
+            return _form_of_number(readings[0], unit)
+        case Named():
+            return "equation"
+        case Relation():
+            return "equation" if answer.signs == ("=",) else "inequality"
+        case Group():
+            return "set" if answer.brackets == "{}" else "tuple or interval"
+        case Words():
+            return "words" if len(answer.text) > 1 else "letter"
+        case Digits():
+            return {"base": "number in a base", "colon": "time or ratio"}.get(answer.kind, answer.kind)
+    return {"Several": "list"}.get(type(answer).__name__, type(answer).__name__.lower())
+
+
+def _form_of_number(value: Fraction, unit: str) -> str:
+    if unit == "percent":
+        return "percentage"
+    kind = "integer" if value.denominator == 1 else "fraction or decimal"
+    return f"{kind} with a unit" if unit else kind
