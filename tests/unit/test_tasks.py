@@ -128,11 +128,14 @@ def lengths(*letters: int, steps: int = 1, overlong: str = "error", tokenizer: A
     """Make data of prompts with so many letters, two a step, for a context that 9 letters fit and 10 do not."""
     tokenizer = tokenizer or load_tokenizer(Model("tiny"))  # a letter is a token
     train = Train(steps=steps, prompts_per_step=2, seed=0)
-    rollout = SimpleNamespace(overlong=overlong, max_prompt_tokens=None, oversample=1, engine=TorchEngine())
+    rollout = SimpleNamespace(
+        overlong=overlong, unscorable="error", max_prompt_tokens=None, oversample=1, engine=TorchEngine()
+    )
     task = Lengths(letters)
     recipe: Any = SimpleNamespace(
-        train=train, rollout=rollout, task=task, tools=None, curriculum=None, model=Model("tiny"), teacher=None
-    )
+        train=train, rollout=rollout, task=task, tools=None, curriculum=None, model=Model("tiny"), teacher=None,
+        reward=None, generates=True,
+    )  # fmt: skip
     data = Data(tokenizer, 0, recipe, task.rows("train"), [], frozenset({tokenizer.eos_token_id}))
     data.context = data.length(Prompt("", [{"role": "user", "content": "x" * 10}]))
     data.kept = range(len(letters))

@@ -14,6 +14,8 @@ LARGEST_BITS = 8192
 """The maximum bits of an exact value; larger values are refused."""
 LARGEST_ARGUMENT = 500
 """The maximum argument of factorials and binomial coefficients."""
+LARGEST_DEGREE = 100
+"""The maximum degree of an exact root."""
 TOLERANCE = 1e-9
 """The relative difference up to which two inexact values are equal."""
 POINTS = 6
@@ -159,7 +161,7 @@ def _combine(left: Value, right: Value, operation: Callable[[Value, Value], Valu
 
 def _power(values: list[Value]) -> Value:
     base, exponent = values
-    if isinstance(base, Fraction) and isinstance(exponent, Fraction):
+    if isinstance(base, Fraction) and isinstance(exponent, Fraction) and exponent.denominator <= LARGEST_DEGREE:
         raised = _integer_power(base, exponent.numerator)
         return raised if exponent.denominator == 1 else _root([raised, Fraction(exponent.denominator)])
     if exponent == 0 or base == 0:
@@ -178,7 +180,7 @@ def _integer_power(base: Fraction, exponent: int) -> Fraction:
 def _root(values: list[Value]) -> Value:
     """Return the principal root; the real one of a negative number if the degree is odd."""
     radicand, degree = values
-    if not isinstance(degree, Fraction) or degree.denominator != 1 or not 1 <= degree <= 100:
+    if not isinstance(degree, Fraction) or degree.denominator != 1 or not 1 <= degree <= LARGEST_DEGREE:
         raise ValueError("the degree of a root is no small integer")
     if not isinstance(radicand, Fraction):
         return radicand ** (1 / int(degree))

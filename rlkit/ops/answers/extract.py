@@ -15,18 +15,20 @@ MARKER = "####"
 _BOX = re.compile(r"\\(?:boxed|fbox)(?: ?\{| (?=[0-9A-Za-z]))")
 _BETWEEN_BOXES = re.compile(r"[\s,;$*]*(?:or|and)?[\s,;$*]*")
 _OPEN = re.compile(r"(?:\*\*|\$|\\\(|\\\[|\\boxed ?\{|\\quad|\\[,;!]|\s)+$")
-_CLOSE = re.compile(r"(?:\}|\s*\*\*|\s*\$|\s*\\\)|\s*\\\])+")
+_CLOSE = re.compile(r"(?:\s*</\w+>|\}|\s*\*\*|\s*\$|\s*\\\)|\s*\\\])+")
 _CHANGED_BEFORE = re.compile(
     r"(?:[-+/^_<>≠≈~±√*|{]|\\(?:neq?|geq?|leq?|approx|times|cdot|div|pm|neg|sqrt|frac|gt|lt|sim))$"
 )
 _CHANGED_AFTER = re.compile(
-    r"\s*(?:\^(?! ?\{? ?\\circ)|[_!/*+%]|[-=<>] ?[\d\\]|\d|\\(?:times|cdot|pi|pm|div|sqrt|frac|mod))"
+    r"\s*(?:\^(?! ?\{? ?\\circ)|[_!?/*+%{]|[.,]\d|[-=<>] ?[\d\\]|\d|\\(?:times|cdot|pi|pm|div|sqrt|frac|mod))"
 )
 _PERCENT = re.compile(r"\s*(?:\}|\$)?\s*(\\?%)")
 _LAST_NUMBER = re.compile(
     r"(?<![\w.^_])(?:-(?=[$€£]?[0-9.]))?[$€£¥₹]?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)?(?:\.[0-9]+)?(?:/[0-9]+)?%?"
 )
-_WORDS_BEFORE = re.compile(r"[A-Za-z']+(?=[^.!?\n]*$)")
+_TAG = re.compile(r"</?[A-Za-z]\w*>")
+_CLAUSE = re.compile(r"[.!?=]|\b(?:is|are|was|were|equals)\b")
+_WORD = re.compile("[A-Za-z']+")
 _WORDS_AFTER = re.compile(r"[^\w\n.]*([A-Za-z']+)(?: (?:the |a )?([A-Za-z']+))?")
 _LIST_BEFORE = re.compile(r"[0-9]\S* ?(?:,|or|and|to|-|:|/)\s*$|(?<![\w.])[0-9][0-9.,]*\s*$")
 _ADJACENT = re.compile(r"[^\W\d_]+|[\W_](?=\d)|[_^!]")
@@ -75,7 +77,7 @@ def _readable(text: str) -> Answer | None:
 
 def _after_marker(text: str) -> FinalAnswer:
     lines = [line.strip() for line in text.splitlines()]
-    same_line = lines[0].strip("# ") if lines else ""
+    same_line = lines[0].rstrip("# ") if lines else ""
     following = next(filter(None, lines[1:]), "")
     if same_line and (is_marked(same_line) or not following):
         return FinalAnswer(same_line, is_marked(same_line))
@@ -120,11 +122,11 @@ def _content(text: str, box: re.Match[str], end: int) -> str:
 def _is_changed(text: str, start: int, end: int) -> bool:
     """Whether a sign, an operator or a word beside a span gives it another meaning."""
     line_before = text[max(text.rfind("\n", 0, start) + 1, start - NEAR) : start]
-    before = _OPEN.sub("", line_before)
+    before = _OPEN.sub("", _TAG.split(line_before)[-1])
     bullet = before in ("-", "+") and line_before.startswith(f"{before} ")
     if (_CHANGED_BEFORE.search(before) and not bullet) or _LIST_BEFORE.search(before):
         return True
-    words = _WORDS_BEFORE.findall(before)[-3:]
+    words = _WORD.findall(_CLAUSE.split(before)[-1])[-3:]
     after = text[end : end + NEAR]
     percent = _PERCENT.match(after) if text[end - 1] == "}" else None
     close = _CLOSE.match(after)

@@ -32,6 +32,7 @@ MOST = 40
 
 _LETTER = re.compile(r"\(?([A-Za-z])\)?")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'-]*(?: [A-Za-z][A-Za-z'-]*){0,4}")
+_SHAPE = re.compile(r"\\(overline|overrightarrow|triangle|angle) ?\{? ?([A-Z]{1,4}) ?\}?")
 _ARTICLE = re.compile(r"(?:an?|the) ", re.I)
 _TWO_LETTERS = frozenset({"no", "mr", "ms", "it", "he", "me", "up"})
 _ORDINAL = re.compile(r"([0-9]+) ?\^?\{? ?(st|nd|rd|th) ?\}?", re.I)
@@ -41,11 +42,13 @@ _HOUR = re.compile(r"([0-9]{1,2}) ?([ap])\.? ?m\.?", re.I)
 _RATIO = re.compile(r"([0-9]+) to ([0-9]+)")
 _MATRIX = re.compile(r"[(\[]? ?\\begin ?\{([pb]?)matrix\}(.*)\\end ?\{\1matrix\} ?[)\]]?")
 _SEPARATOR = re.compile(r",? ?\b(?:and|or)\b|[,;]")
+_COMMAS = re.compile("[,;]")
 _RELATION = re.compile(r"<=|>=|!=|=|<|>|\\le(?![A-Za-z])|\\ge(?![A-Za-z])|\\ne(?![A-Za-z])|\\in(?![A-Za-z])")
 _SIGNS = {"\\le": "<=", "\\ge": ">=", "\\ne": "!="}
 _TURNED = {">": "<", ">=": "<="}
 _NAME = re.compile(
-    r"[A-Za-z](?:_(?:\w|\{\w+\}))?'*(?: ?\([A-Za-z0-9, ]*\))?|[A-Z]{2,4}|\\(?:alpha|beta|gamma|theta|lambda|phi|omega)"
+    r"[A-Za-z](?:_(?:\w|\{\w+\}))?'*(?: ?\([A-Za-z0-9, =<>+-]*\))?|[A-Z]{2,4}"
+    r"|\\(?:alpha|beta|gamma|theta|lambda|phi|omega)"
     r"|m? ?\\angle ?[A-Z]{1,3}|\( ?[A-Za-z](?: ?, ?[A-Za-z])+ ?\)"
 )
 _LEAD = re.compile(
@@ -236,6 +239,9 @@ def _words(text: str) -> Words | None:
         return Words(letter[1])
     if letter is not None and text.endswith(")"):
         return Words(letter[1])
+    shape = _SHAPE.fullmatch(text)
+    if shape is not None:
+        return Words(" ".join(shape.groups()))
     if not _WORDS.fullmatch(text) or len(text) > 60:
         return None
     runs = re.findall(r"[A-Za-z]+", text)
@@ -267,13 +273,14 @@ def _group(text: str) -> Answer | None:
     if text[0] not in _OPENING or text[-1] not in _CLOSING or _closing(text) != len(text) - 1:
         return None
     content = text[1:-1].strip()
-    if not content:
-        return Group("{}", ()) if text[0] == "{" else None
-    items = list(_split(content, re.compile("[,;]")))
+    if text[0] == "{" and text[-1] == "}":
+        inside = _statement(content) if content else Several(())
+        return Group("{}", inside.items) if isinstance(inside, Several) else inside
+    items = list(_split(content, _COMMAS))
     if len(items) == 1:
         closes = _CLOSING[_OPENING.index(text[0])] == text[-1]
-        inside = _statement(content) if closes else None
-        return None if isinstance(inside, Group) and text[0] != "{" else inside
+        inside = _statement(content) if closes and content else None
+        return None if isinstance(inside, Group) else inside
     answers = [_item(item) for item in items]
     if len(answers) > MOST or any(answer is None or isinstance(answer, Relation) for answer in answers):
         return None

@@ -9,7 +9,7 @@ import re
 CURRENCY = "¤"
 """Stands for a dollar sign that is a currency, not a delimiter of mathematics."""
 
-_SPECIAL_TOKENS = re.compile(r"(?:\s*(?:<[|｜][^<>\s]{1,40}[|｜]>|</s>|<eos>|<end_of_turn>))+\s*$")
+_SPECIAL_TOKENS = re.compile(r"(?:\s*(?:<[|｜][^<>\s]{1,40}[|｜]>|</[a-z]\w*>|<eos>|<end_of_turn>))+\s*$")
 _CALCULATOR = re.compile(r"<<[^<>]*>>")
 _NEW_ROW = re.compile(r"\\\\(?:\s*\[[^\[\]]*\])?")
 _DELIMITERS = re.compile(r"\\[()\[\]]")
@@ -19,6 +19,7 @@ _TEXT = re.compile(
 )
 _UNIT_LETTERS = {"m": "metre", "g": "gram", "s": "second", "h": "hour", "L": "litre", "l": "litre"}
 _REALS = re.compile(r"\\mathbb ?(?:\{ ?R ?\}|R)")
+_SETS = re.compile(r"\\mathbb ?\{? ?([CNQZ]) ?\}?")
 _COMMAND = re.compile(r"\\([A-Za-z]+)\s*")
 _EMPHASIS = (
     re.compile(r"(?<![\w)}\]*])\*\*(?=\S)([^*]+?)\*\*(?![\w({\\*])"),
@@ -45,6 +46,7 @@ _CHARACTERS = str.maketrans(
     }
 )  # fmt: skip
 _MEANINGS = {
+    "langle": "(", "rangle": ")",
     "dfrac": "\\frac ", "tfrac": "\\frac ", "cfrac": "\\frac ", "dbinom": "\\binom ", "tbinom": "\\binom ",
     "leq": "\\le ", "leqslant": "\\le ", "geq": "\\ge ", "geqslant": "\\ge ", "neq": "\\ne ", "lt": "<", "gt": ">",
     "times": "*", "cdot": "*", "ast": "*", "div": "/", "lvert": "|", "rvert": "|", "vert": "|", "lbrace": "{",
@@ -72,7 +74,7 @@ def plain(text: str) -> str:
         text = _without_latex(text)
     text = text.replace("$", " " if text.count("$") % 2 == 0 else CURRENCY)
     text = " ".join(text.replace("**", "^").replace("+/-", "\\pm ").split())
-    text = text if text.endswith("..") else text.rstrip(" .,;:\\")
+    text = text if text.endswith("..") and not text.endswith(".m..") else text.rstrip(" .,;:\\")
     text = text.lstrip(" :").replace(" ^", "^").replace("{,}", ",")
     quoted = _QUOTED.fullmatch(text)
     text = quoted[2].strip(" .") if quoted else text
@@ -87,6 +89,6 @@ def _without_latex(text: str) -> str:
         text, count = _TEXT.subn(lambda match: f" {_UNIT_LETTERS.get(match[1].strip(), match[1])} ", text)
         if not count:
             break
-    text = _REALS.sub(r"(-\\infty ,\\infty )", text)
+    text = _SETS.sub(r" \1 ", _REALS.sub(r"(-\\infty ,\\infty )", text))
     text = text.replace("\\{", "{").replace("\\}", "}")
     return _COMMAND.sub(lambda match: _MEANINGS.get(match[1], f"\\{match[1]} "), text)

@@ -7,6 +7,7 @@ from fractions import Fraction
 
 from rlkit.ops.answers import evaluate
 from rlkit.ops.answers.expression import parse
+from rlkit.ops.answers.markup import CURRENCY
 from rlkit.ops.answers.nodes import Node, is_finished
 from rlkit.ops.answers.units import are_nouns, unit_of
 from rlkit.ops.answers.values import Formula, Number
@@ -89,7 +90,10 @@ def _unit_beside(beside: str) -> str | None:
 
 
 def read_formula(text: str) -> Number | Formula | None:
-    """Return an expression, with a unit after it if there is one."""
+    """Return an expression, with a currency before it or a unit after it if there is one."""
+    if text.startswith(CURRENCY):
+        amount = parse(text[1:])
+        return None if amount is None else of_node(amount, unit_of(CURRENCY) or "")
     ends = [match.start() for match in re.finditer(r"(?<=[\w)}\]!|]) (?=[A-Za-z/])|(?=%)", text)]
     for end in ends[-5:]:
         unit = _unit_beside(text[end:])

@@ -25,7 +25,7 @@ _CHANGING_WORDS = """
     incorrect untrue unlikely undefined unknown error
     or xor either between versus vs except unless without instead otherwise rather maybe perhaps possibly probably
     might guess unsure wait oops nope
-    least most exceeds exceed exceeding under below beyond approximately approx roughly nearly almost near about
+    than least most exceeds exceed exceeding under below beyond approximately approx roughly nearly almost near about
     until upto within
 """
 _CHANGES = frozenset(_CHANGING_WORDS.split())
@@ -38,7 +38,7 @@ _OTHER_WORDS = """
     having he hence hex her his hmm however i i.e if ignore ignored including increase increased index inf infinity is
     ish it its just less like lots many may more much must my name nan next nil nine note now null number o'clock oct
     odd-one off on one only option other our out over pi point previous prime product quotient result reverse right
-    rounded sample she shall short should shy sic since so solution some something somewhat sorry such sum than that
+    rounded sample she shall short should shy sic since so solution some something somewhat sorry such sum that
     their them then there therefore these they this those though through thus till to total true two three four five
     six seven eight ten eleven twelve twenty thirty forty fifty sixty seventy eighty ninety dozens up use using value
     was we were what when where whereas whether which while who whose will with would x y z yes yet you your zero am
@@ -73,7 +73,8 @@ def unit_of(text: str) -> str | None:
         return None
     pieces = [(slash, word.rstrip("."), power) for slash, word, power in _PIECE.findall(text)]
     words = [word.lower() for _, word, _ in pieces]
-    if len(words) > LONGEST or words[-1] in _CONNECTIONS or not (_CHANGES | _OTHER_STATEMENTS).isdisjoint(words):
+    parts = {part for word in words for part in (word, *word.split("-"))}
+    if len(words) > LONGEST or words[-1] in _CONNECTIONS or not (_CHANGES | _OTHER_STATEMENTS).isdisjoint(parts):
         return None
     if any(len(word) == 1 and word not in KNOWN and word not in _CONNECTIONS for word in words):
         return None
