@@ -28,21 +28,21 @@ __all__ = [
 ]
 
 
-def equal(given: str, expected: str) -> bool:
+def equal(actual: str, expected: str) -> bool:
     """Whether two answers are the same number, formula, words or collection of these; 50% is both 50 and 0.5.
 
     Raises:
-        UngradableError: The given answer is too large to be compared.
+        UngradableError: The answer is too large to be compared.
     """
-    answers = read(given), read(expected)
+    answers = read(actual), read(expected)
     return answers[0] is not None and answers[1] is not None and compare.same(answers[0], answers[1])
 
 
-def equal_at_once(given: str, expected: str) -> bool | None:
+def equal_at_once(actual: str, expected: str) -> bool | None:
     """Return the same where that takes microseconds: for numbers and words; None for formulae."""
-    answers = read(given), read(expected)
+    answers = read(actual), read(expected)
     if all(isinstance(answer, Number | Words | None) for answer in answers):
-        return equal(given, expected)
+        return equal(actual, expected)
     return None
 
 

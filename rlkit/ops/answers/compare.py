@@ -20,45 +20,45 @@ from rlkit.ops.answers.values import (
 )
 
 
-def same(given: Answer, expected: Answer) -> bool:
+def same(actual: Answer, expected: Answer) -> bool:
     """Whether an answer is the same as the reference's.
 
     Raises:
         UngradableError: A value is too large to be compared.
     """
-    match given, expected:
+    match actual, expected:
         case (Named(), Relation()) | (Relation(), Named()):
-            return _same_relation(_as_relation(given), _as_relation(expected))
+            return _same_relation(_as_relation(actual), _as_relation(expected))
         case (Named(), Named()):
-            return given.name == expected.name and same(given.value, expected.value)
+            return actual.name == expected.name and same(actual.value, expected.value)
         case (Named(), _):
-            return same(given.value, expected)
+            return same(actual.value, expected)
         case (_, Named()):
-            return same(given, expected.value)
+            return same(actual, expected.value)
         case (Relation(), Relation()):
-            return _same_relation(given, expected)
+            return _same_relation(actual, expected)
         case (Number() | Formula(), Number() | Formula()):
-            return _same_unit(given.unit, expected.unit) and _same_quantity(given, expected)
+            return _same_unit(actual.unit, expected.unit) and _same_quantity(actual, expected)
         case (Words(), Words()):
-            return given.text.casefold() == expected.text.casefold()
+            return actual.text.casefold() == expected.text.casefold()
         case (Words(text), Formula()) | (Formula(), Words(text)):
-            other = expected if isinstance(expected, Formula) else given
+            other = expected if isinstance(expected, Formula) else actual
             return isinstance(other, Formula) and other.node == Node("variable", value=text)
         case (Digits(), Digits()):
-            halves = {given.half, expected.half} - {""}
-            return given.kind == expected.kind and given.numbers == expected.numbers and len(halves) < 2
+            halves = {actual.half, expected.half} - {""}
+            return actual.kind == expected.kind and actual.numbers == expected.numbers and len(halves) < 2
         case (Matrix(), Matrix()):
-            return len(given.rows) == len(expected.rows) and all(map(_same_in_order, given.rows, expected.rows))
-    return _same_items(given, expected)
+            return len(actual.rows) == len(expected.rows) and all(map(_same_in_order, actual.rows, expected.rows))
+    return _same_items(actual, expected)
 
 
-def _same_items(given: Answer, expected: Answer) -> bool:
+def _same_items(actual: Answer, expected: Answer) -> bool:
     """Compare lists, sets, tuples and intervals."""
-    lists = [_unordered(answer) for answer in (given, expected)]
+    lists = [_unordered(answer) for answer in (actual, expected)]
     if lists[0] is not None and lists[1] is not None:
         return _same_in_any_order(lists[0], lists[1])
-    if isinstance(given, Group) and isinstance(expected, Group):
-        return given.brackets == expected.brackets and _same_in_order(given.items, expected.items)
+    if isinstance(actual, Group) and isinstance(expected, Group):
+        return actual.brackets == expected.brackets and _same_in_order(actual.items, expected.items)
     return False
 
 
@@ -68,16 +68,16 @@ def _unordered(answer: Answer) -> tuple[Answer, ...] | None:
     return None
 
 
-def _same_in_order(given: tuple[Answer, ...], expected: tuple[Answer, ...]) -> bool:
-    return len(given) == len(expected) and all(map(same, given, expected))
+def _same_in_order(actual: tuple[Answer, ...], expected: tuple[Answer, ...]) -> bool:
+    return len(actual) == len(expected) and all(map(same, actual, expected))
 
 
-def _same_in_any_order(given: tuple[Answer, ...], expected: tuple[Answer, ...]) -> bool:
-    names = [{item.name for item in items if isinstance(item, Named)} for items in (given, expected)]
-    if len(given) != len(expected) or (max(map(len, names)) > 1 and names[0] != names[1]):
+def _same_in_any_order(actual: tuple[Answer, ...], expected: tuple[Answer, ...]) -> bool:
+    names = [{item.name for item in items if isinstance(item, Named)} for items in (actual, expected)]
+    if len(actual) != len(expected) or (max(map(len, names)) > 1 and names[0] != names[1]):
         return False
     left = list(expected)
-    for item in given:
+    for item in actual:
         equal = next((index for index, other in enumerate(left) if same(item, other)), None)
         if equal is None:
             return False
@@ -85,20 +85,20 @@ def _same_in_any_order(given: tuple[Answer, ...], expected: tuple[Answer, ...]) 
     return True
 
 
-def _same_unit(given: str, expected: str) -> bool:
-    return not given or not expected or given == expected
+def _same_unit(actual: str, expected: str) -> bool:
+    return not actual or not expected or actual == expected
 
 
-def _same_quantity(given: Number | Formula, expected: Number | Formula) -> bool:
-    if isinstance(expected, Number) and isinstance(given, Number):
-        if given.unit == expected.unit:
-            return _close(given.readings[0], expected.readings[0])
-        return any(_close(a, b) for a in given.readings for b in expected.readings)
-    if isinstance(expected, Number) and isinstance(given, Formula) and has_calculation(given.node):
+def _same_quantity(actual: Number | Formula, expected: Number | Formula) -> bool:
+    if isinstance(expected, Number) and isinstance(actual, Number):
+        if actual.unit == expected.unit:
+            return _close(actual.readings[0], expected.readings[0])
+        return any(_close(a, b) for a in actual.readings for b in expected.readings)
+    if isinstance(expected, Number) and isinstance(actual, Formula) and has_calculation(actual.node):
         return False
-    if isinstance(expected, Formula) and isinstance(given, Formula):
-        return evaluate.same(given.node, expected.node)
-    number, formula = (given, expected) if isinstance(given, Number) else (expected, given)
+    if isinstance(expected, Formula) and isinstance(actual, Formula):
+        return evaluate.same(actual.node, expected.node)
+    number, formula = (actual, expected) if isinstance(actual, Number) else (expected, actual)
     assert isinstance(number, Number) and isinstance(formula, Formula)  # noqa: PT018
     return not formula.node.variables() and any(_has_value(formula.node, value) for value in number.readings)
 
@@ -119,12 +119,12 @@ def _has_value(node: Node, number: Fraction) -> bool:
     return _close(number, exact)
 
 
-def _close(given: Fraction, expected: Fraction) -> bool:
+def _close(actual: Fraction, expected: Fraction) -> bool:
     """Whether two numbers are equal up to 1e-6 of the expected one, or of 1 where that is less: integers exactly."""
-    if given.denominator == expected.denominator == 1:
-        return given == expected
+    if actual.denominator == expected.denominator == 1:
+        return actual == expected
     tolerance = min(Fraction(1), abs(expected)) / 10**6
-    return abs(given - expected) <= tolerance
+    return abs(actual - expected) <= tolerance
 
 
 def _as_relation(answer: Answer) -> Relation | None:
@@ -136,15 +136,15 @@ def _as_relation(answer: Answer) -> Relation | None:
     return None
 
 
-def _same_relation(given: Relation | None, expected: Relation | None) -> bool:
-    if given is None or expected is None or given.signs != expected.signs:
+def _same_relation(actual: Relation | None, expected: Relation | None) -> bool:
+    if actual is None or expected is None or actual.signs != expected.signs:
         return False
-    if all(map(evaluate.same, given.sides, expected.sides)):
+    if all(map(evaluate.same, actual.sides, expected.sides)):
         return True
-    if len(given.sides) > 2:
+    if len(actual.sides) > 2:
         return False
-    factor = evaluate.proportional(_difference(given), _difference(expected))
-    return factor is not None and (given.signs[0] in ("=", "!=") or (factor.imag == 0 and factor.real > 0))
+    factor = evaluate.proportional(_difference(actual), _difference(expected))
+    return factor is not None and (actual.signs[0] in ("=", "!=") or (factor.imag == 0 and factor.real > 0))
 
 
 def _difference(relation: Relation) -> Node:

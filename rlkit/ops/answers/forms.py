@@ -107,7 +107,7 @@ def _statement(text: str) -> Answer | None:
         return _item(text)
     if len(items) > MOST:
         return None
-    answers = [_item(item) for item in items if item or item is not items[-1]]
+    answers = [_item(item) for item in items]
     return _several(answers)
 
 

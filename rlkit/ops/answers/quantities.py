@@ -13,7 +13,7 @@ from rlkit.ops.answers.units import are_nouns, unit_of
 from rlkit.ops.answers.values import Formula, Number
 
 _NUMBER = re.compile(
-    r"(?P<sign>[-+]?) ?(?P<currency>[¤€£¥₹]|USD |EUR |GBP )? ?(?P<inner>(?<=[¤€£¥₹ ])[-+])?"
+    r"(?P<sign>[-+]?) ?(?P<currency>(?:US)?¤|[€£¥₹]|USD |EUR |GBP )? ?(?P<inner>(?<=[¤€£¥₹ ])[-+])?"
     r"(?P<digits>[0-9]{1,3}(?: [0-9]{3})+(?![0-9])|[0-9]+)?(?P<decimals>\.[0-9]+|\.(?=$))?"
     r"(?P<power>[eE][-+]?[0-9]{1,3}(?![0-9A-Za-z.]))?"
     r"(?:(?P<mixed> [0-9]+)(?= ?/ ?[0-9]))?(?: ?/ ?(?P<below>[0-9]+)(?![0-9.]))?(?![0-9._!^*]|/ ?[^A-Za-z ])"

@@ -8,7 +8,7 @@ _NAMES = (
     "kilometre kilometer km", "metre meter m", "centimetre centimeter cm", "millimetre millimeter mm",
     "inch inches in", "foot feet ft", "yard yd", "mile mi", "kilogram kilo kg", "gram g", "milligram mg", "tonne",
     "ton", "pound lb lbs", "ounce oz", "litre liter l", "millilitre milliliter ml", "gallon gal", "quart qt", "pint",
-    "second sec s", "minute min mins", "hour hr hrs h", "day", "week", "month", "year yr yrs", "dollar usd ¤ buck",
+    "second sec s", "minute min mins", "hour hr hrs h", "day", "week", "month", "year yr yrs", "dollar usd ¤ US¤ buck",
     "cent ¢", "euro eur €", "pound-sterling gbp £", "yen ¥ jpy", "rupee ₹ inr", "radian rad", "degree",
     "percent %",
 )  # fmt: skip
@@ -18,7 +18,8 @@ KNOWN = {word: names.split()[0] for names in _NAMES for word in names.split()}
 _CHANGING_WORDS = """
     minus plus times divided divide multiplied multiply subtract subtracted squared cubed halved doubled tripled
     quadrupled negated inverted reversed raised negative negation half halve halves twice thrice double triple
-    quadruple quarter third thirds fourth fourths fifth fifths sixth sixths tenth tenths hundredth hundredths
+    quadruple quarter third thirds fourth fourths fifth fifths sixth sixths seventh sevenths eighth eighths
+    ninth ninths eleventh elevenths twelfth twelfths millionth millionths tenth tenths hundredth hundredths
     thousandth thousandths hundreds thousands fold twofold pct sqrt root factorial mod modulo log ln reciprocal inverse
     opposite power exponent choose remainder
     not no non nor neither never cannot isn aren wasn isn't aren't wasn't doesn't don't can't won't false wrong
@@ -40,20 +41,23 @@ _OTHER_WORDS = """
     odd-one off on one only option other our out over pi point previous prime product quotient result reverse right
     rounded sample she shall short should shy sic since so solution some something somewhat sorry such sum that
     their them then there therefore these they this those though through thus till to total true two three four five
-    six seven eight ten eleven twelve twenty thirty forty fifty sixty seventy eighty ninety dozens up use using value
+    six seven eight ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen
+    nineteen twenty thirty forty fifty sixty seventy eighty ninety dozens up use using value
     was we were what when where whereas whether which while who whose will with would x y z yes yet you your zero am
     are be been being anyway edit final hint st nd rd th
 """
 _OTHER_STATEMENTS = frozenset(_OTHER_WORDS.split())
 """Other words that are no units: they begin another statement, or are numbers themselves."""
 
+_NO_NOUN = re.compile(r"(?!(?:family|fly|jelly|lily|supply)$)\w+ly|(?!(?:seed|feed|weed|speed|breed|sided)$)\w{3,}ed")
+"""Words that say how, not what, if they stand alone: `presumably`, `rejected`."""
 _CONNECTIONS = frozenset({"per", "of", "a", "an", "each", "every", "the", "in", "for"})
 _WORD = r"[A-Za-z](?:[A-Za-z'-]*[A-Za-z])?\.?"
 _POWER = r"(?:\^(?:\{?[23]\}?))?"
 _UNIT = re.compile(rf"(?:/ ?)?{_WORD}{_POWER}(?:(?: ?/ ?| ?\* ?| ){_WORD}{_POWER})*")
 _PIECE = re.compile(rf"(/)?(?: ?)({_WORD})({_POWER})")
 _DIMENSIONS = {"square": "^2", "sq": "^2", "cubic": "^3", "cu": "^3"}
-_ALTOGETHER = re.compile(r"(?:^| )(?:in total|in all|altogether|left|remaining)$")
+_ALTOGETHER = re.compile(r"(?:^| )(?:in total|total|in all|altogether|left|remaining)$")
 LONGEST = 5
 """The maximum number of words of a unit."""
 
@@ -64,7 +68,9 @@ def unit_of(text: str) -> str | None:
     >>> unit_of("square feet per day"), unit_of("clips"), unit_of("squared")
     ('foot^2', '', None)
     """
-    text = _ALTOGETHER.sub("", text.strip(" ."))
+    text = text.strip(" .")
+    text = text[1:-1].strip() if text.startswith("(") and text.endswith(")") else text
+    text = _ALTOGETHER.sub("", text)
     if not text:
         return ""
     if text in KNOWN:
@@ -78,7 +84,7 @@ def unit_of(text: str) -> str | None:
         return None
     if any(len(word) == 1 and word not in KNOWN and word not in _CONNECTIONS for word in words):
         return None
-    if words[0] in _CONNECTIONS - {"per"}:
+    if words[0] in _CONNECTIONS - {"per"} or _NO_NOUN.fullmatch(words[-1] if len(words) == 1 else ""):
         return None
     return _canonical(pieces)
 
@@ -104,8 +110,8 @@ def _canonical(pieces: list[tuple[str, str, str]]) -> str:
         if lowered in _DIMENSIONS and position == 0 and len(pieces) > 1:
             dimension = _DIMENSIONS[lowered]
             continue
-        known = KNOWN.get(lowered) or KNOWN.get(lowered.removesuffix("s"))
-        if known is None or name:
+        unit = KNOWN.get(lowered) or KNOWN.get(lowered.removesuffix("s"))
+        if unit is None or name:
             return ""
-        name = known + (f"^{power.strip('^{}')}" if power else dimension)
+        name = unit + (f"^{power.strip('^{}')}" if power else dimension)
     return name
