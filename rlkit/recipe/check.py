@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from rlkit.errors import RecipeError
 from rlkit.interfaces.advantage import Needs
@@ -66,14 +66,13 @@ def _check_needs(recipe: Recipe) -> Iterator[str]:
         )
     if recipe.advantage is not None and Needs.VALUES not in needs and recipe.critic is not None:
         yield f"the recipe has a `critic:` section, but advantage {advantage} reads no values; remove it, or choose GAE"
-    if Needs.COMPONENTS in needs and recipe.reward is not None and recipe.reward.components is not None:
-        missing = sorted(set(getattr(recipe.advantage, "weights", {})) - set(recipe.reward.components))
-        if missing:
-            yield (
-                f"advantage {advantage} weighs the component {missing[0]!r}, but reward {type(recipe.reward).__name__} "
-                f"has only: {', '.join(recipe.reward.components) or 'none'}; "
-                "weigh one of these, or choose reward Composite"
-            )
+    if Needs.COMPONENTS in needs:
+        weighed = getattr(recipe.advantage, "weights", {})
+        yield from _check_components(recipe, f"advantage {advantage} weighs the component", weighed, "weigh")
+    component = getattr(recipe.rollout.filter, "component", None)
+    if component is not None:
+        name = type(recipe.rollout.filter).__name__
+        yield from _check_components(recipe, f"rollout.filter {name} compares the component", [component], "compare")
     for section in ("shaping", "kl_reward"):
         if Needs.COMPONENTS in needs and getattr(recipe, section) is not None:
             yield (
@@ -84,6 +83,18 @@ def _check_needs(recipe: Recipe) -> Iterator[str]:
     yield from _check_partners(recipe)
     yield from _check_reference(recipe)
     yield from _check_sampling(recipe)
+
+
+def _check_components(recipe: Recipe, what: str, names: Iterable[str], verb: str) -> Iterator[str]:
+    """Yield the first name that is no component of the reward, where these are known before it is called."""
+    if recipe.reward is None or recipe.reward.components is None:
+        return
+    missing = sorted(set(names) - set(recipe.reward.components))
+    if missing:
+        yield (
+            f"{what} {missing[0]!r}, but reward {type(recipe.reward).__name__} has only: "
+            f"{', '.join(recipe.reward.components) or 'none'}; {verb} one of these, or choose reward Composite"
+        )
 
 
 def _check_loss(recipe: Recipe) -> Iterator[str]:

@@ -13,7 +13,7 @@ from rlkit.types import Completion, Message, Prompt, RecordedAnswer, Score, Stop
 
 NO_ANSWER = (
     "prompt {prompt!r} has no recorded answer; rows need a column `completion`, `messages` or `text`, or `chosen` and "
-    "`rejected`, or a task that sets Prompt.recorded"
+    "`rejected`, with rewards that are numbers, or a task that sets Prompt.recorded"
 )
 
 NO_PAIR = (

@@ -47,8 +47,13 @@ def recording(row: Row, prompted: bool, place: str = "row") -> Recording:
         return _pair(row, prompted, place)
     if prompted and (found := _turns(row.get("completion"))):
         label = row.get("label")
-        reward = float(label) if isinstance(label, bool) else _number(row.get("reward"), f"{place}: 'reward'")
-        return Recording(None, [RecordedAnswer(found, 0.0 if reward is None else reward, _of_turns(row, found, place))])
+        if isinstance(label, int) and label in (0, 1):
+            reward = float(label)
+        elif _is_reward(row.get("reward")):
+            reward = _number(row.get("reward"), f"{place}: 'reward'") or 0.0
+        else:
+            return Recording(None, [])
+        return Recording(None, [RecordedAnswer(found, reward, _of_turns(row, found, place))])
     steps = isinstance(row.get("labels"), list)  # of one answer, which TRL labels and rlkit does not read
     if prompted and isinstance(several := row.get("completions"), list) and not steps:
         return Recording(None, _several(several, row.get("rewards"), f"{place}: 'rewards'"))
@@ -68,13 +73,17 @@ def _pair(row: Row, prompted: bool, place: str) -> Recording:
     if not prompted and not prompt:
         return Recording(None, [])
     better, worse = (_number(row.get(name), f"{place}: {name!r}") for name in ("score_chosen", "score_rejected"))
+    if not _is_reward(row.get("score_chosen")) or not _is_reward(row.get("score_rejected")):
+        return Recording(None, [])
     if better is None or worse is None:
         better, worse = 1.0, 0.0
     return Recording(None if prompted else prompt, [RecordedAnswer(chosen, better), RecordedAnswer(rejected, worse)])
 
 
 def _several(texts: list[object], rewards: object, what: str) -> list[RecordedAnswer]:
-    known = [_number(x, what) for x in rewards] if isinstance(rewards, list) else [0.0] * len(texts)
+    if not isinstance(rewards, list | None):
+        return []
+    known = [0.0] * len(texts) if rewards is None else [_number(x, what) for x in rewards]
     found = [
         RecordedAnswer(turns, reward)
         for text, reward in zip(texts, known, strict=False)
@@ -122,6 +131,11 @@ def _turns(value: object) -> list[Message]:
         isinstance(m.get("content"), str | list) or (m.get("content") is None and m.get("tool_calls")) for m in found
     )
     return found if fine else []
+
+
+def _is_reward(value: object) -> bool:
+    """Whether a column has a number, or nothing: a row with anything else there records no answer."""
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
 def _number(value: object, what: str) -> float | None:

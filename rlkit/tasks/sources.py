@@ -227,7 +227,7 @@ def column(row: Row, name: str, place: str, option: str) -> object:
         return field_of(row, name)
     except KeyError:
         listed = ", ".join(_names(row)) or "nothing"
-        raise RecipeError(f"{place}: no field {name!r} ({option}); the row has: {listed}") from None
+        raise RecipeError(f"{place}: no field {show(name)} ({option}); the row has: {listed}") from None
 
 
 def _nearby(path: Path) -> str:

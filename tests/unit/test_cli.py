@@ -136,7 +136,14 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
             "--rollout.filter ZeroSignals",
             "rollout.filter is 'ZeroSignals', which no plugin offers; did you mean",
         ),
-        ("--reward PythonReward --reward.function x.py:f", "set allow_code: true"),
+        (
+            "--reward PythonReward --reward.function x.py:f",
+            "error: PythonReward names 'x.py:f', whose code would run; set allow_code: true",
+        ),
+        (
+            "--rollout.filter ZeroSignal --rollout.filter.component acuracy",
+            "rollout.filter ZeroSignal compares the component 'acuracy', but reward MathReward has only: accuracy",
+        ),
         (
             "--train.old_logps rollout --correction.high 2",
             "`correction:` would weigh by trainer / engine a second time",

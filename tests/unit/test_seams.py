@@ -58,6 +58,33 @@ def test_the_example_of_a_part_is_used_by_fit(site: Site) -> None:
         assert row["reward"] == float(len(row["text"]) <= 3)
 
 
+BROKEN = """
+from rlkit.hooks import hookimpl
+from rlkit.losses import ClipLoss
+from rlkit.rewards import MathReward
+
+class BrokenLoss(ClipLoss):
+    def __init__(self):
+        raise KeyError("colour")
+
+class BrokenReward(MathReward):
+    def __init__(self):
+        raise KeyError("colour")
+
+@hookimpl
+def rlkit_register(register):
+    register(BrokenLoss)
+    register(BrokenReward)
+"""
+
+
+@pytest.mark.parametrize("option", ["--loss=BrokenLoss", "--reward=BrokenReward"])
+def test_what_a_constructor_raises_is_an_error(option: str, site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    site.install("broken", "[rlkit]\nbroken = broken_parts\n", broken_parts=BROKEN)
+    assert main(["fit", "--recipe=quickstart", option]) == 2
+    assert capsys.readouterr().err == "error: the recipe cannot be built: KeyError: 'colour'\n"
+
+
 def test_the_example_of_a_command_is_run_by_the_command_line(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     site.install("rows", "[rlkit.commands]\nrows = rows_example:run\n", rows_example=EXAMPLES["command"].read_text())
     assert main(["rows", "--recipe=quickstart", "--first=2"]) == 0

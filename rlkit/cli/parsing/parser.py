@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, Namespace, _common, set_parsing_settings
+from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace, _common, set_parsing_settings
 
 from rlkit.cli.parsing import suggest
 from rlkit.cli.parsing.compose import Composer
@@ -19,7 +19,7 @@ from rlkit.cli.parsing.credentials import expand, withhold
 from rlkit.cli.parsing.objects import without_objects
 from rlkit.cli.parsing.reader import find, read
 from rlkit.cli.parsing.schema import Choice, import_paths, reachable
-from rlkit.errors import RecipeError, RlkitError
+from rlkit.errors import RecipeError, RlkitError, explain
 from rlkit.ranges import in_words, resolve
 from rlkit.recipe import Recipe, check
 from rlkit.registry import Registry, load_plugins
@@ -118,21 +118,18 @@ def build(verb: str, composer: Composer, registry: Registry, problems: Sequence[
         # a null whose default is something else must stay
         whole = parser.dump(without_objects(namespace.clone()), skip_unset=False, skip_validation=True)
         built = parser.instantiate(expand(namespace))
-    except (ArgumentError, ValueError, TypeError) as error:  # what a constructor raises, too
-        raise RecipeError(_refusal(error)) from error
+    except Exception as error:  # whatever a constructor raises
+        raise RecipeError(_reason(error)) from error
     recipe = Recipe(**{f.name: getattr(built, f.name) for f in fields(Recipe)})
     check(recipe)
     return recipe, withhold(whole)
 
 
-def _refusal(error: BaseException) -> str:
-    """Return why a recipe cannot be built: in a part's own words, if its constructor refuses an option."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, RlkitError):
-            return str(cause)
-        cause = cause.__cause__ or cause.__context__
-    return f"the recipe cannot be built: {' '.join(str(error).split())}"
+def _reason(error: BaseException) -> str:
+    """Return what a part's constructor raised: jsonargparse wraps it where the part is optional."""
+    while not isinstance(error, RlkitError) and error.__cause__ is not None:
+        error = error.__cause__
+    return str(error) if isinstance(error, RlkitError) else f"the recipe cannot be built: {explain(error)}"
 
 
 class _HelpFormatter(DefaultHelpFormatter):

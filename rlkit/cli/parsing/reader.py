@@ -67,6 +67,8 @@ def load(text: str) -> object:
         return get_loader("yaml")(text)
     except (yaml.YAMLError, TypeError) as error:  # jsonargparse's loader adds a colon to a key that is a number
         raise ValueError(str(error)) from error
+    except TypeError as error:  # jsonargparse adds a colon to the only key of a mapping without a value
+        raise ValueError("its only key is no text, expected the name of an option") from error
 
 
 @dataclass
