@@ -32,9 +32,16 @@ def explain(error: BaseException) -> str:
 
 
 class RlkitError(Exception):
-    """An error whose message is sufficient: the command line prints it without a traceback."""
+    """An error whose message is sufficient: the command line prints it without a traceback.
+
+    Args:
+        message: Its lines; one that is longer than `LONGEST`, as with an endless value in it, loses its middle.
+    """
 
     exit_code = 1
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__("\n".join(map(shorten, message.split("\n"))))
 
 
 class RecipeError(RlkitError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from rlkit.errors import RecipeError
+from rlkit.errors import RecipeError, show
 from rlkit.interfaces.advantage import Needs
 from rlkit.plugin_checks import method_problems
 from rlkit.ranges import outside
@@ -92,7 +92,7 @@ def _check_components(recipe: Recipe, what: str, names: Iterable[str], verb: str
     missing = sorted(set(names) - set(recipe.reward.components))
     if missing:
         yield (
-            f"{what} {missing[0]!r}, but reward {type(recipe.reward).__name__} has only: "
+            f"{what} {show(missing[0])}, but reward {type(recipe.reward).__name__} has only: "
             f"{', '.join(recipe.reward.components) or 'none'}; {verb} one of these, or choose reward Composite"
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections import Counter
 from itertools import islice
 
@@ -12,6 +13,7 @@ from tests.flow.fuzz.bases import bases
 from tests.flow.fuzz.cases import Case
 from tests.flow.fuzz.choose import choose, every_case
 from tests.flow.fuzz.judge import run_cases
+from tests.flow.fuzz.values import statements
 
 CASES = 300
 
@@ -19,6 +21,15 @@ CASES = 300
 def test_a_few_command_lines_are_refused() -> None:
     cases = [*islice(argument_cases(), 0, 60, 12)]
     assert run_cases(cases) == (Counter(clear=5), [])
+
+
+def test_what_is_stated_as_legal_is_about_options_and_columns() -> None:
+    every = bases().values()
+    options = {option for base in every for option, _, _ in base.options()}
+    rows = {f"{file} {column}" for base in every for file, columns in base.columns().items() for column in columns}
+    for kind, patterns in statements().items():
+        for pattern in patterns:
+            assert fnmatch.filter(rows if kind == "columns" else options, pattern), f"{kind}: {pattern}"
 
 
 @pytest.mark.slow

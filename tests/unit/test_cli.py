@@ -191,6 +191,14 @@ def test_a_mistake_is_one_message_and_exit_2(options: str, message: str, capsys:
     assert not printed.out
 
 
+def test_an_endless_value_is_shown_without_its_middle(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "--recipe=quickstart", "--reward=RemoteReward", f"--reward.url={'x' * 100_000}"]) == 2
+    printed = capsys.readouterr().err
+    assert len(printed) < 2100
+    assert printed.startswith("error: RemoteReward has url='xxx")
+    assert printed.endswith("expected http://… or https://…\n")
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -45,6 +45,10 @@ class Base:
         """Yield each section, option and item: its name, the key, the value."""
         return _options(self.tree, (), "")
 
+    def columns(self) -> dict[str, list[str]]:
+        """Return the columns of each data file, as its first row has them."""
+        return {name: list(rows[0]) for name, rows in self.files.items() if not isinstance(rows, str)}
+
     def spoiled(self, key: Key, value: Any) -> Spec:
         """Return the recipe with another value at a key."""
         tree = copy.deepcopy(self.tree)

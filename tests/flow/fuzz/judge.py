@@ -24,12 +24,11 @@ from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 from rlkit.cli.parsing.parser import parse
-from rlkit.errors import RlkitError
+from rlkit.errors import LONGEST, RlkitError
 from rlkit.train.data import load_data
 from tests.flow.fuzz.cases import Case
 
 DEADLINE = 10
-LONGEST_LINE = 1000
 OUTCOMES = ("clear", "accepted", "raw", "nonsense", "traceback", "hang")
 FOREIGN = re.compile("validation error|Traceback|<class|Parser key|Namespace\\(|object at 0x")
 """Words of libraries, which no message of rlkit has."""
@@ -54,7 +53,7 @@ def run_case(case: Case, folder: Path) -> tuple[str, str]:
             load_data(parse("fit", case.make(folder)).recipe)
     except RlkitError as error:
         text = str(error)
-        raw = not text or FOREIGN.search(text) or max(map(len, text.splitlines())) > LONGEST_LINE
+        raw = not text or FOREIGN.search(text) or max(map(len, text.splitlines())) > LONGEST
         return ("raw" if raw else "clear"), text
     except Hang:
         return "hang", f"more than {DEADLINE} s"

@@ -85,20 +85,21 @@ def _reason_of_number(option: str, old: float, new: Any) -> str | None:
 
 
 @cache
-def _table() -> dict[str, Any]:
+def statements() -> dict[str, Any]:
+    """Return what is stated as legal, by its kind."""
     table: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "legal.yaml").read_text())
     return table
 
 
 @cache
 def _listed(kind: str, option: str) -> bool:
-    return any(fnmatchcase(option, pattern) for pattern in _table()[kind])
+    return any(fnmatchcase(option, pattern) for pattern in statements()[kind])
 
 
 @cache
 def _stated(kind: str, option: str) -> Any:
     """Return what a table states for an option, by the first pattern that fits; None if it states nothing."""
-    return next((value for pattern, value in _table()[kind].items() if fnmatchcase(option, pattern)), None)
+    return next((value for pattern, value in statements()[kind].items() if fnmatchcase(option, pattern)), None)
 
 
 def reason_of_column(column: str, name: str) -> str | None:
