@@ -40,8 +40,8 @@ class RlkitError(Exception):
 
     exit_code = 1
 
-    def __init__(self, message: str = "") -> None:
-        super().__init__("\n".join(map(shorten, message.split("\n"))))
+    def __init__(self, message: object = "") -> None:
+        super().__init__("\n".join(map(shorten, str(message).split("\n"))))
 
 
 class RecipeError(RlkitError):
