@@ -204,6 +204,14 @@ def test_a_share_is_held_out_whatever_the_order(tmp_path: Path, task: type[Jsonl
     check_task(first)
 
 
+def test_the_same_rows_are_held_out_in_each_release(tmp_path: Path) -> None:
+    """A run that goes on after an upgrade must not train on rows that it was validated on."""
+    path = write(tmp_path / "a.jsonl", *questions(*range(10)))
+    for seed, answers in ((0, ["8", "6", "1"]), (1, ["9", "1", "3"])):
+        task = Jsonl(path, validation_split=0.3, split_seed=seed)
+        assert [row["answer"] for row in task.rows("validation")] == answers
+
+
 def test_the_same_share_of_a_table_and_of_lines_is_held_out(tmp_path: Path) -> None:
     """A table has nulls where a message has no such key, and texts stand for messages of the user."""
     import datasets

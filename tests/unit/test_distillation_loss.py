@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
+from rlkit.cli.explain import explain
 from rlkit.losses import Distillation
 from rlkit.models.actor import Actor
 from rlkit.models.load import load_policy
@@ -122,6 +123,13 @@ def test_log_probs_of_chosen_tokens_equal_log_softmax_with_gradients(
     plain = gradients(logits_logps(hidden @ weight.T, targets, 0.7, ids=ids))
     for one, other in zip(ours, plain, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_it_compares_with_the_teacher_alone() -> None:
+    """Neither a reward nor the policy that sampled is part of the objective, so no pass is spent on the latter."""
+    made = recipe(loss=Distillation(), teacher=Teacher("tiny"), advantage=None)
+    assert not made.needs_old_logps
+    assert not {"reward", "old policy"} & {name for name, _ in explain(made)}
 
 
 def test_a_rest_of_almost_nothing_has_a_gradient_and_one_of_nothing_has_none() -> None:

@@ -15,7 +15,8 @@ from rlkit.ops.statistics import bootstrap, wilson
 from rlkit.run.progress import Progress
 from rlkit.sections import Validation
 from rlkit.testing import example_trajectory
-from rlkit.train.evaluate import Answer, Evaluation, figures
+from rlkit.train.evaluate import Answer, Evaluation, figures, samplings
+from rlkit.types import Sampling
 from tests.conftest import read_jsonl
 from tests.unit.phases import recipe
 
@@ -76,6 +77,19 @@ def test_what_is_strictly_right_is_shown_where_the_reward_tells() -> None:
     found = dict(figures([*strict, answer(4, 1.0)]))
     assert (found["accuracy"], found["strict_accuracy"]) == (1, 0.5)
     assert "strict_accuracy" not in dict(figures([answer(0, 1.0)]))
+
+
+def test_the_components_of_greedy_and_of_sampled_answers_are_named() -> None:
+    evaluation = Evaluation()
+    evaluation.add("", [], [answer(0, 1.0)._replace(components={"format": 1.0})])
+    evaluation.add("sampled_", [], [answer(0, 1.0)._replace(components={"length": 0.5}), answer(1, None)])
+    assert evaluation.components == {"format", "length"}
+
+
+def test_greedy_answers_are_not_truncated_whatever_sampled_ones_are() -> None:
+    sampled = Sampling(temperature=0.7, max_tokens=9, top_p=0.9, top_k=5, min_p=0.1)
+    greedy = Sampling(temperature=0.0, max_tokens=9, top_p=1.0, top_k=0, min_p=0.0)
+    assert samplings(recipe(validation=Validation(sampling=sampled))) == (greedy, sampled)
 
 
 def test_sources_are_shown_apart_where_there_are_several() -> None:

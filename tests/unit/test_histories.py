@@ -171,3 +171,53 @@ def test_a_rank_for_which_another_one_samples_samples_nothing(beside: bool) -> N
     assert stream(data, service, 1, Meter()).all == []  # type: ignore[arg-type]
     assert (data.begun, service.engine.rows) == (set(), [])  # type: ignore[attr-defined]
     service.close()
+
+
+def test_a_group_that_was_trained_on_is_trained_on_again_beside_the_new_ones() -> None:
+    """Steps of one prompt, S = 2, two groups at most once more each: their numbers follow the step's own."""
+    plan = Plan(batch=1, group_size=2, staleness=2, lead=0.0, turns=1, steps=4, replay=Replay(2, 2))
+    service = Service(plan, 0)
+    stream = open_stream(plan, service, Data(plan, service), TrainedPlaces())
+    steps, figures = [], []
+    for number in (1, 2, 3):
+        meter = Meter()
+        rollouts = stream(stream._data, service, number, meter)
+        service.wait(rollouts.scoring.wait())
+        steps.append([(t.group, t.prompt.id, t.credit.get("again", 0)) for t in rollouts.sampled[::2]])
+        figures.append(meter.result(service.ranks))
+        service.version += 1
+        service.sync_weights()
+    assert steps == [
+        [(0, "0", 0)],
+        [(0, "1", 0), (1, "0", 1)],
+        [(0, "2", 0), (1, "1", 1), (2, "0", 2)],
+    ]
+    assert [row["replay/groups"] for row in figures] == [0, 1, 2]
+    assert [row["replay/kept"] for row in figures] == [1, 2, 2]  # 0 would be too old for a fourth step
+    stream.close()
+    service.close()
+
+
+def test_a_step_on_one_device_begins_once_its_groups_are_whole_and_a_long_answer_goes_on_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of two prompts the first is answered with one token and the second with four: a token takes 0.1 s."""
+
+    def ends(plan: Plan, *of: object) -> float:
+        return 0.0 if of in {("1/0/0/0", 1), ("2/0/1/0", 4)} else 1.0
+
+    monkeypatch.setattr(Plan, "chance", ends)
+    plan = Plan(batch=1, group_size=1, staleness=1, lead=1.0, turns=1, steps=2)
+    service = Service(plan, 0)
+    stream = open_stream(plan, service, Data(plan, service), TrainedPlaces())
+    versions, seconds = [], []
+    for number in (1, 2):
+        [trajectory] = stream(stream._data, service, number, Meter()).all
+        versions.append(trajectory.versions)
+        seconds.append(service.clock.loop.time())
+        service.version += 1
+        service.sync_weights()
+    assert versions == [[-1, 0], [-1, 0, 1, 1, 1]]
+    assert seconds == pytest.approx([0.1, 0.4])
+    stream.close()
+    service.close()

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from rlkit.ops import aggregate, kl
 from rlkit.ops.batching import micro_batches
 from rlkit.ops.groups import group_stats
-from rlkit.ops.logps import logits_logps, token_logps
+from rlkit.ops.logps import ALL, LOGPS, USUAL, logits_logps, token_logps
 from rlkit.ops.masked import masked_mean, masked_sum
 from rlkit.ops.random import uniform
 from rlkit.ops.sampling import Truncation, choose, truncate
+from rlkit.types import Reads
 
 
 def splitmix64(key: int, counter: int) -> float:
@@ -319,3 +320,14 @@ def test_token_logps_in_several_chunks() -> None:
     ours = torch.autograd.grad((found.logps * found.entropy).sum(), weight)
     plain = torch.autograd.grad((expected.logps * expected.entropy).sum(), weight)
     torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5)
+
+
+def test_statistics_that_are_not_read_are_not_returned() -> None:
+    def returned(reads: Reads) -> set[str]:
+        found = token_logps(torch.zeros(2, 3), torch.zeros(5, 3), None, torch.tensor([0, 4]), reads=reads)
+        return {name for name, value in found._asdict().items() if value is not None}
+
+    assert returned(LOGPS) == {"logps"}
+    assert returned(USUAL) == {"logps", "entropy"}
+    assert returned(ALL) == {"logps", "entropy", "squares", "mean"}
+    assert returned(Reads(entropy=False, top=2)) == {"logps", "ids", "top"}

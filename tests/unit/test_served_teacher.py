@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +22,11 @@ from rlkit.engines.sglang.teacher import Span, served_logps, served_top
 from rlkit.errors import EngineError
 from rlkit.testing import random_model
 from rlkit.testing.models import build_tokenizer
+from rlkit.train.distill import servers
+from rlkit.train.distill.servers import logps_on_servers, top_on_servers
+from rlkit.types import RolloutBatch
 from tests.conftest import FAST, read_jsonl, rlkit_in_process
+from tests.unit.phases import LocalRanks, scored
 
 Answer = Callable[..., Any]
 """From tokens, the place before the first that is scored and how many of the most likely tokens are wanted, if any are,
@@ -151,6 +157,58 @@ def test_most_likely_tokens_are_as_many_as_were_asked_for(
     broken = serve(lambda *_: said_top(places))
     with pytest.raises(EngineError, match=message):
         asyncio.run(served_top([broken.url], spans, 2))
+
+
+def on_servers(monkeypatch: pytest.MonkeyPatch, answer: Any, columns: int) -> tuple[Any, list[Span]]:
+    """Return a context whose teacher's servers answer so, around a policy of so many columns, and what they score."""
+    asked: list[Span] = []
+
+    async def served(urls: list[str], spans: list[Span], *count: int) -> Any:
+        assert urls == ["http://teacher"]
+        asked.extend(spans)
+        return [answer] * len(spans)
+
+    monkeypatch.setattr(servers, "served_logps", served)
+    monkeypatch.setattr(servers, "served_top", served)
+    monkeypatch.setattr(servers, "columns_of", lambda actor: columns)
+    section = SimpleNamespace(urls=["http://teacher"])
+    made = SimpleNamespace(recipe=SimpleNamespace(teacher=section), ranks=LocalRanks(), models=SimpleNamespace())
+    made.models.actor, made.rollouts = None, SimpleNamespace(wait=asyncio.run)
+    return made, asked
+
+
+def two_rows() -> RolloutBatch:
+    """Return a row without a token of the policy, and one with a tool's token 7 between two of the policy's."""
+    batch = scored().rows(torch.tensor([0, 1]))
+    batch.tokens = torch.tensor([[1, 2, 0, 0, 0], [4, 5, 6, 7, 8]])
+    batch.attention = torch.tensor([[1, 1, 0, 0, 0], [1, 1, 1, 1, 1]]).bool()
+    batch.mask = torch.tensor([[0, 0, 0, 0, 0], [0, 0, 1, 0, 1]]).bool()
+    return batch
+
+
+def test_a_row_is_sent_if_the_policy_chose_a_token_and_scored_from_the_first_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, asked = on_servers(monkeypatch, [-1.0, -2.0, -3.0], columns=9)
+    logps = logps_on_servers(made, two_rows())
+    assert asked == [Span([4, 5, 6, 7, 8], 2)]
+    assert logps.tolist() == [[0, 0, 0, 0, 0], [0, 0, -1, 0, -3]]
+
+
+def test_a_place_where_the_teacher_prefers_a_token_that_the_policy_lacks_is_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The policy has the tokens 0 to 8; of the two most likely ones others have 1/4 of the mass."""
+    half, quarter = math.log(0.5), math.log(0.25)
+    places = [([8, 3], [half, quarter]), ([1, 2], [half, quarter]), ([3, 9], [half, quarter])]
+    made, asked = on_servers(monkeypatch, places, columns=9)
+    ids, logps = top_on_servers(made, two_rows(), 2)
+    assert asked == [Span([4, 5, 6, 7, 8], 2)]
+    assert ids[1].tolist() == [[0, 0], [0, 0], [8, 3], [0, 0], [0, 0]]
+    assert logps[1, 2].tolist() == pytest.approx([half, quarter, quarter])
+    assert logps[1, 4].isnan().all()
+    assert not logps[0].any()
+    assert not logps[1, [0, 1, 3]].any()
 
 
 @pytest.mark.slow
