@@ -295,7 +295,7 @@ def logits_logps(
 ) -> TokenStatistics:
     """Return the same as `token_logps` from materialised logits [N,V]."""
     all_logps = torch.log_softmax(logits.float() / temperature, dim=-1)
-    chosen, top = _chosen(all_logps.detach(), reads, ids), None
+    chosen, top = _chosen(all_logps, reads, ids), None
     if chosen.shape[-1]:
         rest = all_logps.exp().scatter(-1, chosen, 0.0).sum(-1, keepdim=True).clamp(min=LEAST).log()
         top = torch.cat((all_logps.gather(-1, chosen), rest), -1)
