@@ -65,7 +65,7 @@ def load(text: str) -> object:
     try:
         _check(text)
         return get_loader("yaml")(text)
-    except (yaml.YAMLError, TypeError) as error:  # jsonargparse's loader adds a colon to a key that is a number
+    except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
     except TypeError as error:  # jsonargparse adds a colon to the only key of a mapping without a value
         raise ValueError("its only key is no text, expected the name of an option") from error
