@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -220,4 +221,17 @@ def test_a_step_on_one_device_begins_once_its_groups_are_whole_and_a_long_answer
     assert versions == [[-1, 0], [-1, 0, 1, 1, 1]]
     assert seconds == pytest.approx([0.1, 0.4])
     stream.close()
+    service.close()
+
+
+def test_what_is_being_sampled_is_cancelled_where_a_stream_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first prompt is answered with one token, the other goes on."""
+    monkeypatch.setattr(Plan, "chance", lambda plan, *of: float(of != ("1/0/0/0", 1)))
+    plan = Plan(batch=1, group_size=1, staleness=1, lead=1.0, turns=1, steps=2)
+    service = Service(plan, 0)
+    stream = open_stream(plan, service, Data(plan, service), TrainedPlaces())
+    service.wait(stream(stream._data, service, 1, Meter()).scoring.wait())
+    assert asyncio.all_tasks(service.clock.loop)
+    stream.close()
+    assert not asyncio.all_tasks(service.clock.loop)
     service.close()
