@@ -32,6 +32,7 @@ from rlkit.tasks.table import place_of
 from rlkit.train.distill.check import check_sources, check_tokenizers
 from rlkit.train.distill.prompts import TeacherPrompts, teacher_prompts
 from rlkit.train.mixtures.recipes import naming_mixture, recipe_of
+from rlkit.train.prompts import held_out, make_prompt, rows_of
 from rlkit.types import Prompt, Row
 
 
@@ -334,7 +335,7 @@ def load_data(recipe: Recipe) -> Data:
     _check_stop_ids(recipe, config.get_text_config().vocab_size)
     context = context_length(config) - recipe.rollout.engine.reserved
     tokenizer = load_tokenizer(recipe.model)
-    train = _rows(recipe.task, "train")
+    train = rows_of(recipe.task, "train")
     check_tokenizers(recipe, tokenizer)
     data = Data(tokenizer, context, recipe, train, held_out(recipe), stop_ids(recipe.model, tokenizer))
     data.teacher_prompts = teacher_prompts(recipe)
@@ -354,48 +355,3 @@ def _check_stop_ids(recipe: Recipe, vocabulary: int) -> None:
         if beyond:
             known = f"token ids of the model, below {vocabulary}"
             raise RecipeError(f"{key}.sampling.stop_ids has {beyond[0]}, expected {known}")
-
-
-def make_prompt(task: Task, rows: Sequence[Row], index: int) -> Prompt:
-    """Return the prompt of a row.
-
-    Raises:
-        RecipeError: The row is malformed, or holds images, videos or audio.
-        PartError: The task raised something else, or what it returned is no prompt.
-    """
-    with calling(task, "prompt"):
-        row = rows[index]
-        prompt = task.prompt(row, index)
-    require(task, "prompt", outputs.of_task(prompt))
-    return text_only(prompt, row, f"task {type(task).__name__}, {place_of(row, f'row {index}')}")
-
-
-def held_out(recipe: Recipe) -> list[Prompt]:
-    """Return the validation prompts: those of the recipe's task, or those of `validation.tasks`, under their names."""
-    if recipe.validation is None:
-        return []
-    if recipe.validation.tasks is None:
-        return _held_out(recipe.task, recipe.validation.limit)
-    return [
-        replace(
-            prompt,
-            id=f"{name}/{prompt.id}",
-            meta={**prompt.meta, "data_source": prompt.meta.get("data_source") or name},  # by which Router chooses
-            source=name,
-        )
-        for name, task in recipe.validation.tasks.items()
-        for prompt in _held_out(task or recipe.task, recipe.validation.limit)
-    ]
-
-
-def _held_out(task: Task, limit: int | None) -> list[Prompt]:
-    rows = _rows(task, "validation")
-    return [make_prompt(task, rows, i) for i in range(min(limit or len(rows), len(rows)))]
-
-
-def _rows(task: Task, split: Split) -> Sequence[Row]:
-    with calling(task, "rows"):
-        rows = task.rows(split)
-    if len(rows) == 0:
-        raise RecipeError(f"task {type(task).__name__} has no {split} rows, expected at least one")
-    return rows

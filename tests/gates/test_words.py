@@ -119,9 +119,9 @@ def test_any_stands_in_few_lines() -> None:
     assert counts.total() <= 6 * lines / 1000, counts.most_common(10)
 
 
-def test_a_room_has_at_most_15_files() -> None:
+def test_a_room_has_at_most_20_files() -> None:
     rooms = Counter(path.parent for path in (ROOT / "rlkit").rglob("*.py") if path.name != "__init__.py")
-    assert {str(room.relative_to(ROOT)): count for room, count in rooms.items() if count > 15} == {}
+    assert {str(room.relative_to(ROOT)): count for room, count in rooms.items() if count > 20} == {}
 
 
 def test_type_checkers_may_read_the_types_everywhere() -> None:

@@ -15,7 +15,7 @@ from rlkit.interfaces.tool import State
 from rlkit.rollout.participants import ParticipantError, _messages, _text
 from rlkit.tasks import TRL, Mix, Verl
 from rlkit.tasks.rows import Rows
-from rlkit.train.data import make_prompt
+from rlkit.train.prompts import make_prompt
 from rlkit.types import Message, Prompt, Row
 
 PIXEL = {"bytes": b"\x89PNG", "path": None}

@@ -19,7 +19,8 @@ from rlkit.recipe import Recipe
 from rlkit.registry import calling
 from rlkit.rollout.participants import Participants
 from rlkit.run.folder import output_path
-from rlkit.train.data import Data, held_out
+from rlkit.train.data import Data
+from rlkit.train.prompts import held_out
 
 USAGE = """usage: rlkit data show --recipe NAME [overrides]     three training prompts as the policy reads them
        rlkit data stats --recipe NAME [overrides]    lengths in tokens, sources, duplicates, overlap of the splits

@@ -15,7 +15,7 @@ from rlkit.errors import RecipeError
 from rlkit.interfaces.task import Split, Task
 from rlkit.recipe import Recipe
 from rlkit.registry import calling
-from rlkit.train.data import make_prompt
+from rlkit.train.prompts import make_prompt
 from rlkit.types import JsonObject, Prompt
 
 

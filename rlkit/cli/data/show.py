@@ -7,7 +7,8 @@ import json
 from rlkit.cli.display import echo
 from rlkit.errors import shorten
 from rlkit.recipe.unscorable import unscorable_training
-from rlkit.train.data import Data, make_prompt
+from rlkit.train.data import Data
+from rlkit.train.prompts import make_prompt
 from rlkit.types import JsonObject
 
 COUNT = 3

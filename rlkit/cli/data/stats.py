@@ -16,7 +16,8 @@ from rich.progress import track
 from rlkit.cli.display import echo
 from rlkit.cli.display import show as show_table
 from rlkit.recipe.unscorable import unscorable_training, unscorable_validation
-from rlkit.train.data import Data, make_prompt
+from rlkit.train.data import Data
+from rlkit.train.prompts import make_prompt
 from rlkit.types import JsonObject, Prompt
 
 BINS, WIDEST = 12, 40
