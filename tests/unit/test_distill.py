@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from rlkit.sections import Teacher
 from rlkit.testing import random_model
 from rlkit.testing.models import build_tokenizer
 from rlkit.train.credit import distill
+from rlkit.train.distill.logps import log_by_teacher
+from rlkit.train.metrics import Meter
+from rlkit.types import Prompt
 from tests.conftest import FAST, ROOT, read_jsonl, rlkit_in_process
-from tests.unit.phases import scored
+from tests.unit.phases import LocalRanks, scored
 
 TINY = ROOT / "rlkit" / "models" / "tiny"
 RUN = ("--recipe=quick_distill", *FAST, "--validation=null", "--out=run")
@@ -32,6 +39,18 @@ def test_each_token_gets_what_the_teacher_thinks_of_it() -> None:
     expected = batch.mask * 0.5
     expected[row, place] = 0.5 - 0.25 * 2.0
     torch.testing.assert_close(batch.advantages, expected)
+
+
+def test_the_divergence_from_the_teacher_of_each_source_is_the_mean_over_its_tokens() -> None:
+    """Rows of 2, 1, 3 and 2 tokens: the first two are of one source, the last of one without a teacher of its own."""
+    batch = scored()
+    batch.trainer_logps = torch.zeros(4, 4)
+    batch.teacher_logps = -torch.tensor([[9.0, 1, 3, 9], [9, 8, 9, 9], [9, math.nan, 2, 4], [9, 5, 5, 9]])
+    rows: Any = [SimpleNamespace(prompt=Prompt("p", [], source=name)) for name in ("a", "a", "b", "c")]
+    section, meter = Teacher("t", sources={"a": "t1", "b": "t2"}), Meter()
+    log_by_teacher(section, batch, rows, meter)
+    ranks: Any = LocalRanks()
+    assert meter.result(ranks) == pytest.approx({"teacher/kl/a": (1 + 3 + 8) / 3, "teacher/kl/b": 3})
 
 
 def test_a_teacher_that_is_the_policy_teaches_nothing(tmp_path: Path) -> None:

@@ -194,6 +194,8 @@ def test_a_group_that_was_trained_on_is_trained_on_again_beside_the_new_ones() -
         [(0, "2", 0), (1, "1", 1), (2, "0", 2)],
     ]
     assert [row["replay/groups"] for row in figures] == [0, 1, 2]
+    assert [row["staleness/dropped"] for row in figures] == [0, 0, 0]
+    assert [row["staleness/max"] for row in figures] == [0, 1, 2]
     assert [row["replay/kept"] for row in figures] == [1, 2, 2]  # 0 would be too old for a fourth step
     stream.close()
     service.close()

@@ -21,6 +21,17 @@ def rows(*names: object) -> Rows:
     return Rows(questions(*names), validation=questions(f"held out of {names[0]}"))
 
 
+def test_the_tasks_of_a_mix_are_closed_with_it() -> None:
+    closed: list[str] = []
+
+    class Closing(Rows):
+        def close(self) -> None:
+            closed.append(self.train[0]["answer"])
+
+    Mix({"a": Closing(questions("x")), "b": Closing(questions("y"))}).close()
+    assert sorted(closed) == ["x", "y"]
+
+
 def test_rows_are_those_of_all_tasks() -> None:
     mix = Mix({"a": rows(1, 2, 3), "b": rows("x", "y")})
     check_task(mix)

@@ -322,6 +322,19 @@ def test_token_logps_in_several_chunks() -> None:
     torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5)
 
 
+def test_no_more_logits_are_computed_at_once_than_the_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Float32 logits of 20 tokens take 80 bytes: 240 bytes hold three rows."""
+    rows: list[int] = []
+
+    def product(hidden: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        rows.append(len(hidden))
+        return torch.nn.functional.linear(hidden, *others)
+
+    monkeypatch.setattr("rlkit.ops.logps.linear", product)
+    token_logps(torch.zeros(10, 4), torch.zeros(20, 4), None, torch.arange(10), memory=240)
+    assert rows == [3, 3, 3, 1]
+
+
 def test_statistics_that_are_not_read_are_not_returned() -> None:
     def returned(reads: Reads) -> set[str]:
         found = token_logps(torch.zeros(2, 3), torch.zeros(5, 3), None, torch.tensor([0, 4]), reads=reads)
