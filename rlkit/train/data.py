@@ -15,7 +15,7 @@ import torch
 from rlkit.concurrency.garbage import uncollected
 from rlkit.errors import RecipeError
 from rlkit.interfaces import outputs
-from rlkit.interfaces.task import Curriculum, Split, Task
+from rlkit.interfaces.task import Curriculum
 from rlkit.models.activations import token_limit
 from rlkit.models.load import context_length, load_config, load_tokenizer, stop_ids
 from rlkit.parsers.detect import detect
@@ -26,9 +26,7 @@ from rlkit.rollout.lengths import AnswerSizes, measure, measure_answers, shorten
 from rlkit.rollout.participants import Participants
 from rlkit.rollout.recorded import check_recorded
 from rlkit.rollout.template import USER, ChatTemplate
-from rlkit.tasks.media import text_only
 from rlkit.tasks.order import Drawn, Order, permutation_of
-from rlkit.tasks.table import place_of
 from rlkit.train.distill.check import check_sources, check_tokenizers
 from rlkit.train.distill.prompts import TeacherPrompts, teacher_prompts
 from rlkit.train.mixtures.recipes import naming_mixture, recipe_of

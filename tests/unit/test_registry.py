@@ -276,7 +276,7 @@ def test_two_distributions_with_one_entry_point_name_are_refused(monkeypatch: py
 
 
 def test_a_slow_import_and_a_requirement_of_another_project_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    entries = [entry("slow", "rlkit-slow", lambda: plugin("slow")[1], f"{NAME}>=0.1")]
+    entries = [entry("slow", "rlkit-slow", lambda: plugin("slow")[1], "rlkit" + ">=0.1")]
     monkeypatch.setattr(metadata, "entry_points", lambda group: entries if group == "rlkit" else [])
     monkeypatch.setattr(plugin_checks, "SLOW_IMPORT", -1.0)
     requirement, seconds = load_plugins().notes
