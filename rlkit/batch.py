@@ -145,7 +145,7 @@ class Batch(RolloutBatch):
         returns: [B,T] f32, set by the estimator: what the critic learns.
         correction_weights: [B,T] f32, importance weights against the engine's mismatch, which multiply the loss.
         accepted: [B,T] bool, False where a token is rejected or not the policy's.
-        metrics: Numbers by name that the estimator adds; the step logs each as `advantage/NAME`, the mean over rows.
+        metrics: numbers by name, which the estimator adds; the step logs each as `advantage/NAME`, the mean over rows.
     """
 
     token_rewards: Tensor

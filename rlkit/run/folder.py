@@ -68,7 +68,8 @@ class RunFolder:
             (self.path / "rollouts").mkdir(exist_ok=True)
             if not resumed:
                 for path in (self.path / "result.json", *self.path.glob("rollouts/validation-*")):
-                    path.unlink(missing_ok=True)
+                    if os.path.isfile(path):
+                        path.unlink()
             write_whole(self.path / "recipe.yaml", self.recipe_yaml.encode())
             run_id = (self.run_id() if resumed else None) or uuid.uuid4().hex[:12]
             self._write("environment.json", environment(registry) | {"run_id": run_id})

@@ -126,7 +126,7 @@ def test_old_files_of_lengths_are_removed(template: ChatTemplate, cache: Path) -
 
 def test_a_prompt_that_the_template_refuses_is_named_among_many(template: ChatTemplate, cache: Path) -> None:
     tokenizer: Any = load_tokenizer(Model("tiny"))
-    tokenizer.chat_template = "{% if '7' in messages[0]['content'] %}{{ raise_exception('no') }}{% endif %}"
+    tokenizer.chat_template = "{% if '7' in messages[0]['content'] %}{{ raise_exception('no') }}{% endif %}read"
     with pytest.raises(RecipeError, match=r"prompt '7': the chat template cannot render the roles user"):
         measure(ChatTemplate(tokenizer, {1}), prompts(lengths.FEW + 1))
 

@@ -45,9 +45,11 @@ def test_each_option_stands_under_what_it_does(tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize("name", ["on", "7", "a # b", "x: y", "'"])
 def test_names_are_quoted_where_they_must_be(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own, file = tmp_path / "own.yaml", tmp_path / "mine.yaml"
-    own.write_text(yaml.safe_dump({"task": {"class_path": "Mix", "init_args": {"tasks": {name: "Arithmetic"}}}}))
+    own.write_text(
+        yaml.safe_dump({"reward": {"class_path": "Router", "init_args": {"rewards": {name: "ExactReward"}}}})
+    )
     assert main(["recipe", "new", str(file), "--from=quickstart", f"--recipe={own}"]) == 0
-    assert list(yaml.safe_load(file.read_text())["task"]["init_args"]["tasks"]) == [name]
+    assert list(yaml.safe_load(file.read_text())["reward"]["init_args"]["rewards"]) == [name]
     assert shown(str(file), capsys)
 
 

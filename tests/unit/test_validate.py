@@ -111,7 +111,7 @@ def test_a_checkpoint_that_fails_names_itself_and_the_others_are_shown(
     monkeypatch.setattr(validate, "prepare_rollouts", prepared)
     (models / "late").symlink_to(models / "same")
     places = [str(models / name) for name in ("same", "broken", "late", "worse")]
-    assert main(["validate", "quickstart", *(f"--checkpoint={place}" for place in places), *FEW]) == 1
+    assert main(["validate", "quickstart", *(f"--checkpoint={place}" for place in places), *FEW]) == 2
     printed = capsys.readouterr()
     assert f"error: --checkpoint {places[1]}: " in printed.err
     assert f"--checkpoint {places[2]}: the engine is lost" in printed.err

@@ -26,14 +26,13 @@ class Sqlite(Logger):
 
     def open(self, run: LoggedRun) -> None:
         """Open the table, without the steps that a resumed run makes again; rank 0 alone calls this."""
-        self.table = sqlite3.connect(run.folder / self.file)
+        self.table = sqlite3.connect(run.folder / self.file, isolation_level=None)
         self.table.execute("CREATE TABLE IF NOT EXISTS metrics (step INTEGER, name TEXT, value REAL)")
         self.table.execute("DELETE FROM metrics WHERE step > ?", (run.done,))
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         """Write a step; all methods are called in one thread, for which the run does not wait."""
-        with self.table:
-            self.table.executemany("INSERT INTO metrics VALUES (?, ?, ?)", [(step, *item) for item in metrics.items()])
+        self.table.executemany("INSERT INTO metrics VALUES (?, ?, ?)", [(step, *item) for item in metrics.items()])
 
 
 @hookimpl
