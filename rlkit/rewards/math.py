@@ -8,7 +8,7 @@ from dataclasses import replace
 from rlkit.errors import show
 from rlkit.interfaces.reward import OnError, RewardFunction
 from rlkit.ops.answers import UngradableError, canonical, equal, equal_at_once, final_answer, reference_of
-from rlkit.ranges import FiniteFloat, Seconds
+from rlkit.ranges import NonNegativeFloat, Seconds
 from rlkit.types import Prompt, Score, StopReason, Trajectory
 
 SHORT = 2000
@@ -43,7 +43,7 @@ class MathReward(RewardFunction):
 
     components = ("accuracy", "strict", "format")
 
-    def __init__(self, format_weight: FiniteFloat = 0.0, timeout: Seconds = 10.0, on_error: OnError = "drop") -> None:
+    def __init__(self, format_weight: NonNegativeFloat = 0.0, timeout: Seconds = 10.0, on_error: OnError = "drop") -> None:
         self.format_weight = format_weight
         self.timeout = timeout
         self.on_error = on_error
