@@ -43,7 +43,9 @@ class MathReward(RewardFunction):
 
     components = ("accuracy", "strict", "format")
 
-    def __init__(self, format_weight: NonNegativeFloat = 0.0, timeout: Seconds = 10.0, on_error: OnError = "drop") -> None:
+    def __init__(
+        self, format_weight: NonNegativeFloat = 0.0, timeout: Seconds = 10.0, on_error: OnError = "drop"
+    ) -> None:
         self.format_weight = format_weight
         self.timeout = timeout
         self.on_error = on_error
