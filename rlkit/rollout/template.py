@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from rlkit.concurrency.limits import OverdueError, memory_limit, time_limit
 from rlkit.errors import RecipeError
 from rlkit.types import JsonObject, Message
 
@@ -22,6 +24,9 @@ ANEW = (
     "choose a model whose template only appends"
 )
 
+
+RENDER_SECONDS, RENDER_BYTES = 10, 2**30
+"""What rendering a conversation may take; a template is a program that comes with the model."""
 
 KEPT_TOKENS = 2**20
 """Tokens of rendered starts of conversations that are kept, at four bytes each."""
@@ -65,6 +70,7 @@ class ChatTemplate:
         self._special = _any_of([str(token) for i, token in added if token.special or i in self.stop_ids])
         self._starts: dict[str, array[int]] = {}
         self._kept = 0
+        self._tried = False
 
     def start(self, messages: Sequence[Message], tools: Collection[str] | None = None) -> list[int]:
         """Return the ids with which a conversation starts, ready for the policy's turn.
@@ -263,10 +269,19 @@ class ChatTemplate:
         return followed[len(own) :]
 
     def _text(self, messages: Sequence[Message], generate: bool, tools: Any = None) -> str:
+        """Render messages: the first time within limits of memory, and in the main thread within those of time."""
         try:
-            text: str = self.tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=generate, tools=tools, tokenize=False, **self.kwargs
-            )
+            with time_limit(RENDER_SECONDS), nullcontext() if self._tried else memory_limit(RENDER_BYTES):
+                text: str = self.tokenizer.apply_chat_template(
+                    list(messages), add_generation_prompt=generate, tools=tools, tokenize=False, **self.kwargs
+                )
+            self._tried = True
+        except (OverdueError, MemoryError) as error:
+            limit = f"{RENDER_SECONDS} s and {RENDER_BYTES >> 20} MiB"
+            raise RecipeError(
+                f"the chat template does not end within {limit}; correct the model's chat_template.jinja or choose "
+                "another model"
+            ) from error
         except Exception as error:  # Jinja code may raise anything
             roles = ", ".join(str(message["role"]) for message in messages)
             raise RecipeError(

@@ -371,6 +371,27 @@ def test_arguments_may_be_text() -> None:
     assert joined.delta([result("7")]) == template_of("chatml").delta([result("7")])
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}loops and writes{% endfor %}{% endfor %}",
+        "{{ 'a' * 10 ** 11 }}",
+        "{{ ('a' * 10 ** 9) ~ ('b' * 10 ** 9) }}",
+        "{% macro again(n) %}{{ again(n) }}{% endmacro %}{{ again(1) }}",
+    ],
+)
+def test_a_template_that_does_not_end_is_refused(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlkit.rollout.template.RENDER_SECONDS", 0.2)
+    tokenizer = tokenizer_of.__wrapped__("chatml")
+    tokenizer.chat_template = program
+    with pytest.raises(RecipeError, match="does not end|cannot render"):
+        ChatTemplate(tokenizer, {tokenizer.eos_token_id}).start([{"role": "user", "content": "a"}])
+    tokenizer.chat_template = "{{ messages[0].content }}"  # and the process goes on without limits
+    assert len(ChatTemplate(tokenizer, {tokenizer.eos_token_id}).start([{"role": "user", "content": "a"}])) == 1
+    assert len(bytearray(2**30)) == 2**30
+
+
 def test_a_template_that_renders_nothing_is_refused() -> None:
     tokenizer = tokenizer_of.__wrapped__("chatml")
     tokenizer.chat_template = "{% for message in messages %}{% endfor %}"
