@@ -179,6 +179,22 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
         ("--fabric.loggers x", "fabric.loggers is not an option of rlkit: metrics go to `metrics.jsonl`"),
         ("--rollout.engine null", "rollout.engine is null, expected the name of a class: Recorded, SGLangEngine"),
         ('--reward {"class_path":3}', "reward is 3, expected the name of a class: Composite"),
+        ("--validation.watch=nosuch", "validation.watch is 'nosuch', expected one of accuracy"),
+        ("--profile.steps=[]", "profile.steps is [], expected at least one step, and each of them once"),
+        ("--profile.steps=[1,1]", "profile.steps is [1, 1], expected at least one step, and each of them once"),
+        ("--rollout.sampling.stop_ids=[99999999]", "stop_ids has 99999999, expected token ids of the model, below"),
+        ("--rollout.sampling.stop_ids=[-1]", "rollout.sampling.stop_ids is [-1], expected"),
+        ("--rollout.sampling.temperature=1e-300", "rollout.sampling.temperature is 1e-300, by which logits would be"),
+        ("--validation.sampling.temperature=1e-9", "set it to 0.01 or more, or to 0"),
+        ("--rejection.low=1", "rejection has low: 1.0 and high: None, which leave no room around 1"),
+        ("--rejection.high=1", "rejection has low: None and high: 1.0, which leave no room around 1"),
+        ("--rejection.statistic=k3 --rejection.low=0.5", "rejection.low is 0.5, but k3 has no lower bound; remove it"),
+        ("--correction.high=0.5", "correction has low: None and high: 0.5, which leave out 1"),
+        ("--loss=ClipCov --loss.cov_high=-7", "loss.cov_high is -7, expected a number above 0"),
+        ("--loss=ClipCov --loss.cov_low=5", "ClipCov has cov_low=5.0 and cov_high=5.0, expected cov_low < cov_high"),
+        ("--reward.format_weight=-7", "reward.format_weight is -7, expected a number of 0 or more"),
+        ("--log.loggers=[CSV,CSV]", "log.loggers has CSV twice with the same options; remove one"),
+        ("--reward=PythonReward --reward.function=r.py:f", "PythonReward names 'r.py:f', whose code would run; set"),
         ("--recipe quickstrt", "neither a file nor a known recipe; did you mean 'quickstart'?"),
     ],
 )
@@ -189,6 +205,20 @@ def test_a_mistake_is_one_message_and_exit_2(options: str, message: str, capsys:
     assert printed.err.startswith("error: ")
     assert printed.err.count("\n") == 1
     assert not printed.out
+
+
+def test_a_run_that_is_not_there_cannot_be_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "--resume=runs/nosuch"]) == 2
+    assert "--resume is 'runs/nosuch', which does not exist; expected a run folder" in capsys.readouterr().err
+    assert main(["fit", f"--resume={tmp_path}"]) == 2
+    assert "which holds no recipe.yaml; pass its recipe by --recipe" in capsys.readouterr().err
+
+
+def test_a_misspelt_function_is_named_with_the_nearest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "reward.py").write_text("def score(text):\n    return 1.0\n", encoding="utf-8")
+    reward = ("--reward=PythonReward", f"--reward.function={tmp_path}/reward.py:scor", "--reward.allow_code=true")
+    assert main(["fit", "--recipe=quickstart", *reward, "--validation=null", f"--out={tmp_path}/run"]) != 0
+    assert "reward.py has no function 'scor'; did you mean 'score'?" in capsys.readouterr().err
 
 
 def test_an_endless_value_is_shown_without_its_middle(capsys: pytest.CaptureFixture[str]) -> None:
