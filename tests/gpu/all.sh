@@ -19,7 +19,7 @@ python=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo pyth
 limit=${SECONDS_IN_ALL:-540}
 
 # What rlkit and its tests import beside torch, Lightning, transformers, peft and what these need.
-lacking=("datasets" "jsonargparse[signatures]>=4.53,<5" "math-verify[antlr4_13_2]" "jsonschema" "pydantic>=2"
+lacking=("datasets" "jsonargparse[signatures]>=4.53,<5" "jsonschema" "pydantic>=2"
     "annotated-types" "shtab" "pluggy>=1.5" "cloudpickle" "rich" "pytest" "pytest-timeout" "hypothesis")
 
 # wheels FOLDER [FREEZE]: collect wheels for another machine.

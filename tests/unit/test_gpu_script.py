@@ -127,15 +127,15 @@ def test_rlkit_is_installed_offline_where_it_is_not(tmp_path: Path) -> None:
 def test_wheels_that_an_image_has_are_left_out(tmp_path: Path) -> None:
     """Names are compared as pip does; a freeze has versions, or where a package came from."""
     body = """while [ $# -gt 0 ]; do case $1 in --dest | --wheel-dir) to=$2 ;; esac; shift; done
-        touch "$to"/{datasets-4.0-py3-none-any,PyYAML-6.0-cp312,math_verify-0.8-py3,numpy-2.3-cp312}.whl"""
+        touch "$to"/{datasets-4.0-py3-none-any,PyYAML-6.0-cp312,typeshed_client-2.8-py3,numpy-2.3-cp312}.whl"""
     freeze = tmp_path / "freeze.txt"
-    freeze.write_text("pyyaml==6.0\nnumpy @ file:///build/numpy\nmath-verify-extra==1\n")
+    freeze.write_text("pyyaml==6.0\nnumpy @ file:///build/numpy\ntypeshed-client-extra==1\n")
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     done = run("wheels", str(wheels), str(freeze), PYTHON=fake_python(tmp_path, body))
     assert done.returncode == 0, done.stderr
     assert sorted(file.name for file in wheels.iterdir()) == [
-        "datasets-4.0-py3-none-any.whl", "math_verify-0.8-py3.whl",
+        "datasets-4.0-py3-none-any.whl", "typeshed_client-2.8-py3.whl",
     ]  # fmt: skip
     assert run("wheels").returncode == 2
 
