@@ -57,6 +57,19 @@ def test_from_a_table_and_a_function_to_a_report(tmp_path: Path, environment: di
     assert (tmp_path / "runs" / "mine" / "report.html").stat().st_size > 10_000
 
 
+def test_a_folder_with_a_space_and_a_locale_without_utf_8(tmp_path: Path, environment: dict[str, str]) -> None:
+    folder = tmp_path / "new user"
+    folder.mkdir()
+    few = ("--train.steps=1", "--train.prompts_per_step=4", "--rollout.group_size=4", "--validation.limit=4")
+    lines = [
+        ("rlkit", "fit", "--recipe", "quickstart", *few, "--out", "my run"),
+        ("rlkit", "report", "my run"),
+        ("rlkit", "validate", "--checkpoint", "my run", "--validation.limit=4"),
+    ]
+    run(lines, folder, {**environment, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"})
+    assert (folder / "my run" / "report.html").stat().st_size > 10_000
+
+
 def test_from_plugins_new_to_a_reward_in_fit(tmp_path: Path, environment: dict[str, str]) -> None:
     lines = [*commands(next(block for block in blocks("plugins") if block.language == "bash"))]
     assert len(lines) <= 4

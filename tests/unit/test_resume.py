@@ -54,9 +54,7 @@ def test_what_changes_no_learning_is_only_shown(tmp_path: Path) -> None:
 )
 def test_what_changes_the_learning_needs_force(tmp_path: Path, section: dict[str, Any]) -> None:
     """The number of steps does where the learning rate decays by it."""
-    with pytest.raises(
-        RecipeError, match=rf"train.{next(iter(section))}: .*(\n.*)*alters what is.*add --force"
-    ):
+    with pytest.raises(RecipeError, match=rf"train.{next(iter(section))}: .*(\n.*)*alters what is.*add --force"):
         compare(found(tmp_path), changed(train=section), force=False)
     assert len(compare(found(tmp_path), changed(train=section), force=True)) == len(section)
 
