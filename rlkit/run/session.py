@@ -371,9 +371,11 @@ class Session:
         if self.outcome.status == "ok":
             look = f"to look at it: rlkit report {path}"
             return f"the run is in {path}; {look}; to use the model: rlkit export --checkpoint {path} --out MODEL"
-        if self.saver.writer.section.folder is None:
+        folder = self.saver.writer.section.folder
+        if folder is None:
             return f"the run is in {path}; to go on: rlkit fit --resume {path}"
-        return f"the run is in {path}; to go on: rlkit fit --recipe {path}/recipe.yaml --out {path} --resume auto"
+        elsewhere = f"--out {path} --resume auto --save.folder {shlex.quote(folder)}"
+        return f"the run is in {path}; to go on: rlkit fit --recipe {path}/recipe.yaml {elsewhere}"
 
 
 def agreed(failure: Exception | None) -> bool:
