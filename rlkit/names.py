@@ -1,7 +1,8 @@
 """Names and paths in recipes: what may become a file, a column, a metric or a tag, and where a run may write.
 
 A recipe may come from a stranger, and a row of data from anywhere. So the types here allow plain names alone, and a run
-writes outside of its folder only where the user says so, on the command line or in Python.
+writes outside of its folder only where the user says so, on the command line or in Python. Keys that only select among
+parts by what rows hold, as those of `Router`, become no file and no metric, and may be any text.
 """
 
 from __future__ import annotations

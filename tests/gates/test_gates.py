@@ -300,7 +300,10 @@ def test_whether_a_path_is_there_is_asked_by_os_path() -> None:
 
 
 def test_a_text_option_becomes_a_path_only_by_a_type_for_names() -> None:
-    """A part that joins an option to the run folder (`run.folder / self.file`) declares the option a `FileName`."""
+    """A part that joins an option to the run folder (`run.folder / self.file`) declares the option a `FileName`.
+
+    It sees this spelling alone: no `joinpath`, no other name of the folder.
+    """
     for path in SOURCES:
         text = path.read_text("utf-8")
         options = re.findall(r"run\.folder / self\.(\w+)", text)

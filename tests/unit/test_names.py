@@ -99,6 +99,7 @@ def test_only_the_user_sends_what_a_run_writes_elsewhere(key: str, tmp_path: Pat
     said = refusal(tmp_path, ELSEWHERE[key](str(tmp_path / "victim")))
     assert f"{key} is" in said
     assert "no recipe file may set" in said
+    assert f"pass --{'log.loggers' if key.startswith('log') else key}=" in said
 
 
 def test_an_option_of_the_user_replaces_what_a_recipe_file_sets(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ class Composer:
                 self._complain(
                     key,
                     f"{key} is {suggest.shown(value)}, which no recipe file may set: it reaches beyond the run folder; "
-                    f"leave it out, or pass --{key}={suggest.shown(value)} on the command line",
+                    f"leave it out, or pass --{suggest.settable(key)}=... on the command line",
                 )
         for name, node in self.tree.items():
             self._require(node, options(Recipe)[name].hint, name)

@@ -42,6 +42,11 @@ def wrong_value(key: str, value: object, hint: object, registry: Registry) -> st
     return f"{key} is {shown(value)}, expected {describe(hint, registry, value)}{remedy}"
 
 
+def settable(key: str) -> str:
+    """Return the option by which the command line sets a key: a list as a whole."""
+    return re.split(r"\.\d+(?:\.|$)", key, maxsplit=1)[0]
+
+
 def shown(value: object) -> str:
     """Return a given value as a message shows it: numbers bare, other texts in quotes, and not all of a long one."""
     if value is None or isinstance(value, bool):
