@@ -21,6 +21,10 @@ from rlkit.train.data import Data
 from rlkit.types import Prompt
 
 
+def test_200_problems_of_additions_are_held_out_by_default() -> None:
+    assert len(Arithmetic().rows("validation")) == 200
+
+
 def test_arithmetic_holds_out_problems_that_are_never_trained_on() -> None:
     task = Arithmetic(max_operand=20, validation_size=30)
     train, validation = ({row["question"] for row in task.rows(split)} for split in ("train", "validation"))
