@@ -363,3 +363,10 @@ def test_answers_of_any_type_become_text(tmp_path: Path) -> None:
     task = Jsonl(write(tmp_path / "t.jsonl", *({"prompt": "x", "answer": a} for a in answers)))
     found = [task.prompt(row, i).answer for i, row in enumerate(task.rows("train"))]
     assert found == ["3", "2.5", "True", None, '["a", "é"]', '{"target": ["b"]}']
+
+
+def test_a_path_begins_at_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "x", "answer": "y"}\n', encoding="utf-8")
+    for path in ("~/rows.jsonl", "~/*.jsonl", str(tmp_path / "rows.jsonl")):
+        assert len(Jsonl(path).rows("train")) == 1

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rlkit.ops import aggregate, kl
 from rlkit.ops.batching import micro_batches
 from rlkit.ops.groups import group_stats
-from rlkit.ops.logps import ALL, LOGPS, USUAL, logits_logps, token_logps
+from rlkit.ops.logps import ALL, LOGPS, USUAL, WEIGHT_ROWS, _add_outer_, logits_logps, token_logps
 from rlkit.ops.masked import masked_mean, masked_sum
 from rlkit.ops.random import uniform
 from rlkit.ops.sampling import Truncation, choose, truncate
@@ -344,3 +344,14 @@ def test_statistics_that_are_not_read_are_not_returned() -> None:
     assert returned(USUAL) == {"logps", "entropy"}
     assert returned(ALL) == {"logps", "entropy", "squares", "mean"}
     assert returned(Reads(entropy=False, top=2)) == {"logps", "ids", "top"}
+
+
+def test_the_gradient_of_half_precision_products_is_added_in_float32() -> None:
+    """1 + [[1, 2], [3, 4]].T @ [[1, 1], [2, 2]] = 1 + [[7, 7], [10, 10]]; rows beyond a block are added too."""
+    left, right = torch.tensor([[1.0, 2.0], [3.0, 4.0]]).bfloat16(), torch.tensor([[1.0, 1.0], [2.0, 2.0]]).bfloat16()
+    total = torch.ones(2, 2)
+    _add_outer_(total, left, right)
+    assert total.tolist() == [[8.0, 8.0], [11.0, 11.0]]
+    wide, long = torch.ones(1, WEIGHT_ROWS + 1).bfloat16(), torch.zeros(WEIGHT_ROWS + 1, 1)
+    _add_outer_(long, wide, torch.full((1, 1), 3.0).bfloat16())
+    assert long.unique().tolist() == [3.0]
