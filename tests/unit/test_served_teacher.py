@@ -23,6 +23,7 @@ from rlkit.errors import EngineError
 from rlkit.testing import random_model
 from rlkit.testing.models import build_tokenizer
 from rlkit.train.distill import servers
+from rlkit.train.distill.logps import check_servers
 from rlkit.train.distill.servers import logps_on_servers, top_on_servers
 from rlkit.types import RolloutBatch
 from tests.conftest import FAST, read_jsonl, rlkit_in_process
@@ -104,6 +105,27 @@ def test_rows_are_scored_from_their_starts_in_their_order(serve: Callable[[Answe
     assert one.asked + other.asked == 100
     assert min(one.asked, other.asked) > 0
     assert ask(one, spans=[Span([3], 1)]) == [[]]
+
+
+def test_each_server_scores_a_prompt_before_anything_is_spent(serve: Callable[[Answer], Server]) -> None:
+    first, second = serve(said), serve(said)
+    data = SimpleNamespace(
+        teacher_prompts=SimpleNamespace(prompt=lambda prompt: prompt),
+        prompt=lambda row: SimpleNamespace(messages=[row], tools=None),
+        kept=["the first row", "the second"],
+        template=SimpleNamespace(start=lambda messages, tools: [5, 6, 7] if messages == ["the first row"] else []),
+    )
+    context: Any = SimpleNamespace(
+        recipe=SimpleNamespace(teacher=SimpleNamespace(urls=[first.url, second.url])),
+        data=data,
+        ranks=SimpleNamespace(lead=True),
+        rollouts=SimpleNamespace(wait=asyncio.run),
+    )
+    check_servers(context)
+    assert (first.asked, second.asked) == (1, 1)
+    context.ranks.lead = False  # the first rank's answer is enough
+    check_servers(context)
+    assert (first.asked, second.asked) == (1, 1)
 
 
 def test_a_request_that_fails_goes_to_the_next_server(serve: Callable[[Answer], Server]) -> None:
