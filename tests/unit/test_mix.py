@@ -45,6 +45,13 @@ def test_rows_are_those_of_all_tasks() -> None:
     ]
 
 
+def test_an_epoch_is_the_shortest_with_the_shares_of_the_weights() -> None:
+    """4 and 2 rows have the shares 2 : 1 already; for 1 : 1 the smaller task comes twice."""
+    parts = {"a": rows(*range(4)).rows("train"), "b": rows(*range(2)).rows("train")}
+    assert len(MixedRows(parts, {"a": 2.0, "b": 1.0})) == 6
+    assert len(MixedRows(parts, {"a": 0.5, "b": 0.5})) == 8
+
+
 def test_weights_repeat_the_rows_of_small_tasks() -> None:
     """Shares of 3/4 and 1/4: with 3 rows of `a`, 9 of `b` need 27 of `a`."""
     mix = Mix({"a": rows(1, 2, 3), "b": rows(*range(9))}, weights={"a": 3.0, "b": 1.0})
