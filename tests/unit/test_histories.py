@@ -58,6 +58,15 @@ def test_no_history_breaks_the_rules(plan: Plan) -> None:
     simulate(plan)
 
 
+def test_a_reward_that_ends_the_run_does_so_for_a_group_that_is_too_old_too() -> None:
+    """Its scoring fails while it is cancelled; that was lost, and the run went on."""
+    times = {"token_seconds": 0.1, "user_seconds": 1.0, "step_seconds": 0.0}
+    chances = {"failing": 0.0, "dying": 0.0, "grading": 0.1, "interrupted": 0.0, "resuming": 0.0, "saving": 0.5}
+    size = {"beside": True, "batch": 4, "group_size": 1, "staleness": 2, "lead": 1.0, "steps": 5, "turns": 2, "mean": 5}
+    others = {"dropping": None, "refills": 0, "replay": None, "seed": 438262, "pace": 33554432}
+    simulate(Plan(**size, **chances, **times, **others))  # type: ignore[arg-type]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(5))
 @settings(max_examples=2000, deadline=None)

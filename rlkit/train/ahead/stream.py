@@ -275,3 +275,6 @@ class Stream(ABC):
     async def _drop(self, numbers: Sequence[int]) -> None:
         scoring = [group.scoring for number in numbers if (group := self._groups.pop(number)).scoring is not None]
         await cancel(*scoring, *(self._tasks.pop(number) for number in numbers if number in self._tasks))
+        for task in scoring:
+            if not task.cancelled():
+                task.result()  # a reward that is told to end the run does so for a group too old to train on
