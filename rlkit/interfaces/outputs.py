@@ -103,14 +103,16 @@ def of_filter(kept: object) -> str | None:
 
 def of_schedule(factor: object) -> str | None:
     """Check a share of the learning rate: finite and not negative."""
-    fine = isinstance(factor, int | float) and math.isfinite(factor) and factor >= 0
-    return None if fine else f"returned {show(factor)}, expected a finite number of 0 or more"
+    return None if _is_factor(factor) else f"returned {show(factor)}, expected a finite number of 0 or more"
 
 
 def of_lr_factor(factor: object) -> str | None:
     """Check what a callback multiplies the learning rate by."""
-    fine = isinstance(factor, int | float) and math.isfinite(factor) and factor >= 0
-    return None if fine else f"is {show(factor)}, expected a finite number of 0 or more"
+    return None if _is_factor(factor) else f"is {show(factor)}, expected a finite number of 0 or more"
+
+
+def _is_factor(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value) and value >= 0
 
 
 def of_task(prompt: object) -> str | None:
