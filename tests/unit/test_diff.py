@@ -41,11 +41,12 @@ def test_a_run_and_its_repetition_are_the_same(runs: Path, capsys: pytest.Captur
     assert not found["differs"]
     assert (found["recipe"], found["step"], found["answer"], found["tensor"]) == ({}, None, None, None)
     assert found["steps"] == 3
-    assert found["checkpoints"] == ["step-000001", "step-000002", "step-000003"]
+    # one that is due while the one before is still being written is skipped
+    assert found["checkpoints"][0] == "step-000001" and found["checkpoints"][-1] == "step-000003"
     assert main(["diff", str(runs / "one"), str(runs / "same")]) == 0
     printed = capsys.readouterr().out
     assert "recipe: the same" in printed
-    assert "figures: the same in the 3 steps that both have" in printed
+    assert "metrics: the same in the 3 steps that both have" in printed
 
 
 def test_another_learning_rate_shows_in_the_recipe_the_step_and_the_weights(
@@ -55,7 +56,7 @@ def test_another_learning_rate_shows_in_the_recipe_the_step_and_the_weights(
     found = diff(runs / "one", runs / "other", capsys=capsys)
     assert found["recipe"] == {"train.lr": [0.001, 0.002]}
     assert found["step"]["number"] == 1
-    assert list(found["step"]["figures"]) == ["lr"]
+    assert list(found["step"]["metrics"]) == ["lr"]
     assert found["answer"]["file"] == "step-00002.jsonl.gz"
     assert found["tensor"]["checkpoint"] == "step-000001"
     assert "elements, by 0.00" in found["tensor"]["what"]
