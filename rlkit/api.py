@@ -147,8 +147,8 @@ class Result:
         folder: The run folder.
         steps: How many were made, those before a resume included.
         seconds: How long it took.
-        validation: Figures `before` and `after`; None where there were none.
-        metrics: The figures of each step, as in `metrics.jsonl`.
+        validation: Metrics `before` and `after`; None where there were none.
+        metrics: The metrics of each step, as in `metrics.jsonl`.
     """
 
     status: str
@@ -165,7 +165,7 @@ class Result:
         return final if os.path.isdir(final) else None
 
     def columns(self) -> dict[str, list[float | None]]:
-        """Return the figures by name, None where a step has none: `pandas.DataFrame(result.columns())`."""
+        """Return the metrics by name, None where a step has none: `pandas.DataFrame(result.columns())`."""
         names = dict.fromkeys(name for row in self.metrics for name in row)
         return {name: [row.get(name) for row in self.metrics] for name in names}
 

@@ -24,7 +24,7 @@ class RolloutLog:
 
 @dataclass
 class Log:
-    """What is kept of a run besides its figures, and where these go besides `metrics.jsonl`.
+    """What is kept of a run besides its metrics, and where these go besides `metrics.jsonl`.
 
     Args:
         loggers: Where metrics go: `Wandb`, `TensorBoard`, `MLflow`, `CSV` or a plugin's.

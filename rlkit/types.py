@@ -87,7 +87,7 @@ class Prompt:
         meta: Everything else of the row: `data_source` for `Router`, `tools` for the arguments of tools, and whatever
             a reward, an interaction or an environment reads.
         tools: The names of the tools that its conversations have, of those in the recipe; None for all.
-        source: Where it is from, by which validation shows figures apart: its name in `validation.tasks`; None for
+        source: Where it is from, by which validation shows metrics apart: its name in `validation.tasks`; None for
             `data_source`.
         recorded: Answers that the data set has, the best first. Without messages before them they are plain texts.
     """
@@ -221,7 +221,7 @@ class Score:
 
     Args:
         reward: A finite number, which counts at the trajectory's last chosen token; None if the reward failed.
-        components: Figures by name, logged as means `reward/<name>` (`accuracy` under its own name) and read by
+        components: Metrics by name, logged as means `reward/<name>` (`accuracy` under its own name) and read by
             estimators such as `GDPO`. They add nothing to the reward.
         turn_rewards: Rewards besides, one for each turn of the policy, each at the last token of its turn.
         error: Why the reward is None; the prompt's group is then left out of the step, and counted.

@@ -34,7 +34,7 @@ SHOWN = (
 
 
 PHASES = ("sample", "logps", "score", "update", "sync")
-"""Of a step, whose times are among its figures."""
+"""Of a step, whose times are among its metrics."""
 
 RECENT = 20
 """So many of the last steps are averaged."""
@@ -81,9 +81,9 @@ class Pace:
         self._seconds: deque[float] = deque(maxlen=RECENT)
         self._last: float | None = None
 
-    def earlier(self, figures: Mapping[str, float]) -> None:
+    def earlier(self, metrics: Mapping[str, float]) -> None:
         """Take a step of before a resume, by the times of its phases."""
-        self._seconds.append(sum(figures.get(f"time/{phase}", 0.0) for phase in PHASES))
+        self._seconds.append(sum(metrics.get(f"time/{phase}", 0.0) for phase in PHASES))
 
     def step(self) -> None:
         """Take a step that is done; the first one of this process counts for nothing, since much is done once."""
@@ -121,26 +121,26 @@ class Display:
         self.console.print(cell(text))
 
     def resumed(self, steps: Sequence[Mapping[str, float]]) -> None:
-        for figures in steps:
-            self._pace.earlier(figures)
-            self._rewards += [figures["reward/mean"]] if "reward/mean" in figures else []
+        for metrics in steps:
+            self._pace.earlier(metrics)
+            self._rewards += [metrics["reward/mean"]] if "reward/mean" in metrics else []
 
-    def validated(self, number: int, figures: dict[str, float]) -> None:
-        self._validations.append((number, figures))
+    def validated(self, number: int, metrics: dict[str, float]) -> None:
+        self._validations.append((number, metrics))
         if number < self.steps:
-            self.note(f"validation after {number} steps: {_validation(figures)}")
+            self.note(f"validation after {number} steps: {_validation(metrics)}")
 
-    def step(self, number: int, figures: dict[str, float]) -> None:
+    def step(self, number: int, metrics: dict[str, float]) -> None:
         self._pace.step()
-        self._rewards += [figures["reward/mean"]] if "reward/mean" in figures else []
+        self._rewards += [metrics["reward/mean"]] if "reward/mean" in metrics else []
         left = self._pace.left(self.steps - number)
         if not self.console.is_terminal:
-            self.console.print(f"step {number}/{self.steps}  {_summary(figures)}{f'  left {left}' if left else ''}")
+            self.console.print(f"step {number}/{self.steps}  {_summary(metrics)}{f'  left {left}' if left else ''}")
             return
         if self._live is None:
             self._live = Live(console=self.console, auto_refresh=False)
             self._live.start()
-        self._live.update(self._table(number, figures, left), refresh=True)
+        self._live.update(self._table(number, metrics, left), refresh=True)
 
     def finish(self, result: dict[str, Any], advice: str) -> None:
         if self._live is not None:
@@ -151,20 +151,20 @@ class Display:
         steps = f"{result['steps']} step{'s' * (result['steps'] != 1)}"
         self.note(f"{result['status']}: {steps} in {_clock(result['seconds'])}; {advice}")
 
-    def _table(self, number: int, figures: Mapping[str, float], left: str | None) -> Table:
+    def _table(self, number: int, metrics: Mapping[str, float], left: str | None) -> Table:
         """Return what a terminal shows after a step: where the run is, what it learns, where the time goes."""
         table = Table.grid(padding=(0, 2))
         done = round(BAR * number / max(self.steps, 1))
         passed = f"{_clock(time.monotonic() - self._start)} passed{f', {left} left' if left else ''}"
         rows = [("step", f"{'━' * done}{'╌' * (BAR - done)} {number}/{self.steps}  {passed}")]
-        rows.append(("figures", _summary(figures)))
+        rows.append(("metrics", _summary(metrics)))
         if len(self._rewards) > 1:
             rows.append(("reward", f"{fmean(self._rewards):.3f}, mean of {len(self._rewards)} steps"))
-        rows.append(("time", _phases(figures)))
+        rows.append(("time", _phases(metrics)))
         if self._validations:
             at, last = self._validations[-1]
             rows.append(("validation", f"{_validation(last)}, after step {at}"))
-        rows.append(("memory", _memory(figures)))
+        rows.append(("memory", _memory(metrics)))
         for label, text in rows:
             table.add_row(Text(label, style="bold"), cell(text))
         return table
@@ -179,7 +179,7 @@ def _on_terminal() -> bool:
 
 def comparison(before: dict[str, float], after: dict[str, float]) -> Table:
     """Return the table of validation metrics before and after training."""
-    first, last = dict(figure_rows(before)), dict(figure_rows(after))
+    first, last = dict(metric_rows(before)), dict(metric_rows(after))
     rows = []
     for name, value in first.items():
         p_value = after.get(f"{name}_p_start")
@@ -188,56 +188,56 @@ def comparison(before: dict[str, float], after: dict[str, float]) -> Table:
     return make_table(("validation", "before", "after", "p if equal"), rows)
 
 
-def by_checkpoint(figures: Mapping[str, Mapping[str, float]]) -> Table:
-    """Return the table of several checkpoints' validation figures, with p-values of comparisons with the first."""
-    texts = {checkpoint: dict(figure_rows(one)) for checkpoint, one in figures.items()}
+def by_checkpoint(metrics: Mapping[str, Mapping[str, float]]) -> Table:
+    """Return the table of several checkpoints' validation metrics, with p-values of comparisons with the first."""
+    texts = {checkpoint: dict(metric_rows(one)) for checkpoint, one in metrics.items()}
     rows = []
     for name in dict.fromkeys(name for one in texts.values() for name in one):
-        if name.endswith(("failed", "unscored")) and not any(one.get(name) for one in figures.values()):
+        if name.endswith(("failed", "unscored")) and not any(one.get(name) for one in metrics.values()):
             continue
-        for number, (checkpoint, one) in enumerate(figures.items()):
+        for number, (checkpoint, one) in enumerate(metrics.items()):
             p_value = one.get(f"{name}_p_first")
             shown = "" if p_value is None else f"{p_value:.2g}"
             rows.append(("" if number else name, checkpoint, texts[checkpoint].get(name, "-"), shown))
     return make_table(("validation", "checkpoint", "", "p if equal"), rows)
 
 
-def figure_rows(figures: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Return the names and texts of validation's figures, with intervals or standard errors, and without p-values."""
+def metric_rows(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Return the names and texts of validation's metrics, with intervals or standard errors, and without p-values."""
     rows = []
-    for name, value in figures.items():
+    for name, value in metrics.items():
         if not re.fullmatch(r"(sampled_)?accuracy_(low|high|p_\w+)", name) and not name.endswith("_stderr"):
-            low, high, error = (figures.get(f"{name}_{end}") for end in ("low", "high", "stderr"))
+            low, high, error = (metrics.get(f"{name}_{end}") for end in ("low", "high", "stderr"))
             bounds = "" if low is None else f" ({low:.2f}-{high:.2f})"
             rows.append((name, f"{value:.3f}{bounds}" if error is None else f"{value:.3f} ± {error:.3f}"))
     return rows
 
 
-def _phases(figures: Mapping[str, float]) -> str:
+def _phases(metrics: Mapping[str, float]) -> str:
     """Return the seconds of a step, and each phase's share."""
-    seconds = {phase: figures[f"time/{phase}"] for phase in PHASES if f"time/{phase}" in figures}
+    seconds = {phase: metrics[f"time/{phase}"] for phase in PHASES if f"time/{phase}" in metrics}
     total = max(sum(seconds.values()), 1e-9)
     shares = "  ".join(f"{phase} {value / total:.0%}" for phase, value in seconds.items())
     return f"{total:.2f} s a step: {shares}"
 
 
-def _validation(figures: Mapping[str, float]) -> str:
-    """Return the main figures of a validation."""
-    rows = dict(figure_rows(figures))
+def _validation(metrics: Mapping[str, float]) -> str:
+    """Return the main metrics of a validation."""
+    rows = dict(metric_rows(metrics))
     return "  ".join(f"{name} {rows[name]}" for name in ("accuracy", "sampled_accuracy", "reward") if name in rows)
 
 
-def _memory(figures: Mapping[str, float]) -> str:
+def _memory(metrics: Mapping[str, float]) -> str:
     names = (("memory/rss_mb", "host"), ("memory/peak_device_mb", "device"))
-    return "  ".join(f"{where} {figures[name]:,.0f} MiB" for name, where in names if name in figures)
+    return "  ".join(f"{where} {metrics[name]:,.0f} MiB" for name, where in names if name in metrics)
 
 
-def _summary(figures: Mapping[str, float]) -> str:
+def _summary(metrics: Mapping[str, float]) -> str:
     shown: dict[str, str] = {}
     for name, label, form in SHOWN:
-        of_advantages = name == "policy/loss" and "advantage/abs_mean" in figures  # which says nothing by itself
-        if name in figures and not of_advantages:
-            shown.setdefault(label, f"{label} {figures[name]:{form}}")
+        of_advantages = name == "policy/loss" and "advantage/abs_mean" in metrics  # which says nothing by itself
+        if name in metrics and not of_advantages:
+            shown.setdefault(label, f"{label} {metrics[name]:{form}}")
     return "  ".join(shown.values())
 
 

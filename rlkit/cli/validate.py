@@ -15,7 +15,7 @@ from lightning.fabric import Fabric
 from rich.console import Console
 
 from rlkit.cli.checkpoint import CHECKPOINT, each_checkpoint
-from rlkit.cli.display import by_checkpoint, echo, figure_rows, show
+from rlkit.cli.display import by_checkpoint, echo, metric_rows, show
 from rlkit.cli.parsing.parser import Parsed, parse
 from rlkit.distributed.offload import free_cached
 from rlkit.errors import CheckpointError, RecipeError, RlkitError, explain
@@ -29,7 +29,7 @@ from rlkit.train.evaluate import Evaluation, evaluate, samplings
 from rlkit.train.setup import fabric_for, prepare_rollouts
 
 OWN: list[tuple[str, dict[str, Any]]] = [
-    ("--json", {"action": "store_true", "help": "Print the figures as a JSON object; of several checkpoints by name."}),
+    ("--json", {"action": "store_true", "help": "Print the metrics as a JSON object; of several checkpoints by name."}),
     ("--out", {"type": str, "help": "A new folder for results.json and all answers, as JSON lines and parquet."}),
     (
         "--harness",
@@ -56,7 +56,7 @@ class Job:
 
 @dataclass
 class Validated:
-    """What came of it: its entry in `results.json`, figures, the ids of the prompts, and what writes the answers."""
+    """What came of it: its entry in `results.json`, metrics, the ids of the prompts, and what writes the answers."""
 
     entry: dict[str, object]
     found: Evaluation
@@ -104,22 +104,22 @@ class Report:
                 self.failures.append(CheckpointError(f"{self.out / 'results.json'} cannot be written: {error}"))
 
     def show(self) -> None:
-        """Print the figures."""
-        figures = {name: made.found.figures for name, made in self.done.items()}
+        """Print the metrics."""
+        metrics = {name: made.found.metrics for name, made in self.done.items()}
         name, first = next(iter(self.done.items()))
         if self.json:
-            print(json.dumps(figures if self.several else figures[name]))
+            print(json.dumps(metrics if self.several else metrics[name]))
         elif self.several:
-            Console().print(by_checkpoint(figures))
+            Console().print(by_checkpoint(metrics))
         else:
             header = f"{len(first.prompts)} prompts" if first.prompts else "lm-evaluation-harness"
-            show(("validation", header), figure_rows(figures[name]))
+            show(("validation", header), metric_rows(metrics[name]))
 
 
 def run(argv: Sequence[str]) -> int:
-    """Validate and print the figures; return the exit status.
+    """Validate and print the metrics; return the exit status.
 
-    Where one of several checkpoints fails, or no file can be written, the figures that there are are printed first.
+    Where one of several checkpoints fails, or no file can be written, the metrics that there are are printed first.
     """
     jobs: dict[str, Job] = {}
     arguments = each_checkpoint(argv)
@@ -196,10 +196,10 @@ def _run(job: Job, name: str, fabric: Fabric) -> Validated:
     if isinstance(work, Harness):  # agreed: all ranks have the same command line
         half = fabric.device.type == "cuda" and job.parsed.recipe.fabric.precision.startswith("bf16")
         result = work.run(model, fabric.device, "bfloat16" if half else "float32")
-        entry |= {"figures": result.figures, "harness": result.details}
-        return Validated(entry, Evaluation(figures=result.figures), [], result.write)
+        entry |= {"metrics": result.metrics, "harness": result.details}
+        return Validated(entry, Evaluation(metrics=result.metrics), [], result.write)
     found, prompts = _validate(job.parsed.recipe, work, fabric), [prompt.id for prompt in work.validation]
-    entry |= {"prompts": len(prompts), "figures": found.figures}
+    entry |= {"prompts": len(prompts), "metrics": found.metrics}
     return Validated(entry, found, prompts, lambda stem: write_answers(stem, found))
 
 

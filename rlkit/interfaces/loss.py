@@ -130,11 +130,11 @@ class PairLoss(PolicyLoss):
         better, worse = scores[of.better], scores[of.worse]
         loss = mean_over_pairs(self.of_pairs(better, worse), of, batch.group)
         margin, usable = (better - worse).detach(), self.usable_rows(batch)
-        figures = {
+        metrics = {
             "margin": margin,
             "preference_accuracy": (margin > 0).float(),
             "chosen_logps": logps[of.better],
             "rejected_logps": logps[of.worse],
         }
-        metrics = {name: mean_over_pairs(x, of, batch.group)[usable].mean() for name, x in figures.items()}
+        metrics = {name: mean_over_pairs(x, of, batch.group)[usable].mean() for name, x in metrics.items()}
         return LossOutput(at_last(loss, batch.mask), metrics if bool(usable.any()) else {})

@@ -56,8 +56,8 @@ class BradleyTerry(PolicyLoss):
         if not bool(usable.any()):
             return LossOutput(per_token, {})
         margin = (better - worse).detach()
-        figures = {"margin": margin, "preference_accuracy": (margin > 0).float()}
-        metrics = {name: mean_over_pairs(x, of, batch.group)[usable].mean() for name, x in figures.items()}
+        metrics = {"margin": margin, "preference_accuracy": (margin > 0).float()}
+        metrics = {name: mean_over_pairs(x, of, batch.group)[usable].mean() for name, x in metrics.items()}
         return LossOutput(per_token, metrics | {"score": scores[usable].mean()})
 
 
@@ -87,6 +87,6 @@ class BinaryCrossEntropy(PolicyLoss):
         loss = masked_sum(nn.functional.softplus(scores) - labels * scores, ends, -1) / turns
         found = scores.detach()
         margin = found.where(labels >= 0.5, -found)
-        figures = {"margin": margin, "preference_accuracy": (margin > 0).float(), "score": found}
-        metrics = {name: (masked_sum(x, ends, -1) / turns).mean() for name, x in figures.items()}
+        metrics = {"margin": margin, "preference_accuracy": (margin > 0).float(), "score": found}
+        metrics = {name: (masked_sum(x, ends, -1) / turns).mean() for name, x in metrics.items()}
         return LossOutput(at_last(loss, batch.mask), metrics)

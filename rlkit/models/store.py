@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 
 import fsspec  # type: ignore[import-untyped]
 import torch
-from pydantic import BaseModel, Field, StringConstraints, TypeAdapter, ValidationError
+from pydantic import AliasChoices, BaseModel, Field, StringConstraints, TypeAdapter, ValidationError
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
@@ -57,7 +57,7 @@ class State(BaseModel, strict=True, extra="forbid"):
         earlier: The accuracies of the first validation and the last one: of each prompt, by its place.
         waited: The best value of `validation.watch`, and the validations since.
         best: The best value of the metric among checkpoints, and its step.
-        figure: That metric: the run's `save.keep_best`.
+        metric: That metric: the run's `save.keep_best`.
         stalled: Consecutive stalled steps, up to this one.
         callbacks: The state of callbacks, by the names of their classes.
         trained: Where rollouts run ahead, the groups that were trained on: all before the first number, and the others.
@@ -70,7 +70,7 @@ class State(BaseModel, strict=True, extra="forbid"):
     earlier: dict[str, dict[str, dict[int, FiniteFloat]]] = Field(default_factory=dict)
     waited: tuple[FiniteFloat, NonNegativeInt] | None = None
     best: tuple[FiniteFloat, NonNegativeInt] | None = None
-    figure: str | None = None
+    metric: str | None = Field(default=None, validation_alias=AliasChoices("metric", "figure"))
     stalled: NonNegativeInt = 0
     callbacks: dict[str, dict[str, Any]] = Field(default_factory=dict)
     trained: list[NonNegativeInt] | None = None

@@ -1,4 +1,4 @@
-"""What figures of validation are worth: intervals, chances among several samples, and whether two differ."""
+"""What metrics of validation are worth: intervals, chances among several samples, and whether two differ."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROUNDING = 1e-12
 
 
 class Interval(NamedTuple):
-    """The bounds of a figure."""
+    """The bounds of a metric."""
 
     low: float
     high: float

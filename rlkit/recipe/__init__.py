@@ -3,6 +3,6 @@
 from rlkit.recipe.check import check
 from rlkit.recipe.model import FLASH
 from rlkit.recipe.recipe import Recipe
-from rlkit.recipe.validation import VALIDATION_FIGURES
+from rlkit.recipe.validation import VALIDATION_METRICS
 
-__all__ = ["FLASH", "VALIDATION_FIGURES", "Recipe", "check"]
+__all__ = ["FLASH", "VALIDATION_METRICS", "Recipe", "check"]

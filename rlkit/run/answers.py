@@ -58,7 +58,7 @@ def answers_to_log(found: Evaluation) -> list[dict[str, str | float | None]]:
 
 
 def _rows(found: Evaluation) -> Iterator[tuple[JsonObject, Answer]]:
-    """Yield what is kept of each answer, and its figures."""
+    """Yield what is kept of each answer, and its metrics."""
     for prefix, trajectories in found.answers.items():
         samples: Counter[int] = Counter()
         for trajectory in trajectories:

@@ -36,10 +36,10 @@ DETAILS = ("results", "groups", "versions", "n-shot", "n-samples", "config", "lm
 class HarnessResult:
     """What the harness found.
 
-    Figures are `TASK/METRIC`, with `,FILTER` where there is one, and `_stderr` for their standard errors.
+    Metrics are `TASK/METRIC`, with `,FILTER` where there is one, and `_stderr` for their standard errors.
     """
 
-    figures: dict[str, float]
+    metrics: dict[str, float]
     details: JsonObject
     samples: list[JsonObject]
 
@@ -97,7 +97,7 @@ class Harness:
                 raise RlkitError(f"the harness raised {explain(error)}; --debug shows the traceback") from error
         samples = [{"task": name, **row} for name, rows in found["samples"].items() for row in rows]
         details = {name: found[name] for name in DETAILS if name in found}
-        return HarnessResult(dict(_figures(found["results"])), json.loads(json.dumps(details, default=str)), samples)
+        return HarnessResult(dict(_metrics(found["results"])), json.loads(json.dumps(details, default=str)), samples)
 
     def _evaluate(self, place: str, model: Model, device: str, dtype: str) -> Mapping[str, Any]:
         from lm_eval import simple_evaluate
@@ -137,8 +137,8 @@ def _as_folder(model: Model, into: Path) -> str:
     return str(into)
 
 
-def _figures(results: Mapping[str, Mapping[str, object]]) -> Iterator[tuple[str, float]]:
-    """Yield each task's figures; `exact_match_stderr,none` becomes `exact_match_stderr`."""
+def _metrics(results: Mapping[str, Mapping[str, object]]) -> Iterator[tuple[str, float]]:
+    """Yield each task's metrics; `exact_match_stderr,none` becomes `exact_match_stderr`."""
     for task, metrics in results.items():
         for key, value in metrics.items():
             name, comma, kind = key.partition(",")

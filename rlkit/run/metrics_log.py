@@ -27,25 +27,25 @@ class MetricsLog:
     def __init__(self, path: Path, loggers: Sequence[LoggerThread], done: int = 0) -> None:
         lines = [line for step, line in _steps(path) if step <= done]
         write_whole(path, "".join(f"{line}\n" for line in lines).encode())
-        self.earlier = [_figures(line) for line in lines[-EARLIER:]]
-        """The figures of the last lines that were kept."""
+        self.earlier = [_metrics(line) for line in lines[-EARLIER:]]
+        """The metrics of the last lines that were kept."""
         self._path = path
         self._size = path.stat().st_size
         self._unwritten: list[str] = []
         self._loggers = loggers
 
-    def write(self, step: int, figures: dict[str, float]) -> None:
+    def write(self, step: int, metrics: dict[str, float]) -> None:
         """Write a step's metrics.
 
         Raises:
             OSError: The file cannot be written, as where the disk is full; its lines are kept for the next time.
         """
-        self._unwritten.append(json.dumps({"step": step, **figures}) + "\n")
+        self._unwritten.append(json.dumps({"step": step, **metrics}) + "\n")
         try:
             self._flush()
         finally:
             for logger in self._loggers:
-                logger.log_metrics(figures, step)
+                logger.log_metrics(metrics, step)
 
     def answers(self, step: int, found: Evaluation) -> None:
         """Pass some answers of a validation to the loggers."""
@@ -76,7 +76,7 @@ class MetricsLog:
         self._unwritten.clear()
 
 
-def _figures(line: str) -> dict[str, float]:
+def _metrics(line: str) -> dict[str, float]:
     known = json.loads(line).items()
     return {name: value for name, value in known if isinstance(value, int | float) and abs(value) < 1e300}
 

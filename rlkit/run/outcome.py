@@ -9,7 +9,7 @@ from typing import Protocol
 from rlkit.train.step import Obtain
 from rlkit.types import JsonObject
 
-Figures = dict[str, float]
+Metrics = dict[str, float]
 
 
 class Reporter(Protocol):
@@ -18,14 +18,14 @@ class Reporter(Protocol):
     def note(self, text: str) -> None:
         """Show a line of text."""
 
-    def resumed(self, steps: Sequence[Figures]) -> None:
-        """Take the figures of the last steps before a resume."""
+    def resumed(self, steps: Sequence[Metrics]) -> None:
+        """Take the metrics of the last steps before a resume."""
 
-    def validated(self, number: int, figures: Figures) -> None:
-        """Show a validation's figures, after so many steps."""
+    def validated(self, number: int, metrics: Metrics) -> None:
+        """Show a validation's metrics, after so many steps."""
 
-    def step(self, number: int, figures: Figures) -> None:
-        """Show a step's figures."""
+    def step(self, number: int, metrics: Metrics) -> None:
+        """Show a step's metrics."""
 
     def finish(self, result: JsonObject, advice: str) -> None:
         """Show how the run ended, and what the user may do next."""
@@ -50,6 +50,6 @@ class Outcome:
 
     status: str = "failed"
     steps: int = 0
-    validation: dict[str, Figures | None] = field(default_factory=lambda: {"before": None, "after": None})
+    validation: dict[str, Metrics | None] = field(default_factory=lambda: {"before": None, "after": None})
     seconds: float = 0.0
     error: dict[str, str] | None = None

@@ -38,7 +38,7 @@ class Progress:
         named: Errors of conversations and rewards that were shown.
         waited: The best value of `validation.watch`, and the validations since.
         reward: Looks for signs that the policy exploits the reward.
-        alarms: Looks for figures that are wrong.
+        alarms: Looks for metrics that are wrong.
     """
 
     recipe: Recipe
@@ -53,20 +53,20 @@ class Progress:
     def __post_init__(self) -> None:
         self.alarms = Alarms(self.recipe)
 
-    def validated(self, figures: Mapping[str, float]) -> None:
+    def validated(self, metrics: Mapping[str, float]) -> None:
         """Count a validation.
 
         Raises:
-            RecipeError: It has no such figure.
+            RecipeError: It has no such metric.
         """
-        self.reward.validated(figures)
+        self.reward.validated(metrics)
         section = self.recipe.validation
         if section is None or section.patience is None:
             return
-        value = figures.get(section.watch)
+        value = metrics.get(section.watch)
         if value is None:
-            listed = ", ".join(sorted(figures))
-            raise RecipeError(f"validation.watch is {section.watch!r}, expected a figure of validation: {listed}")
+            listed = ", ".join(sorted(metrics))
+            raise RecipeError(f"validation.watch is {section.watch!r}, expected a metric of validation: {listed}")
         best, since = self.waited or (value, -1)
         self.waited = (value, 0) if value > best else (best, since + 1)
 
@@ -78,59 +78,59 @@ class Progress:
         best, since = self.waited
         return f"{since} validations in a row had no higher {section.watch} than {best:.3f}"
 
-    def see(self, number: int, figures: Mapping[str, float], errors: Counter[str]) -> Iterator[str]:
+    def see(self, number: int, metrics: Mapping[str, float], errors: Counter[str]) -> Iterator[str]:
         """Count a step; yield warnings.
 
         Args:
             number: Of the step.
-            figures: Over all ranks.
-            errors: Texts of failed rewards and conversations on all ranks; needed only if `failed(figures)`.
+            metrics: Over all ranks.
+            errors: Texts of failed rewards and conversations on all ranks; needed only if `failed(metrics)`.
 
         Raises:
             TrainingError: Too many steps in a row have taught nothing.
         """
-        yield from self.reward.see(figures)
-        yield from self.alarms.see(figures)
-        if self.quiet(number, figures):
+        yield from self.reward.see(metrics)
+        yield from self.alarms.see(metrics)
+        if self.quiet(number, metrics):
             self.without_signal += 1
             yield from self._warn(number)
-        elif not self.stalls(number, figures):
+        elif not self.stalls(number, metrics):
             self.without_signal = 0
-        if not self.stalls(number, figures):
+        if not self.stalls(number, metrics):
             self.stalled, self.causes = 0, []
             yield from self._name(number, errors)
             return
         self.stalled += 1
-        self.causes.append(self._cause(figures, errors))
+        self.causes.append(self._cause(metrics, errors))
         yield f"warning: step {number} taught nothing: {self.causes[-1]}"
         if self.stalled >= STALLED:
             raise self.failure(number)
 
-    def failed(self, figures: Mapping[str, float]) -> bool:
+    def failed(self, metrics: Mapping[str, float]) -> bool:
         """Whether some conversation or reward failed."""
-        return figures.get("rollout/failed", 0.0) + figures.get("reward/failed", 0.0) > 0
+        return metrics.get("rollout/failed", 0.0) + metrics.get("reward/failed", 0.0) > 0
 
-    def stalls(self, number: int, figures: Mapping[str, float]) -> bool:
+    def stalls(self, number: int, metrics: Mapping[str, float]) -> bool:
         """Whether a step made no optimizer step where it should, for another reason than equal rewards."""
         critic = self.recipe.critic
         waits = critic is not None and number <= critic.policy_delay_steps
-        made = figures.get("critic/steps") if waits else self._learned(figures)
-        return not made and not self.quiet(number, figures)
+        made = metrics.get("critic/steps") if waits else self._learned(metrics)
+        return not made and not self.quiet(number, metrics)
 
-    def quiet(self, number: int, figures: Mapping[str, float]) -> bool:
+    def quiet(self, number: int, metrics: Mapping[str, float]) -> bool:
         """Whether all samples of each group have equal rewards."""
-        if self._learned(figures):
-            return figures.get("advantage/abs_mean") == 0
-        if figures.get("update/not_finite"):
+        if self._learned(metrics):
+            return metrics.get("advantage/abs_mean") == 0
+        if metrics.get("update/not_finite"):
             return False
-        no_pair = self.recipe.loss.reads_groups and figures.get("groups/no_signal") == 1
-        return figures.get("filter/dropped", 0.0) > 0 or (no_pair and not self.failed(figures))
+        no_pair = self.recipe.loss.reads_groups and metrics.get("groups/no_signal") == 1
+        return metrics.get("filter/dropped", 0.0) > 0 or (no_pair and not self.failed(metrics))
 
-    def _learned(self, figures: Mapping[str, float]) -> bool:
+    def _learned(self, metrics: Mapping[str, float]) -> bool:
         """Whether some optimizer step learned from the step's own samples, and not from mixtures alone."""
         train = self.recipe.train
-        alone = figures.get("update/empty", 0.0) >= train.epochs * train.minibatches
-        return bool(figures.get("update/steps")) and not alone
+        alone = metrics.get("update/empty", 0.0) >= train.epochs * train.minibatches
+        return bool(metrics.get("update/steps")) and not alone
 
     def failure(self, number: int) -> TrainingError:
         """Return the error that ends the run."""
@@ -159,26 +159,26 @@ class Progress:
                 self.named.add(text)
                 yield f"warning: step {number} left out what failed; {times} times: {shorten(text, 500)}"
 
-    def _cause(self, figures: Mapping[str, float], errors: Counter[str]) -> str:
+    def _cause(self, metrics: Mapping[str, float], errors: Counter[str]) -> str:
         """Describe why a step had no learning signal, with the remedy."""
-        samples = f"{figures.get('rollout/samples', 0):.0f}"
+        samples = f"{metrics.get('rollout/samples', 0):.0f}"
         most = "".join(f"; {times} times: {shorten(text, 500)}" for text, times in errors.most_common(1))
-        if unusable := figures.get("advantage/not_finite"):
+        if unusable := metrics.get("advantage/not_finite"):
             return (
                 f"advantage {part_name(self.recipe.advantage)} returned {unusable:.0f} NaN or infinite values; "
                 "fix it, or choose another one"
             )
-        if figures.get("update/not_finite"):
+        if metrics.get("update/not_finite"):
             return (
                 "no gradient was finite; the batches are in not-finite-*.safetensors of the run folder: lower "
                 "train.lr or train.max_grad_norm"
             )
-        if failed := figures.get("reward/failed"):
+        if failed := metrics.get("reward/failed"):
             return (
                 f"reward {part_name(self.recipe.reward)} failed on {failed:.0f} of {samples} samples{most}; fix it, "
                 "or what it calls"
             )
-        if failed := figures.get("rollout/failed"):
+        if failed := metrics.get("rollout/failed"):
             return f"{failed:.0f} of {samples} conversations failed{most}"
         if samples == "0":
             return "none of its prompts fits the model's context; choose shorter prompts or a longer context"

@@ -30,7 +30,7 @@ from rlkit.run.loggers import open_loggers
 from rlkit.run.measure import memory
 from rlkit.run.measure.profile import profiled
 from rlkit.run.metrics_log import MetricsLog
-from rlkit.run.outcome import Figures, Outcome, Replay, Reporter
+from rlkit.run.outcome import Metrics, Outcome, Replay, Reporter
 from rlkit.run.preflight.start import preflight
 from rlkit.run.preflight.weight_check import check_weights
 from rlkit.run.progress import Progress
@@ -68,12 +68,12 @@ class Session:
     """Whether a callback or `validation.patience` made the last step the last one; all ranks agree on it, too."""
     warned: bool = False
     start: float = field(default_factory=time.time)
-    checkpoint_metrics: Figures = field(default_factory=dict)
+    checkpoint_metrics: Metrics = field(default_factory=dict)
     """What became of the last step's checkpoint, for the next line of metrics."""
     earlier: dict[str, dict[str, Accuracies]] = field(default_factory=dict)
     """Accuracies of the validations at the `start` and the `last` one, which the next one is compared with."""
-    validated: dict[int, Figures] = field(default_factory=dict)
-    """The last validation's figures, by the number of steps before it."""
+    validated: dict[int, Metrics] = field(default_factory=dict)
+    """The last validation's metrics, by the number of steps before it."""
 
     def open_log(self, recipe: Recipe, done: int) -> None:
         """Open `metrics.jsonl`, of which so many steps stay, and the loggers.
@@ -113,21 +113,21 @@ class Session:
             number = self.outcome.steps + 1
             with self._profiled(context.recipe.profile, number):
                 made = step(context, number, obtain)
-            used = memory.figures(context.device)
+            used = memory.metrics(context.device)
             # agreed: the names are the same on every rank
-            figures = made.figures | {name: context.ranks.all_reduce_max(x) for name, x in used.items()}
+            metrics = made.metrics | {name: context.ranks.all_reduce_max(x) for name, x in used.items()}
             self.outcome.steps = number
             self._dump(context, number, made.rollouts.all)
             if every and number % every == 0 and (number < train.steps or not after):
-                figures |= {f"validation/{name}": x for name, x in self.validate(context, f"{number:05d}").items()}
+                metrics |= {f"validation/{name}": x for name, x in self.validate(context, f"{number:05d}").items()}
             try:
-                figures |= context.callbacks.end_step(number, figures | self.checkpoint_metrics)
+                metrics |= context.callbacks.end_step(number, metrics | self.checkpoint_metrics)
             finally:
-                self._log(number, figures | self.checkpoint_metrics)
-                self.reporter.step(number, figures)
-            self._watch(context, made, figures)
+                self._log(number, metrics | self.checkpoint_metrics)
+                self.reporter.step(number, metrics)
+            self._watch(context, made, metrics)
             self._agree(context)
-            self.checkpoint_metrics = saver.after(number, figures, content)
+            self.checkpoint_metrics = saver.after(number, metrics, content)
         if self.stream is not None:  # agreed: an option of the recipe
             self.stream.close()
         saver.end(self.outcome.steps, content)
@@ -171,24 +171,24 @@ class Session:
             self.enough = True
             self.reporter.note(f"the training ends after step {self.outcome.steps}: {why}")
 
-    def validate(self, context: TrainContext, when: str) -> Figures:
-        """Return the figures on held-out prompts, and leave the answers in the run folder."""
+    def validate(self, context: TrainContext, when: str) -> Metrics:
+        """Return the metrics on held-out prompts, and leave the answers in the run folder."""
         self.reporter.note(f"validating on {len(context.data.validation)} prompts")
         found = evaluate(context.rollouts, context.data.validation)
         for name, accuracies in self.earlier.items():
             found.compare(name, accuracies)
         self.earlier["last" if self.earlier else "start"] = found.accuracies
-        self.validated = {self.outcome.steps: found.figures}
-        self.reporter.validated(self.outcome.steps, found.figures)
+        self.validated = {self.outcome.steps: found.metrics}
+        self.reporter.validated(self.outcome.steps, found.metrics)
         if (log := self.log) is not None:
             self._attempt("answers for the loggers", lambda: log.answers(self.outcome.steps, found))
         if self.progress is not None:  # agreed: there is one while steps are made
-            self.progress.validated(found.figures)
+            self.progress.validated(found.metrics)
         if context.recipe.log.rollouts.every:
             name = f"validation-{when}"
             self._attempt(f"rollouts/{name}", lambda: write_answers(self.folder.rollouts(name), found))
-        context.callbacks.emit("on_validation", ValidationEnd(self.outcome.steps, found.figures, found.trajectories))
-        return found.figures
+        context.callbacks.emit("on_validation", ValidationEnd(self.outcome.steps, found.metrics, found.trajectories))
+        return found.metrics
 
     def save(self, context: TrainContext, name: str) -> None:
         """Write the policy as a Hugging Face folder; all ranks take part."""
@@ -208,7 +208,7 @@ class Session:
                 self.progress.stalled, self.progress.waited = state.stalled, state.waited
             if held_out(state.recipe) == held_out(as_data(self.folder.recipe_yaml)):
                 self.earlier = state.earlier
-            best = state.best if state.figure == save.keep_best else None
+            best = state.best if state.metric == save.keep_best else None
         writer = Writer(store, save, context.ranks, self.outcome.steps, best)
         self.saver = Saver(writer, self.reporter.note, self.outcome.steps if here else 0)
         preflight(context, self.reporter.note, self.first)
@@ -247,7 +247,7 @@ class Session:
             earlier=self.earlier,
             waited=None if self.progress is None else self.progress.waited,
             best=best,
-            figure=context.recipe.save.keep_best,
+            metric=context.recipe.save.keep_best,
             stalled=0 if self.progress is None else self.progress.stalled,
             callbacks=context.callbacks.states(),
             trained=None if self.stream is None else [self.stream.trained.low, *self.stream.trained.beyond],
@@ -260,20 +260,20 @@ class Session:
             share = None if log.limit is None else max(1, log.limit // context.ranks.count)
             self._attempt(f"rollouts/{name}", lambda: self.folder.dump(name, first_groups(trajectories, share)))
 
-    def _log(self, number: int, figures: Figures) -> None:
+    def _log(self, number: int, metrics: Metrics) -> None:
         if (log := self.log) is not None:
-            self._attempt("a step's figures", lambda: log.write(number, figures))
+            self._attempt("a step's metrics", lambda: log.write(number, metrics))
 
-    def _watch(self, context: TrainContext, made: StepResult, figures: Figures) -> None:
+    def _watch(self, context: TrainContext, made: StepResult, metrics: Metrics) -> None:
         """Keep the batch of a step whose gradient was not finite; warn of memory, and of steps that teach nothing."""
-        number, share = self.outcome.steps, figures["memory/share"]
+        number, share = self.outcome.steps, metrics["memory/share"]
         if share > memory.CLOSE and not self.warned:
             self.warned = True
             self.reporter.note(
                 f"warning: {share:.0%} of the memory is in use; lower train.max_tokens_per_micro_batch, "
                 "rollout.group_size or the engine's cache before it runs out"
             )
-        if figures.get("update/not_finite"):
+        if metrics.get("update/not_finite"):
             name = f"not-finite-{number:05d}.rank{self.folder.rank}.safetensors"
             batch = {key: tensor.contiguous().clone() for key, tensor in made.batch.tensors().items()}
             self._attempt(name, lambda: save_file(batch, self.folder.path / name))
@@ -281,9 +281,9 @@ class Session:
         if self.progress is None:  # agreed: there is one while steps are made
             return
         errors = made.rollouts.errors
-        if self.progress.failed(figures):  # agreed: by the figures of all ranks
+        if self.progress.failed(metrics):  # agreed: by the metrics of all ranks
             errors = sum(context.ranks.gather_dp(errors), Counter())
-        for warning in self.progress.see(number, figures, errors):
+        for warning in self.progress.see(number, metrics, errors):
             self.reporter.note(warning)
 
     def lost(self, rank: str) -> None:

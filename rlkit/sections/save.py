@@ -39,13 +39,13 @@ class Validation:
         before: Whether to validate before training.
         every: Steps between validations; 0 for none. That of the last step is the one after training, if there is one.
         after: Whether to validate after training.
-        tasks: Tasks by name, whose validation splits are used, null for the recipe's task; figures are shown apart by
+        tasks: Tasks by name, whose validation splits are used, null for the recipe's task; metrics are shown apart by
             these names. The recipe's reward scores them all. Null for the recipe's task alone.
         limit: Prompts of each task, from the start of the split; null for all of it.
         samples: Sampled answers per prompt, besides the greedy one; 0 for none.
         sampling: How they are sampled; null for the sampling of training.
         patience: Training ends after so many validations in a row without a new best; null for never.
-        watch: The figure of which the highest is best, for `patience`.
+        watch: The metric of which the highest is best, for `patience`.
     """
 
     before: bool = True

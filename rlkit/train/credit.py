@@ -16,7 +16,7 @@ from rlkit.registry import calling, require
 from rlkit.sections import Correction, KLReward, Rejection, Shaping
 from rlkit.types import Batch, TrainBatch, Trajectory
 
-Figures = dict[str, float]
+Metrics = dict[str, float]
 
 OWN_METRICS = ("not_finite", "max", "abs_mean")
 """What the step itself logs as `advantage/NAME`."""
@@ -29,8 +29,8 @@ class RewardTransforms:
         self.shaper = None if shaping is None else RewardShaper(shaping)
         self.kl_penalty = None if kl is None else KLPenalty(kl)
 
-    def apply(self, batch: Batch, reduce: Reducer) -> Figures:
-        """Shape `batch.token_rewards`, then take KL off them; return figures by name."""
+    def apply(self, batch: Batch, reduce: Reducer) -> Metrics:
+        """Shape `batch.token_rewards`, then take KL off them; return metrics by name."""
         if self.shaper is not None:
             self.shaper.apply(batch, reduce)
         return {} if self.kl_penalty is None else self.kl_penalty.apply(batch, reduce)
@@ -46,7 +46,7 @@ class KLPenalty:
         self.section = section
         self.coef = section.coef
 
-    def apply(self, batch: Batch, reduce: Reducer) -> Figures:
+    def apply(self, batch: Batch, reduce: Reducer) -> Metrics:
         """Change `batch.token_rewards`; return the divergence and the coefficient that was used."""
         logps, ref_logps = batch.required("trainer_logps"), batch.required("ref_logps")
         penalty = kl.estimate(logps, ref_logps, self.section.estimator) * batch.mask
@@ -102,9 +102,9 @@ class RewardShaper:
         self.count = together
 
 
-def correct(batch: Batch, weigh: Correction | None, reject: Rejection | None, reduce: Reducer) -> Figures:
-    """Set the weights and the accepted tokens by the gap between engine and trainer; return figures by name."""
-    figures = {}
+def correct(batch: Batch, weigh: Correction | None, reject: Rejection | None, reduce: Reducer) -> Metrics:
+    """Set the weights and the accepted tokens by the gap between engine and trainer; return metrics by name."""
+    metrics = {}
     if weigh is not None:
         weights = correction.importance_weights(
             batch.required("trainer_logps"),
@@ -115,7 +115,7 @@ def correct(batch: Batch, weigh: Correction | None, reject: Rejection | None, re
             high=weigh.high,
         )
         batch.correction_weights = weights
-        figures["correction/weight_mean"] = float(masked_mean(weights, batch.mask, reduce))
+        metrics["correction/weight_mean"] = float(masked_mean(weights, batch.mask, reduce))
     if reject is not None:
         accepted = correction.accepted(
             batch.required("trainer_logps"),
@@ -127,11 +127,11 @@ def correct(batch: Batch, weigh: Correction | None, reject: Rejection | None, re
             high=reject.highest,
         )
         batch.accepted = accepted
-        figures["correction/rejected"] = 1 - float(masked_mean(accepted, batch.mask, reduce))
-    return figures
+        metrics["correction/rejected"] = 1 - float(masked_mean(accepted, batch.mask, reduce))
+    return metrics
 
 
-def distill(batch: Batch, coef: float, reduce: Reducer) -> Figures:
+def distill(batch: Batch, coef: float, reduce: Reducer) -> Metrics:
     """Add coef * (log pi_teacher - log pi) to the advantages, 0 where no teacher has read a token.
 
     Return the mean of the negative, which is the KL to the teacher, and the number of tokens that none has read. A loss
@@ -140,12 +140,12 @@ def distill(batch: Batch, coef: float, reduce: Reducer) -> Figures:
     top = batch.teacher_top_logps
     theirs = batch.required("teacher_logps") if top is None else top[..., 0]
     known = batch.mask & ~theirs.isnan()
-    figures = {"teacher/unread": float(reduce((batch.mask & ~known).sum().float()))}
+    metrics = {"teacher/unread": float(reduce((batch.mask & ~known).sum().float()))}
     if top is None:  # agreed: an option of the recipe
         behind = torch.where(known, batch.required("trainer_logps") - theirs, 0.0)
         batch.advantages = batch.required("advantages") - coef * behind
-        figures["teacher/kl"] = float(masked_mean(behind, known, reduce))
-    return figures
+        metrics["teacher/kl"] = float(masked_mean(behind, known, reduce))
+    return metrics
 
 
 def estimate(estimator: AdvantageEstimator | None, batch: Batch, has_critic: bool = False) -> None:

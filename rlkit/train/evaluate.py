@@ -1,4 +1,4 @@
-"""Validation: held-out prompts answered greedily and by sampling, and what the figures are worth."""
+"""Validation: held-out prompts answered greedily and by sampling, and what the metrics are worth."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Accuracies = dict[int, float]
 
 
 class Answer(NamedTuple):
-    """What figures need of an answer; reward and accuracy are None where there is none.
+    """What metrics need of an answer; reward and accuracy are None where there is none.
 
     `components` are those of its score besides the accuracy; `final` is what it answers, empty if that was not found.
     """
@@ -69,14 +69,14 @@ class Answer(NamedTuple):
 
 @dataclass
 class Evaluation:
-    """A validation: this rank's answers, and all ranks' figures and accuracies, which others are paired with.
+    """A validation: this rank's answers, and all ranks' metrics and accuracies, which others are paired with.
 
-    Figures of sampled answers have `sampled_` before the name; `answers` and `accuracies` have those of greedy answers
+    Metrics of sampled answers have `sampled_` before the name; `answers` and `accuracies` have those of greedy answers
     under "" and of sampled ones under `sampled_`. `components` are the names of those of all scores.
     """
 
     answers: dict[str, list[Trajectory]] = field(default_factory=dict)
-    figures: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
     accuracies: dict[str, Accuracies] = field(default_factory=dict)
     components: set[str] = field(default_factory=set)
 
@@ -89,7 +89,7 @@ class Evaluation:
         """Add answers of one kind: this rank's trajectories, and all ranks' answers."""
         self.answers[prefix] = trajectories
         self.components |= {name for answer in answers for name in answer.components}
-        self.figures |= {f"{prefix}{name}": value for name, value in figures(answers)}
+        self.metrics |= {f"{prefix}{name}": value for name, value in metrics(answers)}
         self.accuracies[prefix] = _by_prompt(answers)
 
     def compare(self, name: str, other: Mapping[str, Accuracies]) -> None:
@@ -98,7 +98,7 @@ class Evaluation:
             both = sorted(mine.keys() & other.get(prefix, {}).keys())
             if both:
                 p_value = _p_value([mine[i] - other[prefix][i] for i in both])
-                self.figures[f"{prefix}accuracy_p_{name}"] = p_value
+                self.metrics[f"{prefix}accuracy_p_{name}"] = p_value
 
 
 def evaluate(service: RolloutService, prompts: Sequence[Prompt]) -> Evaluation:
@@ -144,7 +144,7 @@ def _evaluate_scores(service: RolloutService, prompts: Sequence[Prompt]) -> Eval
             "a reward model is validated on prompts with recorded answers of unequal rewards, but no held-out prompt "
             "has them; add some, or set validation: null"
         )
-    return Evaluation({"": trajectories}, dict(order_figures(answers)), {"": _by_prompt(answers)}, {"recorded"})
+    return Evaluation({"": trajectories}, dict(order_metrics(answers)), {"": _by_prompt(answers)}, {"recorded"})
 
 
 def _scores(service: RolloutService, trajectories: Sequence[Trajectory]) -> Tensor:
@@ -199,8 +199,8 @@ def compare_turns(trajectories: Sequence[Trajectory], scores: Tensor) -> list[An
     return answers
 
 
-def order_figures(answers: Sequence[Answer]) -> Iterator[tuple[str, float]]:
-    """Yield the name and the value of each figure of a reward model: means over prompts, as those of answers are."""
+def order_metrics(answers: Sequence[Answer]) -> Iterator[tuple[str, float]]:
+    """Yield the name and the value of each metric of a reward model: means over prompts, as those of answers are."""
     accuracies = _by_prompt(answers)
     yield "accuracy", fmean(accuracies.values())
     yield from zip(("accuracy_low", "accuracy_high"), _interval(answers, accuracies), strict=True)
@@ -214,8 +214,8 @@ def samplings(recipe: Recipe) -> tuple[Sampling, Sampling]:
     return replace(sampled, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0), sampled
 
 
-def figures(answers: Sequence[Answer]) -> Iterator[tuple[str, float]]:
-    """Yield the name and the value of each figure.
+def metrics(answers: Sequence[Answer]) -> Iterator[tuple[str, float]]:
+    """Yield the name and the value of each metric.
 
     `accuracy` and `reward` are means over prompts of the means of their answers. The bounds of `accuracy` are Wilson's
     where each prompt has one answer, right or wrong, or all answers are alike, and those of a bootstrap over prompts

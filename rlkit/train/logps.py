@@ -79,7 +79,7 @@ def measure_gap(batch: TrainBatch, version: int, reduce: Reducer, meter: Meter) 
         version: Of the weights of the trainer's. Tokens of older weights differ because of what was learned since, and
             are measured apart.
         reduce: Sums over ranks.
-        meter: Takes the figures.
+        meter: Takes the metrics.
     """
     known = batch.mask & ~batch.trainer_logps.isnan()
     old = known & (batch.versions < version)

@@ -1,4 +1,4 @@
-"""Figures of a step, gathered from micro-batches and ranks."""
+"""Metrics of a step, gathered from micro-batches and ranks."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class Meter:
         self._maxima[name] = max(float(value), self._maxima.get(name, float("-inf")))
 
     def correlate(self, name: str, pairs: Moments) -> None:
-        """Add pairs to a correlation, of which there is no figure where one side is constant."""
+        """Add pairs to a correlation, of which there is no metric where one side is constant."""
         self._pairs[name] = self._pairs[name].plus(pairs)
 
     def result(self, ranks: Ranks) -> dict[str, float]:
-        """Return all figures over all ranks, the same on each; every rank must call this."""
+        """Return all metrics over all ranks, the same on each; every rank must call this."""
         total = Meter()
         for sums, maxima, pairs in ranks.gather_dp((dict(self._sums), self._maxima, dict(self._pairs))):
             for name, (value, weight) in sums.items():
@@ -56,8 +56,8 @@ class Meter:
                 total.max(name, value)
             for name, moments in pairs.items():
                 total._pairs[name] = total._pairs[name].plus(moments)
-        figures = {name: value / weight if weight else value for name, (value, weight) in total._sums.items()}
+        metrics = {name: value / weight if weight else value for name, (value, weight) in total._sums.items()}
         correlations = {name: moments.correlation for name, moments in total._pairs.items()}
-        figures |= {name: value for name, value in correlations.items() if isfinite(value)}
+        metrics |= {name: value for name, value in correlations.items() if isfinite(value)}
         # those of a tensor-parallel group may differ, since the first one samples for all
-        return ranks.broadcast_tp(dict(sorted((figures | total._maxima).items())))
+        return ranks.broadcast_tp(dict(sorted((metrics | total._maxima).items())))

@@ -31,12 +31,12 @@ class Counts(NamedTuple):
 
 
 class LossShare(NamedTuple):
-    """A micro-batch's share of a mini-batch's loss, and figures to average by its number of tokens."""
+    """A micro-batch's share of a mini-batch's loss, and metrics to average by its number of tokens."""
 
     loss: Tensor
-    figures: dict[str, Tensor]
+    metrics: dict[str, Tensor]
     by_row: Collection[str] = ()
-    """Figures to average by its number of rows instead."""
+    """Metrics to average by its number of rows instead."""
 
 
 class LogLinear(NamedTuple):
@@ -146,7 +146,7 @@ class Objective:
         """
         batch = self.with_old_logps(out.logps, batch)
         result = self._call(out, batch)
-        per_token, figures = self._terms(result, out, batch)
+        per_token, metrics = self._terms(result, out, batch)
         tokens = counts.tokens
         if (of_prompt := counts.of_prompt) is not None:
             tokens = (of_prompt[batch.group] * (of_prompt > 0).sum())[:, None]
@@ -159,7 +159,7 @@ class Objective:
         )
         loss = masked_sum(per_token * weights, batch.accepted)
         by_row = result.metrics.keys() if self.loss.per_row else ()
-        return LossShare(loss, {name: figure.detach() for name, figure in figures.items()}, by_row)
+        return LossShare(loss, {name: metric.detach() for name, metric in metrics.items()}, by_row)
 
     def _call(self, out: PolicyOutput, batch: TrainBatch) -> LossOutput:
         with calling(self.loss, "__call__"):
@@ -173,17 +173,17 @@ class Objective:
 
     def _terms(self, result: LossOutput, out: PolicyOutput, batch: TrainBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Weigh the policy loss for the engine's mismatch, and add the entropy and KL terms, token by token."""
-        per_token, figures = result.per_token, dict(result.metrics)
+        per_token, metrics = result.per_token, dict(result.metrics)
         if batch.correction_weights is not None and not self.loss.applies_correction:
             per_token = per_token * batch.correction_weights
         if batch.correction_weights is not None and self.loglinear is not None:
-            figures["correction_weight"] = masked_mean(batch.correction_weights, batch.mask)
+            metrics["correction_weight"] = masked_mean(batch.correction_weights, batch.mask)
         if (bound := self.off_policy_threshold) is not None:
             left_out = off_policy_tokens(out.logps, batch.rollout_logps, batch.advantages, batch.mask, bound)
-            figures["off_policy_masked"] = masked_mean(left_out, batch.mask)
+            metrics["off_policy_masked"] = masked_mean(left_out, batch.mask)
             per_token = per_token.masked_fill(left_out, 0.0)
         if out.entropy is not None:
-            figures["entropy"] = masked_mean(out.entropy, batch.mask)
+            metrics["entropy"] = masked_mean(out.entropy, batch.mask)
             if self.entropy_coef:
                 per_token = per_token - self.entropy_coef * out.entropy
         if self.kl is not None:
@@ -192,9 +192,9 @@ class Objective:
                 divergence = kl.importance_weighted(divergence, out.logps, batch.old_logps)
                 if batch.correction_weights is not None:
                     divergence = divergence * batch.correction_weights
-            figures["kl_ref"] = masked_mean(divergence, batch.mask)
+            metrics["kl_ref"] = masked_mean(divergence, batch.mask)
             per_token = per_token + self.kl.coef * divergence
-        return per_token, figures
+        return per_token, metrics
 
 
 def value_share(values: Tensor, batch: TrainBatch, tokens: Tensor, clip: float | None) -> LossShare:

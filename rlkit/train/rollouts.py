@@ -28,7 +28,7 @@ from rlkit.train.metrics import Meter
 from rlkit.types import Prompt, Sampling, Score, StopReason, Trajectory
 
 MAX_SOURCES, LONGEST_NAME = 50, 80
-"""Sources whose figures are shown apart, and the characters of a source's or a component's name that are kept."""
+"""Sources whose metrics are shown apart, and the characters of a source's or a component's name that are kept."""
 
 MEASURED_ANSWERS, MEASURED_TOKENS = 64, 2**15
 """Of a step, on a rank, about so much at most is looked through for repetitions: every second trajectory, or so."""
@@ -252,7 +252,7 @@ def describe(trajectories: Sequence[Trajectory], rewarded: bool, meter: Meter) -
     Args:
         trajectories: All of this rank.
         rewarded: Whether rewards are the policy's: those of recorded answers say nothing of it.
-        meter: Takes the figures.
+        meter: Takes the metrics.
     """
     missing = [t for t in trajectories if t.error is None and unscored(t)]
     meter.count("rollout/samples", len(trajectories))
@@ -282,7 +282,7 @@ def describe_texts(trajectories: Sequence[Trajectory], grouped: bool, meter: Met
     Args:
         trajectories: All of this rank; only whole ones are read.
         grouped: Whether a prompt has several samples: length and reward are then compared within each group.
-        meter: Takes the figures.
+        meter: Takes the metrics.
     """
     scored = [(t, t.reward) for t in trajectories if t.error is None and t.reward is not None]
     finished = [reward for t, reward in scored if t.stop is StopReason.STOP]
@@ -302,7 +302,7 @@ def describe_texts(trajectories: Sequence[Trajectory], grouped: bool, meter: Met
 
 
 def source_of(prompt: Prompt) -> str:
-    """Return where a prompt is from, as figures name it; empty where that is not known."""
+    """Return where a prompt is from, as metrics name it; empty where that is not known."""
     return shorten(safe(prompt.source_name), LONGEST_NAME)
 
 
@@ -311,7 +311,7 @@ def log_by_source(log: Callable[[str, float], None], name: str, values: Sequence
 
     Args:
         log: Takes a name and a value, as `Meter.mean` and `Meter.count` do.
-        name: Of the figure.
+        name: Of the metric.
         values: Of each prompt.
     """
     few = len({source_of(prompt) for prompt, _ in values}) <= MAX_SOURCES

@@ -28,15 +28,15 @@ from rlkit.train.update import update_models
 from rlkit.types import Batch, TrainBatch
 
 Obtain = Callable[[Data, RolloutService, int, Meter], Rollouts]
-"""Returns a step's rollouts, given its number, and logs their figures; all ranks call it."""
+"""Returns a step's rollouts, given its number, and logs their metrics; all ranks call it."""
 
 
 class StepResult(NamedTuple):
-    """The outcome of a step: its rollouts, the batch that was trained on, and figures."""
+    """The outcome of a step: its rollouts, the batch that was trained on, and metrics."""
 
     rollouts: Rollouts
     batch: TrainBatch
-    figures: dict[str, float]
+    metrics: dict[str, float]
 
 
 def step(context: TrainContext, number: int, obtain: Obtain = sample) -> StepResult:
@@ -94,8 +94,8 @@ def step(context: TrainContext, number: int, obtain: Obtain = sample) -> StepRes
     meter.max("version", context.rollouts.version)
     for name, gauge in (context.rollouts.engine.health() if context.recipe.generates else {}).items():
         meter.max(f"engine/{name}", gauge)
-    figures = meter.result(context.ranks)
-    return StepResult(rollouts, batch, figures | speeds(context, figures))
+    metrics = meter.result(context.ranks)
+    return StepResult(rollouts, batch, metrics | speeds(context, metrics))
 
 
 def schedule(context: TrainContext, number: int, meter: Meter) -> None:
@@ -116,8 +116,8 @@ def shape_rewards(context: TrainContext, batch: Batch, meter: Meter) -> None:
     """
     recipe, reduce = context.recipe, context.ranks.all_reduce_sum
     weigh = None if recipe.train.old_logps == "loglinear" else recipe.correction
-    figures = correct(batch, weigh, recipe.rejection, reduce) | context.transforms.apply(batch, reduce)
-    for name, value in figures.items():
+    metrics = correct(batch, weigh, recipe.rejection, reduce) | context.transforms.apply(batch, reduce)
+    for name, value in metrics.items():
         meter.max(name, value)
 
 
@@ -143,23 +143,23 @@ def explained_variance(values: Tensor, returns: Tensor) -> Tensor:
     return 1 - (returns - values).var() / (returns.var() + 1e-5)
 
 
-def speeds(context: TrainContext, figures: dict[str, float]) -> dict[str, float]:
+def speeds(context: TrainContext, metrics: dict[str, float]) -> dict[str, float]:
     """Return what a second of a step yielded; `time/mfu` is the share of the device's peak that the update reached."""
     recipe, fabric = context.recipe, context.ranks.fabric
-    seconds = sum(figures.get(f"time/{phase}", 0.0) for phase in ("sample", "logps", "score", "update", "sync"))
+    seconds = sum(metrics.get(f"time/{phase}", 0.0) for phase in ("sample", "logps", "score", "update", "sync"))
     found = {
-        "time/trainer_idle_share": (figures["time/sample"] + figures["time/score"]) / max(seconds, 1e-9),
-        "time/tokens_per_second_per_device": figures["update/tokens"] / max(seconds, 1e-9) / fabric.world_size,
+        "time/trainer_idle_share": (metrics["time/sample"] + metrics["time/score"]) / max(seconds, 1e-9),
+        "time/tokens_per_second_per_device": metrics["update/tokens"] / max(seconds, 1e-9) / fabric.world_size,
     }
     phases = {"logps": "update/tokens", "update": "update/tokens"}
     if not recipe.rollout.engine.recorded:
-        found["time/tokens_per_second"] = figures.get("rollout/tokens", 0.0) / max(figures["time/sample"], 1e-9)
+        found["time/tokens_per_second"] = metrics.get("rollout/tokens", 0.0) / max(metrics["time/sample"], 1e-9)
         phases["sample"] = "rollout/tokens"
     for phase, tokens in phases.items():
-        if f"time/{phase}" in figures and figures.get(tokens):
-            found[f"time/{phase}_ms_per_token"] = 1000 * figures[f"time/{phase}"] / figures[tokens]
-    if "update/tflop" in figures:
-        reached = figures["update/tflop"] / max(figures["time/update"], 1e-9) / fabric.world_size
+        if f"time/{phase}" in metrics and metrics.get(tokens):
+            found[f"time/{phase}_ms_per_token"] = 1000 * metrics[f"time/{phase}"] / metrics[tokens]
+    if "update/tflop" in metrics:
+        reached = metrics["update/tflop"] / max(metrics["time/update"], 1e-9) / fabric.world_size
         half = "bf16" in recipe.fabric.precision or (recipe.model.lora is not None and "bf" in recipe.model.dtype)
         name = torch.cuda.get_device_name(fabric.device) if fabric.device.type == "cuda" else ""
         peak = peak_flops(name, half)

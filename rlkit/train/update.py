@@ -27,7 +27,7 @@ class Term(NamedTuple):
     """A loss of what an optimizer step minimises, times a weight.
 
     Args:
-        prefix: Begins the names of its figures.
+        prefix: Begins the names of its metrics.
         micros: Micro-batches with a gradient; every rank has as many, some of them without rows.
         loss_of: Returns a micro-batch's share of the loss.
         weight: What the loss is multiplied by.
@@ -155,9 +155,9 @@ def log_losses(losses: Mapping[str, float], meter: Meter, ranks: int) -> None:
 
 
 def log_share(share: LossShare, batch: TrainBatch, meter: Meter, prefix: str) -> None:
-    """Log the figures of a micro-batch, which count by its number of chosen tokens or of rows."""
+    """Log the metrics of a micro-batch, which count by its number of chosen tokens or of rows."""
     tokens = float(batch.mask.sum())
-    for name, value in share.figures.items():
+    for name, value in share.metrics.items():
         meter.mean(f"{prefix}/{name}", value, weight=len(batch) if name in share.by_row else tokens)
 
 
@@ -190,7 +190,7 @@ def mixture_term(mixture: Mixed, groups: set[int], meter: Meter, update: str) ->
     Args:
         mixture: With this rank's rows.
         groups: Of the mini-batch.
-        meter: Takes the figures.
+        meter: Takes the metrics.
         update: Names the optimizer step, for random numbers.
 
     Returns:

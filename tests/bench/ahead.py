@@ -123,7 +123,7 @@ def child(kind: str, staleness: int, steps: int) -> None:
     (cpu, wall), (last_cpu, last_wall) = clock.times[1], clock.times[-1]
     done = prompts * samples * (len(clock.times) - 2)
     metrics = found.metrics[2:]
-    figures = {
+    metrics = {
         "cpu": done / (last_cpu - cpu),
         "wall": done / (last_wall - wall),
         "age": statistics.fmean(line.get("staleness/mean", 0.0) for line in metrics),
@@ -131,7 +131,7 @@ def child(kind: str, staleness: int, steps: int) -> None:
         "engine idle": statistics.fmean(engine_idle(line, kind == "beside" and staleness > 0) for line in metrics),
         **{phase: statistics.fmean(line[f"time/{phase}"] for line in metrics) for phase in PHASES},
     }
-    print(json.dumps(figures))
+    print(json.dumps(metrics))
 
 
 def engine_idle(line: dict[str, float], whole: bool) -> float:

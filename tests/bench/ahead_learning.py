@@ -37,7 +37,7 @@ CORRECTIONS: dict[str, dict[str, dict[str, Any]]] = {
     "clip": {"train": {"old_logps": "rollout"}},
     "none": {"rejection": {"low": 1e-9, "high": 1e9}},
 }
-FIGURES = ("accuracy", "sampled_accuracy")
+METRICS = ("accuracy", "sampled_accuracy")
 
 
 class _WithCopy:
@@ -90,8 +90,8 @@ def child(recipe: str, mode: str, lag: int, correction: str, seed: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         found = fit(Recipe(**sections), out=f"{folder}/run", quiet=True)
     ages = [row.get("staleness/mean", float(lag)) for row in found.metrics[steps // 2 :]]
-    figures = found.validation["after"] or {}
-    print(json.dumps({"age": statistics.fmean(ages)} | {name: figures[name] for name in FIGURES}))
+    metrics = found.validation["after"] or {}
+    print(json.dumps({"age": statistics.fmean(ages)} | {name: metrics[name] for name in METRICS}))
 
 
 def cases() -> list[tuple[str, str, int, str, int]]:
@@ -124,7 +124,7 @@ def show(done: dict[tuple[Any, ...], dict[str, Any]]) -> None:
         rows = [row for case, row in done.items() if case[:4] == (recipe, mode, lag, correction)]
         if rows:
             age = statistics.fmean(row["age"] for row in rows)
-            columns = [[row[name] for row in rows] for name in FIGURES]
+            columns = [[row[name] for row in rows] for name in METRICS]
             texts = [f"{statistics.fmean(xs):.3f} ({min(xs):.3f} to {max(xs):.3f})" for xs in columns]
             print(f"| {recipe} | {lag} | {mode} | {correction} | {age:.1f} | {' | '.join(texts)} | {len(rows)} |")
 

@@ -28,7 +28,7 @@ PHASES = ("sample", "logps", "score", "update", "sync")
 
 
 def curve(recipe: str, out: Path, *words: str) -> list[dict[str, float]]:
-    """Train; return the figures of each step."""
+    """Train; return the metrics of each step."""
     options = (f"--validation={{every: {EVERY}, samples: 0}}", f"--out={out}", *words)
     run([sys.executable, "-m", "rlkit", "fit", "--recipe", recipe, *options])
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]

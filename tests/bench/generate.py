@@ -1,7 +1,7 @@
 """How TorchEngine compares with transformers' `generate`: `python -m tests.bench.generate [SIZE/LENGTH ...]`.
 
 16 prompts of about 100 tokens, 8 samples each, Qwen2 models with random weights whose answers end with a probability of
-1/80 at each token; float32, one thread. The two alternate in one process; figures are process CPU seconds by sampled
+1/80 at each token; float32, one thread. The two alternate in one process; metrics are process CPU seconds by sampled
 token, whose number `generate` counts up to each row's end, and the ratio is the median of rounds. Greedy answers to one
 sample of each prompt are held to `generate`'s, token for token.
 """

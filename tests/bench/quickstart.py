@@ -25,7 +25,7 @@ GOAL, LAST = 3.0, 10
 """How many times as fast rlkit must be; so many steps at the end show what was learned."""
 
 
-def trl(steps: int, micro_batch: int, figures: Path) -> None:
+def trl(steps: int, micro_batch: int, metrics: Path) -> None:
     """Train with TRL's GRPOTrainer; write the mean accuracy of each step."""
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -57,7 +57,7 @@ def trl(steps: int, micro_batch: int, figures: Path) -> None:
             model=AutoModelForCausalLM.from_pretrained(str(tiny)), reward_funcs=score, args=config, train_dataset=rows,
             processing_class=AutoTokenizer.from_pretrained(str(tiny)),
         ).train()  # fmt: skip
-    figures.write_text(json.dumps(accuracies), encoding="utf-8")
+    metrics.write_text(json.dumps(accuracies), encoding="utf-8")
 
 
 def run(command: list[str]) -> float:
@@ -79,11 +79,11 @@ def rlkit_run(steps: int, out: Path) -> tuple[float, list[float]]:
     return seconds, [json.loads(line)["accuracy"] for line in lines]
 
 
-def trl_run(steps: int, micro_batch: int, figures: Path) -> tuple[float, list[float]]:
+def trl_run(steps: int, micro_batch: int, metrics: Path) -> tuple[float, list[float]]:
     """Return CPU seconds, and the accuracy of each step."""
-    side = [f"--steps={steps}", f"--micro-batch={micro_batch}", f"--trl={figures}"]
+    side = [f"--steps={steps}", f"--micro-batch={micro_batch}", f"--trl={metrics}"]
     seconds = run([sys.executable, "-W", "ignore", "-m", "tests.bench.quickstart", *side])
-    return seconds, json.loads(figures.read_text(encoding="utf-8"))
+    return seconds, json.loads(metrics.read_text(encoding="utf-8"))
 
 
 def main() -> None:

@@ -61,8 +61,8 @@ def main() -> None:
             )
             for name, (context, *words) in TEACHERS.items():
                 found = self_distillation(start, Path(folder) / name, context, "--train.steps=80", word, *words)
-                figures = [found[when][key] for key in ("accuracy", "sampled_accuracy") for when in ("before", "after")]
-                print(f"  {name}: " + "greedy {:.3f} to {:.3f}, sampled {:.3f} to {:.3f}".format(*figures), flush=True)
+                metrics = [found[when][key] for key in ("accuracy", "sampled_accuracy") for when in ("before", "after")]
+                print(f"  {name}: " + "greedy {:.3f} to {:.3f}, sampled {:.3f} to {:.3f}".format(*metrics), flush=True)
 
 
 if __name__ == "__main__":

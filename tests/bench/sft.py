@@ -22,7 +22,7 @@ from tests.bench.step import ROOT
 ROWS, RATE, COMPARED = 128, 1e-4, 20
 
 
-def trl(rows: Path, steps: int, figures: Path) -> None:
+def trl(rows: Path, steps: int, metrics: Path) -> None:
     """Train with TRL's SFTTrainer on tokens and masks; write the loss of each step."""
     from datasets import Dataset
     from torch.utils.data import SequentialSampler
@@ -53,7 +53,7 @@ def trl(rows: Path, steps: int, figures: Path) -> None:
             train_dataset=Dataset.from_list(json.loads(rows.read_text(encoding="utf-8"))),
             processing_class=AutoTokenizer.from_pretrained(tiny),
         ).train()  # fmt: skip
-    figures.write_text(json.dumps(losses), encoding="utf-8")
+    metrics.write_text(json.dumps(losses), encoding="utf-8")
 
 
 def rlkit_run(steps: int, out: Path, *options: str) -> tuple[float, list[float]]:
@@ -67,11 +67,11 @@ def rlkit_run(steps: int, out: Path, *options: str) -> tuple[float, list[float]]
     return seconds, [json.loads(line)["policy/loss"] for line in lines]
 
 
-def trl_run(rows: Path, steps: int, figures: Path) -> tuple[float, list[float]]:
+def trl_run(rows: Path, steps: int, metrics: Path) -> tuple[float, list[float]]:
     """Return CPU seconds, and the loss of each step."""
-    words = [f"--trl={rows}", f"--steps={steps}", f"--figures={figures}"]
+    words = [f"--trl={rows}", f"--steps={steps}", f"--metrics={metrics}"]
     seconds = run([sys.executable, "-W", "ignore", "-m", "tests.bench.sft", *words])
-    return seconds, json.loads(figures.read_text(encoding="utf-8"))
+    return seconds, json.loads(metrics.read_text(encoding="utf-8"))
 
 
 def rows_of(out: Path, file: Path) -> None:
@@ -88,10 +88,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--trl", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--figures", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--metrics", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.trl is not None:
-        return trl(given.trl, given.steps, given.figures)
+        return trl(given.trl, given.steps, given.metrics)
     with tempfile.TemporaryDirectory() as name:
         folder, ratios = Path(name), []
         _, mine = rlkit_run(given.steps, folder / "all", "--log.rollouts.limit=null")

@@ -60,8 +60,8 @@ class Gate:
         if not sys.stdin.readline():
             os._exit(0)
 
-    def report(self, **figures: float) -> None:
-        print(json.dumps(figures | {"peak": peak()}), file=self.answers, flush=True)
+    def report(self, **metrics: float) -> None:
+        print(json.dumps(metrics | {"peak": peak()}), file=self.answers, flush=True)
 
 
 def reward(completions: Any, **_: Any) -> list[float]:
@@ -237,13 +237,13 @@ class Side:
         return json.loads(line)  # type: ignore[no-any-return]
 
     def step(self) -> dict[str, float]:
-        """Make one step; return its CPU seconds and figures."""
+        """Make one step; return its CPU seconds and metrics."""
         assert self.process.stdin is not None
         before = cpu_seconds(self.process.pid)
         self.process.stdin.write("\n")
         self.process.stdin.flush()
-        figures = self._read()
-        return {**figures, "cpu": cpu_seconds(self.process.pid) - before, "peak": figures["peak"] - self.base}
+        metrics = self._read()
+        return {**metrics, "cpu": cpu_seconds(self.process.pid) - before, "peak": metrics["peak"] - self.base}
 
     def close(self) -> None:
         """End the process."""
@@ -253,7 +253,7 @@ class Side:
 
 
 def summarize(mine: list[dict[str, float]]) -> dict[str, float]:
-    """Return the medians of a side's figures, its highest peak, and the mean length of what was sampled."""
+    """Return the medians of a side's metrics, its highest peak, and the mean length of what was sampled."""
     found = {k: statistics.median(m[k] for m in mine) for k in mine[0]}
     return {**found, "peak": max(m["peak"] for m in mine), "length": statistics.mean(m["length"] for m in mine)}
 

@@ -29,11 +29,11 @@ STEPS = 3
 
 
 def fit(out: Path, *options: str) -> tuple[list[dict[str, float]], list[Rows]]:
-    """Train for three steps; give each step's figures, and the rollouts that it trained on."""
+    """Train for three steps; give each step's metrics, and the rollouts that it trained on."""
     assert main(["fit", "--recipe=quickstart", *FAST, f"--train.steps={STEPS}", *options, f"--out={out}"]) == 0
-    figures = read_jsonl(out / "metrics.jsonl")
+    metrics = read_jsonl(out / "metrics.jsonl")
     rollouts = [read_jsonl(out / "rollouts" / f"step-{n:05d}.jsonl.gz") for n in range(1, STEPS + 1)]
-    return figures, [[r for r in rows if "advantages" in r] or rows for rows in rollouts]
+    return metrics, [[r for r in rows if "advantages" in r] or rows for rows in rollouts]
 
 
 def rewards(rows: Rows) -> np.ndarray:
@@ -145,7 +145,7 @@ def chosen(row: dict[str, Any], name: str) -> np.ndarray:
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_an_estimator_in_a_run(tmp_path: Path, name: str) -> None:
     options, reference = ESTIMATORS[name]
-    figures, steps = fit(tmp_path / "out", *f"--advantage={name}".split(), *options)
+    metrics, steps = fit(tmp_path / "out", *f"--advantage={name}".split(), *options)
     for rows in steps[:1] if name == "OptimalTokenBaseline" else steps:
         for row, expected in zip(rows, reference(rows), strict=True):
             known = ~np.isnan(expected)
@@ -155,7 +155,7 @@ def test_an_estimator_in_a_run(tmp_path: Path, name: str) -> None:
     assert_moved(tmp_path / "out")
     if name == "GAE":
         assert any(chosen(row, "values").any() for row in steps[-1])  # the head starts at 0 and learns
-        assert figures[-1]["critic/loss"] > 0
+        assert metrics[-1]["critic/loss"] > 0
 
 
 def assert_moved(out: Path) -> None:
@@ -206,8 +206,8 @@ def test_a_loss_in_a_run(tmp_path: Path, name: str) -> None:
     options, reference = LOSSES[name]
     length = ("--reward=Composite", "--reward.rewards={m: MathReward, n: {class_path: Overlong, init_args: "
               "{max_tokens: 12, buffer: 8}}}")  # fmt: skip
-    figures, steps = fit(tmp_path / "out", *f"--loss={name}".split(), *options, *length)
-    for row, rows in zip(figures, steps, strict=True):
+    metrics, steps = fit(tmp_path / "out", *f"--loss={name}".split(), *options, *length)
+    for row, rows in zip(metrics, steps, strict=True):
         assert row["policy/loss"] == pytest.approx(reference(rows), rel=1e-3, abs=1e-4)
     assert any(chosen(row, "advantages").any() for rows in steps for row in rows)
     assert_moved(tmp_path / "out")
@@ -216,9 +216,9 @@ def test_a_loss_in_a_run(tmp_path: Path, name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ClipLoss", "GSPO", "CISPO", "SAPO", "GMPO", "DPPO", "ClipCov", "KLCov", "M2PO"])
 def test_a_loss_off_policy(tmp_path: Path, name: str) -> None:
-    figures, _ = fit(tmp_path / "out", f"--loss={name}", "--train.minibatches=2", "--train.epochs=2", "--train.lr=1e-3")
-    assert all(np.isfinite(row["policy/loss"]) and row["policy/kl_old"] != 0 for row in figures)
-    assert all(row["mismatch/max"] < 1e-4 for row in figures)
+    metrics, _ = fit(tmp_path / "out", f"--loss={name}", "--train.minibatches=2", "--train.epochs=2", "--train.lr=1e-3")
+    assert all(np.isfinite(row["policy/loss"]) and row["policy/kl_old"] != 0 for row in metrics)
+    assert all(row["mismatch/max"] < 1e-4 for row in metrics)
 
 
 def over_pairs(of: Callable[[float, float], float], rows: Rows) -> float:
@@ -251,20 +251,20 @@ PREFERENCES: dict[str, Callable[[Rows], float]] = {
 @pytest.mark.parametrize("options", [(), ("--train.minibatches=2",), ("--model.lora.rank=4", "--train.lr=1e-2")])
 def test_a_loss_of_preferences_in_a_run(tmp_path: Path, name: str, options: tuple[str, ...]) -> None:
     """The first step's loss is that of the rollouts; the policy then leaves the reference, which LoRA has without."""
-    figures, steps = fit(tmp_path / "out", f"--loss={name}", "--advantage=null", "--rollout.group_size=4", *options)
+    metrics, steps = fit(tmp_path / "out", f"--loss={name}", "--advantage=null", "--rollout.group_size=4", *options)
     if "--train.minibatches=2" not in options:
-        assert figures[0]["policy/loss"] == pytest.approx(PREFERENCES[name](steps[0]), rel=1e-3)
-    assert all(0 <= row["policy/preference_accuracy"] <= 1 for row in figures)
-    assert figures[-1]["policy/margin"] != 0
+        assert metrics[0]["policy/loss"] == pytest.approx(PREFERENCES[name](steps[0]), rel=1e-3)
+    assert all(0 <= row["policy/preference_accuracy"] <= 1 for row in metrics)
+    assert metrics[-1]["policy/margin"] != 0
     assert_moved(tmp_path / "out")
 
 
 @pytest.mark.slow
 def test_a_preference_is_measured_from_a_reference_that_follows(tmp_path: Path) -> None:
-    figures, _ = fit(
+    metrics, _ = fit(
         tmp_path / "out", "--loss=DPO", "--advantage=null", "--reference.refresh_every=1", "--train.lr=0.01"
     )
-    assert all(row["policy/loss"] == pytest.approx(math.log(2), abs=1e-5) for row in figures)
+    assert all(row["policy/loss"] == pytest.approx(math.log(2), abs=1e-5) for row in metrics)
 
 
 @pytest.mark.slow
@@ -314,8 +314,8 @@ def test_a_recipe_learns_to_carry(tmp_path: Path, recipe: str) -> None:
 @pytest.mark.parametrize("loss", ["ClipCov --loss.cov_low=0 --loss.cov_high=99", "KLCov"])
 def test_the_first_step_on_a_rollout_selects_tokens_too(tmp_path: Path, loss: str) -> None:
     """Where the old policy is the one that learns, its log-probs are known before tokens are selected."""
-    figures, steps = fit(tmp_path / "out", *f"--loss={loss} --loss.fraction=0.25".split())
-    for row, rows in zip(figures, steps, strict=True):
+    metrics, steps = fit(tmp_path / "out", *f"--loss={loss} --loss.fraction=0.25".split())
+    for row, rows in zip(metrics, steps, strict=True):
         tokens = sum(sum(r["mask"]) for r in rows)
         assert int(0.25 * tokens) / tokens <= row["policy/cov_fraction"] + 1e-6  # equal samples are selected together
         assert row["policy/cov_fraction"] < 0.6
@@ -323,10 +323,10 @@ def test_the_first_step_on_a_rollout_selects_tokens_too(tmp_path: Path, loss: st
 
 def test_kl_in_the_reward_reaches_the_advantages(tmp_path: Path) -> None:
     options = ("--kl_reward.coef=0.5", "--kl_reward.target=0.01", "--advantage=RLOO", "--train.lr=0.01")
-    figures, steps = fit(tmp_path / "out", *options)
-    assert figures[0]["reward/kl_reward"] == pytest.approx(0, abs=1e-6)
-    assert figures[0]["reward/kl_coef"] == 0.5
-    assert figures[1]["reward/kl_coef"] < 0.5  # KL 0 is below the target
+    metrics, steps = fit(tmp_path / "out", *options)
+    assert metrics[0]["reward/kl_reward"] == pytest.approx(0, abs=1e-6)
+    assert metrics[0]["reward/kl_coef"] == 0.5
+    assert metrics[1]["reward/kl_coef"] < 0.5  # KL 0 is below the target
     plain_rloo = repeated(in_groups(steps[2], lambda x, _: centred(x, _) * 4 / 3), steps[2])
     gaps = [np.abs(chosen(r, "advantages") - e).max() for r, e in zip(steps[2], plain_rloo, strict=True)]
     assert max(gaps) > 1e-3
@@ -334,8 +334,8 @@ def test_kl_in_the_reward_reaches_the_advantages(tmp_path: Path) -> None:
 
 def test_a_reference_that_follows_the_policy(tmp_path: Path) -> None:
     options = ("--kl_loss.coef=0.01", "--reference.refresh_every=1", "--train.lr=0.01")
-    figures, _ = fit(tmp_path / "out", *options)
-    assert all(row["policy/kl_ref"] == pytest.approx(0, abs=1e-6) for row in figures)
+    metrics, _ = fit(tmp_path / "out", *options)
+    assert all(row["policy/kl_ref"] == pytest.approx(0, abs=1e-6) for row in metrics)
 
 
 def test_an_average_of_the_weights_is_saved_beside_them(tmp_path: Path) -> None:
@@ -366,33 +366,33 @@ def test_corrections_of_the_engines_mismatch(tmp_path: Path, keep: str) -> None:
         "--fabric.precision=bf16-mixed", "--correction.level=token", "--correction.high=1.5", "--rejection.high=1.001",
         f"--rejection.keep_in_denominator={keep}", "--train.lr=0.001",
     )  # fmt: skip
-    figures, _ = fit(tmp_path / "out", *options)
-    assert all(0 <= row["correction/rejected"] < 1 for row in figures)
-    assert figures[0]["correction/rejected"] > 0
-    assert all(row["correction/weight_mean"] == pytest.approx(1, abs=0.05) for row in figures)
-    assert all(0.9 < row["mismatch/ess"] < 1.0001 for row in figures)
+    metrics, _ = fit(tmp_path / "out", *options)
+    assert all(0 <= row["correction/rejected"] < 1 for row in metrics)
+    assert metrics[0]["correction/rejected"] > 0
+    assert all(row["correction/weight_mean"] == pytest.approx(1, abs=0.05) for row in metrics)
+    assert all(0.9 < row["mismatch/ess"] < 1.0001 for row in metrics)
 
 
 def test_tokens_may_be_rejected_by_the_divergence_of_their_probability(tmp_path: Path) -> None:
     options = ("--fabric.precision=bf16-mixed", "--rejection.statistic=binary_kl", "--train.lr=0.001")
-    figures, _ = fit(tmp_path / "out", *options, "--rejection.high=1e-8")
-    assert all(0 < row["correction/rejected"] < 1 for row in figures)
+    metrics, _ = fit(tmp_path / "out", *options, "--rejection.high=1e-8")
+    assert all(0 < row["correction/rejected"] < 1 for row in metrics)
 
 
 def test_sequences_that_the_policy_left_are_masked(tmp_path: Path) -> None:
     """At the first optimizer step of a rollout the policy is the engine; at the second it has moved."""
     updates = ("--train.minibatches=2", "--train.epochs=2", "--train.lr=0.003")
-    figures, _ = fit(tmp_path / "out", *updates, "--train.off_policy_mask_threshold=0.001")
-    assert all(0 < row["policy/off_policy_masked"] < 0.75 for row in figures)
+    metrics, _ = fit(tmp_path / "out", *updates, "--train.off_policy_mask_threshold=0.001")
+    assert all(0 < row["policy/off_policy_masked"] < 0.75 for row in metrics)
 
 
 def test_the_old_policy_may_be_the_engine(tmp_path: Path) -> None:
     options = ("--train.old_logps=rollout", "--train.minibatches=2", "--train.epochs=2")
-    figures, _ = fit(tmp_path / "out", *options)
+    metrics, _ = fit(tmp_path / "out", *options)
     recomputed, _ = fit(tmp_path / "again", *options[1:])
     # engine and trainer agree in float32, so the first step's loss does too
-    assert figures[0]["policy/loss"] == pytest.approx(recomputed[0]["policy/loss"], abs=1e-4)
-    assert all(row["mismatch/max"] < 1e-4 for row in figures)
+    assert metrics[0]["policy/loss"] == pytest.approx(recomputed[0]["policy/loss"], abs=1e-4)
+    assert all(row["mismatch/max"] < 1e-4 for row in metrics)
 
 
 def test_old_log_probs_of_stale_tokens_lie_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -404,14 +404,14 @@ def test_old_log_probs_of_stale_tokens_lie_between(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr("rlkit.train.step.collate", aged)
     options = ("--train.old_logps=loglinear", "--train.minibatches=2", "--train.epochs=2", "--train.lr=0.003")
-    figures, _ = fit(tmp_path / "out", *options, "--correction.high=2")
-    assert all(1e-5 < abs(row["policy/correction_weight"] - 1) < 0.5 for row in figures)
-    assert all(row["policy/kl_old"] != 0 and np.isfinite(row["policy/loss"]) for row in figures)
+    metrics, _ = fit(tmp_path / "out", *options, "--correction.high=2")
+    assert all(1e-5 < abs(row["policy/correction_weight"] - 1) < 0.5 for row in metrics)
+    assert all(row["policy/kl_old"] != 0 and np.isfinite(row["policy/loss"]) for row in metrics)
 
 
 def test_shaped_rewards_change_advantages_and_not_the_log(tmp_path: Path) -> None:
-    figures, steps = fit(tmp_path / "out", "--shaping.clip=0.5", "--advantage=RLOO")
-    for row, rows in zip(figures, steps, strict=True):
+    metrics, steps = fit(tmp_path / "out", "--shaping.clip=0.5", "--advantage=RLOO")
+    for row, rows in zip(metrics, steps, strict=True):
         assert row["reward/mean"] == pytest.approx(rewards(rows).mean())
         halved = repeated(in_groups(rows, lambda x, _: centred(x, _) * 4 / 3) / 2, rows)
         for r, expected in zip(rows, halved, strict=True):
@@ -437,9 +437,9 @@ def test_rewards_are_scored_while_log_probs_are_computed(tmp_path: Path, monkeyp
 
     monkeypatch.setattr("rlkit.train.step.await_scores", watched)  # called when log-probs is over
     reward = ("--reward=PythonReward", f"--reward.function={tmp_path}/slow.py:slow", "--reward.allow_code=true")
-    figures, steps = fit(tmp_path / "out", *reward, "--train.minibatches=2")
+    metrics, steps = fit(tmp_path / "out", *reward, "--train.minibatches=2")
     assert all(count > 0 for count in waiting)
-    assert len(waiting) == len(figures) == STEPS
+    assert len(waiting) == len(metrics) == STEPS
     assert all(len(rows) == 16 for rows in steps)
 
 

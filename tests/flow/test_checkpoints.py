@@ -92,7 +92,7 @@ def test_lora_is_exported_as_an_adapter_or_merged(tmp_path: Path) -> None:
 
 
 def test_the_last_and_the_best_stay(tmp_path: Path) -> None:
-    """Two last ones, and the best by a figure, whichever that was."""
+    """Two last ones, and the best by a metric, whichever that was."""
     done = rlkit_in_process(
         *BASE, "--out=run", "--train.steps=5", "--save.keep_last=2", "--save.keep_best=reward/mean", cwd=tmp_path
     )

@@ -21,7 +21,7 @@ def result(out: Path) -> dict[str, Any]:
 
 
 def metrics(out: Path) -> list[dict[str, float]]:
-    """Return a run's figures, those that depend on the clock left out."""
+    """Return a run's metrics, those that depend on the clock left out."""
     return [{k: v for k, v in row.items() if not k.startswith(TIMES)} for row in read_jsonl(out / "metrics.jsonl")]
 
 
@@ -152,8 +152,8 @@ def test_prepared_data_trains_the_same(tmp_path: Path) -> None:
 
 def test_validate_and_generate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", "--recipe", "quickstart", "--json", "--validation.limit=50"]) == 0
-    figures = json.loads(capsys.readouterr().out)
-    assert 0.2 < figures["sampled_accuracy"] < 0.6
+    metrics = json.loads(capsys.readouterr().out)
+    assert 0.2 < metrics["sampled_accuracy"] < 0.6
     assert main(["generate", "--recipe", "quickstart", "--prompt", "2 + 3 = ?"]) == 0
     assert "2 + 3 = ?<|im_end|>\n<|im_start|>assistant\n#### " in capsys.readouterr().out
 

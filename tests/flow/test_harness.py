@@ -53,10 +53,10 @@ def test_the_harness_agrees_with_validation(tasks: Path, tmp_path: Path, capsys:
     accuracy = json.loads(capsys.readouterr().out.splitlines()[-1])["accuracy"]
     harness = ["--harness=sums", f"--harness-path={tasks}", "--validation.limit=null"]
     assert main(["validate", *place, *harness, "--json", f"--out={answers}"]) == 0
-    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert figures["sums/exact_match,last"] == accuracy
+    metrics = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert metrics["sums/exact_match,last"] == accuracy
     [result] = json.loads((answers / "results.json").read_text())["results"]
-    assert result["figures"] == figures
+    assert result["metrics"] == metrics
     assert result["harness"]["n-samples"]["sums"]["effective"] == 4
     rows = read_jsonl(answers / "answers.jsonl.gz")
     assert [row["doc"]["answer"] for row in rows] == ["42", "25", "95", "61"]

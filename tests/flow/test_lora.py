@@ -35,9 +35,9 @@ def result(run: Path) -> dict[str, Any]:
 
 
 def validated(run: Path, when: str) -> Any:
-    """The figures of the answers themselves: without the comparisons with what the run validated earlier."""
-    figures = result(run)["validation"][when]
-    return pytest.approx({name: value for name, value in figures.items() if not name.endswith(("_p_start", "_p_last"))})
+    """The metrics of the answers themselves: without the comparisons with what the run validated earlier."""
+    metrics = result(run)["validation"][when]
+    return pytest.approx({name: value for name, value in metrics.items() if not name.endswith(("_p_start", "_p_last"))})
 
 
 def adapter(folder: Path) -> dict[str, torch.Tensor]:
@@ -76,8 +76,8 @@ def test_fit_goes_on_from_the_adapter(
     assert json.loads((out / "final" / ADAPTER).read_text())["base_model_name_or_path"] == "tiny"
     for trained in ("", "checkpoints/step-000001"):  # the adapter that it went on from counts once
         assert main(["validate", "--checkpoint", str(out / trained), "--json"]) == 0
-        figures = json.loads(capsys.readouterr().out.splitlines()[-1])
-        assert figures == validated(out, "after")
+        metrics = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert metrics == validated(out, "after")
 
 
 def test_fit_goes_on_with_all_weights_where_the_recipe_has_no_lora(run: Path, tmp_path: Path) -> None:

@@ -113,14 +113,14 @@ def plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def fit(out: Path, *options: str) -> dict[str, float]:
-    """Return the figures of a run of one step."""
+    """Return the metrics of a run of one step."""
     few = (
         "--validation=null", "--train.steps=1", "--train.prompts_per_step=4", "--rollout.group_size=2",
         "--rollout.sampling.max_tokens=24",
     )  # fmt: skip
     assert main(["fit", *few, *options, f"--out={out}"]) == 0
-    [figures] = read_jsonl(out / "metrics.jsonl")
-    return figures
+    [metrics] = read_jsonl(out / "metrics.jsonl")
+    return metrics
 
 
 @pytest.mark.parametrize("options", [
@@ -128,25 +128,25 @@ def fit(out: Path, *options: str) -> dict[str, float]:
     ("--recipe=quickstart", "--interaction=SlowUser", "--conversation.turns=2"),
 ], ids=["tool", "user"])  # fmt: skip
 def test_a_pause_during_conversations_loses_none(tmp_path: Path, options: tuple[str, ...]) -> None:
-    figures = fit(tmp_path / "out", *options, "--train.require_reward=false")
+    metrics = fit(tmp_path / "out", *options, "--train.require_reward=false")
     assert Pauses.within() > 0
-    lost = [figures.get(name, 0) for name in ("rollout/failed", "reward/failed", "conversation/tool_errors")]
-    assert (figures["rollout/samples"], lost) == (SAMPLES, [0, 0, 0])
+    lost = [metrics.get(name, 0) for name in ("rollout/failed", "reward/failed", "conversation/tool_errors")]
+    assert (metrics["rollout/samples"], lost) == (SAMPLES, [0, 0, 0])
 
 
 def test_a_pause_during_scores_loses_none(tmp_path: Path) -> None:
-    figures = fit(
+    metrics = fit(
         tmp_path / "out", "--recipe=quickstart", "--reward=SlowReward", "--callbacks=[PauseWhileScored]",
         "--train.require_reward=false",
     )  # fmt: skip
     assert Pauses.within() == 4
-    assert (figures["rollout/samples"], figures["reward/failed"]) == (SAMPLES, 0)
+    assert (metrics["rollout/samples"], metrics["reward/failed"]) == (SAMPLES, 0)
 
 
 def test_a_pause_while_workers_score_loses_none(tmp_path: Path) -> None:
     """Eight scores of 1.5 s with two workers take 6 s: some wait for a worker longer than their timeout."""
-    figures = fit(
+    metrics = fit(
         tmp_path / "out", "--recipe=quickstart", "--reward=SlowGrade", "--callbacks=[PauseWhileScored]",
         "--train.require_reward=false",
     )  # fmt: skip
-    assert (figures["rollout/samples"], figures["reward/failed"]) == (SAMPLES, 0)
+    assert (metrics["rollout/samples"], metrics["reward/failed"]) == (SAMPLES, 0)

@@ -71,10 +71,10 @@ def test_curves_and_the_timeline_are_drawn(page: Tab, tmp_path: Path) -> None:
     (one / "profile" / "step-00003.txt").write_text("aten::mm")
     page.open(written(one, two, out=tmp_path / "report.html"))
     assert text(page, "#legend") == "onetwo"
-    assert text(page, '[data-figure="reward/mean"] .readout') == "one 0.3 at step 3 · two 0.5 at step 5"
+    assert text(page, '[data-metric="reward/mean"] .readout') == "one 0.3 at step 3 · two 0.5 at step 5"
     expected = "one 0.75 (0.1 to 0.5) at step 3 · two 0.75 (0.1 to 0.5) at step 5"
-    assert text(page, '[data-figure="validation/accuracy"] .readout') == expected
-    assert painted(page, '[data-figure="reward/mean"]') > 500
+    assert text(page, '[data-metric="validation/accuracy"] .readout') == expected
+    assert painted(page, '[data-metric="reward/mean"]') > 500
     assert "step 3: sample 2 s, update 1 s" in text(page, '[data-timeline="0"] .readout')
     assert painted(page, '[data-timeline="0"]') > 2000
     assert "sample 6 s (67%)update 3 s (33%)" in text(page, "#timeline")
@@ -84,16 +84,16 @@ def test_curves_and_the_timeline_are_drawn(page: Tab, tmp_path: Path) -> None:
     page.wait("document.querySelector('details.group:last-of-type .readout') !== null")
 
 
-def test_figures_of_any_size_are_drawn(page: Tab, tmp_path: Path) -> None:
+def test_metrics_of_any_size_are_drawn(page: Tab, tmp_path: Path) -> None:
     """Of values that differ in the last digit, an axis has ticks all the same."""
     run = write_run(tmp_path / "run", steps=0)
-    figures = {"a": [0.99999994, 1.0], "b": [1e308, -1e308], "c": [0, 0], "d": [1e-320, 0], "e": [float("nan"), 1]}
-    rows = [{"step": step, **{name: both[step - 1] for name, both in figures.items()}} for step in (1, 2)]
+    metrics = {"a": [0.99999994, 1.0], "b": [1e308, -1e308], "c": [0, 0], "d": [1e-320, 0], "e": [float("nan"), 1]}
+    rows = [{"step": step, **{name: both[step - 1] for name, both in metrics.items()}} for step in (1, 2)]
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     page.open(written(run, out=tmp_path / "report.html"))
     page.run("document.querySelectorAll('details.group').forEach((group) => { group.open = true; })")
-    page.wait("document.querySelectorAll('[data-figure] canvas').length >= 5")
-    assert painted(page, '[data-figure="a"]') > 300
+    page.wait("document.querySelectorAll('[data-metric] canvas').length >= 5")
+    assert painted(page, '[data-metric="a"]') > 300
 
 
 def test_rollouts_are_filtered_sorted_searched_and_opened(page: Tab, tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_it_fits_wide_and_narrow_views_in_both_themes(page: Tab, tmp_path: Path,
     assert background == ("rgb(20, 23, 27)" if dark else "rgb(255, 255, 255)")
     columns = page.run("getComputedStyle(document.querySelector('.browser')).gridTemplateColumns.split(' ').length")
     assert columns == (1 if width < 900 else 2)
-    count, low, high = page.run("""(() => { const canvas = document.querySelector('[data-figure="reward/mean"] canvas');
+    count, low, high = page.run("""(() => { const canvas = document.querySelector('[data-metric="reward/mean"] canvas');
         const { data } = canvas.getContext("2d").getImageData(0, 0, 56, canvas.height);  // the axis of values
         const ticks = data.filter((_, i) => i % 4 === 0 && data[i + 3] > 128);
         return [ticks.length, Math.min(...ticks), Math.max(...ticks)]; })()""")
@@ -236,14 +236,14 @@ def test_a_served_page_is_renewed_and_what_is_looked_at_stays(page: Tab, tmp_pat
         RunFolder(run, "").dump("step-00003", [trajectory("new", 0, 1.0)])
         with (run / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({"step": 3, "reward/mean": 0.75}) + "\n")
-        page.wait("document.querySelector('[data-figure=\"reward/mean\"]')?.textContent.includes('0.75 at step 3')")
+        page.wait("document.querySelector('[data-metric=\"reward/mean\"]')?.textContent.includes('0.75 at step 3')")
         page.wait("document.body.dataset.ready === 'true'")
         assert text(page, "#count").startswith("2 of 14 rollouts")
         assert page.run("location.hash") == looked_at
         assert page.run("scrollY") == scroll
         assert text(page, "tr.chosen td:nth-child(2)") == "0 + 2: What is 0 + 2?"
         assert page.run("document.querySelectorAll('.side .card').length") == 2
-        assert page.run("document.querySelector('[data-figure=\"time/sample\"] canvas') !== null")
+        assert page.run("document.querySelector('[data-metric=\"time/sample\"] canvas') !== null")
         assert page.run("document.querySelector('input[type=range]').value") == "0.9"
         server.shutdown()
     page.wait("document.getElementById('served').textContent.startsWith('The server of this page does not answer')")

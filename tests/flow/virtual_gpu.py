@@ -220,7 +220,7 @@ def install_rlkit(gpu: VirtualGpu) -> None:
     GraphDecoder.step = counted  # type: ignore[method-assign]
     recorded: Callable[..., Any] = lambda run, before: run  # noqa: E731
     GraphDecoder.__init__.__defaults__ = (*GraphDecoder.__init__.__defaults__[:-1], recorded)  # type: ignore[misc, index]
-    memory.figures = lambda device: {"memory/share": 0.0}
+    memory.metrics = lambda device: {"memory/share": 0.0}
 
 
 def main(argv: list[str]) -> int:

@@ -31,7 +31,7 @@ SAMPLING_SHARE = 0.9
 """The smallest share of SGLang's own speed that `fit` must have."""
 NOT_RUN = 3
 
-Figures = dict[str, float]
+Metrics = dict[str, float]
 
 
 class Work(NamedTuple):
@@ -47,7 +47,7 @@ class Work(NamedTuple):
         return questions(self.prompts * self.steps, 3)
 
 
-def rlkit_side(work: Work, engine: Any = None) -> Figures:
+def rlkit_side(work: Work, engine: Any = None) -> Metrics:
     """Train with rlkit; return medians of a step."""
     from rlkit import Recipe, fit
     from rlkit.engines import TorchEngine
@@ -84,7 +84,7 @@ def rlkit_side(work: Work, engine: Any = None) -> Figures:
     return {**found, "seconds": between(ends), "peak": peak()}
 
 
-def trl_side(work: Work) -> Figures:
+def trl_side(work: Work) -> Metrics:
     """Train with TRL's GRPOTrainer; return the median of a step."""
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
@@ -123,7 +123,7 @@ def trl_side(work: Work) -> Figures:
     return {"seconds": between(ends), "rollout/length": statistics.mean(lengths), "peak": peak()}
 
 
-def fit_side(work: Work) -> Figures:
+def fit_side(work: Work) -> Metrics:
     """Train with rlkit and SGLang beside it."""
     from rlkit.engines import SGLangEngine
     from rlkit.engines.sglang.launch import Launch
@@ -131,7 +131,7 @@ def fit_side(work: Work) -> Figures:
     return rlkit_side(work, SGLangEngine(Launch(memory_fraction=0.4)))
 
 
-def sglang_side(work: Work) -> Figures:
+def sglang_side(work: Work) -> Metrics:
     """Sample the same prompts with SGLang alone; return the median of the tokens a second."""
     import sglang
     from transformers import AutoTokenizer
@@ -163,19 +163,19 @@ def peak() -> float:
     return torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
 
 
-SIDES: dict[str, Callable[[Work], Figures]] = {
+SIDES: dict[str, Callable[[Work], Metrics]] = {
     "rlkit": rlkit_side, "trl": trl_side, "fit": fit_side, "sglang": sglang_side
 }  # fmt: skip
 
 
-def run(side: str, argv: list[str]) -> Figures:
+def run(side: str, argv: list[str]) -> Metrics:
     """Run a side in a process of its own; end this one where it fails."""
     words = (sys.executable, "-m", "tests.gpu.bench", *argv, "--side", side)
     done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False)
     print(done.stdout, flush=True)
     if done.returncode:
         raise SystemExit(f"{side} ended with exit status {done.returncode}; its error stands above")
-    found: Figures = json.loads(done.stdout.splitlines()[-1])
+    found: Metrics = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
@@ -210,8 +210,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--side", choices=SIDES)
     given = parser.parse_args(argv)
     if given.side is not None:
-        figures = SIDES[given.side](Work(given.model, given.prompts, given.length, given.steps))
-        print(f"\n{json.dumps(figures)}")
+        metrics = SIDES[given.side](Work(given.model, given.prompts, given.length, given.steps))
+        print(f"\n{json.dumps(metrics)}")
         return 0
     needed = "trl" if given.bench == "step" else "sglang"
     if find_spec(needed) is None:

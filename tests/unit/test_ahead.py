@@ -169,18 +169,18 @@ def test_groups_are_filtered_and_trained_on_again_repeatably(
         "--train.steps=6", "--rollout.max_staleness=2", "--rollout.filter=ZeroSignal", "--rollout.filter.max_refills=1",
         "--rollout.replay.size=3", "--save.every=1", "--save.keep_last=6",
     )  # fmt: skip
-    figures = fit(tmp_path / "one", *words, recipe="quick_tool")
+    metrics = fit(tmp_path / "one", *words, recipe="quick_tool")
     fit(tmp_path / "other", *words, recipe="quick_tool")
     assert not compare(tmp_path / "one", tmp_path / "other").differs
-    assert sum(row["filter/refilled"] for row in figures) > 0
-    assert sum(row["replay/groups"] for row in figures) > 6
+    assert sum(row["filter/refilled"] for row in metrics) > 0
+    assert sum(row["replay/groups"] for row in metrics) > 6
     for number, rows in enumerate(trained_rows(tmp_path / "one", range(1, 7))):
         assert all(number - min(v for v in row["versions"] if v >= 0) <= 2 for row in rows)
         groups = {(row["group"], row.get("again", 0)) for row in rows}
         assert {again for slot, again in groups if slot >= 4} <= {1}
         assert {again for slot, again in groups if slot < 4} <= {0}
-        assert len([slot for slot, _ in groups if slot >= 4]) == figures[number]["replay/groups"] <= 3
-        assert sum(figures[number][f"staleness/share/{age}"] for age in range(3)) == pytest.approx(1)
+        assert len([slot for slot, _ in groups if slot >= 4]) == metrics[number]["replay/groups"] <= 3
+        assert sum(metrics[number][f"staleness/share/{age}"] for age in range(3)) == pytest.approx(1)
     tokens = Counter(tuple(row["tokens"]) for some in trained_rows(tmp_path / "one", range(1, 7)) for row in some)
     assert max(tokens.values()) > 1
     assert open_checkpoint(str(tmp_path / "one/checkpoints/step-000006")).state.trained == [24]

@@ -106,12 +106,12 @@ def test_a_prompt_in_the_place_of_another_is_not_too_old_since_that_was() -> Non
     assert ledger.cut(1) == Cut([2], [])  # version 2 may train on what version 1 sampled
 
 
-def test_figures_are_shown_by_source_unless_there_are_too_many() -> None:
+def test_metrics_are_shown_by_source_unless_there_are_too_many() -> None:
     found = [(Prompt("a", [], source="x"), 1.0), (Prompt("b", [], meta={"data_source": "y"}), 3.0), (PROMPT, 5.0)]
     meter = Meter()
     log_by_source(meter.mean, "age", found)
     log_by_source(meter.count, "dropped", found[:2])
-    figures = meter.result(LocalRanks())  # type: ignore[arg-type]
-    assert figures == {"age": 3, "age/x": 1, "age/y": 3, "dropped": 4, "dropped/x": 1, "dropped/y": 3}
+    metrics = meter.result(LocalRanks())  # type: ignore[arg-type]
+    assert metrics == {"age": 3, "age/x": 1, "age/y": 3, "dropped": 4, "dropped/x": 1, "dropped/y": 3}
     log_by_source(meter.count, "many", [(Prompt("a", [], source=str(n)), 1.0) for n in range(MAX_SOURCES + 1)])
     assert [name for name in meter.result(LocalRanks()) if "many" in name] == ["many"]  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Figures that look wrong are warned of, once, with what to do."""
+"""Metrics that look wrong are warned of, once, with what to do."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def with_options(*options: str) -> Recipe:
     return parse("fit", ["--recipe=quickstart", *options]).recipe
 
 
-def see(alarms: Alarms, steps: int, **figures: float) -> list[str]:
-    named = {name.replace("__", "/"): value for name, value in figures.items()}
+def see(alarms: Alarms, steps: int, **metrics: float) -> list[str]:
+    named = {name.replace("__", "/"): value for name, value in metrics.items()}
     return [warning for _ in range(steps) for warning in alarms.see(named)]
 
 

@@ -210,8 +210,8 @@ def test_a_recipe_can_be_run_twice_and_its_parts_are_written(tmp_path: Path) -> 
     rollout = Rollout(group_size=2, sampling=Sampling(max_tokens=12), filter=ZeroSignal(max_refills=0))
     made = small(rollout=rollout)
     first, second = (fit(made, out=tmp_path / name, quiet=True) for name in "ab")
-    figures = [{k: v for k, v in r.metrics[0].items() if not k.startswith(("time", "memory"))} for r in (first, second)]
-    assert figures[0] == figures[1]
+    metrics = [{k: v for k, v in r.metrics[0].items() if not k.startswith(("time", "memory"))} for r in (first, second)]
+    assert metrics[0] == metrics[1]
     assert written(made)["rollout"]["filter"]["class_path"] == "rlkit.filters.ZeroSignal"
 
 

@@ -1,4 +1,4 @@
-"""The choice of `model.attention`: refused where it cannot be, and the same figures whichever it is."""
+"""The choice of `model.attention`: refused where it cannot be, and the same metrics whichever it is."""
 
 from __future__ import annotations
 

@@ -43,8 +43,8 @@ def test_a_pair_by_hand(loss: BradleyTerry, expected: float) -> None:
     """Scores of 1.2 and 0.4 at the last tokens of answers with the rewards 3 and 1."""
     found = result(loss, rows([3.0, 1.0], [0, 0]), torch.tensor([1.2, 0.4]))
     assert found.per_token.tolist() == [[0, pytest.approx(expected), 0], [0, 0, pytest.approx(expected)]]
-    figures = {name: value.item() for name, value in found.metrics.items()}
-    assert figures == {"margin": pytest.approx(0.8), "preference_accuracy": 1, "score": pytest.approx(0.8)}
+    metrics = {name: value.item() for name, value in found.metrics.items()}
+    assert metrics == {"margin": pytest.approx(0.8), "preference_accuracy": 1, "score": pytest.approx(0.8)}
     wrong = result(loss, rows([1.0, 3.0], [0, 0]), torch.tensor([1.2, 0.4])).metrics
     assert (wrong["margin"].item(), wrong["preference_accuracy"].item()) == (pytest.approx(-0.8), 0)
 

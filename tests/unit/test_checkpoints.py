@@ -371,10 +371,10 @@ def test_the_last_and_the_best_that_was_written_stay(slow: Slow, saver: Saver) -
     assert slow.state("step-000006").best == (0.9, 2)
 
 
-def test_a_figure_that_no_step_has_is_refused_after_the_first_with_scores(saver: Saver) -> None:
+def test_a_metric_that_no_step_has_is_refused_after_the_first_with_scores(saver: Saver) -> None:
     saver.writer.section.keep_best = "reward/men"
     assert saver.after(1, {"reward/failed": 4.0}, content(1)) == {}
-    with pytest.raises(RecipeError, match="'reward/men', expected a figure of a step: reward/mean, rollout/length"):
+    with pytest.raises(RecipeError, match="'reward/men', expected a metric of a step: reward/mean, rollout/length"):
         saver.after(2, {"reward/mean": 0.5, "rollout/length": 3.0}, content(2))
 
 
@@ -448,13 +448,13 @@ def test_three_failures_in_a_row_end_the_run_and_a_success_between_does_not(
     slow: Slow, saver: Saver, notes: list[str]
 ) -> None:
     saver.writer.section.every = 1
-    figures = []
+    metrics = []
     for step, full in enumerate((True, True, False, True, True, True), 1):
         slow.full = full
-        figures.append(after(saver, step, None))
+        metrics.append(after(saver, step, None))
         saver.writer._thread.submit(lambda: None).result()  # the write before it has ended
         assert slow.entries(".partial") == []
-    assert [bool(f) for f in figures] == [False, True, True, False, True, True]
+    assert [bool(f) for f in metrics] == [False, True, True, False, True, True]
     assert len(notes) == 4
     with pytest.raises(CheckpointError, match="No space left"):
         after(saver, 7, None)

@@ -96,7 +96,7 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
             "components of the reward, which `shaping:` leaves",
         ),
         ('--advantage GDPO --advantage.weights={"accuracy":1} --kl_reward.coef=1', "remove it, or use `kl_loss:`"),
-        ("--save.keep_best best", "save.keep_best is 'best', expected a figure of metrics.jsonl, such as"),
+        ("--save.keep_best best", "save.keep_best is 'best', expected a metric of metrics.jsonl, such as"),
         ("--save.keep_best validation/acc", "save.keep_best is 'validation/acc', expected one of validation/accuracy"),
         ("--save.keep_best validation/reward", "but no step validates; set validation.every to 1 or more"),
         (f"--recipe {'n' * 5000}", "neither a file nor a known recipe"),

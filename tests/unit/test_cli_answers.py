@@ -1,4 +1,4 @@
-"""What the command line answers: all slips at once, parts that are not there, help, and the figures of a check."""
+"""What the command line answers: all slips at once, parts that are not there, help, and the metrics of a check."""
 
 from __future__ import annotations
 

@@ -167,17 +167,17 @@ def test_old_log_probs_lie_between_and_are_the_engines_where_tokens_are_fresh(
 
 
 def test_gap_by_hand() -> None:
-    figures = gap(TRAINER, ENGINE, MASK)
+    metrics = gap(TRAINER, ENGINE, MASK)
     ratios = [4, 0.25, 1.5, 1, 1]
-    assert figures.kl.item() == pytest.approx(-sum(map(math.log, ratios)) / 5, rel=1e-5)
-    assert figures.k3.item() == pytest.approx(sum(r - 1 - math.log(r) for r in ratios) / 5, rel=1e-5)
-    assert figures.chi2_token.item() == pytest.approx(sum(r * r for r in ratios) / 5 - 1, rel=1e-5)
-    assert figures.chi2_sequence.item() == pytest.approx((1 + 1.5**2) / 2 - 1, rel=1e-5)
-    assert figures.ess.item() == pytest.approx((sum(ratios) / 5) ** 2 / (sum(r * r for r in ratios) / 5), rel=1e-5)
-    assert figures.ppl_engine.item() == pytest.approx(math.exp(2), rel=1e-5)
-    assert figures.ppl_trainer.item() == pytest.approx((math.exp(2) + math.exp(2) / 1.5 ** (1 / 3)) / 2, rel=1e-5)
+    assert metrics.kl.item() == pytest.approx(-sum(map(math.log, ratios)) / 5, rel=1e-5)
+    assert metrics.k3.item() == pytest.approx(sum(r - 1 - math.log(r) for r in ratios) / 5, rel=1e-5)
+    assert metrics.chi2_token.item() == pytest.approx(sum(r * r for r in ratios) / 5 - 1, rel=1e-5)
+    assert metrics.chi2_sequence.item() == pytest.approx((1 + 1.5**2) / 2 - 1, rel=1e-5)
+    assert metrics.ess.item() == pytest.approx((sum(ratios) / 5) ** 2 / (sum(r * r for r in ratios) / 5), rel=1e-5)
+    assert metrics.ppl_engine.item() == pytest.approx(math.exp(2), rel=1e-5)
+    assert metrics.ppl_trainer.item() == pytest.approx((math.exp(2) + math.exp(2) / 1.5 ** (1 / 3)) / 2, rel=1e-5)
     e = math.exp(-2)
-    assert figures.probs_diff_mean.item() == pytest.approx(e * (3 + 0.75 + 0.5) / 5, rel=1e-5)
+    assert metrics.probs_diff_mean.item() == pytest.approx(e * (3 + 0.75 + 0.5) / 5, rel=1e-5)
     same = gap(ENGINE, ENGINE, MASK)
     assert (same.kl.item(), same.chi2_token.item(), same.ess.item()) == (0, pytest.approx(0, abs=1e-6), 1)
 
@@ -192,27 +192,27 @@ def test_the_correlation_of_probabilities_by_hand() -> None:
 
 
 def penalised(section: KLReward, steps: int = 1) -> tuple[KLPenalty, list[dict[str, float]], torch.Tensor]:
-    penalty, figures = KLPenalty(section), []
+    penalty, metrics = KLPenalty(section), []
     for _ in range(steps):
         batch = example_batch([1.0, 0.0], [0, 0])
         batch.trainer_logps = -1.0 * batch.mask
         batch.ref_logps = -1.5 * batch.mask
-        figures.append(penalty.apply(batch, lambda x: x))
-    return penalty, figures, batch.token_rewards
+        metrics.append(penalty.apply(batch, lambda x: x))
+    return penalty, metrics, batch.token_rewards
 
 
 def test_kl_in_the_reward_by_hand() -> None:
     # k1 = 0.5 at each token; the rewards of 1 and 0 stay on the last tokens
-    _, [figures], rewards = penalised(KLReward(coef=0.1))
-    assert figures == {"reward/kl_reward": pytest.approx(0.5), "reward/kl_coef": 0.1}
+    _, [metrics], rewards = penalised(KLReward(coef=0.1))
+    assert metrics == {"reward/kl_reward": pytest.approx(0.5), "reward/kl_coef": 0.1}
     assert rewards[0].tolist() == pytest.approx([0, 0, 0.95, 0, 0, 0])
     assert rewards[1].tolist() == pytest.approx([0, 0, -0.05, -0.05, 0, 0])
 
 
 def test_the_kl_coefficient_adapts() -> None:
     # KL 0.5 against a target of 0.1: the error is clipped to 0.2; two trajectories, horizon 10
-    _, figures, _ = penalised(KLReward(coef=0.1, target=0.1, horizon=10), steps=2)
-    assert figures[1]["reward/kl_coef"] == pytest.approx(0.1 * (1 + 0.2 * 2 / 10))
+    _, metrics, _ = penalised(KLReward(coef=0.1, target=0.1, horizon=10), steps=2)
+    assert metrics[1]["reward/kl_coef"] == pytest.approx(0.1 * (1 + 0.2 * 2 / 10))
     # against a target of 0.55 the error is 0.5 / 0.55 - 1
     penalty, _, _ = penalised(KLReward(coef=0.1, target=0.55, horizon=10))
     assert penalty.coef == pytest.approx(0.1 * (1 + (0.5 / 0.55 - 1) * 2 / 10))

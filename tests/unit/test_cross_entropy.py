@@ -144,7 +144,7 @@ def test_noise_is_in_passes_with_a_gradient_alone() -> None:
         assert grad
         assert noise is not None
         assert torch.equal(added.keys, noise.keys[rows])
-    made.recipe.loss.zero_without_advantage = True  # rows without an advantage are computed for figures alone
+    made.recipe.loss.zero_without_advantage = True  # rows without an advantage are computed for metrics alone
     batch.advantages = torch.zeros_like(batch.advantages)
     batch.advantages[2] = 1.0
     seen.clear()

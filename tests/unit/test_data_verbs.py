@@ -109,7 +109,7 @@ def test_answers_that_the_context_would_cut_are_counted(options: list[str], caps
     assert whole["splits"]["train"]["answers_cut"] == 1
 
 
-def test_the_text_of_the_figures(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_text_of_the_metrics(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "stats", *options]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "train sources (2): words 3, sums 2" in shown

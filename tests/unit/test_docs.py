@@ -243,9 +243,9 @@ def is_listed(name: str, listed: set[str]) -> bool:
 def test_every_metric_of_a_run_is_listed(trained: Path) -> None:
     listed = metrics_of(page("metrics"))
     row = json.loads((trained / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
-    figures = [name.removeprefix("validation/").removeprefix("sampled_") for name in row if name != "step"]
-    assert len(figures) > 50
-    assert [name for name in figures if not is_listed(name, listed)] == []
+    metrics = [name.removeprefix("validation/").removeprefix("sampled_") for name in row if name != "step"]
+    assert len(metrics) > 50
+    assert [name for name in metrics if not is_listed(name, listed)] == []
 
 
 def test_every_metric_in_the_code_is_listed() -> None:
@@ -292,7 +292,7 @@ def tuple_of(groups: str | tuple[str, ...]) -> tuple[str, ...]:
     return (groups,) if isinstance(groups, str) else groups
 
 
-def test_every_figure_of_the_mismatch_is_listed() -> None:
+def test_every_metric_of_the_mismatch_is_listed() -> None:
     assert {f"mismatch/{name}" for name in Gap._fields} - metrics_of(page("metrics")) == set()
 
 

@@ -1,4 +1,4 @@
-"""Figures of validation, by hand."""
+"""Metrics of validation, by hand."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlkit.cli.display import comparison, figure_rows
+from rlkit.cli.display import comparison, metric_rows
 from rlkit.cli.main import main
 from rlkit.errors import RecipeError
 from rlkit.models.store import Numbers, State
@@ -15,7 +15,7 @@ from rlkit.ops.statistics import bootstrap, wilson
 from rlkit.run.progress import Progress
 from rlkit.sections import Validation
 from rlkit.testing import example_trajectory
-from rlkit.train.evaluate import Answer, Evaluation, figures, samplings
+from rlkit.train.evaluate import Answer, Evaluation, metrics, samplings
 from rlkit.types import Sampling
 from tests.conftest import read_jsonl
 from tests.unit.phases import recipe
@@ -30,7 +30,7 @@ def test_greedy_answers() -> None:
     """Prompts 0 and 1 are right, the second was cut off; the score of 3 is missing and the conversation of 4 failed."""
     given = [answer(0, 1.0), answer(1, 1.0, finished=False), answer(2, 0.0), answer(3, None)]
     given.append(Answer(4, "", True, False, 5, None, None))
-    found = dict(figures(given))
+    found = dict(metrics(given))
     assert (found.pop("accuracy_low"), found.pop("accuracy_high")) == wilson(2, 3)
     assert found == {
         "accuracy": 2 / 3, "finished_accuracy": 1 / 3, "reward": 4 / 3, "length": 21.0, "stopped": 0.6, "failed": 1.0,
@@ -41,7 +41,7 @@ def test_greedy_answers() -> None:
 def test_sampled_answers_are_means_over_prompts() -> None:
     """Of three samples of prompt 0 two are right, of four of prompt 1 one is: pass@2 is 1 and 1 - 3/6."""
     given = [answer(0, x) for x in (1.0, 1.0, 0.0)] + [answer(1, x) for x in (1.0, 0.0, 0.0, 0.0)]
-    found = dict(figures(given))
+    found = dict(metrics(given))
     assert found["accuracy"] == pytest.approx((2 / 3 + 1 / 4) / 2)
     assert (found["accuracy_low"], found["accuracy_high"]) == bootstrap([2 / 3, 1 / 4])
     assert found["pass@2"] == pytest.approx((1 + 1 / 2) / 2)
@@ -52,7 +52,7 @@ def test_sampled_answers_are_means_over_prompts() -> None:
 @pytest.mark.parametrize("accuracy", [0.0, 1.0])
 def test_samples_that_are_all_alike_prove_no_certainty(accuracy: float) -> None:
     """Draws from equal values would all be equal: two prompts say as little as two single answers."""
-    found = dict(figures([answer(prompt, accuracy) for prompt in (0, 0, 0, 1, 1, 1)]))
+    found = dict(metrics([answer(prompt, accuracy) for prompt in (0, 0, 0, 1, 1, 1)]))
     assert (found["accuracy_low"], found["accuracy_high"]) == wilson(round(2 * accuracy), 2)
     assert found["accuracy_high"] - found["accuracy_low"] > 0.5
 
@@ -65,18 +65,18 @@ def test_the_majority_of_the_samples_of_a_prompt() -> None:
 
     given = [vote(0, 1.0, "7"), vote(0, 1.0, "7"), vote(0, 0.0, "8"), vote(1, 1.0, "7"), vote(1, 0.0, "8")]
     given += [vote(1, None, None), vote(2, 0.0, ""), vote(2, 0.0, "")]
-    assert dict(figures(given))["maj@3"] == pytest.approx((1 + 1 / 2 + 0) / 3)
+    assert dict(metrics(given))["maj@3"] == pytest.approx((1 + 1 / 2 + 0) / 3)
     others = [vote(3, 1.0, None), vote(3, 1.0, None)]  # of a reward that looks for none
-    assert dict(figures(given + others))["maj@3"] == pytest.approx(1 / 2)
+    assert dict(metrics(given + others))["maj@3"] == pytest.approx(1 / 2)
     for none in (others, [vote(0, 1.0, "7"), vote(1, 0.0, "8")], [vote(0, 0.5, "7"), vote(0, 1.0, "7")]):
-        assert not any(name.startswith("maj@") for name, _ in figures(none))
+        assert not any(name.startswith("maj@") for name, _ in metrics(none))
 
 
 def test_what_is_strictly_right_is_shown_where_the_reward_tells() -> None:
     strict = [answer(i, 1.0)._replace(components={"strict": x}) for i, x in enumerate((1.0, 0.0, 1.0, 0.0))]
-    found = dict(figures([*strict, answer(4, 1.0)]))
+    found = dict(metrics([*strict, answer(4, 1.0)]))
     assert (found["accuracy"], found["strict_accuracy"]) == (1, 0.5)
-    assert "strict_accuracy" not in dict(figures([answer(0, 1.0)]))
+    assert "strict_accuracy" not in dict(metrics([answer(0, 1.0)]))
 
 
 def test_the_components_of_greedy_and_of_sampled_answers_are_named() -> None:
@@ -94,12 +94,12 @@ def test_greedy_answers_are_not_truncated_whatever_sampled_ones_are() -> None:
 
 def test_sources_are_shown_apart_where_there_are_several() -> None:
     given = [answer(0, 1.0, source="gsm8k"), answer(1, 0.0, source="gsm8k"), answer(2, 1.0)]
-    found = dict(figures(given))
+    found = dict(metrics(given))
     assert (found["accuracy/gsm8k"], found["accuracy/other"]) == (0.5, 1.0)
-    assert not any("/" in name for name, _ in figures(given[:2]))
+    assert not any("/" in name for name, _ in metrics(given[:2]))
 
 
-def test_a_row_cannot_make_the_name_of_a_figure_long_or_unprintable() -> None:
+def test_a_row_cannot_make_the_name_of_a_metric_long_or_unprintable() -> None:
     trajectory = example_trajectory("7")
     trajectory.prompt.meta["data_source"] = "\x1b[2J" + "x" * 3000
     name = Answer.of(trajectory).source
@@ -108,9 +108,9 @@ def test_a_row_cannot_make_the_name_of_a_figure_long_or_unprintable() -> None:
 
 
 def test_rewards_that_are_no_shares_have_no_pass_at_k() -> None:
-    assert not any(name.startswith("pass@") for name, _ in figures([answer(0, 0.5), answer(0, 1.0)]))
-    assert dict(figures([])) == {"failed": 0, "unscored": 0}
-    assert dict(figures([answer(0, None)])) == {"length": 10, "stopped": 1, "failed": 0, "unscored": 1}
+    assert not any(name.startswith("pass@") for name, _ in metrics([answer(0, 0.5), answer(0, 1.0)]))
+    assert dict(metrics([])) == {"failed": 0, "unscored": 0}
+    assert dict(metrics([answer(0, None)])) == {"length": 10, "stopped": 1, "failed": 0, "unscored": 1}
 
 
 def test_two_validations_are_compared_on_the_prompts_of_both() -> None:
@@ -118,7 +118,7 @@ def test_two_validations_are_compared_on_the_prompts_of_both() -> None:
     before = {"": dict.fromkeys(range(9), 0.0), "sampled_": {0: 0.5}}
     after = Evaluation({}, {}, {"": {i: float(i < 5) for i in range(12)}, "sampled_": {0: 0.5, 1: 1.0}, "other_": {}})
     after.compare("start", before)
-    assert after.figures == {"accuracy_p_start": 0.0625, "sampled_accuracy_p_start": 1.0}
+    assert after.metrics == {"accuracy_p_start": 0.0625, "sampled_accuracy_p_start": 1.0}
 
 
 def test_a_checkpoint_keeps_what_the_next_validation_is_compared_with() -> None:
@@ -127,10 +127,10 @@ def test_a_checkpoint_keeps_what_the_next_validation_is_compared_with() -> None:
     assert State.model_validate_json(state.model_dump_json()).earlier == earlier
 
 
-def test_intervals_and_p_values_are_shown_beside_their_figure() -> None:
+def test_intervals_and_p_values_are_shown_beside_their_metric() -> None:
     before = {"accuracy": 0.5, "accuracy_low": 0.4, "accuracy_high": 0.6, "length": 3.0}
     after = {**before, "accuracy": 0.75, "accuracy_p_start": 0.0123, "accuracy_p_last": 0.5}
-    assert figure_rows(after) == [("accuracy", "0.750 (0.40-0.60)"), ("length", "3.000")]
+    assert metric_rows(after) == [("accuracy", "0.750 (0.40-0.60)"), ("length", "3.000")]
     columns = [list(map(str, column.cells)) for column in comparison(before, after).columns]
     assert columns[1:] == [
         ["0.500 (0.40-0.60)", "3.000"], ["0.750 (0.40-0.60)", "3.000"], ["0.012", ""]
@@ -138,7 +138,7 @@ def test_intervals_and_p_values_are_shown_beside_their_figure() -> None:
 
 
 def test_sources_whose_names_end_as_those_of_bounds_do_are_shown() -> None:
-    assert figure_rows({"accuracy/math_low": 0.5, "sampled_accuracy_low": 0.1}) == [("accuracy/math_low", "0.500")]
+    assert metric_rows({"accuracy/math_low": 0.5, "sampled_accuracy_low": 0.1}) == [("accuracy/math_low", "0.500")]
 
 
 def test_patience_ends_the_training_and_a_resumed_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -177,7 +177,7 @@ def test_what_cannot_be_watched(options: tuple[str, ...], problem: str, capsys: 
     assert problem in capsys.readouterr().err
 
 
-def test_a_figure_that_validation_does_not_have_is_named() -> None:
+def test_a_metric_that_validation_does_not_have_is_named() -> None:
     progress = Progress(recipe(validation=Validation(every=1, patience=1, watch="accuracy/gsm8k")))
-    with pytest.raises(RecipeError, match=r"watch is 'accuracy/gsm8k', expected a figure of validation: accuracy, re"):
+    with pytest.raises(RecipeError, match=r"watch is 'accuracy/gsm8k', expected a metric of validation: accuracy, re"):
         progress.validated({"accuracy": 1.0, "reward": 1.0})

@@ -76,7 +76,7 @@ def test_peaks_are_found_by_name(name: str, whole: float | None, half: float | N
     assert (peak_flops(name, False), peak_flops(name, True)) == (pytest.approx(whole), pytest.approx(half))
 
 
-def figures_of(made: Any, number: int = 1) -> dict[str, float]:
+def metrics_of(made: Any, number: int = 1) -> dict[str, float]:
     meter = Meter()
     count_work(made, ready(), number, meter)
     return (
@@ -89,7 +89,7 @@ def figures_of(made: Any, number: int = 1) -> dict[str, float]:
 def test_what_is_logged_of_the_work() -> None:
     """12 tokens, 8 of them chosen, on each of 3 ranks: 36 tokens, and 3 * (12 + 800) TFLOP an epoch."""
     made = context(recipe(train={"epochs": 2}), LocalRanks(count=3))
-    found = figures_of(made)
+    found = metrics_of(made)
     assert (found["update/tokens"], found["update/tflop"]) == (36, 3 * 812 * 2)
     assert speeds(made, found) == {
         "time/trainer_idle_share": 0.5,  # 2 s and 2 s of 8
@@ -113,12 +113,12 @@ def test_the_share_of_a_peak(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_policy_that_waits_does_no_work() -> None:
     made = context(recipe(critic=Critic(policy_delay_steps=1)), critic=Trained(Values()))
-    assert (figures_of(made)["update/tflop"], figures_of(made, 2)["update/tflop"]) == (812, 2 * 812)
+    assert (metrics_of(made)["update/tflop"], metrics_of(made, 2)["update/tflop"]) == (812, 2 * 812)
 
 
 def test_unknown_work_is_not_logged() -> None:
     made = context(recipe())
     made = replace(made, models=SimpleNamespace(policy=SimpleNamespace(flops=lambda *_: None), critic=None))
-    found = figures_of(made)
+    found = metrics_of(made)
     assert "update/tflop" not in found
     assert not {"time/tflops_per_device", "time/mfu"} & set(speeds(made, found))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlkit.cli.display import figure_rows
+from rlkit.cli.display import metric_rows
 from rlkit.cli.main import main
 from rlkit.run import harness
 
@@ -34,12 +34,12 @@ def test_what_it_cannot_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "--harness runs in one process, not in 2; add --fabric.devices=1" in capsys.readouterr().err
 
 
-def test_figures_have_their_standard_errors() -> None:
+def test_metrics_have_their_standard_errors() -> None:
     """Of a filter its name is shown; what is no number, or no metric, is left out."""
     results = {
         "sums": {"alias": "sums", "sample_len": 12, "exact_match,last": 0.5, "exact_match_stderr,last": 0.1},
         "all": {"acc,none": 0.25, "acc_stderr,none": "N/A"},
     }
-    figures = dict(harness._figures(results))
-    assert figures == {"sums/exact_match,last": 0.5, "sums/exact_match,last_stderr": 0.1, "all/acc": 0.25}
-    assert figure_rows(figures) == [("sums/exact_match,last", "0.500 ± 0.100"), ("all/acc", "0.250")]
+    metrics = dict(harness._metrics(results))
+    assert metrics == {"sums/exact_match,last": 0.5, "sums/exact_match,last_stderr": 0.1, "all/acc": 0.25}
+    assert metric_rows(metrics) == [("sums/exact_match,last", "0.500 ± 0.100"), ("all/acc", "0.250")]

@@ -188,13 +188,13 @@ def test_a_group_that_was_trained_on_is_trained_on_again_beside_the_new_ones() -
     plan = Plan(batch=1, group_size=2, staleness=2, lead=0.0, turns=1, steps=4, replay=Replay(2, 2))
     service = Service(plan, 0)
     stream = open_stream(plan, service, Data(plan, service), TrainedPlaces())
-    steps, figures = [], []
+    steps, metrics = [], []
     for number in (1, 2, 3):
         meter = Meter()
         rollouts = stream(stream._data, service, number, meter)
         service.wait(rollouts.scoring.wait())
         steps.append([(t.group, t.prompt.id, t.credit.get("again", 0)) for t in rollouts.sampled[::2]])
-        figures.append(meter.result(service.ranks))
+        metrics.append(meter.result(service.ranks))
         service.version += 1
         service.sync_weights()
     assert steps == [
@@ -202,10 +202,10 @@ def test_a_group_that_was_trained_on_is_trained_on_again_beside_the_new_ones() -
         [(0, "1", 0), (1, "0", 1)],
         [(0, "2", 0), (1, "1", 1), (2, "0", 2)],
     ]
-    assert [row["replay/groups"] for row in figures] == [0, 1, 2]
-    assert [row["staleness/dropped"] for row in figures] == [0, 0, 0]
-    assert [row["staleness/max"] for row in figures] == [0, 1, 2]
-    assert [row["replay/kept"] for row in figures] == [1, 2, 2]  # 0 would be too old for a fourth step
+    assert [row["replay/groups"] for row in metrics] == [0, 1, 2]
+    assert [row["staleness/dropped"] for row in metrics] == [0, 0, 0]
+    assert [row["staleness/max"] for row in metrics] == [0, 1, 2]
+    assert [row["replay/kept"] for row in metrics] == [1, 2, 2]  # 0 would be too old for a fourth step
     stream.close()
     service.close()
 

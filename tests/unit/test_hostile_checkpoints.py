@@ -128,7 +128,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "deep JSON": (lambda c: (c / STATE).write_text('{"a":' * 100_000), "state.json: Invalid JSON"),
     "a long file": (lambda c: (c / STATE).write_text(" " * (17 << 20)), "state.json has more than"),
     "not a number": (lambda c: change_state(c, numbers={"version": 1, "kl_coef": float("nan")}), "numbers.kl_coef"),
-    "an infinite figure": (lambda c: change_state(c, before={"accuracy": float("inf")}), "before.accuracy"),
+    "an infinite metric": (lambda c: change_state(c, before={"accuracy": float("inf")}), "before.accuracy"),
     "a step of text": (lambda c: change_state(c, step="1"), "state.json: step"),
     "another step": (lambda c: change_state(c, step=2), "state.json is of step 2"),
     "YAML with aliases": (lambda c: change_state(c, recipe="a: &a [1]\nb: *a"), "state.json: recipe"),

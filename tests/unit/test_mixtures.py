@@ -65,7 +65,7 @@ PASSES = ("--train.minibatches=2", "--train.epochs=2")
 
 
 def test_a_weight_of_0_changes_nothing_bit_for_bit(tmp_path: Path) -> None:
-    """Neither the weights nor any figure, but those of the mixture itself and of time and memory."""
+    """Neither the weights nor any metric, but those of the mixture itself and of time and memory."""
     run = ("--recipe=quickstart", *SMALL, *PASSES)
     plain = fit(tmp_path, *run, name="plain")
     mixed = fit(tmp_path, *run, TEXT, "--mix.text.weight=0", name="mixed")
@@ -150,7 +150,7 @@ def of(weight: float, batch: TrainBatch, made: Any, name: str = "text") -> Mixed
 
 
 def step(made: Any, *mixtures: Mixed) -> dict[str, float]:
-    """Make an optimizer step with mixtures; return the figures."""
+    """Make an optimizer step with mixtures; return the metrics."""
     meter = Meter()
     terms = [mixture_term(one, {0, 1}, meter, "1/0") for one in mixtures]
     update_policy(made, ready(), ROWS, meter, mixtures=terms)

@@ -192,7 +192,7 @@ CASES = {
 
 @pytest.mark.parametrize("options", CASES.values(), ids=CASES)
 def test_the_order_goes_on_after_a_resume(tmp_path: Path, rows: Path, options: tuple[str, ...]) -> None:
-    """Seven steps of four prompts each, in one run or interrupted after three: the same prompts and figures."""
+    """Seven steps of four prompts each, in one run or interrupted after three: the same prompts and metrics."""
     whole = fit(tmp_path / "whole", rows, *options, "--train.steps=7")
     fit(tmp_path / "parted", rows, *options, "--train.steps=3")
     parted = fit(tmp_path / "parted", rows, *options, "--train.steps=7", "--resume=auto")
@@ -211,10 +211,10 @@ def test_prompts_that_teach_nothing_come_less_often(tmp_path: Path, rows: Path) 
     assert set(counts) == {str(i) for i in range(12)}
     never = max(counts[str(i)] for i in range(0, 12, 3))
     assert never < max(counts.values())
-    figures = read_jsonl(tmp_path / "run" / "metrics.jsonl")
-    assert figures[2]["curriculum/epoch"] == 0
-    assert figures[-1]["curriculum/epoch"] >= 4
-    assert any(row["curriculum/waiting"] > 0 for row in figures)
+    metrics = read_jsonl(tmp_path / "run" / "metrics.jsonl")
+    assert metrics[2]["curriculum/epoch"] == 0
+    assert metrics[-1]["curriculum/epoch"] >= 4
+    assert any(row["curriculum/waiting"] > 0 for row in metrics)
 
 
 def test_difficulty_orders_an_epoch(tmp_path: Path, rows: Path) -> None:

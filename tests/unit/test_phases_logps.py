@@ -98,10 +98,10 @@ def test_the_gap_is_measured_where_the_trainers_log_probs_are_known() -> None:
     meter = Meter()
     measure_gap(ready(trainer_logps=trainer), 0, lambda x: x, meter)
     meter.mean("mismatch/mean", 0.9, weight=3)  # as of another rank with three tokens
-    figures = meter.result(LocalRanks())  # type: ignore[arg-type]
-    assert figures["mismatch/mean"] == pytest.approx(0.6)
-    assert figures["mismatch/max"] == pytest.approx(0.5)
-    assert all(map(math.isfinite, figures.values()))
+    metrics = meter.result(LocalRanks())  # type: ignore[arg-type]
+    assert metrics["mismatch/mean"] == pytest.approx(0.6)
+    assert metrics["mismatch/max"] == pytest.approx(0.5)
+    assert all(map(math.isfinite, metrics.values()))
 
 
 def test_tokens_of_older_weights_are_measured_apart() -> None:
@@ -111,15 +111,15 @@ def test_tokens_of_older_weights_are_measured_apart() -> None:
     versions = torch.tensor([2, 1, 1, 1])[:, None].expand(4, 4)
     meter = Meter()
     measure_gap(ready(trainer_logps=trainer, versions=versions), 2, lambda x: x, meter)
-    figures = meter.result(LocalRanks())  # type: ignore[arg-type]
-    assert figures["mismatch/max"] == figures["mismatch/kl"] == pytest.approx(0.5)
-    assert figures["staleness/k3"] == pytest.approx(math.exp(0.3) - 1 - 0.3, rel=1e-5)
+    metrics = meter.result(LocalRanks())  # type: ignore[arg-type]
+    assert metrics["mismatch/max"] == metrics["mismatch/kl"] == pytest.approx(0.5)
+    assert metrics["staleness/k3"] == pytest.approx(math.exp(0.3) - 1 - 0.3, rel=1e-5)
     meter = Meter()
     measure_gap(ready(trainer_logps=trainer, versions=versions), 3, lambda x: x, meter)
     assert set(meter.result(LocalRanks())) == {"staleness/k3"}  # type: ignore[arg-type]
 
 
-def test_an_unknown_gap_is_no_figure() -> None:
+def test_an_unknown_gap_is_no_metric() -> None:
     meter = Meter()
     measure_gap(ready(), 0, lambda x: x, meter)
     assert not {"mismatch/mean", "mismatch/max"} & set(meter.result(LocalRanks()))  # type: ignore[arg-type]

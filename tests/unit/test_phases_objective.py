@@ -25,12 +25,12 @@ COUNTS = Counts(torch.tensor(8.0), torch.tensor(4.0))
 
 
 class Ones(PolicyLoss):
-    """A loss of 1 at each token, also outside the mask, with a figure that has a gradient."""
+    """A loss of 1 at each token, also outside the mask, with a metric that has a gradient."""
 
     aggregation = "token_sum"
 
     def __call__(self, out: PolicyOutput, batch: TrainBatch) -> LossOutput:
-        return LossOutput(torch.ones_like(out.logps) + 0 * out.logps, {"figure": out.logps.sum()})
+        return LossOutput(torch.ones_like(out.logps) + 0 * out.logps, {"metric": out.logps.sum()})
 
 
 class Weighted(Ones):
@@ -100,10 +100,10 @@ def test_entropy_is_maximised_and_divergence_minimised() -> None:
     batch = ready(ref_logps=-3.0 * ready().mask)
     found = share(batch, entropy_coef=0.2, kl=KLLoss(coef=0.25, estimator="k1"))
     assert found.loss.item() == pytest.approx(1 - 0.2 * 0.5 + 0.25 * 2)
-    assert found.figures["entropy"].item() == pytest.approx(0.5)
-    assert found.figures["kl_ref"].item() == pytest.approx(2)
-    assert found.figures["figure"].item() == pytest.approx(-8)
-    assert not any(figure.requires_grad for figure in found.figures.values())
+    assert found.metrics["entropy"].item() == pytest.approx(0.5)
+    assert found.metrics["kl_ref"].item() == pytest.approx(2)
+    assert found.metrics["metric"].item() == pytest.approx(-8)
+    assert not any(metric.requires_grad for metric in found.metrics.values())
     assert found.loss.requires_grad
 
 
@@ -116,14 +116,14 @@ def test_a_weighted_divergence_counts_the_ratio_and_the_correction() -> None:
     corrected = replace(batch, correction_weights=3.0 * mask)
     found = share(corrected, kl=section)
     assert found.loss.item() == pytest.approx(3 + 3 * 0.25 * 2 * math.exp(0.5))
-    assert found.figures["kl_ref"].item() == pytest.approx(3 * 2 * math.exp(0.5))
+    assert found.metrics["kl_ref"].item() == pytest.approx(3 * 2 * math.exp(0.5))
 
 
-def test_a_policy_without_entropy_has_no_figure_of_it() -> None:
+def test_a_policy_without_entropy_has_no_metric_of_it() -> None:
     batch = ready()
     plain = Objective(Ones(), "token_mean", 1, entropy_coef=0.2).share(out(batch)._replace(entropy=None), batch, COUNTS)
     assert plain.loss.item() == pytest.approx(1)
-    assert set(plain.figures) == {"figure"}
+    assert set(plain.metrics) == {"metric"}
 
 
 def test_sequences_far_from_the_engine_are_left_out_of_the_policy_loss_alone() -> None:
@@ -131,7 +131,7 @@ def test_sequences_far_from_the_engine_are_left_out_of_the_policy_loss_alone() -
     batch = ready(ref_logps=-2.0 * ready().mask)  # abs: |-1 + 2| at each token
     found = share(batch, off_policy_threshold=0.4, kl=KLLoss(coef=10.0, estimator="abs"))
     assert found.loss.item() == pytest.approx((8 - 3) / 8 + 10)
-    assert found.figures["off_policy_masked"].item() == pytest.approx(3 / 8)
+    assert found.metrics["off_policy_masked"].item() == pytest.approx(3 / 8)
     assert share(batch, off_policy_threshold=0.5).loss.item() == pytest.approx(1)  # at the threshold: kept
 
 
@@ -153,7 +153,7 @@ def test_log_linear_old_log_probs_and_weights_by_hand(version: int, old: float) 
     assert seen.old_logps[batch.mask].tolist() == pytest.approx([old] * 8)
     found = made.share(out(batch), batch, COUNTS)
     assert found.loss.item() == pytest.approx(math.exp(old + 0.5))
-    assert found.figures["correction_weight"].item() == pytest.approx(math.exp(old + 0.5))
+    assert found.metrics["correction_weight"].item() == pytest.approx(math.exp(old + 0.5))
     assert replace(made, loglinear=LogLinear(version)).share(out(batch), batch, COUNTS).loss.item() == pytest.approx(1)
     assert batch.old_logps.isnan().all()  # the batch is as it was
 
@@ -248,9 +248,9 @@ def test_the_values_loss_by_hand() -> None:
     values = torch.full((4, 4), 2.0)
     plain = value_share(values, batch, torch.tensor(16.0), None)
     assert plain.loss.item() == pytest.approx(0.5 * 8 / 16)
-    assert plain.figures["clip_fraction"].item() == 0
+    assert plain.metrics["clip_fraction"].item() == 0
     clipped = value_share(values, batch, torch.tensor(16.0), 0.5)  # row 3 (old 1) is at 1.5: 0.25, less than 1
     assert clipped.loss.item() == pytest.approx(0.5 * (2 * 2.25 + 6) / 16)
-    assert clipped.figures["clip_fraction"].item() == pytest.approx(2 / 8)  # row 0 has two of eight tokens
+    assert clipped.metrics["clip_fraction"].item() == pytest.approx(2 / 8)  # row 0 has two of eight tokens
     above = value_share(torch.full((4, 4), 0.0), replace(batch, values=0 * old + 1), torch.tensor(8.0), 0.5)
     assert above.loss.item() == pytest.approx(0.5)  # 0 is further away than the bound of 0.5

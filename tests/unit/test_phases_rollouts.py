@@ -17,7 +17,7 @@ from rlkit.train.metrics import Meter
 from rlkit.train.rollouts import Rollouts, sample
 from rlkit.types import Prompt, Trajectory
 from tests.unit.phases import LocalRanks
-from tests.unit.test_phases_step import figures, trajectory
+from tests.unit.test_phases_step import metrics, trajectory
 
 
 class Spread(GroupFilter):
@@ -61,7 +61,7 @@ class Played:
     def run(self, patch: pytest.MonkeyPatch) -> tuple[Rollouts, dict[str, float]]:
         patch.setattr(module, "_play", self.play)
         meter = Meter()
-        return sample(self.data, self.service, 5, meter), figures(meter)
+        return sample(self.data, self.service, 5, meter), metrics(meter)
 
 
 def test_without_a_filter_all_that_did_not_fail_is_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:

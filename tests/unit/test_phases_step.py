@@ -1,4 +1,4 @@
-"""What surrounds the update: learning rates, averages, the reference, figures, and who waits for which scores."""
+"""What surrounds the update: learning rates, averages, the reference, metrics, and who waits for which scores."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlkit.distributed.fsdp2 import FSDP2
 from rlkit.models.ema import WeightAverage
 from rlkit.models.reference import Reference
 from rlkit.ops.statistics import Moments
-from rlkit.recipe import VALIDATION_FIGURES
+from rlkit.recipe import VALIDATION_METRICS
 from rlkit.sections import Correction, Critic, KLReward
 from rlkit.testing import example_trajectory
 from rlkit.train import evaluate as evaluation
@@ -29,11 +29,11 @@ from rlkit.types import Prompt, Sampling, Score, StopReason, Trajectory
 from tests.unit.phases import Line, LocalRanks, Trained, Values, context, ready, recipe, scored
 
 
-def figures(meter: Meter, ranks: LocalRanks | None = None) -> dict[str, float]:
+def metrics(meter: Meter, ranks: LocalRanks | None = None) -> dict[str, float]:
     return meter.result(ranks or LocalRanks())  # type: ignore[arg-type]
 
 
-def test_figures_are_weighted_means_sums_and_maxima_over_all_ranks() -> None:
+def test_metrics_are_weighted_means_sums_and_maxima_over_all_ranks() -> None:
     here, there = Meter(), Meter()
     here.mean("mean", 1.0, weight=3)
     there.mean("mean", torch.tensor(5.0))
@@ -51,9 +51,9 @@ def test_figures_are_weighted_means_sums_and_maxima_over_all_ranks() -> None:
     there.correlate("constant", Moments.of([3, 3], [0, 1]))
     ranks = LocalRanks(2)
     ranks.gather_dp = lambda value: [value, (dict(there._sums), there._maxima, dict(there._pairs))]  # type: ignore[method-assign]
-    found = figures(here, ranks)
+    found = metrics(here, ranks)
     assert list(found.items()) == [("count", 3.5), ("many", 3), ("max", -3), ("mean", 2), ("pairs", pytest.approx(-1))]
-    assert figures(here)["mean"] == 1
+    assert metrics(here)["mean"] == 1
 
 
 def test_the_learning_rates_of_a_step() -> None:
@@ -62,19 +62,19 @@ def test_the_learning_rates_of_a_step() -> None:
     made = context(recipe(train={"warmup_steps": 3}, critic=Critic(lr=0.1)), critic=critic)
     meter = Meter()
     schedule(made, 2, meter)
-    assert figures(meter) == {"lr": 0.25, "critic/lr": 0.1}
+    assert metrics(meter) == {"lr": 0.25, "critic/lr": 0.1}
     assert [group["lr"] for group in made.models.policy.optimizer.param_groups] == [0.25]
     assert [group["lr"] for group in critic.optimizer.param_groups] == [0.1]
     meter = Meter()
     schedule(context(recipe()), 2, meter)
-    assert figures(meter) == {"lr": 0.5}
+    assert metrics(meter) == {"lr": 0.5}
 
 
 def test_rewards_are_corrected_and_transformed() -> None:
     batch = scored(trainer_logps=-1.0 * scored().mask, ref_logps=-3.0 * scored().mask)
     meter = Meter()
     shape_rewards(context(recipe(correction=Correction(), kl_reward=KLReward(coef=0.5))), batch, meter)
-    found = figures(meter)
+    found = metrics(meter)
     assert set(found) == {"correction/weight_mean", "reward/kl_reward", "reward/kl_coef"}
     assert found["correction/weight_mean"] == pytest.approx(0.606531)  # exp(-0.5)
     assert batch.outcomes().tolist() == pytest.approx([1 - 2, -1, -3, 1 - 2])
@@ -89,26 +89,26 @@ def test_what_is_logged_of_a_batch() -> None:
     batch.rewards = torch.tensor([1.0, 0.0, 1.0, 1.0])
     describe_rewards(batch, meter)
     describe_advantages(batch, meter)
-    found = figures(meter)
+    found = metrics(meter)
     assert found["reward/std"] == pytest.approx(0.5**0.5 / 2)
     assert found["groups/no_signal"] == 0.5
     alone = Meter()
     describe_rewards(batch.rows(torch.tensor([0, 2])), alone)
-    assert "groups/no_signal" not in figures(alone)  # one answer to a prompt is equal to no other
+    assert "groups/no_signal" not in metrics(alone)  # one answer to a prompt is equal to no other
     assert found["advantage/not_finite"] == 1
     assert found["critic/explained_variance"] == pytest.approx(0, abs=1e-4)
     plain = Meter()
     describe_advantages(ready(), plain)
-    found = figures(plain)
+    found = metrics(plain)
     assert (found["advantage/max"], found["advantage/not_finite"]) == (2, 0)
     assert found["advantage/abs_mean"] == pytest.approx((2 * 1 + 1 * 1 + 3 * 2 + 2 * 2) / 8)
     assert "critic/explained_variance" not in found
     empty = Meter()
     describe_advantages(ready().rows(torch.arange(0)), empty)
-    assert "advantage/max" not in figures(empty)
+    assert "advantage/max" not in metrics(empty)
     single = Meter()
     describe_advantages(ready(values=values, returns=returns).rows(torch.tensor([1])), single)
-    assert "critic/explained_variance" not in figures(single)  # of one token there is no variance
+    assert "critic/explained_variance" not in metrics(single)  # of one token there is no variance
 
 
 def test_a_phase_is_timed_from_its_start_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +116,7 @@ def test_a_phase_is_timed_from_its_start_to_its_end(monkeypatch: pytest.MonkeyPa
     meter = Meter()
     with step_module._timed(meter, "sample"):
         pass
-    assert figures(meter) == {"time/sample": 2.5}
+    assert metrics(meter) == {"time/sample": 2.5}
 
 
 def test_the_variance_that_a_critic_explains() -> None:
@@ -212,7 +212,7 @@ def test_a_step_computes_scores_updates_and_syncs_in_this_order(monkeypatch: pyt
     assert sampled[2].credit["trainer_logps"] == [0, 0, *sampled[2].tokens[2:]]
     assert [t.credit.get("greedy_reward") for t in sampled] == [0.25, None, 0.25]
     assert sampled[1].credit == {}
-    found = result.figures
+    found = result.metrics
     assert {"time/sample", "time/logps", "time/score", "time/update", "time/sync"} <= set(found)
     assert (found["version"], found["engine/queue"], found["lr"], found["update/steps"]) == (2, 3, 0.5, 1)
     assert found["staleness/k3"] > 0  # tokens of version 0, trained on by version 1
@@ -236,7 +236,7 @@ def test_what_is_logged_of_rollouts() -> None:
     failed, missing = trajectory(0, error="broke"), trajectory(2, 2, None)
     meter = Meter()
     describe_rollouts([trajectory(0), cut, failed, missing, trajectory(2)], True, meter)
-    found = figures(meter)
+    found = metrics(meter)
     assert found == {
         "accuracy": 0.5,
         "conversation/tool_calls": 2,
@@ -268,7 +268,7 @@ def test_groups_in_which_a_reward_failed_are_left_out() -> None:
     assert await_scores(service(), rollouts, meter) == [0]
     assert rollouts.errors == Counter({"away": 1, "broke": 1})
     assert rollouts.all == [broken, good, bad, worse]
-    assert figures(meter)["reward/failed"] == 1
+    assert metrics(meter)["reward/failed"] == 1
 
 
 def test_groups_without_a_greedy_reward_are_left_out() -> None:
@@ -305,10 +305,10 @@ def test_whole_groups_are_divided_by_their_tokens() -> None:
     ranks.gather_dp = lambda value: [value, {2: 4, 3: 2}]  # type: ignore[method-assign]
     meter = Meter()
     assert assign_groups(ranks, sampled, meter) == [[1], [0, 2]]  # type: ignore[arg-type]
-    assert figures(meter) == {"imbalance/before": 18 * 2 / 24, "imbalance/after": 1}
+    assert metrics(meter) == {"imbalance/before": 18 * 2 / 24, "imbalance/after": 1}
     alone = Meter()
     assert assign_groups(LocalRanks(), sampled, alone) == [[0, 1, 2]]  # type: ignore[arg-type]
-    assert figures(alone) == {}
+    assert metrics(alone) == {}
 
 
 def test_validation_answers_greedily_and_by_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,13 +341,13 @@ def test_validation_answers_greedily_and_by_sampling(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(evaluation, "collect", collect)
     fake: Any = Service()
     found = evaluate(fake, [Prompt("a", []), Prompt("b", [])])
-    measured = found.figures
+    measured = found.metrics
     assert [len(t.text) for t in found.trajectories] == [1, 3, 3, 3]
     assert measured["reward"] == 1
     assert measured["sampled_reward"] == 3
     assert measured["sampled_length"] == 3
-    assert {name for name in measured if not name.startswith("sampled_")} == set(VALIDATION_FIGURES)
+    assert {name for name in measured if not name.startswith("sampled_")} == set(VALIDATION_METRICS)
     assert [(s.temperature, s.max_tokens, n, step) for s, n, step in asked] == [(0, 8, 1, 0), (1, 8, 3, 0)]
     assert fake.entered == 1
     made.validation.samples = 0
-    assert not any(name.startswith("sampled_") for name in evaluate(fake, [Prompt("a", [])]).figures)
+    assert not any(name.startswith("sampled_") for name in evaluate(fake, [Prompt("a", [])]).metrics)

@@ -44,7 +44,7 @@ def train(**changes: Any) -> Train:
     return Train(**{"steps": 9, "prompts_per_step": 6, "minibatches": 2, "epochs": 2, "seed": 3, **changes})
 
 
-def figures(meter: Meter) -> dict[str, float]:
+def metrics(meter: Meter) -> dict[str, float]:
     return meter.result(LocalRanks())  # type: ignore[arg-type]
 
 
@@ -107,11 +107,11 @@ def test_an_optimizer_step_is_logged_once_over_all_ranks() -> None:
     }
 
 
-def test_figures_count_by_their_tokens() -> None:
+def test_metrics_count_by_their_tokens() -> None:
     meter, batch = Meter(), ready()
     log_share(LossShare(torch.zeros(()), {"kl": torch.tensor(1.0)}), batch.rows(torch.tensor([0])), meter, "policy")
     log_share(LossShare(torch.zeros(()), {"kl": torch.tensor(5.0)}), batch.rows(torch.tensor([1])), meter, "policy")
-    assert figures(meter) == {"policy/kl": (2 * 1 + 1 * 5) / 3}
+    assert metrics(meter) == {"policy/kl": (2 * 1 + 1 * 5) / 3}
 
 
 @given(limit=st.integers(1, 20), order=st.permutations(ROWS))
@@ -120,7 +120,7 @@ def test_accumulation_gives_the_step_of_the_unsplit_batch(limit: int, order: lis
     meter = Meter()
     update_policy(made, ready(), order, meter)
     assert made.models.policy.weight == pytest.approx(1 + GRADIENT)
-    found = figures(meter)
+    found = metrics(meter)
     assert found["policy/loss"] == pytest.approx(-GRADIENT)
     assert found["grad_norm"] == pytest.approx(abs(GRADIENT))
     assert found["policy/entropy"] == pytest.approx(1)
@@ -144,7 +144,7 @@ def test_a_loss_of_groups_gives_the_step_of_the_unsplit_batch(limit: int, order:
     meter = Meter()
     update_policy(made, paired(), order, meter)
     assert made.models.policy.weight == pytest.approx(1 + (FIRST + SECOND) / 2)
-    found = figures(meter)
+    found = metrics(meter)
     assert found["policy/loss"] == pytest.approx((math.log1p(math.exp(-0.1)) + math.log1p(math.exp(0.3))) / 2)
     assert found["policy/margin"] == pytest.approx((0.1 - 0.3) / 2)
     assert found["policy/preference_accuracy"] == 0.5
@@ -158,11 +158,11 @@ def test_groups_of_equal_rewards_count_nowhere(limit: int) -> None:
     batch, meter = paired(rewards=torch.tensor([1.0, 0.0, 1.0, 1.0])), Meter()
     update_policy(made, batch, ROWS, meter, record=True)
     assert made.models.policy.weight == pytest.approx(1 + FIRST)
-    assert figures(meter)["policy/preference_accuracy"] == 1
+    assert metrics(meter)["policy/preference_accuracy"] == 1
     assert not batch.trainer_logps.isnan().any()  # what is logged is of all rows
     unknown = Meter()
     update_policy(made, paired(rewards=torch.ones(4)), ROWS, unknown)
-    assert figures(unknown) == {"update/empty": 1}
+    assert metrics(unknown) == {"update/empty": 1}
 
 
 def test_groups_count_over_all_ranks() -> None:
@@ -195,7 +195,7 @@ def test_rows_without_an_advantage_need_no_backward_pass(zero: list[int]) -> Non
         update_policy(made, batch, ROWS, meter, record=True)
         seen = {grad: sum(n for n, with_grad in loss.calls if with_grad == grad) for grad in (True, False)}
         assert seen == ({True: 4 - len(zero), False: len(zero)} if skips else {True: 4, False: 0})
-        found.append((made.models.policy.weight, figures(meter), batch.trainer_logps.tolist()))
+        found.append((made.models.policy.weight, metrics(meter), batch.trainer_logps.tolist()))
     assert found[0] == found[1]
 
 
@@ -274,7 +274,7 @@ def test_the_first_steps_loss_must_be_finite() -> None:
     made, meter = context(recipe(loss=Broken())), Meter()
     update_policy(made, ready(), ROWS, meter, record=True)
     assert made.models.policy.weight == 1
-    assert figures(meter)["update/not_finite"] == 1
+    assert metrics(meter)["update/not_finite"] == 1
     made.rollouts.version = 0
     with pytest.raises(PartError, match="Broken.*: `__call__` returned a loss that is not finite"):
         update_policy(made, ready(), ROWS, Meter(), record=True)
@@ -379,7 +379,7 @@ def test_the_critics_update_by_hand(limit: int) -> None:
     batch = ready(values=ready().tokens.float(), returns=torch.zeros(4, 4))
     update_critic(context(made, critic=critic), batch, ROWS, meter)
     assert critic.weight == pytest.approx(1 - squares / 8, rel=1e-5)
-    found = figures(meter)
+    found = metrics(meter)
     assert found["critic/loss"] == pytest.approx(0.5 * squares / 8)
     assert found["critic/grad_norm"] == pytest.approx(squares / 8)
     assert (found["critic/steps"], found["critic/clip_fraction"]) == (1, 0)
@@ -392,7 +392,7 @@ def test_a_clipped_value_has_no_gradient() -> None:
     batch = ready(values=torch.full((4, 4), 10.0), returns=torch.zeros(4, 4))
     update_critic(context(recipe(critic=Critic(clip=1.0)), critic=critic), batch, ROWS, meter)
     assert critic.weight == 1
-    assert figures(meter)["critic/clip_fraction"] == 1
+    assert metrics(meter)["critic/clip_fraction"] == 1
 
 
 def test_the_critic_takes_no_step_without_tokens_or_without_a_critic() -> None:
@@ -410,7 +410,7 @@ def test_a_step_makes_its_optimizer_steps_and_keeps_the_log_probs_before_them() 
     made = context(recipe(train={"epochs": 2, "minibatches": 2, "old_logps": "rollout"}))
     batch, meter = scored(advantages=ready().advantages, old_logps=scored().rollout_logps), Meter()
     trained = update_models(made, batch, 1, meter)
-    assert figures(meter)["update/steps"] == 4
+    assert metrics(meter)["update/steps"] == 4
     [first] = [sorted(groups) for groups in list(mini_batches(made.recipe.train, 1, made.recipe.groups_per_step))[:1]]
     rows = [i for i, group in enumerate([0, 0, 1, 1]) if group in first]
     others = [i for i in range(4) if i not in rows]
@@ -452,6 +452,6 @@ def test_the_policy_waits_for_the_critic(step: int, policy_steps: int) -> None:
     batch = scored(advantages=ready().advantages, values=torch.zeros(4, 4), returns=torch.ones(4, 4))
     meter = Meter()
     update_models(made, batch, step, meter)
-    found = figures(meter)
+    found = metrics(meter)
     assert found["critic/steps"] == 1
     assert found.get("update/steps", 0) == policy_steps

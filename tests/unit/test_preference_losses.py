@@ -144,8 +144,8 @@ def test_all_pairs_of_a_group_are_averaged_and_groups_of_equal_rewards_have_none
     expected = (softplus(-0.2) + softplus(0.2)) / 2
     assert found.per_token.sum(-1).tolist() == [*[pytest.approx(expected)] * 3, 0, 0, 0]
     assert loss.usable_rows(batch).tolist() == [True, True, True, False, False, False]
-    figures = {name: value.item() for name, value in found.metrics.items()}
-    assert figures == {
+    metrics = {name: value.item() for name, value in found.metrics.items()}
+    assert metrics == {
         "margin": pytest.approx(0, abs=1e-7),
         "preference_accuracy": 0.5,
         "chosen_logps": -3,
@@ -209,8 +209,8 @@ def test_kto_by_hand() -> None:
     batch, logps = rows(*PAIR)
     found = kto(KTO(0.5), batch, logps)
     assert found.per_token.sum(-1).tolist() == pytest.approx([1 - sigmoid(0.475), 1 - sigmoid(0.475)])
-    figures = {name: value.item() for name, value in found.metrics.items()}
-    assert figures == {"margin": pytest.approx(0.475), "preference_accuracy": 1, "baseline": pytest.approx(0.55)}
+    metrics = {name: value.item() for name, value in found.metrics.items()}
+    assert metrics == {"margin": pytest.approx(0.475), "preference_accuracy": 1, "baseline": pytest.approx(0.55)}
     weighed = KTO(0.5, threshold=1.0, desirable_weight=3.0, undesirable_weight=2.0)  # no row is above 1
     found = kto(weighed, batch, logps)
     assert found.per_token.tolist() == [

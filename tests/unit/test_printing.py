@@ -126,7 +126,7 @@ def test_a_terminal_shows_a_table_that_changes(
     lines = [" ".join(line.split()) for line in captured.get().splitlines()]
     assert lines == [
         "step ━━━━━━━━━━━━╌╌╌╌╌╌╌╌╌╌╌╌ 2/4 0:10 passed, 0:20 left",
-        "figures reward 0.500 entropy 0.125",
+        "metrics reward 0.500 entropy 0.125",
         "reward 0.375, mean of 2 steps",
         "time 10.00 s a step: sample 40% logps 5% score 5% update 40% sync 10%",
         "validation accuracy 0.250 (0.12-0.50), after step 0",
@@ -139,9 +139,9 @@ def test_a_terminal_shows_a_table_that_changes(
 def test_validations_during_a_run_are_lines_too(capsys: pytest.CaptureFixture[str]) -> None:
     """That after the last step is in the table at the end."""
     display = Display(4)
-    figures = {"accuracy": 0.5, "accuracy_low": 0.25, "accuracy_high": 0.75, "sampled_accuracy": 0.375, "length": 9.0}
-    display.validated(2, figures)
-    display.validated(4, figures)
+    metrics = {"accuracy": 0.5, "accuracy_low": 0.25, "accuracy_high": 0.75, "sampled_accuracy": 0.375, "length": 9.0}
+    display.validated(2, metrics)
+    display.validated(4, metrics)
     assert capsys.readouterr().out == ("validation after 2 steps: accuracy 0.500 (0.25-0.75)  sampled_accuracy 0.375\n")
 
 
@@ -172,8 +172,8 @@ class Logger:
     def __init__(self) -> None:
         self.told: list[object] = []
 
-    def log_metrics(self, figures: dict[str, float], step: int) -> None:
-        self.told.append((step, figures))
+    def log_metrics(self, metrics: dict[str, float], step: int) -> None:
+        self.told.append((step, metrics))
 
     def finalize(self, status: str) -> None:
         self.told.append(status)

@@ -26,11 +26,11 @@ def recipe() -> Recipe:
 
 
 def see(progress: Progress, *steps: dict[str, float], errors: tuple[str, ...] = ()) -> list[str]:
-    return [said for n, figures in enumerate(steps, 1) for said in progress.see(n, figures, Counter(errors))]
+    return [said for n, metrics in enumerate(steps, 1) for said in progress.see(n, metrics, Counter(errors))]
 
 
 @pytest.mark.parametrize(
-    ("figures", "errors", "said"),
+    ("metrics", "errors", "said"),
     [
         (
             NO_REWARD,
@@ -48,12 +48,12 @@ def see(progress: Progress, *steps: dict[str, float], errors: tuple[str, ...] = 
     ],
 )
 def test_three_in_a_row_end_the_run_with_the_cause(
-    figures: dict[str, float], errors: tuple[str, ...], said: str, recipe: Recipe
+    metrics: dict[str, float], errors: tuple[str, ...], said: str, recipe: Recipe
 ) -> None:
     progress = Progress(recipe)
-    assert len(see(progress, figures, figures, errors=errors)) == 2
+    assert len(see(progress, metrics, metrics, errors=errors)) == 2
     with pytest.raises(TrainingError, match=f"3 steps in a row, up to step 7, taught nothing: {said}.*3 times"):
-        list(progress.see(7, figures, Counter(errors)))
+        list(progress.see(7, metrics, Counter(errors)))
 
 
 def test_a_success_between_starts_the_count_anew(recipe: Recipe) -> None:

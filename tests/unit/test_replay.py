@@ -18,7 +18,7 @@ FEW = (
     "--validation.limit=2", "--validation.every=2", "--save.every=2", "--save.keep_last=3",
 )  # fmt: skip
 SAME = (
-    "figures: the same in the 1 steps that both have",
+    "metrics: the same in the 1 steps that both have",
     "answers: the same in all rollouts that both have",
 )
 
@@ -46,10 +46,10 @@ def said(capsys: pytest.CaptureFixture[str]) -> Say:
 
 @pytest.mark.parametrize("phase", [(), ("--phase=learn",)])
 def test_the_last_step_is_the_same_bit_for_bit(run: Path, tmp_path: Path, said: Say, phase: tuple[str, ...]) -> None:
-    """Steps 3 and 4 from the checkpoint of step 2: figures, answers, and the weights and moments of step 4."""
+    """Steps 3 and 4 from the checkpoint of step 2: metrics, answers, and the weights and moments of step 4."""
     assert main(["replay", str(run), "--step=4", f"--out={tmp_path / 'out'}", *phase]) == 0
     printed = said()
-    assert "figures: the same in the 2 steps that both have" in printed
+    assert "metrics: the same in the 2 steps that both have" in printed
     assert "answers: the same in all rollouts that both have" in printed
     assert "tensors: the same in step-000004" in printed
     assert [row["step"] for row in read_jsonl(tmp_path / "out" / "metrics.jsonl")] == [3, 4]
@@ -70,7 +70,7 @@ def test_another_learning_rate_on_the_same_answers(run: Path, tmp_path: Path, sa
     assert main(["replay", str(run), *words]) == 1
     printed = said()
     assert "changed: train.lr: 0.001 in the checkpoint, 0.003 now" in printed
-    assert "figures: the first step that differs is 3: lr " in printed
+    assert "metrics: the first step that differs is 3: lr " in printed
     assert "answers: the same" in printed
 
 

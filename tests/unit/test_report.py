@@ -52,8 +52,8 @@ def write_run(path: Path, steps: int = 3, text: str = "#### 7", recipe: str = "m
     for step in range(1, steps + 1):
         rows = [trajectory(f"{g} + {step}", g, float(s), text) for g in range(2) for s in range(2)]
         folder.dump(f"step-{step:05d}", rows)
-        figures = {"step": step, "reward/mean": step / 10, "time/sample": 2.0, "time/update": 1.0, "time/mfu": 0.4}
-        lines.append(json.dumps(figures) + "\n")
+        metrics = {"step": step, "reward/mean": step / 10, "time/sample": 2.0, "time/update": 1.0, "time/mfu": 0.4}
+        lines.append(json.dumps(metrics) + "\n")
     (path / "metrics.jsonl").write_text("".join(lines))
     validation = {"accuracy": 0.25, "accuracy_low": 0.1, "accuracy_high": 0.5}
     after = {**validation, "accuracy": 0.75}
@@ -130,13 +130,13 @@ def test_without_a_tokenizer_ids_stay(tmp_path: Path) -> None:
     assert "tokens are shown as ids" in data["runs"][0]["notes"][0]
 
 
-def test_figures_are_those_of_the_run_with_the_validations_before_and_after(tmp_path: Path) -> None:
+def test_metrics_are_those_of_the_run_with_the_validations_before_and_after(tmp_path: Path) -> None:
     _, data = report(write_run(tmp_path / "run"), out=tmp_path / "report.html")
     run = data["runs"][0]
     assert run["steps"] == [0, 1, 2, 3]
-    assert run["figures"]["reward/mean"] == [None, 0.1, 0.2, 0.3]
-    assert run["figures"]["validation/accuracy"] == [0.25, None, None, 0.75]
-    assert run["figures"]["validation/accuracy_high"] == [0.5, None, None, 0.5]
+    assert run["metrics"]["reward/mean"] == [None, 0.1, 0.2, 0.3]
+    assert run["metrics"]["validation/accuracy"] == [0.25, None, None, 0.75]
+    assert run["metrics"]["validation/accuracy_high"] == [0.5, None, None, 0.5]
     assert run["phases"] == ["time/sample", "time/update"]
     assert run["recipe"] == "model:\n  path: tiny\n"
     assert run["environment"] == {"python": "3.11.7", "run_id": "a"}
@@ -156,7 +156,7 @@ def test_hostile_texts_are_in_the_data_and_nowhere_else(tmp_path: Path) -> None:
     assert rest.count("<script>") == rest.count("</script>") == 2
     assert rows_of(data)[0]["text"] == HOSTILE
     assert HOSTILE in rows_of(data)[-1]
-    assert f"reward/{HOSTILE}" in data["runs"][0]["figures"]
+    assert f"reward/{HOSTILE}" in data["runs"][0]["metrics"]
     assert "<b>bold</b>" in data["runs"][0]["recipe"]
 
 
@@ -213,11 +213,11 @@ def test_a_run_that_has_only_begun_has_a_report(tmp_path: Path) -> None:
     (tmp_path / "run" / "recipe.yaml").write_text("model:\n  path: tiny\n")
     _, data = report(tmp_path / "run", out=tmp_path / "report.html")
     assert data["index"]["excerpts"] == []
-    assert data["runs"][0]["figures"] == {}
+    assert data["runs"][0]["metrics"] == {}
 
 
 def validated(run: Path) -> dict[str, float]:
-    """Write the answers of a validation, of which two ranks have some; return its figures."""
+    """Write the answers of a validation, of which two ranks have some; return its metrics."""
     rows = [trajectory(str(i), i, float(i % 3 == 0)) for i in range(7)]
     for row in rows:
         row.score = Score(row.reward, {"accuracy": row.reward or 0.0, "strict": 0.0}, answer="7")
@@ -229,7 +229,7 @@ def validated(run: Path) -> dict[str, float]:
             found, answers={k: [t for t in some if t.group % 2 == rank] for k, some in found.answers.items()}
         )
         write_answers(RunFolder(run, "", rank=rank).rollouts("validation-before"), part)
-    return found.figures
+    return found.metrics
 
 
 def test_a_run_in_progress_shows_the_validation_before_training(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_a_run_in_progress_shows_the_validation_before_training(tmp_path: Path) 
     _, data = report(run, out=tmp_path / "report.html")
     found = data["runs"][0]
     assert found["steps"] == [0, 1, 2]
-    first = {name: values[0] for name, values in found["figures"].items() if values[0] is not None}
+    first = {name: values[0] for name, values in found["metrics"].items() if values[0] is not None}
     assert first == {f"validation/{name}": value for name, value in expected.items()}
     assert first["validation/accuracy"] == pytest.approx(3 / 7)
     assert "validation/sampled_maj@2" in first
@@ -316,7 +316,7 @@ def test_numbers_that_are_not_finite_are_texts_for_a_browser(tmp_path: Path) -> 
     (run / "metrics.jsonl").write_text('{"step": 1, "grad_norm": NaN}\n{"step": 2, "grad_norm": 1e999}\n')
     _, data = report(run, out=tmp_path / "report.html")
     assert rows_of(data)[0]["logps"] == [0.0, "NaN", "-Infinity", -1.0]
-    assert data["runs"][0]["figures"]["grad_norm"][-2:] == ["NaN", "Infinity"]
+    assert data["runs"][0]["metrics"]["grad_norm"][-2:] == ["NaN", "Infinity"]
 
 
 def test_the_scripts_are_small_files_of_ours_and_one_of_a_library(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Signs that a policy exploits its reward: the figures of a step, worked by hand, and the warnings, each shown once."""
+"""Signs that a policy exploits its reward: the metrics of a step, worked by hand, and the warnings, each shown once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def trajectory(
     )  # fmt: skip
 
 
-def figures(*trajectories: Trajectory, grouped: bool = True) -> dict[str, float]:
+def metrics(*trajectories: Trajectory, grouped: bool = True) -> dict[str, float]:
     meter = Meter()
     describe_texts(trajectories, grouped, meter)
     return meter.result(ONE)
@@ -48,53 +48,53 @@ def test_length_and_reward_are_compared_within_each_prompt() -> None:
     Over all, lengths 1, 3, 10, 14 and rewards 3, 1, 5, 7 go together: a harder prompt has longer answers.
     """
     some = [trajectory(1, 3.0), trajectory(3, 1.0), trajectory(10, 5.0, 1), trajectory(14, 7.0, 1)]
-    assert figures(*some)["reward/length_correlation"] == pytest.approx(2 / math.sqrt(40))
-    assert figures(*some, grouped=False)["reward/length_correlation"] == pytest.approx(42 / math.sqrt(110 * 20))
+    assert metrics(*some)["reward/length_correlation"] == pytest.approx(2 / math.sqrt(40))
+    assert metrics(*some, grouped=False)["reward/length_correlation"] == pytest.approx(42 / math.sqrt(110 * 20))
 
 
 @pytest.mark.parametrize("rewards", [(0.1, 0.1, 0.1), (0.0, 0.0, 0.0), (None, None, 1.0)])
 def test_where_rewards_are_equal_there_is_no_correlation(rewards: tuple[float | None, ...]) -> None:
-    found = figures(*(trajectory(length, reward) for length, reward in zip((3, 5, 6), rewards, strict=True)))
+    found = metrics(*(trajectory(length, reward) for length, reward in zip((3, 5, 6), rewards, strict=True)))
     assert "reward/length_correlation" not in found
 
 
 def test_answers_that_were_cut_off_are_told_from_those_that_ended() -> None:
     """Of five, two were cut off by the limit of tokens or the context; one ended by its number of turns."""
     stops = {StopReason.STOP: 1.0, StopReason.LENGTH: 0.5, StopReason.CONTEXT: 0.0, StopReason.TURNS: 9.0}
-    found = figures(*(trajectory(4, reward, stop=stop) for stop, reward in stops.items()), trajectory(4, 0.0))
+    found = metrics(*(trajectory(4, reward, stop=stop) for stop, reward in stops.items()), trajectory(4, 0.0))
     assert found["rollout/truncated"] == 2 / 5
     assert (found["rollout/reward_truncated"], found["rollout/reward_finished"]) == (0.25, 0.5)
 
 
 def test_repetitions_are_counted_within_each_turn_of_the_policy() -> None:
     """1 1 1 1 1 has the same run twice; 1 2 3 4 has one run; an answer of three tokens has none and does not count."""
-    found = figures(*(trajectory(0, 0.0, answer=answer) for answer in ([1] * 5, [1, 2, 3, 4], [7, 7, 7])))
+    found = metrics(*(trajectory(0, 0.0, answer=answer) for answer in ([1] * 5, [1, 2, 3, 4], [7, 7, 7])))
     assert found["rollout/repetition"] == (1 / 2 + 0) / 2
     twice = trajectory(0, 0.0, answer=[1, 2, 3, 4, 8, 1, 2, 3, 4])
     twice.turns = [Turn("user", 0, 1), Turn("assistant", 1, 5), Turn("tool", 5, 6), Turn("assistant", 6, 10)]
-    assert figures(twice)["rollout/repetition"] == 0
-    assert "rollout/repetition" not in figures(trajectory(3, 0.0))
-    assert figures() == {}
+    assert metrics(twice)["rollout/repetition"] == 0
+    assert "rollout/repetition" not in metrics(trajectory(3, 0.0))
+    assert metrics() == {}
 
 
 def test_many_answers_are_looked_through_in_part() -> None:
     """Every second one of 2 * MEASURED_ANSWERS, which all repeat themselves; the others do not."""
     answers = [[1] * 5, [1, 2, 3, 4, 5]] * MEASURED_ANSWERS
-    assert figures(*(trajectory(0, 0.0, answer=answer) for answer in answers))["rollout/repetition"] == 0.5
+    assert metrics(*(trajectory(0, 0.0, answer=answer) for answer in answers))["rollout/repetition"] == 0.5
 
 
-def test_ranks_agree_on_the_figures_of_all() -> None:
+def test_ranks_agree_on_the_metrics_of_all() -> None:
     groups = [[trajectory(1, 3.0), trajectory(3, 1.0)], [trajectory(10, 5.0, 1), trajectory(14, 7.0, 1)]]
     meters = [Meter(), Meter()]
     for meter, group in zip(meters, groups, strict=True):
         describe_texts(group, True, meter)
     parts = [(dict(m._sums), m._maxima, dict(m._pairs)) for m in meters]
     ranks: Any = SimpleNamespace(gather_dp=lambda value: parts, broadcast_tp=lambda value: value)
-    assert Meter().result(ranks) == pytest.approx(figures(*groups[0], *groups[1]))
+    assert Meter().result(ranks) == pytest.approx(metrics(*groups[0], *groups[1]))
 
 
-def see(checks: RewardChecks, steps: int, **figures: float) -> list[str]:
-    names = {name.replace("__", "/"): value for name, value in figures.items()}
+def see(checks: RewardChecks, steps: int, **metrics: float) -> list[str]:
+    names = {name.replace("__", "/"): value for name, value in metrics.items()}
     return [warning for _ in range(steps) for warning in checks.see(names)]
 
 
@@ -177,7 +177,7 @@ def test_a_reward_that_rises_for_good_reason_or_by_chance_is_no_sign(
     assert rising(accuracies, rewards, spread) == []
 
 
-def test_figures_that_are_missing_are_no_sign() -> None:
+def test_metrics_that_are_missing_are_no_sign() -> None:
     """As in steps whose conversations all failed, and with rewards that measure no accuracy."""
     checks = RewardChecks()
     checks.validated({"reward": 1.0})
@@ -190,7 +190,7 @@ LONGEST = "def longest(trajectory):\n    return trajectory.response_length / 10\
 def test_a_reward_for_length_is_warned_of_by_fit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Through `rlkit fit`: the reward is the length, most answers are cut off, and the figures are in metrics.jsonl."""
+    """Through `rlkit fit`: the reward is the length, most answers are cut off, and the metrics are in metrics.jsonl."""
     monkeypatch.setattr(reward_checks, "LENGTH_STEPS", 2)
     monkeypatch.setattr(reward_checks, "CUT_STEPS", 2)
     (tmp_path / "mine.py").write_text(LONGEST)

@@ -23,7 +23,7 @@ from rlkit.rollout.template import ChatTemplate
 from rlkit.run.checkpoint.export import export
 from rlkit.sections import Lora, Model
 from rlkit.testing import example_trajectory, random_model, save_random_model
-from rlkit.train.evaluate import compare_order, order_figures
+from rlkit.train.evaluate import compare_order, order_metrics
 from rlkit.types import Score, Trajectory
 from tests.unit.test_packing import ARCHITECTURES, rows_of
 
@@ -271,9 +271,9 @@ def test_validation_counts_the_pairs_of_each_prompt_in_the_right_order() -> None
     ]
     assert [t.reward for t in trajectories] == [1.0, 0.0, 1.0, 0.5, -0.5, 1.0, 1.0]
     assert trajectories[0].score == Score(1.0, {"accuracy": 0.75, "recorded": 2.0})
-    figures = dict(order_figures(answers))
-    assert (figures["accuracy"], figures["margin"]) == (0.375, -0.25)
-    assert 0 <= figures["accuracy_low"] <= 0.375 <= figures["accuracy_high"] <= 0.75
+    metrics = dict(order_metrics(answers))
+    assert (metrics["accuracy"], metrics["margin"]) == (0.375, -0.25)
+    assert 0 <= metrics["accuracy_low"] <= 0.375 <= metrics["accuracy_high"] <= 0.75
 
 
 RECORDED = ("--rollout.engine=Recorded", "--advantage=null", "--loss=BradleyTerry")

@@ -40,7 +40,7 @@ def run_folder(tmp_path: Path, *steps: list[Trajectory]) -> Path:
     return folder
 
 
-def figures(capsys: pytest.CaptureFixture[str], *words: str) -> JsonObject:
+def metrics(capsys: pytest.CaptureFixture[str], *words: str) -> JsonObject:
     status = main(["reward", "try", *words, "--json"])
     found: JsonObject = json.loads(capsys.readouterr().out)
     assert status == (0 if found["scored"] else 1)
@@ -56,7 +56,7 @@ def test_a_run_is_scored_again_and_the_same_reward_changes_nothing(
         [trajectory("#### 7", 1.0), trajectory("#### 8", 0.0), trajectory("", None, error="late")],
         [trajectory("#### 7", 1.0, group=1), trajectory("#### 7", 1.0, group=1)],
     )
-    found = figures(capsys, "--recipe=quickstart", f"--rollouts={run}")
+    found = metrics(capsys, "--recipe=quickstart", f"--rollouts={run}")
     assert (found["rows"], found["compared"], found["failed_conversations"]) == (5, 4, 1)
     assert found["saved"] == found["new"] == 1.0  # 3 right of 4, and 0.25 each
     assert found["components"]["accuracy"] == {"saved": 0.75, "new": 0.75}
@@ -96,7 +96,7 @@ def test_what_another_reward_changes_is_counted_and_written(tmp_path: Path, caps
     options = (
         f"--reward.function={tmp_path / 'mine.py'}:level", "--reward.allow_code=true", "--reward.timeout=1",
     )  # fmt: skip
-    found = figures(
+    found = metrics(
         capsys, "--recipe=quickstart", "--reward=PythonReward", *options, f"--rollouts={run}", f"--out={out}"
     )
     assert (found["rows"], found["scored"], found["compared"], found["changed"]) == (8, 5, 5, 4)
@@ -142,7 +142,7 @@ def test_right_and_wrong_answers_are_counted_by_form(tmp_path: Path, capsys: pyt
         ("\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}", "\\boxed{2}"), ("about 7", "#### 7"),
     ]  # fmt: skip
     path.write_text("".join(json.dumps({"messages": ASKED, "answer": a, "text": t}) + "\n" for a, t in pairs))
-    counts = figures(capsys, "--recipe=quickstart", "--reward=MathReward", f"--rollouts={path}")
+    counts = metrics(capsys, "--recipe=quickstart", "--reward=MathReward", f"--rollouts={path}")
     assert counts["reference_forms"] == {
         "integer": {"right": 1, "wrong": 2, "failed": 0},
         "percentage": {"right": 1, "wrong": 0, "failed": 0},
@@ -163,7 +163,7 @@ def test_a_sum_of_a_reward_model_and_plain_code_needs_no_policy(
     path, model = classifier(tmp_path / "rm", None)
     run = run_folder(tmp_path, [trajectory("#### 7", 1.0), trajectory("#### 8", 0.0)])
     rewards = {"model": {"class_path": "ModelReward", "init_args": {"path": path}}, "right": "ExactReward"}
-    found = figures(
+    found = metrics(
         capsys, "--recipe=quickstart", "--reward=Composite", f"--reward.rewards={json.dumps(rewards)}",
         f"--rollouts={run}",
     )  # fmt: skip
@@ -226,7 +226,7 @@ def group(*rewards: tuple[float | None, float | None]) -> RescoredGroup:
 def test_rewards_that_differ_by_rounding_are_the_same() -> None:
     found = Comparison()
     found.add(group((1.0, 1.0 + 1e-7), (0.0, 0.0)))
-    assert (found.figures()["changed"], found.figures()["reordered"], found.figures()["agreement"]) == (0, 0, 1.0)
+    assert (found.metrics()["changed"], found.metrics()["reordered"], found.metrics()["agreement"]) == (0, 0, 1.0)
 
 
 def test_groups_of_one_and_rows_without_a_saved_reward_are_no_comparison() -> None:
@@ -234,5 +234,5 @@ def test_groups_of_one_and_rows_without_a_saved_reward_are_no_comparison() -> No
     found.add(group((1.0, 0.0)))
     found.add(group((None, 0.5), (None, None)))
     assert (found.rows, found.scored, found.groups) == (3, 2, 0)
-    assert (found.figures()["compared"], found.figures()["agreement"]) == (1, None)
-    assert found.figures()["rank_correlation"] is None
+    assert (found.metrics()["compared"], found.metrics()["agreement"]) == (1, None)
+    assert found.metrics()["rank_correlation"] is None

@@ -75,7 +75,7 @@ def test_what_does_not_fit_into_a_line_is_broken_at_its_own_depth() -> None:
 
 
 def test_a_printed_script_trains_as_the_recipe_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def figures(out: str) -> list[dict[str, Any]]:
+    def metrics(out: str) -> list[dict[str, Any]]:
         rows = read_jsonl(tmp_path / out / "metrics.jsonl")
         return [{k: v for k, v in row.items() if not k.startswith(("time/", "memory/"))} for row in rows]
 
@@ -84,5 +84,5 @@ def test_a_printed_script_trains_as_the_recipe_does(tmp_path: Path, capsys: pyte
     exec(compile(script, "script.py", "exec"), {"__name__": "__main__"})
     assert "Result(status='ok'" in capsys.readouterr().out
     assert main(["fit", "quick_grpo", *QUICK, "--out", str(tmp_path / "yaml")]) == 0
-    assert figures("python") == figures("yaml") != []
+    assert metrics("python") == metrics("yaml") != []
     assert (tmp_path / "python" / "recipe.yaml").read_text() == (tmp_path / "yaml" / "recipe.yaml").read_text()

@@ -98,7 +98,7 @@ def test_memory_that_runs_out_is_warned_of_once(session: Session, notes: list[st
     assert warning.startswith("warning: 91% of the memory is in use; lower train.max_tokens_per_micro_batch")
 
 
-def test_a_resumed_run_knows_its_best_step_unless_another_figure_decides(
+def test_a_resumed_run_knows_its_best_step_unless_another_metric_decides(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every step has four samples, none of which failed: the first step is the best, and stays it."""
@@ -108,7 +108,7 @@ def test_a_resumed_run_knows_its_best_step_unless_another_figure_decides(
     assert "2 steps of 2 prompts x 2 samples = 4 trajectories" in capsys.readouterr().out
     store, resume = Store(str(out / "checkpoints")), f"--resume={out}/checkpoints/step-000001"
     assert store.state("step-000001").best == store.state("step-000002").best == (4.0, 1)
-    for figure, best in (("rollout/samples", (4.0, 1)), ("rollout/failed", (0.0, 2))):
-        assert main([*fit, resume, f"--save.keep_best={figure}"]) == 0
+    for metric, best in (("rollout/samples", (4.0, 1)), ("rollout/failed", (0.0, 2))):
+        assert main([*fit, resume, f"--save.keep_best={metric}"]) == 0
         assert f"resumed from {out}/checkpoints/step-000001: step 1 is done" in capsys.readouterr().out
         assert store.state("step-000002").best == best

@@ -129,4 +129,4 @@ def test_the_trainers_share_is_of_what_others_leave(others: int, share: float, m
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 30 * gib)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 20 * gib)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: (50 if not others else 48) * gib)
-    assert memory.figures(torch.device("cuda", 0))["memory/share"] == pytest.approx(share)
+    assert memory.metrics(torch.device("cuda", 0))["memory/share"] == pytest.approx(share)

@@ -52,17 +52,17 @@ def test_one_checkpoint_and_its_files(models: Path, tmp_path: Path, capsys: pyte
         f"--out={tmp_path / 'out'}",
     ]
     assert main(given) == 0
-    figures = shown(capsys)
+    metrics = shown(capsys)
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     [result] = results["results"]
-    assert (result["figures"], result["prompts"], result["answers"]) == (figures, 12, "answers")
+    assert (result["metrics"], result["prompts"], result["answers"]) == (metrics, 12, "answers")
     assert (result["checkpoint"], result["model"]["path"]) == (str(models / "same"),) * 2
     assert (results["settings"]["greedy"]["temperature"], results["settings"]["seed"]) == (0, 0)
     assert results["recipe"]["task"]["class_path"] == "rlkit.tasks.Arithmetic"
     assert results["environment"]["python"]
     table = pandas.read_parquet(tmp_path / "out" / "answers.parquet")
     assert len(table) == len(read_jsonl(tmp_path / "out" / "answers.jsonl.gz")) == 12 * 3
-    assert table[table["kind"] == "greedy"]["accuracy"].mean() == figures["accuracy"]
+    assert table[table["kind"] == "greedy"]["accuracy"].mean() == metrics["accuracy"]
     assert (tmp_path / "out").stat().st_mode & 0o777 == 0o700
     assert main(given) == 2
     assert "which holds something; choose a new folder" in capsys.readouterr().err
@@ -80,7 +80,7 @@ def test_several_checkpoints_in_one_table(models: Path, tmp_path: Path, capsys: 
     right = round(12 * same["accuracy"])
     assert worse["accuracy_p_first"] == pytest.approx(2 / 2**right)
     results = json.loads((tmp_path / "out" / "results.json").read_text())["results"]
-    assert [result["figures"] for result in results] == [same, worse]
+    assert [result["metrics"] for result in results] == [same, worse]
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "results.json", "answers-1.jsonl.gz", "answers-1.parquet", "answers-2.jsonl.gz", "answers-2.parquet",
     }  # fmt: skip
@@ -122,7 +122,7 @@ def test_a_checkpoint_that_fails_names_itself_and_the_others_are_shown(
     assert "--checkpoint is 'nowhere', expected a run folder" in capsys.readouterr().err
 
 
-def test_figures_are_shown_though_nothing_can_be_written(
+def test_metrics_are_shown_though_nothing_can_be_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Answers that are lost are a warning, lost results an error; neither leaves half a file."""
@@ -138,7 +138,7 @@ def test_figures_are_shown_though_nothing_can_be_written(
 
 
 def test_the_table_of_several_checkpoints() -> None:
-    """Figures that only some have are shown, and p-values beside those that are compared with the first."""
+    """Metrics that only some have are shown, and p-values beside those that are compared with the first."""
     first = {"accuracy": 0.5, "accuracy_low": 0.4, "accuracy_high": 0.6}
     table = by_checkpoint({"a": {**first, "failed": 0.0}, "b": {**first, "accuracy_p_first": 0.0123, "length": 3.0}})
     assert [str(column.header) for column in table.columns] == ["validation", "checkpoint", "", "p if equal"]

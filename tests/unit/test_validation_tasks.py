@@ -84,7 +84,7 @@ def questions(tmp_path: Path) -> Path:
 
 
 def test_tasks_through_fit_by_a_recipe(tmp_path: Path, questions: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The figures of each task are by its name, the answers name it, and the run's recipe has the tasks."""
+    """The metrics of each task are by its name, the answers name it, and the run's recipe has the tasks."""
     own = {"class_path": "Jsonl", "init_args": {"path": str(questions), "validation_path": str(questions)}}
     tasks = {"sums": None, "own": own}
     (tmp_path / "more.yaml").write_text(yaml.safe_dump({"validation": {"tasks": tasks}}, sort_keys=False))

@@ -28,14 +28,14 @@ SHOWN = (
     ("max", "tokens, longest", 0), ("too_long", "too long", 0), ("answers_cut", "answers cut", 0),
     ("without_answer", "without answer", 0), ("unscorable", "cannot be scored", 0),
 )  # fmt: skip
-"""The figures of a split in the table: their names, their labels, and the digits after the point."""
+"""The metrics of a split in the table: their names, their labels, and the digits after the point."""
 
 NAMED = 5
 """Examples of rows that are named, and sources that are shown in the text."""
 
 
 def stats(data: Data, as_json: bool) -> None:
-    """Print figures of all training and validation prompts."""
+    """Print metrics of all training and validation prompts."""
     rows = range(len(data.train))
     console = Console(stderr=True, quiet=not data.show)
     train = [make_prompt(data.recipe.task, data.train, i) for i in track(rows, "reading rows", console=console)]
@@ -62,7 +62,7 @@ def stats(data: Data, as_json: bool) -> None:
 
 
 def _split(data: Data, prompts: Sequence[Prompt], lengths: Sequence[int]) -> JsonObject:
-    """Return the figures of one split."""
+    """Return the metrics of one split."""
     room = data.context - data.recipe.rollout.sampling.max_tokens
     sources = Counter(str(p.source or p.meta.get("data_source") or "") for p in prompts)
     missing = [prompt.id for prompt in prompts if not prompt.answer]

@@ -13,7 +13,7 @@ from rlkit.errors import RecipeError
 from rlkit.run.launch import home_of
 
 USAGE = """usage: rlkit diff RUN RUN [--json]
-    shows where two runs differ: their recipes, their environments, the first step whose figures differ, the first
+    shows where two runs differ: their recipes, their environments, the first step whose metrics differ, the first
     answer that differs, and the first tensor of the checkpoints that both have; a run in progress may be one of them
     exit status: 0 if nothing differs but times and the environment, 1 if something does
 """
@@ -61,11 +61,11 @@ def _report(found: Comparison, places: Sequence[str]) -> None:
 def lines(found: Comparison) -> Iterator[str]:
     """Yield what is said of the steps, the answers and the tensors of two runs."""
     if found.step is None:
-        yield f"figures: the same in the {found.steps} steps that both have"
+        yield f"metrics: the same in the {found.steps} steps that both have"
     else:
-        names = ", ".join(f"{name} {_text(a)} and {_text(b)}" for name, (a, b) in found.step.figures.items())
+        names = ", ".join(f"{name} {_text(a)} and {_text(b)}" for name, (a, b) in found.step.metrics.items())
         others = f", and {found.step.others} others" if found.step.others else ""
-        yield f"figures: the first step that differs is {found.step.number}: {names}{others}"
+        yield f"metrics: the first step that differs is {found.step.number}: {names}{others}"
     if found.answer is None:
         yield "answers: the same in all rollouts that both have"
     else:

@@ -22,23 +22,23 @@ from rlkit.run.rows import read_lines
 from rlkit.types import JsonObject
 
 IGNORED = ("time/", "memory/", "checkpoint/", "engine/")
-"""Figures that measure the machine and not the training."""
+"""Metrics that measure the machine and not the training."""
 
 AT_ONCE = 2**26
 """Elements of tensors that are read at once."""
 
 SHOWN = 6
-"""Figures of a step that are listed."""
+"""Metrics of a step that are listed."""
 
 Pairs = dict[str, tuple[object, object]]
 """The values of two runs by name; None where there is none."""
 
 
 class StepDifference(NamedTuple):
-    """The first step whose figures differ: some of them, and how many others."""
+    """The first step whose metrics differ: some of them, and how many others."""
 
     number: int
-    figures: Pairs
+    metrics: Pairs
     others: int
 
 
@@ -90,7 +90,7 @@ def compare(first: Path, second: Path, ignored: tuple[str, ...] = ()) -> Compari
     Args:
         first: One.
         second: The other.
-        ignored: What the names of figures begin with that are not compared, besides those that measure the machine.
+        ignored: What the names of metrics begin with that are not compared, besides those that measure the machine.
 
     Raises:
         RecipeError: A file cannot be read.
@@ -141,7 +141,7 @@ def _environment(run: Path) -> dict[str, object]:
 
 
 def metrics(run: Path) -> list[JsonObject]:
-    """Return the figures of a run's steps.
+    """Return the metrics of a run's steps.
 
     Raises:
         RecipeError: They cannot be read.

@@ -22,7 +22,7 @@ from rlkit.run.outcome import Replay
 from rlkit.run.signals import raised
 
 USAGE = """usage: rlkit replay RUN --step N [--phase learn] [--out FOLDER] [--SECTION.OPTION=VALUE ...]
-    makes a step of a run again, from the checkpoint before it and with all steps between, and compares figures,
+    makes a step of a run again, from the checkpoint before it and with all steps between, and compares metrics,
     answers and tensors with the run's: with TorchEngine on a CPU they are the same bit for bit
     --phase learn   learn from the rollouts that the run has kept, instead of sampling: for engines that sample
                     otherwise each time, and to try another loss or learning rate on the same answers
@@ -44,7 +44,7 @@ STEP_ALONE = (
 """What a step that is made again does without."""
 
 OTHERWISE = ("validation/", "imbalance/", "filter/", "replay/", "staleness/")
-"""Figures that validations add, and those of sampling, for learning alone."""
+"""Metrics that validations add, and those of sampling, for learning alone."""
 
 
 def run(argv: Sequence[str]) -> int:

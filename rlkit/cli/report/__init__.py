@@ -15,7 +15,7 @@ from rlkit.errors import RecipeError
 
 USAGE = """usage: rlkit report RUN... [--out FILE] [--max-mb N]
        rlkit report RUN... --serve [--port N] [--max-mb N]
-    writes one HTML file, which opens without a network: curves of all figures, time by phase, memory, the rollouts
+    writes one HTML file, which opens without a network: curves of all metrics, time by phase, memory, the rollouts
     token by token, recipes and environments; several runs are overlaid, a run in progress is shown as far as it is
     --out FILE     by default report.html in the first run's folder
     --max-mb N     keep the rollouts of every second step, every third and so on, so that they take at most N megabytes;

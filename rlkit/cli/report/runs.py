@@ -1,4 +1,4 @@
-"""A run's folder, read as far as it is written: figures, recipe, environment, result, and files of rollouts."""
+"""A run's folder, read as far as it is written: metrics, recipe, environment, result, and files of rollouts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from rlkit.cli.report.validation import figures_of
+from rlkit.cli.report.validation import metrics_of
 from rlkit.errors import RecipeError, explain
 from rlkit.run.rows import read_lines
 from rlkit.types import JsonObject
@@ -20,7 +20,7 @@ MAX_PROFILES, MAX_TEXT = 200, 65_536
 """Files of profiles that are listed, and bytes of a text that is shown."""
 
 NOT_PHASES = re.compile(r"_per_|_share$|^time/mfu$")
-"""Figures of `time/` that are no seconds of a phase."""
+"""Metrics of `time/` that are no seconds of a phase."""
 
 
 class RolloutFile(NamedTuple):
@@ -43,8 +43,8 @@ class RolloutFile(NamedTuple):
         return ends.get(self.when, self.step or 0), self.kind, self.rank
 
 
-class Figures(NamedTuple):
-    """Figures by name at steps in ascending order; None where a step has none, a text for one that is not finite."""
+class Metrics(NamedTuple):
+    """Metrics by name at steps in ascending order; None where a step has none, a text for one that is not finite."""
 
     steps: list[int]
     values: dict[str, list[float | str | None]]
@@ -67,12 +67,12 @@ class RunFiles:
     def overview(self) -> JsonObject:
         """Return all but the rollouts, as JSON holds it."""
         result = self._json("result.json")
-        steps, values = self.figures(result)
+        steps, values = self.metrics(result)
         phases = [name for name in values if name.startswith("time/") and not NOT_PHASES.search(name)]
         environment = self._json("environment.json")
         found = {"name": str(self.path), "recipe": self.recipe(), "environment": environment, "result": result}
-        figures = {"steps": steps, "figures": values, "phases": phases}
-        return {**found, **figures, "profile": self.profile(), "notes": self.notes}
+        metrics = {"steps": steps, "metrics": values, "phases": phases}
+        return {**found, **metrics, "profile": self.profile(), "notes": self.notes}
 
     def state(self) -> dict[Path, tuple[int, ...]]:
         """Return what changes when a file does that is read: its number, size and time."""
@@ -91,8 +91,8 @@ class RunFiles:
             self.notes.append(f"{self.path / 'recipe.yaml'} cannot be read: {explain(error)}")
             return ""
 
-    def figures(self, result: JsonObject) -> Figures:
-        """Return the figures of `metrics.jsonl`, and those of the validations before and after training."""
+    def metrics(self, result: JsonObject) -> Metrics:
+        """Return the metrics of `metrics.jsonl`, and those of the validations before and after training."""
         rows = {row["step"]: row for row in self._rows("metrics.jsonl") if type(row.get("step")) is int}
         known, last = result.get("validation"), result.get("steps")
         for when, step in (("before", 0), ("after", last if type(last) is int else max(rows, default=0))):
@@ -102,16 +102,16 @@ class RunFiles:
             if isinstance(found, dict) and found:
                 rows[step] = {f"validation/{name}": value for name, value in found.items()} | rows.get(step, {})
         steps = sorted(rows)
-        names = sorted({name for row in rows.values() for name, value in row.items() if _is_figure(value)} - {"step"})
+        names = sorted({name for row in rows.values() for name, value in row.items() if _is_number(value)} - {"step"})
         columns = {name: [rows[step].get(name) for step in steps] for name in names}
-        values = {name: [x if _is_figure(x) else None for x in column] for name, column in columns.items()}
-        return Figures(steps, values)
+        values = {name: [x if _is_number(x) else None for x in column] for name, column in columns.items()}
+        return Metrics(steps, values)
 
     def _validated_before(self) -> dict[str, float]:
-        """Return the figures of the validation before training as its answers have them, while there is no result."""
+        """Return the metrics of the validation before training as its answers have them, while there is no result."""
         paths = sorted((self.path / "rollouts").glob("validation-before*.jsonl.gz"))
         try:
-            return figures_of(tuple((path, _stamp(path)) for path in paths))
+            return metrics_of(tuple((path, _stamp(path)) for path in paths))
         except RecipeError as error:
             self.notes.append(f"no validation before training: {error}")
             return {}
@@ -188,7 +188,7 @@ def _stamp(path: Path) -> tuple[int, ...]:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def _is_figure(value: object) -> bool:
+def _is_number(value: object) -> bool:
     """Whether a value is a number, or the text of one that is not finite."""
     if isinstance(value, str):
         return value in ("NaN", "Infinity", "-Infinity")

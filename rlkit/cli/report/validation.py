@@ -1,4 +1,4 @@
-"""The validation before training of a run that is not at its end: its figures, made again of its answers."""
+"""The validation before training of a run that is not at its end: its metrics, made again of its answers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from rlkit.run.rows import read_rows
 
 
 @lru_cache(maxsize=32)
-def figures_of(files: Sequence[tuple[Path, object]]) -> dict[str, float]:
-    """Return the figures of a validation's answers, by the names that they have in `result.json`.
+def metrics_of(files: Sequence[tuple[Path, object]]) -> dict[str, float]:
+    """Return the metrics of a validation's answers, by the names that they have in `result.json`.
 
     Args:
         files: Of all ranks, each with what changes when it does.
@@ -20,12 +20,12 @@ def figures_of(files: Sequence[tuple[Path, object]]) -> dict[str, float]:
     Raises:
         RecipeError: A file cannot be read, or a row in it is none.
     """
-    from rlkit.train.evaluate import Answer, figures
+    from rlkit.train.evaluate import Answer, metrics
 
     answers = defaultdict(list)
     for path, _ in files:
         for row in read_rows(path):
             kind = row.group[0]
             answers["" if kind == "greedy" else f"{kind}_"].append(Answer.of(row.trajectory))
-    found = {prefix: figures(sorted(some, key=lambda answer: answer.prompt)) for prefix, some in answers.items()}
+    found = {prefix: metrics(sorted(some, key=lambda answer: answer.prompt)) for prefix, some in answers.items()}
     return {f"{prefix}{name}": value for prefix, some in found.items() for name, value in some}

@@ -55,7 +55,7 @@ def run(argv: Sequence[str]) -> int:
                 if out is not None:
                     _write(out, group.lines())
     if parsed.options.json:
-        print(json.dumps(found.figures()))
+        print(json.dumps(found.metrics()))
     else:
         report(found, len(files))
     return 0 if found.scored else 1

@@ -94,7 +94,7 @@ class Comparison:
     """The same by the form of the final answer."""
 
     def add(self, group: RescoredGroup) -> None:
-        """Take part in all figures."""
+        """Take part in all metrics."""
         self.rows += len(group.rows)
         for row in group.rows:
             score = row.trajectory.score
@@ -146,8 +146,8 @@ class Comparison:
         self.compared += len(pairs)
         self.agreeing += sum(a == b for a, b in zip(saved.sides, new.sides, strict=True))
 
-    def figures(self) -> JsonObject:
-        """Return all figures as JSON holds them; null where there is none."""
+    def metrics(self) -> JsonObject:
+        """Return all metrics as JSON holds them; null where there is none."""
         changed = sum(round(abs(a - b), SAME) > 0 for a, b in zip(self.saved, self.new, strict=True))
         return {
             "rows": self.rows,

@@ -59,7 +59,7 @@ class Gap:
     most: float
 
     def within(self, tolerance: Tolerance) -> bool:
-        """Whether both figures are small enough."""
+        """Whether both metrics are small enough."""
         return self.mean <= tolerance.mean and self.most <= tolerance.most
 
 

@@ -160,10 +160,10 @@ class Saver:
         self.on_saved: Callable[[str], None] | None = None
         """Called on all ranks with the name of a checkpoint that is whole."""
         self.found = False
-        """Whether some step had the figure that `save.keep_best` names."""
+        """Whether some step had the metric that `save.keep_best` names."""
 
     def after(
-        self, step: int, figures: dict[str, float], content: Callable[[Best | None], tuple[dict[str, Tensor], State]]
+        self, step: int, metrics: dict[str, float], content: Callable[[Best | None], tuple[dict[str, Tensor], State]]
     ) -> dict[str, float]:
         """Start a checkpoint where one is due or the step is the best so far; all ranks must call this.
 
@@ -171,23 +171,23 @@ class Saver:
 
         Args:
             step: The step that is done.
-            figures: The step's, the same on every rank.
+            metrics: The step's, the same on every rank.
             content: Returns what to save; it gets which checkpoint will be the best.
 
         Returns:
-            What became of it, as figures.
+            What became of it, as metrics.
 
         Raises:
             CheckpointError: It is one failure too many.
-            RecipeError: No figure has the name of `save.keep_best`.
+            RecipeError: No metric has the name of `save.keep_best`.
         """
         every, key = self.writer.section.every, self.writer.section.keep_best
-        self._require(key, figures)
+        self._require(key, metrics)
         failed = False
         # agreed: all ranks have the recipe's callbacks, and begin and end to write together
         if self.on_saved is not None and self.writer.writing is not None and not self.writer.busy:
             failed = not self._attempt(self._finish)
-        value = figures.get(key) if key is not None else None
+        value = metrics.get(key) if key is not None else None
         due = every > 0 and step % every == 0
         better = self._better(value)
         if not due and not better:  # agreed: all ranks count the same steps
@@ -218,12 +218,12 @@ class Saver:
             self._finish()
             self.saved = step
 
-    def _require(self, key: str | None, figures: Mapping[str, float]) -> None:
-        """Refuse a name that the first step with scores, or the first validation, does not have among its figures."""
-        self.found = self.found or key is None or key in figures
+    def _require(self, key: str | None, metrics: Mapping[str, float]) -> None:
+        """Refuse a name that the first step with scores, or the first validation, does not have among its metrics."""
+        self.found = self.found or key is None or key in metrics
         scored = "validation/reward" if str(key).startswith("validation/") else "reward/mean"
-        if not self.found and scored in figures:
-            raise RecipeError(f"save.keep_best is {key!r}, expected a figure of a step: {', '.join(sorted(figures))}")
+        if not self.found and scored in metrics:
+            raise RecipeError(f"save.keep_best is {key!r}, expected a metric of a step: {', '.join(sorted(metrics))}")
 
     def _better(self, value: float | None) -> bool:
         best = self.writer.best

@@ -1,4 +1,4 @@
-"""Figures that look wrong, each shown once as a warning with what to do about it."""
+"""Metrics that look wrong, each shown once as a warning with what to do about it."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ is sure of itself: that is no harm where so much, or less, of the wrong answers 
 
 @dataclass
 class Alarms:
-    """Collects figures of steps; nothing of it outlasts the process.
+    """Collects metrics of steps; nothing of it outlasts the process.
 
     Args:
-        recipe: Decides what a figure means.
-        recent: The last values of figures, by name.
-        first: Figures of the first steps, by name.
+        recipe: Decides what a metric means.
+        recent: The last values of metrics, by name.
+        first: Metrics of the first steps, by name.
         warned: What was warned of.
     """
 
@@ -40,7 +40,7 @@ class Alarms:
     first: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     warned: set[str] = field(default_factory=set)
 
-    def see(self, figures: Mapping[str, float]) -> Iterator[str]:
+    def see(self, metrics: Mapping[str, float]) -> Iterator[str]:
         """Take a step; yield warnings."""
         for name in (
             "mismatch/k3",
@@ -50,16 +50,16 @@ class Alarms:
             "reward/mean",
             "accuracy",
         ):
-            if isfinite(figures.get(name, nan)):
-                self.recent[name].append(figures[name])
-                self.first[name] += [figures[name]] * (len(self.first[name]) < FIRST_STEPS)
+            if isfinite(metrics.get(name, nan)):
+                self.recent[name].append(metrics[name])
+                self.first[name] += [metrics[name]] * (len(self.first[name]) < FIRST_STEPS)
         for name, check in (("gap", self._gap), ("cut", self._cut), ("equal", self._equal), ("entropy", self._entropy)):
             if name not in self.warned and (problem := check()) is not None:
                 self.warned.add(name)
                 yield f"warning: {problem}"
 
     def _mean(self, name: str, steps: int) -> float | None:
-        """Return the mean of a figure over the last steps; None if there were not as many."""
+        """Return the mean of a metric over the last steps; None if there were not as many."""
         values = self.recent[name]
         return fmean(list(values)[-steps:]) if len(values) >= steps else None
 

@@ -37,7 +37,7 @@ def limit_mb() -> float:
     return min(limits)
 
 
-def figures(device: torch.device) -> dict[str, float]:
+def metrics(device: torch.device) -> dict[str, float]:
     """Return the host's and the device's memory in MiB, peaks included, and the largest share of a limit.
 
     For a device, the peak of this process and what other processes (such as an engine) leave to it.

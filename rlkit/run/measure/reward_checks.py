@@ -25,7 +25,7 @@ LATER_VALIDATIONS, HIGH = 2, 0.95
 
 @dataclass
 class RewardChecks:
-    """Collects figures of steps and of validations; nothing of it outlasts the process.
+    """Collects metrics of steps and of validations; nothing of it outlasts the process.
 
     Args:
         lengths: Correlations of length and reward within the groups of the last steps.
@@ -43,22 +43,22 @@ class RewardChecks:
     accuracies: list[float] = field(default_factory=list)
     warned: set[str] = field(default_factory=set)
 
-    def validated(self, figures: Mapping[str, float]) -> None:
+    def validated(self, metrics: Mapping[str, float]) -> None:
         """Take a validation, before the step that it follows."""
-        if "accuracy" in figures:
-            self.accuracies.append(figures["accuracy"])
+        if "accuracy" in metrics:
+            self.accuracies.append(metrics["accuracy"])
             self.rewards.append([])
 
-    def see(self, figures: Mapping[str, float]) -> Iterator[str]:
+    def see(self, metrics: Mapping[str, float]) -> Iterator[str]:
         """Take a step; yield warnings."""
-        if "reward/mean" in figures:
-            self.rewards[-1].append(figures["reward/mean"])
-        self.spread.append(figures.get("reward/std", 0.0))
-        if "reward/length_correlation" in figures:
-            self.lengths.append(figures["reward/length_correlation"])
-        cut, finished = figures.get("rollout/reward_truncated"), figures.get("rollout/reward_finished")
+        if "reward/mean" in metrics:
+            self.rewards[-1].append(metrics["reward/mean"])
+        self.spread.append(metrics.get("reward/std", 0.0))
+        if "reward/length_correlation" in metrics:
+            self.lengths.append(metrics["reward/length_correlation"])
+        cut, finished = metrics.get("rollout/reward_truncated"), metrics.get("rollout/reward_finished")
         if cut is not None and finished is not None:
-            self.cut.append((figures["rollout/truncated"], cut, finished))
+            self.cut.append((metrics["rollout/truncated"], cut, finished))
         for name, check in (("length", self._length), ("cut", self._cut), ("rise", self._rise)):
             if name not in self.warned and (problem := check()) is not None:
                 self.warned.add(name)

@@ -23,8 +23,8 @@ def dry_run(context: TrainContext) -> dict[str, float]:
     measured: dict[str, float] = {}
 
     def note(phase: str) -> None:
-        figures = memory.figures(context.device)
-        measured[phase] = figures.get("memory/peak_device_mb", figures["memory/peak_rss_mb"])
+        metrics = memory.metrics(context.device)
+        measured[phase] = metrics.get("memory/peak_device_mb", metrics["memory/peak_rss_mb"])
 
     note("models loaded")
     context.rollouts.sync_weights()

@@ -113,7 +113,7 @@ class Stream(ABC):
         rollouts.sampled += group.whole
 
     def _add_again(self, rollouts: Rollouts, slot: int, group: Group) -> None:
-        """Add a group that was trained on before; it counts in no figure of what was sampled."""
+        """Add a group that was trained on before; it counts in no metric of what was sampled."""
         if group.greedy is not None:
             rollouts.greedy_answers[slot] = group.greedy
         rollouts.sampled += [replace(t, group=slot, credit={"again": group.again}) for t in group.whole]

@@ -41,7 +41,7 @@ def mixed(context: TrainContext, scored: Batch, number: int, meter: Meter) -> li
         context: The run's.
         scored: The step's own rows.
         number: The step's.
-        meter: Takes the figures.
+        meter: Takes the metrics.
     """
     found = []
     for name, mixture in (context.recipe.mix or {}).items():  # agreed: of the recipe

@@ -1,4 +1,4 @@
-// Curves: each figure of metrics.jsonl, in groups by the word before the slash, runs overlaid.
+// Curves: each metric of metrics.jsonl, in groups by the word before the slash, runs overlaid.
 
 const FIRST = ["reward/mean", "accuracy", "validation/accuracy", "validation/reward", "policy/preference_accuracy",
   "policy/margin", "teacher/kl", "rollout/length", "policy/entropy", "policy/kl_ref", "policy/kl_old", "mismatch/kl",
@@ -21,21 +21,21 @@ function finite(values) {
   return values.map((x) => (x !== null && Math.abs(x) < 1e150 ? x : null));
 }
 
-/** Return the steps of all runs that have a figure, and for each run a function from a figure to its values there. */
+/** Return the steps of all runs that have a metric, and for each run a function from a metric to its values there. */
 function aligned(runs, name) {
-  const has = (run) => run.steps.filter((_, i) => run.figures[name] && run.figures[name][i] !== null);
+  const has = (run) => run.steps.filter((_, i) => run.metrics[name] && run.metrics[name][i] !== null);
   const steps = [...new Set(runs.flatMap(has))].sort((a, b) => a - b);
   const place = new Map(steps.map((step, i) => [step, i]));
-  const column = (run, figure) => {
-    if (!run.figures[figure]) return null;
+  const column = (run, metric) => {
+    if (!run.metrics[metric]) return null;
     const values = steps.map(() => null);
-    run.steps.forEach((step, i) => { if (place.has(step)) values[place.get(step)] = number(run.figures[figure][i]); });
+    run.steps.forEach((step, i) => { if (place.has(step)) values[place.get(step)] = number(run.metrics[metric][i]); });
     return values;
   };
   return [steps, column];
 }
 
-/** Return the ends of a figure's interval: 95%, from its own figures or from its standard error. */
+/** Return the ends of a metric's interval: 95%, from its own metrics or from its standard error. */
 function interval(run, name, column) {
   const [low, high] = [column(run, `${name}_low`), column(run, `${name}_high`)];
   if (low && high) return [finite(low), finite(high)];
@@ -112,9 +112,9 @@ class Curve {
   }
 }
 
-/** Return the names of figures by group; ends of intervals are drawn with their figure. */
+/** Return the names of metrics by group; ends of intervals are drawn with their metric. */
 function groups(runs) {
-  const names = [...new Set(runs.flatMap((run) => Object.keys(run.figures)))].sort();
+  const names = [...new Set(runs.flatMap((run) => Object.keys(run.metrics)))].sort();
   const known = new Set(names);
   const first = known.has("reward/mean") ? FIRST : ["policy/loss", ...FIRST];
   const found = new Map([["overview", first.filter((name) => known.has(name))]]);
@@ -133,13 +133,13 @@ function curves(root, state) {
     state.curves.forEach((curve) => curve.refresh());
     address.set({ smoothing: slider.value });
   });
-  const search = el("input", { type: "search", placeholder: "figure", "aria-label": "Filter figures by name",
-    value: address.get("figure") ?? "" });
+  const search = el("input", { type: "search", placeholder: "metric", "aria-label": "Filter metrics by name",
+    value: address.get("metric") ?? "" });
   const opened = (address.get("open") ?? "overview").split("/");
   add(root, el("p", { class: "controls" }, el("label", {}, "smoothing ", slider), search));
   const folded = [...groups(state.runs)].filter(([, names]) => names.length > 0).map(([group, names]) => {
     const grid = el("div", { class: "grid" });
-    const places = names.map((name) => [name, el("div", { class: "chart", "data-figure": name })]);
+    const places = names.map((name) => [name, el("div", { class: "chart", "data-metric": name })]);
     add(grid, places.map(([, place]) => place));
     const details = el("details", { class: "group" }, el("summary", {}, `${group} (${names.length})`), grid);
     const build = () => {
@@ -167,7 +167,7 @@ function curves(root, state) {
     }
   };
   search.addEventListener("input", () => {
-    address.set({ figure: search.value || null });
+    address.set({ metric: search.value || null });
     find();
   });
   if (search.value) find();

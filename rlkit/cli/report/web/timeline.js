@@ -12,9 +12,9 @@ function phasesOf(run) {
 function timeline(root, state) {
   state.runs.forEach((run, i) => {
     const phases = phasesOf(run);
-    const kept = run.steps.map((_, at) => at).filter((at) => phases.some((name) => run.figures[name][at] !== null));
+    const kept = run.steps.map((_, at) => at).filter((at) => phases.some((name) => run.metrics[name][at] !== null));
     if (kept.length === 0) return;
-    const seconds = phases.map((name) => kept.map((at) => Math.max(0, number(run.figures[name][at]) || 0)));
+    const seconds = phases.map((name) => kept.map((at) => Math.max(0, number(run.metrics[name][at]) || 0)));
     const totals = seconds.map((column) => column.reduce((a, b) => a + b, 0));
     const all = totals.reduce((a, b) => a + b, 0);
     const place = el("div", { class: "chart wide", "data-timeline": String(i) });
@@ -28,7 +28,7 @@ function timeline(root, state) {
     stacked(place, state.labels[i], kept.map((at) => run.steps[at]), phases, seconds);
   });
   if (root.children.length === 1) add(root, el("p", {}, "No step has been made yet."));
-  const names = BESIDE.filter((name) => state.runs.some((run) => run.figures[name]));
+  const names = BESIDE.filter((name) => state.runs.some((run) => run.metrics[name]));
   const places = names.map((name) => el("div", { class: "chart", "data-beside": name }));
   add(root, el("div", { class: "grid" }, places));
   names.forEach((name, i) => state.curves.push(new Curve(places[i], name, state)));
