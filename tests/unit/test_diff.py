@@ -42,7 +42,8 @@ def test_a_run_and_its_repetition_are_the_same(runs: Path, capsys: pytest.Captur
     assert (found["recipe"], found["step"], found["answer"], found["tensor"]) == ({}, None, None, None)
     assert found["steps"] == 3
     # one that is due while the one before is still being written is skipped
-    assert found["checkpoints"][0] == "step-000001" and found["checkpoints"][-1] == "step-000003"
+    assert found["checkpoints"][0] == "step-000001"
+    assert found["checkpoints"][-1] == "step-000003"
     assert main(["diff", str(runs / "one"), str(runs / "same")]) == 0
     printed = capsys.readouterr().out
     assert "recipe: the same" in printed
