@@ -26,10 +26,10 @@ PROVIDERS = {
     "old_logps": "an estimator that reads it has Needs.OLD_LOGPS in its `needs`",
     "sum_pi_squared": "an estimator that reads it has Needs.SUM_PI_SQUARED in its `needs`",
     "greedy_rewards": "an estimator that reads it has Needs.GREEDY in its `needs`",
-    "ref_logps": "the recipe needs a `kl_loss:` or `kl_reward:` section, or a loss with `reads_reference`",
+    "ref_logps": "the recipe needs a `kl_loss:` or `kl_reward:` section, or a loss with `Inputs.REFERENCE`",
     "teacher_logps": "the recipe needs a `teacher:` section, and a loss that reads advantages",
-    "teacher_top_ids": "the recipe needs a `teacher:` section, and a loss with `teacher_top`",
-    "teacher_top_logps": "the recipe needs a `teacher:` section, and a loss with `teacher_top`",
+    "teacher_top_ids": "the recipe needs a `teacher:` section, and a loss with `forward.teacher_top`",
+    "teacher_top_logps": "the recipe needs a `teacher:` section, and a loss with `forward.teacher_top`",
     "advantages": "an estimator's `estimate` sets it",
     "returns": "an estimator's `estimate` sets it where a critic is trained",
 }

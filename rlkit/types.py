@@ -345,7 +345,7 @@ class LossOutput(NamedTuple):
         per_token: [B,T] f32, the loss of each token, finite also outside the mask, where it does not count.
         metrics: Tensors of one number each, without a gradient, usually means over the mask. The run logs
             `policy/<name>`: the mean over all micro-batches, optimizer steps and ranks of a step, in which each counts
-            by its number of chosen tokens, or of rows for a loss that is `per_row`.
+            by its number of chosen tokens, or of rows for a `SequenceLoss`.
     """
 
     per_token: Tensor

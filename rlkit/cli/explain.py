@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from rlkit.cli.display import echo
 from rlkit.cli.parsing.parser import parse
+from rlkit.interfaces.loss import Inputs
 from rlkit.recipe import Recipe
 from rlkit.sections import Critic, Teacher, Train
 from rlkit.train.mixtures.recipes import recipe_of
@@ -39,7 +40,10 @@ def explain(recipe: Recipe) -> Iterator[tuple[str, str]]:
     if (teacher := recipe.teacher) is not None:
         plus = "A =" if recipe.advantage is None else "A +"
         credit = f"{plus} {teacher.coef:g} (log pi_teacher - log pi_old), token by token; "
-        yield "teacher", f"{'' if recipe.loss.teacher_top else credit}{_teacher(teacher, recipe.train.ema is not None)}"
+        yield (
+            "teacher",
+            f"{'' if recipe.loss.forward.teacher_top else credit}{_teacher(teacher, recipe.train.ema is not None)}",
+        )
     yield from _loss(recipe)
     yield from _mixtures(recipe)
     yield from _training(recipe)
@@ -70,7 +74,7 @@ def _data(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 
 def _reward(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    if recipe.reward is None or not recipe.loss.reads_rewards:
+    if recipe.reward is None or Inputs.REWARDS not in recipe.loss.inputs:
         return
     text = f"R = {type(recipe.reward).__name__}"
     if recipe.shaping is not None:
@@ -84,7 +88,7 @@ def _reward(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 def _loss(recipe: Recipe) -> Iterator[tuple[str, str]]:
     yield _name("loss", recipe.loss), recipe.loss.explain()
-    if recipe.loss.compares:
+    if Inputs.OLD_LOGPS in recipe.loss.inputs:
         yield "old policy", _old_policy(recipe)
     if (weigh := recipe.correction) is not None:
         how = f"capped at {weigh.high}" if weigh.low is None else f"0 outside [{weigh.low}, {weigh.high}]"
@@ -129,7 +133,7 @@ def _mixtures(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 def _normaliser(recipe: Recipe) -> str:
     """Return what the loss of a mini-batch is divided by."""
-    if recipe.loss.reads_groups:
+    if Inputs.GROUPS in recipe.loss.inputs:
         return "mean over the pairs of each group, mean over the groups that have some"
     mode = recipe.train.aggregation or recipe.loss.aggregation
     return NORMALISERS[mode].format(budget=recipe.rollout.sampling.max_tokens)

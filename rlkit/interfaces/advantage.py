@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
 from enum import Flag, auto
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from rlkit.interfaces.runtime import BoundPart
+from rlkit.interfaces.runtime import ReducingPart
 from rlkit.types import Batch
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from rlkit.interfaces.runtime import Runtime
 
 
 class Needs(Flag):
@@ -34,22 +28,10 @@ class Needs(Flag):
     """The sum of squared probabilities at each token, under the policy before the update."""
 
 
-class AdvantageEstimator(BoundPart):
+class AdvantageEstimator(ReducingPart):
     """Fills `batch.advantages` [B,T] f32, 0 outside the mask; and `batch.returns` where a critic learns."""
 
     needs: ClassVar[Needs] = Needs.NOTHING
-    formula: ClassVar[str] = "see its documentation"
-    """The objective as `rlkit explain` shows it, with the constructor's options as `{name}`."""
-    reduce: Callable[[Tensor], Tensor] = staticmethod(lambda x: x)
-    """Sums a tensor over all ranks, for statistics of the whole batch. A group is always on one rank."""
-
-    def bind(self, runtime: Runtime) -> None:
-        """Store what needs the run: called once process group, device and models exist."""
-        self.reduce = runtime.reduce
-
-    def explain(self) -> str:
-        """Return the formula with the options filled in."""
-        return self.formula.format(**vars(self))
 
     @abstractmethod
     def estimate(self, batch: Batch) -> None:

@@ -1,140 +1,232 @@
-"""The interface of policy losses."""
+"""The interfaces of losses: of tokens, of sequences, of pairs of sequences, and of the scores of reward models.
+
+A loss subclasses one of `TokenLoss`, `SequenceLoss`, `PairLoss` and `ScoreLoss` and overrides its one abstract method.
+Each class fixes what such a loss reads by default; `inputs` adds to it or takes away.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar
+from enum import Flag, auto
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from rlkit.interfaces.runtime import BoundPart
+from rlkit.interfaces.runtime import ReducingPart
 from rlkit.types import LossOutput, PolicyOutput, Reads, TrainBatch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rlkit.interfaces.runtime import Runtime
     from rlkit.ops.aggregate import Aggregation
 
 
-class PolicyLoss(BoundPart):
+class Inputs(Flag):
+    """What a loss reads besides `out.logps` and `batch.mask`. The recipe must provide it."""
+
+    NOTHING = 0
+    ADVANTAGES = auto()
+    """`batch.advantages`, for which the recipe needs an estimator."""
+    REWARDS = auto()
+    """`batch.rewards`."""
+    OLD_LOGPS = auto()
+    """`batch.old_logps`: the loss compares with them, so it can correct for samples of another policy."""
+    REFERENCE = auto()
+    """`batch.ref_logps`."""
+    GROUPS = auto()
+    """All rows of a group in one micro-batch, however large the group is."""
+    SCORES = auto()
+    """`out.scores` of a reward model, whose `out.logps` are 0."""
+    TURN_REWARDS = auto()
+    """A reward from 0 to 1 for each recorded turn, in `batch.token_rewards` at the turn's last token."""
+    CORRECTION = auto()
+    """`batch.correction_weights`, which the training loop otherwise multiplies the loss of each token by."""
+
+
+class ForwardOptions(NamedTuple):
+    """What a loss asks of the policy's forward pass.
+
+    Args:
+        statistics: Statistics of each token's distribution to compute besides its log-prob.
+        teacher_top: Number of the teacher's most likely tokens at each position. They arrive as `batch.teacher_top_ids`
+            and `batch.teacher_top_logps`, and the policy's log-probs of the same tokens as `out.top_logps`.
+        embedding_noise: Scale alpha of NEFTune's noise on the input embeddings, in passes with a gradient.
+    """
+
+    statistics: Reads = Reads()
+    teacher_top: int = 0
+    embedding_noise: float = 0.0
+
+
+FORMER = {
+    **dict.fromkeys(
+        ("reads_advantages", "reads_rewards", "reads_reference", "reads_groups", "reads_scores", "reads_turn_rewards"),
+        "list it in `inputs`",
+    ),
+    "compares": "list Inputs.OLD_LOGPS in `inputs`",
+    "applies_correction": "list Inputs.CORRECTION in `inputs`",
+    "zero_without_advantage": "subclass AdvantageLoss",
+    "per_row": "subclass SequenceLoss",
+    "of_pairs": "call it per_pair",
+}
+"""Attributes that losses had before `Inputs`, and what says the same now."""
+
+
+class PolicyLoss(ReducingPart):
     """Returns a loss for every token, not reduced: the training loop weights tokens by global counts.
 
-    `aggregation` is the mode of `rlkit.ops.aggregate.weights` that the loss was published with; a recipe's
-    `train.aggregation` overrides it. The training loop multiplies by `batch.correction_weights` unless
-    `applies_correction` is set: the loss does so itself. `selects` marks a loss that treats chosen tokens apart.
-    `compares` is unset in one that does not compare with `batch.old_logps`, so that it cannot correct for samples of
-    another policy. `zero_without_advantage` marks one that has no gradient in a row whose advantages are all 0, which
-    then needs no backward pass. `reads_advantages` is unset in one that reads none, so that the recipe needs no
-    estimator, and `reads_rewards` in one that reads no rewards either.
-
-    `reads_groups` marks a loss that compares the rows of a group: all of them are in one micro-batch, however large.
-    `reads_reference` marks one that reads `batch.ref_logps`. `reads_scores` marks one of a reward model: it reads
-    `out.scores`, and no log-probs. `reads_turn_rewards` marks one that reads a reward from 0 to 1 of each recorded
-    turn, at its last token in `batch.token_rewards`. `per_row` marks one whose loss is a row's, placed on the row's
-    last token, so that nothing may weigh or leave out single tokens: its `aggregation` stands.
-
-    `teacher_top` is how many of the teacher's most likely tokens it reads in each place, as `batch.teacher_top_ids` and
-    `batch.teacher_top_logps`; `out.top_logps` are the policy's log-probs of the same tokens. 0 for none.
-
-    `reads` names the statistics of the policy's distributions that are in `out`. `embedding_noise` is NEFTune's alpha:
-    noise on the input embeddings in the passes that are learned from; 0 for none.
+    Subclass one of the four kinds below, not this class.
     """
 
     aggregation: ClassVar[Aggregation] = "token_mean"
-    applies_correction: ClassVar[bool] = False
-    selects: ClassVar[bool] = False
-    compares: ClassVar[bool] = True
-    zero_without_advantage: ClassVar[bool] = False
-    reads_advantages: ClassVar[bool] = True
-    reads_rewards: ClassVar[bool] = True
-    reads_groups: ClassVar[bool] = False
-    reads_reference: ClassVar[bool] = False
-    reads_scores: ClassVar[bool] = False
-    reads_turn_rewards: ClassVar[bool] = False
-    per_row: ClassVar[bool] = False
-    teacher_top: int = 0
-    reads: Reads = Reads()
-    embedding_noise: float = 0.0
-    formula: ClassVar[str] = "see its documentation"
-    """The objective as `rlkit explain` shows it, with the constructor's options as `{name}`."""
-    reduce: Callable[[Tensor], Tensor] = staticmethod(lambda x: x)
-    """Sums a tensor over all ranks."""
-    gather: Callable[[Tensor], Tensor] = staticmethod(lambda x: x)
-    """Concatenates a vector of any length over all ranks."""
+    """The mode of `rlkit.ops.aggregate.weights` of the publication; a recipe's `train.aggregation` overrides it."""
+    inputs: ClassVar[Inputs] = Inputs.ADVANTAGES | Inputs.REWARDS | Inputs.OLD_LOGPS
+    """What the loss reads."""
+    forward: ForwardOptions = ForwardOptions()
+    """What the loss asks of the forward pass; a constructor may set it from its options."""
 
-    def bind(self, runtime: Runtime) -> None:
-        """Store what needs the run: called once process group, device and models exist."""
-        self.reduce = runtime.reduce
-        self.gather = runtime.gather
+    def __init_subclass__(cls) -> None:
+        """Refuse an attribute that would be ignored.
 
-    def explain(self) -> str:
-        """Return the formula with the options filled in."""
-        return self.formula.format(**vars(self))
+        Raises:
+            TypeError: The class has one of `FORMER`.
+        """
+        super().__init_subclass__()
+        for name, remedy in FORMER.items():
+            if name in vars(cls):
+                raise TypeError(f"{cls.__name__} has the attribute `{name}`, which losses no longer have; {remedy}")
 
     @abstractmethod
     def __call__(self, out: PolicyOutput, batch: TrainBatch) -> LossOutput:
-        """Compare `out.logps` with `batch.old_logps` under `batch.advantages`; all [B,T] f32."""
+        """Return the loss [B,T] f32 of a micro-batch, with a gradient, and metrics without one."""
 
     def usable_rows(self, batch: TrainBatch) -> Tensor:
-        """Return which rows [B] bool the loss is a mean over; others count nowhere and need no backward pass.
+        """Return which rows [B] bool the loss is a mean over; other rows count nowhere and need no backward pass.
 
-        Called with whole groups.
+        Called with complete groups.
         """
         return batch.mask.any(-1)
 
     def select(self, logps: Tensor, batch: TrainBatch) -> Tensor:
-        """Return which tokens [B,T] bool of this rank's mini-batch are treated apart, as `batch.selected`.
+        """Return which tokens [B,T] bool of this rank's mini-batch the loss treats apart, as `batch.selected`.
 
-        Called once a mini-batch, on every rank, with the current log-probs [B,T] and no gradient, if `selects`. What
-        is measured over the mini-batch may be kept for the calls that follow.
+        A loss that overrides this is called once a mini-batch, on every rank, with the current log-probs [B,T] without
+        a gradient. It may keep statistics of the mini-batch for the calls that follow.
         """
-        raise NotImplementedError(f"{type(self).__name__} has `selects = True`, but no `select` method")
+        raise NotImplementedError(f"{type(self).__name__} does not select tokens")
+
+    @property
+    def selects(self) -> bool:
+        """Whether the loss overrides `select`."""
+        return type(self).select is not PolicyLoss.select
 
 
-class PairLoss(PolicyLoss):
-    """Returns a loss for every pair of rows of one group with unequal rewards, by how much the policy prefers each.
+class TokenLoss(PolicyLoss):
+    """A loss for each token. Override `__call__`.
 
-    The pairs of a group are averaged, then the groups, as the comparisons of a prompt are in Ouyang et al. 2022
-    (arXiv:2203.02155, equation 1); with two samples that is the loss of a chosen and a rejected answer. A group's loss
-    is on all of its rows. Groups of equal rewards have no pair and count nowhere.
+    By default it reads advantages, rewards and old log-probs, as policy gradients with a ratio do.
+    """
+
+
+class AdvantageLoss(TokenLoss):
+    """A loss for each token that is 0, with its gradient, where the advantage is 0. Override `__call__`.
+
+    Rows whose advantages are all 0 then need no backward pass.
+    """
+
+
+class SequenceOutput(NamedTuple):
+    """The loss of each sequence.
+
+    Args:
+        loss: [B] f32, with a gradient.
+        metrics: Scalars by name, without a gradient, logged as `policy/NAME`: means over rows.
+    """
+
+    loss: Tensor
+    metrics: dict[str, Tensor]
+
+
+class SequenceLoss(PolicyLoss):
+    """A loss for each sequence. Override `per_sequence`.
+
+    The loss is on the last token of the row, so no option may weight or leave out single tokens: `aggregation` is
+    fixed. By default it reads rewards.
+    """
+
+    aggregation: ClassVar[Aggregation] = "seq_mean_token_sum"
+    inputs: ClassVar[Inputs] = Inputs.REWARDS
+
+    @abstractmethod
+    def per_sequence(self, out: PolicyOutput, batch: TrainBatch) -> SequenceOutput:
+        """Return the loss [B] of each row, and metrics."""
+
+    def __call__(self, out: PolicyOutput, batch: TrainBatch) -> LossOutput:
+        from rlkit.ops.masked import at_last
+
+        loss, metrics = self.per_sequence(out, batch)
+        return LossOutput(at_last(loss, batch.mask), metrics)
+
+
+class PairLoss(SequenceLoss):
+    """A loss for each pair of rows of one group with unequal rewards. Override `per_pair`.
+
+    The loss compares how much the policy prefers each row: its implicit reward, `scores`. The pairs of a group are
+    averaged, then the groups, as the comparisons of a prompt are in Ouyang et al. 2022 (arXiv:2203.02155, equation 1);
+    with two samples that is the loss of a chosen and a rejected completion. A group's loss is on all of its rows.
+    Groups of equal rewards have no pair and count nowhere.
 
     Metrics: `margin` of the scores of the better and the worse row, `preference_accuracy`, the share of pairs with a
     positive one, and `chosen_logps` and `rejected_logps`, the sums over the tokens of each.
     """
 
-    aggregation: ClassVar[Aggregation] = "seq_mean_token_sum"
-    compares: ClassVar[bool] = False
-    reads_advantages: ClassVar[bool] = False
-    reads_groups: ClassVar[bool] = True
-    per_row: ClassVar[bool] = True
+    inputs: ClassVar[Inputs] = Inputs.REWARDS | Inputs.GROUPS
 
     @abstractmethod
+    def per_pair(self, better: Tensor, worse: Tensor) -> Tensor:
+        """Return the loss [N] of pairs, from the scores [N] of the better and of the worse rows."""
+
     def scores(self, out: PolicyOutput, batch: TrainBatch) -> Tensor:
-        """Return how much the policy prefers each row, its implicit reward [B] f32."""
+        """Return the implicit reward [B] f32 of each row: the sum of its log-probs."""
+        from rlkit.ops.masked import masked_sum
 
-    @abstractmethod
-    def of_pairs(self, better: Tensor, worse: Tensor) -> Tensor:
-        """Return the loss [N] of pairs, from the scores [N] of both rows."""
+        return masked_sum(out.logps, batch.mask, -1)
 
     def usable_rows(self, batch: TrainBatch) -> Tensor:
         from rlkit.ops.groups import group_stats
 
         return ~group_stats(batch.rewards, batch.group).equal
 
-    def __call__(self, out: PolicyOutput, batch: TrainBatch) -> LossOutput:
+    def per_sequence(self, out: PolicyOutput, batch: TrainBatch) -> SequenceOutput:
         from rlkit.ops.groups import mean_over_pairs, pairs
-        from rlkit.ops.masked import at_last, masked_sum
+        from rlkit.ops.masked import masked_sum
 
-        of = pairs(batch.rewards, batch.group)
-        scores, logps = self.scores(out, batch), masked_sum(out.logps.detach(), batch.mask, -1)
-        better, worse = scores[of.better], scores[of.worse]
-        loss = mean_over_pairs(self.of_pairs(better, worse), of, batch.group)
-        margin, usable = (better - worse).detach(), self.usable_rows(batch)
-        metrics = {
+        pair_rows = pairs(batch.rewards, batch.group)
+        scores = self.scores(out, batch)
+        logps = masked_sum(out.logps.detach(), batch.mask, -1)
+        better, worse = scores[pair_rows.better], scores[pair_rows.worse]
+        loss = mean_over_pairs(self.per_pair(better, worse), pair_rows, batch.group)
+        usable = self.usable_rows(batch)
+        if not bool(usable.any()):
+            return SequenceOutput(loss, {})
+        margin = (better - worse).detach()
+        by_pair = {
             "margin": margin,
             "preference_accuracy": (margin > 0).float(),
-            "chosen_logps": logps[of.better],
-            "rejected_logps": logps[of.worse],
+            "chosen_logps": logps[pair_rows.better],
+            "rejected_logps": logps[pair_rows.worse],
         }
-        metrics = {name: mean_over_pairs(x, of, batch.group)[usable].mean() for name, x in metrics.items()}
-        return LossOutput(at_last(loss, batch.mask), metrics if bool(usable.any()) else {})
+        metrics = {name: mean_over_pairs(x, pair_rows, batch.group)[usable].mean() for name, x in by_pair.items()}
+        return SequenceOutput(loss, metrics)
+
+
+class ScoreLoss(SequenceLoss):
+    """A loss of the scores of a reward model (`model.head: score`). Override `from_scores`."""
+
+    inputs: ClassVar[Inputs] = Inputs.REWARDS | Inputs.SCORES
+
+    @abstractmethod
+    def from_scores(self, scores: Tensor, batch: TrainBatch) -> SequenceOutput:
+        """Return the loss [B] of each row, and metrics, from the scores [B,T] f32 of the row up to each token."""
+
+    def per_sequence(self, out: PolicyOutput, batch: TrainBatch) -> SequenceOutput:
+        assert out.scores is not None  # a recipe may combine these losses with reward models alone
+        return self.from_scores(out.scores, batch)

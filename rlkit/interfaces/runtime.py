@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from rlkit.types import JsonObject, Score, Trajectory
 
@@ -132,3 +132,26 @@ class BoundPart(RunPart):
 
     def bind(self, runtime: Runtime) -> None:
         """Store what needs the run: called once process group, device and models exist."""
+
+
+class ReducingPart(BoundPart):
+    """A part with a formula, which computes over the rows of all ranks; before `bind` there is one rank."""
+
+    formula: ClassVar[str] = "see its documentation"
+    """The objective as `rlkit explain` shows it, with the constructor's options as `{name}`."""
+    _runtime: Runtime | OneProcess = OneProcess()
+
+    def bind(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    def explain(self) -> str:
+        """Return the formula with the options filled in."""
+        return self.formula.format(**vars(self))
+
+    def reduce(self, x: Tensor) -> Tensor:
+        """Return the sum of a tensor over all ranks. The rows of a group are always on one rank."""
+        return self._runtime.reduce(x)
+
+    def gather(self, x: Tensor) -> Tensor:
+        """Return the concatenation of a vector, whose length may differ, over all ranks."""
+        return self._runtime.gather(x)

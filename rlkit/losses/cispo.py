@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from rlkit.interfaces.loss import PolicyLoss
+from rlkit.interfaces.loss import AdvantageLoss
 from rlkit.ops.masked import masked_mean
 from rlkit.ranges import NonNegativeFloat, Share
 from rlkit.types import LossOutput, PolicyOutput, TrainBatch
 
 
-class CISPO(PolicyLoss):
+class CISPO(AdvantageLoss):
     """-sg(clip(r, 1 - clip_low, 1 + clip_high)) A logps: the weight is clipped, and every token keeps its gradient.
 
     Source: MiniMax 2025 (arXiv:2506.13585). The log-ratio is clamped to +-20.
@@ -20,7 +20,6 @@ class CISPO(PolicyLoss):
         clip_high: Upper bound of the weight, as a distance from 1.
     """
 
-    zero_without_advantage: ClassVar[bool] = True
     formula: ClassVar[str] = "-sg(clip(r, 1 - {clip_low}, 1 + {clip_high})) A logp, r = exp(logp - old_logp)"
 
     def __init__(self, clip_low: Share = 1.0, clip_high: NonNegativeFloat = 4.0) -> None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from annotated_types import Gt, Le
 
-from rlkit.interfaces.loss import PolicyLoss
+from rlkit.interfaces.loss import AdvantageLoss
 from rlkit.ops.masked import masked_mean
 from rlkit.ranges import LARGEST_FLOAT, NUMBER, NonNegativeFloat, Share
 from rlkit.types import LossOutput, PolicyOutput, TrainBatch
 
 
-class ClipLoss(PolicyLoss):
+class ClipLoss(AdvantageLoss):
     """max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)) with r = exp(logps - old_logps), token by token.
 
     Source: Schulman et al. 2017 (arXiv:1707.06347), equation 7; unequal bounds from DAPO (arXiv:2503.14476,
@@ -25,8 +25,6 @@ class ClipLoss(PolicyLoss):
         clip_high: Upper bound of the ratio, as a distance from 1.
         clip_dual: Upper bound of the ratio where the advantage is negative, more than 1; None is no bound.
     """
-
-    zero_without_advantage: ClassVar[bool] = True
 
     def __init__(
         self,

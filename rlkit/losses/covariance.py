@@ -8,17 +8,15 @@ import torch
 from torch import Tensor
 
 from rlkit.errors import RecipeError
-from rlkit.interfaces.loss import PolicyLoss
+from rlkit.interfaces.loss import TokenLoss
 from rlkit.ops.masked import masked_mean, masked_sum
 from rlkit.ops.random import uniform
 from rlkit.ranges import NonNegativeFloat, PositiveFloat, PositiveShare, Share
 from rlkit.types import LossOutput, PolicyOutput, TrainBatch
 
 
-class _Covariance(PolicyLoss):
+class _Covariance(TokenLoss):
     """Selects tokens over the whole mini-batch: all ranks, all micro-batches."""
-
-    selects: ClassVar[bool] = True
 
     def _covariance(self, logps: Tensor, batch: TrainBatch) -> tuple[Tensor, float]:
         """Return (A - mean A)(logp - mean logp) at each token [B,T], and the number of tokens."""

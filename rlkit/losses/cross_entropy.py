@@ -6,12 +6,12 @@ from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Lt
 
-from rlkit.interfaces.loss import PolicyLoss
+from rlkit.interfaces.loss import ForwardOptions, Inputs, TokenLoss
 from rlkit.ranges import NUMBER, NonNegativeFloat
 from rlkit.types import LossOutput, PolicyOutput, Reads, TrainBatch
 
 
-class CrossEntropy(PolicyLoss):
+class CrossEntropy(TokenLoss):
     """-logp of each token of the policy, whatever its reward: supervised fine-tuning on recorded answers.
 
     With sampled answers and a filter of their rewards it is fine-tuning by rejection sampling (RAFT, arXiv:2304.06767).
@@ -22,17 +22,14 @@ class CrossEntropy(PolicyLoss):
             2023, arXiv:2310.05914): uniform within +- alpha / sqrt(tokens of the row * width). Usual: 5.
     """
 
-    compares: ClassVar[bool] = False
-    reads_advantages: ClassVar[bool] = False
-    reads_rewards: ClassVar[bool] = False
+    inputs: ClassVar[Inputs] = Inputs.NOTHING
 
     def __init__(
         self, label_smoothing: Annotated[float, Ge(0), Lt(1), NUMBER] = 0.0, neftune_alpha: NonNegativeFloat = 0.0
     ) -> None:
         self.label_smoothing = label_smoothing
         self.neftune_alpha = neftune_alpha
-        self.reads = Reads(mean=label_smoothing > 0)
-        self.embedding_noise = neftune_alpha
+        self.forward = ForwardOptions(Reads(mean=label_smoothing > 0), embedding_noise=neftune_alpha)
 
     def explain(self) -> str:
         objective, e = "-logp", self.label_smoothing

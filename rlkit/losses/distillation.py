@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import torch
 
-from rlkit.interfaces.loss import PolicyLoss
+from rlkit.interfaces.loss import ForwardOptions, Inputs, TokenLoss
 from rlkit.ops.kl import jensen_shannon
 from rlkit.ops.masked import masked_mean
 from rlkit.ranges import Count, Share
@@ -16,7 +16,7 @@ LOWEST = -1e4
 """The log-prob in place of minus infinity, as of columns that a model masks."""
 
 
-class Distillation(PolicyLoss):
+class Distillation(TokenLoss):
     """D(teacher, policy) at each token, over the teacher's `top_k` most likely tokens and all others as one more.
 
     `beta` chooses D: 0 is forward KL, KL(teacher || policy), 1 reverse KL, KL(policy || teacher), and between them it
@@ -36,14 +36,12 @@ class Distillation(PolicyLoss):
         top_k: How many tokens; no more are read than the vocabulary has.
     """
 
-    compares: ClassVar[bool] = False
-    reads_advantages: ClassVar[bool] = False
-    reads_rewards: ClassVar[bool] = False
+    inputs: ClassVar[Inputs] = Inputs.NOTHING
 
     def __init__(self, beta: Share = 0.5, top_k: Count = 64) -> None:
         self.beta = beta
         self.top_k = top_k
-        self.teacher_top = top_k
+        self.forward = ForwardOptions(teacher_top=top_k)
 
     def explain(self) -> str:
         forward, reverse, beta = "KL(teacher || {})", "KL(policy || {})", self.beta
@@ -55,16 +53,16 @@ class Distillation(PolicyLoss):
         return f"{objective}, over the teacher's {self.top_k} most likely tokens and all others as one"
 
     def __call__(self, out: PolicyOutput, batch: TrainBatch) -> LossOutput:
-        assert out.top_logps is not None  # as `teacher_top` asks for
+        assert out.top_logps is not None  # requested by `forward.teacher_top`
         teacher, policy = batch.required("teacher_top_logps"), out.top_logps.clamp(min=LOWEST)
-        known = ~teacher.isnan().any(-1)
+        is_read = ~teacher.isnan().any(-1)
         divergence = jensen_shannon(teacher.nan_to_num().clamp(min=LOWEST), policy, self.beta)
-        divergence = torch.where(known, divergence, 0.0)
+        divergence = torch.where(is_read, divergence, 0.0)
         mass = 1 - teacher[..., -1].exp()
         return LossOutput(
             divergence,
             {
-                "divergence": masked_mean(divergence.detach(), batch.mask & known),
-                "teacher_mass": masked_mean(mass, batch.mask & known),
+                "divergence": masked_mean(divergence.detach(), batch.mask & is_read),
+                "teacher_mass": masked_mean(mass, batch.mask & is_read),
             },
         )

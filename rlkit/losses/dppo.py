@@ -8,13 +8,13 @@ import torch
 from annotated_types import Ge, Le
 from torch import Tensor
 
-from rlkit.interfaces.loss import PolicyLoss
+from rlkit.interfaces.loss import AdvantageLoss
 from rlkit.ops.masked import masked_mean
 from rlkit.ranges import LARGEST_FLOAT, NUMBER, NonNegativeFloat
 from rlkit.types import LossOutput, PolicyOutput, TrainBatch
 
 
-class DPPO(PolicyLoss):
+class DPPO(AdvantageLoss):
     """-A sg(min(r, cap)) logps, where the token's divergence from the old policy is within bounds, else 0.
 
     The divergence is of the distribution {this token, all others}: total variation (the difference of probabilities)
@@ -29,7 +29,6 @@ class DPPO(PolicyLoss):
         cap: The largest ratio.
     """
 
-    zero_without_advantage: ClassVar[bool] = True
     formula: ClassVar[str] = "-A sg(min(r, {cap})) logp if divergence_{kind} <= ({clip_high} if A > 0 else {clip_low})"
 
     def __init__(

@@ -6,14 +6,14 @@ from typing import ClassVar
 
 import torch
 
-from rlkit.interfaces.loss import PolicyLoss
+from rlkit.interfaces.loss import AdvantageLoss, Inputs
 from rlkit.ops.aggregate import Aggregation
 from rlkit.ops.masked import masked_mean, masked_sum
 from rlkit.ranges import NonNegativeFloat, Share
 from rlkit.types import LossOutput, PolicyOutput, TrainBatch
 
 
-class GMPO(PolicyLoss):
+class GMPO(AdvantageLoss):
     """-A r with r the geometric mean of the sequence's clipped ratios, A the mean of its advantages.
 
     Source: Zhao et al. 2025 (arXiv:2507.20673). Each token carries its sequence's loss, so that the mean over
@@ -24,9 +24,8 @@ class GMPO(PolicyLoss):
         clip_high: Upper bound of a token's log-ratio, as a distance from 0.
     """
 
-    zero_without_advantage: ClassVar[bool] = True
     aggregation: ClassVar[Aggregation] = "seq_mean_token_mean"
-    applies_correction: ClassVar[bool] = True
+    inputs: ClassVar[Inputs] = AdvantageLoss.inputs | Inputs.CORRECTION
     formula: ClassVar[str] = "-A exp(mean_t clip(logp - old_logp, -{clip_low}, {clip_high})), clipped only against A"
 
     def __init__(self, clip_low: Share = 0.4, clip_high: NonNegativeFloat = 0.4) -> None:

@@ -6,14 +6,14 @@ from typing import ClassVar
 
 import torch
 
-from rlkit.interfaces.loss import PolicyLoss
+from rlkit.interfaces.loss import AdvantageLoss
 from rlkit.ops.aggregate import Aggregation
 from rlkit.ops.masked import masked_mean, masked_sum
 from rlkit.ranges import NonNegativeFloat, Share
 from rlkit.types import LossOutput, PolicyOutput, TrainBatch
 
 
-class GSPO(PolicyLoss):
+class GSPO(AdvantageLoss):
     """The clipped loss with one ratio a sequence: s = exp(mean of the log-ratios), its gradient shared by the tokens.
 
     Source: Zheng et al. 2025 (arXiv:2507.18071), GSPO-token. Published with the mean over sequences of token means.
@@ -23,7 +23,6 @@ class GSPO(PolicyLoss):
         clip_high: Upper bound of the ratio, as a distance from 1.
     """
 
-    zero_without_advantage: ClassVar[bool] = True
     aggregation: ClassVar[Aggregation] = "seq_mean_token_mean"
     formula: ClassVar[str] = "max(-A s, -A clip(s, 1 - {clip_low}, 1 + {clip_high})), s = exp(mean_t(logp - old_logp))"
 

@@ -7,13 +7,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rlkit.interfaces.loss import PolicyLoss
+from rlkit.interfaces.loss import AdvantageLoss
 from rlkit.ops.masked import masked_mean
 from rlkit.ranges import NonNegativeFloat
 from rlkit.types import LossOutput, PolicyOutput, TrainBatch
 
 
-class M2PO(PolicyLoss):
+class M2PO(AdvantageLoss):
     """-A r, and 0 for the tokens furthest from the policy that sampled, so that a second moment stays within a bound.
 
     Of the tokens that a clip would bound, those with d > 0 where A > 0 or d < 0 where A < 0, d = logps - rollout_logps,
@@ -28,8 +28,6 @@ class M2PO(PolicyLoss):
         m2_threshold: The largest second moment.
     """
 
-    selects: ClassVar[bool] = True
-    zero_without_advantage: ClassVar[bool] = True
     formula: ClassVar[str] = (
         "-A r, r = exp(logp - old_logp), 0 for the largest d^2 where A d > 0, until the rest has a mean d^2 of at most "
         "{m2_threshold}, d = logp - engine_logp"

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from rlkit.interfaces.loss import PolicyLoss
+from rlkit.interfaces.loss import AdvantageLoss, Inputs
 from rlkit.types import LossOutput, PolicyOutput, TrainBatch
 
 
-class PolicyGradient(PolicyLoss):
+class PolicyGradient(AdvantageLoss):
     """-A logps, token by token; on-policy its gradient is that of every ratio loss.
 
     Source: Williams 1992 (REINFORCE).
     """
 
-    zero_without_advantage: ClassVar[bool] = True
-    compares: ClassVar[bool] = False
+    inputs: ClassVar[Inputs] = Inputs.ADVANTAGES | Inputs.REWARDS
     formula: ClassVar[str] = "-A logp"
 
     def __call__(self, out: PolicyOutput, batch: TrainBatch) -> LossOutput:

@@ -6,15 +6,14 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from rlkit.interfaces.loss import PolicyLoss
-from rlkit.ops.aggregate import Aggregation
+from rlkit.interfaces.loss import Inputs, ScoreLoss, SequenceOutput
 from rlkit.ops.groups import group_stats, mean_over_pairs, pairs
-from rlkit.ops.masked import at_last, ends_of, last_of, masked_sum
+from rlkit.ops.masked import ends_of, last_of, masked_sum
 from rlkit.ranges import NonNegativeFloat
-from rlkit.types import LossOutput, PolicyOutput, TrainBatch
+from rlkit.types import TrainBatch
 
 
-class BradleyTerry(PolicyLoss):
+class BradleyTerry(ScoreLoss):
     """-log sigmoid(s better - s worse - margin (r better - r worse)), s the score of a row and r its reward.
 
     Source: Bradley and Terry 1952; Ouyang et al. 2022 (arXiv:2203.02155), equation 1: the pairs of a group with unequal
@@ -28,12 +27,7 @@ class BradleyTerry(PolicyLoss):
         centre: Weight of the squared sum of both scores; usual: 0.01.
     """
 
-    aggregation: ClassVar[Aggregation] = "seq_mean_token_sum"
-    compares: ClassVar[bool] = False
-    reads_advantages: ClassVar[bool] = False
-    reads_groups: ClassVar[bool] = True
-    reads_scores: ClassVar[bool] = True
-    per_row: ClassVar[bool] = True
+    inputs: ClassVar[Inputs] = ScoreLoss.inputs | Inputs.GROUPS
     formula: ClassVar[str] = (
         "-log sigmoid(s_better - s_worse - {margin} (r_better - r_worse)) + {centre} (s_better + s_worse)^2"
     )
@@ -45,23 +39,23 @@ class BradleyTerry(PolicyLoss):
     def usable_rows(self, batch: TrainBatch) -> Tensor:
         return ~group_stats(batch.rewards, batch.group).equal
 
-    def __call__(self, out: PolicyOutput, batch: TrainBatch) -> LossOutput:
-        assert out.scores is not None  # of a reward model, with which alone a recipe may have this loss
-        scores, of = last_of(out.scores, batch.mask), pairs(batch.rewards, batch.group)
-        better, worse = scores[of.better], scores[of.worse]
-        gap = batch.rewards[of.better] - batch.rewards[of.worse]
-        loss = -nn.functional.logsigmoid(better - worse - self.margin * gap) + self.centre * (better + worse) ** 2
-        per_token = at_last(mean_over_pairs(loss, of, batch.group), batch.mask)
-        usable, scores = self.usable_rows(batch), scores.detach()
+    def from_scores(self, scores: Tensor, batch: TrainBatch) -> SequenceOutput:
+        row_scores = last_of(scores, batch.mask)
+        pair_rows = pairs(batch.rewards, batch.group)
+        better, worse = row_scores[pair_rows.better], row_scores[pair_rows.worse]
+        gap = batch.rewards[pair_rows.better] - batch.rewards[pair_rows.worse]
+        by_pair = -nn.functional.logsigmoid(better - worse - self.margin * gap) + self.centre * (better + worse) ** 2
+        loss = mean_over_pairs(by_pair, pair_rows, batch.group)
+        usable = self.usable_rows(batch)
         if not bool(usable.any()):
-            return LossOutput(per_token, {})
+            return SequenceOutput(loss, {})
         margin = (better - worse).detach()
-        metrics = {"margin": margin, "preference_accuracy": (margin > 0).float()}
-        metrics = {name: mean_over_pairs(x, of, batch.group)[usable].mean() for name, x in metrics.items()}
-        return LossOutput(per_token, metrics | {"score": scores[usable].mean()})
+        measured = {"margin": margin, "preference_accuracy": (margin > 0).float()}
+        metrics = {name: mean_over_pairs(x, pair_rows, batch.group)[usable].mean() for name, x in measured.items()}
+        return SequenceOutput(loss, metrics | {"score": row_scores.detach()[usable].mean()})
 
 
-class BinaryCrossEntropy(PolicyLoss):
+class BinaryCrossEntropy(ScoreLoss):
     """-y log sigmoid(s) - (1 - y) log(1 - sigmoid(s)), s the score at the end of a turn and y its reward, 0 to 1.
 
     It trains a process reward model: whether a turn is right, given all before it. The turns of a row are averaged,
@@ -72,21 +66,15 @@ class BinaryCrossEntropy(PolicyLoss):
     with a positive one, and `score` the mean of s. Each is a mean over the turns of a row, then over rows.
     """
 
-    aggregation: ClassVar[Aggregation] = "seq_mean_token_sum"
-    compares: ClassVar[bool] = False
-    reads_advantages: ClassVar[bool] = False
-    reads_turn_rewards: ClassVar[bool] = True
-    reads_scores: ClassVar[bool] = True
-    per_row: ClassVar[bool] = True
+    inputs: ClassVar[Inputs] = ScoreLoss.inputs | Inputs.TURN_REWARDS
     formula: ClassVar[str] = "-y_k log sigmoid(s_k) - (1 - y_k) log(1 - sigmoid(s_k)), a row's mean over its turns k"
 
-    def __call__(self, out: PolicyOutput, batch: TrainBatch) -> LossOutput:
-        assert out.scores is not None  # of a reward model, with which alone a recipe may have this loss
-        scores, labels, ends = out.scores, batch.token_rewards, ends_of(batch.mask)
-        turns = ends.sum(-1).clamp(min=1)
-        loss = masked_sum(nn.functional.softplus(scores) - labels * scores, ends, -1) / turns
-        found = scores.detach()
-        margin = found.where(labels >= 0.5, -found)
-        metrics = {"margin": margin, "preference_accuracy": (margin > 0).float(), "score": found}
-        metrics = {name: (masked_sum(x, ends, -1) / turns).mean() for name, x in metrics.items()}
-        return LossOutput(at_last(loss, batch.mask), metrics)
+    def from_scores(self, scores: Tensor, batch: TrainBatch) -> SequenceOutput:
+        labels, turn_ends = batch.token_rewards, ends_of(batch.mask)
+        turns = turn_ends.sum(-1).clamp(min=1)
+        loss = masked_sum(nn.functional.softplus(scores) - labels * scores, turn_ends, -1) / turns
+        scores = scores.detach()
+        margin = scores.where(labels >= 0.5, -scores)
+        by_turn = {"margin": margin, "preference_accuracy": (margin > 0).float(), "score": scores}
+        metrics = {name: (masked_sum(x, turn_ends, -1) / turns).mean() for name, x in by_turn.items()}
+        return SequenceOutput(loss, metrics)

@@ -6,14 +6,14 @@ from typing import ClassVar
 
 import torch
 
-from rlkit.interfaces.loss import PolicyLoss
+from rlkit.interfaces.loss import AdvantageLoss
 from rlkit.ops.aggregate import Aggregation
 from rlkit.ops.masked import masked_mean
 from rlkit.ranges import PositiveFloat
 from rlkit.types import LossOutput, PolicyOutput, TrainBatch
 
 
-class SAPO(PolicyLoss):
+class SAPO(AdvantageLoss):
     """-A sigmoid(tau (r - 1)) 4 / tau, with tau_pos where A > 0 and tau_neg elsewhere: a soft gate for the clip.
 
     Source: Gao et al. 2025 (arXiv:2511.20347). The log-ratio is clamped to +-20. Published with the mean over
@@ -24,7 +24,6 @@ class SAPO(PolicyLoss):
         tau_neg: The gate's steepness elsewhere.
     """
 
-    zero_without_advantage: ClassVar[bool] = True
     aggregation: ClassVar[Aggregation] = "seq_mean_token_mean"
     formula: ClassVar[str] = "-A sigmoid(tau (r - 1)) 4 / tau, tau = {tau_pos} if A > 0 else {tau_neg}"
 

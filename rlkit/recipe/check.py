@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from rlkit.errors import RecipeError, show
 from rlkit.interfaces.advantage import Needs
+from rlkit.interfaces.loss import Inputs, SequenceLoss
 from rlkit.plugin_checks import method_problems
 from rlkit.ranges import outside
 from rlkit.recipe.mixture import check_mixtures
@@ -99,13 +100,13 @@ def _check_components(recipe: Recipe, what: str, names: Iterable[str], verb: str
 
 def _check_loss(recipe: Recipe) -> Iterator[str]:
     loss, name = recipe.loss, type(recipe.loss).__name__
-    if loss.reads_groups and recipe.rollout.group_size < 2 and not recipe.rollout.engine.recorded:
+    if Inputs.GROUPS in loss.inputs and recipe.rollout.group_size < 2 and not recipe.rollout.engine.recorded:
         yield (
             f"loss {name} compares the samples of a prompt, but rollout.group_size is {recipe.rollout.group_size}; "
             "set rollout.group_size to 2 or more"
         )
     for key in ("train.aggregation", "train.off_policy_mask_threshold", "correction", "rejection"):
-        if loss.per_row and option(recipe, key) is not None:
+        if isinstance(loss, SequenceLoss) and option(recipe, key) is not None:
             yield f"loss {name} is of whole rows, of whose tokens `{key}` would weigh or leave out some; remove it"
 
 

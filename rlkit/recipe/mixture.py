@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rlkit.interfaces.loss import Inputs
 from rlkit.recipe.recipe import Recipe
 from rlkit.sections import Mixture
 
@@ -22,13 +23,13 @@ def _check_loss(recipe: Recipe, key: str, mixture: Mixture) -> Iterator[str]:
             yield f"{key}.loss is CrossEntropy, which does not go with model.head: score; set it to BradleyTerry"
         return
     name = type(loss).__name__
-    if loss.reads_advantages or loss.compares:
+    if Inputs.ADVANTAGES in loss.inputs or Inputs.OLD_LOGPS in loss.inputs:
         yield f"{key}.loss {name} reads advantages or old log-probs, which no mixture has; choose CrossEntropy"
-    elif loss.teacher_top:
+    elif loss.forward.teacher_top:
         yield f"{key}.loss {name} compares with a teacher, which no mixture has; choose CrossEntropy"
-    elif loss.reads_scores == recipe.generates:
+    elif (Inputs.SCORES in loss.inputs) == recipe.generates:
         yield f"{key}.loss {name} does not go with model.head: {recipe.model.head}; choose another one"
-    elif loss.reads_rewards and mixture.task is None:
+    elif Inputs.REWARDS in loss.inputs and mixture.task is None:
         yield f"{key}.loss {name} compares answers by their rewards, but {key} has no task; add one, with rewards"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 
 from rlkit.errors import show
+from rlkit.interfaces.loss import Inputs
 from rlkit.recipe.recipe import Recipe, option
 
 TEMPLATE_ARGUMENTS = {
@@ -60,7 +61,7 @@ UNSCORED = (
 def _check_head(recipe: Recipe) -> Iterator[str]:
     loss, scores = recipe.loss, recipe.model.head == "score"
     name = type(loss).__name__
-    if loss.reads_scores and not scores:
+    if Inputs.SCORES in loss.inputs and not scores:
         yield f"loss {name} is of a reward model, but model.head is {recipe.model.head!r}; set model.head: score"
     if not scores:
         return
@@ -68,7 +69,7 @@ def _check_head(recipe: Recipe) -> Iterator[str]:
     if not recipe.rollout.engine.recorded:
         engine = type(recipe.rollout.engine).__name__
         yield f"{given} rollout.engine {engine} samples them; set rollout.engine: Recorded, for answers of the data set"
-    if not loss.reads_scores:
+    if Inputs.SCORES not in loss.inputs:
         yield (
             f"{given} loss {name} reads their log-probs; choose loss: BradleyTerry, or BinaryCrossEntropy for rewards "
             "of turns, or set model.head: lm"

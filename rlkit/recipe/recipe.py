@@ -9,7 +9,7 @@ from rlkit.interfaces.advantage import AdvantageEstimator, Needs
 from rlkit.interfaces.callback import Callback
 from rlkit.interfaces.environment import Environment
 from rlkit.interfaces.interaction import Interaction
-from rlkit.interfaces.loss import PolicyLoss
+from rlkit.interfaces.loss import Inputs, PolicyLoss, SequenceLoss
 from rlkit.interfaces.parser import ToolParser
 from rlkit.interfaces.reward import RewardManager
 from rlkit.interfaces.runtime import RunPart
@@ -109,7 +109,7 @@ class Recipe:
     @property
     def compares_groups(self) -> bool:
         """Whether the answers to a prompt are compared, so that those with equal rewards teach nothing."""
-        return Needs.GROUPS in self.needs or self.loss.reads_groups
+        return Needs.GROUPS in self.needs or (Inputs.GROUPS in self.loss.inputs)
 
     @property
     def groups_per_step(self) -> int:
@@ -119,13 +119,13 @@ class Recipe:
     @property
     def needs_ref_logps(self) -> bool:
         """Whether something measures KL of the run's own rows, or their loss compares with the reference."""
-        return self.kl_loss is not None or self.kl_reward is not None or self.loss.reads_reference
+        return self.kl_loss is not None or self.kl_reward is not None or (Inputs.REFERENCE in self.loss.inputs)
 
     @property
     def needs_reference(self) -> bool:
         """Whether a reference is compared with, by the run's own loss or that of a mixture."""
         mixed = [one.loss for one in (self.mix or {}).values() if one.loss is not None]
-        return self.needs_ref_logps or any(loss.reads_reference for loss in mixed)
+        return self.needs_ref_logps or any(Inputs.REFERENCE in loss.inputs for loss in mixed)
 
     @property
     def needs_old_logps(self) -> bool:
@@ -134,11 +134,13 @@ class Recipe:
         Otherwise those of the first learning pass serve.
         """
         weigh = self.correction is not None and self.train.old_logps == "recompute"
-        taught = self.teacher is not None and not self.loss.teacher_top
+        taught = self.teacher is not None and not self.loss.forward.teacher_top
         wanted = Needs.OLD_LOGPS in self.needs or self.kl_reward or taught or weigh or self.rejection
         weighted = self.kl_loss is not None and self.kl_loss.importance_weighted
-        compares = self.loss.compares or weighted or not (self.rollout.engine.recorded or self.loss.per_row)
-        noisy = self.loss.embedding_noise and not self.rollout.engine.recorded
+        recorded = self.rollout.engine.recorded
+        by_token = not (recorded or isinstance(self.loss, SequenceLoss))
+        compares = Inputs.OLD_LOGPS in self.loss.inputs or weighted or by_token
+        noisy = self.loss.forward.embedding_noise and not recorded
         recompute = compares and not self.train.on_policy and self.train.old_logps == "recompute"
         return bool(wanted or noisy or recompute)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rlkit.interfaces.loss import Inputs
 from rlkit.recipe.recipe import Recipe
 
 SAMPLED = (
@@ -16,14 +17,14 @@ def check_recorded(recipe: Recipe) -> Iterator[str]:
     """Yield which sections are missing, and which do not go with recorded answers."""
     loss, recorded = recipe.loss, recipe.rollout.engine.recorded
     name = type(loss).__name__
-    if loss.reads_advantages and recipe.advantage is None and recipe.teacher is None:
+    if Inputs.ADVANTAGES in loss.inputs and recipe.advantage is None and recipe.teacher is None:
         yield f"loss {name} reads advantages, but the recipe has no `advantage:`; add one, such as advantage: GRPO"
-    if not loss.reads_advantages:
+    if Inputs.ADVANTAGES not in loss.inputs:
         for section in ("advantage", "critic", "teacher"):
-            if getattr(recipe, section) is not None and not (section == "teacher" and loss.teacher_top):
+            if getattr(recipe, section) is not None and not (section == "teacher" and loss.forward.teacher_top):
                 yield f"loss {name} reads no advantages, but the recipe has a section `{section}:`; remove it"
     taught = recipe.teacher is not None and recipe.advantage is None
-    if recipe.reward is None and not recorded and loss.reads_rewards and not taught:
+    if recipe.reward is None and not recorded and Inputs.REWARDS in loss.inputs and not taught:
         yield f"loss {name} reads rewards, but the recipe has no `reward:`; add one, such as reward: MathReward"
     if recipe.reward is None and recipe.validation is not None and recipe.generates:
         yield "validation scores answers, but the recipe has no `reward:`; add one, or set validation: null"
@@ -34,7 +35,7 @@ def check_recorded(recipe: Recipe) -> Iterator[str]:
 def _check_engine(recipe: Recipe) -> Iterator[str]:
     rollout, given = recipe.rollout, "rollout.engine is Recorded, whose answers no policy has sampled, but"
     for section in SAMPLED:
-        if getattr(recipe, section) and not (section == "teacher" and recipe.loss.teacher_top):
+        if getattr(recipe, section) and not (section == "teacher" and recipe.loss.forward.teacher_top):
             yield f"{given} the recipe has a section `{section}:`; remove it"
     if rollout.filter is not None:
         yield f"{given} the recipe has a rollout.filter; remove it"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rlkit.interfaces.loss import Inputs, SequenceLoss
 from rlkit.recipe.recipe import Recipe
 
 
@@ -19,8 +20,9 @@ def check_staleness(recipe: Recipe) -> Iterator[str]:
     given = f"{name} is {rollout.max_staleness}, but"
     if rollout.lead is not None and rollout.lead > rollout.max_staleness:
         yield f"rollout.lead is {rollout.lead:g}, expected at most {name}, which is {rollout.max_staleness}"
-    ratio = recipe.train.old_logps != "recompute" and recipe.loss.compares
-    any_samples = recipe.loss.per_row or recipe.loss.teacher_top  # losses of whole rows or of distributions
+    ratio = recipe.train.old_logps != "recompute" and (Inputs.OLD_LOGPS in recipe.loss.inputs)
+    # losses of sequences and of distributions may have any samples
+    any_samples = isinstance(recipe.loss, SequenceLoss) or recipe.loss.forward.teacher_top
     if recipe.correction is None and recipe.rejection is None and not ratio and not any_samples:
         yield (
             f"{given} nothing corrects for tokens of older weights: set train.old_logps: rollout (the loss clips the "

@@ -10,7 +10,7 @@ from rlkit.recipe.recipe import Recipe
 def check_teacher(recipe: Recipe) -> Iterator[str]:
     """Yield what does not fit the `teacher:` section."""
     teacher, temperature = recipe.teacher, recipe.rollout.sampling.temperature
-    name, compares = type(recipe.loss).__name__, bool(recipe.loss.teacher_top)
+    name, compares = type(recipe.loss).__name__, bool(recipe.loss.forward.teacher_top)
     if teacher is None:
         if compares:
             yield f"loss {name} compares with a teacher, but the recipe has no `teacher:`; add one: the path of a model"

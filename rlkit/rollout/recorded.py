@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
 
 from rlkit.errors import RecipeError, show
-from rlkit.interfaces.loss import PolicyLoss
+from rlkit.interfaces.loss import Inputs, PolicyLoss
 from rlkit.rollout.conversation import Conversation, Limits
 from rlkit.rollout.template import ChatTemplate
 from rlkit.types import Completion, Message, Prompt, RecordedAnswer, Score, StopReason, Trajectory
@@ -39,9 +39,9 @@ def check_recorded(prompts: Sequence[Prompt], loss: PolicyLoss) -> None:
     """
     if missing := next((prompt for prompt in prompts if not prompt.recorded), None):
         raise RecipeError(NO_ANSWER.format(prompt=missing.id))
-    if loss.reads_groups and not any(len({answer.reward for answer in p.recorded}) > 1 for p in prompts):
+    if Inputs.GROUPS in loss.inputs and not any(len({answer.reward for answer in p.recorded}) > 1 for p in prompts):
         raise RecipeError(NO_PAIR.format(loss=type(loss).__name__))
-    if loss.reads_turn_rewards:
+    if Inputs.TURN_REWARDS in loss.inputs:
         for prompt in prompts:
             for answer in prompt.recorded:
                 if answer.reward or not answer.turn_rewards or not all(0 <= x <= 1 for x in answer.turn_rewards):

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rlkit.errors import RecipeError, TrainingError, shorten
+from rlkit.interfaces.loss import Inputs
 from rlkit.recipe import Recipe
 from rlkit.run.measure.alarms import Alarms
 from rlkit.run.measure.reward_checks import RewardChecks
@@ -123,7 +124,7 @@ class Progress:
             return metrics.get("advantage/abs_mean") == 0
         if metrics.get("update/not_finite"):
             return False
-        no_pair = self.recipe.loss.reads_groups and metrics.get("groups/no_signal") == 1
+        no_pair = Inputs.GROUPS in self.recipe.loss.inputs and metrics.get("groups/no_signal") == 1
         return metrics.get("filter/dropped", 0.0) > 0 or (no_pair and not self.failed(metrics))
 
     def _learned(self, metrics: Mapping[str, float]) -> bool:

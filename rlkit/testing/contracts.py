@@ -18,7 +18,7 @@ from rlkit.interfaces import outputs
 from rlkit.interfaces.advantage import AdvantageEstimator, Needs
 from rlkit.interfaces.callback import Callback, LoggedRun, Logger
 from rlkit.interfaces.filter import GroupFilter
-from rlkit.interfaces.loss import PolicyLoss
+from rlkit.interfaces.loss import AdvantageLoss, Inputs, PolicyLoss
 from rlkit.interfaces.optimizer import Optimizer, Schedule
 from rlkit.interfaces.parser import ParsedTurn, ToolParser
 from rlkit.interfaces.reward import RewardFunction, RewardManager, as_score
@@ -130,7 +130,7 @@ def check_loss(loss: PolicyLoss) -> torch.Tensor:
     (gradient,) = torch.autograd.grad(per_token[batch.mask].sum(), logps)
     if not bool(gradient[batch.mask].any()) or bool(gradient[~batch.mask].any()):
         raise AssertionError(f"{type(loss).__name__} has no gradient under the mask, or one outside it")
-    if loss.zero_without_advantage:
+    if isinstance(loss, AdvantageLoss):
         _check_zero(loss)
     return per_token
 
@@ -142,7 +142,7 @@ def _check_zero(loss: PolicyLoss) -> None:
         per_token, logps = _lose(loss, batch, log_ratio, scale=0.0)
         if bool(torch.autograd.grad(per_token[batch.mask].sum(), logps)[0].any()):
             raise AssertionError(
-                f"{type(loss).__name__} has `zero_without_advantage = True`, but a gradient where advantages are 0"
+                f"{type(loss).__name__} is an AdvantageLoss, but has a gradient where advantages are 0"
             )
 
 
@@ -152,14 +152,14 @@ def _lose(loss: PolicyLoss, batch: Batch, log_ratio: float, scale: float = 1.0) 
     batch.advantages = torch.where(batch.group[:, None] == 0, scale, -scale) * batch.mask
     ready = TrainBatch.of(batch)
     logps = ((ready.old_logps + log_ratio) * batch.mask).requires_grad_()
-    if loss.reads_reference:
+    if Inputs.REFERENCE in loss.inputs:
         ready.ref_logps = ready.old_logps
     if loss.selects:
         ready.selected = loss.select(logps.detach(), ready)
         if problem := outputs.of_selection(ready.selected, batch.mask):
             raise AssertionError(f"{name} {problem}")
-    policy = PolicyOutput(logps, torch.zeros_like(logps), scores=logps if loss.reads_scores else None)
-    if loss.teacher_top:
+    policy = PolicyOutput(logps, torch.zeros_like(logps), scores=logps if Inputs.SCORES in loss.inputs else None)
+    if loss.forward.teacher_top:
         ready.teacher_top_ids = batch.tokens[..., None]
         ready.teacher_top_logps = torch.full((*batch.tokens.shape, 2), math.log(0.5))
         both = torch.nn.functional.logsigmoid(torch.stack((logps, -logps), -1))

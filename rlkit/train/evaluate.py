@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rlkit.errors import RecipeError, shorten
+from rlkit.interfaces.loss import Inputs
 from rlkit.models.activations import token_limit
 from rlkit.ops.groups import pairs
 from rlkit.ops.masked import last_of
@@ -128,7 +129,7 @@ def _evaluate_scores(service: RolloutService, prompts: Sequence[Prompt]) -> Eval
     """
     ranks, dialogue = service.ranks, service.dialogue
     mine = list(enumerate(prompts))[ranks.index :: ranks.count]
-    by_turn = service.recipe.loss.reads_turn_rewards
+    by_turn = Inputs.TURN_REWARDS in service.recipe.loss.inputs
     if by_turn:
         check_recorded(prompts, service.recipe.loss)
     groups = [recorded_group(dialogue.template, prompt, group, dialogue.context) for group, prompt in mine]

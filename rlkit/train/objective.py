@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlkit.interfaces import outputs
-from rlkit.interfaces.loss import PolicyLoss
+from rlkit.interfaces.loss import AdvantageLoss, Inputs, PolicyLoss, SequenceLoss
 from rlkit.ops import aggregate, kl
 from rlkit.ops.aggregate import Aggregation
 from rlkit.ops.correction import importance_weights, loglinear_logps, off_policy_tokens
@@ -107,8 +107,8 @@ class Objective:
 
     def rows_with_gradient(self, batch: TrainBatch) -> Tensor:
         """Return which rows [B] have one: all usable ones, unless the advantage is a factor of what is minimised."""
-        whole = self.loss.reads_groups or self.kl is not None or bool(self.entropy_coef)
-        advantage_alone = self.loss.zero_without_advantage and not whole
+        whole = Inputs.GROUPS in self.loss.inputs or self.kl is not None or bool(self.entropy_coef)
+        advantage_alone = isinstance(self.loss, AdvantageLoss) and not whole
         return self.usable_rows(batch) & (((batch.advantages != 0) & batch.mask).any(-1) | (not advantage_alone))
 
     def count(self, batch: TrainBatch, rows: list[int], prompts: int, reduce: Reducer) -> Counts:
@@ -158,7 +158,7 @@ class Objective:
             budget=self.budget,
         )
         loss = masked_sum(per_token * weights, batch.accepted)
-        by_row = result.metrics.keys() if self.loss.per_row else ()
+        by_row = result.metrics.keys() if isinstance(self.loss, SequenceLoss) else ()
         return LossShare(loss, {name: metric.detach() for name, metric in metrics.items()}, by_row)
 
     def _call(self, out: PolicyOutput, batch: TrainBatch) -> LossOutput:
@@ -174,7 +174,7 @@ class Objective:
     def _terms(self, result: LossOutput, out: PolicyOutput, batch: TrainBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Weigh the policy loss for the engine's mismatch, and add the entropy and KL terms, token by token."""
         per_token, metrics = result.per_token, dict(result.metrics)
-        if batch.correction_weights is not None and not self.loss.applies_correction:
+        if batch.correction_weights is not None and Inputs.CORRECTION not in self.loss.inputs:
             per_token = per_token * batch.correction_weights
         if batch.correction_weights is not None and self.loglinear is not None:
             metrics["correction_weight"] = masked_mean(batch.correction_weights, batch.mask)

@@ -15,6 +15,7 @@ from rlkit.errors import shorten
 from rlkit.interfaces import outputs
 from rlkit.interfaces.advantage import Needs
 from rlkit.interfaces.filter import GroupFilter
+from rlkit.interfaces.loss import Inputs
 from rlkit.ops.batching import assign
 from rlkit.ops.statistics import Moments, repeated
 from rlkit.recipe import Recipe
@@ -141,7 +142,7 @@ def await_scores(service: RolloutService, rollouts: Rollouts, meter: Meter) -> l
         rollouts.greedy |= {group: reward for group, reward in known_rewards.items() if reward is not None}
     recipe = service.recipe
     by_policy = not recipe.rollout.engine.recorded
-    describe(rollouts.all, by_policy and recipe.loss.reads_rewards and recipe.reward is not None, meter)
+    describe(rollouts.all, by_policy and Inputs.REWARDS in recipe.loss.inputs and recipe.reward is not None, meter)
     if by_policy:
         describe_texts(rollouts.all, recipe.rollout.group_size > 1, meter)
     rollouts.errors = Counter(error for t in rollouts.all if (error := t.error or (t.score and t.score.error)))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rlkit.interfaces.callback import RolloutsEnd, TrainingBatch
+from rlkit.interfaces.loss import Inputs
 from rlkit.models.flops import peak_flops
 from rlkit.ops.groups import group_stats
 from rlkit.ops.masked import masked_mean
@@ -73,7 +74,7 @@ def step(context: TrainContext, number: int, obtain: Obtain = sample) -> StepRes
         for name, value in distill(scored, section.coef, context.ranks.all_reduce_sum).items():
             meter.max(name, value)
         log_by_teacher(section, scored, kept, meter)
-    if context.recipe.loss.reads_advantages:
+    if Inputs.ADVANTAGES in context.recipe.loss.inputs:
         attach_advantages(kept, scored)
     context.callbacks.emit("on_batch", TrainingBatch(number, scored))
     schedule(context, number, meter)
@@ -85,9 +86,9 @@ def step(context: TrainContext, number: int, obtain: Obtain = sample) -> StepRes
     with _timed(meter, "sync"):
         context.rollouts.version += 1
         context.rollouts.sync_weights()
-    if context.recipe.loss.reads_rewards:
+    if Inputs.REWARDS in context.recipe.loss.inputs:
         describe_rewards(batch, meter)
-    if context.recipe.loss.reads_advantages:
+    if Inputs.ADVANTAGES in context.recipe.loss.inputs:
         describe_advantages(batch, meter)
     if not context.rollouts.engine.recorded:  # agreed: an option of the recipe
         measure_gap(batch, context.rollouts.version - 1, context.ranks.all_reduce_sum, meter)

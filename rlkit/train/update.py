@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rlkit.interfaces import outputs
+from rlkit.interfaces.loss import Inputs
 from rlkit.ops.random import RowNoise, permutation
 from rlkit.recipe import Recipe
 from rlkit.registry import calling, require
@@ -111,7 +112,7 @@ def mini_batches(train: Train, step: int, groups: int) -> Iterator[set[int]]:
 
 def embedding_noise(batch: TrainBatch, recipe: Recipe, update: str) -> RowNoise | None:
     """Return NEFTune's noise of each row in an optimizer step: uniform, up to alpha / sqrt(tokens * width)."""
-    alpha = recipe.loss.embedding_noise
+    alpha = recipe.loss.forward.embedding_noise
     if not alpha:
         return None
     lengths = batch.attention.sum(-1)
@@ -234,9 +235,9 @@ def policy_term(
     def loss_of(micro: list[int]) -> Tensor:
         part, tokens, mask = select_rows(batch, micro)
         added = noise.rows(micro) if noise is not None and micro and torch.is_grad_enabled() else None
-        ids = part.teacher_top_ids if micro and recipe.loss.teacher_top else None
+        ids = part.teacher_top_ids if micro and recipe.loss.forward.teacher_top else None
         out: PolicyOutput = policy.module(
-            tokens, mask, recipe.rollout.sampling.temperature, recipe.loss.reads, noise=added, ids=ids
+            tokens, mask, recipe.rollout.sampling.temperature, recipe.loss.forward.statistics, noise=added, ids=ids
         )
         if not micro:
             return out.logps.sum()
@@ -249,7 +250,7 @@ def policy_term(
 
     def divided(rows: list[int]) -> list[list[int]]:
         limit, packed = context.data.token_limit, policy.inner.passes.packed and noise is None
-        groups = recipe.loss.reads_groups
+        groups = Inputs.GROUPS in recipe.loss.inputs
         return aligned_micro_batches(batch, rows, limit, ranks.all_reduce_max, packed, whole_groups=groups)
 
     taught = objective.rows_with_gradient(batch).tolist()

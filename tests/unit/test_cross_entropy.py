@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
+from rlkit.interfaces.loss import AdvantageLoss
 from rlkit.losses import CrossEntropy
 from rlkit.models.actor import Actor
 from rlkit.models.load import load_policy
@@ -44,8 +45,8 @@ def test_label_smoothing_is_that_of_torch(smoothing: float, memory: int, frozen:
     pull = torch.linspace(-1, 1, 7)
     wanted = torch.autograd.grad((expected * pull).sum(), leaves)
     for found in (
-        token_logps(hidden, weight, None, targets, 0.7, reads=loss.reads, memory=memory),
-        logits_logps(hidden @ weight.T, targets, 0.7, reads=loss.reads),
+        token_logps(hidden, weight, None, targets, 0.7, reads=loss.forward.statistics, memory=memory),
+        logits_logps(hidden @ weight.T, targets, 0.7, reads=loss.forward.statistics),
     ):
         per_token = loss(PolicyOutput(found.logps, found.entropy, mean_logps=found.mean), batch).per_token
         torch.testing.assert_close(per_token, expected, rtol=1e-5, atol=1e-5)
@@ -56,14 +57,14 @@ def test_label_smoothing_is_that_of_torch(smoothing: float, memory: int, frozen:
 def test_the_actor_computes_what_the_loss_reads_and_no_more() -> None:
     actor = Actor(load_policy(Model("tiny")))
     for actor.chunked in (True, False):
-        out = actor(ROWS, CHOSEN, 1.0, CrossEntropy(0.1).reads)
+        out = actor(ROWS, CHOSEN, 1.0, CrossEntropy(0.1).forward.statistics)
         logits = actor.logits(ROWS)[:, :-1][CHOSEN[:, 1:]]
         expected = cross_entropy(logits, ROWS[CHOSEN], label_smoothing=0.1, reduction="none")
         torch.testing.assert_close(CrossEntropy(0.1)(out, ready()).per_token[CHOSEN], expected, rtol=1e-5, atol=1e-5)
         assert out.sum_pi_squared is None
         bare = actor(ROWS, CHOSEN, 1.0, LOGPS)
         assert [x is None for x in bare] == [False, *[True] * 6]
-    assert CrossEntropy().reads == Reads(entropy=True, squares=False, mean=False)
+    assert CrossEntropy().forward.statistics == Reads(entropy=True, squares=False, mean=False)
 
 
 def noise_of(alpha: float) -> RowNoise:
@@ -124,6 +125,10 @@ def test_noise_is_added_to_the_embeddings_of_each_row_however_rows_are_packed(lo
         torch.testing.assert_close(logps[:, 1:][CHOSEN[:, 1:]], expected[CHOSEN[:, 1:]], rtol=1e-4, atol=1e-5)
 
 
+class Skipping(CrossEntropy, AdvantageLoss):
+    """Needs no backward pass of rows without an advantage."""
+
+
 def test_noise_is_in_passes_with_a_gradient_alone() -> None:
     made = context(recipe(loss=CrossEntropy(neftune_alpha=5.0)))
     seen: list[Any] = []
@@ -144,7 +149,7 @@ def test_noise_is_in_passes_with_a_gradient_alone() -> None:
         assert grad
         assert noise is not None
         assert torch.equal(added.keys, noise.keys[rows])
-    made.recipe.loss.zero_without_advantage = True  # rows without an advantage are computed for metrics alone
+    made.recipe.loss = Skipping(neftune_alpha=5.0)  # rows without an advantage are computed for metrics alone
     batch.advantages = torch.zeros_like(batch.advantages)
     batch.advantages[2] = 1.0
     seen.clear()

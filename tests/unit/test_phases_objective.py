@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlkit.errors import PartError
-from rlkit.interfaces.loss import PolicyLoss
+from rlkit.interfaces.loss import Inputs, PolicyLoss
 from rlkit.losses import ClipLoss, PolicyGradient
 from rlkit.ops.aggregate import Aggregation
 from rlkit.sections import Correction, KLLoss, Rejection
@@ -36,7 +36,7 @@ class Ones(PolicyLoss):
 class Weighted(Ones):
     """The same, which weighs by itself."""
 
-    applies_correction = True
+    inputs = Ones.inputs | Inputs.CORRECTION
 
 
 def out(batch: TrainBatch) -> PolicyOutput:

@@ -11,6 +11,7 @@ import torch
 
 from rlkit.advantages import ReMax
 from rlkit.distributed.fsdp2 import FSDP2
+from rlkit.interfaces.loss import Inputs
 from rlkit.models.ema import WeightAverage
 from rlkit.models.reference import Reference
 from rlkit.ops.statistics import Moments
@@ -257,7 +258,7 @@ def test_what_is_logged_of_rollouts() -> None:
 
 def service(ranks: LocalRanks | None = None) -> Any:
     rollout = SimpleNamespace(group_size=2, engine=SimpleNamespace(recorded=False))
-    sampled_in = SimpleNamespace(rollout=rollout, loss=SimpleNamespace(reads_rewards=True), reward=1)
+    sampled_in = SimpleNamespace(rollout=rollout, loss=SimpleNamespace(inputs=Inputs.REWARDS), reward=1)
     return SimpleNamespace(ranks=ranks or LocalRanks(), wait=lambda work: work.close(), recipe=sampled_in)
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlkit.errors import PartError
+from rlkit.interfaces.loss import Inputs, TokenLoss
 from rlkit.losses import DPO, ClipLoss, PolicyGradient
 from rlkit.models.packing import PackedPasses
 from rlkit.ops.random import permutation
@@ -180,7 +181,20 @@ class Watched(PolicyGradient):
 
     def __call__(self, out: PolicyOutput, batch: TrainBatch) -> LossOutput:
         self.calls.append((len(batch), torch.is_grad_enabled()))
-        return super().__call__(out, batch)
+        return LossOutput(-batch.advantages * out.logps, {})
+
+
+class WatchedTokens(TokenLoss):
+    """The same loss, whose class does not say that it is 0 without an advantage."""
+
+    inputs = PolicyGradient.inputs
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, bool]] = []
+
+    def __call__(self, out: PolicyOutput, batch: TrainBatch) -> LossOutput:
+        self.calls.append((len(batch), torch.is_grad_enabled()))
+        return LossOutput(-batch.advantages * out.logps, {})
 
 
 @pytest.mark.parametrize("zero", [[], [2], [0, 1], ROWS])
@@ -188,8 +202,8 @@ def test_rows_without_an_advantage_need_no_backward_pass(zero: list[int]) -> Non
     """The step is the same, and so is what is logged and recorded."""
     found = []
     for skips in (True, False):
-        loss, meter, batch = Watched(), Meter(), ready()
-        loss.zero_without_advantage = skips  # type: ignore[misc]
+        loss: Watched | WatchedTokens = Watched() if skips else WatchedTokens()
+        meter, batch = Meter(), ready()
         batch.advantages[zero] = 0.0
         made = context(recipe(loss=loss))
         update_policy(made, batch, ROWS, meter, record=True)
@@ -201,7 +215,7 @@ def test_rows_without_an_advantage_need_no_backward_pass(zero: list[int]) -> Non
 
 def test_a_loss_of_groups_sees_them_whole_whatever_their_advantages() -> None:
     loss, batch = Watched(), ready()
-    loss.reads_groups = True  # type: ignore[misc]
+    loss.inputs |= Inputs.GROUPS  # type: ignore[misc]
     batch.advantages[[0, 3]] = 0.0
     update_policy(context(recipe(loss=loss, train={"max_tokens_per_micro_batch": 1})), batch, ROWS, Meter())
     assert loss.calls == [(2, True), (2, True)]
@@ -316,7 +330,6 @@ def test_the_log_probs_of_the_first_pass_are_kept(engine: bool) -> None:
 class Selects(PolicyGradient):
     """Selects tokens above 2; only these count."""
 
-    selects = True
     seen: Any = None
 
     def select(self, logps: Tensor, batch: TrainBatch) -> Tensor:

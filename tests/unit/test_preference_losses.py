@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlkit.errors import RecipeError
-from rlkit.interfaces.loss import PairLoss
+from rlkit.interfaces.loss import Inputs, PairLoss
 from rlkit.losses import DPO, KTO, ORPO, SimPO
 from rlkit.models.actor import Actor
 from rlkit.ops.groups import mean_over_pairs, pairs
@@ -191,8 +191,9 @@ def test_gradients_equal_finite_differences(loss: PairLoss) -> None:
 @pytest.mark.parametrize("loss", [*SMOOTH, DPO(kind="hinge")], ids=lambda loss: loss.explain())
 def test_losses_of_pairs_keep_the_contract(loss: PairLoss) -> None:
     check_loss(loss)
-    assert (loss.reads_groups, loss.per_row, loss.aggregation) == (True, True, "seq_mean_token_sum")
-    assert loss.reads_reference is isinstance(loss, DPO)
+    assert loss.aggregation == "seq_mean_token_sum"
+    assert Inputs.GROUPS in loss.inputs
+    assert (Inputs.REFERENCE in loss.inputs) is isinstance(loss, DPO)
 
 
 def kto(loss: KTO, batch: TrainBatch, logps: Tensor) -> LossOutput:
@@ -253,7 +254,7 @@ def test_ktos_baseline_is_of_all_ranks_and_has_no_gradient() -> None:
 
 def test_kto_keeps_the_contract_and_needs_no_groups() -> None:
     check_loss(KTO())
-    assert (KTO.reads_groups, KTO.reads_reference, KTO.per_row) == (False, True, True)
+    assert KTO.inputs == Inputs.REWARDS | Inputs.REFERENCE
     assert KTO().explain().startswith("1.0 (1 - sigmoid(0.1 (d - z))) if R > 0.0 else 1.0 (1 - sigmoid(0.1 (z - d)))")
 
 

@@ -28,7 +28,7 @@ from rlkit.interfaces.engine import RolloutEngine
 from rlkit.interfaces.environment import Environment, Observation
 from rlkit.interfaces.filter import GroupFilter
 from rlkit.interfaces.interaction import Interaction, Reply
-from rlkit.interfaces.loss import PolicyLoss
+from rlkit.interfaces.loss import AdvantageLoss, PolicyLoss
 from rlkit.interfaces.parser import ParsedTurn, ToolCall, ToolParser
 from rlkit.interfaces.reward import RewardFunction
 from rlkit.interfaces.task import Task
@@ -278,10 +278,8 @@ class MeanLoss(PolicyLoss):
         return LossOutput(-(batch.advantages * out.logps).mean(), {})
 
 
-class HastyLoss(PolicyLoss):
+class HastyLoss(AdvantageLoss):
     """Has a gradient without an advantage."""
-
-    zero_without_advantage = True
 
     def __call__(self, out: Any, batch: Any) -> LossOutput:
         return LossOutput(-(batch.advantages + 0.1) * out.logps * batch.mask, {})
@@ -363,7 +361,7 @@ class EagerParser(StrictParser):
         (check_advantage, UnmaskedAdvantage(), "UnmaskedAdvantage wrote advantages outside the mask"),
         (check_advantage, Unsafe(), r"Unsafe wrote advantages .* for rewards \[1.0, 1.0, 1.0, 1.0\], expected finite"),
         (check_loss, MeanLoss(), r"MeanLoss returned a loss of shape \(\), expected a LossOutput of shape \(4, 6\)"),
-        (check_loss, HastyLoss(), "HastyLoss has `zero_without_advantage = True`, but a gradient where advantages"),
+        (check_loss, HastyLoss(), "HastyLoss is an AdvantageLoss, but has a gradient where advantages"),
         (check_loss, ExplodingLoss(), "ExplodingLoss is not finite where the log-ratio is 20"),
         (check_reward, NanReward(), "NanReward returned nan for '', expected finite numbers, or an error"),
         (check_reward, ClosureReward(), "ClosureReward cannot be pickled"),

@@ -8,7 +8,7 @@ from annotated_types import Ge, Lt
 from torch import Tensor, nn
 
 from rlkit.errors import RecipeError
-from rlkit.interfaces.loss import PairLoss
+from rlkit.interfaces.loss import Inputs, PairLoss
 from rlkit.ops.masked import masked_sum
 from rlkit.ranges import NUMBER, PositiveFloat
 from rlkit.types import PolicyOutput, TrainBatch
@@ -33,7 +33,7 @@ class DPO(PairLoss):
         length_normalized: Divide d by the row's tokens; with `ipo` always.
     """
 
-    reads_reference: ClassVar[bool] = True
+    inputs: ClassVar[Inputs] = PairLoss.inputs | Inputs.REFERENCE
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class DPO(PairLoss):
             distance = distance / batch.mask.sum(-1).clamp(min=1)
         return self.beta * distance
 
-    def of_pairs(self, better: Tensor, worse: Tensor) -> Tensor:
+    def per_pair(self, better: Tensor, worse: Tensor) -> Tensor:
         margin = better - worse
         if self.kind == "hinge":
             return (1 - margin).relu()

@@ -7,14 +7,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rlkit.interfaces.loss import PolicyLoss
-from rlkit.ops.aggregate import Aggregation
-from rlkit.ops.masked import at_last, masked_sum
+from rlkit.interfaces.loss import Inputs, SequenceLoss, SequenceOutput
+from rlkit.ops.masked import masked_sum
 from rlkit.ranges import FiniteFloat, NonNegativeFloat, PositiveFloat
-from rlkit.types import LossOutput, PolicyOutput, TrainBatch
+from rlkit.types import PolicyOutput, TrainBatch
 
 
-class KTO(PolicyLoss):
+class KTO(SequenceLoss):
     """w (1 - sigmoid(beta (d - z))) of a desirable row, w (1 - sigmoid(beta (z - d))) of another: no pairs needed.
 
     d is log pi - log pi_ref summed over a row's tokens, z its mean over the mini-batch (all ranks), at least 0 and
@@ -33,12 +32,7 @@ class KTO(PolicyLoss):
         undesirable_weight: w of other rows.
     """
 
-    aggregation: ClassVar[Aggregation] = "seq_mean_token_sum"
-    selects: ClassVar[bool] = True
-    compares: ClassVar[bool] = False
-    reads_advantages: ClassVar[bool] = False
-    reads_reference: ClassVar[bool] = True
-    per_row: ClassVar[bool] = True
+    inputs: ClassVar[Inputs] = SequenceLoss.inputs | Inputs.REFERENCE
     formula: ClassVar[str] = (
         "{desirable_weight} (1 - sigmoid({beta} (d - z))) if R > {threshold} else "
         "{undesirable_weight} (1 - sigmoid({beta} (z - d))), d = sum_t(logp - ref_logp), z = max(0, mean d)"
@@ -67,18 +61,19 @@ class KTO(PolicyLoss):
         self._baseline = max(total / max(count, 1), 0.0)
         return torch.zeros_like(batch.mask)
 
-    def __call__(self, out: PolicyOutput, batch: TrainBatch) -> LossOutput:
+    def per_sequence(self, out: PolicyOutput, batch: TrainBatch) -> SequenceOutput:
         desirable = batch.rewards > self.threshold
         margin = self.beta * (self._distance(out.logps, batch) - self._baseline)
         margin = torch.where(desirable, margin, -margin)
         weight = torch.where(desirable, self.desirable_weight, self.undesirable_weight)
-        loss, found = weight * (1 - margin.sigmoid()), margin.detach()
+        loss = weight * (1 - margin.sigmoid())
+        margin = margin.detach()
         metrics = {
-            "margin": found.mean(),
-            "preference_accuracy": (found > 0).float().mean(),
-            "baseline": found.new_tensor(self._baseline),
+            "margin": margin.mean(),
+            "preference_accuracy": (margin > 0).float().mean(),
+            "baseline": margin.new_tensor(self._baseline),
         }
-        return LossOutput(at_last(loss, batch.mask), metrics)
+        return SequenceOutput(loss, metrics)
 
     def _distance(self, logps: Tensor, batch: TrainBatch) -> Tensor:
         """Return the log-ratio [B] to the reference."""

@@ -35,6 +35,6 @@ class ORPO(PairLoss):
         mean = mean.clamp(max=-1e-6)  # the odds of a certain row are infinite
         return mean - (-mean.expm1()).log()
 
-    def of_pairs(self, better: Tensor, worse: Tensor) -> Tensor:
+    def per_pair(self, better: Tensor, worse: Tensor) -> Tensor:
         cross_entropy = -nn.functional.logsigmoid(better)  # the inverse of the log odds: log p
         return cross_entropy - self.coef * nn.functional.logsigmoid(better - worse)

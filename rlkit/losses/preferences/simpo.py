@@ -31,5 +31,5 @@ class SimPO(PairLoss):
     def scores(self, out: PolicyOutput, batch: TrainBatch) -> Tensor:
         return self.beta * masked_sum(out.logps, batch.mask, -1) / batch.mask.sum(-1).clamp(min=1)
 
-    def of_pairs(self, better: Tensor, worse: Tensor) -> Tensor:
+    def per_pair(self, better: Tensor, worse: Tensor) -> Tensor:
         return -nn.functional.logsigmoid(better - worse - self.gamma)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rlkit.interfaces.loss import Inputs
 from rlkit.rollout.collate import add_rewards, collate
 from rlkit.run.measure import memory
 from rlkit.train.data import Data
@@ -53,7 +54,7 @@ def _longest(data: Data) -> list[Trajectory]:
     """
     recipe = data.recipe
     length = max(one.longest_row for one in (data, *data.mixtures.values()))
-    prompts, size = recipe.train.prompts_per_step, data.largest_group if recipe.loss.reads_groups else 1
+    prompts, size = recipe.train.prompts_per_step, data.largest_group if Inputs.GROUPS in recipe.loss.inputs else 1
     rows = min(max(1, data.token_limit // length // size) * size, prompts * data.largest_group)
     mask = [False] + [True] * (length - 1)
     [prompt] = data.examples(1)

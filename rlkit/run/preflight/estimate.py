@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from rlkit.interfaces.loss import Inputs
 from rlkit.interfaces.optimizer import Optimizer
 from rlkit.models.activations import activation_bytes, frozen_bytes, precision_of, token_limit
 from rlkit.models.load import naming
@@ -80,7 +81,7 @@ class Setting:
         recipe = self.recipe
         if self.samples:
             return recipe.rollout.group_size
-        return 1 + recipe.loss.reads_groups if self.answers is None else self.answers.most
+        return 1 + (Inputs.GROUPS in recipe.loss.inputs) if self.answers is None else self.answers.most
 
     @property
     def longest_row(self) -> int:
@@ -212,10 +213,10 @@ def memory(known: Setting) -> dict[str, float]:
     everything = known.rows * row
     cached = min(getattr(recipe.rollout.engine, "max_kv_tokens", 0), everything)
     width = 2 if known.half_base or known.computes == "mixed" else 4
-    alone = row * (known.group if recipe.loss.reads_groups else 1)  # never divided
+    alone = row * (known.group if Inputs.GROUPS in recipe.loss.inputs else 1)  # never divided
     tokens = min(max(token_limit(train, recipe.model, recipe.fabric), alone), everything)
     activations = max(_activations(known, model, tokens) for model in models)
-    chosen = everything * 12.0 * recipe.loss.teacher_top  # ids and log-probs of a teacher's most likely tokens
+    chosen = everything * 12.0 * recipe.loss.forward.teacher_top  # ids and log-probs of a teacher's most likely tokens
     gathered = known.policy.base * (2 if known.computes == "mixed" else 4) if known.shards > 1 else 0
     found = {
         "weights and optimizer": states / known.shards,

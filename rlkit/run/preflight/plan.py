@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from rlkit.errors import RolloutError, show
+from rlkit.interfaces.loss import Inputs
 from rlkit.models.source import source_of
 from rlkit.recipe import Recipe
 from rlkit.sections import Lora, Train
@@ -110,7 +111,7 @@ def lengths(data: Data) -> Iterator[str]:
         yield f"{data.overlong:,} prompts of more than {data.limit} tokens are {done} (rollout.overlong)"
     if data.unscorable:
         yield f"warning: {data.unscorable}; they are left out (rollout.unscorable)"
-    whole, size = ("group", data.largest_group) if data.recipe.loss.reads_groups else ("row", 1)
+    whole, size = ("group", data.largest_group) if Inputs.GROUPS in data.recipe.loss.inputs else ("row", 1)
     if (alone := row * size) > limit:
         yield (
             f"the longest {whole} has {alone} tokens, more than train.max_tokens_per_micro_batch = {limit}: "

@@ -36,7 +36,10 @@ def compute_teacher_logps(context: TrainContext, batch: RolloutBatch, trajectori
     rows, section = read_rows(context.data, batch, trajectories), context.recipe.teacher
     assert section is not None
     found: list[Tensor] = []
-    paths, count = [section.path_of(t.prompt.source_name) for t in trajectories], context.recipe.loss.teacher_top
+    paths, count = (
+        [section.path_of(t.prompt.source_name) for t in trajectories],
+        context.recipe.loss.forward.teacher_top,
+    )
     if context.data.teacher_prompts is not None:
         count = min(count, context.data.teacher_prompts.columns)
     for path, teacher in context.models.teachers.items():  # agreed: by the recipe
