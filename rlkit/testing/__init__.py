@@ -11,6 +11,7 @@ from rlkit.testing.contracts import (
     check_reward,
     check_task,
     example_batch,
+    example_train_batch,
     example_trajectory,
 )
 from rlkit.testing.conversations import check_engine, check_environment, check_interaction, check_schema, check_tool
@@ -38,6 +39,7 @@ __all__ = [
     "check_task",
     "check_tool",
     "example_batch",
+    "example_train_batch",
     "example_trajectory",
     "golden",
     "random_model",

@@ -118,6 +118,13 @@ def _without_rows(batch: Batch) -> Batch:
     return batch.rows(torch.arange(0))
 
 
+def example_train_batch(scale: float = 1.0) -> TrainBatch:
+    """Return `example_batch` as a loss reads it: the first group has advantages of `scale`, the second of -`scale`."""
+    batch = example_batch()
+    batch.advantages = torch.where(batch.group[:, None] == 0, scale, -scale) * batch.mask
+    return TrainBatch.of(batch)
+
+
 def check_loss(loss: PolicyLoss) -> torch.Tensor:
     """Check that the loss is per token, has a gradient, and ignores values outside the mask.
 

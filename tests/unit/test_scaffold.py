@@ -82,14 +82,15 @@ def test_their_own_tests_pass_as_they_are(packages: Path) -> None:
 def test_what_is_written_is_found_and_conforms(kind: str, packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = packages / f"rlkit-my-{kind}"
     monkeypatch.syspath_prepend(package / "src")
-    cls = f"My{kind.capitalize()}"
-    module = importlib.import_module(f"rlkit_my_{kind}")
+    cls = "My" + "".join(word.capitalize() for word in kind.split("-"))
+    name = f"rlkit_my_{kind}".replace("-", "_")
+    module = importlib.import_module(name)
     part = load_plugins([(f"my-{kind}", module)], entry_points=False).parts[PLURALS[kind]][cls]
     assert part.plugin.name == f"my-{kind}"
     assert {f.state for f in check_plugin(f"my-{kind}", module)} == {"ok"}
     [fragment] = re.findall(r"In a recipe:\n\n    (.+)\n", (package / "README.md").read_text())
     assert cls in str(yaml.safe_load(fragment))
-    assert f'my-{kind} = "rlkit_my_{kind}"' in (package / "pyproject.toml").read_text()
+    assert f'my-{kind} = "{name}"' in (package / "pyproject.toml").read_text()
     assert not re.search(r"\$\w", "".join(p.read_text() for p in package.rglob("*.*") if p.suffix != ".pyc"))
 
 

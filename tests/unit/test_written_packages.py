@@ -155,6 +155,20 @@ def test_task_filter_reward_advantage_loss_optimizer_and_schedule() -> None:
     assert moved == pytest.approx(1.5e-5, rel=0.05)  # by the sign alone: both steps' rates
 
 
+@pytest.mark.parametrize(
+    ("loss", "metric", "options"),
+    [
+        ("NewSequenceLoss", "mean_logp", ("--recipe=quickstart",)),
+        ("NewPairLoss", "margin", ("--recipe=quickstart", "--rollout.sampling.temperature=4", "--reward=NewReward")),
+        ("NewScoreLoss", "error", ("--recipe=quick_rm",)),
+    ],
+)
+def test_losses_of_each_kind(loss: str, metric: str, options: tuple[str, ...]) -> None:
+    metrics, _ = fit(*options, f"--loss={loss}", "--advantage=null", "--train.steps=2", "--validation=null")
+    assert all(f"policy/{metric}" in row for row in metrics)
+    assert all(row["grad_norm"] > 0 for row in metrics)
+
+
 def test_verb_recipe_and_environment(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["new-command", "--recipe=new-recipe", "--first=2"]) == 0
     first, second, count = capsys.readouterr().out.splitlines()

@@ -22,7 +22,9 @@ from rlkit.hooks import KINDS
 from rlkit.registry import load_plugins
 
 HERE = Path(__file__).parent
-PLURALS = {kind.name: plural for plural, kind in KINDS.items()}
+LOSSES = ("sequence-loss", "pair-loss", "score-loss")
+"""Kinds of losses beside that of tokens, which is `loss`."""
+PLURALS = {kind.name: plural for plural, kind in KINDS.items()} | dict.fromkeys(LOSSES, "losses")
 WRITTEN = [*PLURALS, "command", "recipe"]
 """What a new package can offer."""
 PREFIX = "rlkit-"
