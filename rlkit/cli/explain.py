@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from rlkit.cli.display import echo
 from rlkit.cli.parsing.parser import parse
+from rlkit.data.mixtures import recipe_of
 from rlkit.interfaces.loss import Inputs
 from rlkit.recipe import Recipe
 from rlkit.sections import Critic, Teacher, Train
-from rlkit.train.mixtures.recipes import recipe_of
 
 NORMALISERS = {
     "token_mean": "sum over all tokens / N_tokens",

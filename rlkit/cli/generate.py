@@ -9,10 +9,10 @@ from rich.text import Text
 
 from rlkit.cli.checkpoint import CHECKPOINT, with_checkpoint
 from rlkit.cli.parsing.parser import parse
+from rlkit.data.data import load_data
 from rlkit.errors import RecipeError
 from rlkit.rollout.collect import collect
 from rlkit.text import visible
-from rlkit.train.data import load_data
 from rlkit.train.setup import fabric_for, prepare_rollouts
 from rlkit.types import Prompt, Trajectory
 
@@ -32,9 +32,11 @@ def run(argv: Sequence[str]) -> int:
     data = load_data(parsed.recipe)
     text = parsed.options.prompt
     prompt = data.examples(1)[0] if text is None else Prompt("prompt", [{"role": "user", "content": text}])
-    length = data.length(prompt)
-    if length >= data.context:
-        raise RecipeError(f"--prompt has {length} tokens, expected fewer than the model's context of {data.context}")
+    length = data.lengths.measure([prompt])[0]
+    if length >= data.dialogue.context:
+        raise RecipeError(
+            f"--prompt has {length} tokens, expected fewer than the model's context of {data.dialogue.context}"
+        )
     fabric = fabric_for(parsed.recipe)
     fabric.launch()
     rollouts = prepare_rollouts(parsed.recipe, data, fabric)
@@ -45,7 +47,7 @@ def run(argv: Sequence[str]) -> int:
     finally:
         rollouts.close()
     if fabric.is_global_zero:
-        Console(highlight=False, soft_wrap=True).print(paint(trajectory, data.tokenizer))
+        Console(highlight=False, soft_wrap=True).print(paint(trajectory, data.dialogue.tokenizer))
     return 0
 
 

@@ -12,6 +12,7 @@ from rlkit.cli.display import echo
 from rlkit.cli.parsing.annotate import annotated
 from rlkit.cli.parsing.parser import Parsed, parse
 from rlkit.cli.script import as_python
+from rlkit.data.data import Data, load_data
 from rlkit.distributed.fsdp2 import FSDP2
 from rlkit.errors import RecipeError, UnavailableError, explain
 from rlkit.installed import DISTRIBUTION
@@ -23,7 +24,6 @@ from rlkit.rollout.scoring import score
 from rlkit.rollout.workers import Workers
 from rlkit.run.preflight import estimate, plan
 from rlkit.run.preflight.dryrun import dry_run
-from rlkit.train.data import Data, load_data
 from rlkit.train.runtime import NoPolicyError, RuntimeWithoutPolicy
 from rlkit.train.setup import fabric_for, prepare_training
 
@@ -125,18 +125,19 @@ def _check(parsed: Parsed, data: Data) -> int:
     ranks, shards = _ranks(fabric)
     for line in plan.lines(data, ranks):
         echo(line)
-    for fact in (found := data.template.check()).facts:
+    for fact in (found := data.dialogue.template.check()).facts:
         echo(f"template: {fact}")
     for warning in found.warnings:
         echo(f"warning: {warning}")
-    measured = [data.length(prompt) for prompt in data.examples(EXAMPLES)]
+    measured = [data.lengths.measure([prompt])[0] for prompt in data.examples(EXAMPLES)]
     prompt = sum(measured) / len(measured)
     _estimate(estimate.setting(recipe, prompt, data.longest, ranks, shards, answers=data.answers))
     if parsed.options.deep:  # agreed: all ranks have the same command line
         _measure(parsed, data, fabric)
     elif recipe.reward is not None:
         _try_reward(recipe, recipe.reward, data, fabric)
-    echo(f"ok: {len(data.train)} training rows, {len(data.validation)} validation prompts, context {data.context}")
+    prompts = f"{len(data.train)} training rows, {len(data.validation)} validation prompts"
+    echo(f"ok: {prompts}, context {data.dialogue.context}")
     return 0
 
 

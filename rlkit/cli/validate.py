@@ -17,6 +17,7 @@ from rich.console import Console
 from rlkit.cli.checkpoint import CHECKPOINT, each_checkpoint
 from rlkit.cli.display import by_checkpoint, echo, metric_rows, show
 from rlkit.cli.parsing.parser import Parsed, parse
+from rlkit.data.data import Data, load_data
 from rlkit.distributed.offload import free_cached
 from rlkit.errors import CheckpointError, RecipeError, RlkitError, explain
 from rlkit.recipe import Recipe
@@ -24,7 +25,6 @@ from rlkit.run.answers import write_answers
 from rlkit.run.checkpoint.state import as_data
 from rlkit.run.folder import environment, json_text, new_folder, of_rank, write_whole
 from rlkit.run.harness import Harness
-from rlkit.train.data import Data, load_data
 from rlkit.train.evaluate import Evaluation, evaluate, samplings
 from rlkit.train.setup import fabric_for, prepare_rollouts
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from rlkit.concurrency.tasks import cancel
 from rlkit.distributed.offload import HostOffload, free_cached, use_device
@@ -20,11 +20,10 @@ from rlkit.models.weights import PolicyWeights
 from rlkit.recipe import Recipe
 from rlkit.rollout.collect import BusyTimer, Sampler
 from rlkit.rollout.conversation import Limits
+from rlkit.rollout.dialogue import Dialogue
 from rlkit.rollout.loop import EventLoop, close_on_loop
-from rlkit.rollout.participants import Participants
 from rlkit.rollout.replies import reply_limit
 from rlkit.rollout.scoring import score
-from rlkit.rollout.template import ChatTemplate
 from rlkit.rollout.workers import Workers
 from rlkit.sections import Conversation
 from rlkit.types import Sampling, Score, Trajectory
@@ -33,22 +32,6 @@ T = TypeVar("T")
 
 WATCH_SECONDS = 0.5
 """How often work is interrupted to check whether the engine has lost its weights."""
-
-
-class Dialogue(Protocol):
-    """What conversations are made with; read when they begin, since tools describe themselves once they are bound."""
-
-    @property
-    def template(self) -> ChatTemplate:
-        """Renders conversations."""
-
-    @property
-    def participants(self) -> Participants:
-        """Tools, a user, an environment."""
-
-    @property
-    def context(self) -> int:
-        """The policy's context in tokens."""
 
 
 class RolloutService:

@@ -7,6 +7,7 @@ from functools import partial
 
 from lightning.fabric import Fabric
 
+from rlkit.data.data import Data
 from rlkit.errors import RlkitError
 from rlkit.models.store import CheckpointRef
 from rlkit.recipe import Recipe
@@ -15,7 +16,6 @@ from rlkit.run.outcome import Outcome, Replay, Reporter
 from rlkit.run.peers import Peers
 from rlkit.run.session import Session, agreed
 from rlkit.run.signals import Signals
-from rlkit.train.data import Data
 from rlkit.train.setup import TrainContext, prepare_training
 
 INTERRUPTED = 130

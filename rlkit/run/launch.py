@@ -11,6 +11,7 @@ from pathlib import Path
 
 from lightning.fabric import Fabric
 
+from rlkit.data.data import Data, load_data
 from rlkit.distributed.ranks import Ranks
 from rlkit.errors import CheckpointError, RecipeError
 from rlkit.models.store import MANIFEST, CheckpointRef, Store, newest_whole, open_checkpoint
@@ -22,7 +23,6 @@ from rlkit.run.folder import RunFolder, default_folder, output_path
 from rlkit.run.lock import Lock
 from rlkit.run.outcome import Outcome, Replay, Reporter
 from rlkit.text import safe
-from rlkit.train.data import Data, load_data
 from rlkit.train.setup import fabric_for
 
 LAUNCHER = "RLKIT_LAUNCHER_PID"

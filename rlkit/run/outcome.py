@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from rlkit.train.step import Obtain
+from rlkit.train.rollouts import Obtain
 from rlkit.types import JsonObject
 
 Metrics = dict[str, float]

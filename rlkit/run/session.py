@@ -41,9 +41,9 @@ from rlkit.train.ahead.beside import BesideStream
 from rlkit.train.ahead.colocated import ColocatedStream
 from rlkit.train.ahead.stream import Stream, TrainedPlaces
 from rlkit.train.evaluate import Accuracies, evaluate
-from rlkit.train.rollouts import source
+from rlkit.train.method import method_of
+from rlkit.train.phases import StepResult
 from rlkit.train.setup import TrainContext
-from rlkit.train.step import StepResult, step
 from rlkit.types import Trajectory
 
 
@@ -102,7 +102,8 @@ class Session:
             kind = BesideStream if context.rollouts.engine.beside else ColocatedStream
             self.stream = kind(context.data, context.rollouts, self._trained(context.recipe, resumed))
         replay = self.replay or Replay(train.steps)
-        obtain = replay.obtain or self.stream or source(context.recipe)
+        method = method_of(context.recipe)
+        obtain = replay.obtain or self.stream or method.obtain
 
         def content(best: Best | None) -> tuple[dict[str, Tensor], State]:
             return tensors(context), self._state(context, best)
@@ -112,7 +113,7 @@ class Session:
         while not (self.stopping or self.enough) and self.outcome.steps < replay.last:
             number = self.outcome.steps + 1
             with self._profiled(context.recipe.profile, number):
-                made = step(context, number, obtain)
+                made = method.step(context, number, obtain)
             used = memory.metrics(context.device)
             # agreed: the names are the same on every rank
             metrics = made.metrics | {name: context.ranks.all_reduce_max(x) for name, x in used.items()}
@@ -195,7 +196,7 @@ class Session:
         policy = context.models.actor.policy
         weights = full_state_dict(policy, keep=self.first)
         if self.first:
-            save_policy(policy, context.data.tokenizer, self.folder.path / name, weights)
+            save_policy(policy, context.data.dialogue.tokenizer, self.folder.path / name, weights)
 
     def _begin(self, context: TrainContext, resumed: CheckpointRef | None) -> Saver:
         save, best, here = context.recipe.save, None, False

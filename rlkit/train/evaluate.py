@@ -24,8 +24,9 @@ from rlkit.rollout.recorded import check_recorded, recorded_group
 from rlkit.rollout.service import RolloutService
 from rlkit.sections import Validation
 from rlkit.text import safe
+from rlkit.train.describe import LONGEST_NAME, MAX_SOURCES, source_of
 from rlkit.train.microbatch import forward_in_micro_batches
-from rlkit.train.rollouts import LONGEST_NAME, MAX_SOURCES, finish, source_of
+from rlkit.train.sampling import score_group
 from rlkit.types import Prompt, Sampling, Score, StopReason, Trajectory
 
 STEP = 0
@@ -250,7 +251,7 @@ def _answer(
     """Return this rank's trajectories and all ranks' answers."""
     mine = service.shard_for_rank(list(enumerate(prompts)))
     sampler = service.sampler(sampling, samples, STEP)
-    trajectories = service.sample(collect(sampler, mine, lambda group: finish(service, group)))
+    trajectories = service.sample(collect(sampler, mine, lambda group: score_group(service, group)))
     everyone = service.ranks.gather_dp([Answer.of(t) for t in trajectories])
     # those of a tensor-parallel group may differ, since the first one samples for all
     return trajectories, service.ranks.broadcast_tp(sorted((a for some in everyone for a in some), key=_place))

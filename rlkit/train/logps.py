@@ -71,6 +71,11 @@ def frozen_top(context: TrainContext, batch: RolloutBatch, frozen: FrozenPolicy,
         return _forward(context, batch, lambda tokens, mask: frozen.top(tokens, mask, temperature, reads), frozen)
 
 
+def log_mismatch(context: TrainContext, batch: TrainBatch, meter: Meter) -> None:
+    """Log the mismatch of engine and trainer in a batch that the latest update trained on; all ranks must call this."""
+    measure_gap(batch, context.rollouts.version - 1, context.ranks.all_reduce_sum, meter)
+
+
 def measure_gap(batch: TrainBatch, version: int, reduce: Reducer, meter: Meter) -> None:
     """Log how far the trainer's log-probs are from the engine's; every rank must call this.
 

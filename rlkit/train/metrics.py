@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from math import isfinite
 
+import torch
 from torch import Tensor
 
 from rlkit.distributed.ranks import Ranks
@@ -44,6 +47,14 @@ class Meter:
     def correlate(self, name: str, pairs: Moments) -> None:
         """Add pairs to a correlation, of which there is no metric where one side is constant."""
         self._pairs[name] = self._pairs[name].plus(pairs)
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Log the seconds of a phase as `time/PHASE`, and name it in profiles."""
+        start = time.perf_counter()
+        with torch.profiler.record_function(phase):
+            yield
+        self.max(f"time/{phase}", time.perf_counter() - start)
 
     def result(self, ranks: Ranks) -> dict[str, float]:
         """Return all metrics over all ranks, the same on each; every rank must call this."""

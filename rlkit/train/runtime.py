@@ -11,6 +11,7 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
+from rlkit.data.data import Data
 from rlkit.distributed.fsdp2 import unsharded
 from rlkit.interfaces.reward import RewardManager
 from rlkit.interfaces.runtime import BoundPart, OneProcess, Runtime
@@ -21,7 +22,6 @@ from rlkit.registry import calling
 from rlkit.rollout.scoring import score
 from rlkit.rollout.service import RolloutService
 from rlkit.rollout.workers import Workers
-from rlkit.train.data import Data
 from rlkit.types import Score, Trajectory
 
 if TYPE_CHECKING:
@@ -41,9 +41,9 @@ class PartRuntime:
     def __init__(self, data: Data, rollouts: RolloutService) -> None:
         self._rollouts = rollouts
         self._actor, self._ranks = rollouts.actor, rollouts.ranks
-        self.tokenizer = data.tokenizer
-        self.context = data.context
-        self.stop_ids = data.stop_ids
+        self.tokenizer = data.dialogue.tokenizer
+        self.context = data.dialogue.context
+        self.stop_ids = data.dialogue.stop_ids
 
     @property
     def policy(self) -> Any:

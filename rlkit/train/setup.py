@@ -11,6 +11,7 @@ from lightning.fabric import Fabric
 from lightning.fabric.accelerators import CUDAAccelerator  # type: ignore[attr-defined]
 
 from rlkit.concurrency.garbage import uncollected
+from rlkit.data.data import Data
 from rlkit.distributed.fsdp2 import make_fabric
 from rlkit.distributed.ranks import Ranks
 from rlkit.errors import RecipeError
@@ -19,7 +20,6 @@ from rlkit.recipe import FLASH, Recipe
 from rlkit.rollout.service import RolloutService
 from rlkit.train.callbacks import Callbacks
 from rlkit.train.credit import RewardTransforms
-from rlkit.train.data import Data
 from rlkit.train.models import Models, Placer, load_actor
 from rlkit.train.runtime import bind_parts
 
@@ -86,7 +86,7 @@ def prepare_training(recipe: Recipe, data: Data, fabric: Fabric, note: Callable[
     offload = None
     if recipe.train.offload_during_rollout:
         offload = models.offload(fabric.device, keep_policy=recipe.rollout.engine.reads_policy)
-    rollouts = RolloutService(recipe, data, models.actor, ranks, offload)
+    rollouts = RolloutService(recipe, data.dialogue, models.actor, ranks, offload)
     bind_parts(recipe, data, rollouts)
     transforms = RewardTransforms(recipe.shaping, recipe.kl_reward)
     return TrainContext(recipe, data, ranks, models, rollouts, transforms, Callbacks(recipe.callbacks, ranks, note))
@@ -104,7 +104,7 @@ def prepare_rollouts(recipe: Recipe, data: Data, fabric: Fabric) -> RolloutServi
     ranks = Ranks(fabric)
     actor = load_actor(recipe, Placer(fabric, ranks))
     _close_rows(actor, data)
-    rollouts = RolloutService(recipe, data, actor, ranks)
+    rollouts = RolloutService(recipe, data.dialogue, actor, ranks)
     bind_parts(recipe, data, rollouts)
     return rollouts
 
@@ -112,4 +112,4 @@ def prepare_rollouts(recipe: Recipe, data: Data, fabric: Fabric) -> RolloutServi
 def _close_rows(actor: Actor, data: Data) -> None:
     """Let a reward model score conversations as the chat template renders them."""
     if isinstance(actor, ScoreModel):
-        actor.close_with(data.template.closing(), data.stop_ids)
+        actor.close_with(data.dialogue.template.closing(), data.dialogue.stop_ids)

@@ -18,7 +18,7 @@ from rlkit.sections import Train
 from rlkit.train.logps import policy_logps
 from rlkit.train.metrics import Meter
 from rlkit.train.microbatch import aligned_micro_batches, select_rows
-from rlkit.train.mixtures.batches import Mixed, mixed
+from rlkit.train.mixtures import Mixed, mixed
 from rlkit.train.objective import LossShare, Objective, count_tokens, value_share
 from rlkit.train.setup import TrainContext
 from rlkit.types import Batch, PolicyOutput, TrainBatch

@@ -20,7 +20,7 @@ QUESTIONS = Path(__file__).parents[3] / "shared" / "data" / "gsm8k" / "train.jso
 def child(path: str) -> None:
     """Load a task's rows and drop the long ones, as `fit` does before a model is loaded; print the seconds."""
     from rlkit.cli.parsing.parser import parse
-    from rlkit.train.data import load_data
+    from rlkit.data.data import load_data
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # as the command does
     options = ["--recipe=quickstart", "--task=HFDataset", f"--task.path={path}", "--validation=null"]
@@ -28,7 +28,7 @@ def child(path: str) -> None:
     start, cpu = time.perf_counter(), time.process_time()
     data = load_data(parsed.recipe)
     seconds = time.perf_counter() - start
-    print(json.dumps({"kept": len(data.kept), "seconds": seconds, "cpu": time.process_time() - cpu}))
+    print(json.dumps({"kept": len(data.order.rows), "seconds": seconds, "cpu": time.process_time() - cpu}))
 
 
 def main() -> None:

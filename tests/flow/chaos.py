@@ -53,9 +53,9 @@ AHEAD = (
 PPO = (*GRPO[:2], "quick_ppo", *GRPO[3:], "--train.minibatches=2")
 
 STAGES = {
-    "rollout": "train.rollouts._play",
-    "scoring": "train.step.await_scores",
-    "logps": "train.step.compute_logps",
+    "rollout": "train.sampling._sample_prompts",
+    "scoring": "train.rl.await_scores",
+    "logps": "train.rl.compute_logps",
     "policy": "train.update.update_policy",
     "critic": "train.update.update_critic",
     "copy": "run.checkpoint.write.Writer.save",
@@ -63,7 +63,7 @@ STAGES = {
     "rename": "run.checkpoint.write.Writer._prune",
     "sync": "rollout.service.RolloutService.sync_weights",
     "validate": "run.session.Session.validate",
-    "step": "run.session.step",
+    "step": "train.method.rl_step",
 }
 """What is going on when the kill comes, and the function that does it."""
 

@@ -10,10 +10,10 @@ import sys
 import torch
 
 from rlkit.cli.parsing.parser import parse
+from rlkit.data.data import load_data
 from rlkit.distributed.fsdp2 import make_fabric
 from rlkit.interfaces.loss import PolicyLoss
 from rlkit.losses import DPO, ClipLoss, CrossEntropy, Distillation
-from rlkit.train.data import load_data
 from rlkit.train.metrics import Meter
 from rlkit.train.setup import TrainContext, prepare_training
 from rlkit.train.update import embedding_noise, update_policy

@@ -18,10 +18,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import rlkit.train.step
 from rlkit.cli.main import main
 from rlkit.run.checkpoint.write import Saver
 from rlkit.run.session import Session
+from rlkit.train.metrics import Meter
 
 FAULT = json.loads(os.environ["RLKIT_FAULT"])
 HERE = int(os.environ.get("LOCAL_RANK", "0")) == FAULT["rank"]
@@ -97,14 +97,14 @@ def wait_with_folder(shared: Path) -> None:
 
 if __name__ == "__main__":
     stages = Stages()
-    timed = rlkit.train.step._timed
+    timed = Meter.timed
 
     @contextmanager
     def staged(meter: Any, phase: str) -> Iterator[None]:
         with stages.within(phase), timed(meter, phase):
             yield
 
-    rlkit.train.step._timed = staged
+    Meter.timed = staged  # type: ignore[method-assign]
     stages.around(Saver, "after", "save")
     stages.around(Saver, "end", "save")
     stages.around(Session, "validate", "validate")

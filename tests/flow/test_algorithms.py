@@ -402,7 +402,7 @@ def test_old_log_probs_of_stale_tokens_lie_between(tmp_path: Path, monkeypatch: 
         batch = collate(trajectories)
         return replace(batch, versions=torch.where(batch.mask, batch.versions - 2, -1))
 
-    monkeypatch.setattr("rlkit.train.step.collate", aged)
+    monkeypatch.setattr("rlkit.train.rl.collate", aged)
     options = ("--train.old_logps=loglinear", "--train.minibatches=2", "--train.epochs=2", "--train.lr=0.003")
     metrics, _ = fit(tmp_path / "out", *options, "--correction.high=2")
     assert all(1e-5 < abs(row["policy/correction_weight"] - 1) < 0.5 for row in metrics)
@@ -435,7 +435,7 @@ def test_rewards_are_scored_while_log_probs_are_computed(tmp_path: Path, monkeyp
         waiting.append(rollouts.scoring.running)
         return await_scores(service, rollouts, meter)
 
-    monkeypatch.setattr("rlkit.train.step.await_scores", watched)  # called when log-probs is over
+    monkeypatch.setattr("rlkit.train.rl.await_scores", watched)  # called when log-probs is over
     reward = ("--reward=PythonReward", f"--reward.function={tmp_path}/slow.py:slow", "--reward.allow_code=true")
     metrics, steps = fit(tmp_path / "out", *reward, "--train.minibatches=2")
     assert all(count > 0 for count in waiting)

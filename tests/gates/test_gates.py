@@ -43,6 +43,7 @@ FLOORS = [
         "loggers",
     },
     {"builtin", "rollout", "testing"},
+    {"data"},
     {"train"},
     {"run"},
     {"cli"},
@@ -178,7 +179,7 @@ def test_every_option_is_read_by_some_code() -> None:
     for parts in load_plugins(entry_points=False).parts.values():
         for part in parts.values():
             source = "\n".join(inspect.getsource(cls) for cls in part.cls.__mro__ if cls.__module__.startswith("rlkit"))
-            for reader in ("rollout/scoring.py", "rollout/service.py", "train/rollouts.py"):
+            for reader in ("rollout/scoring.py", "rollout/service.py", "train/sampling.py"):
                 source += (ROOT / "rlkit" / reader).read_text(encoding="utf-8")
             for name in inspect.signature(part.cls).parameters:
                 if not re.search(rf"\.{name}\b(?! = )", source):

@@ -341,9 +341,10 @@ class Data:
     def __init__(self, plan: Plan, service: Service) -> None:
         self.plan, self.service, self.first = plan, service, service.version
         self.begun: set[int] = set()
+        self.order = self
 
-    def row(self, place: int) -> int:
-        return place
+    def at(self, position: int) -> int:
+        return position
 
     def prompt(self, row: int) -> Prompt:
         self.begun.add(row)

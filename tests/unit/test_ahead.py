@@ -13,13 +13,13 @@ from safetensors.torch import load_file
 from rlkit.cli.diff.compare import compare
 from rlkit.cli.main import main
 from rlkit.cli.parsing.parser import parse
+from rlkit.data.data import Data
 from rlkit.errors import RecipeError
 from rlkit.models.store import open_checkpoint
 from rlkit.rollout.service import RolloutService
 from rlkit.train.ahead.beside import BesideStream
 from rlkit.train.ahead.colocated import ColocatedStream
 from rlkit.train.ahead.stream import Stream, TrainedPlaces
-from rlkit.train.data import Data
 from rlkit.train.metrics import Meter
 from rlkit.train.rollouts import Rollouts
 from tests.conftest import read_jsonl

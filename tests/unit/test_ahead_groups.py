@@ -14,8 +14,8 @@ from rlkit.filters import ZeroSignal
 from rlkit.train.ahead.buffer import ReplayBuffer
 from rlkit.train.ahead.group import Group
 from rlkit.train.ahead.ledger import Cut, Ledger
+from rlkit.train.describe import MAX_SOURCES, log_by_source
 from rlkit.train.metrics import Meter
-from rlkit.train.rollouts import MAX_SOURCES, log_by_source
 from rlkit.types import Prompt
 from tests.unit.phases import LocalRanks
 from tests.unit.test_phases_step import trajectory

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from rlkit.cli.parsing.parser import parse
+from rlkit.data.data import Data, load_data
 from rlkit.run.preflight.dryrun import _longest, dry_run
 from rlkit.train import update
-from rlkit.train.data import Data, load_data
 from rlkit.train.setup import TrainContext, fabric_for, prepare_training
 
 SMALL = (

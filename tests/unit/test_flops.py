@@ -16,7 +16,7 @@ from rlkit.sections import Critic, Fabric, Lora
 from rlkit.testing import random_model
 from rlkit.train.metrics import Meter
 from rlkit.train.models import TrainableModule
-from rlkit.train.step import speeds
+from rlkit.train.phases import speeds
 from rlkit.train.update import count_work
 from tests.unit.phases import LocalRanks, Trained, Values, context, ready, recipe
 

@@ -33,12 +33,12 @@ def test_the_help_of_fit_loads_neither_models_nor_a_trainer() -> None:
     loaded = loaded_by(HELP.format(["fit", "--help"]))
     assert "jsonargparse" in loaded
     heavy = {"lightning.fabric", "torchmetrics", "transformers", "torch._dynamo", "torch.distributed.tensor", "sympy"}
-    assert not (heavy | {"datasets", "peft", "accelerate", "rlkit.run.launch", "rlkit.train.step"}) & loaded
+    assert not (heavy | {"datasets", "peft", "accelerate", "rlkit.run.launch", "rlkit.train.rl"}) & loaded
 
 
 def test_a_run_loads_no_other_trainer_and_no_metrics() -> None:
     loaded = loaded_by("from rlkit.concurrency.imports import import_lazily\nimport_lazily()\nimport rlkit.run.launch")
-    assert {"lightning.fabric", "rlkit.train.step"} <= loaded
+    assert {"lightning.fabric", "rlkit.train.rl"} <= loaded
     assert not {"lightning", "lightning.pytorch", "torchmetrics", "datasets", "peft", "rich"} & loaded
 
 

@@ -18,6 +18,8 @@ from safetensors.torch import load_file
 
 from rlkit.cli.explain import explain
 from rlkit.cli.parsing.parser import parse
+from rlkit.data.data import load_data
+from rlkit.data.mixtures import recipe_of
 from rlkit.errors import RecipeError
 from rlkit.losses import DPO, CrossEntropy
 from rlkit.models.packing import PackedPasses
@@ -27,11 +29,9 @@ from rlkit.run.preflight.dryrun import _longest
 from rlkit.run.progress import Progress
 from rlkit.sections import KLLoss, Mixture
 from rlkit.tasks import Arithmetic
-from rlkit.train.data import load_data
 from rlkit.train.logps import compute_logps
 from rlkit.train.metrics import Meter
-from rlkit.train.mixtures.batches import Mixed, answers_to_policy, mixed
-from rlkit.train.mixtures.recipes import recipe_of
+from rlkit.train.mixtures import Mixed, answers_to_policy, mixed
 from rlkit.train.update import mixture_term, update_policy
 from rlkit.types import TrainBatch
 from tests.conftest import read_jsonl, rlkit_in_process

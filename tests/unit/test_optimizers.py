@@ -104,7 +104,11 @@ def run_of(model: nn.Module, made: torch.optim.Optimizer) -> Any:
     """Return what a checkpoint needs of a run."""
     policy = SimpleNamespace(inner=model, optimizer=SimpleNamespace(optimizer=made))
     models = SimpleNamespace(policy=policy, critic=None, average=None, reference=None)
-    return SimpleNamespace(models=models, recipe=SimpleNamespace(reference=None), data=SimpleNamespace(order=None))
+    return SimpleNamespace(
+        models=models,
+        recipe=SimpleNamespace(reference=None),
+        data=SimpleNamespace(order=SimpleNamespace(by_outcome=None)),
+    )
 
 
 def steps(model: nn.Module, made: torch.optim.Optimizer, numbers: range) -> None:

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from rlkit.cli.main import main
 from rlkit.concurrency.tasks import run_first
 from rlkit.curricula import Difficulty, SuccessRate
+from rlkit.data.order import RowOrder
 from rlkit.errors import RecipeError
 from rlkit.tasks.order import POSTPONED, Order
-from rlkit.train.data import Data
 from rlkit.types import Prompt
 from tests.conftest import read_jsonl
 
@@ -112,7 +112,7 @@ def test_prompts_that_a_step_starts(size: int, oversample: float, count: int) ->
     recipe: Any = SimpleNamespace(
         train=SimpleNamespace(prompts_per_step=size), rollout=SimpleNamespace(oversample=oversample)
     )
-    assert Data(None, 1, recipe, [], []).count == count
+    assert RowOrder(recipe).count == count
 
 
 def test_built_in_curricula() -> None:

@@ -12,9 +12,10 @@ import pytest
 from rlkit.errors import PartError
 from rlkit.interfaces.advantage import Needs
 from rlkit.interfaces.filter import GroupFilter
-from rlkit.train import rollouts as module
+from rlkit.train import sampling as module
 from rlkit.train.metrics import Meter
-from rlkit.train.rollouts import Rollouts, sample
+from rlkit.train.rollouts import Rollouts
+from rlkit.train.sampling import sample
 from rlkit.types import Prompt, Trajectory
 from tests.unit.phases import LocalRanks
 from tests.unit.test_phases_step import metrics, trajectory
@@ -59,7 +60,7 @@ class Played:
         return self.attempts[when[1]]
 
     def run(self, patch: pytest.MonkeyPatch) -> tuple[Rollouts, dict[str, float]]:
-        patch.setattr(module, "_play", self.play)
+        patch.setattr(module, "_sample_prompts", self.play)
         meter = Meter()
         return sample(self.data, self.service, 5, meter), metrics(meter)
 

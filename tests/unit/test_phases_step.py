@@ -19,13 +19,14 @@ from rlkit.recipe import VALIDATION_METRICS
 from rlkit.sections import Correction, Critic, KLReward
 from rlkit.testing import example_trajectory
 from rlkit.train import evaluate as evaluation
-from rlkit.train import step as step_module
+from rlkit.train import metrics as metrics_module
+from rlkit.train import phases, rl
+from rlkit.train.describe import describe_advantages, describe_rewards, describe_rollouts, explained_variance
 from rlkit.train.evaluate import evaluate
 from rlkit.train.metrics import Meter
 from rlkit.train.models import Models, Placer, load_actor
+from rlkit.train.phases import schedule, shape_rewards
 from rlkit.train.rollouts import Rollouts, assign_groups, await_scores
-from rlkit.train.rollouts import describe as describe_rollouts
-from rlkit.train.step import describe_advantages, describe_rewards, explained_variance, schedule, shape_rewards
 from rlkit.types import Prompt, Sampling, Score, StopReason, Trajectory
 from tests.unit.phases import Line, LocalRanks, Trained, Values, context, ready, recipe, scored
 
@@ -113,9 +114,9 @@ def test_what_is_logged_of_a_batch() -> None:
 
 
 def test_a_phase_is_timed_from_its_start_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_module, "time", SimpleNamespace(perf_counter=iter([10.0, 12.5]).__next__))
+    monkeypatch.setattr(metrics_module, "time", SimpleNamespace(perf_counter=iter([10.0, 12.5]).__next__))
     meter = Meter()
-    with step_module._timed(meter, "sample"):
+    with meter.timed("sample"):
         pass
     assert metrics(meter) == {"time/sample": 2.5}
 
@@ -192,17 +193,17 @@ def test_a_step_computes_scores_updates_and_syncs_in_this_order(monkeypatch: pyt
     made.models.update_ema_and_reference = lambda step: events.append(f"follow {step}")
     made.rollouts.sync_weights = lambda: events.append(f"sync {made.rollouts.version}")
     made.rollouts.engine = SimpleNamespace(health=lambda: {"queue": 3.0}, recorded=False)
-    logps, update = step_module.compute_logps, step_module.update_models
+    logps, update = rl.compute_logps, phases.update_models
 
     def noted(name: str, function: Any) -> Any:
         return lambda *args: (events.append(name), function(*args))[1]
 
     rollouts = Rollouts(sampled, sampled, sampled, [[0, 1, 2]], greedy={0: 0.25})
-    monkeypatch.setattr(step_module, "compute_logps", noted("log-probs", logps))
-    monkeypatch.setattr(step_module, "await_scores", noted("scores", lambda *_: [0, 2]))
-    monkeypatch.setattr(step_module, "record_outcome", noted("outcome", lambda *_: None))
-    monkeypatch.setattr(step_module, "update_models", noted("update", update))
-    result = step_module.step(made, 4, noted("sample 4", lambda data, service, number, meter: rollouts))
+    monkeypatch.setattr(rl, "compute_logps", noted("log-probs", logps))
+    monkeypatch.setattr(rl, "await_scores", noted("scores", lambda *_: [0, 2]))
+    monkeypatch.setattr(rl, "record_outcome", noted("outcome", lambda *_: None))
+    monkeypatch.setattr(phases, "update_models", noted("update", update))
+    result = rl.rl_step(made, 4, noted("sample 4", lambda data, service, number, meter: rollouts))
     assert events == ["sample 4", "log-probs", "scores", "outcome", "update", "follow 4", "sync 2"]
     assert result.rollouts is rollouts
     assert result.batch.rewards.tolist() == [1, 0]

@@ -9,13 +9,13 @@ import pytest
 
 from rlkit.cli.main import main
 from rlkit.cli.parsing.parser import parse
+from rlkit.data.data import load_data
 from rlkit.errors import RecipeError
 from rlkit.models.load import load_tokenizer
 from rlkit.ops.batching import assign
 from rlkit.rollout.template import CALL_ID, USER, ChatTemplate
 from rlkit.run.preflight import plan
 from rlkit.sections import Model
-from rlkit.train.data import load_data
 from rlkit.types import Prompt, Score
 
 DPO = ("--loss=DPO", "--advantage=null")
@@ -186,10 +186,10 @@ def test_prompts_are_measured_with_the_tools_that_the_template_describes() -> No
     data = load_data(parse("fit", ["--recipe=quick_tool"]).recipe)
     plain = data.longest
     shown = "{% for tool in tools or [] %}{{ tool['function']['name'] }}{% endfor %}"
-    data.tokenizer.chat_template = shown + data.tokenizer.chat_template
+    data.dialogue.tokenizer.chat_template = shown + data.dialogue.tokenizer.chat_template
     data.bind_tools()
     assert data.longest == plain + len("calculator")  # a token is a byte
-    data.context = data.longest
+    data.dialogue.context = data.longest
     with pytest.raises(RecipeError, match=rf"has {data.longest} tokens, but the context .* is {data.longest} "):
         data.bind_tools()
 
@@ -199,8 +199,8 @@ def test_a_prompt_that_was_measured_is_not_rendered_again(monkeypatch: pytest.Mo
     data = load_data(parse("fit", ["--recipe=quickstart", "--train.steps=50"]).recipe)  # 1600 prompts
     data.bind_tools()
     rendered: list[object] = []
-    monkeypatch.setattr(data.tokenizer, "apply_chat_template", lambda *given, **_: rendered.append(given))
-    starts = [data.template.start(prompt.messages) for step in (1, 50) for _, prompt in data.prompts(step)]
+    monkeypatch.setattr(data.dialogue.tokenizer, "apply_chat_template", lambda *given, **_: rendered.append(given))
+    starts = [data.dialogue.template.start(prompt.messages) for step in (1, 50) for _, prompt in data.prompts(step)]
     assert not rendered
     starts[0].append(0)  # what the caller does with it changes nothing
-    assert data.template.start(data.prompts(1)[0][1].messages) == starts[0][:-1]
+    assert data.dialogue.template.start(data.prompts(1)[0][1].messages) == starts[0][:-1]

@@ -14,6 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlkit.cli.parsing.parser import parse
+from rlkit.data.data import load_data
 from rlkit.engines import Recorded, TorchEngine
 from rlkit.errors import RecipeError
 from rlkit.rollout.collate import add_rewards, collate
@@ -23,7 +24,6 @@ from rlkit.rollout.template import ChatTemplate
 from rlkit.tasks import Arithmetic
 from rlkit.tasks.recorded import recording
 from rlkit.tasks.rows import Rows
-from rlkit.train.data import load_data
 from rlkit.types import Message, Prompt, RecordedAnswer, StopReason
 from tests.conftest import ROOT, read_jsonl, rlkit_in_process
 from tests.unit.test_templates import CASES, calling, conversations, play, template_of

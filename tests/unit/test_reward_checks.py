@@ -12,8 +12,8 @@ import pytest
 from rlkit.cli.main import main
 from rlkit.run.measure import reward_checks
 from rlkit.run.measure.reward_checks import CUT_STEPS, LENGTH_STEPS, RewardChecks
+from rlkit.train.describe import MEASURED_COMPLETIONS, describe_texts
 from rlkit.train.metrics import Meter
-from rlkit.train.rollouts import MEASURED_ANSWERS, describe_texts
 from rlkit.types import Prompt, Score, StopReason, Trajectory, Turn
 from tests.conftest import read_jsonl
 
@@ -78,8 +78,8 @@ def test_repetitions_are_counted_within_each_turn_of_the_policy() -> None:
 
 
 def test_many_answers_are_looked_through_in_part() -> None:
-    """Every second one of 2 * MEASURED_ANSWERS, which all repeat themselves; the others do not."""
-    answers = [[1] * 5, [1, 2, 3, 4, 5]] * MEASURED_ANSWERS
+    """Every second one of 2 * MEASURED_COMPLETIONS, which all repeat themselves; the others do not."""
+    answers = [[1] * 5, [1, 2, 3, 4, 5]] * MEASURED_COMPLETIONS
     assert metrics(*(trajectory(0, 0.0, answer=answer) for answer in answers))["rollout/repetition"] == 0.5
 
 

@@ -23,7 +23,7 @@ from rlkit.rollout.template import ChatTemplate
 from rlkit.rollout.workers import Workers
 from rlkit.testing import FakeEngine, example_trajectory
 from rlkit.testing.models import build_tokenizer
-from rlkit.train import rollouts as rollouts_module
+from rlkit.train import sampling
 from rlkit.train.metrics import Meter
 from rlkit.train.rollouts import Rollouts
 from rlkit.types import Completion, Prompt, Request, SampleKey, Sampling, Score, StopReason, Trajectory, Turn
@@ -193,10 +193,10 @@ def play(
             common, sampling=sampling, samples=samples, timer=timer
         ),
     )
-    rollouts, meter = Rollouts(greedy={}, greedy_answers=before or {}), Meter()
+    rollouts, meter = Rollouts(greedy={}, greedy_completions=before or {}), Meter()
 
     async def run() -> list[Trajectory]:
-        found = await rollouts_module._play(service, PROMPTS, (1, 1), rollouts, meter)
+        found = await sampling._sample_prompts(service, PROMPTS, (1, 1), rollouts, meter, quota=None)
         await rollouts.scoring.wait()
         return found
 
@@ -212,7 +212,7 @@ def test_greedy_answers_are_scored_beside_the_samples() -> None:
     engine = FakeEngine(["#### 2"])
     rollouts, found, _ = play(engine, score)
     assert [t.reward for t in found] == [4.0, 4.0, 9.0, 9.0]
-    assert {group: answer.reward for group, answer in rollouts.greedy_answers.items()} == {4: 40.0, 9: 90.0}
+    assert {group: answer.reward for group, answer in rollouts.greedy_completions.items()} == {4: 40.0, 9: 90.0}
     assert sorted(r.sampling.temperature for r in engine.requests) == [0.0] * 2 + [1.0] * 4
 
 
@@ -223,7 +223,7 @@ def test_a_refilled_place_does_not_keep_the_greedy_answer_to_the_prompt_before()
     before = example_trajectory("4")
     rollouts, _, meter = play(FakeEngine(["#### 2"]), failing, {4: before, 7: before})
     assert 0 <= meter._maxima["time/engine_idle_share"] < 1
-    rewards = {group: answer.reward for group, answer in rollouts.greedy_answers.items()}
+    rewards = {group: answer.reward for group, answer in rollouts.greedy_completions.items()}
     assert rewards == {4: None, 7: before.reward, 9: None}
 
 

@@ -112,8 +112,10 @@ def test_each_server_scores_a_prompt_before_anything_is_spent(serve: Callable[[A
     data = SimpleNamespace(
         teacher_prompts=SimpleNamespace(prompt=lambda prompt: prompt),
         prompt=lambda row: SimpleNamespace(messages=[row], tools=None),
-        kept=["the first row", "the second"],
-        template=SimpleNamespace(start=lambda messages, tools: [5, 6, 7] if messages == ["the first row"] else []),
+        order=SimpleNamespace(rows=["the first row", "the second"]),
+        dialogue=SimpleNamespace(
+            template=SimpleNamespace(start=lambda messages, tools: [5, 6, 7] if messages == ["the first row"] else [])
+        ),
     )
     context: Any = SimpleNamespace(
         recipe=SimpleNamespace(teacher=SimpleNamespace(urls=[first.url, second.url])),

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from rlkit.cli.parsing.parser import parse
+from rlkit.data.data import load_data
 from rlkit.engines import SGLangServer
 from rlkit.engines.server.api import Answer
 from rlkit.engines.server.http import Client, Fault
@@ -22,7 +23,6 @@ from rlkit.engines.sglang.api import SGLangApi
 from rlkit.engines.sglang.launch import Launch
 from rlkit.errors import EngineError
 from rlkit.rollout.conversation import Conversation, Limits
-from rlkit.train.data import load_data
 from rlkit.types import Completion, Prompt, Request, SampleKey, Sampling, StopReason
 
 
@@ -240,7 +240,10 @@ def test_the_context_that_sglang_leaves_is_the_runs(engine: SGLangServer) -> Non
     """Of 4,096 tokens SGLang fills 4,094; what is longer is refused or skipped before a run, not failed in it."""
     words = ["--recipe=quickstart", "--validation.limit=2"]
     torch = load_data(parse("fit", words).recipe)
-    assert load_data(parse("fit", [*words, "--rollout.engine=SGLangServer"]).recipe).context == torch.context - 2
+    assert (
+        load_data(parse("fit", [*words, "--rollout.engine=SGLangServer"]).recipe).dialogue.context
+        == torch.dialogue.context - 2
+    )
     full = asyncio.run(engine.generate(request("full", tuple(range(3, 65)))))
     assert (full.tokens, full.stop) == ([], StopReason.CONTEXT)
     asyncio.run(engine.generate(request("nearly", tuple(range(3, 64)), max_tokens=9)))

@@ -16,7 +16,7 @@ from rlkit.distributed.offload import HostOffload
 from rlkit.engines import TorchEngine
 from rlkit.rollout import service
 from rlkit.run.measure import memory
-from rlkit.train import step as loop_step
+from rlkit.train import phases
 from rlkit.types import Completion, Request
 from tests.conftest import FAST, read_jsonl
 
@@ -57,7 +57,7 @@ class Colocated:
                 yield
             self.note("policy leaves")
 
-        update = loop_step.update_models
+        update = phases.update_models
 
         def updated(*args: Any) -> Any:
             self.note("update")
@@ -70,7 +70,7 @@ class Colocated:
         patch.setattr(TorchEngine, "on_device", on_device)
         patch.setattr(HostOffload, "off_device", away)
         patch.setattr(HostOffload, "back", returned)
-        patch.setattr(loop_step, "update_models", updated)
+        patch.setattr(phases, "update_models", updated)
         for module in (service, offload):
             patch.setattr(module, "free_cached", lambda _: self.note("free"))
 

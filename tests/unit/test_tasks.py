@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
+from rlkit.data.data import Data
 from rlkit.engines import TorchEngine
 from rlkit.errors import RecipeError
 from rlkit.interfaces.task import Split, Task
 from rlkit.models.load import load_tokenizer
+from rlkit.rollout.dialogue import Dialogue
 from rlkit.sections import Model, Train
 from rlkit.tasks import GSM8K, Arithmetic, HFDataset, Jsonl
 from rlkit.testing import check_task
-from rlkit.train.data import Data
 from rlkit.types import Prompt
 
 
@@ -103,8 +104,8 @@ class Numbered(Task):
 def order(seed: int, steps: int, size: int = 4) -> list[list[int]]:
     train = Train(steps=steps, prompts_per_step=size, seed=seed)
     recipe = type("R", (), {"train": train})()
-    data = Data(tokenizer=None, context=1, recipe=recipe, train=Numbered().rows("train"), held_out=[], kept=range(10))
-    return [data.slots(step) for step in range(1, steps + 1)]
+    data = Data(recipe, Dialogue(recipe, None, context=1), Numbered().rows("train"), held_out=[])
+    return [data.order.of_step(step) for step in range(1, steps + 1)]
 
 
 def test_each_epoch_is_a_permutation_that_depends_on_the_seed_alone() -> None:
@@ -140,33 +141,33 @@ def lengths(*letters: int, steps: int = 1, overlong: str = "error", tokenizer: A
         train=train, rollout=rollout, task=task, tools=None, curriculum=None, model=Model("tiny"), teacher=None,
         reward=None, generates=True,
     )  # fmt: skip
-    data = Data(tokenizer, 0, recipe, task.rows("train"), [], frozenset({tokenizer.eos_token_id}))
-    data.context = data.length(Prompt("", [{"role": "user", "content": "x" * 10}]))
-    data.kept = range(len(letters))
+    dialogue = Dialogue(recipe, tokenizer, 0, frozenset({tokenizer.eos_token_id}))
+    data = Data(recipe, dialogue, task.rows("train"), [])
+    [dialogue.context] = data.lengths.measure([Prompt("", [{"role": "user", "content": "x" * 10}])])
     return data
 
 
 def test_exactly_the_prompts_that_the_run_will_use_are_measured() -> None:
     """Six rows, two a step: the last step's rows count, those of no step do not."""
-    order = [row for step in (1, 2, 3) for row in lengths(*[1] * 6).slots(step)]
+    order = [row for step in (1, 2, 3) for row in lengths(*[1] * 6).order.of_step(step)]
     for place, row in enumerate(order):
         letters = [10 if i == row else 9 for i in range(6)]
         steps_before = place // 2
         if steps_before:
             fine = lengths(*letters, steps=steps_before)
-            fine.check_lengths()
-            assert fine.longest == fine.context - 1
+            fine.select_prompts()
+            assert fine.longest == fine.dialogue.context - 1
         for steps in (steps_before + 1, 5):
             with pytest.raises(RecipeError, match=rf"prompt '{row}' has \d+ tokens, but the context"):
-                lengths(*letters, steps=steps).check_lengths()
+                lengths(*letters, steps=steps).select_prompts()
 
 
 @pytest.mark.parametrize("overlong", ["drop", "error"])
 def test_a_spare_prompt_is_any_that_fits_and_never_one_that_does_not(overlong: str) -> None:
     data = lengths(10, 9, 10, 10, 8, 10, overlong=overlong)
     if overlong == "drop":
-        data.check_lengths()
-        assert (data.kept, data.overlong, data.longest) == ([1, 4], 4, data.context - 1)
+        data.select_prompts()
+        assert (data.order.rows, data.overlong, data.longest) == ([1, 4], 4, data.dialogue.context - 1)
     found = {data.spare(step, attempt, 0).id for step in range(8) for attempt in range(4)}
     assert found == {"1", "4"}
     assert data.spare(3, 1, 2) == data.spare(3, 1, 2)
@@ -176,15 +177,15 @@ def test_a_spare_prompt_is_any_that_fits_and_never_one_that_does_not(overlong: s
 
 def test_all_rows_that_fit_are_used_where_others_are_left_out() -> None:
     data = lengths(9, 10, 1, 10, 2, steps=3, overlong="drop")
-    data.check_lengths()
+    data.select_prompts()
     used = [int(prompt.id) for step in (1, 2, 3) for _, prompt in data.prompts(step)]
     assert sorted(used[:3]) == sorted(used[3:]) == [0, 2, 4]
     with pytest.raises(RecipeError, match=r"no training prompt has at most \d+ tokens"):
-        lengths(10, 11, overlong="drop").check_lengths()
+        lengths(10, 11, overlong="drop").select_prompts()
     data = lengths(1, 1, overlong="drop")
     data.held_out = [Prompt("long", [{"role": "user", "content": "x" * 10}])]
     with pytest.raises(RecipeError, match=r"no validation prompt has at most \d+ tokens"):
-        data.check_lengths()
+        data.select_prompts()
 
 
 @pytest.mark.parametrize(("side", "left"), [("left", "bcdefghij"), ("right", "abcdefghi"), ("middle", "abcdeghij")])
@@ -192,27 +193,27 @@ def test_a_long_prompt_is_cut_to_the_limit(side: str, left: str) -> None:
     """A letter is a token, and nine of them fit."""
     data = lengths(1, 1, overlong=side)
     data.held_out = [Prompt("long", [{"role": "user", "content": "abcdefghij"}])]
-    data.check_lengths()
-    assert (data.overlong, data.longest) == (1, data.limit)
+    data.select_prompts()
+    assert (data.overlong, data.longest) == (1, data.lengths.limit)
     [prompt] = data.validation
     assert prompt.messages == [{"role": "user", "content": left}]
-    assert data.length(prompt) == data.limit
+    assert data.lengths.measure([prompt])[0] == data.lengths.limit
 
 
 def test_a_limit_below_the_context_is_named_with_how_many_exceed_it() -> None:
     data = lengths(9, 8, 1, steps=2)
-    data.recipe.rollout.max_prompt_tokens = data.limit - 2
+    data.recipe.rollout.max_prompt_tokens = data.lengths.limit - 2
     with pytest.raises(
         RecipeError,
-        match=rf"prompt '0' has {data.context - 1} tokens, but rollout.max_prompt_tokens is "
-        rf"{data.limit}; .*rollout.overlong to drop, left, right or middle \(2 prompts are too long",
+        match=rf"prompt '0' has {data.dialogue.context - 1} tokens, but rollout.max_prompt_tokens is "
+        rf"{data.lengths.limit}; .*rollout.overlong to drop, left, right or middle \(2 prompts are too long",
     ):
-        data.check_lengths()  # fmt: skip
+        data.select_prompts()  # fmt: skip
 
 
 def test_examples_are_held_out_ones_or_of_the_first_step() -> None:
     data = lengths(1, 1, 1, 1)
-    assert [prompt.id for prompt in data.examples(4)] == [str(row) for row in data.slots(1)]
+    assert [prompt.id for prompt in data.examples(4)] == [str(row) for row in data.order.of_step(1)]
     data.validation = [Prompt("v", [])]
     assert [prompt.id for prompt in data.examples(4)] == ["v"]
 
@@ -222,4 +223,4 @@ def test_a_prompt_that_the_template_refuses_is_named() -> None:
     data = lengths(1, 2, tokenizer=tokenizer)
     tokenizer.chat_template = "{{ raise_exception('no') }}"
     with pytest.raises(RecipeError, match=r"prompt '[01]': the chat template cannot render the roles user"):
-        data.check_lengths()
+        data.select_prompts()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rlkit.data.prompts import make_prompt
 from rlkit.errors import RecipeError
 from rlkit.interfaces.interaction import Interaction, Reply
 from rlkit.interfaces.task import Split, Task
@@ -15,7 +16,6 @@ from rlkit.interfaces.tool import State
 from rlkit.rollout.participants import ParticipantError, _messages, _text
 from rlkit.tasks import TRL, Mix, Verl
 from rlkit.tasks.rows import Rows
-from rlkit.train.prompts import make_prompt
 from rlkit.types import Message, Prompt, Row
 
 PIXEL = {"bytes": b"\x89PNG", "path": None}

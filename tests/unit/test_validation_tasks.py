@@ -11,12 +11,12 @@ import yaml
 
 import rlkit
 from rlkit.cli.main import main
+from rlkit.data.prompts import held_out
 from rlkit.interfaces.task import Split, Task
 from rlkit.recipe import check
 from rlkit.run.checkpoint.resume import held_out as of_recipe
 from rlkit.sections import Validation
 from rlkit.tasks import Arithmetic
-from rlkit.train.prompts import held_out
 from rlkit.types import Prompt, Row
 from tests.conftest import FAST, read_jsonl
 from tests.unit.phases import recipe

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from rlkit.cli.parsing.parser import parse
+from rlkit.data.data import Data, load_data
 from rlkit.distributed.fsdp2 import make_fabric
 from rlkit.engines import TorchEngine
 from rlkit.errors import EngineError, PartError
 from rlkit.rollout.service import RolloutService
 from rlkit.run.preflight.weight_check import check_weights
-from rlkit.train.data import Data, load_data
 from rlkit.train.setup import prepare_rollouts
 from rlkit.types import Completion, Request
 

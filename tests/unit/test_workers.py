@@ -21,8 +21,8 @@ from rlkit.rollout import workers as workers_module
 from rlkit.rollout.scoring import score
 from rlkit.rollout.workers import WorkerError, Workers
 from rlkit.testing import example_trajectory
+from rlkit.train.describe import describe_rollouts
 from rlkit.train.metrics import Meter
-from rlkit.train.rollouts import describe
 from rlkit.types import Score
 from tests.unit.hostile import (
     Fragile,
@@ -387,7 +387,7 @@ def test_a_text_that_breaks_its_grader_is_wrong_and_counted(one: Workers, what: 
     assert found.error is not None
     meter = Meter()
     hostile.score = Score(0.0, ungradable=True)
-    describe([hostile, example_trajectory("x")], True, meter)
+    describe_rollouts([hostile, example_trajectory("x")], True, meter)
     assert meter._sums["reward/ungradable"][0] == 1
 
 

@@ -13,14 +13,15 @@ from rlkit.cli.data.show import show
 from rlkit.cli.data.stats import stats
 from rlkit.cli.parsing.parser import parse
 from rlkit.cli.without_policy import bound_without_policy
+from rlkit.data.data import Data
+from rlkit.data.prompts import held_out
 from rlkit.errors import RecipeError
 from rlkit.models.load import context_length, load_config, load_tokenizer, stop_ids
 from rlkit.recipe import Recipe
 from rlkit.registry import calling
+from rlkit.rollout.dialogue import Dialogue
 from rlkit.rollout.participants import Participants
 from rlkit.run.folder import output_path
-from rlkit.train.data import Data
-from rlkit.train.prompts import held_out
 
 USAGE = """usage: rlkit data show --recipe NAME [overrides]     three training prompts as the policy reads them
        rlkit data stats --recipe NAME [overrides]    lengths in tokens, sources, duplicates, overlap of the splits
@@ -63,10 +64,10 @@ def unchecked_data(recipe: Recipe) -> Iterator[Data]:
         raise RecipeError(f"task {type(recipe.task).__name__} has no train rows, expected at least one")
     tokenizer = load_tokenizer(recipe.model)
     context = context_length(load_config(recipe.model)) - recipe.rollout.engine.reserved
-    data = Data(tokenizer, context, recipe, rows, held_out(recipe), stop_ids(recipe.model, tokenizer))
-    data.show = Console(stderr=True).is_terminal
+    dialogue = Dialogue(recipe, tokenizer, context, stop_ids(recipe.model, tokenizer))
+    data = Data(recipe, dialogue, rows, held_out(recipe), show=Console(stderr=True).is_terminal)
     with ExitStack() as stack:
         if recipe.tools:  # some describe themselves only once they are bound
             stack.enter_context(bound_without_policy(recipe, *recipe.tools.values()))
-            data.participants = Participants(recipe.tools)
+            dialogue.participants = Participants(recipe.tools)
         yield data

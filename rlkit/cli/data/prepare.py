@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.progress import Progress
 
 from rlkit.cli.display import echo
+from rlkit.data.prompts import make_prompt
 from rlkit.errors import RecipeError
 from rlkit.interfaces.task import Split, Task
 from rlkit.recipe import Recipe
 from rlkit.registry import calling
-from rlkit.train.prompts import make_prompt
 from rlkit.types import JsonObject, Prompt
 
 

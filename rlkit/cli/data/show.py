@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 from rlkit.cli.display import echo
+from rlkit.data.data import Data
+from rlkit.data.prompts import make_prompt
 from rlkit.errors import shorten
 from rlkit.recipe.unscorable import unscorable_training
-from rlkit.train.data import Data
-from rlkit.train.prompts import make_prompt
 from rlkit.types import JsonObject
 
 COUNT = 3
@@ -42,13 +42,13 @@ def show(data: Data, as_json: bool) -> None:
 def example(data: Data, index: int) -> JsonObject:
     """Return a training prompt as JSON holds it, with its text as the policy reads it."""
     prompt = data.prompt(index)
-    ids = data.template.start(prompt.messages, prompt.tools)
+    ids = data.dialogue.template.start(prompt.messages, prompt.tools)
     return {
         "row": index,
         "id": prompt.id,
         "tokens": len(ids),
         "shortened": prompt.messages != make_prompt(data.recipe.task, data.train, index).messages,
-        "text": data.template.decode(ids),
+        "text": data.dialogue.template.decode(ids),
         "source": prompt.source or prompt.meta.get("data_source"),
         "tools": list(data.recipe.tools or ()) if prompt.tools is None else prompt.tools,
         "answer": prompt.answer,

@@ -15,9 +15,9 @@ from rich.progress import track
 
 from rlkit.cli.display import echo
 from rlkit.cli.display import show as show_table
+from rlkit.data.data import Data
+from rlkit.data.prompts import make_prompt
 from rlkit.recipe.unscorable import unscorable_training, unscorable_validation
-from rlkit.train.data import Data
-from rlkit.train.prompts import make_prompt
 from rlkit.types import JsonObject, Prompt
 
 BINS, WIDEST = 12, 40
@@ -40,14 +40,14 @@ def stats(data: Data, as_json: bool) -> None:
     console = Console(stderr=True, quiet=not data.show)
     train = [make_prompt(data.recipe.task, data.train, i) for i in track(rows, "reading rows", console=console)]
     splits = {"train": train} | ({"validation": data.held_out} if data.held_out else {})
-    lengths = {name: data.lengths(prompts) for name, prompts in splits.items()}
+    lengths = {name: data.lengths.measure(prompts) for name, prompts in splits.items()}
     found = {name: _split(data, prompts, lengths[name]) for name, prompts in splits.items()}
     found["train"] |= _unscorable(unscorable_training(data.recipe, train))
     if data.held_out:
         found["validation"] |= _unscorable(unscorable_validation(data.recipe, data.held_out))
     whole: JsonObject = {
-        "limit": data.limit,
-        "context": data.context,
+        "limit": data.lengths.limit,
+        "context": data.dialogue.context,
         "max_tokens": data.recipe.rollout.sampling.max_tokens,
         "overlong": data.recipe.rollout.overlong,
         "splits": found,
@@ -63,7 +63,7 @@ def stats(data: Data, as_json: bool) -> None:
 
 def _split(data: Data, prompts: Sequence[Prompt], lengths: Sequence[int]) -> JsonObject:
     """Return the metrics of one split."""
-    room = data.context - data.recipe.rollout.sampling.max_tokens
+    room = data.dialogue.context - data.recipe.rollout.sampling.max_tokens
     sources = Counter(str(p.source or p.meta.get("data_source") or "") for p in prompts)
     missing = [prompt.id for prompt in prompts if not prompt.answer]
     ordered = sorted(lengths)
@@ -74,8 +74,8 @@ def _split(data: Data, prompts: Sequence[Prompt], lengths: Sequence[int]) -> Jso
         "median": median(ordered),
         "p95": ordered[ceil(0.95 * len(ordered)) - 1],
         "max": ordered[-1],
-        "too_long": sum(length > data.limit for length in ordered),
-        "answers_cut": sum(room < length <= data.limit for length in ordered),
+        "too_long": sum(length > data.lengths.limit for length in ordered),
+        "answers_cut": sum(room < length <= data.lengths.limit for length in ordered),
         "without_answer": len(missing),
         "without_answer_ids": missing[:NAMED],
     }

@@ -44,8 +44,8 @@ def tensors(context: TrainContext, known: Collection[str] | None = None) -> dict
         found |= {f"average.{i}": t for i, t in enumerate(models.average.tensors)}
     if context.recipe.reference is not None and models.reference is not None:
         found |= {f"reference.{n}": p.detach() for n, p in models.reference.actor.named_parameters()}
-    if context.data.order is not None:
-        found |= {f"order.{name}": tensor for name, tensor in context.data.order.tensors().items()}
+    if context.data.order.by_outcome is not None:
+        found |= {f"order.{name}": tensor for name, tensor in context.data.order.by_outcome.tensors().items()}
     return found
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from rlkit.data.data import Data
 from rlkit.interfaces.loss import Inputs
 from rlkit.rollout.collate import add_rewards, collate
 from rlkit.run.measure import memory
-from rlkit.train.data import Data
 from rlkit.train.logps import compute_logps
+from rlkit.train.method import method_of
 from rlkit.train.metrics import Meter
 from rlkit.train.optim import set_learning_rate
-from rlkit.train.rollouts import await_scores, source
+from rlkit.train.rollouts import await_scores
 from rlkit.train.setup import TrainContext
 from rlkit.train.update import update_models
 from rlkit.types import Score, StopReason, Trajectory
@@ -29,8 +30,8 @@ def dry_run(context: TrainContext) -> dict[str, float]:
 
     note("models loaded")
     context.rollouts.sync_weights()
-    obtain = source(context.recipe)
-    await_scores(context.rollouts, obtain(context.data, context.rollouts, 1, Meter()), Meter())
+    rollouts = method_of(context.recipe).obtain(context.data, context.rollouts, 1, Meter())
+    await_scores(context.rollouts, rollouts, Meter())
     note("sampling")
     longest = _longest(context.data)
     sampled = collate(longest).to(context.device)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from rlkit.data.data import Data
 from rlkit.errors import RolloutError, show
 from rlkit.interfaces.loss import Inputs
 from rlkit.models.source import source_of
 from rlkit.recipe import Recipe
 from rlkit.sections import Lora, Train
-from rlkit.train.data import Data
 from rlkit.types import Prompt, Score, StopReason, Trajectory, Turn
 
 LEAST_LORA_RATE = 5e-6
@@ -21,7 +21,7 @@ Scorer = Callable[[Sequence[Trajectory]], Awaitable[list[Score]]]
 
 def lines(data: Data, ranks: int = 1) -> Iterator[str]:
     """Yield batch sizes and lengths for a number of data-parallel ranks, and warnings about the recipe."""
-    yield from batches(data.recipe, len(data.kept), ranks)
+    yield from batches(data.recipe, len(data.order.rows), ranks)
     yield from lengths(data)
     for name, mixture in (data.recipe.mix or {}).items():
         if mixture.task is not None:
@@ -30,7 +30,7 @@ def lines(data: Data, ranks: int = 1) -> Iterator[str]:
 
 def _mixed(data: Data) -> Iterator[str]:
     train = data.recipe.train
-    yield f"{train.prompts_per_step} prompts a step with their recorded answers{_passes(train, len(data.kept))}"
+    yield f"{train.prompts_per_step} prompts a step with their recorded answers{_passes(train, len(data.order.rows))}"
     yield from lengths(data)
 
 
@@ -100,15 +100,15 @@ def lengths(data: Data) -> Iterator[str]:
     row, limit = data.longest_row, data.token_limit
     rows = max(1, limit // row)
     if data.recipe.rollout.engine.recorded:
-        yield f"longest recorded answer {row} tokens with its prompt, context {data.context}"
+        yield f"longest recorded answer {row} tokens with its prompt, context {data.dialogue.context}"
     else:
         yield (
-            f"longest prompt {longest} tokens, answers up to {answer}, context {data.context}"
+            f"longest prompt {longest} tokens, answers up to {answer}, context {data.dialogue.context}"
             + ("" if row == longest + answer else f": answers to it end after {row - longest}")
         )
     if data.overlong:
         done = "left out" if data.recipe.rollout.overlong == "drop" else "shortened"
-        yield f"{data.overlong:,} prompts of more than {data.limit} tokens are {done} (rollout.overlong)"
+        yield f"{data.overlong:,} prompts of more than {data.lengths.limit} tokens are {done} (rollout.overlong)"
     if data.unscorable:
         yield f"warning: {data.unscorable}; they are left out (rollout.unscorable)"
     whole, size = ("group", data.largest_group) if Inputs.GROUPS in data.recipe.loss.inputs else ("row", 1)

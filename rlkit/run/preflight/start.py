@@ -24,7 +24,7 @@ def preflight(context: TrainContext, note: Callable[[str], None], first: bool) -
     """
     for line in lines(context.data, context.ranks.count):
         note(line)
-    for warning in context.data.template.check().warnings:
+    for warning in context.data.dialogue.template.check().warnings:
         note(f"warning: {warning}")
     reward, rollouts, trial = context.recipe.reward, context.rollouts, Trial("")
     if first and reward is not None:

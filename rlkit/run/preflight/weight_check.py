@@ -7,11 +7,11 @@ from math import inf, isnan
 
 import torch
 
+from rlkit.data.data import Data
 from rlkit.errors import EngineError
 from rlkit.interfaces import outputs
 from rlkit.registry import calling, require
 from rlkit.rollout.service import RolloutService
-from rlkit.train.data import Data
 from rlkit.types import Completion, Request, SampleKey, Sampling
 
 PROMPTS = 4
@@ -31,7 +31,7 @@ def check_weights(data: Data, service: RolloutService) -> float:
     whole &= all(weight.dtype is torch.float32 for weight in actor.parameters())
     limit = recipe.rollout.max_gap or (1e-3 if whole else 0.2)
     sampling = Sampling(temperature=1.0, max_tokens=1)
-    asked = [tuple(data.template.start(prompt.messages, prompt.tools)) for prompt in prompts if ranks.lead]
+    asked = [tuple(data.dialogue.template.start(prompt.messages, prompt.tools)) for prompt in prompts if ranks.lead]
     requests = [
         Request(ids, sampling, SampleKey(0, 0, f"weight-check/{i}", 0), f"weight-check/{i}")
         for i, ids in enumerate(asked)
@@ -47,7 +47,7 @@ def check_weights(data: Data, service: RolloutService) -> float:
     requests = ranks.broadcast_tp(requests)
     gaps = []
     for request, answer in zip(requests, answers, strict=True):
-        require(engine, "generate", outputs.of_engine(answer, request, service.version, data.stop_ids))
+        require(engine, "generate", outputs.of_engine(answer, request, service.version, data.dialogue.stop_ids))
         tokens = torch.tensor([[*request.tokens, *answer.tokens]], device=ranks.fabric.device)
         mask = torch.zeros_like(tokens, dtype=torch.bool)
         mask[:, -1] = True

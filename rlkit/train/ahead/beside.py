@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from rlkit.data.data import Data
 from rlkit.rollout.service import RolloutService
 from rlkit.train.ahead.group import Group
 from rlkit.train.ahead.stream import Stream, TrainedPlaces
-from rlkit.train.data import Data
 from rlkit.train.metrics import Meter
 
 

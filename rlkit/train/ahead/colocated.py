@@ -6,11 +6,11 @@ from contextlib import nullcontext
 from dataclasses import replace
 from math import inf
 
+from rlkit.data.data import Data
 from rlkit.rollout.collect import Sampler
 from rlkit.rollout.service import RolloutService
 from rlkit.train.ahead.group import Group
 from rlkit.train.ahead.stream import Stream, TrainedPlaces
-from rlkit.train.data import Data
 from rlkit.train.metrics import Meter
 
 

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from rlkit.interfaces.filter import GroupFilter
-from rlkit.train.rollouts import keeps, unscored
+from rlkit.train.sampling import passes
 from rlkit.types import Prompt, Trajectory
 
 
@@ -41,7 +41,7 @@ class Group:
     @property
     def scored(self) -> bool:
         """Whether there is something to train on, all of it with a reward."""
-        return bool(self.whole) and not any(map(unscored, self.whole))
+        return bool(self.whole) and all(t.reward is not None for t in self.whole)
 
     def oldest_token(self, version: int) -> int:
         """Return the version of the oldest token that may be trained on; the given one where there is none."""
@@ -56,7 +56,7 @@ class Group:
             await self.scoring
         if not self.scored:
             return True
-        kept = keeps(chosen, self.whole)
+        kept = passes(chosen, self.whole)
         self.verdicts.append((self.whole[0].prompt, float(not kept)))
         if not kept:
             self.filtered += self.trajectories

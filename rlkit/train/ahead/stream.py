@@ -10,6 +10,7 @@ from itertools import count, islice
 from typing import NamedTuple, TypeVar
 
 from rlkit.concurrency.tasks import cancel, run_concurrently
+from rlkit.data.data import Data
 from rlkit.errors import RolloutError
 from rlkit.interfaces.advantage import Needs
 from rlkit.rollout.collect import BusyTimer, Sampler, converse
@@ -19,9 +20,10 @@ from rlkit.sections import Replay
 from rlkit.train.ahead.buffer import ReplayBuffer
 from rlkit.train.ahead.group import Group
 from rlkit.train.ahead.ledger import Ledger
-from rlkit.train.data import Data
+from rlkit.train.describe import log_by_source
 from rlkit.train.metrics import Meter
-from rlkit.train.rollouts import Rollouts, finish, log_by_source, most_likely, share_groups
+from rlkit.train.rollouts import Rollouts, share_groups
+from rlkit.train.sampling import most_likely, score_group
 from rlkit.types import Trajectory
 
 T = TypeVar("T")
@@ -105,7 +107,7 @@ class Stream(ABC):
         if group.scoring is not None:
             rollouts.scoring.adopt(group.scoring)
         if group.greedy is not None:
-            rollouts.greedy_answers[slot] = group.greedy
+            rollouts.greedy_completions[slot] = group.greedy
         found = [*group.trajectories, *group.filtered]
         for trajectory in found:
             trajectory.group = slot
@@ -115,7 +117,7 @@ class Stream(ABC):
     def _add_again(self, rollouts: Rollouts, slot: int, group: Group) -> None:
         """Add a group that was trained on before; it counts in no metric of what was sampled."""
         if group.greedy is not None:
-            rollouts.greedy_answers[slot] = group.greedy
+            rollouts.greedy_completions[slot] = group.greedy
         rollouts.sampled += [replace(t, group=slot, credit={"again": group.again}) for t in group.whole]
 
     def close(self) -> None:
@@ -138,7 +140,7 @@ class Stream(ABC):
         """Begin the groups whose turn it is."""
         for number in self._ledger.admit(self._version):
             place = self._places[number]
-            self._groups[number] = group = Group(place, self._data.prompt(self._data.row(place)))
+            self._groups[number] = group = Group(place, self._data.prompt(self._data.order.at(place)))
             self._gate.count(group.busy)
             self._tasks[number] = asyncio.create_task(self._sample(number, group))
 
@@ -267,7 +269,7 @@ class Stream(ABC):
 
     async def _score(self, group: Group) -> None:
         answers = [t for t in (group.greedy,) if t is not None and t.error is None]
-        await run_concurrently(finish(self._service, group.whole), finish(self._service, answers))
+        await run_concurrently(score_group(self._service, group.whole), score_group(self._service, answers))
 
     async def _cancel_all(self) -> None:
         await self._drop(list(self._groups))

@@ -7,34 +7,36 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from rlkit.data.data import Data
 from rlkit.engines.sglang.teacher import Span, served_logps
 from rlkit.ops.masked import masked_sum
 from rlkit.sections import Teacher
-from rlkit.train.data import Data
+from rlkit.train.describe import source_of
 from rlkit.train.distill.rows import TeacherRows, teacher_rows
 from rlkit.train.distill.servers import logps_on_servers, top_on_servers
 from rlkit.train.logps import frozen_logps, frozen_top
 from rlkit.train.metrics import Meter
-from rlkit.train.rollouts import source_of
 from rlkit.train.setup import TrainContext
 from rlkit.types import Batch, RolloutBatch, Trajectory
 
 
 def compute_teacher_logps(context: TrainContext, batch: RolloutBatch, trajectories: Sequence[Trajectory]) -> None:
-    """Fill `batch.teacher_logps`, or what a loss with `teacher_top` reads instead; every rank must call this.
+    """Fill `batch.teacher_logps`, or what a loss with `forward.teacher_top` reads instead, if the recipe has a teacher.
 
-    Each row is read by the teacher of its source.
+    Each row is read by the teacher of its source. All ranks must call this.
 
     Args:
-        context: The run's; its recipe has a teacher.
+        context: Parts of the run on this rank.
         batch: Of these trajectories, with the policy's own tokens.
         trajectories: In its order.
 
     Raises:
         EngineError: The teacher's servers do not answer.
     """
-    rows, section = read_rows(context.data, batch, trajectories), context.recipe.teacher
-    assert section is not None
+    section = context.recipe.teacher
+    if section is None:  # agreed: an option of the recipe
+        return
+    rows = read_rows(context.data, batch, trajectories)
     found: list[Tensor] = []
     paths, count = (
         [section.path_of(t.prompt.source_name) for t in trajectories],
@@ -84,8 +86,8 @@ def check_servers(context: TrainContext) -> None:
     section, data = context.recipe.teacher, context.data
     if section is None or section.urls is None or data.teacher_prompts is None or not context.ranks.lead:
         return
-    prompt = data.teacher_prompts.prompt(data.prompt(data.kept[0]))
-    span = Span(data.template.start(prompt.messages, prompt.tools), 1)
+    prompt = data.teacher_prompts.prompt(data.prompt(data.order.rows[0]))
+    span = Span(data.dialogue.template.start(prompt.messages, prompt.tools), 1)
     for url in section.urls:
         context.rollouts.wait(served_logps([url], [span]))
 
@@ -95,5 +97,5 @@ def read_rows(data: Data, batch: RolloutBatch, trajectories: Sequence[Trajectory
     prompts = data.teacher_prompts
     if prompts is None or not (prompts.changed or batch.tokens.shape[1] > prompts.context):
         return TeacherRows(batch, batch.mask, batch.mask)
-    starts = [prompts.start(data.template, trajectory) for trajectory in trajectories]
+    starts = [prompts.start(data.dialogue.template, trajectory) for trajectory in trajectories]
     return teacher_rows(batch, trajectories, starts, prompts.context)

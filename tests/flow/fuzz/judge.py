@@ -24,8 +24,8 @@ from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 from rlkit.cli.parsing.parser import parse
+from rlkit.data.data import load_data
 from rlkit.errors import LONGEST, RlkitError
-from rlkit.train.data import load_data
 from tests.flow.fuzz.cases import Case
 
 COMPUTING, DEADLINE = 10, 60

@@ -1,0 +1,145 @@
+"""The phases of a step that all ways to train share, from rewards to the engine's new weights."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from rlkit.interfaces.callback import TrainingBatch
+from rlkit.interfaces.loss import Inputs
+from rlkit.models.flops import peak_flops
+from rlkit.train.credit import attach_advantages, attach_first_pass, correct, distill, estimate
+from rlkit.train.describe import describe_advantages, describe_rewards
+from rlkit.train.distill.logps import log_by_teacher
+from rlkit.train.metrics import Meter
+from rlkit.train.optim import learning_rate, set_learning_rate
+from rlkit.train.rollouts import Rollouts
+from rlkit.train.setup import TrainContext
+from rlkit.train.update import update_models
+from rlkit.types import Batch, TrainBatch, Trajectory
+
+PHASES = ("sample", "logps", "score", "update", "sync")
+"""The phases whose seconds are logged as `time/PHASE`."""
+
+
+class StepResult(NamedTuple):
+    """The outcome of a step.
+
+    Args:
+        rollouts: All trajectories of the step on this rank.
+        batch: The batch that was trained on.
+        metrics: Metrics over all ranks, by name.
+    """
+
+    rollouts: Rollouts
+    batch: TrainBatch
+    metrics: dict[str, float]
+
+
+def shape_rewards(context: TrainContext, batch: Batch, meter: Meter) -> None:
+    """Correct for the engine's mismatch, shape the rewards, and subtract the KL penalty.
+
+    With log-linear old log-probs, the weights of a correction are known in the update only.
+    """
+    recipe, reduce = context.recipe, context.ranks.all_reduce_sum
+    correction = None if recipe.train.old_logps == "loglinear" else recipe.correction
+    metrics = correct(batch, correction, recipe.rejection, reduce) | context.transforms.apply(batch, reduce)
+    for name, value in metrics.items():
+        meter.max(name, value)
+
+
+def compute_advantages(context: TrainContext, batch: Batch, trajectories: list[Trajectory], meter: Meter) -> None:
+    """Fill the advantages by the recipe's estimator, add the teacher's share, and log both.
+
+    Args:
+        context: Parts of the run on this rank.
+        batch: The scored rows of this rank.
+        trajectories: The trajectories of these rows, whose `credit` gets the advantages.
+        meter: Takes the metrics.
+    """
+    recipe = context.recipe
+    estimate(recipe.advantage, batch, has_critic=recipe.critic is not None)
+    for name, value in batch.metrics.items():
+        meter.mean(f"advantage/{name}", value, weight=len(batch))
+    if recipe.teacher is not None:  # agreed: an option of the recipe
+        for name, value in distill(batch, recipe.teacher.coef, context.ranks.all_reduce_sum).items():
+            meter.max(name, value)
+        log_by_teacher(recipe.teacher, batch, trajectories, meter)
+    if Inputs.ADVANTAGES in recipe.loss.inputs:
+        attach_advantages(trajectories, batch)
+
+
+def learn(
+    context: TrainContext, scored: Batch, trajectories: list[Trajectory], number: int, meter: Meter
+) -> TrainBatch:
+    """Update the models by a step's batch and send the new weights to the engine; return the batch."""
+    recipe = context.recipe
+    context.callbacks.emit("on_batch", TrainingBatch(number, scored))
+    schedule(context, number, meter)
+    with meter.timed("update"):
+        batch = update_models(context, scored, number, meter)
+        context.models.update_ema_and_reference(number)
+    keep_every = recipe.log.rollouts.every
+    if keep_every and number % keep_every == 0:
+        attach_first_pass(trajectories, batch)
+    with meter.timed("sync"):
+        context.rollouts.version += 1
+        context.rollouts.sync_weights()
+    if Inputs.REWARDS in recipe.loss.inputs:
+        describe_rewards(batch, meter)
+    if Inputs.ADVANTAGES in recipe.loss.inputs:
+        describe_advantages(batch, meter)
+    return batch
+
+
+def schedule(context: TrainContext, number: int, meter: Meter) -> None:
+    """Set the learning rates of a step."""
+    train, critic, models = context.recipe.train, context.recipe.critic, context.models
+    factor = context.callbacks.lr_factor()
+    for name, trained, section in (("lr", models.policy, train), ("critic/lr", models.critic, critic)):
+        if trained is not None and section is not None:
+            rate = factor * learning_rate(section, number, train.steps)
+            set_learning_rate(trained.optimizer, rate)
+            meter.max(name, rate)
+
+
+def finish_step(context: TrainContext, rollouts: Rollouts, batch: TrainBatch, meter: Meter) -> StepResult:
+    """Return a step's result, with its metrics over all ranks."""
+    meter.max("version", context.rollouts.version)
+    if context.recipe.generates:  # agreed: an option of the recipe
+        for name, gauge in context.rollouts.engine.health().items():
+            meter.max(f"engine/{name}", gauge)
+    metrics = meter.result(context.ranks)
+    return StepResult(rollouts, batch, metrics | speeds(context, metrics))
+
+
+def speeds(context: TrainContext, metrics: dict[str, float]) -> dict[str, float]:
+    """Return rates of a step from its seconds; `time/mfu` is the share of the device's peak that the update reached."""
+    fabric = context.ranks.fabric
+    seconds = sum(metrics.get(f"time/{phase}", 0.0) for phase in PHASES)
+    rates = {
+        "time/trainer_idle_share": (metrics["time/sample"] + metrics["time/score"]) / max(seconds, 1e-9),
+        "time/tokens_per_second_per_device": metrics["update/tokens"] / max(seconds, 1e-9) / fabric.world_size,
+    }
+    tokens_of = {"logps": "update/tokens", "update": "update/tokens"}
+    if not context.recipe.rollout.engine.recorded:
+        rates["time/tokens_per_second"] = metrics.get("rollout/tokens", 0.0) / max(metrics["time/sample"], 1e-9)
+        tokens_of["sample"] = "rollout/tokens"
+    for phase, tokens in tokens_of.items():
+        if f"time/{phase}" in metrics and metrics.get(tokens):
+            rates[f"time/{phase}_ms_per_token"] = 1000 * metrics[f"time/{phase}"] / metrics[tokens]
+    return rates | _utilization(context, metrics)
+
+
+def _utilization(context: TrainContext, metrics: dict[str, float]) -> dict[str, float]:
+    """Return the operations per second of the update on each device, and their share of its peak where it is known."""
+    if "update/tflop" not in metrics:
+        return {}
+    recipe, fabric = context.recipe, context.ranks.fabric
+    reached = metrics["update/tflop"] / max(metrics["time/update"], 1e-9) / fabric.world_size
+    half = "bf16" in recipe.fabric.precision or (recipe.model.lora is not None and "bf" in recipe.model.dtype)
+    device_name = torch.cuda.get_device_name(fabric.device) if fabric.device.type == "cuda" else ""
+    peak = peak_flops(device_name, half)
+    utilization = {} if peak is None else {"time/mfu": reached * 1e12 / peak}
+    return {"time/tflops_per_device": reached} | utilization

@@ -1,0 +1,52 @@
+"""A step of reinforcement learning: sample, score, estimate, update, sync.
+
+    obtain                 completions of the step's prompts             sampling.py; ahead/ where sampling runs ahead
+    compute_logps          old and reference log-probs, values           logps.py
+    compute_teacher_logps  a teacher's log-probs of the same tokens      distill/logps.py
+    await_scores           rewards, scored since each completion ended   rollouts.py
+    shape_rewards          mismatch correction, shaping, KL penalty      phases.py, credit.py
+    compute_advantages     the estimator's, and a teacher's share        phases.py, credit.py
+    learn                  optimizer steps, then weights to the engine   phases.py, update.py
+
+The session (`rlkit.run.session`) calls a step, then validates, logs and saves. All ranks run a step together, each on
+rows of its own. The engine samples and the rewards score on another thread's event loop (`rlkit.rollout`), for which
+`obtain` and `await_scores` wait. Training on recorded completions is in `supervised.py`.
+"""
+
+from __future__ import annotations
+
+from rlkit.interfaces.callback import RolloutsEnd
+from rlkit.rollout.collate import collate
+from rlkit.train.distill.logps import compute_teacher_logps
+from rlkit.train.logps import compute_logps, log_mismatch
+from rlkit.train.metrics import Meter
+from rlkit.train.phases import StepResult, compute_advantages, finish_step, learn, shape_rewards
+from rlkit.train.rollouts import Obtain, await_scores, record_outcome, select_scored
+from rlkit.train.setup import TrainContext
+
+
+def rl_step(context: TrainContext, number: int, obtain: Obtain) -> StepResult:
+    """Run one step of reinforcement learning.
+
+    Args:
+        context: Parts of the run on this rank.
+        number: Number of the step; the first is 1.
+        obtain: Returns the step's rollouts. Their rewards may still be being scored.
+    """
+    meter = Meter()
+    with meter.timed("sample"):
+        rollouts = obtain(context.data, context.rollouts, number, meter)
+    context.callbacks.emit("on_rollouts", RolloutsEnd(number, rollouts.all))
+    sampled = collate(rollouts.train_on).to(context.device)
+    with meter.timed("logps"):
+        compute_logps(context, sampled)
+        compute_teacher_logps(context, sampled, rollouts.train_on)
+    with meter.timed("score"):
+        scored_rows = await_scores(context.rollouts, rollouts, meter)
+        record_outcome(context.data, context.rollouts, rollouts, meter)
+    scored, trajectories = select_scored(rollouts, sampled, scored_rows)
+    shape_rewards(context, scored, meter)
+    compute_advantages(context, scored, trajectories, meter)
+    batch = learn(context, scored, trajectories, number, meter)
+    log_mismatch(context, batch, meter)
+    return finish_step(context, rollouts, batch, meter)
