@@ -25,8 +25,8 @@ from rlkit.run.answers import write_answers
 from rlkit.run.checkpoint.state import as_data
 from rlkit.run.folder import environment, json_text, new_folder, of_rank, write_whole
 from rlkit.run.harness import Harness
-from rlkit.train.evaluate import Evaluation, evaluate, samplings
 from rlkit.train.setup import fabric_for, prepare_rollouts
+from rlkit.train.validation.evaluate import Evaluation, evaluate, samplings
 
 OWN: list[tuple[str, dict[str, Any]]] = [
     ("--json", {"action": "store_true", "help": "Print the metrics as a JSON object; of several checkpoints by name."}),

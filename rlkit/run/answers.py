@@ -14,7 +14,8 @@ from rlkit.errors import shorten
 from rlkit.run.folder import json_lines, write_whole
 from rlkit.run.rows import as_row
 from rlkit.text import redact
-from rlkit.train.evaluate import Answer, Evaluation
+from rlkit.train.validation.evaluate import Evaluation
+from rlkit.train.validation.metrics import GradedCompletion
 from rlkit.types import JsonObject
 
 MAX_COMPONENTS = 100
@@ -57,12 +58,12 @@ def answers_to_log(found: Evaluation) -> list[dict[str, str | float | None]]:
     return rows
 
 
-def _rows(found: Evaluation) -> Iterator[tuple[JsonObject, Answer]]:
+def _rows(found: Evaluation) -> Iterator[tuple[JsonObject, GradedCompletion]]:
     """Yield what is kept of each answer, and its metrics."""
     for prefix, trajectories in found.answers.items():
         samples: Counter[int] = Counter()
         for trajectory in trajectories:
-            answer, kind = Answer.of(trajectory), "sampled" if prefix else "greedy"
+            answer, kind = GradedCompletion.of(trajectory), "sampled" if prefix else "greedy"
             place = {"source": answer.source, "kind": kind, "sample": samples[answer.prompt]}
             samples[answer.prompt] += 1
             yield place | as_row(trajectory), answer
@@ -86,7 +87,7 @@ def _parquet(rows: Sequence[JsonObject], components: Sequence[str]) -> bytes:
     return buffer.getvalue()
 
 
-def _flat(row: JsonObject, answer: Answer) -> JsonObject:
+def _flat(row: JsonObject, answer: GradedCompletion) -> JsonObject:
     """Return a row of the table, in which each text is valid UTF-8; what is not in its schema is left out."""
     flat: JsonObject = {f"reward/{name}": value for name, value in answer.components.items()}
     flat |= {name: _text(row[name]) for name in TEXTS}

@@ -10,7 +10,7 @@ from pathlib import Path
 from rlkit.run.answers import answers_to_log
 from rlkit.run.folder import write_whole
 from rlkit.run.loggers import LoggerThread
-from rlkit.train.evaluate import Evaluation
+from rlkit.train.validation.evaluate import Evaluation
 
 EARLIER = 50
 

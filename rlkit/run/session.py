@@ -40,10 +40,11 @@ from rlkit.text import redact
 from rlkit.train.ahead.beside import BesideStream
 from rlkit.train.ahead.colocated import ColocatedStream
 from rlkit.train.ahead.stream import Stream, TrainedPlaces
-from rlkit.train.evaluate import Accuracies, evaluate
 from rlkit.train.method import method_of
 from rlkit.train.phases import StepResult
 from rlkit.train.setup import TrainContext
+from rlkit.train.validation.evaluate import evaluate
+from rlkit.train.validation.metrics import Accuracies
 from rlkit.types import Trajectory
 
 

@@ -12,7 +12,8 @@ from rlkit.cli.main import main
 from rlkit.run.answers import write_answers
 from rlkit.run.folder import of_rank
 from rlkit.testing import example_trajectory
-from rlkit.train.evaluate import Answer, Evaluation
+from rlkit.train.validation.evaluate import Evaluation
+from rlkit.train.validation.metrics import GradedCompletion
 from rlkit.types import Prompt, Score, StopReason, Trajectory
 from tests.conftest import FAST, read_jsonl
 
@@ -27,7 +28,7 @@ def scored(group: int, text: str, score: Score | None, error: str | None = None)
 def evaluation(greedy: list[Trajectory], sampled: list[Trajectory]) -> Evaluation:
     found = Evaluation()
     for prefix, some in (("", greedy), ("sampled_", sampled)):
-        found.add(prefix, some, [Answer.of(t) for t in some])
+        found.add(prefix, some, [GradedCompletion.of(t) for t in some])
     return found
 
 
@@ -88,7 +89,7 @@ def test_the_tables_of_all_ranks_are_read_as_one(tmp_path: Path) -> None:
 
     scores = [Score(1.0, {"accuracy": 1.0}), Score(0.0, {"accuracy": 0.0, "format": 1.0})]
     parts = [[scored(0, "7", scores[0])], [scored(1, "8", scores[1])], []]
-    everyone = [Answer.of(t) for part in parts for t in part]
+    everyone = [GradedCompletion.of(t) for part in parts for t in part]
     for rank, part in enumerate(parts):
         found = Evaluation()
         found.add("", part, everyone)

@@ -15,21 +15,22 @@ from rlkit.ops.statistics import bootstrap, wilson
 from rlkit.run.progress import Progress
 from rlkit.sections import Validation
 from rlkit.testing import example_trajectory
-from rlkit.train.evaluate import Answer, Evaluation, metrics, samplings
+from rlkit.train.validation.evaluate import Evaluation, samplings
+from rlkit.train.validation.metrics import GradedCompletion, metrics
 from rlkit.types import Sampling
 from tests.conftest import read_jsonl
 from tests.unit.phases import recipe
 
 
-def answer(prompt: int, accuracy: float | None, *, finished: bool = True, source: str = "") -> Answer:
+def answer(prompt: int, accuracy: float | None, *, finished: bool = True, source: str = "") -> GradedCompletion:
     reward = None if accuracy is None else 2 * accuracy
-    return Answer(prompt, source, False, finished, 10 * (prompt + 1), reward, accuracy)
+    return GradedCompletion(prompt, source, False, finished, 10 * (prompt + 1), reward, accuracy)
 
 
 def test_greedy_answers() -> None:
     """Prompts 0 and 1 are right, the second was cut off; the score of 3 is missing and the conversation of 4 failed."""
     given = [answer(0, 1.0), answer(1, 1.0, finished=False), answer(2, 0.0), answer(3, None)]
-    given.append(Answer(4, "", True, False, 5, None, None))
+    given.append(GradedCompletion(4, "", True, False, 5, None, None))
     found = dict(metrics(given))
     assert (found.pop("accuracy_low"), found.pop("accuracy_high")) == wilson(2, 3)
     assert found == {
@@ -60,7 +61,7 @@ def test_samples_that_are_all_alike_prove_no_certainty(accuracy: float) -> None:
 def test_the_majority_of_the_samples_of_a_prompt() -> None:
     """Prompt 0: two of three answer 7, which is right. 1: one right and one wrong answer. 2: no answer was found."""
 
-    def vote(prompt: int, accuracy: float | None, final: str | None) -> Answer:
+    def vote(prompt: int, accuracy: float | None, final: str | None) -> GradedCompletion:
         return answer(prompt, accuracy)._replace(final=final)
 
     given = [vote(0, 1.0, "7"), vote(0, 1.0, "7"), vote(0, 0.0, "8"), vote(1, 1.0, "7"), vote(1, 0.0, "8")]
@@ -102,7 +103,7 @@ def test_sources_are_shown_apart_where_there_are_several() -> None:
 def test_a_row_cannot_make_the_name_of_a_metric_long_or_unprintable() -> None:
     trajectory = example_trajectory("7")
     trajectory.prompt.meta["data_source"] = "\x1b[2J" + "x" * 3000
-    name = Answer.of(trajectory).source
+    name = GradedCompletion.of(trajectory).source
     assert name.isprintable()
     assert len(name) <= 120
 

@@ -18,15 +18,15 @@ from rlkit.ops.statistics import Moments
 from rlkit.recipe import VALIDATION_METRICS
 from rlkit.sections import Correction, Critic, KLReward
 from rlkit.testing import example_trajectory
-from rlkit.train import evaluate as evaluation
 from rlkit.train import metrics as metrics_module
 from rlkit.train import phases, rl
 from rlkit.train.describe import describe_advantages, describe_rewards, describe_rollouts, explained_variance
-from rlkit.train.evaluate import evaluate
 from rlkit.train.metrics import Meter
 from rlkit.train.models import Models, Placer, load_actor
 from rlkit.train.phases import schedule, shape_rewards
 from rlkit.train.rollouts import Rollouts, assign_groups, await_scores
+from rlkit.train.validation import evaluate as evaluation
+from rlkit.train.validation.evaluate import evaluate
 from rlkit.types import Prompt, Sampling, Score, StopReason, Trajectory
 from tests.unit.phases import Line, LocalRanks, Trained, Values, context, ready, recipe, scored
 

@@ -19,7 +19,8 @@ from rlkit.cli.report.tokens import TokenTexts
 from rlkit.run.answers import write_answers
 from rlkit.run.folder import RunFolder
 from rlkit.run.rows import as_row
-from rlkit.train.evaluate import Answer, Evaluation
+from rlkit.train.validation.evaluate import Evaluation
+from rlkit.train.validation.metrics import GradedCompletion
 from rlkit.types import Prompt, Score, StopReason, Trajectory, Turn
 from tests.conftest import read_jsonl
 
@@ -223,7 +224,7 @@ def validated(run: Path) -> dict[str, float]:
         row.score = Score(row.reward, {"accuracy": row.reward or 0.0, "strict": 0.0}, answer="7")
     found = Evaluation()
     for prefix, mine in (("", rows), ("sampled_", [row for row in rows for _ in range(2)])):
-        found.add(prefix, mine, [Answer.of(row) for row in mine])
+        found.add(prefix, mine, [GradedCompletion.of(row) for row in mine])
     for rank in (0, 1):
         part = replace(
             found, answers={k: [t for t in some if t.group % 2 == rank] for k, some in found.answers.items()}

@@ -23,7 +23,8 @@ from rlkit.rollout.template import ChatTemplate
 from rlkit.run.checkpoint.export import export
 from rlkit.sections import Lora, Model
 from rlkit.testing import example_trajectory, random_model, save_random_model
-from rlkit.train.evaluate import compare_order, order_metrics
+from rlkit.train.validation.metrics import order_metrics
+from rlkit.train.validation.reward_model import compare_order
 from rlkit.types import Score, Trajectory
 from tests.unit.test_packing import ARCHITECTURES, rows_of
 

@@ -23,8 +23,8 @@ from rlkit.rollout.template import ChatTemplate
 from rlkit.sections import Model
 from rlkit.tasks.recorded import recording
 from rlkit.testing import check_loss, save_random_model
-from rlkit.train.evaluate import compare_turns
 from rlkit.train.objective import Objective
+from rlkit.train.validation.reward_model import compare_turns
 from rlkit.types import Message, PolicyOutput, Prompt, RecordedAnswer, Score, TrainBatch, Trajectory
 from tests.unit.test_preference_losses import softplus
 from tests.unit.test_reward_models import closed, score_model

@@ -20,12 +20,12 @@ def metrics_of(files: Sequence[tuple[Path, object]]) -> dict[str, float]:
     Raises:
         RecipeError: A file cannot be read, or a row in it is none.
     """
-    from rlkit.train.evaluate import Answer, metrics
+    from rlkit.train.validation.metrics import GradedCompletion, metrics
 
     answers = defaultdict(list)
     for path, _ in files:
         for row in read_rows(path):
             kind = row.group[0]
-            answers["" if kind == "greedy" else f"{kind}_"].append(Answer.of(row.trajectory))
+            answers["" if kind == "greedy" else f"{kind}_"].append(GradedCompletion.of(row.trajectory))
     found = {prefix: metrics(sorted(some, key=lambda answer: answer.prompt)) for prefix, some in answers.items()}
     return {f"{prefix}{name}": value for prefix, some in found.items() for name, value in some}
