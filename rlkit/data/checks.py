@@ -21,15 +21,15 @@ def check_tokenizers(recipe: Recipe, tokenizer: Tokenizer) -> None:
     Raises:
         RecipeError: They differ.
     """
-    mine = tokenizer.get_vocab()
-    named = {} if recipe.teacher is None else recipe.teacher.paths()
+    vocabulary = tokenizer.get_vocab()
+    paths = {} if recipe.teacher is None else recipe.teacher.paths()
     if recipe.critic is not None and recipe.critic.path is not None:
-        named["critic.path"] = recipe.critic.path
-    for option, path in named.items():
+        paths["critic.path"] = recipe.critic.path
+    for option, path in paths.items():
         with naming(option):
-            theirs = load_vocabulary(replace(recipe.model, path=path, lora=None))
-        if theirs != mine:
-            differ = len(theirs.items() ^ mine.items())
+            other_vocabulary = load_vocabulary(replace(recipe.model, path=path, lora=None))
+        if other_vocabulary != vocabulary:
+            differ = len(other_vocabulary.items() ^ vocabulary.items())
             raise RecipeError(
                 f"{option} {path!r} has another tokenizer than the policy: {differ} entries of the vocabulary differ, "
                 f"so that it reads other tokens; choose a {option.partition('.')[0]} of the policy's family"
@@ -47,7 +47,8 @@ def check_sources(recipe: Recipe, prompts: Sequence[Prompt]) -> None:
         RecipeError: A source has none.
     """
     named = set() if recipe.teacher is None else {*(recipe.teacher.sources or ())}
-    known = {prompt.source_name for prompt in prompts} if named else set()
-    if missing := sorted(named - known):
-        listed = ", ".join(map(show, sorted(known - {""})[:MOST])) or "none: rows need a column data_source"
+    sources = {prompt.source_name for prompt in prompts} if named else set()
+    missing = sorted(named - sources)
+    if missing:
+        listed = ", ".join(map(show, sorted(sources - {""})[:MOST])) or "none: rows need a column data_source"
         raise RecipeError(f"teacher.sources has {show(missing[0])}, from which no prompt is; the sources are: {listed}")

@@ -101,8 +101,8 @@ class TeacherPrompts:
         prompt = self.prompt(trajectory.prompt)
         if self.overlong != "error" and self.overlong != "drop":  # noqa: PLR1714 (mypy narrows this form alone)
             prompt = shorten(template, prompt, self.context - 1, self.overlong)
-        others = trajectory.messages[len(trajectory.prompt.messages) :]
-        opening = takewhile(lambda message: message["role"] != "assistant", others)
+        replies = trajectory.messages[len(trajectory.prompt.messages) :]
+        opening = takewhile(lambda message: message["role"] != "assistant", replies)
         return template.start([*prompt.messages, *opening], prompt.tools)
 
 

@@ -72,7 +72,7 @@ class ClipCov(_Covariance):
 
     def select(self, logps: Tensor, batch: TrainBatch) -> Tensor:
         covariance, tokens = self._covariance(logps, batch)
-        plain, clipped = self._both(logps, batch)
+        plain, clipped = self._plain_and_clipped(logps, batch)
         eligible = batch.mask & (clipped <= plain) & (covariance > self.cov_low) & (covariance < self.cov_high)
         # a pseudo-random number per token, from what was sampled there and not from the row's position
         bits = batch.rollout_logps.contiguous().view(torch.int32).long()
@@ -80,7 +80,7 @@ class ClipCov(_Covariance):
         return eligible & self._largest(priority, eligible, int(self.fraction * tokens))
 
     def __call__(self, out: PolicyOutput, batch: TrainBatch) -> LossOutput:
-        plain, clipped = self._both(out.logps, batch)
+        plain, clipped = self._plain_and_clipped(out.logps, batch)
         metrics = {
             "clip_fraction": masked_mean(clipped > plain, batch.mask),
             "cov_fraction": masked_mean(batch.selected, batch.mask),
@@ -88,7 +88,7 @@ class ClipCov(_Covariance):
         }
         return LossOutput(torch.maximum(plain, clipped) * ~batch.selected, metrics)
 
-    def _both(self, logps: Tensor, batch: TrainBatch) -> tuple[Tensor, Tensor]:
+    def _plain_and_clipped(self, logps: Tensor, batch: TrainBatch) -> tuple[Tensor, Tensor]:
         ratio = (logps - batch.old_logps).exp()
         clipped = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
         return -batch.advantages * ratio, -batch.advantages * clipped

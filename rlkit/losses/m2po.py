@@ -42,10 +42,10 @@ class M2PO(AdvantageLoss):
         squares = distance.float().square()
         smallest_first = self.gather(squares[bounded]).sort().values
         counts = torch.arange(1, len(smallest_first) + 1, device=squares.device)
-        kept = int((smallest_first.double().cumsum(0) / counts <= self.m2_threshold).sum())
-        if kept == len(smallest_first):
+        within = int((smallest_first.double().cumsum(0) / counts <= self.m2_threshold).sum())
+        if within == len(smallest_first):
             return torch.zeros_like(bounded)
-        return bounded & (squares >= smallest_first[kept])
+        return bounded & (squares >= smallest_first[within])
 
     def __call__(self, out: PolicyOutput, batch: TrainBatch) -> LossOutput:
         log_ratio = (out.logps - batch.old_logps).clamp(-20, 20)

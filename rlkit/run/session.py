@@ -39,7 +39,7 @@ from rlkit.sections import Profile
 from rlkit.text import redact
 from rlkit.train.ahead.beside import BesideStream
 from rlkit.train.ahead.colocated import ColocatedStream
-from rlkit.train.ahead.stream import Stream, TrainedPlaces
+from rlkit.train.ahead.stream import RolloutStream, TrainedGroups
 from rlkit.train.method import method_of
 from rlkit.train.phases import StepResult
 from rlkit.train.setup import TrainContext
@@ -59,7 +59,7 @@ class Session:
     signals: Signals | None = None
     log: MetricsLog | None = None
     replay: Replay | None = None
-    stream: Stream | None = None
+    stream: RolloutStream | None = None
     outcome: Outcome = field(default_factory=Outcome)
     saver: Saver | None = None
     progress: Progress | None = None
@@ -141,15 +141,15 @@ class Session:
             self.outcome.validation["after"] = self.validate(context, "after") if known is None else known
         self.outcome.status = "interrupted" if self.stopping else "ok"
 
-    def _trained(self, recipe: Recipe, resumed: CheckpointRef | None) -> TrainedPlaces:
+    def _trained(self, recipe: Recipe, resumed: CheckpointRef | None) -> TrainedGroups:
         """Return the groups that the run was trained on; a synchronous run has trained on all up to its step."""
         if resumed is None:
-            return TrainedPlaces()
+            return TrainedGroups()
         known = resumed.state.trained
         return (
-            TrainedPlaces(resumed.state.step * recipe.train.prompts_per_step)
+            TrainedGroups(resumed.state.step * recipe.train.prompts_per_step)
             if not known
-            else TrainedPlaces(known[0], tuple(known[1:]))
+            else TrainedGroups(known[0], tuple(known[1:]))
         )
 
     def _profiled(self, section: Profile | None, number: int) -> AbstractContextManager[None]:

@@ -51,7 +51,8 @@ class Callbacks:
             CallbackError: One raised, on some rank.
         """
         self._started = self._started or method == "on_run_start"
-        if watching := self.watching(method):  # agreed: all ranks have the recipe's callbacks
+        watching = self.watching(method)
+        if watching:  # agreed: all ranks have the recipe's callbacks
             self._together(lambda: self._call_all(watching, method, event))
 
     def end_step(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
@@ -123,9 +124,9 @@ class Callbacks:
         Raises:
             CallbackError: One raised.
         """
-        known = [(part, states[name]) for name, part in self._named() if name in states]
-        if known:  # agreed: all ranks have the recipe's callbacks, and read the same checkpoint
-            self._together(lambda: _load_all(known))
+        restored = [(part, states[name]) for name, part in self._named() if name in states]
+        if restored:  # agreed: all ranks have the recipe's callbacks, and read the same checkpoint
+            self._together(lambda: _load_all(restored))
 
     def end(self, event: RunEnd) -> None:
         """Call `on_run_end`, for no longer than its budget, if there was an `on_run_start`.
@@ -136,7 +137,8 @@ class Callbacks:
             problems: list[str] = []
             thread = threading.Thread(target=_end, args=(part, event, problems), daemon=True)
             thread.start()
-            thread.join(budget := _budget(part, "on_run_end"))
+            budget = _budget(part, "on_run_end")
+            thread.join(budget)
             if thread.is_alive():
                 problems.append(f"{part_name(part)}: `on_run_end` has not ended after {budget:g} s, its budget")
             for problem in problems:
@@ -144,12 +146,12 @@ class Callbacks:
 
     def _named(self) -> list[tuple[str, Callback]]:
         """Return the callbacks by the names of their classes; the second of a class is `Name.2`."""
-        seen: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         named = []
         for part in self.callbacks:
             name = type(part).__name__
-            seen[name] += 1
-            named.append((name if seen[name] == 1 else f"{name}.{seen[name]}", part))
+            counts[name] += 1
+            named.append((name if counts[name] == 1 else f"{name}.{counts[name]}", part))
         return named
 
     def _call_all(self, callbacks: Sequence[Callback], method: str, event: object) -> None:
@@ -172,9 +174,11 @@ class Callbacks:
         except PartError as error:
             failure = error
         problems = self.ranks.gather_world(None if failure is None else str(failure))
-        found = [f"rank {rank}: {problem}" for rank, problem in enumerate(problems) if problem is not None]
-        if found:
-            raise CallbackError(found[0].removeprefix("rank 0: ") if len(problems) == 1 else found[0]) from failure
+        failures = [f"rank {rank}: {problem}" for rank, problem in enumerate(problems) if problem is not None]
+        if failures:
+            raise CallbackError(
+                failures[0].removeprefix("rank 0: ") if len(problems) == 1 else failures[0]
+            ) from failure
         return result  # type: ignore[return-value]
 
 
@@ -227,5 +231,6 @@ def _state(part: Callback) -> dict[str, Json]:
     require(part, "state_dict", None if fine else f"returned {show(state)}, expected what JSON holds, by name")
     long = len(text) > LONGEST_STATE
     require(part, "state_dict", f"returned {len(text)} characters, at most {LONGEST_STATE} are kept" if long else None)
-    kept: dict[str, Json] = state
-    return kept if part.lr_factor == 1 else {**kept, LR_FACTOR: _lr_factor(part)}
+    if part.lr_factor != 1:
+        state = {**state, LR_FACTOR: _lr_factor(part)}
+    return state  # type: ignore[no-any-return]

@@ -138,13 +138,13 @@ def distill(batch: Batch, coef: float, reduce: Reducer) -> Metrics:
     that reads the teacher's distributions itself has nothing of it in the advantages.
     """
     top = batch.teacher_top_logps
-    theirs = batch.required("teacher_logps") if top is None else top[..., 0]
-    known = batch.mask & ~theirs.isnan()
-    metrics = {"teacher/unread": float(reduce((batch.mask & ~known).sum().float()))}
+    teacher_logps = batch.required("teacher_logps") if top is None else top[..., 0]
+    is_read = batch.mask & ~teacher_logps.isnan()
+    metrics = {"teacher/unread": float(reduce((batch.mask & ~is_read).sum().float()))}
     if top is None:  # agreed: an option of the recipe
-        behind = torch.where(known, batch.required("trainer_logps") - theirs, 0.0)
-        batch.advantages = batch.required("advantages") - coef * behind
-        metrics["teacher/kl"] = float(masked_mean(behind, known, reduce))
+        gap = torch.where(is_read, batch.required("trainer_logps") - teacher_logps, 0.0)
+        batch.advantages = batch.required("advantages") - coef * gap
+        metrics["teacher/kl"] = float(masked_mean(gap, is_read, reduce))
     return metrics
 
 
@@ -173,8 +173,8 @@ def estimate(estimator: AdvantageEstimator | None, batch: Batch, has_critic: boo
 
 def attach_advantages(trajectories: Sequence[Trajectory], batch: Batch) -> None:
     """Copy what was made of each trajectory into its `credit`, for the run folder."""
-    known = {"advantages": batch.advantages, "values": batch.values}
-    for name, tensor in known.items():
+    by_name = {"advantages": batch.advantages, "values": batch.values}
+    for name, tensor in by_name.items():
         if tensor is not None:
             for trajectory, row in zip(trajectories, tensor.tolist(), strict=True):
                 trajectory.credit[name] = row[: len(trajectory.tokens)] if isinstance(row, list) else row

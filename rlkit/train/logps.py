@@ -26,12 +26,13 @@ def compute_logps(context: TrainContext, batch: RolloutBatch) -> None:
     recipe, critic = context.recipe, context.models.critic
     if recipe.needs_old_logps:
         squares = Needs.SUM_PI_SQUARED in recipe.needs
-        batch.trainer_logps, *others = policy_logps(context, batch, Reads(entropy=False, squares=squares))
-        batch.sum_pi_squared = others[0] if others else None
+        batch.trainer_logps, *statistics = policy_logps(context, batch, Reads(entropy=False, squares=squares))
+        batch.sum_pi_squared = statistics[0] if statistics else None
         batch.old_logps = batch.trainer_logps
     if recipe.train.old_logps != "recompute":
         batch.old_logps = batch.rollout_logps
-    if (reference := context.models.reference) is not None and recipe.needs_ref_logps:
+    reference = context.models.reference
+    if reference is not None and recipe.needs_ref_logps:
         batch.ref_logps = frozen_logps(context, batch, reference)
     if critic is not None and recipe.critic is not None:
         [batch.values] = _forward(context, batch, lambda tokens, mask: (critic.inner(tokens, mask),), critic.inner)
@@ -51,8 +52,8 @@ def frozen_logps(context: TrainContext, batch: RolloutBatch, frozen: FrozenPolic
     """Return the log-probs [B,T] f32 of a model that is not trained."""
     temperature = context.recipe.rollout.sampling.temperature
     with frozen.applied():
-        found = _forward(context, batch, lambda tokens, mask: (frozen.logps(tokens, mask, temperature),), frozen)
-    return found[0]
+        tensors = _forward(context, batch, lambda tokens, mask: (frozen.logps(tokens, mask, temperature),), frozen)
+    return tensors[0]
 
 
 def columns_of(actor: Actor) -> int:
@@ -86,16 +87,18 @@ def measure_gap(batch: TrainBatch, version: int, reduce: Reducer, meter: Meter) 
         reduce: Sums over ranks.
         meter: Takes the metrics.
     """
-    known = batch.mask & ~batch.trainer_logps.isnan()
-    old = known & (batch.versions < version)
-    known &= ~old
-    difference = (batch.trainer_logps - batch.rollout_logps)[known].abs()
+    is_current = batch.mask & ~batch.trainer_logps.isnan()
+    old = is_current & (batch.versions < version)
+    is_current &= ~old
+    difference = (batch.trainer_logps - batch.rollout_logps)[is_current].abs()
     if len(difference):
         meter.mean("mismatch/mean", difference.mean(), weight=len(difference))
         meter.max("mismatch/max", difference.max())
-    count, older = reduce(torch.stack((known.sum(), old.sum())).float()).tolist()
+    count, older = reduce(torch.stack((is_current.sum(), old.sum())).float()).tolist()
     if count or not older:  # agreed: counted over all ranks
-        for name, value in correction.gap(batch.trainer_logps, batch.rollout_logps, known, reduce)._asdict().items():
+        for name, value in (
+            correction.gap(batch.trainer_logps, batch.rollout_logps, is_current, reduce)._asdict().items()
+        ):
             meter.max(f"mismatch/{name}", value)
     if older:  # agreed: as above
         meter.max("staleness/k3", correction.gap(batch.trainer_logps, batch.rollout_logps, old, reduce).k3)

@@ -33,14 +33,14 @@ def forward_in_micro_batches(
         agree: Over all ranks.
         packed: Whether `fn` packs rows: see `PackedPasses`.
     """
-    found: list[Tensor] = []
+    outputs: list[Tensor] = []
     for rows in aligned_micro_batches(batch, range(len(batch)), limit, agree, packed) or [[]]:
         _, tokens, mask = select_rows(batch, rows)
         pieces = fn(tokens, mask)
-        found = found or [piece.new_zeros(*batch.tokens.shape, *piece.shape[2:]) for piece in pieces]
-        for whole, piece in zip(found, pieces if rows else (), strict=bool(rows)):
-            whole[rows, : piece.shape[1]] = piece
-    return found
+        outputs = outputs or [piece.new_zeros(*batch.tokens.shape, *piece.shape[2:]) for piece in pieces]
+        for output, piece in zip(outputs, pieces if rows else (), strict=bool(rows)):
+            output[rows, : piece.shape[1]] = piece
+    return outputs
 
 
 def aligned_micro_batches(

@@ -43,16 +43,16 @@ def mixed(context: TrainContext, scored: Batch, number: int, meter: Meter) -> li
         number: The step's.
         meter: Takes the metrics.
     """
-    found = []
+    mixtures = []
     for name, mixture in (context.recipe.mix or {}).items():  # agreed: of the recipe
         data = context.data.mixtures[name]
-        own = replace(context, recipe=data.recipe, data=data)
+        mixture_context = replace(context, recipe=data.recipe, data=data)
         # agreed: of the recipe
-        batch = recorded_rows(own, number) if mixture.task is not None else answers_to_policy(scored)
+        batch = recorded_rows(mixture_context, number) if mixture.task is not None else answers_to_policy(scored)
         groups = (scored if mixture.task is None else batch).group.tolist()
         meter.count(f"mix/{name}/tokens", float(batch.mask.sum()))
-        found.append(Mixed(name, mixture.weight, own, batch, groups))
-    return found
+        mixtures.append(Mixed(name, mixture.weight, mixture_context, batch, groups))
+    return mixtures
 
 
 def recorded_rows(context: TrainContext, number: int) -> TrainBatch:

@@ -157,9 +157,9 @@ class Models:
         passes |= {} if self.critic is None else {"critic": self.critic.inner.passes}
         passes |= {name: model.passes for name, model in frozen.items() if model is not None and not model.shared}
         by_reason: dict[str, list[str]] = {}
-        for name, one in passes.items():
-            if one.reason is not None:
-                by_reason.setdefault(one.reason, []).append(name)
+        for name, module_passes in passes.items():
+            if module_passes.reason is not None:
+                by_reason.setdefault(module_passes.reason, []).append(name)
         return [
             f"rows are padded instead of packed, which is slower, for: {', '.join(names)}; {reason}"
             for reason, names in by_reason.items()
@@ -167,17 +167,17 @@ class Models:
 
     def _load_teachers(self, section: Teacher, placer: Placer) -> dict[str | None, FrozenPolicy | None]:
         """Return the teachers by their paths, of which None is the policy itself; none is loaded that servers have."""
-        found: dict[str | None, FrozenPolicy | None] = {}
+        teachers: dict[str | None, FrozenPolicy | None] = {}
         if section.path is None and section.context is not None:
-            found[None] = self._itself(placer)
+            teachers[None] = self._itself(placer)
         elif section.urls is not None:
-            found[section.path] = None
+            teachers[section.path] = None
         for option, path in section.paths().items():
-            if path not in found:
+            if path not in teachers:
                 model = replace(self._recipe.model, path=path, lora=None, dtype=section.dtype)
                 with naming(option):
-                    found[path] = FrozenPolicy(model, placer.frozen, placer.empty)
-        return found
+                    teachers[path] = FrozenPolicy(model, placer.frozen, placer.empty)
+        return teachers
 
     def _itself(self, placer: Placer) -> FrozenPolicy:
         """Return the policy as a teacher that moves slowly, or not at all."""
@@ -199,8 +199,10 @@ class Models:
         """Return what no rollout needs: optimizers, all but the policy, and that too if the engine has its own."""
         trained = [t for t in (self.policy, self.critic) if t is not None]
         modules: list[nn.Module] = [] if self.critic is None else [self.critic.inner]
-        frozen = [one for one in (self.reference, *self.teachers.values()) if one is not None and not one.shared]
-        modules += dict.fromkeys(one.actor for one in frozen)
+        frozen = [
+            model for model in (self.reference, *self.teachers.values()) if model is not None and not model.shared
+        ]
+        modules += dict.fromkeys(model.actor for model in frozen)
         if self.average is not None:
             modules.append(self.average)
         if not keep_policy:

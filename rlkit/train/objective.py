@@ -107,8 +107,8 @@ class Objective:
 
     def rows_with_gradient(self, batch: TrainBatch) -> Tensor:
         """Return which rows [B] have one: all usable ones, unless the advantage is a factor of what is minimised."""
-        whole = Inputs.GROUPS in self.loss.inputs or self.kl is not None or bool(self.entropy_coef)
-        advantage_alone = isinstance(self.loss, AdvantageLoss) and not whole
+        other_terms = Inputs.GROUPS in self.loss.inputs or self.kl is not None or bool(self.entropy_coef)
+        advantage_alone = isinstance(self.loss, AdvantageLoss) and not other_terms
         return self.usable_rows(batch) & (((batch.advantages != 0) & batch.mask).any(-1) | (not advantage_alone))
 
     def count(self, batch: TrainBatch, rows: list[int], prompts: int, reduce: Reducer) -> Counts:
@@ -148,7 +148,8 @@ class Objective:
         result = self._call(out, batch)
         per_token, metrics = self._terms(result, out, batch)
         tokens = counts.tokens
-        if (of_prompt := counts.of_prompt) is not None:
+        of_prompt = counts.of_prompt
+        if of_prompt is not None:
             tokens = (of_prompt[batch.group] * (of_prompt > 0).sum())[:, None]
         weights = aggregate.weights(
             self.denominator(batch),
@@ -178,8 +179,9 @@ class Objective:
             per_token = per_token * batch.correction_weights
         if batch.correction_weights is not None and self.loglinear is not None:
             metrics["correction_weight"] = masked_mean(batch.correction_weights, batch.mask)
-        if (bound := self.off_policy_threshold) is not None:
-            left_out = off_policy_tokens(out.logps, batch.rollout_logps, batch.advantages, batch.mask, bound)
+        threshold = self.off_policy_threshold
+        if threshold is not None:
+            left_out = off_policy_tokens(out.logps, batch.rollout_logps, batch.advantages, batch.mask, threshold)
             metrics["off_policy_masked"] = masked_mean(left_out, batch.mask)
             per_token = per_token.masked_fill(left_out, 0.0)
         if out.entropy is not None:

@@ -27,16 +27,16 @@ def make_optimizer(module: nn.Module, section: Train | Critic) -> torch.optim.Op
     part, groups = section.optimizer, list(weight_groups(module, section.weight_decay))
     with calling(part, "make"):
         require(part, "make", try_out(part, section.lr))
-        made = part.make(groups, section.lr)
-    require(part, "make", problem_of(made, groups))
-    return made
+        optimizer = part.make(groups, section.lr)
+    require(part, "make", problem_of(optimizer, groups))
+    return optimizer
 
 
 def weight_groups(module: nn.Module, weight_decay: float) -> Iterator[WeightGroup]:
     """Yield the trainable weights by kind and by the ranks that share them; only matrices decay."""
     for kind, weights in by_kind(module).items():
         decay = 0.0 if kind is WeightKind.VECTOR else weight_decay
-        yield from (WeightGroup(kind, some, decay) for some in by_mesh(weights))
+        yield from (WeightGroup(kind, mesh_weights, decay) for mesh_weights in by_mesh(weights))
 
 
 def warmup_steps(section: Train | Critic, steps: int) -> int:

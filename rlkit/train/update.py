@@ -67,31 +67,33 @@ class Updatable(Protocol):
 def update_models(context: TrainContext, scored: Batch, step: int, meter: Meter) -> TrainBatch:
     """Take `epochs * minibatches` optimizer steps with the policy, and as many with the critic if there is one.
 
-    Log-probs of the trainer that nothing needed before are those of the first optimizer step, NaN in other rows.
+    The trainer's log-probs, if no phase before has computed them, are those of the first optimizer step.
 
     Returns:
-        The batch that was trained on.
+        The batch that was trained on. Its log-probs are NaN in rows that no optimizer step has read.
     """
     critic = context.recipe.critic
-    waits = critic is not None and step <= critic.policy_delay_steps
-    record, batch = scored.trainer_logps is None, TrainBatch.of(scored)
-    mixtures = [] if waits else mixed(context, scored, step, meter)
-    recipes = [context.recipe, *(one.context.recipe for one in mixtures)]
+    policy_waits = critic is not None and step <= critic.policy_delay_steps
+    record = scored.trainer_logps is None
+    batch = TrainBatch.of(scored)
+    mixtures = [] if policy_waits else mixed(context, scored, step, meter)
+    recipes = [context.recipe, *(mixture.context.recipe for mixture in mixtures)]
     orders = [mini_batches(recipe.train, step, recipe.groups_per_step) for recipe in recipes]
-    for number, (groups, *others) in enumerate(zip(*orders, strict=True)):  # agreed: their order is seeded
+    for number, (groups, *mixture_groups) in enumerate(zip(*orders, strict=True)):  # agreed: their order is seeded
         rows = rows_of(batch.group.tolist(), groups)
         if critic is not None:
             update_critic(context, batch, rows, meter)
-        if not waits:
-            update, parts = f"{step}/{number}", zip(mixtures, others, strict=True)
-            terms = [mixture_term(one, some, meter, update) for one, some in parts]  # agreed: of the recipe
+        if not policy_waits:
+            update = f"{step}/{number}"
+            own_groups = zip(mixtures, mixture_groups, strict=True)
+            terms = [mixture_term(mixture, own, meter, update) for mixture, own in own_groups]  # agreed: of the recipe
             noise = embedding_noise(batch, context.recipe, update)
             update_policy(context, batch, rows, meter, record, noise=noise, mixtures=terms)
             record = False
     count_work(context, batch, step, meter)
-    for one in mixtures:
-        if one.weight:
-            count_work(one.context, one.batch, step, meter)
+    for mixture in mixtures:
+        if mixture.weight:
+            count_work(mixture.context, mixture.batch, step, meter)
     packed, passes = context.models.policy.inner.passes.take_counts()
     meter.mean("update/packed", packed / max(passes, 1), weight=passes)
     return batch
@@ -203,8 +205,8 @@ def mixture_term(mixture: Mixed, groups: set[int], meter: Meter, update: str) ->
     if term is None or term.weight:  # agreed: tokens are counted over all ranks
         return term
     with torch.no_grad():
-        found = [term.loss_of(micro).item() for micro in term.micros]
-    log_losses({prefix: sum(found)}, meter, context.ranks.count)
+        losses = [term.loss_of(micro).item() for micro in term.micros]
+    log_losses({prefix: sum(losses)}, meter, context.ranks.count)
     return None
 
 
@@ -322,8 +324,9 @@ def count_work(context: TrainContext, batch: TrainBatch, number: int, meter: Met
     """Log the tokens that were trained on, prompts included, and the operations of the update where they are known."""
     models, section, lengths = context.models, context.recipe.critic, batch.attention.sum(-1)
     policy = None if section is not None and number <= section.policy_delay_steps else models.policy
-    trained = [one for one in (policy, None if section is None else models.critic) if one is not None]
-    work = [one.flops(lengths, int(batch.mask.sum())) for one in trained]  # type: ignore[attr-defined]
+    critic = None if section is None else models.critic
+    trained = [module for module in (policy, critic) if module is not None]
+    work = [module.flops(lengths, int(batch.mask.sum())) for module in trained]  # type: ignore[attr-defined]
     meter.count("update/tokens", float(lengths.sum()))
     if None not in work:
         meter.count("update/tflop", context.recipe.train.epochs * sum(x or 0.0 for x in work) / 1e12)

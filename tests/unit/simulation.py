@@ -30,7 +30,7 @@ from rlkit.rollout.service import RolloutService
 from rlkit.sections import Conversation, Replay, Rollout
 from rlkit.train.ahead.beside import BesideStream
 from rlkit.train.ahead.colocated import ColocatedStream
-from rlkit.train.ahead.stream import Stream, TrainedPlaces
+from rlkit.train.ahead.stream import RolloutStream, TrainedGroups
 from rlkit.train.metrics import Meter
 from rlkit.train.rollouts import Rollouts
 from rlkit.types import Completion, Prompt, Request, Sampling, Score, StopReason, Trajectory
@@ -372,7 +372,7 @@ def simulate(plan: Plan) -> list[Step]:
     """
     chance = random.Random(f"{plan.seed} events")
     steps: list[Step] = []
-    saved: tuple[int, TrainedPlaces] = (0, TrainedPlaces())
+    saved: tuple[int, TrainedGroups] = (0, TrainedGroups())
     for session in count():
         steps = steps[: saved[0]]
         if len(steps) == plan.steps:
@@ -385,13 +385,13 @@ def simulate(plan: Plan) -> list[Step]:
     return steps
 
 
-def open_stream(plan: Plan, service: Service, data: Any, trained: TrainedPlaces) -> Stream:
+def open_stream(plan: Plan, service: Service, data: Any, trained: TrainedGroups) -> RolloutStream:
     return (BesideStream if plan.beside else ColocatedStream)(data, service, trained)
 
 
 def _session(
-    plan: Plan, session: int, steps: list[Step], saved: tuple[int, TrainedPlaces], chance: random.Random
-) -> tuple[int, TrainedPlaces]:
+    plan: Plan, session: int, steps: list[Step], saved: tuple[int, TrainedGroups], chance: random.Random
+) -> tuple[int, TrainedGroups]:
     """Make steps until the run ends, well or otherwise; return the last checkpoint."""
     service = Service(plan, session)
     service.version = saved[0]

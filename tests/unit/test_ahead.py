@@ -19,7 +19,7 @@ from rlkit.models.store import open_checkpoint
 from rlkit.rollout.service import RolloutService
 from rlkit.train.ahead.beside import BesideStream
 from rlkit.train.ahead.colocated import ColocatedStream
-from rlkit.train.ahead.stream import Stream, TrainedPlaces
+from rlkit.train.ahead.stream import RolloutStream, TrainedGroups
 from rlkit.train.metrics import Meter
 from rlkit.train.rollouts import Rollouts
 from tests.conftest import read_jsonl
@@ -75,10 +75,10 @@ def test_at_staleness_0_a_stream_is_the_synchronous_trainer_bit_for_bit(
     """
     fit(tmp_path / "plain", "--train.steps=3", *words, recipe=recipe)
     for kind in (ColocatedStream, BesideStream):
-        streams: list[Stream] = []
+        streams: list[RolloutStream] = []
 
         def obtain(data: Data, service: RolloutService, number: int, meter: Meter) -> Rollouts:
-            streams[:] = streams or [kind(data, service, TrainedPlaces())]  # noqa: B023
+            streams[:] = streams or [kind(data, service, TrainedGroups())]  # noqa: B023
             return streams[0](data, service, number, meter)  # noqa: B023
 
         with monkeypatch.context() as patched:
@@ -86,7 +86,7 @@ def test_at_staleness_0_a_stream_is_the_synchronous_trainer_bit_for_bit(
             rows = fit(tmp_path / kind.__name__, "--train.steps=3", *words, recipe=recipe)
         assert all(row["staleness/max"] == row["staleness/running"] == row["staleness/waiting"] == 0 for row in rows)
         assert not compare(tmp_path / "plain", tmp_path / kind.__name__, ("staleness/",)).differs
-        assert streams[0].trained == TrainedPlaces(12)
+        assert streams[0].trained == TrainedGroups(12)
 
 
 def test_with_tools_it_is_repeatable_bit_for_bit(tmp_path: Path) -> None:
@@ -206,10 +206,10 @@ def test_one_version_answers_a_validation(tmp_path: Path) -> None:
 
 
 def test_what_was_trained_on_is_known_whatever_the_order() -> None:
-    trained = TrainedPlaces(2).plus([4, 2, 6])
-    assert trained == TrainedPlaces(3, (4, 6))
-    assert trained.others(4) == [3, 5, 7, 8]
-    assert trained.plus([3]) == TrainedPlaces(5, (6,))
+    trained = TrainedGroups(2).plus([4, 2, 6])
+    assert trained == TrainedGroups(3, (4, 6))
+    assert trained.next_untrained(4) == [3, 5, 7, 8]
+    assert trained.plus([3]) == TrainedGroups(5, (6,))
 
 
 def test_preferences_of_older_weights_need_no_correction() -> None:

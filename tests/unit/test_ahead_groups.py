@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rlkit.filters import ZeroSignal
 from rlkit.train.ahead.buffer import ReplayBuffer
-from rlkit.train.ahead.group import Group
+from rlkit.train.ahead.group import PromptGroup
 from rlkit.train.ahead.ledger import Cut, Ledger
 from rlkit.train.describe import MAX_SOURCES, log_by_source
 from rlkit.train.metrics import Meter
@@ -23,12 +23,12 @@ from tests.unit.test_phases_step import trajectory
 PROMPT = Prompt("a", [])
 
 
-def group(place: int, oldest: int = 0, rewards: Sequence[float | None] = (0.0, 1.0)) -> Group:
-    return Group(place, PROMPT, oldest, [trajectory(place, 1, reward) for reward in rewards])
+def group(place: int, oldest: int = 0, rewards: Sequence[float | None] = (0.0, 1.0)) -> PromptGroup:
+    return PromptGroup(place, PROMPT, oldest, [trajectory(place, 1, reward) for reward in rewards])
 
 
-def places(groups: Sequence[Group]) -> list[int]:
-    return [one.place for one in groups]
+def places(groups: Sequence[PromptGroup]) -> list[int]:
+    return [one.position for one in groups]
 
 
 def test_the_youngest_groups_are_trained_on_again_while_they_are_young_enough() -> None:
@@ -38,7 +38,7 @@ def test_the_youngest_groups_are_trained_on_again_while_they_are_young_enough() 
     buffer.add([group(0), group(1), group(2)], version=0)
     assert places(buffer.draw()) == [0, 1]  # of one age, those of the first places
     buffer.add([group(3, oldest=1)], version=1)
-    assert [(one.place, one.again) for one in buffer.draw()] == [(3, 1), (0, 2)]
+    assert [(one.position, one.again) for one in buffer.draw()] == [(3, 1), (0, 2)]
     buffer.add([], version=2)
     assert places(buffer.draw()) == [3]  # 0 was trained on twice more, and would be three steps old
     buffer.add([], version=3)
@@ -60,7 +60,7 @@ def test_no_group_is_trained_on_too_often_or_too_old(data: Any, size: int, reuse
         again = buffer.draw()
         assert len(again) <= size
         for one in again:
-            often[one.place] += 1
+            often[one.position] += 1
             assert version - one.oldest <= staleness
         new = [group(3 * version + i, data.draw(st.integers(max(0, version - staleness), version))) for i in range(3)]
         often |= dict.fromkeys(places(new), 1)
@@ -91,7 +91,7 @@ def test_the_age_of_a_group_is_that_of_its_oldest_token() -> None:
     one.trajectories[0].versions = [-1, 7, 8]
     one.trajectories[1].versions = [-1, 6, 9]
     assert one.oldest_token(9) == 6
-    assert Group(0, PROMPT).oldest_token(9) == 9
+    assert PromptGroup(0, PROMPT).oldest_token(9) == 9
 
 
 def test_a_prompt_in_the_place_of_another_is_not_too_old_since_that_was() -> None:

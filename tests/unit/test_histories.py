@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rlkit.errors import EngineError, RolloutError
 from rlkit.sections import Replay
-from rlkit.train.ahead.stream import TrainedPlaces
+from rlkit.train.ahead.stream import TrainedGroups
 from rlkit.train.metrics import Meter
 from tests.unit.simulation import Data, Engine, Plan, Service, open_stream, simulate
 
@@ -95,7 +95,7 @@ def test_an_engine_that_hangs_ends_the_run_and_a_slow_one_does_not(
         beside, batch=2, group_size=2, lead=1.0, mean=1, turns=1, token_seconds=token_seconds, step_seconds=9999
     )
     service = Service(plan, 0)
-    stream = open_stream(plan, service, Data(plan, service), TrainedPlaces())
+    stream = open_stream(plan, service, Data(plan, service), TrainedGroups())
     if hangs:
         with pytest.raises(RolloutError) as error:
             stream(stream._data, service, 1, Meter())
@@ -117,7 +117,7 @@ def test_a_reply_is_progress_as_well(beside: bool) -> None:
     service = Service(plan, 0)
     user, service.recipe.conversation.seconds = service.recipe.interaction, None  # type: ignore[union-attr]
     user.timeout, user.pace = 2000.0, SimpleNamespace(random=lambda: 1.0)  # type: ignore[union-attr]
-    stream = open_stream(plan, service, Data(plan, service), TrainedPlaces())
+    stream = open_stream(plan, service, Data(plan, service), TrainedGroups())
     [trajectory] = stream(stream._data, service, 1, Meter()).all
     assert (trajectory.error, sum(trajectory.mask), service.clock.loop.time()) == (None, 2, 5400)
     service.close()
@@ -129,7 +129,7 @@ def test_an_error_ends_the_step_at_once(beside: bool) -> None:
     plan = Plan(beside, batch=2, mean=1000, turns=1)
     service = Service(plan, 0)
     service.engine.fails_after = 1  # type: ignore[attr-defined]
-    stream = open_stream(plan, service, Data(plan, service), TrainedPlaces())
+    stream = open_stream(plan, service, Data(plan, service), TrainedGroups())
     with pytest.raises(EngineError, match="the engine died"):
         stream(stream._data, service, 1, Meter())
     assert service.clock.loop.time() == pytest.approx(0.2)
@@ -148,7 +148,7 @@ def test_without_a_lead_as_many_groups_begin_as_the_engine_holds(
     plan = Plan(beside, batch=2, group_size=3, staleness=3, steps=9)
     service = Service(plan, 0)
     data = Data(plan, service)
-    stream = open_stream(plan, service, data, TrainedPlaces())  # type: ignore[arg-type]
+    stream = open_stream(plan, service, data, TrainedGroups())  # type: ignore[arg-type]
     stream(data, service, 1, Meter())  # type: ignore[arg-type]
     assert len(data.begun) == begun
     service.close()
@@ -159,14 +159,14 @@ def test_a_run_may_go_on_with_smaller_steps() -> None:
     plan = Plan(batch=3, group_size=1, steps=4)
     service = Service(plan, 0)
     service.version = 1
-    stream = open_stream(plan, service, Data(plan, service), TrainedPlaces(1, (2, 4, 6)))
+    stream = open_stream(plan, service, Data(plan, service), TrainedGroups(1, (2, 4, 6)))
     places = []
     for number in (2, 3, 4):
         rollouts = stream(stream._data, service, number, Meter())
         places += [int(t.prompt.id) for t in rollouts.all]
         service.version += 1
     assert sorted(places) == [1, 3, 5, 7, 8, 9, 10, 11, 12]
-    assert stream.trained == TrainedPlaces(13)
+    assert stream.trained == TrainedGroups(13)
     service.close()
 
 
@@ -177,7 +177,7 @@ def test_a_rank_for_which_another_one_samples_samples_nothing(beside: bool) -> N
     service = Service(plan, 0)
     service.ranks.lead = False  # type: ignore[misc]
     data = Data(plan, service)
-    stream = open_stream(plan, service, data, TrainedPlaces())
+    stream = open_stream(plan, service, data, TrainedGroups())
     assert stream(data, service, 1, Meter()).all == []  # type: ignore[arg-type]
     assert (data.begun, service.engine.rows) == (set(), [])  # type: ignore[attr-defined]
     service.close()
@@ -187,7 +187,7 @@ def test_a_group_that_was_trained_on_is_trained_on_again_beside_the_new_ones() -
     """Steps of one prompt, S = 2, two groups at most once more each: their numbers follow the step's own."""
     plan = Plan(batch=1, group_size=2, staleness=2, lead=0.0, turns=1, steps=4, replay=Replay(2, 2))
     service = Service(plan, 0)
-    stream = open_stream(plan, service, Data(plan, service), TrainedPlaces())
+    stream = open_stream(plan, service, Data(plan, service), TrainedGroups())
     steps, metrics = [], []
     for number in (1, 2, 3):
         meter = Meter()
@@ -221,7 +221,7 @@ def test_a_step_on_one_device_begins_once_its_groups_are_whole_and_a_long_answer
     monkeypatch.setattr(Plan, "chance", ends)
     plan = Plan(batch=1, group_size=1, staleness=1, lead=1.0, turns=1, steps=2)
     service = Service(plan, 0)
-    stream = open_stream(plan, service, Data(plan, service), TrainedPlaces())
+    stream = open_stream(plan, service, Data(plan, service), TrainedGroups())
     versions, seconds = [], []
     for number in (1, 2):
         [trajectory] = stream(stream._data, service, number, Meter()).all
@@ -240,7 +240,7 @@ def test_what_is_being_sampled_is_cancelled_where_a_stream_is_closed(monkeypatch
     monkeypatch.setattr(Plan, "chance", lambda plan, *of: float(of != ("1/0/0/0", 1)))
     plan = Plan(batch=1, group_size=1, staleness=1, lead=1.0, turns=1, steps=2)
     service = Service(plan, 0)
-    stream = open_stream(plan, service, Data(plan, service), TrainedPlaces())
+    stream = open_stream(plan, service, Data(plan, service), TrainedGroups())
     service.wait(stream(stream._data, service, 1, Meter()).scoring.wait())
     assert asyncio.all_tasks(service.clock.loop)
     stream.close()

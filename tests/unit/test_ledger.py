@@ -82,20 +82,20 @@ class History:
         ledger = self.ledger
         for number in ledger.admit(self.version):
             assert number not in self.trained
-            assert number not in ledger.whole
+            assert number not in ledger.complete
             self.begun[number] = self.version
-        under_way = len(ledger.running) + len(ledger.whole)
+        under_way = len(ledger.running) + len(ledger.complete)
         assert under_way + ledger.trained <= (ledger.staleness + 1 + self.version) * ledger.batch
         assert under_way <= max(ledger.batch * (1 + ledger.lead) + 1, ledger.batch)
 
     def step(self) -> None:
         ledger = self.ledger
-        oldest = dict(ledger.whole)
+        oldest = dict(ledger.complete)
         cut = ledger.cut(self.version)
-        assert len(cut.taken) == ledger.batch
-        assert all(0 <= self.version - oldest[number] <= ledger.staleness for number in cut.taken)
-        assert not set(cut.taken) & set(self.trained)
-        self.trained += cut.taken
+        assert len(cut.trained_on) == ledger.batch
+        assert all(0 <= self.version - oldest[number] <= ledger.staleness for number in cut.trained_on)
+        assert not set(cut.trained_on) & set(self.trained)
+        self.trained += cut.trained_on
         self.version += 1
 
 
@@ -125,6 +125,6 @@ def test_a_group_that_takes_longest_is_waited_for() -> None:
             number = max(ledger.running)
             ledger.end(number, ledger.running[number])
         cuts.append(ledger.cut(version))
-    assert [0 in cut.taken for cut in cuts[:3]] == [False, False, True]
+    assert [0 in cut.trained_on for cut in cuts[:3]] == [False, False, True]
     assert not any(cut.dropped for cut in cuts)
     assert ledger.trained == 40

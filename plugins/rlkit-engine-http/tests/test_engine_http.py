@@ -321,10 +321,10 @@ import sys
 import rlkit.train.rollouts as rollouts
 from rlkit.cli.main import main
 from rlkit.train.ahead.beside import BesideStream
-from rlkit.train.ahead.stream import TrainedPlaces
+from rlkit.train.ahead.stream import TrainedGroups
 
 def obtain(data, service, number, meter):
-    streams[:] = streams or [BesideStream(data, service, TrainedPlaces())]
+    streams[:] = streams or [BesideStream(data, service, TrainedGroups())]
     return streams[0](data, service, number, meter)
 
 if __name__ == "__main__":

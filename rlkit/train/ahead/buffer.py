@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rlkit.train.ahead.group import Group
+from rlkit.train.ahead.group import PromptGroup
 
 
 class ReplayBuffer:
@@ -21,20 +21,20 @@ class ReplayBuffer:
 
     def __init__(self, size: int, reuse: int, staleness: int) -> None:
         self.size, self.reuse, self.staleness = size, reuse, staleness
-        self.groups: list[Group] = []
+        self.groups: list[PromptGroup] = []
 
-    def draw(self) -> list[Group]:
+    def draw(self) -> list[PromptGroup]:
         """Return the groups to train on again, the youngest first; what has no reward is left out."""
         self.groups = [group for group in self.groups if group.scored]
         for group in self.groups:
             group.again += 1
         return list(self.groups)
 
-    def add(self, groups: Iterable[Group], version: int) -> None:
+    def add(self, groups: Iterable[PromptGroup], version: int) -> None:
         """Add the groups that weights of a version are trained on, and keep what the next version may be trained on."""
         young = [
             group
             for group in (*self.groups, *groups)
-            if group.whole and group.again < self.reuse and version + 1 - group.oldest <= self.staleness
+            if group.complete and group.again < self.reuse and version + 1 - group.oldest <= self.staleness
         ]
-        self.groups = sorted(young, key=lambda group: (-group.oldest, group.place))[: self.size]
+        self.groups = sorted(young, key=lambda group: (-group.oldest, group.position))[: self.size]

@@ -9,19 +9,19 @@ from math import inf
 from rlkit.data.data import Data
 from rlkit.rollout.collect import Sampler
 from rlkit.rollout.service import RolloutService
-from rlkit.train.ahead.group import Group
-from rlkit.train.ahead.stream import Stream, TrainedPlaces
+from rlkit.train.ahead.group import PromptGroup
+from rlkit.train.ahead.stream import RolloutStream, TrainedGroups
 from rlkit.train.metrics import Meter
 
 
-class ColocatedStream(Stream):
+class ColocatedStream(RolloutStream):
     """Samples between steps alone: the requests that a step interrupts go on with the weights after it.
 
     The engine decodes only while all conversations wait for it: which tokens are sampled by which weights is
     repeatable, if the engine can do so.
     """
 
-    def __init__(self, data: Data, service: RolloutService, trained: TrainedPlaces) -> None:
+    def __init__(self, data: Data, service: RolloutService, trained: TrainedGroups) -> None:
         super().__init__(data, service, trained)
         service.engine.follow(self._gate.calm)
 
@@ -35,7 +35,7 @@ class ColocatedStream(Stream):
             return 1.0
         return inf if capacity is None else max(1.0, capacity / (rollout.group_size * max(1, len(self._slots))) - 1)
 
-    async def _obtain(self, meter: Meter) -> list[Group]:
+    async def _obtain(self, meter: Meter) -> list[PromptGroup]:
         self._timer.idle_share()
         self._admit()
         if not self._ledger.ready(self._version):
@@ -49,7 +49,7 @@ class ColocatedStream(Stream):
         meter.max("time/engine_idle_share", self._timer.idle_share())
         return await self._cut(meter)
 
-    def _note_whole(self) -> None:
+    def _on_complete(self) -> None:
         if self._gate.is_open and self._ledger.ready(self._version):
             self._gate.close()
             self._service.engine.interrupt()

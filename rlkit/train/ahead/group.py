@@ -1,4 +1,4 @@
-"""The samples of a prompt while rollouts run ahead, and of those that took its place after a filter dropped it."""
+"""The samples of a prompt while rollouts run ahead, and of those that took its position after a filter dropped it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from rlkit.types import Prompt, Trajectory
 
 
 @dataclass
-class Group:
-    """A place in the order of the data, and what was sampled for it.
+class PromptGroup:
+    """A position in the order of the data, and what was sampled for it.
 
     `trajectories` may be trained on; `oldest` is the version of the oldest token of these. `filtered` are those of
     prompts that the filter dropped, `verdicts` its verdict on each prompt: 1 for one that it dropped. `greedy` is a
@@ -21,7 +21,7 @@ class Group:
     first time.
     """
 
-    place: int
+    position: int
     prompt: Prompt
     oldest: int = 0
     trajectories: list[Trajectory] = field(default_factory=list)
@@ -34,20 +34,20 @@ class Group:
     again: int = 0
 
     @property
-    def whole(self) -> list[Trajectory]:
+    def complete(self) -> list[Trajectory]:
         """Those that did not fail."""
         return [t for t in self.trajectories if t.error is None]
 
     @property
     def scored(self) -> bool:
         """Whether there is something to train on, all of it with a reward."""
-        return bool(self.whole) and all(t.reward is not None for t in self.whole)
+        return bool(self.complete) and all(t.reward is not None for t in self.complete)
 
     def oldest_token(self, version: int) -> int:
         """Return the version of the oldest token that may be trained on; the given one where there is none."""
         return min((v for t in self.trajectories for v in t.versions if v >= 0), default=version)
 
-    async def passes(self, chosen: GroupFilter) -> bool:
+    async def passes(self, group_filter: GroupFilter) -> bool:
         """Wait for the scores; return whether the filter keeps the group, which is empty if not.
 
         One without all scores is kept: it is left out once it is trained on, as without a filter.
@@ -56,9 +56,9 @@ class Group:
             await self.scoring
         if not self.scored:
             return True
-        kept = passes(chosen, self.whole)
-        self.verdicts.append((self.whole[0].prompt, float(not kept)))
-        if not kept:
+        keeps = passes(group_filter, self.complete)
+        self.verdicts.append((self.complete[0].prompt, float(not keeps)))
+        if not keeps:
             self.filtered += self.trajectories
             self.trajectories, self.greedy = [], None
-        return kept
+        return keeps

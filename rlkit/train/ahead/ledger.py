@@ -10,7 +10,7 @@ from typing import NamedTuple
 class Cut(NamedTuple):
     """What becomes of whole groups when a step begins: those it trains on, and those that are too old for any."""
 
-    taken: list[int]
+    trained_on: list[int]
     dropped: list[int]
 
 
@@ -40,7 +40,7 @@ class Ledger:
     def __post_init__(self) -> None:
         self.running: dict[int, int] = {}
         """The version of the weights at the admission of each group that is being sampled."""
-        self.whole: dict[int, int] = {}
+        self.complete: dict[int, int] = {}
         """The version of the oldest token of each group that waits to be trained on."""
         self.trained = 0
         """How many groups were trained on."""
@@ -51,42 +51,46 @@ class Ledger:
     def admit(self, version: int) -> list[int]:
         """Return the numbers of the groups to begin now."""
         ahead = ceil((1 + self.lead + version) * self.batch) - self.trained
-        found: list[int] = []
-        while len(self.running) + len(self.whole) < ahead and (number := self._following()) is not None:
+        admitted: list[int] = []
+        while len(self.running) + len(self.complete) < ahead:
+            number = self._following()
+            if number is None:
+                break
             self.running[number] = version
-            found.append(number)
-        return found
+            admitted.append(number)
+        return admitted
 
     def renew(self, number: int, version: int) -> None:
-        """Note that what was sampled of a group was left out, and others are being sampled in its place."""
+        """Note that what was sampled of a group was left out, and others are being sampled in its position."""
         self.running[number] = version
 
     def end(self, number: int, oldest: int) -> None:
         """Note that a group is whole, and the version of its oldest token."""
         del self.running[number]
-        self.whole[number] = oldest
+        self.complete[number] = oldest
 
     def ready(self, version: int) -> bool:
         """Whether a step can begin: a batch is whole, and no group runs that would be too old for the next step."""
-        return len(self.whole) >= self.batch and all(version - v < self.staleness for v in self.running.values())
+        return len(self.complete) >= self.batch and all(version - v < self.staleness for v in self.running.values())
 
     def cut(self, version: int) -> Cut:
         """Take the batch that is trained on: the oldest groups first. Drop those that are too old for the next step."""
-        order = sorted(self.whole, key=lambda number: (self.whole[number], number))
-        taken = order[: self.batch]
-        for number in taken:
-            del self.whole[number]
-        self.trained += len(taken)
-        late = sorted(n for n, v in self.whole.items() if version + 1 - v > self.staleness)
+        order = sorted(self.complete, key=lambda number: (self.complete[number], number))
+        batch = order[: self.batch]
+        for number in batch:
+            del self.complete[number]
+        self.trained += len(batch)
+        late = sorted(n for n, v in self.complete.items() if version + 1 - v > self.staleness)
         for number in late:
-            del self.whole[number]
+            del self.complete[number]
         self._again |= set(late)
-        return Cut(taken, late)
+        return Cut(batch, late)
 
     def _following(self) -> int | None:
         """Return the next group to begin, those that begin again first; None if all have."""
         if self._again:
-            self._again.remove(number := min(self._again))
+            number = min(self._again)
+            self._again.remove(number)
             return number
         if self._next >= self.total:
             return None

@@ -18,7 +18,7 @@ from rlkit.rollout.gate import Gate
 from rlkit.rollout.service import RolloutService
 from rlkit.sections import Replay
 from rlkit.train.ahead.buffer import ReplayBuffer
-from rlkit.train.ahead.group import Group
+from rlkit.train.ahead.group import PromptGroup
 from rlkit.train.ahead.ledger import Ledger
 from rlkit.train.describe import log_by_source
 from rlkit.train.metrics import Meter
@@ -29,34 +29,34 @@ from rlkit.types import Trajectory
 T = TypeVar("T")
 
 
-class TrainedPlaces(NamedTuple):
+class TrainedGroups(NamedTuple):
     """The groups that a run was trained on: all before `low`, and `beyond`."""
 
     low: int = 0
     beyond: tuple[int, ...] = ()
 
-    def plus(self, places: Iterable[int]) -> TrainedPlaces:
+    def plus(self, positions: Iterable[int]) -> TrainedGroups:
         """Return these and others."""
-        low, beyond = self.low, {*self.beyond, *places}
+        low, beyond = self.low, {*self.beyond, *positions}
         while low in beyond:
             beyond.remove(low)
             low += 1
-        return TrainedPlaces(low, tuple(sorted(beyond)))
+        return TrainedGroups(low, tuple(sorted(beyond)))
 
-    def others(self, number: int) -> list[int]:
+    def next_untrained(self, number: int) -> list[int]:
         """Return the first so many that are left, in order."""
         beyond = set(self.beyond)
-        return list(islice((place for place in count(self.low) if place not in beyond), number))
+        return list(islice((position for position in count(self.low) if position not in beyond), number))
 
 
-class Stream(ABC):
+class RolloutStream(ABC):
     """Obtains the rollouts of each step; groups that are not whole by then go on, and later steps learn from them.
 
     An error of any group, be it of its sampling or its scoring, is raised when the next step begins at the latest; one
     is also raised if the trainer waits and nothing happens for `train.deadline` seconds.
 
-    A group is sampled under the step and the place that it has in the order of the data, so that its tokens depend on
-    the seed and on the weights alone, whatever step learns from it. All state is used on the service's event loop.
+    A group is sampled under the step and the index that its position in the order of the data gives it. So its tokens
+    depend on the seed and the weights alone, whatever step trains on it. All state is used on the service's event loop.
 
     Args:
         data: The prompts; their order follows from the seed.
@@ -64,24 +64,26 @@ class Stream(ABC):
         trained: The groups that were trained on before; they are counted in the order of the data.
     """
 
-    def __init__(self, data: Data, service: RolloutService, trained: TrainedPlaces) -> None:
+    def __init__(self, data: Data, service: RolloutService, trained: TrainedGroups) -> None:
         rollout, ranks = service.recipe.rollout, service.ranks
         self._data, self._service = data, service
         self._batch = service.recipe.train.prompts_per_step
         self._slots = service.shard_for_rank(range(self._batch))
-        places = trained.others(self._batch * (service.recipe.train.steps - service.version))
+        positions = trained.next_untrained(self._batch * (service.recipe.train.steps - service.version))
         self.trained = trained
-        self._places = [place for i, place in enumerate(places) if (i % self._batch) % ranks.count == ranks.index]
+        self._positions = [
+            position for i, position in enumerate(positions) if (i % self._batch) % ranks.count == ranks.index
+        ]
         lead = min(self._usual_lead() if rollout.lead is None else rollout.lead, rollout.max_staleness)
         self._first, self._version = service.version, 0
         """The version of the weights at the start, and how many more they were when the last step began: the engine may
         sample with these until it has taken the next ones."""
-        self._ledger = Ledger(len(self._slots), rollout.max_staleness, lead, len(self._places))
+        self._ledger = Ledger(len(self._slots), rollout.max_staleness, lead, len(self._positions))
         self._gate = Gate()
         self._timer = BusyTimer()
         self._tasks: dict[int, asyncio.Task[None]] = {}
         """Of the groups that are being sampled, and of those whose sampling failed."""
-        self._groups: dict[int, Group] = {}
+        self._groups: dict[int, PromptGroup] = {}
         self._greedy = Needs.GREEDY in service.recipe.needs
         replay = rollout.replay or Replay(0)
         self._slots_again = service.shard_for_rank(range(self._batch, self._batch + replay.size))
@@ -98,27 +100,27 @@ class Stream(ABC):
             self._add_again(rollouts, slot, group)
         self._buffer.add(groups, self._version)
         self._log(groups, again, meter)
-        for places in service.ranks.gather_dp([group.place for group in groups]):
-            self.trained = self.trained.plus(places)
+        for positions in service.ranks.gather_dp([group.position for group in groups]):
+            self.trained = self.trained.plus(positions)
         return share_groups(rollouts, service.ranks, meter)
 
-    def _add(self, rollouts: Rollouts, slot: int, group: Group) -> None:
+    def _add(self, rollouts: Rollouts, slot: int, group: PromptGroup) -> None:
         """Add a group under its number in the step."""
         if group.scoring is not None:
             rollouts.scoring.adopt(group.scoring)
         if group.greedy is not None:
             rollouts.greedy_completions[slot] = group.greedy
-        found = [*group.trajectories, *group.filtered]
-        for trajectory in found:
+        trajectories = [*group.trajectories, *group.filtered]
+        for trajectory in trajectories:
             trajectory.group = slot
-        rollouts.all += found
-        rollouts.sampled += group.whole
+        rollouts.all += trajectories
+        rollouts.sampled += group.complete
 
-    def _add_again(self, rollouts: Rollouts, slot: int, group: Group) -> None:
+    def _add_again(self, rollouts: Rollouts, slot: int, group: PromptGroup) -> None:
         """Add a group that was trained on before; it counts in no metric of what was sampled."""
         if group.greedy is not None:
             rollouts.greedy_completions[slot] = group.greedy
-        rollouts.sampled += [replace(t, group=slot, credit={"again": group.again}) for t in group.whole]
+        rollouts.sampled += [replace(t, group=slot, credit={"again": group.again}) for t in group.complete]
 
     def close(self) -> None:
         """Cancel all that is being sampled or waits."""
@@ -129,18 +131,18 @@ class Stream(ABC):
         """Return how far to run ahead normally where the recipe does not say, in steps."""
 
     @abstractmethod
-    async def _obtain(self, meter: Meter) -> list[Group]:
+    async def _obtain(self, meter: Meter) -> list[PromptGroup]:
         """Return the groups of a step once they are whole."""
 
     @abstractmethod
-    def _note_whole(self) -> None:
+    def _on_complete(self) -> None:
         """Called at once when another group is whole."""
 
     def _admit(self) -> None:
         """Begin the groups whose turn it is."""
         for number in self._ledger.admit(self._version):
-            place = self._places[number]
-            self._groups[number] = group = Group(place, self._data.prompt(self._data.order.at(place)))
+            position = self._positions[number]
+            self._groups[number] = group = PromptGroup(position, self._data.prompt(self._data.order.at(position)))
             self._gate.count(group.busy)
             self._tasks[number] = asyncio.create_task(self._sample(number, group))
 
@@ -175,10 +177,10 @@ class Stream(ABC):
         task, begun = asyncio.create_task(work), now()
         try:
             while not task.done():
-                left = max(begun, self._gate.changed) + deadline - now()
-                if left <= 0:
+                seconds_left = max(begun, self._gate.changed) + deadline - now()
+                if seconds_left <= 0:
                     raise RolloutError(self._stalled(deadline))
-                await asyncio.wait((task,), timeout=left)
+                await asyncio.wait((task,), timeout=seconds_left)
             return task.result()
         finally:
             await cancel(task)
@@ -188,23 +190,23 @@ class Stream(ABC):
         gate, engine = self._gate, type(self._service.engine).__name__
         return (
             f"rollouts made no progress for {seconds:g} s (train.deadline): the trainer waits, with "
-            f"{len(self._ledger.whole)} of {len(self._slots)} groups of the next step; {gate.requests} requests are in "
-            f"{engine}, and {gate.busy} conversations wait for something else, such as a tool; find out what hangs, or "
-            "raise train.deadline if answers take as long"
+            f"{len(self._ledger.complete)} of {len(self._slots)} groups of the next step; {gate.requests} requests are "
+            f"in {engine}, and {gate.busy} conversations wait for something else, such as a tool; find out what hangs, "
+            "or raise train.deadline if completions take as long"
         )
 
-    async def _cut(self, meter: Meter) -> list[Group]:
+    async def _cut(self, meter: Meter) -> list[PromptGroup]:
         """Take the groups of a step out of those that are whole; cancel those that have become too old."""
         self._working()
         ledger, cut = self._ledger, self._ledger.cut(self._version)
         meter.count("staleness/dropped", 0)
         log_by_source(meter.count, "staleness/dropped", [(self._groups[number].prompt, 1) for number in cut.dropped])
-        meter.count("staleness/waiting", len(ledger.whole))
+        meter.count("staleness/waiting", len(ledger.complete))
         meter.count("staleness/running", len(ledger.running))
         await self._drop(cut.dropped)
-        return [self._groups.pop(number) for number in cut.taken]
+        return [self._groups.pop(number) for number in cut.trained_on]
 
-    def _log(self, groups: Sequence[Group], again: Sequence[Group], meter: Meter) -> None:
+    def _log(self, groups: Sequence[PromptGroup], again: Sequence[PromptGroup], meter: Meter) -> None:
         """Log what the filter dropped, what is trained on again, and the ages of all that is trained on."""
         rollout = self._service.recipe.rollout
         for group in groups:
@@ -214,38 +216,38 @@ class Stream(ABC):
         if rollout.replay is not None:
             meter.count("replay/groups", len(again))
             meter.count("replay/kept", len(self._buffer.groups))
-        ages = [(group.prompt, self._version - group.oldest) for group in (*groups, *again) if group.whole]
+        ages = [(group.prompt, self._version - group.oldest) for group in (*groups, *again) if group.complete]
         log_by_source(meter.mean, "staleness/mean", ages)
         for _, age in ages:
             meter.max("staleness/max", age)
-            for other in range(rollout.max_staleness + 1):
-                meter.mean(f"staleness/share/{other}", float(age == other))
+            for other_age in range(rollout.max_staleness + 1):
+                meter.mean(f"staleness/share/{other_age}", float(age == other_age))
 
     def _sampler(self, step: int, attempt: int) -> Sampler:
         rollout = self._service.recipe.rollout
         sampler = self._service.sampler(rollout.sampling, rollout.group_size, step, attempt=attempt, timer=self._timer)
         return replace(sampler, gate=self._gate)
 
-    async def _sample(self, number: int, group: Group) -> None:
-        """Sample a group to its end, over any number of steps, and others in its place while the filter drops them."""
-        chosen = self._service.recipe.rollout.filter
+    async def _sample(self, number: int, group: PromptGroup) -> None:
+        """Sample a group to its end, over any number of steps, and again while the filter drops it."""
+        group_filter = self._service.recipe.rollout.filter
         try:
-            for attempt in range(1 + (0 if chosen is None else chosen.max_refills)):
+            for attempt in range(1 + (0 if group_filter is None else group_filter.max_refills)):
                 if attempt:
                     self._ledger.renew(number, self._version)
                 await self._attempt(group, attempt)
-                if chosen is None or await group.passes(chosen):
+                if group_filter is None or await group.passes(group_filter):
                     break
             group.oldest = group.oldest_token(self._first + self._version) - self._first
             self._ledger.end(number, group.oldest)
             del self._tasks[number]
-            self._note_whole()
+            self._on_complete()
         finally:
             self._gate.count(-group.busy)
 
-    async def _attempt(self, group: Group, attempt: int) -> None:
+    async def _attempt(self, group: PromptGroup, attempt: int) -> None:
         """Sample a group's prompt, or another in its place, and a greedy answer where the estimator needs one."""
-        step, slot = divmod(group.place, self._batch)
+        step, slot = divmod(group.position, self._batch)
         if attempt:
             group.prompt = self._data.spare(step + 1, attempt - 1, slot)
         sampler = self._sampler(step + 1, attempt)
@@ -255,27 +257,28 @@ class Stream(ABC):
         self._gate.count(len(work) - group.busy)
         group.busy = len(work)
 
-        async def one(sampler: Sampler, sample: int) -> Trajectory:
-            found = await converse(sampler, group.prompt, slot, sample)
+        async def sample_one(sampler: Sampler, sample: int) -> Trajectory:
+            trajectories = await converse(sampler, group.prompt, slot, sample)
             if group.busy > 1:  # the last one counts until it is known what follows from the group's end
                 group.busy -= 1
                 self._gate.count(-1)
-            return found
+            return trajectories
 
-        found = await run_concurrently(*(one(*each) for each in work))
-        group.attempts, group.trajectories = attempt + 1, found[: sampler.samples]
-        group.greedy = found[-1] if self._greedy else None
+        trajectories = await run_concurrently(*(sample_one(*task) for task in work))
+        group.attempts, group.trajectories = attempt + 1, trajectories[: sampler.samples]
+        group.greedy = trajectories[-1] if self._greedy else None
         group.scoring = asyncio.create_task(self._score(group))
 
-    async def _score(self, group: Group) -> None:
+    async def _score(self, group: PromptGroup) -> None:
         answers = [t for t in (group.greedy,) if t is not None and t.error is None]
-        await run_concurrently(score_group(self._service, group.whole), score_group(self._service, answers))
+        await run_concurrently(score_group(self._service, group.complete), score_group(self._service, answers))
 
     async def _cancel_all(self) -> None:
         await self._drop(list(self._groups))
 
     async def _drop(self, numbers: Sequence[int]) -> None:
-        scoring = [group.scoring for number in numbers if (group := self._groups.pop(number)).scoring is not None]
+        groups = [self._groups.pop(number) for number in numbers]
+        scoring = [group.scoring for group in groups if group.scoring is not None]
         await cancel(*scoring, *(self._tasks.pop(number) for number in numbers if number in self._tasks))
         for task in scoring:
             if not task.cancelled():

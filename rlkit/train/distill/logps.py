@@ -37,27 +37,27 @@ def compute_teacher_logps(context: TrainContext, batch: RolloutBatch, trajectori
     if section is None:  # agreed: an option of the recipe
         return
     rows = read_rows(context.data, batch, trajectories)
-    found: list[Tensor] = []
-    paths, count = (
-        [section.path_of(t.prompt.source_name) for t in trajectories],
-        context.recipe.loss.forward.teacher_top,
-    )
+    tensors: list[Tensor] = []
+    paths = [section.path_of(t.prompt.source_name) for t in trajectories]
+    count = context.recipe.loss.forward.teacher_top
     if context.data.teacher_prompts is not None:
         count = min(count, context.data.teacher_prompts.columns)
     for path, teacher in context.models.teachers.items():  # agreed: by the recipe
-        mine = torch.tensor([i for i, one in enumerate(paths) if one == path], device=batch.tokens.device).long()
-        part = rows.batch.rows(mine)
+        indices = torch.tensor(
+            [i for i, row_path in enumerate(paths) if row_path == path], device=batch.tokens.device
+        ).long()
+        part = rows.batch.rows(indices)
         if teacher is None:  # agreed: by the recipe
-            some = top_on_servers(context, part, count) if count else [logps_on_servers(context, part)]
+            pieces = top_on_servers(context, part, count) if count else [logps_on_servers(context, part)]
         else:
-            some = frozen_top(context, part, teacher, count) if count else [frozen_logps(context, part, teacher)]
-        found = found or [_unread(piece, rows.batch.tokens) for piece in some]
-        for whole, piece in zip(found, some, strict=True):
-            whole[mine, : piece.shape[1]] = piece
+            pieces = frozen_top(context, part, teacher, count) if count else [frozen_logps(context, part, teacher)]
+        tensors = tensors or [_unread(piece, rows.batch.tokens) for piece in pieces]
+        for tensor, piece in zip(tensors, pieces, strict=True):
+            tensor[indices, : piece.shape[1]] = piece
     if count:
-        batch.teacher_top_ids, batch.teacher_top_logps = map(rows.restore, found)
+        batch.teacher_top_ids, batch.teacher_top_logps = map(rows.restore, tensors)
     else:
-        [batch.teacher_logps] = map(rows.restore, found)
+        [batch.teacher_logps] = map(rows.restore, tensors)
 
 
 def _unread(like: Tensor, tokens: Tensor) -> Tensor:
@@ -69,9 +69,9 @@ def log_by_teacher(section: Teacher, batch: Batch, trajectories: Sequence[Trajec
     """Log the KL to the teachers of sources, each over the tokens of its own prompts."""
     if batch.teacher_logps is None:  # the loss reads distributions instead
         return
-    behind = batch.required("trainer_logps") - batch.teacher_logps
-    known = batch.mask & ~behind.isnan()
-    totals, counts = masked_sum(behind, known, dim=-1).tolist(), known.sum(-1).tolist()
+    gap = batch.required("trainer_logps") - batch.teacher_logps
+    is_read = batch.mask & ~gap.isnan()
+    totals, counts = masked_sum(gap, is_read, dim=-1).tolist(), is_read.sum(-1).tolist()
     for trajectory, total, count in zip(trajectories, totals, counts, strict=True):
         if trajectory.prompt.source_name in (section.sources or ()):
             meter.mean(f"teacher/kl/{source_of(trajectory.prompt)}", total / max(count, 1), weight=count)

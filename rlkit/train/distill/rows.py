@@ -28,16 +28,16 @@ class TeacherRows:
     mask: Tensor
     read: Tensor
 
-    def restore(self, found: Tensor) -> Tensor:
+    def restore(self, computed: Tensor) -> Tensor:
         """Return what was computed of the teacher's tokens [B,T',...] in the places of the policy's [B,T,...].
 
         It is 0 outside the mask, and where the teacher has not read a token NaN; 0 for integers.
         """
-        whole = found.new_zeros((*self.mask.shape, *found.shape[2:]))
-        if whole.is_floating_point():
-            whole[self.mask] = nan
-        whole[self.read] = found[self.batch.mask]
-        return whole
+        restored = computed.new_zeros((*self.mask.shape, *computed.shape[2:]))
+        if restored.is_floating_point():
+            restored[self.mask] = nan
+        restored[self.read] = computed[self.batch.mask]
+        return restored
 
 
 def teacher_rows(
@@ -60,6 +60,6 @@ def teacher_rows(
         count = len(tokens)
         rows.append(replace(trajectory, tokens=tokens, mask=mask, logps=[0.0] * count, versions=[0] * count))
         ends.append(end)
-    places, limits = torch.arange(batch.mask.shape[1]), torch.tensor(ends, dtype=torch.long)
-    read = batch.mask & (places < limits[:, None]).to(batch.mask.device)
+    positions, limits = torch.arange(batch.mask.shape[1]), torch.tensor(ends, dtype=torch.long)
+    read = batch.mask & (positions < limits[:, None]).to(batch.mask.device)
     return TeacherRows(collate(rows).to(batch.tokens.device), batch.mask, read)

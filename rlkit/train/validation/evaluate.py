@@ -48,12 +48,12 @@ class Evaluation:
         self.metrics |= {f"{prefix}{name}": value for name, value in metrics(completions)}
         self.accuracies[prefix] = by_prompt(completions)
 
-    def compare(self, name: str, other: Mapping[str, Accuracies]) -> None:
+    def compare(self, name: str, reference: Mapping[str, Accuracies]) -> None:
         """Add the p-value of the difference to another validation's accuracies, as `accuracy_p_<name>`."""
         for prefix, own in self.accuracies.items():
-            shared = sorted(own.keys() & other.get(prefix, {}).keys())
+            shared = sorted(own.keys() & reference.get(prefix, {}).keys())
             if shared:
-                p_value = _p_value([own[i] - other[prefix][i] for i in shared])
+                p_value = _p_value([own[i] - reference[prefix][i] for i in shared])
                 self.metrics[f"{prefix}accuracy_p_{name}"] = p_value
 
 
