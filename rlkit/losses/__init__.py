@@ -5,17 +5,17 @@ from rlkit.losses.clip import ClipLoss
 from rlkit.losses.covariance import ClipCov, KLCov
 from rlkit.losses.cross_entropy import CrossEntropy
 from rlkit.losses.distillation import Distillation
+from rlkit.losses.dpo import DPO
 from rlkit.losses.dppo import DPPO
 from rlkit.losses.gmpo import GMPO
 from rlkit.losses.gspo import GSPO
+from rlkit.losses.kto import KTO
 from rlkit.losses.m2po import M2PO
+from rlkit.losses.orpo import ORPO
 from rlkit.losses.policy_gradient import PolicyGradient
-from rlkit.losses.preferences.dpo import DPO
-from rlkit.losses.preferences.kto import KTO
-from rlkit.losses.preferences.orpo import ORPO
-from rlkit.losses.preferences.simpo import SimPO
 from rlkit.losses.reward_models import BinaryCrossEntropy, BradleyTerry
 from rlkit.losses.sapo import SAPO
+from rlkit.losses.simpo import SimPO
 
 __all__ = [
     "BinaryCrossEntropy", "BradleyTerry", "CISPO", "ClipCov", "ClipLoss", "CrossEntropy", "DPO", "DPPO", "Distillation",

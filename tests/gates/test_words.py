@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.conftest import ROOT
+from tests.gates.picture import PICTURE, picture
 
 SOURCES = [*(ROOT / "rlkit").rglob("*.py"), *(ROOT / "plugins").glob("*/src/**/*.py")]
 
@@ -122,6 +123,10 @@ def test_any_stands_in_few_lines() -> None:
 def test_a_room_has_at_most_20_files() -> None:
     rooms = Counter(path.parent for path in (ROOT / "rlkit").rglob("*.py") if path.name != "__init__.py")
     assert {str(room.relative_to(ROOT)): count for room, count in rooms.items() if count > 20} == {}
+
+
+def test_the_picture_of_the_rooms_is_current() -> None:
+    assert PICTURE.read_text(encoding="utf-8") == picture(), "run: python -m tests.gates.picture"
 
 
 def test_type_checkers_may_read_the_types_everywhere() -> None:

@@ -102,7 +102,7 @@ def test_an_engine_that_hangs_ends_the_run_and_a_slow_one_does_not(
         assert str(error.value) == (
             "rollouts made no progress for 1800 s (train.deadline): the trainer waits, with 0 of 2 groups of the next "
             "step; 8 requests are in Engine, and 0 conversations wait for something else, such as a tool; find out "
-            "what hangs, or raise train.deadline if answers take as long"
+            "what hangs, or raise train.deadline if completions take as long"
         )
         assert service.clock.loop.time() == 1800
     else:

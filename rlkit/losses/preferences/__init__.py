@@ -1,1 +1,0 @@
-"""Losses of preferences: one a file."""
