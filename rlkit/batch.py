@@ -197,11 +197,11 @@ class TrainBatch(Batch):
         Raises:
             ValueError: The advantages are not set.
         """
-        known = {f.name: getattr(batch, f.name) for f in fields(Batch)}
+        values = {f.name: getattr(batch, f.name) for f in fields(Batch)}
         trainer = batch.rollout_logps.new_full(batch.tokens.shape, nan) if batch.trainer_logps is None else None
-        known["advantages"] = batch.required("advantages")
-        known["trainer_logps"] = batch.trainer_logps if trainer is None else trainer
-        known["old_logps"] = known["trainer_logps"] if batch.old_logps is None else batch.old_logps
-        known["accepted"] = batch.mask if batch.accepted is None else batch.accepted
-        unknown = batch.rollout_logps.new_full(batch.tokens.shape, nan)
-        return cls(**known, selected=batch.mask.new_zeros(batch.mask.shape), entropy=unknown)
+        values["advantages"] = batch.required("advantages")
+        values["trainer_logps"] = batch.trainer_logps if trainer is None else trainer
+        values["old_logps"] = values["trainer_logps"] if batch.old_logps is None else batch.old_logps
+        values["accepted"] = batch.mask if batch.accepted is None else batch.accepted
+        not_computed = batch.rollout_logps.new_full(batch.tokens.shape, nan)
+        return cls(**values, selected=batch.mask.new_zeros(batch.mask.shape), entropy=not_computed)

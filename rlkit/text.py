@@ -29,7 +29,7 @@ SECRETS = (
 
 def visible(text: str) -> str:
     """Return a text whose control codes are written out, as `\\x1b`; line breaks and tabs stay."""
-    return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text.replace("\r\n", "\n"))
+    return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text.replace("\r\n", "\n"))
 
 
 def redact(text: str) -> str:

@@ -37,7 +37,7 @@ def queued() -> Iterator[None]:
     with ExitStack() as stack:
         while clock is not None:
             stack.enter_context(clock.stopped())
-            clock = clock.outer
+            clock = clock.enclosing
         yield
 
 
@@ -84,8 +84,8 @@ async def in_thread(executor: Executor, function: Callable[[], T]) -> T:
 class _Clock:
     """A deadline that stands still while at least one call of its code waits."""
 
-    def __init__(self, timeout: asyncio.Timeout, outer: _Clock | None) -> None:
-        self.outer = outer
+    def __init__(self, timeout: asyncio.Timeout, enclosing: _Clock | None) -> None:
+        self.enclosing = enclosing
         self.ended = False
         self._timeout = timeout
         self._waiting = 0

@@ -18,7 +18,8 @@ class LazyPackage(ModuleType):
     """A package whose submodules can be imported; its own code runs when a name is asked for that it has not yet."""
 
     def __getattr__(self, name: str) -> Any:
-        if (submodule := sys.modules.get(f"{self.__name__}.{name}")) is not None:
+        submodule = sys.modules.get(f"{self.__name__}.{name}")
+        if submodule is not None:
             return submodule  # which is being imported
         with _lock:
             if type(self) is LazyPackage:
@@ -38,7 +39,8 @@ def import_lazily(packages: Iterable[str] = HEAVY) -> None:
     For a process of rlkit's own only: what else runs in it sees packages that have done nothing yet.
     """
     for name in packages:
-        if name in sys.modules or (spec := find_spec(name)) is None:
+        spec = None if name in sys.modules else find_spec(name)
+        if spec is None:
             continue
         module = module_from_spec(spec)
         module.__class__ = LazyPackage

@@ -17,7 +17,7 @@ async def run_concurrently(*work: Coroutine[object, None, T]) -> list[T]:
     """
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one) for one in work]
+            tasks = [group.create_task(coroutine) for coroutine in work]
     except BaseExceptionGroup as errors:
         first = errors.exceptions[0]
     else:
@@ -33,18 +33,18 @@ async def run_first(count: int, *work: Coroutine[object, None, T]) -> list[T | N
     """
     ended: set[int] = set()
 
-    async def one(place: int) -> T:
-        found = await work[place]
-        ended.add(place)
+    async def watch(index: int) -> T:
+        result = await work[index]
+        ended.add(index)
         if len(ended) == count:
-            for other, task in enumerate(tasks):
-                if other not in ended:
+            for task_index, task in enumerate(tasks):
+                if task_index not in ended:
                     task.cancel()
-        return found
+        return result
 
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(place)) for place in range(len(work))]
+            tasks = [group.create_task(watch(index)) for index in range(len(work))]
     except BaseExceptionGroup as errors:
         first = errors.exceptions[0]
     else:

@@ -24,9 +24,9 @@ class Difficulty(Curriculum):
         value: object = None
         try:
             value = field_of(prompt.meta, self.field)
-            found = as_number(float(value) if isinstance(value, str) else value)  # fields of CSV files are texts
+            number = as_number(float(value) if isinstance(value, str) else value)  # fields of CSV files are texts
         except Exception as error:
             raise RecipeError(
                 f"curriculum Difficulty: prompt {prompt.id!r} has {self.field} {show(value)}, expected a finite number"
             ) from error
-        return -found if self.hardest_first else found
+        return -number if self.hardest_first else number

@@ -44,15 +44,15 @@ class InteractionRouter(Interaction):
         close_parts(list(self.interactions.values()))
 
     async def start(self, prompt: Prompt, state: State) -> None:
-        given = prompt.meta.get("interaction")
-        name = given.get("name") if isinstance(given, Mapping) else None
+        choice = prompt.meta.get("interaction")
+        name = choice.get("name") if isinstance(choice, Mapping) else None
         state["name"], state["inner"] = self.default if name is None else str(name), {}
         if state["name"] is None:
             return
         if state["name"] not in self.interactions:
-            known = ", ".join(self.interactions)
-            state["name"], wrong = None, state["name"]
-            raise RolloutError(f"the row names the interaction {wrong!r}; there are: {known}")
+            names = ", ".join(self.interactions)
+            state["name"], unknown = None, state["name"]
+            raise RolloutError(f"the row names the interaction {unknown!r}; there are: {names}")
         await self.interactions[state["name"]].start(prompt, state["inner"])
 
     async def reply(self, messages: Sequence[Message], state: State) -> Reply:

@@ -26,14 +26,14 @@ ROUNDING = 1e-3
 METRIC_NAME = re.compile(r"[A-Za-z0-9_.@/-]{1,64}")
 
 
-def of_metrics(metrics: object, taken: Collection[str] = ()) -> str | None:
+def of_metrics(metrics: object, reserved: Collection[str] = ()) -> str | None:
     """Check metrics that a plugin adds: finite numbers by plain names that are not `taken`."""
     if not isinstance(metrics, Mapping):
         return f"added the metrics {show(metrics)}, expected numbers by name"
     for name, value in metrics.items():
         if not isinstance(name, str) or not METRIC_NAME.fullmatch(name):
             return f"added a metric named {show(name)}, expected up to 64 characters of A-Z a-z 0-9 _ . @ / -"
-        if name in taken:
+        if name in reserved:
             return f"added the metric {name!r}, which the step has already; choose another name"
         try:
             as_number(value)
@@ -57,8 +57,9 @@ def of_estimator(batch: Batch) -> str | None:
             continue
         expected = tuple(batch.mask.shape)
         if not isinstance(value, torch.Tensor) or tuple(value.shape) != expected:
-            given = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"type {type(value).__name__}"
-            return f"wrote batch.{name} of {given}, expected a tensor of shape {expected}"
+            tensor = isinstance(value, torch.Tensor)
+            actual = f"shape {tuple(value.shape)}" if tensor else f"type {type(value).__name__}"
+            return f"wrote batch.{name} of {actual}, expected a tensor of shape {expected}"
         if value.dtype != torch.float32 or not bool(value[batch.mask].isfinite().all()):
             rewards = [round(reward, 4) for reward in batch.rewards[:8].tolist()]
             broken = "" if value.dtype != torch.float32 else f" that are not finite ({_first_odd(value[batch.mask])})"
@@ -83,22 +84,22 @@ def of_loss(out: object, mask: torch.Tensor) -> str | None:
         return f"returned metrics {show(out.metrics)}, expected tensors by name"
     for name, value in out.metrics.items():
         if not isinstance(value, torch.Tensor) or value.numel() != 1:
-            given = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else show(value)
-            return f"returned the metric {name!r} as {given}, expected a tensor of one number"
+            actual = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else show(value)
+            return f"returned the metric {name!r} as {actual}, expected a tensor of one number"
     return None
 
 
 def of_selection(selected: object, mask: torch.Tensor) -> str | None:
     """Check the tokens that a loss selects: [B,T] bool."""
     if not isinstance(selected, torch.Tensor) or selected.shape != mask.shape or selected.dtype != torch.bool:
-        given = f"{selected.dtype} {tuple(selected.shape)}" if isinstance(selected, torch.Tensor) else show(selected)
-        return f"selected {given}, expected bool {tuple(mask.shape)}"
+        actual = f"{selected.dtype} {tuple(selected.shape)}" if isinstance(selected, torch.Tensor) else show(selected)
+        return f"selected {actual}, expected bool {tuple(mask.shape)}"
     return None
 
 
-def of_filter(kept: object) -> str | None:
+def of_filter(verdict: object) -> str | None:
     """Check the result of a filter: True or False."""
-    return None if isinstance(kept, bool) else f"returned {show(kept)} for a group, expected True or False"
+    return None if isinstance(verdict, bool) else f"returned {show(verdict)} for a group, expected True or False"
 
 
 def of_schedule(factor: object) -> str | None:
@@ -129,7 +130,8 @@ def of_task(prompt: object) -> str | None:
         return f"returned the tools {show(prompt.tools)}, expected names, or None for all"
     if not isinstance(prompt.recorded, list):
         return f"returned the recorded answers {show(prompt.recorded)}, expected a list"
-    return next((problem for answer in prompt.recorded if (problem := _of_recorded(answer))), None)
+    problems = map(_of_recorded, prompt.recorded)
+    return next((problem for problem in problems if problem), None)
 
 
 def _of_recorded(answer: object) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from math import nan
 from numbers import Real
 from typing import TYPE_CHECKING, Literal
 
@@ -131,11 +132,13 @@ def as_number(value: object) -> float:
     Raises:
         Exception: It is not a number, not finite, or could overflow float32.
     """
-    if not isinstance(value, Real) and callable(item := getattr(value, "item", None)):
+    item = getattr(value, "item", None)
+    if not isinstance(value, Real) and callable(item):
         value = item()
-    if not isinstance(value, Real) or not abs(found := float(value)) <= LARGEST_FLOAT:  # as NaN is not
+    number = float(value) if isinstance(value, Real) else nan
+    if not abs(number) <= LARGEST_FLOAT:  # also for NaN
         raise ValueError(f"got {show(value)}, expected a finite number up to {LARGEST_FLOAT:g}")
-    return found
+    return number
 
 
 def grade_as_data(reward: RewardFunction, trajectory: Trajectory) -> dict[str, object]:

@@ -59,7 +59,8 @@ def _calls(source: str, first: str) -> list[ToolCall]:
 
 
 def _call(node: ast.expr, source: str) -> ToolCall:
-    if not isinstance(node, ast.Call) or (name := _name(node.func)) is None:
+    name = _name(node.func) if isinstance(node, ast.Call) else None
+    if not isinstance(node, ast.Call) or name is None:
         return failed("", source, "one of the list is no call of a name", _EXPECTED)
     values = {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg is not None}
     if len(values) < len(node.args) + len(node.keywords):

@@ -34,11 +34,13 @@ def _read(text: str, opening: re.Match[str]) -> Reading:
     name = (opening["name"] or "").strip()
     arguments: dict[str, object] = {}
     position = opening.end()
-    while (parameter := _PARAMETER.match(text, position)) is not None:
+    parameter = _PARAMETER.match(text, position)
+    while parameter is not None:
         value = _value(text, parameter.end())
         if value is None:
             break
         arguments[parameter[1].strip()], position = value
+        parameter = _PARAMETER.match(text, position)
     closing = _CLOSING.match(text, position)
     if name and closing is not None:
         return [ToolCall(name, arguments)], closing.end()

@@ -33,14 +33,16 @@ class Malformed(NamedTuple):
 def scan(text: str, opening: re.Pattern[str], read: Callable[[str, re.Match[str]], Reading]) -> ParsedTurn:
     """Read calls wherever `opening` matches; all else is the text."""
     calls: list[ToolCall] = []
-    kept: list[str] = []
+    texts: list[str] = []
     position = 0
-    while (match := opening.search(text, position)) is not None:
-        found, end = read(text, match)
-        kept.append(text[position : match.start() if found else end])
-        calls += found
+    match = opening.search(text, position)
+    while match is not None:
+        read_calls, end = read(text, match)
+        texts.append(text[position : match.start() if read_calls else end])
+        calls += read_calls
         position = end
-    return ParsedTurn("".join([*kept, text[position:]]).strip(), calls)
+        match = opening.search(text, position)
+    return ParsedTurn("".join([*texts, text[position:]]).strip(), calls)
 
 
 def decode(text: str, start: int) -> tuple[object, int]:
@@ -75,7 +77,8 @@ def read_json(text: str, start: int, edge: re.Pattern[str]) -> tuple[object, int
         value, end = decode(text, start)
         if end == len(text):
             return value, end
-        if (closing := edge.match(text, end)) is not None:
+        closing = edge.match(text, end)
+        if closing is not None:
             return value, closing.end()
         why = "more follows the JSON"
     except ValueError as error:
@@ -86,8 +89,8 @@ def read_json(text: str, start: int, edge: re.Pattern[str]) -> tuple[object, int
 
 def find_edge(text: str, start: int, edge: re.Pattern[str]) -> tuple[int, int]:
     """Return the span of the next edge; the end of the text if there is none."""
-    found = edge.search(text, start)
-    return found.span() if found else (len(text), len(text))
+    match = edge.search(text, start)
+    return match.span() if match else (len(text), len(text))
 
 
 def balanced(text: str, start: int, quotes: str = '"') -> int:

@@ -43,10 +43,10 @@ def add_rewards(batch: RolloutBatch, trajectories: Sequence[Trajectory]) -> Batc
     """
     names = tuple(sorted({name for t in trajectories if t.score for name in t.score.components}))
     components = [[t.score.components.get(name, 0.0) for name in names] for t in trajectories if t.score]
-    found = [(row, *one) for row, t in enumerate(trajectories) for one in _rewards(t)]
-    rows, places, values = zip(*found, strict=True) if found else ((), (), ())
+    token_rewards = [(row, *token_reward) for row, t in enumerate(trajectories) for token_reward in _rewards(t)]
+    rows, columns, values = zip(*token_rewards, strict=True) if token_rewards else ((), (), ())
     rewards = torch.zeros(batch.tokens.shape, dtype=torch.float32)
-    at = (torch.tensor(rows, dtype=torch.long), torch.tensor(places, dtype=torch.long))
+    at = (torch.tensor(rows, dtype=torch.long), torch.tensor(columns, dtype=torch.long))
     rewards.index_put_(at, torch.tensor(values, dtype=torch.float32), accumulate=True)
     rewards = rewards.to(batch.tokens.device)
     table = torch.tensor(components, dtype=torch.float32).reshape(len(trajectories), len(names))
@@ -73,4 +73,4 @@ def _rewards(trajectory: Trajectory) -> list[tuple[int, float]]:
     last = len(trajectory.mask) - 1 - trajectory.mask[::-1].index(True)
     ends = [turn.end - 1 for turn in trajectory.turns if turn.role == "assistant"]
     turns = [rewards for rewards in (score.turn_rewards, trajectory.turn_rewards) if rewards]
-    return [(last, score.reward), *(one for rewards in turns for one in zip(ends, rewards, strict=True))]
+    return [(last, score.reward), *(pair for rewards in turns for pair in zip(ends, rewards, strict=True))]

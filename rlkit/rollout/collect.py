@@ -124,10 +124,10 @@ async def collect(
         return trajectories
 
     awaited = len(prompts) if quota is None else quota.first
-    others = 0 if quota is None else quota.groups - quota.first
-    work = [sample_group(group, prompt) for group, prompt in (prompts if others else prompts[:awaited])]
-    both = await run_concurrently(run_first(awaited, *work[:awaited]), run_first(others, *work[awaited:]))
-    return [trajectory for groups in both for group in groups for trajectory in group or ()]
+    postponable = 0 if quota is None else quota.groups - quota.first
+    work = [sample_group(group, prompt) for group, prompt in (prompts if postponable else prompts[:awaited])]
+    finished = await run_concurrently(run_first(awaited, *work[:awaited]), run_first(postponable, *work[awaited:]))
+    return [trajectory for groups in finished for group in groups for trajectory in group or ()]
 
 
 async def converse(sampler: Sampler, prompt: Prompt, group: int, sample: int) -> Trajectory:
@@ -174,16 +174,16 @@ async def _turn(
         conversation.call_tools(len(turn.calls))
         if conversation.over:
             return
-        messages, done = await session.call(turn.calls), False
+        messages, over = await session.call(turn.calls), False
     else:
         conversation.interact()
-        messages, done = await session.answer(texts[-1])
-    if done or not messages:
+        messages, over = await session.answer(texts[-1])
+    if over or not messages:
         conversation.complete(StopReason.STOP)
         return
-    read = _readable(sampler, conversation, messages)
-    session.messages += read
-    conversation.observed(read[0]["role"], sampler.template.delta(read))
+    plain_messages = _readable(sampler, conversation, messages)
+    session.messages += plain_messages
+    conversation.observed(plain_messages[0]["role"], sampler.template.delta(plain_messages))
 
 
 def _readable(sampler: Sampler, conversation: Conversation, messages: Sequence[Message]) -> list[Message]:
@@ -223,15 +223,16 @@ def _check(sampler: Sampler, conversation: Conversation, session: ParticipantSes
     """
     if sampler.check == "off" or conversation.error is not None or len(conversation.rewards) < 2:
         return
-    whole = sampler.template.rendered(session.messages, conversation.prompt.tools)
+    rendered = sampler.template.rendered(session.messages, conversation.prompt.tools)
     flat = sampler.template.decode(conversation.tokens)
-    if whole.startswith(flat) or (conversation.stop is StopReason.STOP and flat.startswith(whole)):
+    if rendered.startswith(flat) or (conversation.stop is StopReason.STOP and flat.startswith(rendered)):
         return
     conversation.count("template_differs")
     if sampler.check == "strict":
-        shorter = min(len(flat), len(whole))
-        place = next((i for i in range(shorter) if flat[i] != whole[i]), shorter)
-        before, here, there = flat[max(0, place - 20) : place], flat[place : place + 20], whole[place : place + 20]
+        shorter = min(len(flat), len(rendered))
+        index = next((i for i in range(shorter) if flat[i] != rendered[i]), shorter)
+        before, after, rendered_after = flat[max(0, index - 20) : index], flat[index:], rendered[index:]
         conversation.error = (
-            f"after {before!r} the conversation continues with {here!r}, but the template renders {there!r}"
+            f"after {before!r} the conversation continues with {after[:20]!r}, but the template renders "
+            f"{rendered_after[:20]!r}"
         )

@@ -82,10 +82,10 @@ class Conversation:
 
     def budget(self, turn: int) -> int:
         """Return how many tokens the policy may sample now, at most `turn` of them."""
-        left = [turn, self.limits.context - len(self.tokens)]
+        limits = [turn, self.limits.context - len(self.tokens)]
         if self.limits.tokens is not None:
-            left.append(self.limits.tokens - sum(self.mask))
-        return max(0, min(left))
+            limits.append(self.limits.tokens - sum(self.mask))
+        return max(0, min(limits))
 
     def sampled(self, answer: Completion) -> None:
         """Append a turn of the policy; one that did not end by itself ends the conversation."""
@@ -113,12 +113,12 @@ class Conversation:
     def call_tools(self, calls: int) -> None:
         """Allow tool calls, unless there are more than the limit."""
         self._require(Phase.RUNNING)
-        made = self.counts.get("tool_calls", 0) + calls
-        if self.limits.tool_calls is not None and made > self.limits.tool_calls:
+        total = self.counts.get("tool_calls", 0) + calls
+        if self.limits.tool_calls is not None and total > self.limits.tool_calls:
             self.complete(StopReason.TOOL_CALLS)
             return
         self._go(Phase.TOOL_CALLING)
-        self.counts["tool_calls"] = made
+        self.counts["tool_calls"] = total
 
     def interact(self) -> None:
         """Wait for the user or the environment."""

@@ -69,7 +69,7 @@ class Gate:
             while True:
                 await self._open.wait()
                 sampling = request.sampling.within(request.sampling.max_tokens - len(tokens))
-                rest = replace(
+                remainder = replace(
                     request,
                     tokens=(*request.tokens, *tokens),
                     sampling=sampling,
@@ -77,12 +77,12 @@ class Gate:
                     resumed=len(tokens),
                 )
                 with self._in_engine():
-                    found = await generate(rest)
-                tokens += found.tokens
-                logps += found.logps
-                versions += found.versions
-                if found.stop is not StopReason.INTERRUPTED:
-                    return Completion(tokens, logps, versions, found.stop)
+                    part = await generate(remainder)
+                tokens += part.tokens
+                logps += part.logps
+                versions += part.versions
+                if part.stop is not StopReason.INTERRUPTED:
+                    return Completion(tokens, logps, versions, part.stop)
         finally:
             self.count(1)
 

@@ -60,7 +60,7 @@ class AnswerSizes:
     count: float
 
     @classmethod
-    def of(cls, answers: Sequence[Sequence[int]], whole: Sequence[int]) -> AnswerSizes:
+    def of(cls, answers: Sequence[Sequence[int]], rows: Sequence[int]) -> AnswerSizes:
         """Return those of prompts.
 
         Args:
@@ -70,7 +70,7 @@ class AnswerSizes:
         counts, tokens = [len(sizes) for sizes in answers], [size for sizes in answers for size in sizes]
         if not tokens:
             return cls(0, 0, 0.0, 0.0)
-        return cls(max(whole), max(counts), fmean(tokens), fmean(counts))
+        return cls(max(rows), max(counts), fmean(tokens), fmean(counts))
 
 
 def measure(template: ChatTemplate, prompts: Sequence[Prompt], show: bool = False) -> list[int]:
@@ -93,8 +93,8 @@ def measure(template: ChatTemplate, prompts: Sequence[Prompt], show: bool = Fals
     def lengths(chunk: Sequence[Prompt]) -> list[int]:
         return template.lengths([_named(p, lambda p: template.opening(p.messages, p.tools)) for p in chunk])
 
-    path = _place(template, [(prompt.messages, prompt.tools) for prompt in prompts])
-    return _kept(path, prompts, _in_chunks("measuring prompts", lengths, show))
+    path = _cache_file(template, [(prompt.messages, prompt.tools) for prompt in prompts])
+    return _stored_or_measured(path, prompts, _in_chunks("measuring prompts", lengths, show))
 
 
 def measure_answers(template: ChatTemplate, prompts: Sequence[Prompt], show: bool = False) -> list[list[int]]:
@@ -106,22 +106,22 @@ def measure_answers(template: ChatTemplate, prompts: Sequence[Prompt], show: boo
         RecipeError: The chat template refuses an answer, or no policy could have written it; the message names the
             prompt.
     """
-    alone = [replace(prompt, recorded=[answer]) for prompt in prompts for answer in prompt.recorded]
+    single = [replace(prompt, recorded=[answer]) for prompt in prompts for answer in prompt.recorded]
 
     def lengths(chunk: Sequence[Prompt]) -> list[int]:
-        written = [_named(prompt, lambda p: _written(template, p.recorded[0])) for prompt in chunk]
-        sizes = iter(template.lengths([text for texts, _ in written for text in texts]))
-        return [read + sum(islice(sizes, len(texts))) for texts, read in written]
+        texts_of = [_named(prompt, lambda p: _turn_texts(template, p.recorded[0])) for prompt in chunk]
+        sizes = iter(template.lengths([text for texts, _ in texts_of for text in texts]))
+        return [read + sum(islice(sizes, len(texts))) for texts, read in texts_of]
 
-    if len(alone) <= FEW:
-        found = iter(lengths(alone))
+    if len(single) <= FEW:
+        lengths_of = iter(lengths(single))
     else:
-        path = _place(template, [prompt.recorded[0].messages for prompt in alone])
-        found = iter(_kept(path, alone, _in_chunks("measuring answers", lengths, show)))
-    return [list(islice(found, len(prompt.recorded))) for prompt in prompts]
+        path = _cache_file(template, [prompt.recorded[0].messages for prompt in single])
+        lengths_of = iter(_stored_or_measured(path, single, _in_chunks("measuring answers", lengths, show)))
+    return [list(islice(lengths_of, len(prompt.recorded))) for prompt in prompts]
 
 
-def _written(template: ChatTemplate, answer: RecordedAnswer) -> tuple[list[str], int]:
+def _turn_texts(template: ChatTemplate, answer: RecordedAnswer) -> tuple[list[str], int]:
     """Return the texts of the policy's turns, and the number of tokens of what is between them."""
     turns = list(turns_of(answer))
     texts = [template.turn_text(messages[0]) for role, messages in turns if role == "assistant"]
@@ -138,16 +138,19 @@ def shorten(template: ChatTemplate, prompt: Prompt, limit: int, side: Side) -> P
         RecipeError: What cannot be cut is longer than the limit.
     """
     messages = list(prompt.messages)
-    while (excess := len(template.start(messages, prompt.tools)) - limit) > 0:
-        sizes = [template.count(text) if isinstance(text := m.get("content"), str) else 0 for m in messages]
-        place = max(range(len(messages)), key=sizes.__getitem__)
-        if not sizes[place]:
+    while True:
+        excess = len(template.start(messages, prompt.tools)) - limit
+        if excess <= 0:
+            return replace(prompt, messages=messages)
+        texts = [message.get("content") for message in messages]
+        sizes = [template.count(text) if isinstance(text, str) else 0 for text in texts]
+        longest = max(range(len(messages)), key=sizes.__getitem__)
+        if not sizes[longest]:
             raise RecipeError(
                 f"prompt {prompt.id!r} cannot be shortened to {limit} tokens: the chat template, tools and roles alone "
                 f"have {limit + excess}"
             )
-        messages[place] = _cut(template, messages[place], max(0, sizes[place] - excess), side)
-    return replace(prompt, messages=messages)
+        messages[longest] = _cut(template, messages[longest], max(0, sizes[longest] - excess), side)
 
 
 def cache_folder() -> Path:
@@ -170,14 +173,14 @@ def _in_chunks(title: str, lengths: Measure, show: bool) -> Measure:
     from rich.progress import Progress
 
     def measured(prompts: Sequence[Prompt]) -> list[int]:
-        found: list[int] = []
+        all_lengths: list[int] = []
         with _all_cpus(), Progress(console=Console(stderr=True), transient=True, disable=not show) as bar:
             task = bar.add_task(title, total=len(prompts))
             for first in range(0, len(prompts), CHUNK):
                 chunk = prompts[first : first + CHUNK]
-                found += lengths(chunk)
+                all_lengths += lengths(chunk)
                 bar.advance(task, len(chunk))
-        return found
+        return all_lengths
 
     return measured
 
@@ -203,12 +206,12 @@ def _named(prompt: Prompt, work: Callable[[Prompt], T]) -> T:
         raise RecipeError(f"prompt {prompt.id!r}: {error}") from error
 
 
-def _place(template: ChatTemplate, texts: Sequence[object]) -> Path:
+def _cache_file(template: ChatTemplate, texts: Sequence[object]) -> Path:
     """Return the file of the lengths of texts, under a digest of all that they depend on."""
     tokenizer: Any = template.tokenizer
     backend = getattr(tokenizer, "backend_tokenizer", None)
     digest = hashlib.blake2b(digest_size=16)
-    known = (
+    settings = (
         backend.to_str() if backend is not None else repr(tokenizer),
         tokenizer.chat_template,
         template.tools,
@@ -216,15 +219,16 @@ def _place(template: ChatTemplate, texts: Sequence[object]) -> Path:
         sorted(template.stop_ids),
     )
     today = time.strftime("%Y-%m-%d") if "strftime" in str(tokenizer.chat_template) else ""
-    for what in (*known, today, *texts):
+    for what in (*settings, today, *texts):
         digest.update(json.dumps(what, default=str).encode() + b"\n")
     return cache_folder() / "lengths" / f"{digest.hexdigest()}.npy"
 
 
-def _kept(path: Path, prompts: Sequence[Prompt], measured: Measure) -> list[int]:
+def _stored_or_measured(path: Path, prompts: Sequence[Prompt], measured: Measure) -> list[int]:
     """Return lengths that were kept in a file; else measure, and keep them."""
-    if (known := _read(path, len(prompts))) is not None:
-        return known
+    stored = _read(path, len(prompts))
+    if stored is not None:
+        return stored
     lengths = measured(prompts)
     _write(path, lengths)
     return lengths
@@ -233,12 +237,12 @@ def _kept(path: Path, prompts: Sequence[Prompt], measured: Measure) -> list[int]
 def _read(path: Path, count: int) -> list[int] | None:
     """Return lengths that were kept; None if there are none, or the file is damaged."""
     try:
-        known = np.load(path, allow_pickle=False)
+        stored = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError):
         return None
-    if known.shape != (count,) or known.dtype != np.int32 or known.min() < 0:
+    if stored.shape != (count,) or stored.dtype != np.int32 or stored.min() < 0:
         return None
-    return [int(length) for length in known]
+    return [int(length) for length in stored]
 
 
 def _write(path: Path, lengths: Sequence[int]) -> None:
@@ -249,8 +253,8 @@ def _write(path: Path, lengths: Sequence[int]) -> None:
         with beside.open("wb") as file:
             np.save(file, np.asarray(lengths, dtype=np.int32), allow_pickle=False)
         beside.replace(path)
-        known = sorted(path.parent.glob("*.npy"), key=lambda file: file.stat().st_mtime)
-        for old in known[:-KEPT]:
+        files = sorted(path.parent.glob("*.npy"), key=lambda file: file.stat().st_mtime)
+        for old in files[:-KEPT]:
             old.unlink(missing_ok=True)
     except OSError:
         return

@@ -38,9 +38,9 @@ class _Selector(selectors.DefaultSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """Wait for input and output until the next tick at most, if any deadline runs."""
         self._tick()
-        found = super().select(None if timeout is None else min(timeout, TICK_SECONDS))
+        events = super().select(None if timeout is None else min(timeout, TICK_SECONDS))
         self._tick()
-        return found
+        return events
 
     def _tick(self) -> None:
         self._counted, self._last = self.time(), time.monotonic()
@@ -137,9 +137,8 @@ class EventLoop:
 
     def _finish(self, future: Future[T], task: asyncio.Task[T]) -> None:
         del self._tasks[future]
-        if task.cancelled():
-            future.set_exception(CancelledError())
-        elif (error := task.exception()) is not None:
+        error = CancelledError() if task.cancelled() else task.exception()
+        if error is not None:
             future.set_exception(error)
         else:
             future.set_result(task.result())
@@ -163,5 +162,6 @@ async def close_on_loop(used: Sequence[RunPart]) -> None:
     """Close parts on the loop that their connections belong to, and wait for the tasks that they start."""
     before = asyncio.all_tasks()
     close_parts(used)
-    if started := asyncio.all_tasks() - before:
+    started = asyncio.all_tasks() - before
+    if started:
         await asyncio.wait(started, timeout=CLOSE_SECONDS)

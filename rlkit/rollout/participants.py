@@ -116,10 +116,12 @@ class ParticipantSession:
                 await guard(partial(self._enter, name, "create", tool.create, state), tool)
             except GuardError as error:
                 raise RolloutError(f"tool {name!r} cannot begin for prompt {prompt.id!r}: {error.problem}") from error
-        if (user := self.participants.interaction) is not None:
+        user = self.participants.interaction
+        if user is not None:
             self._started.append("interaction")
             await _participant(user, lambda: user.start(prompt, self._user))
-        if (environment := self.participants.environment) is not None:
+        environment = self.participants.environment
+        if environment is not None:
             self._started.append("environment")
             seed = SampleKey(self.key.seed, self.key.step, self.key.prompt, 0).hash()
             observed = await _participant(environment, lambda: environment.reset(prompt, seed, self._episode), str)
@@ -160,14 +162,15 @@ class ParticipantSession:
         Raises:
             ParticipantError: It failed.
         """
-        if (environment := self.participants.environment) is not None:
-            seen = await _participant(environment, lambda: environment.step(text, self._episode), Observation)
-            self.conversation.reward(_number(seen.reward))
+        environment = self.participants.environment
+        if environment is not None:
+            observation = await _participant(environment, lambda: environment.step(text, self._episode), Observation)
+            self.conversation.reward(_number(observation.reward))
             try:
-                text = _text(seen.text)
+                text = _text(observation.text)
             except ValueError as error:
                 raise ParticipantError(f"{part_name(environment)}: {error}; rlkit trains on text alone") from error
-            return [{"role": "user", "content": text}], seen.done
+            return [{"role": "user", "content": text}], observation.done
         user = self.participants.interaction
         if user is None:
             return [], True
@@ -215,14 +218,14 @@ class ParticipantSession:
         Raises:
             ValueError: The row has no object there.
         """
-        given: Any = self.conversation.prompt.meta.get("tools")
+        arguments: Any = self.conversation.prompt.meta.get("tools")
         for key in (name, phase):
-            if not isinstance(given, Mapping | None):
+            if not isinstance(arguments, Mapping | None):
                 break
-            given = (given or {}).get(key)
-        if not isinstance(given, Mapping | None):
-            raise ValueError(f"the row's tools.{name}.{phase} is {show(given)}, expected an object")
-        return method(*positional, **(given or {}))
+            arguments = (arguments or {}).get(key)
+        if not isinstance(arguments, Mapping | None):
+            raise ValueError(f"the row's tools.{name}.{phase} is {show(arguments)}, expected an object")
+        return method(*positional, **(arguments or {}))
 
     async def _call(self, call: ToolCall) -> ToolReply:
         problem = call.error
@@ -239,9 +242,9 @@ class ParticipantSession:
     async def _call_tool(self, call: ToolCall) -> ToolReply:
         tool, state = self.tools[call.name], self._states[call.name]
         async with self.participants.slot(call.name):
-            found = await guard(partial(self._enter, call.name, "call", tool.call, call.arguments, state), tool)
+            answer = await guard(partial(self._enter, call.name, "call", tool.call, call.arguments, state), tool)
         with errors_of(tool):  # its text may be any object
-            reply = found if isinstance(found, ToolReply) else ToolReply(found)
+            reply = answer if isinstance(answer, ToolReply) else ToolReply(answer)
             return reply._replace(text=_text(reply.text))
 
     def _refuse(self, call: ToolCall) -> str | None:
@@ -256,8 +259,8 @@ class ParticipantSession:
             try:
                 jsonschema.validate(call.arguments, self.tools[call.name].parameters)
             except jsonschema.ValidationError as error:
-                place = "/".join(map(str, error.absolute_path))
-                where = f"{place}{': ' if place else ''}"
+                path = "/".join(map(str, error.absolute_path))
+                where = f"{path}{': ' if path else ''}"
                 return f"the arguments of {call.name} do not fit its schema: {where}{error.message}"
         return None
 
@@ -281,17 +284,17 @@ def _text(value: object) -> str:
     return str(text_of(value) if typed else value)
 
 
-def _messages(user: Interaction, given: Any) -> list[Message]:
+def _messages(user: Interaction, reply: Any) -> list[Message]:
     """Return a user's messages.
 
     Raises:
         ParticipantError: They are not messages.
     """
-    known = isinstance(given, Sequence) and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in given)
-    if not known:
-        raise ParticipantError(f"{part_name(user)}: it replied {show(given)}, expected messages with role and content")
+    valid = isinstance(reply, Sequence) and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in reply)
+    if not valid:
+        raise ParticipantError(f"{part_name(user)}: it replied {show(reply)}, expected messages with role and content")
     try:
-        return text_messages(given)
+        return text_messages(reply)
     except ValueError as error:
         raise ParticipantError(f"{part_name(user)}: it replied with {error}; rlkit trains on text alone") from error
 

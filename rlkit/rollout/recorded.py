@@ -37,7 +37,8 @@ def check_recorded(prompts: Sequence[Prompt], loss: PolicyLoss) -> None:
         RecipeError: A prompt has no answer; the loss compares answers and no prompt has two of unequal rewards; or it
             reads rewards of turns, and one is missing.
     """
-    if missing := next((prompt for prompt in prompts if not prompt.recorded), None):
+    missing = next((prompt for prompt in prompts if not prompt.recorded), None)
+    if missing is not None:
         raise RecipeError(NO_ANSWER.format(prompt=missing.id))
     if Inputs.GROUPS in loss.inputs and not any(len({answer.reward for answer in p.recorded}) > 1 for p in prompts):
         raise RecipeError(NO_PAIR.format(loss=type(loss).__name__))
@@ -45,8 +46,8 @@ def check_recorded(prompts: Sequence[Prompt], loss: PolicyLoss) -> None:
         for prompt in prompts:
             for answer in prompt.recorded:
                 if answer.reward or not answer.turn_rewards or not all(0 <= x <= 1 for x in answer.turn_rewards):
-                    given = f"the reward {answer.reward:g} and the turn_rewards {show(answer.turn_rewards)}"
-                    raise RecipeError(NO_TURNS.format(loss=type(loss).__name__, prompt=prompt.id, rewards=given))
+                    rewards = f"the reward {answer.reward:g} and the turn_rewards {show(answer.turn_rewards)}"
+                    raise RecipeError(NO_TURNS.format(loss=type(loss).__name__, prompt=prompt.id, rewards=rewards))
 
 
 def recorded_group(template: ChatTemplate, prompt: Prompt, group: int, context: int) -> list[Trajectory]:
@@ -81,19 +82,19 @@ def _trajectory(template: ChatTemplate, answer: RecordedAnswer, conversation: Co
             break
         if role == "assistant":
             tokens = template.turn(messages[0])
-            kept = tokens[: conversation.budget(len(tokens))]
-            stop = StopReason.STOP if len(kept) == len(tokens) else StopReason.CONTEXT
-            conversation.sampled(Completion(kept, [0.0] * len(kept), [NOT_SAMPLED] * len(kept), stop))
+            fitting = tokens[: conversation.budget(len(tokens))]
+            stop = StopReason.STOP if len(fitting) == len(tokens) else StopReason.CONTEXT
+            conversation.sampled(Completion(fitting, [0.0] * len(fitting), [NOT_SAMPLED] * len(fitting), stop))
         else:
             conversation.interact()
             conversation.observed(role, template.delta(messages))
     if not conversation.over:
         conversation.complete(StopReason.STOP)
     last = answer.messages[-1].get("content") or ""
-    done = conversation.trajectory(last, [*prompt.messages, *answer.messages])
+    trajectory = conversation.trajectory(last, [*prompt.messages, *answer.messages])
     turns = len(conversation.rewards)  # the context may have left out others
-    done.score = Score(answer.reward, turn_rewards=answer.turn_rewards[:turns] or None)
-    return done
+    trajectory.score = Score(answer.reward, turn_rewards=answer.turn_rewards[:turns] or None)
+    return trajectory
 
 
 def turns_of(answer: RecordedAnswer) -> Iterator[tuple[str, list[Message]]]:
@@ -108,6 +109,6 @@ def turns_of(answer: RecordedAnswer) -> Iterator[tuple[str, list[Message]]]:
             f"a recorded answer has the roles {', '.join(roles) or 'of no message'}, expected it to begin and end with "
             "a turn of the assistant, and never two of them in a row"
         )
-    for assistant, some in groupby(answer.messages, lambda message: message["role"] == "assistant"):
-        turn = list(some)
+    for assistant, messages in groupby(answer.messages, lambda message: message["role"] == "assistant"):
+        turn = list(messages)
         yield "assistant" if assistant else turn[0]["role"], turn

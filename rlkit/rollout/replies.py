@@ -39,12 +39,13 @@ def without_middle(message: Message, limit: int, count: Count) -> Message | None
     """
     content = message.get("content")
     parts = content if isinstance(content, list) else [content]
-    texts = [text for part in parts if (text := _text(part)) is not None]
-    if (middle := _middle("".join(texts), limit, count)) is None:
+    texts = [text for text in map(_text, parts) if text is not None]
+    middle = _middle("".join(texts), limit, count)
+    if middle is None:
         return None
-    kept = iter(list(_outside(texts, *middle)))
-    cut = [part if _text(part) is None else _with_text(part, next(kept)) for part in parts]
-    return {**message, "content": cut if isinstance(content, list) else cut[0]}
+    remaining_texts = iter(list(_outside(texts, *middle)))
+    new_parts = [part if _text(part) is None else _with_text(part, next(remaining_texts)) for part in parts]
+    return {**message, "content": new_parts if isinstance(content, list) else new_parts[0]}
 
 
 def note(characters: int) -> str:
@@ -62,10 +63,11 @@ def longest_piece(piece: Callable[[int], str], high: int, tokens: int, count: Co
         guess = low + max(1, (high - low) * (tokens - low_tokens) // (high_tokens - low_tokens))
         if guess >= high:
             break
-        if (found := count(piece(guess))) <= tokens:
-            low, low_tokens = guess, found
+        tokens_of_guess = count(piece(guess))
+        if tokens_of_guess <= tokens:
+            low, low_tokens = guess, tokens_of_guess
         else:
-            high, high_tokens = guess, found
+            high, high_tokens = guess, tokens_of_guess
     return low
 
 
@@ -93,9 +95,9 @@ def _middle(text: str, limit: int, count: Count) -> tuple[int, int] | None:
 
 def _outside(texts: Sequence[str], start: int, end: int) -> Iterator[str]:
     """Yield what is left of texts, of which the characters from `start` to `end`, counted over all, are replaced."""
-    place = 0
+    offset = 0
     for text in texts:
-        first, last = max(0, start - place), max(0, end - place)
-        here = note(end - start) if place <= start < place + len(text) else ""
-        yield text[:first] + here + text[last:]
-        place += len(text)
+        first, last = max(0, start - offset), max(0, end - offset)
+        replacement = note(end - start) if offset <= start < offset + len(text) else ""
+        yield text[:first] + replacement + text[last:]
+        offset += len(text)

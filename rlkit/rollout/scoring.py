@@ -52,8 +52,8 @@ def _fitting(reward: RewardManager, trajectory: Trajectory, score: Score) -> Sco
     turns = sum(turn.role == "assistant" for turn in trajectory.turns)
     if score.turn_rewards is None or len(score.turn_rewards) == turns:
         return score
-    given = len(score.turn_rewards)
-    return _failure(reward, f"returned {given} turn_rewards, expected {turns}: one for each turn of the policy")
+    count = len(score.turn_rewards)
+    return _failure(reward, f"returned {count} turn_rewards, expected {turns}: one for each turn of the policy")
 
 
 async def _call(reward: RewardManager, trajectories: Sequence[Trajectory], workers: Workers) -> list[Score]:
@@ -75,9 +75,9 @@ async def _listed(reward: RewardManager, trajectories: Sequence[Trajectory]) -> 
 
 async def _grade(reward: RewardFunction, trajectories: Sequence[Trajectory], workers: Workers) -> list[Score]:
     scores = [_grade_at_once(reward, trajectory) for trajectory in trajectories]
-    others = [t for t, score in zip(trajectories, scores, strict=True) if score is None]
-    found = iter(await _grade_in_workers(reward, others, workers) if others else ())
-    return [next(found) if score is None else score for score in scores]
+    sent = [t for t, score in zip(trajectories, scores, strict=True) if score is None]
+    worker_scores = iter(await _grade_in_workers(reward, sent, workers) if sent else ())
+    return [next(worker_scores) if score is None else score for score in scores]
 
 
 def _grade_at_once(reward: RewardFunction, trajectory: Trajectory) -> Score | None:
@@ -91,12 +91,12 @@ def _grade_at_once(reward: RewardFunction, trajectory: Trajectory) -> Score | No
 async def _grade_in_workers(
     reward: RewardFunction, trajectories: Sequence[Trajectory], workers: Workers
 ) -> list[Score]:
-    found = await workers.call_each(grade_as_data, reward, trajectories, reward.timeout)
-    failed = [i for i, outcome in enumerate(found) if isinstance(outcome, WorkerError)]
+    outcomes = await workers.call_each(grade_as_data, reward, trajectories, reward.timeout)
+    failed = [i for i, outcome in enumerate(outcomes) if isinstance(outcome, WorkerError)]
     controls = await run_concurrently(*(_grade_control(reward, trajectories[i], workers) for i in failed))
     for i, control in zip(failed, controls, strict=True):
-        found[i] = found[i] if control is None else control
-    return [_score_of(reward, outcome) for outcome in found]
+        outcomes[i] = outcomes[i] if control is None else control
+    return [_score_of(reward, outcome) for outcome in outcomes]
 
 
 def _score_of(reward: RewardFunction, outcome: Any) -> Score:
@@ -114,10 +114,10 @@ async def _grade_control(reward: RewardFunction, trajectory: Trajectory, workers
     if type(reward).control is RewardFunction.control:
         return None
     try:
-        found: dict[str, object] | None = await workers.call(grade_control, (reward, trajectory), reward.timeout)
+        score: dict[str, object] | None = await workers.call(grade_control, (reward, trajectory), reward.timeout)
     except WorkerError:
         return None
-    return found
+    return score
 
 
 def _failure(reward: RewardManager, what: str) -> Score:

@@ -61,9 +61,9 @@ class RolloutService:
         self._offload = offload
         self._on_device = False
         self._loop = EventLoop(partial(use_device, ranks.fabric.device))
-        most = recipe.rollout.max_conversations or self.engine.capacity
+        concurrent = recipe.rollout.max_conversations or self.engine.capacity
         self.admission: AbstractAsyncContextManager[object]
-        self.admission = nullcontext() if most is None else asyncio.Semaphore(most)
+        self.admission = nullcontext() if concurrent is None else asyncio.Semaphore(concurrent)
         cpus = max(1, (os.cpu_count() or 1) // ranks.fabric.world_size)
         self._workers = Workers(recipe.concurrency or min(4, cpus))
 

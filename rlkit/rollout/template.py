@@ -69,7 +69,7 @@ class ChatTemplate:
         self._stop = _any_of([tokenizer.decode([i]) for i in self.stop_ids])
         self._special = _any_of([str(token) for i, token in added if token.special or i in self.stop_ids])
         self._starts: dict[str, array[int]] = {}
-        self._kept = 0
+        self._cached_tokens = 0
         self._tried = False
 
     def start(self, messages: Sequence[Message], tools: Collection[str] | None = None) -> list[int]:
@@ -83,12 +83,13 @@ class ChatTemplate:
             RecipeError: The template refuses the messages.
         """
         key = repr((messages, tools))
-        if (start := self._starts.get(key)) is None:  # all samples of a prompt start alike, and it was measured before
+        start = self._starts.get(key)
+        if start is None:  # all samples of a prompt start alike, and its length was measured before
             start = array("i", self._ids(self.opening(messages, tools)))
-            self._kept += len(start)
-            if self._kept > KEPT_TOKENS:
+            self._cached_tokens += len(start)
+            if self._cached_tokens > KEPT_TOKENS:
                 self._starts.clear()
-                self._kept = len(start)
+                self._cached_tokens = len(start)
             self._starts[key] = start
         return start.tolist()
 
@@ -107,7 +108,8 @@ class ChatTemplate:
         """Return the number of ids of each text; a tokenizer in Rust uses all CPUs."""
         if not openings:
             return []
-        if (backend := getattr(self.tokenizer, "backend_tokenizer", None)) is not None:
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if backend is not None:
             backend.no_truncation()  # its file may ask for that
             backend.no_padding()
             return [len(encoded) for encoded in backend.encode_batch_fast(list(openings), add_special_tokens=False)]
@@ -139,16 +141,17 @@ class ChatTemplate:
         text = message.get("content")
         if set(message) - {"role", "content"}:
             tools = self._schemas(None)
-            whole = self._text([USER, message], generate=False, tools=tools)
+            rendered = self._text([USER, message], generate=False, tools=tools)
             openings = (before, self._text([USER], generate=True, tools=tools))
-            opening = next((one for one in openings if whole.startswith(one)), None)
+            opening = next((candidate for candidate in openings if rendered.startswith(candidate)), None)
             if opening is None:
                 raise RecipeError(
                     "the chat template does not write a turn with calls of tools after its generation prompt, so that "
                     "the policy cannot learn it; write the calls into the content"
                 )
-            text = whole.removeprefix(opening)
-            text = text[: found.start()] if (found := self._stop.search(text)) else text
+            text = rendered.removeprefix(opening)
+            ending = self._stop.search(text)
+            text = text[: ending.start()] if ending else text
         return f"{text}{stop}"
 
     @cached_property
@@ -183,9 +186,9 @@ class ChatTemplate:
         Halves of surrogate pairs, which no tokenizer reads, become question marks.
         """
         if isinstance(value, dict):
-            return {key: self.plain(inner) for key, inner in value.items()}
+            return {key: self.plain(item) for key, item in value.items()}
         if isinstance(value, list):
-            return [self.plain(inner) for inner in value]
+            return [self.plain(item) for item in value]
         value = value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
         while isinstance(value, str) and self._special.search(value):  # what is left may join to one anew
             value = self._special.sub("", value)
@@ -198,8 +201,8 @@ class ChatTemplate:
 
     def closing(self) -> list[int]:
         """Return the ids with which the template ends a conversation after the text of an assistant's turn."""
-        whole = self._text([USER, ANSWER], generate=False)
-        return self._ids(whole.rpartition(REPLY)[2])
+        rendered = self._text([USER, ANSWER], generate=False)
+        return self._ids(rendered.rpartition(REPLY)[2])
 
     def rendered(self, messages: Sequence[Message], tools: Collection[str] | None = None) -> str:
         """Return the text of the template's own rendering of a whole conversation, to compare with `decode`."""
@@ -212,54 +215,55 @@ class ChatTemplate:
 
     def check(self) -> TemplateCheck:
         """Look whether turns are only appended, and whether the policy is trained on the token that ends its own."""
-        found = TemplateCheck()
-        self._check_end(found)
+        report = TemplateCheck()
+        self._check_end(report)
         for what, messages in (("user", [USER]), ("tool", [{"role": "tool", "content": "7", "tool_call_id": CALL_ID}])):
             try:
                 self.delta(messages)
-                found.facts.append(f"a {what} turn is appended to what came before")
+                report.facts.append(f"a {what} turn is appended to what came before")
             except RecipeError as error:
-                found.warnings.append(str(error))
+                report.warnings.append(str(error))
         thought = [USER, {"role": "assistant", "content": f"<think>\nA thought.\n</think>\n\n{REPLY}"}]
         alone = self._text(thought, generate=False).rpartition(REPLY)[0]
         if not self._text([*thought, USER], generate=True).startswith(alone):
-            found.warnings.append(
+            report.warnings.append(
                 "the template strips thinking from earlier turns; training keeps it, as the policy saw it"
             )
-        return found
+        return report
 
     def _schemas(self, names: Collection[str] | None) -> list[JsonObject] | None:
         """Return the schemas of a conversation's tools; None, as templates expect, if there are none."""
         return [tool for tool in self.tools if names is None or tool["function"]["name"] in names] or None
 
-    def _check_end(self, found: TemplateCheck) -> None:
+    def _check_end(self, report: TemplateCheck) -> None:
         opened = self._text([USER], generate=True)
         closed = self._text([USER, ANSWER], generate=False)
         before, reply, after = closed.rpartition(REPLY)
         if not reply:
-            found.warnings.append("the template does not render an assistant's turn as it was written")
+            report.warnings.append("the template does not render an assistant's turn as it was written")
             return
         if opened != before:
-            found.warnings.append(
+            report.warnings.append(
                 f"the generation prompt ends with {opened[-40:]!r}, but an assistant's turn is rendered after "
                 f"{before[-40:]!r}; the policy is trained on the former"
             )
         if self._stop.match(after):
-            found.facts.append(f"an assistant's turn ends with {after.strip()!r}, on which the policy is trained")
+            report.facts.append(f"an assistant's turn ends with {after.strip()!r}, on which the policy is trained")
         else:
             ends = [self.tokenizer.decode([i]) for i in sorted(self.stop_ids)]
-            found.warnings.append(
+            report.warnings.append(
                 f"the template continues with {after[:40]!r} after an assistant's turn, but a turn ends with one of "
                 f"{ends}; if that is wrong, set eos_token_id in the model's generation_config.json"
             )
 
     def _addition(self, turn: Message, last: str, messages: Sequence[Message]) -> str:
         """Return what the template adds to a stand-in's turn, from its end token on; `last` is the turn's last text."""
-        whole = self._text([USER, turn, *messages], generate=True)
+        rendered = self._text([USER, turn, *messages], generate=True)
         opening = self._text([USER], generate=False)
         alone = _past(self._text([USER, turn], generate=False), opening, last)
-        followed = _past(whole, opening, last)
-        if stop := self._stop.search(alone):
+        followed = _past(rendered, opening, last)
+        stop = self._stop.search(alone)
+        if stop:
             own = alone[: stop.start()]
         else:
             closed = self._text([USER, ANSWER], generate=False)
@@ -301,10 +305,10 @@ class ChatTemplate:
 
 def _past(text: str, opening: str, last: str) -> str:
     """Return what follows the stand-in's last text, in a rendering that keeps its opening."""
-    _, found, rest = text.removeprefix(opening).partition(last)
-    if not text.startswith(opening) or not found:
+    _, separator, following = text.removeprefix(opening).partition(last)
+    if not text.startswith(opening) or not separator:
         raise RecipeError(ANEW)
-    return rest
+    return following
 
 
 def _stand_ins(messages: Sequence[Message]) -> Iterator[tuple[Message, str]]:

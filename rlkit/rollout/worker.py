@@ -60,7 +60,7 @@ def prctl(option: int, value: int) -> None:
 def descendants(root: int | None, mark: str | None = None) -> set[int]:
     """Return the living processes below `root`, and those that have the mark in their environment."""
     parents: dict[int, int] = {}
-    found = set() if root is None else {root}
+    pids = set() if root is None else {root}
     for name in filter(str.isdigit, listdir("/proc") if sys.platform == "linux" else ()):
         try:
             with open(f"/proc/{name}/stat", "rb") as file:
@@ -71,19 +71,19 @@ def descendants(root: int | None, mark: str | None = None) -> set[int]:
             if mark is not None:
                 with open(f"/proc/{name}/environ", "rb") as file:
                     if f"{MARK}={mark}".encode() in file.read().split(b"\0"):
-                        found.add(int(name))
+                        pids.add(int(name))
         except OSError:  # it has ended meanwhile, or is another user's
             continue
-    while below := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= below
-    return found - {root}
+    while below := {pid for pid, parent in parents.items() if parent in pids} - pids:
+        pids |= below
+    return pids - {root}
 
 
 def kill_descendants(root: int | None, mark: str | None = None) -> None:
     """Kill them until none is left: they may fork meanwhile."""
     deadline = monotonic() + KILL_SECONDS
-    while (left := descendants(root, mark)) and monotonic() < deadline:
-        for pid in left:
+    while (living := descendants(root, mark)) and monotonic() < deadline:
+        for pid in living:
             try:
                 kill(pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):  # gone, or became another user's

@@ -87,18 +87,18 @@ class Workers:
         """
         size = max(1, int(BATCH_SECONDS / self._seconds.get(type(shared), BATCH_SECONDS)))
         batches = [arguments[i : i + size] for i in range(0, len(arguments), size)]
-        found = await run_concurrently(*(self._call_batch(function, shared, b, timeout) for b in batches))
-        return [outcome for batch in found for outcome in batch]
+        outcomes = await run_concurrently(*(self._call_batch(function, shared, b, timeout) for b in batches))
+        return [outcome for batch in outcomes for outcome in batch]
 
     async def _call_batch(
         self, function: Callable[[S, T], object], shared: S, batch: Sequence[T], timeout: float
     ) -> list[Any]:
         try:
-            done = await self._send(function, shared, batch, timeout)
+            outcomes = await self._send(function, shared, batch, timeout)
         except WorkerError as error:
-            done = [error] if len(batch) == 1 else []
-        rest = (self._call_batch(function, shared, [argument], timeout) for argument in batch[len(done) :])
-        return done + [outcome for [outcome] in await run_concurrently(*rest)]
+            outcomes = [error] if len(batch) == 1 else []
+        retried = (self._call_batch(function, shared, [argument], timeout) for argument in batch[len(outcomes) :])
+        return outcomes + [outcome for [outcome] in await run_concurrently(*retried)]
 
     async def _send(
         self, function: Callable[[S, T], object], shared: S, arguments: Sequence[T], timeout: float
@@ -253,8 +253,8 @@ class _Process:
         self._message = f"did not {what} within {seconds:g} s and was killed"
 
     def _read_answer(self, call: bytes) -> tuple[str, Any]:
-        found, length = HEADER.unpack(self._read(HEADER.size))
-        if found != call or length > ANSWER_BYTES:
+        answered_call, length = HEADER.unpack(self._read(HEADER.size))
+        if answered_call != call or length > ANSWER_BYTES:
             raise self._garbled()
         try:
             kind, value = json.loads(self._read(length))
@@ -329,6 +329,6 @@ def _screen() -> int:
 
 def _preparation() -> dict[str, Any]:
     """Return what a worker needs to import what the payload names: no main module, of which nothing is imported."""
-    wanted = ("sys_path", "sys_argv", "orig_dir", "dir")
-    known = spawn.get_preparation_data("rlkit-worker")
-    return {name: known[name] for name in wanted if name in known}
+    names = ("sys_path", "sys_argv", "orig_dir", "dir")
+    preparation = spawn.get_preparation_data("rlkit-worker")
+    return {name: preparation[name] for name in names if name in preparation}
