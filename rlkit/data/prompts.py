@@ -11,7 +11,7 @@ from rlkit.interfaces.task import Split, Task
 from rlkit.recipe import Recipe
 from rlkit.registry import calling, require
 from rlkit.tasks.media import text_only
-from rlkit.tasks.table import place_of
+from rlkit.tasks.table import location_of
 from rlkit.types import Prompt, Row
 
 
@@ -26,7 +26,7 @@ def make_prompt(task: Task, rows: Sequence[Row], index: int) -> Prompt:
         row = rows[index]
         prompt = task.prompt(row, index)
     require(task, "prompt", outputs.of_task(prompt))
-    return text_only(prompt, row, f"task {type(task).__name__}, {place_of(row, f'row {index}')}")
+    return text_only(prompt, row, f"task {type(task).__name__}, {location_of(row, f'row {index}')}")
 
 
 def held_out(recipe: Recipe) -> list[Prompt]:

@@ -64,7 +64,7 @@ def _recorded(text: str, reward: float) -> RecordedAnswer:
 
 def _near_misses(right: str) -> set[str]:
     """Return the numbers from 0 that are 1, 2, 10 or 20 away from a number."""
-    return {str(other) for gap in (1, 2, 10, 20) for other in (int(right) - gap, int(right) + gap) if other >= 0}
+    return {str(number) for gap in (1, 2, 10, 20) for number in (int(right) - gap, int(right) + gap) if number >= 0}
 
 
 def _hash(a: object, b: object) -> str:

@@ -17,7 +17,7 @@ from rlkit.interfaces.task import Split, Task, field_of
 from rlkit.ranges import NonNegativeInt, ShareBelowOne
 from rlkit.tasks import sources
 from rlkit.tasks.recorded import recording
-from rlkit.tasks.table import Table, place_of
+from rlkit.tasks.table import Table, location_of
 from rlkit.types import Message, Prompt, Row
 
 
@@ -62,8 +62,9 @@ class Columns(Task):
         return rows
 
     def _split(self, split: Split) -> sources.Rows:
-        if split == "validation" and (rows := self._validation()) is not None:
-            return rows
+        validation = self._validation() if split == "validation" else None
+        if validation is not None:
+            return validation
         if isinstance(self.validation_split, float):
             return self._divided(self._train(), self.validation_split, split)
         if split == "validation":
@@ -71,39 +72,40 @@ class Columns(Task):
         return self._train()
 
     def prompt(self, row: Row, index: int) -> Prompt:
-        return self._make(row, place_of(row, f"{self._source()}, row {index}"), str(index))
+        return self._make(row, location_of(row, f"{self._source()}, row {index}"), str(index))
 
-    def _make(self, row: Row, place: str, name: str) -> Prompt:
-        messages = self._messages(row, place)
+    def _make(self, row: Row, location: str, name: str) -> Prompt:
+        messages = self._messages(row, location)
         if self.system is not None and messages:
             messages.insert(0, {"role": "system", "content": self.system})
         used = {self.prompt_field, self.answer_field, "id"} if self.template is None else {self.answer_field, "id"}
         return Prompt(
             id=name if row.get("id") is None else str(row["id"]),
             messages=messages,
-            answer=self._answer(row, place),
+            answer=self._answer(row, location),
             meta={key: value for key, value in row.items() if key not in used},
             tools=_tools(row.get("tools")),
-            recorded=recording(row, self._prompted(row), place).answers,
+            recorded=recording(row, self._prompted(row), location).answers,
         )
 
-    def _check(self, row: Row, place: str) -> None:
-        self._make(row, place, "")
+    def _check(self, row: Row, location: str) -> None:
+        self._make(row, location, "")
 
-    def _answer(self, row: Row, place: str) -> str | None:
+    def _answer(self, row: Row, location: str) -> str | None:
         """Return the reference answer in a row, None if there is none."""
         if self.answer_field is None:
             return None
-        return as_text(sources.column(row, self.answer_field, place, "task.answer_field"))
+        return as_text(sources.column(row, self.answer_field, location, "task.answer_field"))
 
-    def _messages(self, row: Row, place: str) -> list[Message]:
+    def _messages(self, row: Row, location: str) -> list[Message]:
         """Return the messages in a row, without the recipe's system message."""
         if self._template is not None:
-            return [{"role": "user", "content": self._template.fill(row, place)}]
-        if not self._prompted(row) and (found := recording(row, False, place).prompt) is not None:
-            return list(found)
-        content = sources.column(row, self.prompt_field, place, "task.prompt_field")
-        return _messages(content, f"{place}: {self.prompt_field!r}")
+            return [{"role": "user", "content": self._template.fill(row, location)}]
+        recorded_prompt = None if self._prompted(row) else recording(row, False, location).prompt
+        if recorded_prompt is not None:
+            return list(recorded_prompt)
+        content = sources.column(row, self.prompt_field, location, "task.prompt_field")
+        return _messages(content, f"{location}: {self.prompt_field!r}")
 
     def _prompted(self, row: Row) -> bool:
         """Whether a row has a prompt of its own, besides answers that it records."""
@@ -121,10 +123,10 @@ class Columns(Task):
         """
 
         def content(row: Row, index: int) -> str:
-            place = place_of(row, f"{self._source()}, row {index}")
-            messages = self._messages(row, place)
+            location = location_of(row, f"{self._source()}, row {index}")
+            messages = self._messages(row, location)
             if not messages:
-                messages = [m for answer in recording(row, False, place).answers for m in answer.messages]
+                messages = [m for answer in recording(row, False, location).answers for m in answer.messages]
             return json.dumps(messages, sort_keys=True, default=str)
 
         train, held_out = sources.divide(rows, share, self.split_seed, content)
@@ -161,19 +163,21 @@ class TextTemplate:
         if not self.names:
             raise RecipeError(f"{option} is {show(text)}, expected a column in it, such as {{question}}")
 
-    def fill(self, row: Row, place: str) -> str:
+    def fill(self, row: Row, location: str) -> str:
         """Return the text for a row.
 
         Raises:
             RecipeError: The row has no such column, or it is null.
         """
-        return "".join(literal + (self._column(row, name, place) if name else "") for literal, name, _, _ in self.parts)
+        return "".join(
+            literal + (self._column(row, name, location) if name else "") for literal, name, _, _ in self.parts
+        )
 
-    def _column(self, row: Row, name: str, place: str) -> str:
-        found = as_text(sources.column(row, name, place, self.option))
-        if found is None:
-            raise RecipeError(f"{place}: {name!r} is null, but {self.option} needs it")
-        return found
+    def _column(self, row: Row, name: str, location: str) -> str:
+        text = as_text(sources.column(row, name, location, self.option))
+        if text is None:
+            raise RecipeError(f"{location}: {name!r} is null, but {self.option} needs it")
+        return text
 
 
 class Jsonl(Columns):
@@ -219,10 +223,10 @@ class Jsonl(Columns):
         return None if self.validation_path is None else self._read(self.validation_path, "task.validation_path")
 
     def _read(self, paths: sources.Paths, option: str) -> sources.Rows:
-        found = Table([(name, sources.jsonl(name)) for name in sources.expand(paths, option)])
-        for row in found:
-            self._check(row, place_of(row, ""))
-        return found
+        table = Table([(name, sources.jsonl(name)) for name in sources.expand(paths, option)])
+        for row in table:
+            self._check(row, location_of(row, ""))
+        return table
 
     def _source(self) -> str:
         return str(self.path)
@@ -300,7 +304,7 @@ class HFDataset(Columns):
 
 
 class KnownColumns(HFDataset):
-    """Rows of a form that another system documents, so that only their place is an option; see `HFDataset`."""
+    """Rows of a form that another system documents, so that only their location is an option; see `HFDataset`."""
 
     ANSWER: ClassVar[str | None] = None
     """The column with the answer."""
@@ -335,7 +339,7 @@ def _tools(named: object) -> list[str] | None:
     return list(named) if isinstance(named, list) else None
 
 
-def _messages(content: object, place: str) -> list[Message]:
+def _messages(content: object, location: str) -> list[Message]:
     """Return chat messages from a text or from messages, without the nulls that tables hold for missing keys.
 
     Raises:
@@ -346,7 +350,7 @@ def _messages(content: object, place: str) -> list[Message]:
     if isinstance(content, list) and content and all(_is_message(message) for message in content):
         return [{k: v for k, v in message.items() if v is not None or k == "content"} for message in content]
     raise RecipeError(
-        f'{place} is {show(content)}, expected text, or chat messages such as [{{"role": "user", "content": "2 + 2?"}}]'
+        f'{location} is {show(content)}, expected text, or chat messages such as [{{"role": "user", "content": "2 + 2?"}}]'
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from rlkit.errors import RecipeError, show
 from rlkit.interfaces.task import Split, Task
 from rlkit.tasks import sources
-from rlkit.tasks.table import place_of
+from rlkit.tasks.table import location_of
 from rlkit.types import Prompt, RecordedAnswer, Row
 
 FILES = {"train": "train", "validation": "test"}
@@ -39,11 +39,11 @@ class GSM8K(Task):
         lines = folder / f"{FILES[split]}.jsonl"
         if os.path.exists(lines):
             return sources.files(sources.expand(str(lines), option="task.path"), "task.path", _texts)
-        found = sorted(folder.rglob(f"{FILES[split]}-*.parquet")) or [lines]
-        return sources.files([str(sources.regular(path, "task.path")) for path in found], "task.path", _texts)
+        shards = sorted(folder.rglob(f"{FILES[split]}-*.parquet")) or [lines]
+        return sources.files([str(sources.regular(path, "task.path")) for path in shards], "task.path", _texts)
 
     def prompt(self, row: Row, index: int) -> Prompt:
-        question, answer = _texts(row, place_of(row, f"task {type(self).__name__}, row {index}"))
+        question, answer = _texts(row, location_of(row, f"task {type(self).__name__}, row {index}"))
         return Prompt(
             id=f"gsm8k-{index}",
             messages=[{"role": "user", "content": f"{question}\n{self.instruction}" if self.instruction else question}],
@@ -53,7 +53,7 @@ class GSM8K(Task):
         )
 
 
-def _texts(row: Row, place: str) -> list[str]:
+def _texts(row: Row, location: str) -> list[str]:
     """Return a row's question and answer.
 
     Raises:
@@ -61,7 +61,8 @@ def _texts(row: Row, place: str) -> list[str]:
     """
     texts: list[str] = []
     for name in ("question", "answer"):
-        if not isinstance(text := sources.column(row, name, place, "of GSM8K"), str):
-            raise RecipeError(f"{place}: {name!r} is {show(text)}, expected text")
+        text = sources.column(row, name, location, "of GSM8K")
+        if not isinstance(text, str):
+            raise RecipeError(f"{location}: {name!r} is {show(text)}, expected text")
         texts.append(text)
     return texts

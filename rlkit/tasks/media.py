@@ -13,7 +13,7 @@ from rlkit.types import Prompt, Row
 REMEDY = "rlkit trains on text alone: leave such rows out, or remove the media if the text is enough to answer"
 
 
-def text_only(prompt: Prompt, row: Row, place: str) -> Prompt:
+def text_only(prompt: Prompt, row: Row, location: str) -> Prompt:
     """Return the prompt with the text parts of its messages joined.
 
     `<image>` in a text stays as it is where the row holds no image: it may be plain text.
@@ -21,7 +21,7 @@ def text_only(prompt: Prompt, row: Row, place: str) -> Prompt:
     Args:
         prompt: Of the row.
         row: With all its columns, those too that the task drops.
-        place: Names the task and the row in messages.
+        location: Names the task and the row in messages.
 
     Raises:
         RecipeError: The row or the prompt holds an image, a video or audio, or a part of an unknown type.
@@ -31,10 +31,10 @@ def text_only(prompt: Prompt, row: Row, place: str) -> Prompt:
     columns = {**prompt.meta, **(row if isinstance(row, Mapping) else {})}
     column = media_column(columns)
     if column is not None:
-        raise RecipeError(f"{place}: column {column!r} is {show(columns[column])}; {REMEDY}")
+        raise RecipeError(f"{location}: column {column!r} is {show(columns[column])}; {REMEDY}")
     try:
         messages = text_messages(prompt.messages)
         recorded = [replace(answer, messages=text_messages(answer.messages)) for answer in prompt.recorded]
     except ValueError as error:
-        raise RecipeError(f"{place}: {error}; {REMEDY}") from error
+        raise RecipeError(f"{location}: {error}; {REMEDY}") from error
     return replace(prompt, messages=messages, recorded=recorded)

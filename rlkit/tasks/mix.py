@@ -46,21 +46,21 @@ class Mix(Task):
         close_parts(list(self.tasks.values()))
 
     def rows(self, split: Split) -> Sequence[Row]:
-        found: dict[str, Sequence[Row]] = {}
+        rows_of: dict[str, Sequence[Row]] = {}
         for name, task in self.tasks.items():
             with calling(task, "rows"):
-                found[name] = task.rows(split)
-            if not len(found[name]):
+                rows_of[name] = task.rows(split)
+            if not len(rows_of[name]):
                 raise RecipeError(f"task {name!r} of Mix has no {split} rows, expected at least one")
-        return MixedRows(found, self.weights if split == "train" else None)
+        return MixedRows(rows_of, self.weights if split == "train" else None)
 
     def prompt(self, row: Row, index: int) -> Prompt:
         name = row[TASK]
         with calling(self.tasks[name], "prompt"):
             prompt = self.tasks[name].prompt(row[ROW], row[INDEX])
         source = prompt.meta.get("data_source")
-        kept = {} if source is None else {"row_source": source}
-        return replace(prompt, id=f"{name}/{prompt.id}", meta={**prompt.meta, **kept, "data_source": name})
+        row_source = {} if source is None else {"row_source": source}
+        return replace(prompt, id=f"{name}/{prompt.id}", meta={**prompt.meta, **row_source, "data_source": name})
 
 
 class MixedRows(Sequence[Row]):
@@ -75,8 +75,8 @@ class MixedRows(Sequence[Row]):
         self.sources = sources
         sizes = {name: len(rows) for name, rows in sources.items()}
         if weights is not None:
-            most = max(size / weights[name] for name, size in sizes.items())
-            sizes = {name: max(size, round(most * weights[name])) for name, size in sizes.items()}
+            scale = max(size / weights[name] for name, size in sizes.items())
+            sizes = {name: max(size, round(scale * weights[name])) for name, size in sizes.items()}
         self._ends = list(accumulate(sizes.values()))
 
     def __len__(self) -> int:
@@ -85,7 +85,7 @@ class MixedRows(Sequence[Row]):
     def __getitem__(self, index: int) -> Row:  # type: ignore[override]
         if not 0 <= index < len(self):
             raise IndexError(index)
-        place = bisect_right(self._ends, index)
-        name, rows = list(self.sources.items())[place]
-        within = (index - (self._ends[place - 1] if place else 0)) % len(rows)
+        location = bisect_right(self._ends, index)
+        name, rows = list(self.sources.items())[location]
+        within = (index - (self._ends[location - 1] if location else 0)) % len(rows)
         return {TASK: name, INDEX: within, ROW: rows[within]}

@@ -12,7 +12,7 @@ from torch import Tensor
 from rlkit.ops.random import permutation
 
 POSTPONED = -1
-"""In place of the epoch in which a row is due: it was drawn, but is still to be sampled."""
+"""In location of the epoch in which a row is due: it was drawn, but is still to be sampled."""
 
 
 @lru_cache(maxsize=2)  # a step spans two epochs at most, unless the data are few
@@ -59,15 +59,15 @@ class Order:
         """Return the next rows; if there are too few in an epoch, the next epoch begins."""
         due, epoch = self.due.clone(), int(self.epoch)
         first = (due == POSTPONED).nonzero().flatten()[:count]
-        found = [Drawn(row, epoch, True) for row in first.tolist()]
+        drawn = [Drawn(row, epoch, True) for row in first.tolist()]
         due[due == POSTPONED] = epoch + 1
         while True:
             permuted = self._permuted(epoch)
-            rows = permuted[due[permuted] <= epoch][: count - len(found)]
-            found += [Drawn(row, epoch, False) for row in rows.tolist()]
+            rows = permuted[due[permuted] <= epoch][: count - len(drawn)]
+            drawn += [Drawn(row, epoch, False) for row in rows.tolist()]
             due[rows] = epoch + 1
-            if len(found) >= count:
-                return found
+            if len(drawn) >= count:
+                return drawn
             epoch = max(epoch + 1, int(due.min()))
 
     def record(self, drawn: Sequence[Drawn], waits: Sequence[int | None]) -> None:

@@ -22,7 +22,7 @@ class Recording(NamedTuple):
     answers: list[RecordedAnswer]
 
 
-def recording(row: Row, prompted: bool, place: str = "row") -> Recording:
+def recording(row: Row, prompted: bool, location: str = "row") -> Recording:
     """Return the answers that a row records, the better ones first; none where it has no such columns.
 
     | columns | answers |
@@ -38,33 +38,37 @@ def recording(row: Row, prompted: bool, place: str = "row") -> Recording:
         row: The columns.
         prompted: Whether the row has a prompt besides. Otherwise `chosen` and `rejected` begin with it; if they do so
             nevertheless, what they have in common is left out.
-        place: Where the row is.
+        location: Where the row is.
 
     Raises:
         RecipeError: A reward is infinite, or could overflow float32, or not each turn has one.
     """
     if "chosen" in row and "rejected" in row:
-        return _pair(row, prompted, place)
-    if prompted and (found := _turns(row.get("completion"))):
+        return _pair(row, prompted, location)
+    turns = _turns(row.get("completion")) if prompted else []
+    if turns:
         label = row.get("label")
         if isinstance(label, int) and label in (0, 1):
             reward = float(label)
         elif _is_reward(row.get("reward")):
-            reward = _number(row.get("reward"), f"{place}: 'reward'") or 0.0
+            reward = _number(row.get("reward"), f"{location}: 'reward'") or 0.0
         else:
             return Recording(None, [])
-        return Recording(None, [RecordedAnswer(found, reward, _of_turns(row, found, place))])
+        return Recording(None, [RecordedAnswer(turns, reward, _of_turns(row, turns, location))])
     steps = isinstance(row.get("labels"), list)  # of one answer, which TRL labels and rlkit does not read
-    if prompted and isinstance(several := row.get("completions"), list) and not steps:
-        return Recording(None, _several(several, row.get("rewards"), f"{place}: 'rewards'"))
-    if not prompted and (found := _turns(row.get("messages"))):
-        return _from_first_turn(found, row, place)
-    if not prompted and isinstance(text := row.get("text"), str) and text:
+    completions = row.get("completions")
+    if prompted and isinstance(completions, list) and not steps:
+        return Recording(None, _several(completions, row.get("rewards"), f"{location}: 'rewards'"))
+    turns = [] if prompted else _turns(row.get("messages"))
+    if turns:
+        return _from_first_turn(turns, row, location)
+    text = row.get("text")
+    if not prompted and isinstance(text, str) and text:
         return Recording([], [RecordedAnswer([{"role": "assistant", "content": text}])])
     return Recording(None, [])
 
 
-def _pair(row: Row, prompted: bool, place: str) -> Recording:
+def _pair(row: Row, prompted: bool, location: str) -> Recording:
     chosen, rejected = _turns(row["chosen"]), _turns(row["rejected"])
     if not chosen or not rejected:
         return Recording(None, [])
@@ -72,7 +76,7 @@ def _pair(row: Row, prompted: bool, place: str) -> Recording:
     prompt, chosen, rejected = chosen[:common], chosen[common:], rejected[common:]
     if not prompted and not prompt:
         return Recording(None, [])
-    better, worse = (_number(row.get(name), f"{place}: {name!r}") for name in ("score_chosen", "score_rejected"))
+    better, worse = (_number(row.get(name), f"{location}: {name!r}") for name in ("score_chosen", "score_rejected"))
     if not _is_reward(row.get("score_chosen")) or not _is_reward(row.get("score_rejected")):
         return Recording(None, [])
     if better is None or worse is None:
@@ -83,41 +87,40 @@ def _pair(row: Row, prompted: bool, place: str) -> Recording:
 def _several(texts: list[object], rewards: object, what: str) -> list[RecordedAnswer]:
     if not isinstance(rewards, list | None):
         return []
-    known = [0.0] * len(texts) if rewards is None else [_number(x, what) for x in rewards]
-    found = [
-        RecordedAnswer(turns, reward)
-        for text, reward in zip(texts, known, strict=False)
-        if reward is not None and (turns := _turns(text))
-    ]
-    if len(found) < len(texts) or len(known) != len(texts):
+    values = [0.0] * len(texts) if rewards is None else [_number(x, what) for x in rewards]
+    pairs = [(_turns(text), reward) for text, reward in zip(texts, values, strict=False)]
+    answers = [RecordedAnswer(turns, reward) for turns, reward in pairs if turns and reward is not None]
+    if len(answers) < len(texts) or len(values) != len(texts):
         return []
-    return sorted(found, key=lambda answer: -answer.reward)
+    return sorted(answers, key=lambda answer: -answer.reward)
 
 
-def _from_first_turn(messages: list[Message], row: Row, place: str) -> Recording:
+def _from_first_turn(messages: list[Message], row: Row, location: str) -> Recording:
     first = next((i for i, message in enumerate(messages) if message["role"] == "assistant"), 0)
     if not first:
         return Recording(None, [])
     last = max(i for i, message in enumerate(messages) if message["role"] == "assistant")
     turns = messages[first : last + 1]
-    return Recording(messages[:first], [RecordedAnswer(turns, 0.0, _of_turns(row, turns, place))])
+    return Recording(messages[:first], [RecordedAnswer(turns, 0.0, _of_turns(row, turns, location))])
 
 
-def _of_turns(row: Row, messages: list[Message], place: str) -> list[float]:
+def _of_turns(row: Row, messages: list[Message], location: str) -> list[float]:
     """Return the rewards of the turns of an answer; none where the row has none.
 
     Raises:
         RecipeError: They are not a number for each turn.
     """
-    given = row.get("turn_rewards")
-    if given is None:
+    rewards = row.get("turn_rewards")
+    if rewards is None:
         return []
-    what, turns = f"{place}: 'turn_rewards'", sum(message["role"] == "assistant" for message in messages)
-    found = [_number(float(x) if isinstance(x, bool) else x, what) for x in given] if isinstance(given, list) else []
-    known = [x for x in found if x is not None]
-    if len(known) != turns or len(found) != turns:
-        raise RecipeError(f"{what} is {show(given)}, expected a number for each of {turns} turns of the assistant")
-    return known
+    what, turns = f"{location}: 'turn_rewards'", sum(message["role"] == "assistant" for message in messages)
+    numbers = (
+        [_number(float(x) if isinstance(x, bool) else x, what) for x in rewards] if isinstance(rewards, list) else []
+    )
+    finite = [x for x in numbers if x is not None]
+    if len(finite) != turns or len(numbers) != turns:
+        raise RecipeError(f"{what} is {show(rewards)}, expected a number for each of {turns} turns of the assistant")
+    return finite
 
 
 def _turns(value: object) -> list[Message]:
@@ -126,11 +129,11 @@ def _turns(value: object) -> list[Message]:
         return [{"role": "assistant", "content": value}] if value else []
     if not isinstance(value, list) or not all(isinstance(m, Mapping) and isinstance(m.get("role"), str) for m in value):
         return []
-    found = [{k: v for k, v in message.items() if v is not None or k == "content"} for message in value]
+    messages = [{k: v for k, v in message.items() if v is not None or k == "content"} for message in value]
     fine = all(
-        isinstance(m.get("content"), str | list) or (m.get("content") is None and m.get("tool_calls")) for m in found
+        isinstance(m.get("content"), str | list) or (m.get("content") is None and m.get("tool_calls")) for m in messages
     )
-    return found if fine else []
+    return messages if fine else []
 
 
 def _is_reward(value: object) -> bool:

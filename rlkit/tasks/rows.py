@@ -106,9 +106,9 @@ def _sequence(rows: Any, name: str) -> sources.Rows:
 
 def _digest(rows: sources.Rows) -> bytes:
     """Return what identifies rows; of a `datasets.Dataset`, which may be large, its own fingerprint."""
-    known = getattr(rows, "_fingerprint", None)
-    if known is not None:
-        return str(known).encode()
+    fingerprint = getattr(rows, "_fingerprint", None)
+    if fingerprint is not None:
+        return str(fingerprint).encode()
     digest = hashlib.sha256()
     for row in rows:
         digest.update(json.dumps(row, sort_keys=True, default=str).encode())

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from rlkit.errors import RecipeError, UnavailableError, show, unreachable
 from rlkit.interfaces.task import field_of
-from rlkit.tasks.table import PlacedRow, Table
+from rlkit.tasks.table import LocatedRow, Table
 from rlkit.text import redact
 from rlkit.types import Row
 
@@ -71,12 +71,12 @@ def expand(names: Paths, option: str) -> list[str]:
         RecipeError: One is missing or not a regular file: a folder, a pipe, a device.
     """
     listed = [names] if isinstance(names, str) else names
-    found = [path for name in listed for path in (_remote(name, option) if is_url(name) else _matches(name, option))]
-    if not found:
+    paths = [path for name in listed for path in (_remote(name, option) if is_url(name) else _matches(name, option))]
+    if not paths:
         raise RecipeError(
             f"{option} is {names!r}, expected a file, a URL, a pattern such as 'data/*.jsonl', or a list of them"
         )
-    return [name if is_url(name) else str(regular(Path(name), option)) for name in found]
+    return [name if is_url(name) else str(regular(Path(name), option)) for name in paths]
 
 
 def regular(path: Path, option: str) -> Path:
@@ -102,7 +102,7 @@ def files(names: Sequence[str], option: str, check: Callable[[Row, str], object]
     Args:
         names: From `expand`.
         option: For messages.
-        check: Called with each row of a text file and its place (the file and the line); raises RecipeError if the row
+        check: Called with each row of a text file and its location (the file and the line); raises RecipeError if the row
             is unusable.
 
     Raises:
@@ -122,20 +122,20 @@ def files(names: Sequence[str], option: str, check: Callable[[Row, str], object]
         parts.append((redact(name), rows))
         if kind in readers:
             for row in rows:
-                check(row, row.place)
+                check(row, row.location)
     return Table(parts)
 
 
-def jsonl(name: str) -> list[PlacedRow]:
+def jsonl(name: str) -> list[LocatedRow]:
     """Read a file with one JSON object a line, in UTF-8.
 
     Raises:
         RecipeError: A line is not such an object; the message names the file and the line.
     """
-    return [PlacedRow.at(place, _parse(line, place)) for place, line in _lines(name) if line.strip()]
+    return [LocatedRow.at(location, _parse(line, location)) for location, line in _lines(name) if line.strip()]
 
 
-def separated(name: str) -> list[PlacedRow]:
+def separated(name: str) -> list[LocatedRow]:
     """Read a CSV or TSV file in UTF-8, whose first line has the columns' names; all fields are texts.
 
     Raises:
@@ -147,14 +147,15 @@ def separated(name: str) -> list[PlacedRow]:
     rows = []
     try:
         columns = reader.fieldnames or []
-        if twice := [column for column, count in Counter(columns).items() if count > 1]:
-            raise RecipeError(f"{redact(name)}, line 1: several columns are named {twice[0]!r}; rename all but one")
+        repeated = [column for column, count in Counter(columns).items() if count > 1]
+        if repeated:
+            raise RecipeError(f"{redact(name)}, line 1: several columns are named {repeated[0]!r}; rename all but one")
         for row in reader:
-            place = f"{redact(name)}, line {reader.line_num}"
+            location = f"{redact(name)}, line {reader.line_num}"
             if None in row or None in row.values():
                 count = len(columns) - list(row.values()).count(None) + len(row.get(None, ()))  # type: ignore[call-overload]
-                raise RecipeError(f"{place}: {count} fields, expected {len(columns)}: {', '.join(columns)}")
-            rows.append(PlacedRow.at(place, row))
+                raise RecipeError(f"{location}: {count} fields, expected {len(columns)}: {', '.join(columns)}")
+            rows.append(LocatedRow.at(location, row))
     except csv.Error as error:
         raise RecipeError(f"{redact(name)}, after line {reader.line_num}: not a row of a CSV file ({error})") from error
     return rows
@@ -169,14 +170,14 @@ def saved(folder: Path, split: str, option: str) -> Rows:
     import datasets
 
     try:
-        found = datasets.load_from_disk(str(folder))
+        loaded = datasets.load_from_disk(str(folder))
     except Exception as error:
         raise RecipeError(f"{option}: {folder} cannot be read as Arrow files: {_first_line(error)}") from error
-    if isinstance(found, datasets.DatasetDict):
-        if split not in found:
-            raise RecipeError(f"{option}: {folder} has no split {split!r}; there are: {', '.join(found)}")
-        found = found[split]
-    return Table([(str(folder), _undecoded(found.with_format(None)))])  # a format would change or hide columns
+    if isinstance(loaded, datasets.DatasetDict):
+        if split not in loaded:
+            raise RecipeError(f"{option}: {folder} has no split {split!r}; there are: {', '.join(loaded)}")
+        loaded = loaded[split]
+    return Table([(str(folder), _undecoded(loaded.with_format(None)))])  # a format would change or hide columns
 
 
 def hub(path: str, name: str | None, split: str, option: str) -> Rows:
@@ -213,11 +214,11 @@ def divide(rows: Rows, share: float, seed: int, content: Callable[[Row, int], st
     hashes = [hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts]
     last = sorted(hashes)[max(1, round(share * len(rows))) - 1] if hashes else b""
     held_out = sorted((i for i, digest in enumerate(hashes) if digest <= last), key=hashes.__getitem__)
-    kept = [i for i, digest in enumerate(hashes) if digest > last]
-    return _select(rows, kept), _select(rows, held_out)
+    selected = [i for i, digest in enumerate(hashes) if digest > last]
+    return _select(rows, selected), _select(rows, held_out)
 
 
-def column(row: Row, name: str, place: str, option: str) -> object:
+def column(row: Row, name: str, location: str, option: str) -> object:
     """Return the value of a column; `a.b` is the field `b` of the column `a`, unless a column has this name.
 
     Raises:
@@ -227,7 +228,7 @@ def column(row: Row, name: str, place: str, option: str) -> object:
         return field_of(row, name)
     except KeyError:
         listed = ", ".join(_names(row)) or "nothing"
-        raise RecipeError(f"{place}: no field {show(name)} ({option}); the row has: {listed}") from None
+        raise RecipeError(f"{location}: no field {show(name)} ({option}); the row has: {listed}") from None
 
 
 def _nearby(path: Path) -> str:
@@ -251,8 +252,8 @@ def _open(kind: str, name: str, option: str) -> Any:
         return _undecoded(datasets.load_dataset(kind, data_files=[name], split="train"))
     except Exception as error:
         cause: BaseException = error
-        while inner := cause.__cause__ or cause.__context__:  # the message of `datasets` itself is only that it failed
-            cause = inner
+        while cause.__cause__ or cause.__context__:  # the message of `datasets` itself is only that it failed
+            cause = cause.__cause__ or cause.__context__ or cause
         text = f"{option}: {redact(name)} cannot be read as {kind}: {redact(_first_line(cause))}"
         raise (UnavailableError if is_url(name) and unreachable(error) else RecipeError)(text) from error
 
@@ -273,35 +274,35 @@ def _remote(url: str, option: str) -> list[str]:
 
     try:
         system, path = fsspec.core.url_to_fs(url)
-        found = [system.unstrip_protocol(name) for name in sorted(system.glob(path))]
+        urls = [system.unstrip_protocol(name) for name in sorted(system.glob(path))]
     except Exception as error:
         raise RecipeError(f"{option} is {redact(url)!r}, which cannot be listed: {redact(str(error))}") from error
-    if not found:
+    if not urls:
         raise RecipeError(f"{option} is {redact(url)!r}, which matches no file")
-    return found
+    return urls
 
 
 def _matches(name: str, option: str) -> list[str]:
     path = Path(name)
     if not glob.has_magic(name) or "\0" in name or os.path.exists(path):
         return [name if not name.startswith("~") else str(existing(path, option))]
-    found = sorted(
+    matches = sorted(
         file for file in glob.glob(str(Path(os.path.expanduser(path))), recursive=True) if not os.path.isdir(file)
     )
-    if not found:
+    if not matches:
         raise RecipeError(f"{option} is {name!r}, which matches no file; {_nearby(Path(os.path.expanduser(path)))}")
-    return found
+    return matches
 
 
 def _lines(name: str) -> Iterator[tuple[str, str]]:
-    """Read the lines of a text file, each with its place."""
+    """Read the lines of a text file, each with its location."""
     import fsspec
 
     try:
         with fsspec.open(name if is_url(name) else str(Path(name).absolute()), "rb", compression="infer") as raw:
             for number, line in enumerate(raw, 1):
-                place = f"{redact(name)}, line {number}"
-                yield place, _decode(line, number, place)
+                location = f"{redact(name)}, line {number}"
+                yield location, _decode(line, number, location)
     except RecipeError:
         raise
     except Exception as error:  # file systems and unpackers have many of their own
@@ -310,36 +311,36 @@ def _lines(name: str) -> Iterator[tuple[str, str]]:
         raise kind(f"{redact(name)} cannot be read: {redact(reason)}") from error
 
 
-def _decode(line: bytes, number: int, place: str) -> str:
+def _decode(line: bytes, number: int, location: str) -> str:
     if number == 1 and line.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise RecipeError(f"{place}: the file is in UTF-16, expected UTF-8; convert it: iconv -f UTF-16 -t UTF-8")
+        raise RecipeError(f"{location}: the file is in UTF-16, expected UTF-8; convert it: iconv -f UTF-16 -t UTF-8")
     try:
         text = line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
         raise RecipeError(
-            f"{place}: byte 0x{line[error.start]:02x} in column {error.start + 1} is not UTF-8, expected a text file "
+            f"{location}: byte 0x{line[error.start]:02x} in column {error.start + 1} is not UTF-8, expected a text file "
             "in UTF-8; if it is text in another encoding, convert it: iconv -f LATIN1 -t UTF-8"
         ) from error
     if "\0" in text:
-        raise RecipeError(f"{place}: a NUL byte, expected text")
+        raise RecipeError(f"{location}: a NUL byte, expected text")
     return text
 
 
-def _parse(line: str, place: str) -> Row:
+def _parse(line: str, location: str) -> Row:
     try:
         row = json.loads(line)
         if "\\ud" in line.lower():
             json.dumps(row, ensure_ascii=False).encode()  # half of a surrogate pair is JSON, but no text
     except UnicodeEncodeError as error:
-        found = error.object[error.start : error.end]
+        surrogate = error.object[error.start : error.end]
         raise RecipeError(
-            f"{place}: {found!a} is half of a surrogate pair, which is not valid text; remove it, or write the "
+            f"{location}: {surrogate!a} is half of a surrogate pair, which is not valid text; remove it, or write the "
             "character in UTF-8"
         ) from error
     except (ValueError, RecursionError) as error:  # a number of thousands of digits is a ValueError
-        raise RecipeError(f"{place}: not JSON ({_first_line(error)}); expected one object a line") from error
+        raise RecipeError(f"{location}: not JSON ({_first_line(error)}); expected one object a line") from error
     if not isinstance(row, dict):
-        raise RecipeError(f'{place}: {show(row)}, expected one JSON object a line, such as {{"prompt": "2 + 2?"}}')
+        raise RecipeError(f'{location}: {show(row)}, expected one JSON object a line, such as {{"prompt": "2 + 2?"}}')
     return row
 
 

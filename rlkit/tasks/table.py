@@ -1,4 +1,4 @@
-"""Rows of tables, each with its place."""
+"""Rows of tables, each with its location."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ CHUNK = 256
 """Rows that are decoded at once."""
 
 
-class PlacedRow(dict[str, Any]):
+class LocatedRow(dict[str, Any]):
     """A row that knows where it is: `data/a.parquet, row 7`, counted from 1."""
 
-    place: str
+    location: str
 
     @classmethod
-    def at(cls, place: str, row: Row) -> PlacedRow:
-        """Return the row with its place."""
-        placed = cls(row)
-        placed.place = place
-        return placed
+    def at(cls, location: str, row: Row) -> LocatedRow:
+        """Return the row with its location."""
+        located = cls(row)
+        located.location = location
+        return located
 
 
 class Table(Sequence[Row]):
     """The rows of several tables, which stay on disk until they are asked for.
 
     Args:
-        tables: Tables of `datasets`, or lists of placed rows, with the names of their files.
+        tables: Tables of `datasets`, or lists of located rows, with the names of their files.
         chosen: The rows that there are, by their numbers in all tables; None for all.
     """
 
@@ -59,13 +59,13 @@ class Table(Sequence[Row]):
                 dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
             ]
             self._decoded = (part, first, decoded)
-        return PlacedRow.at(f"{name}, row {within + 1}", self._decoded[2][within - first])
+        return LocatedRow.at(f"{name}, row {within + 1}", self._decoded[2][within - first])
 
     def select(self, chosen: Sequence[int]) -> Table:
         """Return the table of some of the rows."""
         return Table(self.tables, chosen if self.chosen is None else [self.chosen[i] for i in chosen])
 
 
-def place_of(row: Row, otherwise: str) -> str:
+def location_of(row: Row, otherwise: str) -> str:
     """Return where a row is, if that is known."""
-    return row.place if isinstance(row, PlacedRow) else otherwise
+    return row.location if isinstance(row, LocatedRow) else otherwise

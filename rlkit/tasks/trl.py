@@ -24,6 +24,6 @@ class TRL(KnownColumns):
         split_seed: Seed of the selection of held-out rows.
     """
 
-    def _answer(self, row: Row, place: str) -> str | None:
-        found = [row[name] for name in ANSWERS if row.get(name) is not None]
-        return as_text(found[0]) if found else None
+    def _answer(self, row: Row, location: str) -> str | None:
+        answers = [row[name] for name in ANSWERS if row.get(name) is not None]
+        return as_text(answers[0]) if answers else None

@@ -39,31 +39,35 @@ class Verl(KnownColumns):
 
     ANSWER = "reward_model.ground_truth"
 
-    def _answer(self, row: Row, place: str) -> str | None:
+    def _answer(self, row: Row, location: str) -> str | None:
         """Return the ground truth; rows that a model grades have none."""
         graded = row.get("reward_model")
         if not isinstance(graded, Mapping) or "ground_truth" not in graded:
             return None
-        return super()._answer(row, place)
+        return super()._answer(row, location)
 
-    def _make(self, row: Row, place: str, name: str) -> Prompt:
-        prompt = super()._make(row, place, name)
-        extra = _object(row, "extra_info", place)
-        given = _object(extra, "tools_kwargs", place)
-        tools = {name: _object(given, name, place) for name, value in given.items() if value is not None}
+    def _make(self, row: Row, location: str, name: str) -> Prompt:
+        prompt = super()._make(row, location, name)
+        extra = _object(row, "extra_info", location)
+        tools_kwargs = _object(extra, "tools_kwargs", location)
+        tools = {
+            name: _object(tools_kwargs, name, location) for name, value in tools_kwargs.items() if value is not None
+        }
         if extra.get("need_tools_kwargs") and not tools:
-            raise RecipeError(f"{place}: extra_info.need_tools_kwargs is true, but extra_info.tools_kwargs has no tool")
+            raise RecipeError(
+                f"{location}: extra_info.need_tools_kwargs is true, but extra_info.tools_kwargs has no tool"
+            )
         chosen: JsonObject = {
-            name: {PHASES[key]: _object(phases, key, place) for key in phases.keys() & PHASES.keys()}
+            name: {PHASES[key]: _object(phases, key, location) for key in phases.keys() & PHASES.keys()}
             for name, phases in tools.items()
         }
-        named = "tools_kwargs" in (row.get("extra_info") or {})  # a table has a null there in rows without tools
+        has_tools = "tools_kwargs" in (row.get("extra_info") or {})  # a table has a null there in rows without tools
         meta: dict[str, Any] = {key: value for key, value in prompt.meta.items() if key != "tools"}
-        meta |= {"tools": chosen, "interaction": _object(extra, "interaction_kwargs", place)}
-        return replace(prompt, meta=meta, tools=list(tools) if named else None)
+        meta |= {"tools": chosen, "interaction": _object(extra, "interaction_kwargs", location)}
+        return replace(prompt, meta=meta, tools=list(tools) if has_tools else None)
 
 
-def _object(row: Row, key: str, place: str) -> JsonObject:
+def _object(row: Row, key: str, location: str) -> JsonObject:
     """Return an object in a row, without the nulls that tables hold for missing keys.
 
     Raises:
@@ -71,5 +75,5 @@ def _object(row: Row, key: str, place: str) -> JsonObject:
     """
     value = row.get(key)
     if not isinstance(value, Mapping | None):
-        raise RecipeError(f"{place}: {key!r} is {show(value)}, expected an object")
-    return {name: inner for name, inner in (value or {}).items() if inner is not None}
+        raise RecipeError(f"{location}: {key!r} is {show(value)}, expected an object")
+    return {name: field for name, field in (value or {}).items() if field is not None}

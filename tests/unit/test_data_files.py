@@ -11,7 +11,7 @@ import pytest
 
 from rlkit.errors import RecipeError, RlkitError
 from rlkit.tasks import GSM8K, HFDataset, Jsonl
-from rlkit.tasks.table import Table, place_of
+from rlkit.tasks.table import Table, location_of
 from rlkit.testing import check_task
 
 VERL = {
@@ -92,7 +92,7 @@ def test_files_of_any_kinds_are_one_table(tmp_path: Path) -> None:
     assert [(p.messages[0]["content"], p.answer) for p in prompts] == [
         ("a", "1"), ('b, "two"\nlines', "007"), ("c", "None"), ("d", "4"), ("e", "5"), ("f", "6"),
     ]  # fmt: skip
-    places = [place_of(row, "").rpartition("/")[2] for row in task.rows("train")]
+    places = [location_of(row, "").rpartition("/")[2] for row in task.rows("train")]
     assert places == ["a.json, row 1", "b.csv, line 3", "b.csv, line 5", "c.tsv, line 2", "d.parquet, row 1",
                       "e.jsonl.gz, line 1"]  # fmt: skip
 
