@@ -169,9 +169,8 @@ class TextTemplate:
         Raises:
             RecipeError: The row has no such column, or it is null.
         """
-        return "".join(
-            literal + (self._column(row, name, location) if name else "") for literal, name, _, _ in self.parts
-        )
+        pieces = [(literal, self._column(row, name, location) if name else "") for literal, name, _, _ in self.parts]
+        return "".join(literal + value for literal, value in pieces)
 
     def _column(self, row: Row, name: str, location: str) -> str:
         text = as_text(sources.column(row, name, location, self.option))
@@ -350,7 +349,8 @@ def _messages(content: object, location: str) -> list[Message]:
     if isinstance(content, list) and content and all(_is_message(message) for message in content):
         return [{k: v for k, v in message.items() if v is not None or k == "content"} for message in content]
     raise RecipeError(
-        f'{location} is {show(content)}, expected text, or chat messages such as [{{"role": "user", "content": "2 + 2?"}}]'
+        f"{location} is {show(content)}, expected text, or chat messages such as "
+        '[{"role": "user", "content": "2 + 2?"}]'
     )
 
 

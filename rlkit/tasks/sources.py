@@ -102,8 +102,8 @@ def files(names: Sequence[str], option: str, check: Callable[[Row, str], object]
     Args:
         names: From `expand`.
         option: For messages.
-        check: Called with each row of a text file and its location (the file and the line); raises RecipeError if the row
-            is unusable.
+        check: Called with each row of a text file and its location (the file and the line); raises RecipeError if the
+            row is unusable.
 
     Raises:
         RecipeError: A file is of another format, or unreadable.
@@ -318,8 +318,8 @@ def _decode(line: bytes, number: int, location: str) -> str:
         text = line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
         raise RecipeError(
-            f"{location}: byte 0x{line[error.start]:02x} in column {error.start + 1} is not UTF-8, expected a text file "
-            "in UTF-8; if it is text in another encoding, convert it: iconv -f LATIN1 -t UTF-8"
+            f"{location}: byte 0x{line[error.start]:02x} in column {error.start + 1} is not UTF-8, expected a text "
+            "file in UTF-8; if it is text in another encoding, convert it: iconv -f LATIN1 -t UTF-8"
         ) from error
     if "\0" in text:
         raise RecipeError(f"{location}: a NUL byte, expected text")
