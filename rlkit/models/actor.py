@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rlkit.models.layers import fuse_layers
 from rlkit.models.lora import base_model, score_head
 from rlkit.models.packing import PackedPasses, masked_attention, noisy, places_in
-from rlkit.ops.logps import USUAL, logits_logps, token_logps
+from rlkit.ops.logps import DEFAULT_READS, logits_logps, token_logps
 from rlkit.ops.masked import ends_of
 from rlkit.ops.random import RowNoise
 from rlkit.types import PolicyOutput, Reads
@@ -43,7 +43,7 @@ class Actor(nn.Module):
         tokens: Tensor,
         mask: Tensor,
         temperature: float = 1.0,
-        reads: Reads = USUAL,
+        reads: Reads = DEFAULT_READS,
         *,
         noise: RowNoise | None = None,
         ids: Tensor | None = None,
@@ -124,7 +124,7 @@ class ScoreModel(Actor):
         tokens: Tensor,
         mask: Tensor,
         temperature: float = 1.0,
-        reads: Reads = USUAL,
+        reads: Reads = DEFAULT_READS,
         *,
         noise: RowNoise | None = None,
         ids: Tensor | None = None,

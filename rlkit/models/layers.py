@@ -51,7 +51,7 @@ def _dispatch(layer: nn.Module, forward: Forward, x: Tensor, *args: object, **op
 
 
 def _linear(layer: Any, x: Tensor) -> Tensor:
-    return layers.Linear.apply(x, layer.weight, layer.bias)  # type: ignore[no-any-return, no-untyped-call]
+    return layers.LinearFunction.apply(x, layer.weight, layer.bias)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _adapted(layer: Any, x: Tensor) -> Tensor:
@@ -63,12 +63,12 @@ def _adapted(layer: Any, x: Tensor) -> Tensor:
     if not isinstance(layer.lora_dropout[name], nn.Identity):
         return type(layer).forward(layer, x)  # type: ignore[no-any-return]
     down, up = layer.lora_A[name].weight, layer.lora_B[name].weight
-    return layers.AdaptedLinear.apply(x, base.weight, base.bias, down, up, layer.scaling[name])  # type: ignore[no-any-return, no-untyped-call]
+    return layers.AdaptedLinearFunction.apply(x, base.weight, base.bias, down, up, layer.scaling[name])  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _rms_norm(layer: Any, x: Tensor) -> Tensor:
-    return layers.RMSNorm.apply(x, layer.weight, layer.variance_epsilon)  # type: ignore[no-any-return, no-untyped-call]
+    return layers.RMSNormFunction.apply(x, layer.weight, layer.variance_epsilon)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _mlp(layer: Any, x: Tensor) -> Tensor:
-    return layer.down_proj(layers.SwiGLU.apply(layer.gate_proj(x), layer.up_proj(x)))  # type: ignore[no-any-return, no-untyped-call]
+    return layer.down_proj(layers.SwiGLUFunction.apply(layer.gate_proj(x), layer.up_proj(x)))  # type: ignore[no-any-return, no-untyped-call]

@@ -1,4 +1,4 @@
-"""Reduction of per-token losses: weights from global counts, invariant to the split into micro-batches and ranks."""
+"""Weights that reduce per-token losses by global counts: invariant to the split into micro-batches and ranks."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ def weights(
     sequences: Tensor | float | None = None,
     budget: float | None = None,
 ) -> Tensor:
-    """Return the weight of each token, [B,T] f32, such that the loss is `(per_token * weights).sum()`.
+    """Return token weights [B,T] f32 such that the loss is `(per_token * weights).sum()`.
 
     Args:
         mask: [B,T] bool, True where the policy chose the token.
         mode: How tokens and sequences are weighted.
         tokens: Number of tokens under the mask in the global mini-batch (all ranks, all micro-batches). For
-            `prompt_mean_token_mean` [B,1]: those of the row's prompt there, times the number of prompts.
-        sequences: Number of sequences in it.
-        budget: The constant by which `seq_mean_token_sum_norm` divides: the response budget (Dr. GRPO).
+            `prompt_mean_token_mean` [B,1]: the number for the row's prompt, times the number of prompts.
+        sequences: Number of sequences in the global mini-batch.
+        budget: Constant divisor of `seq_mean_token_sum_norm`: the response budget (Dr. GRPO).
 
     Raises:
         ValueError: A count that the mode divides by is missing.
     """
-    kept = mask.float()
+    counted = mask.float()
     if mode == "token_sum":
-        return kept
+        return counted
     if mode in ("token_mean", "prompt_mean_token_mean"):
-        return kept / _count(tokens, "tokens", mode)
-    per_sequence = kept / _count(sequences, "sequences", mode)
+        return counted / _count(tokens, "tokens", mode)
+    per_sequence = counted / _count(sequences, "sequences", mode)
     if mode == "seq_mean_token_sum":
         return per_sequence
     if mode == "seq_mean_token_sum_norm":
         return per_sequence / _count(budget, "budget", mode)
-    return per_sequence / kept.sum(-1, keepdim=True).clamp(min=1)
+    return per_sequence / counted.sum(-1, keepdim=True).clamp(min=1)
 
 
 def _count(value: Tensor | float | None, name: str, mode: Aggregation) -> Tensor | float:

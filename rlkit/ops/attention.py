@@ -1,4 +1,4 @@
-"""Attention over packed segments, some of which attend to a prompt that they share."""
+"""Attention over packed segments that may share a prompt."""
 
 from __future__ import annotations
 
@@ -11,56 +11,54 @@ from torch import Tensor
 T = TypeVar("T")
 
 WASTE = 0.15
-"""Padding among segments that are computed together, as a share of their tokens."""
+"""Maximum padding of a bucket, as a share of its tokens."""
 
 
 class _Bucket:
-    """Spans of tokens of similar length, [B,L] with padding; a single one is not copied."""
+    """Spans of tokens of similar length, gathered as [B,L] with padding; a single span is a view."""
 
     def __init__(self, spans: Sequence[tuple[int, int]], device: torch.device) -> None:
-        places, real = places_of(spans, device)
-        self._only = slice(*spans[0]) if len(spans) == 1 else None
-        self._shape = places.shape
-        self._places = places.flatten()
-        """The tokens of a packed sequence, any for padding."""
-        self._real = real.flatten().nonzero().squeeze(-1)
-        """Where there is no padding."""
-        self._tokens = self._places[self._real]
+        indices, valid = token_indices(spans, device)
+        self._single = slice(*spans[0]) if len(spans) == 1 else None
+        self._shape = indices.shape
+        self._indices = indices.flatten()  # [B*L] i64, arbitrary for padding
+        self._valid = valid.flatten().nonzero().squeeze(-1)  # [M] i64, the positions in [B*L] that are not padding
+        self._valid_indices = self._indices[self._valid]  # [M] i64
 
     def gather(self, x: Tensor) -> Tensor:
-        """Return what [N,...] holds of the spans, [B,L,...], anything for padding."""
-        if self._only is not None:
-            return x[None, self._only]
-        return x.flatten(1).index_select(0, self._places).view(*self._shape, *x.shape[1:])
+        """Return the spans of x [N,...] as [B,L,...], with arbitrary tokens for padding."""
+        if self._single is not None:
+            return x[None, self._single]
+        return x.flatten(1).index_select(0, self._indices).view(*self._shape, *x.shape[1:])
 
     def gather_padded(self, x: Tensor) -> Tensor:
-        """Return the same with 0 for padding."""
-        if self._only is not None:
-            return x[None, self._only]
-        found = x.new_zeros(*self._shape, *x.shape[1:])
-        found.flatten(0, 1)[self._real] = x[self._tokens]
-        return found
+        """Return the spans of x [N,...] as [B,L,...], with 0 for padding."""
+        if self._single is not None:
+            return x[None, self._single]
+        padded = x.new_zeros(*self._shape, *x.shape[1:])
+        padded.flatten(0, 1)[self._valid] = x[self._valid_indices]
+        return padded
 
-    def scatter(self, whole: Tensor, part: Tensor) -> None:
-        """Write what [B,L,...] holds of the spans to [N,...]."""
-        if self._only is not None:
-            whole[self._only] = part[0]
+    def scatter(self, target: Tensor, source: Tensor) -> None:
+        """Write source [B,L,...] to the spans of target [N,...]."""
+        if self._single is not None:
+            target[self._single] = source[0]
         else:
-            whole.flatten(1).index_copy_(0, self._tokens, self._unpadded(part))
+            target.flatten(1).index_copy_(0, self._valid_indices, self._unpadded(source))
 
-    def add(self, whole: Tensor, part: Tensor) -> None:
-        """Add it to [N,...]."""
-        if self._only is not None:
-            whole[self._only] += part[0]
+    def scatter_add(self, target: Tensor, source: Tensor) -> None:
+        """Add source [B,L,...] to the spans of target [N,...]."""
+        if self._single is not None:
+            target[self._single] += source[0]
         else:
-            whole.flatten(1).index_add_(0, self._tokens, self._unpadded(part))
+            target.flatten(1).index_add_(0, self._valid_indices, self._unpadded(source))
 
-    def _unpadded(self, part: Tensor) -> Tensor:
-        return part.flatten(2).flatten(0, 1).index_select(0, self._real)
+    def _unpadded(self, source: Tensor) -> Tensor:
+        return source.flatten(2).flatten(0, 1).index_select(0, self._valid)
 
 
 class _Part(NamedTuple):
-    """Spans of queries, and for each the span of its keys: both the same, of which a query sees those before it."""
+    """Spans of queries with the span of keys that each attends to; if causal, these are the same spans."""
 
     queries: _Bucket
     keys: _Bucket
@@ -68,13 +66,14 @@ class _Part(NamedTuple):
 
 
 class Layout:
-    """Which tokens of a packed sequence attend to which others.
+    """Which tokens of a packed sequence attend to which.
 
     Args:
-        segments: Where each begins and ends, one after another: a token attends to those before it in its own, and to
-            itself.
-        shared: Where a prompt begins and ends, and where the segments right after it end, whose tokens attend to it.
-        device: Where they are.
+        segments: (start, end) of each segment, in order. A token attends to itself and to the earlier tokens of its
+            segment.
+        shared: (start, end, last) of each shared prompt: the tokens of the segments in [end, last) attend to the
+            prompt in [start, end) too.
+        device: Device of the index tensors.
     """
 
     def __init__(
@@ -87,131 +86,134 @@ class Layout:
         self._derived: dict[Callable[[Layout], Any], Any] = {}
 
     def derived(self, function: Callable[[Layout], T]) -> T:
-        """Return a function's value of this layout, computed once for all layers."""
+        """Return `function(self)`, computed once for all layers."""
         if function not in self._derived:
             self._derived[function] = function(self)
-        found: T = self._derived[function]
-        return found
+        value: T = self._derived[function]
+        return value
 
 
-def parts_of(layout: Layout) -> list[_Part]:
-    """Return the segments in buckets of similar length, then what follows prompts of one length in such buckets."""
-    whole = [_Bucket([layout.segments[i] for i in some], layout.device) for some in divide(_lengths(layout.segments))]
-    found = [_Part(bucket, bucket, True) for bucket in whole]
-    by_length: dict[int, list[tuple[int, int, int]]] = {}
+def attention_parts(layout: Layout) -> list[_Part]:
+    """Return the causal parts of all segments, then the parts in which segments attend to their shared prompts."""
+    parts = []
+    for indices in divide_by_length(_lengths(layout.segments)):
+        bucket = _Bucket([layout.segments[i] for i in indices], layout.device)
+        parts.append(_Part(bucket, bucket, True))
+    by_prompt_length: dict[int, list[tuple[int, int, int]]] = {}
     for start, end, last in layout.shared:
-        by_length.setdefault(end - start, []).append((start, end, last))
-    for alike in by_length.values():
-        after = [(end, last) for _, end, last in alike]
-        for some in divide(_lengths(after)):
-            queries = _Bucket([after[i] for i in some], layout.device)
-            found.append(_Part(queries, _Bucket([alike[i][:2] for i in some], layout.device), False))
-    return found
+        by_prompt_length.setdefault(end - start, []).append((start, end, last))
+    for prompts in by_prompt_length.values():
+        followers = [(end, last) for _, end, last in prompts]
+        for indices in divide_by_length(_lengths(followers)):
+            queries = _Bucket([followers[i] for i in indices], layout.device)
+            parts.append(_Part(queries, _Bucket([prompts[i][:2] for i in indices], layout.device), False))
+    return parts
 
 
 def _lengths(spans: Sequence[tuple[int, int]]) -> list[int]:
     return [end - start for start, end in spans]
 
 
-def places_of(spans: Sequence[tuple[int, int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the places [B,L] of tokens in a packed sequence, any for padding, and which [B,L] are tokens."""
+def token_indices(spans: Sequence[tuple[int, int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the indices [B,L] i64 of the spans' tokens in a packed sequence, and which are not padding, [B,L] bool."""
     starts, ends = torch.tensor(spans, device=device).T[:, :, None]
-    places = starts + torch.arange(int((ends - starts).max()), device=device)
-    return places.minimum(ends - 1), places < ends
+    indices = starts + torch.arange(int((ends - starts).max()), device=device)
+    return indices.minimum(ends - 1), indices < ends
 
 
 def autocasted(x: Tensor) -> Tensor:
-    """Return a tensor in autocast's type, if there is one."""
-    kind = x.device.type
-    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+    """Return a tensor in autocast's type; unchanged without autocast."""
+    device = x.device.type
+    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
 
 
-def divide(lengths: Sequence[int]) -> list[list[int]]:
-    """Divide segments, but those of length 0, into buckets of similar length with little padding, longest first."""
+def divide_by_length(lengths: Sequence[int]) -> list[list[int]]:
+    """Divide the indices of non-empty segments into buckets of similar length with little padding, longest first."""
     order = sorted((i for i, n in enumerate(lengths) if n), key=lambda i: -lengths[i])
-    found: list[list[int]] = []
+    buckets: list[list[int]] = []
     used = 0
     for i in order:
         used += lengths[i]
-        if found and used >= (1 - WASTE) * lengths[found[-1][0]] * (len(found[-1]) + 1):
-            found[-1].append(i)
+        if buckets and used >= (1 - WASTE) * lengths[buckets[-1][0]] * (len(buckets[-1]) + 1):
+            buckets[-1].append(i)
         else:
-            found.append([i])
+            buckets.append([i])
             used = lengths[i]
-    return found
+    return buckets
 
 
 def packed_attention(query: Tensor, key: Tensor, value: Tensor, scale: float, layout: Layout) -> Tensor:
-    """Return what each token attends to, [N,heads,D].
+    """Return the attention output of a packed sequence, [N,heads,D].
 
     Args:
         query: [N,heads,D].
         key: [N,H,D], where H divides the number of heads.
         value: [N,H,D].
-        scale: Of the scores.
-        layout: Which tokens each attends to.
+        scale: Scale of the scores.
+        layout: Which tokens each token attends to.
     """
     query, key, value = (autocasted(x) for x in (query, key, value))
     return _PackedAttention.apply(query, key, value, scale, layout)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _PackedAttention(torch.autograd.Function):
-    """Flash attention in two parts, a token's own segment and its prompt, joined by their sums of exponentials.
+    """Flash attention in two parts, a token's own segment and its prompt, joined by their log-sum-exps.
 
-    The gradient of a part needs only the joint output and sum, as in ring attention (Liu et al. 2023, section 3).
+    The gradient of a part needs only the joint output and log-sum-exp, as in ring attention (Liu et al. 2023,
+    section 3).
     """
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, layout: Layout) -> Tensor:  # noqa: PLR0917 (autograd passes positions)
-        found = torch.empty_like(query, memory_format=torch.contiguous_format)
-        totals = query.new_empty(query.shape[:2], dtype=torch.float32)
-        for queries, keys, causal in layout.derived(parts_of):
-            output, total = _attend([queries.gather(query), keys.gather(key), keys.gather(value)], causal, scale)
+        output = torch.empty_like(query, memory_format=torch.contiguous_format)  # [N,heads,D]
+        lse = query.new_empty(query.shape[:2], dtype=torch.float32)  # [N,heads]
+        for queries, keys, causal in layout.derived(attention_parts):
+            part, part_lse = _attend([queries.gather(query), keys.gather(key), keys.gather(value)], causal, scale)
             if not causal:
-                own = queries.gather(totals)
-                joint = torch.logaddexp(own, total)
-                output = (output * _share(total, joint, found)).addcmul_(
-                    queries.gather(found), _share(own, joint, found)
+                own_lse = queries.gather(lse)
+                joint_lse = torch.logaddexp(own_lse, part_lse)
+                part = (part * _share(part_lse, joint_lse, output)).addcmul_(
+                    queries.gather(output), _share(own_lse, joint_lse, output)
                 )
-                total = joint
-            queries.scatter(found, output)
-            queries.scatter(totals, total)
-        ctx.save_for_backward(query, key, value, found, totals)
+                part_lse = joint_lse
+            queries.scatter(output, part)
+            queries.scatter(lse, part_lse)
+        ctx.save_for_backward(query, key, value, output, lse)
         ctx.scale, ctx.layout = scale, layout
-        return found
+        return output
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
         grads = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in saved[:3]]
-        for queries, keys, causal in ctx.layout.derived(parts_of):
-            places = (queries, keys, keys, queries, queries)
-            parts = [place.gather(x) for x, place in zip(saved, places, strict=True)]
-            new = _differentiate(queries.gather_padded(grad), parts, causal, ctx.scale)
-            for whole, part, place in zip(grads, new, places, strict=False):
-                place.add(whole, part)
+        for queries, keys, causal in ctx.layout.derived(attention_parts):
+            buckets = (queries, keys, keys, queries, queries)
+            gathered = [bucket.gather(x) for x, bucket in zip(saved, buckets, strict=True)]
+            part_grads = _attention_grads(queries.gather_padded(grad), gathered, causal, ctx.scale)
+            for target, part_grad, bucket in zip(grads, part_grads, buckets, strict=False):
+                bucket.scatter_add(target, part_grad)
         return *grads, None, None
 
 
-def _share(part: Tensor, joint: Tensor, like: Tensor) -> Tensor:
-    """Return the share [n,heads,1] of a part in a joint sum, from the logarithms of both [n,heads]."""
-    return (part - joint).exp_()[..., None].to(like.dtype)
+def _share(part_lse: Tensor, joint_lse: Tensor, like: Tensor) -> Tensor:
+    """Return the share [...,heads,1] of a part in a joint sum of exponentials, given the logs [...,heads] of both."""
+    return (part_lse - joint_lse).exp_()[..., None].to(like.dtype)
 
 
 def _attend(inputs: Sequence[Tensor], causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    """Return what queries attend to and the logarithms of their sums of exponentials [B,Q,heads].
+    """Return the attention output [B,Q,heads,D] and the log-sum-exps of the scores [B,Q,heads].
 
     Args:
         inputs: Queries [B,Q,heads,D], keys and values [B,K,H,D].
-        causal: Whether a query attends to keys before it and its own alone.
-        scale: Of the scores.
+        causal: Whether a query attends only to its own key and the keys before it.
+        scale: Scale of the scores.
     """
     flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    output, total = flash(*(x.transpose(1, 2) for x in inputs), 0.0, causal, scale=scale)
-    return output.transpose(1, 2), total.transpose(1, 2)
+    output, lse = flash(*(x.transpose(1, 2) for x in inputs), 0.0, causal, scale=scale)
+    return output.transpose(1, 2), lse.transpose(1, 2)
 
 
-def _differentiate(grad: Tensor, saved: Sequence[Tensor], causal: bool, scale: float) -> list[Tensor]:
-    """Return the gradients of the inputs of `_attend` from that of its output, given both and the logarithms."""
+def _attention_grads(grad: Tensor, saved: Sequence[Tensor], causal: bool, scale: float) -> list[Tensor]:
+    """Return the gradients of the inputs of `_attend`, given that of its output and its inputs, output and lse."""
     backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
     return [x.transpose(1, 2) for x in backward(*(x.transpose(1, 2) for x in (grad, *saved)), 0.0, causal, scale=scale)]

@@ -1,4 +1,4 @@
-"""Corrections for the mismatch between the policy that sampled (engine) and the one that is trained (trainer)."""
+"""Corrections for the mismatch between the policy that samples (engine) and the one that is trained (trainer)."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ def importance_weights(
 
 
 def loglinear_logps(logps: Tensor, rollout_logps: Tensor, versions: Tensor, version: int) -> Tensor:
-    """Return an approximation [B,T] of the log-probs before the update, which saves the pass that computes them.
+    """Return approximate log-probs [B,T] of the weights before the update, without a forward pass.
 
-    alpha log pi_engine + (1 - alpha) log pi, detached, where alpha = 1 / d and d is a token's staleness: the policy pi
-    that learns is one version ahead of the weights before the update. So d is 1 for a token that these have sampled,
-    whose log-prob is then the engine's.
+    They are alpha log pi_engine + (1 - alpha) log pi, detached, with alpha = 1 / d for a token's staleness d. The
+    trained policy pi is one version ahead of the weights before the update, so d is 1 for a token that those weights
+    sampled, and the result is the engine's log-prob.
 
-    Source: A-3PO (Li et al. 2025, arXiv:2512.06547), in the reading that staleness is counted from the policy that
-    learns; its alpha of 0 for d = 0, which is pi itself and no bound, does not occur.
+    Source: A-3PO (Li et al. 2025, arXiv:2512.06547), read such that staleness is counted from the trained policy; the
+    paper's alpha = 0 for d = 0 does not occur.
 
     Args:
-        logps: [B,T], of the policy that learns.
-        rollout_logps: [B,T], the engine's.
-        versions: [B,T] i64, of the weights that sampled a token.
-        version: Of the weights before the update.
+        logps: [B,T], of the trained policy.
+        rollout_logps: [B,T], of the engine.
+        versions: [B,T] i64, versions of the weights that sampled each token.
+        version: Version of the weights before the update.
     """
     staleness = (version + 1 - versions).clamp(min=1)
     return rollout_logps + (1 - 1 / staleness) * (logps.detach() - rollout_logps)
@@ -67,11 +67,11 @@ def accepted(
     low: float | None = None,
     high: float = 2.0,
 ) -> Tensor:
-    """Return the tokens [B,T] bool under the mask that are close enough to the trainer's policy to learn from.
+    """Return the tokens [B,T] bool under the mask that are close enough to the trainer's policy to train on.
 
-    k1 compares the ratio pi_trainer / pi_engine, at `level`, with [low, high] (low: 1 / high by default); k2 =
-    (log ratio)^2 / 2, k3 = ratio - 1 - log ratio and `binary_kl` are kept up to `high`. A sequence is kept or rejected
-    whole.
+    k1 accepts ratios pi_trainer / pi_engine, at `level`, in [low, high] (`low` is 1 / high by default). k2 =
+    (log ratio)^2 / 2, k3 = ratio - 1 - log ratio and `binary_kl` accept values up to `high`. At the levels of
+    sequences, a sequence is accepted or rejected as a whole.
     """
     if mask.numel() == 0:
         return mask
@@ -90,26 +90,30 @@ def accepted(
     return mask & (value >= torch.tensor(lowest).log()) & (value <= torch.tensor(high).log())
 
 
-def _divergence(logps: Tensor, other: Tensor, statistic: Statistic) -> Tensor:
+def _divergence(logps: Tensor, rollout_logps: Tensor, statistic: Statistic) -> Tensor:
     if statistic == "binary_kl":
-        return binary_kl(logps, other)
-    log_ratio = (logps - other).clamp(-20, 20)
+        return binary_kl(logps, rollout_logps)
+    log_ratio = (logps - rollout_logps).clamp(-20, 20)
     if statistic == "k1":
         return log_ratio
     return log_ratio**2 / 2 if statistic == "k2" else log_ratio.exp() - 1 - log_ratio
 
 
-def binary_kl(logps: Tensor, other: Tensor) -> Tensor:
-    """Return max(KL(p || q), KL(q || p)) [B,T] of the distributions {this token, all others}, at each token.
+def binary_kl(logps: Tensor, rollout_logps: Tensor) -> Tensor:
+    """Return max(KL(p || q), KL(q || p)) [B,T] of the distributions {sampled token, any other token}, at each token.
 
     With probabilities x and y of the token, KL(p || q) = x log(x / y) + (1 - x) log((1 - x) / (1 - y)); x and y are
     clamped to [1e-6, 1 - 1e-6].
 
-    Source: KPop (Guo et al. 2026, ringtech.notion.site/kpop), which keeps tokens up to 0.1.
+    Source: KPop (Guo et al. 2026, ringtech.notion.site/kpop), which accepts tokens up to 0.1.
     """
-    x, y = (one.double().exp().clamp(1e-6, 1 - 1e-6) for one in (logps, other))
-    chosen, rest = (x / y).log(), ((1 - x) / (1 - y)).log()
-    return torch.maximum(x * chosen + (1 - x) * rest, -(y * chosen + (1 - y) * rest)).float()
+    x = logps.double().exp().clamp(1e-6, 1 - 1e-6)
+    y = rollout_logps.double().exp().clamp(1e-6, 1 - 1e-6)
+    log_ratio = (x / y).log()
+    complement_log_ratio = ((1 - x) / (1 - y)).log()
+    kl_pq = x * log_ratio + (1 - x) * complement_log_ratio
+    kl_qp = -(y * log_ratio + (1 - y) * complement_log_ratio)
+    return torch.maximum(kl_pq, kl_qp).float()
 
 
 def off_policy_tokens(
@@ -117,18 +121,19 @@ def off_policy_tokens(
 ) -> Tensor:
     """Return the tokens [B,T] bool with A < 0 in sequences whose mean of log pi_engine - log pi exceeds the threshold.
 
-    Source: DeepSeek-V3.2 (arXiv:2512.02556, off-policy sequence masking), where pi is the policy that learns, in the
-    reading that the mean is over the policy's own tokens.
+    pi is the trained policy, and the mean is over the policy's own tokens.
+
+    Source: DeepSeek-V3.2 (arXiv:2512.02556, off-policy sequence masking).
     """
     drift = masked_sum((rollout_logps - logps).detach(), mask, -1) / mask.sum(-1).clamp(min=1)
     return mask & (advantages < 0) & (drift > threshold)[:, None]
 
 
-class Gap(NamedTuple):
-    """The mismatch of the trainer's log-probs and the engine's, over all ranks; scalars."""
+class LogpMismatch(NamedTuple):
+    """The mismatch between the trainer's and the engine's log-probs over all ranks; scalars."""
 
-    kl: Tensor  # mean of log pi_engine - log pi_trainer: KL(engine || trainer), k1
-    k3: Tensor  # its low-variance estimate
+    kl: Tensor  # mean of log pi_engine - log pi_trainer: the k1 estimate of KL(engine || trainer)
+    k3: Tensor  # low-variance estimate of the same
     ppl_engine: Tensor
     ppl_trainer: Tensor
     chi2_token: Tensor
@@ -138,8 +143,10 @@ class Gap(NamedTuple):
     probs_correlation: Tensor
 
 
-def gap(old_logps: Tensor, rollout_logps: Tensor, mask: Tensor, reduce: Reducer = lambda x: x) -> Gap:
-    """Measure the mismatch; sequence metrics are means over the rows that have tokens."""
+def logp_mismatch(
+    old_logps: Tensor, rollout_logps: Tensor, mask: Tensor, reduce: Reducer = lambda x: x
+) -> LogpMismatch:
+    """Return the mismatch under the mask [B,T]; sequence metrics are means over the rows with tokens."""
     rows = mask.any(-1)
     log_ratio = (old_logps - rollout_logps).clamp(-20, 20)
     ratio = log_ratio.exp()
@@ -153,7 +160,7 @@ def gap(old_logps: Tensor, rollout_logps: Tensor, mask: Tensor, reduce: Reducer 
 
     p, q = old_logps.exp(), rollout_logps.exp()
     dp, dq = p - mean(p), q - mean(q)
-    return Gap(
+    return LogpMismatch(
         kl=mean(-log_ratio),
         k3=mean(ratio - 1 - log_ratio),
         ppl_engine=perplexity(rollout_logps),

@@ -46,11 +46,11 @@ def pairs(rewards: Tensor, group: Tensor) -> Pairs:
     return Pairs(better, worse)
 
 
-def mean_over_pairs(values: Tensor, of: Pairs, group: Tensor) -> Tensor:
-    """Return for each row [B] the mean of values [N] over the pairs of its group; 0 for a group without one."""
+def mean_over_pairs(values: Tensor, row_pairs: Pairs, group: Tensor) -> Tensor:
+    """Return for each row [B] the mean of values [N] over the pairs of its group; 0 for a group without pairs."""
     zeros = values.new_zeros(len(group))
-    total = group_sum(zeros.index_add(0, of.better, values), group)
-    count = group_sum(zeros.index_add(0, of.better, torch.ones_like(values)), group)
+    total = group_sum(zeros.index_add(0, row_pairs.better, values), group)
+    count = group_sum(zeros.index_add(0, row_pairs.better, torch.ones_like(values)), group)
     return total / count.clamp(min=1)
 
 
@@ -62,9 +62,9 @@ def group_sum(values: Tensor, group: Tensor) -> Tensor:
 
 
 def normalized(values: Tensor, group: Tensor, eps: float | None) -> Tensor:
-    """Return values [B] less their group's mean, divided by its sample standard deviation + eps unless that is None.
+    """Return values [B] minus their group's mean, divided by its sample standard deviation + eps unless that is None.
 
-    Exactly 0 for a group of equal values or of one.
+    Exactly 0 for groups of equal values and groups of one.
     """
     stats = group_stats(values, group)
     centred = values - stats.mean

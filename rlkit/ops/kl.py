@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 KLEstimator = Literal["k1", "k2", "k3", "abs", "k1+", "k2+", "k3+", "abs+"]
-"""Which estimate; a `+` keeps its value and takes the gradient of k2 (straight-through)."""
+"""The estimator; a `+` keeps its value but takes the gradient of k2 (straight-through)."""
 
 
 def estimate(logps: Tensor, ref_logps: Tensor, kind: KLEstimator = "k3") -> Tensor:
     """Estimate KL(policy || reference) token by token, in the shape of `logps`.
 
     With d = logps - ref_logps: k1 = d, k2 = d^2/2, k3 = exp(-d) + d - 1, abs = |d|. In k3, -d is clamped to +-20 and
-    the value to +-10, where its gradient ends.
+    the value to +-10; clamped values have no gradient.
     """
     d = logps.float() - ref_logps.float()
     if kind.endswith("+"):
@@ -34,10 +34,10 @@ def estimate(logps: Tensor, ref_logps: Tensor, kind: KLEstimator = "k3") -> Tens
 
 
 def importance_weighted(divergence: Tensor, logps: Tensor, old_logps: Tensor) -> Tensor:
-    """Return estimates of a token's KL times pi / pi_old, in the shape of `logps`.
+    """Return per-token KL estimates times pi / pi_old, in the shape of `logps`.
 
-    pi is the policy that learns, and the ratio has a gradient. Over tokens that pi_old has sampled, the mean of k1 or
-    k3 and its gradient are then those of KL(pi || reference). Log-ratios are clamped to +-20.
+    pi is the trained policy, and the ratio has a gradient. Over tokens sampled by pi_old, the mean of k1 or k3 and its
+    gradient then estimate those of KL(pi || reference) without bias. Log-ratios are clamped to +-20.
 
     Source: DeepSeek-V3.2 (arXiv:2512.02556, unbiased KL estimate), for k3.
     """
@@ -45,11 +45,11 @@ def importance_weighted(divergence: Tensor, logps: Tensor, old_logps: Tensor) ->
 
 
 def jensen_shannon(teacher: Tensor, policy: Tensor, beta: float) -> Tensor:
-    """Return the generalised Jensen-Shannon divergence of two distributions [...,K], by their log-probs, as [...].
+    """Return the generalised Jensen-Shannon divergence [...] of two distributions [...,K], given their log-probs.
 
-    beta KL(teacher || m) + (1 - beta) KL(policy || m), m = beta teacher + (1 - beta) policy. It is 0 at both ends of
-    beta, where KL(teacher || policy) stands for 0 and KL(policy || teacher) for 1: what it is near them when divided
-    by beta, or by 1 - beta. Source: Agarwal et al. 2024 (arXiv:2306.13649), equation 1.
+    It is beta KL(teacher || m) + (1 - beta) KL(policy || m) with m = beta teacher + (1 - beta) policy. At beta = 0 it
+    is KL(teacher || policy), and at beta = 1 KL(policy || teacher): the limits of the divergence over beta and over
+    1 - beta, since the divergence itself is 0 there. Source: Agarwal et al. 2024 (arXiv:2306.13649), equation 1.
     """
     if beta == 0:
         return (teacher.exp() * (teacher - policy)).sum(-1)

@@ -1,4 +1,4 @@
-"""Layers of transformers whose passes over memory are fewer than PyTorch's own, in float32 on a CPU."""
+"""Transformer layers with fewer passes over memory than PyTorch's own, in float32 on a CPU."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ HAS_ONEDNN = hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return `x @ weight.T + bias` for x [...,I] and weight [O,I] by oneDNN, on AMD 1.2 times as fast as MKL."""
+    """Return `x @ weight.T + bias` for x [...,I] and weight [O,I] by oneDNN, 1.2 times as fast as MKL on AMD."""
     if not HAS_ONEDNN:
         return torch.nn.functional.linear(x, weight, bias)
-    found: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return found
+    output: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return output
 
 
 def inverse_rms(x: Tensor, eps: float) -> Tensor:
     """Return `1 / rms(x)` [...,1] of x [...,H]."""
-    mean: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1])
-    return mean.add_(eps).rsqrt_()
+    mean_square: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1])
+    return mean_square.add_(eps).rsqrt_()
 
 
-class Linear(torch.autograd.Function):
-    """A linear layer, of x [N,I], weight [O,I] and bias [O] or None."""
+class LinearFunction(torch.autograd.Function):
+    """A linear layer for x [N,I], weight [O,I] and bias [O] or None."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -37,11 +37,13 @@ class Linear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad
-        of_x = product(grad, weight.T) if needs_x else None
-        return of_x, grad.T @ x if needs_weight else None, grad.sum(0) if needs_bias else None
+        d_x = product(grad, weight.T) if needs_x else None
+        d_weight = grad.T @ x if needs_weight else None
+        d_bias = grad.sum(0) if needs_bias else None
+        return d_x, d_weight, d_bias
 
 
-class AdaptedLinear(torch.autograd.Function):
+class AdaptedLinearFunction(torch.autograd.Function):
     """A linear layer with the frozen weight W + s B A (Hu et al. 2021, eq. 3), in one large product instead of three.
 
     With the output's gradient dy, dA = s (dy B)^T x and dB = s dy^T (x A^T).
@@ -58,36 +60,36 @@ class AdaptedLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, down, up = ctx.saved_tensors
-        of_x = None
+        d_x = None
         if ctx.needs_input_grad[0]:
-            of_x = product(grad, torch.addmm(weight, up, down, alpha=ctx.scale).T)
-        of_down = product(grad, up.T).mul_(ctx.scale).T @ x
-        of_up = grad.T @ product(x, down).mul_(ctx.scale)
-        return of_x, None, None, of_down, of_up, None
+            d_x = product(grad, torch.addmm(weight, up, down, alpha=ctx.scale).T)
+        d_down = product(grad, up.T).mul_(ctx.scale).T @ x
+        d_up = grad.T @ product(x, down).mul_(ctx.scale)
+        return d_x, None, None, d_down, d_up, None
 
 
-class RMSNorm(torch.autograd.Function):
-    """`weight * x / rms(x)` (Zhang and Sennrich 2019, eq. 4), of x [N,H] and weight [H]."""
+class RMSNormFunction(torch.autograd.Function):
+    """`weight * x / rms(x)` (Zhang and Sennrich 2019, eq. 4) for x [N,H] and weight [H]."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         scale = inverse_rms(x, eps)
         ctx.save_for_backward(x, weight, scale)
-        found: Tensor = (x * scale).mul_(weight)
-        return found
+        output: Tensor = (x * scale).mul_(weight)
+        return output
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, scale = ctx.saved_tensors
         normalized = x * scale
-        by_weight = grad * normalized
-        of_weight = by_weight.sum(0) if ctx.needs_input_grad[1] else None
-        along = (by_weight @ weight).div_(x.shape[-1])[:, None]
-        return (grad * weight).sub_(normalized.mul_(along)).mul_(scale), of_weight, None
+        products = grad * normalized
+        d_weight = products.sum(0) if ctx.needs_input_grad[1] else None
+        radial = (products @ weight).div_(x.shape[-1])[:, None]  # [N,1], the part along x, which has no effect
+        return (grad * weight).sub_(normalized.mul_(radial)).mul_(scale), d_weight, None
 
 
-class SwiGLU(torch.autograd.Function):
-    """`silu(gate) * up` (Shazeer 2020, eq. 6), of tensors [N,I]."""
+class SwiGLUFunction(torch.autograd.Function):
+    """`silu(gate) * up` (Shazeer 2020, eq. 6) for tensors [N,I]."""
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Log-probs and entropies of tokens from hidden states: logits [N,V] are kept only where they fit a bound."""
+"""Log-probs and entropies of tokens from hidden states; logits [N,V] are kept only within a memory bound."""
 
 from __future__ import annotations
 
@@ -11,31 +11,32 @@ from torch.nn.functional import linear
 from rlkit.types import Reads
 
 CHUNK_BYTES = 256 * 1024**2
-"""Float32 logits that are in memory at once."""
+"""Float32 logits in memory at once."""
 
 BLOCK_BYTES = 2 * 1024**2
-"""Float32 logits that a CPU's cache holds: element-wise passes go over this many at a time."""
+"""Float32 logits that fit a CPU's cache: the size of the blocks of element-wise passes."""
 
 WEIGHT_ROWS = 16384
 """Rows of a weight whose gradient is converted to float32 at once."""
 
+MIN_PROB = torch.finfo(torch.float32).tiny
+"""Smaller probabilities are clamped to this: their logarithm is finite and has no gradient."""
 
-LEAST = torch.finfo(torch.float32).tiny
-"""A smaller probability counts as this one: its logarithm is finite, without a gradient."""
-
-LOGPS, USUAL, ALL = Reads(entropy=False), Reads(), Reads(squares=True, mean=True)
+LOGPS = Reads(entropy=False)
+DEFAULT_READS = Reads()
+ALL = Reads(squares=True, mean=True)
 
 
 class TokenStatistics(NamedTuple):
-    """Statistics of N tokens, each [N] f32; those that are not read are None. See `Reads`.
+    """Statistics of N tokens, each [N] f32; None if not read. See `Reads`.
 
     Args:
         logps: Log-probs of the targets.
         entropy: Entropies.
         squares: Sums of squared probabilities.
-        mean: Means of the log-probs of all tokens.
-        ids: [N,K] i64, the most likely tokens, or others that were chosen.
-        top: [N,K+1] f32, their log-probs, and that of all others together.
+        mean: Means of the log-probs over the vocabulary.
+        ids: [N,K] i64, the most likely tokens, or the requested ones.
+        top: [N,K+1] f32, their log-probs, then the log of the total probability of the remaining vocabulary.
     """
 
     logps: Tensor
@@ -59,8 +60,8 @@ def token_logps(
 ) -> TokenStatistics:
     """Return log-probs and entropies of `softmax((hidden @ weight.T + bias) / temperature)`.
 
-    Where the logits exceed `memory`, they are computed in chunks, and again in the backward pass. If neither weight nor
-    bias needs a gradient, how log-probs of targets depend on `hidden` is computed in the forward pass instead.
+    Logits that exceed `memory` are computed in chunks, and recomputed in the backward pass. If neither weight nor bias
+    needs a gradient, the gradient of the targets' log-probs by `hidden` is computed in the forward pass instead.
 
     Args:
         hidden: [N,H]; the product runs in its type (or autocast's), the softmax in float32.
@@ -68,38 +69,37 @@ def token_logps(
         bias: [V] or None.
         targets: [N] i64.
         temperature: Divides the logits.
-        reads: What is computed besides log-probs.
-        ids: [N,K] i64, tokens whose log-probs are `top`, in place of the most likely ones; different ones in a row.
-        memory: Bytes of logits that are kept.
+        reads: Statistics to compute besides log-probs.
+        ids: [N,K] i64, distinct tokens whose log-probs are `top`; None for the most likely ones.
+        memory: Maximum bytes of logits to keep.
 
     Returns:
-        All but the sums of squares and the ids are differentiable.
+        The statistics; all but the sums of squares and the ids are differentiable.
     """
     device = hidden.device.type
     if torch.is_autocast_enabled(device):
-        kind = torch.get_autocast_dtype(device)
-        hidden, weight = hidden.to(kind), weight.to(kind)
-        bias = None if bias is None else bias.to(kind)
-    found = _TokenLogps.apply(hidden, weight, bias, targets, temperature, reads, memory, ids)  # type: ignore[no-untyped-call]
-    return TokenStatistics(*found)
+        dtype = torch.get_autocast_dtype(device)
+        hidden, weight = hidden.to(dtype), weight.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
+    return TokenStatistics(*_TokenLogps.apply(hidden, weight, bias, targets, temperature, reads, memory, ids))  # type: ignore[no-untyped-call]
 
 
-class _Gradient(NamedTuple):
-    """The gradient of what is minimised by the statistics of n tokens; None for those that it does not depend on."""
+class _StatisticGrads(NamedTuple):
+    """The gradients of a loss by the statistics of n tokens; None for a statistic that it does not depend on."""
 
-    logps: Tensor | None
-    entropy: Tensor | None
-    mean: Tensor | None
-    top: Tensor | None
+    logps: Tensor | None  # [n] f32
+    entropy: Tensor | None  # [n] f32
+    mean: Tensor | None  # [n] f32
+    top: Tensor | None  # [n,K+1] f32
 
-    def of(self, rows: slice) -> _Gradient:
-        return _Gradient(*(None if g is None else g[rows] for g in self))
+    def select(self, rows: slice) -> _StatisticGrads:
+        return _StatisticGrads(*(None if grad is None else grad[rows] for grad in self))
 
 
 class _TokenLogps(torch.autograd.Function):
     """With p = softmax(z): d logp_t/dz_j = [j=t] - p_j, dH/dz_j = -p_j (log p_j + H), d mean/dz_j = 1/V - p_j.
 
-    With r the probability of all tokens outside of S: d log r/dz_j = [j not in S] p_j / r - p_j.
+    With r the total probability of the tokens outside a set S: d log r/dz_j = [j not in S] p_j / r - p_j.
     """
 
     @staticmethod
@@ -115,52 +115,60 @@ class _TokenLogps(torch.autograd.Function):
         ids: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
         frozen = ctx.needs_input_grad[0] and not any(ctx.needs_input_grad[1:3]) and ids is None
-        logps, log_total, *others = (hidden.new_zeros(len(targets), dtype=torch.float32) for _ in range(5))
-        entropy, squares, mean = others
-        slope = torch.empty_like(hidden) if frozen else None
-        probs, parts = None, _slices(len(targets), weight.shape[0], memory)
+        columns = [hidden.new_zeros(len(targets), dtype=torch.float32) for _ in range(5)]
+        logps, lse, entropy, squares, mean = columns
+        logp_grad = torch.empty_like(hidden) if frozen else None  # [N,H], of the targets' log-probs by `hidden`
+        probs = None
+        parts = _slices(len(targets), weight.shape[0], memory)
         tops: list[tuple[Tensor, Tensor]] = []
         for part in parts:
             probs = _logits(hidden[part], weight, bias, temperature)
-            chosen = _chosen(probs, reads, None if ids is None else ids[part])
-            picked = probs.gather(-1, chosen)
+            part_ids = _top_ids(probs, reads, None if ids is None else ids[part])
+            part_logps = probs.gather(-1, part_ids)
             statistics = _softmax_(probs, targets[part], reads)
-            picked -= statistics[1][:, None]
-            tops.append((chosen, torch.cat((picked, _others(probs, chosen).clamp(min=LEAST).log()), -1)))
-            for column, x in zip((logps, log_total, entropy, squares, mean), statistics, strict=True):
-                column[part] = x
-            if slope is not None:
-                slope[part] = weight[targets[part]] - probs.to(weight.dtype) @ weight
-        kept = probs if len(parts) == 1 and not frozen else None
-        chosen, top = (torch.cat(column) for column in zip(*tops, strict=True))
-        ctx.save_for_backward(hidden, weight, bias, targets, log_total, entropy, slope, kept, chosen)
+            part_logps -= statistics[1][:, None]
+            tail_logps = _tail_probs(probs, part_ids).clamp(min=MIN_PROB).log()
+            tops.append((part_ids, torch.cat((part_logps, tail_logps), -1)))
+            for column, statistic in zip(columns, statistics, strict=True):
+                column[part] = statistic
+            if logp_grad is not None:
+                logp_grad[part] = weight[targets[part]] - probs.to(weight.dtype) @ weight
+        saved_probs = probs if len(parts) == 1 and not frozen else None
+        top_ids, top = (torch.cat(column) for column in zip(*tops, strict=True))
+        ctx.save_for_backward(hidden, weight, bias, targets, lse, entropy, logp_grad, saved_probs, top_ids)
         ctx.set_materialize_grads(False)
         ctx.temperature, ctx.memory = temperature, memory
-        ctx.mark_non_differentiable(squares, chosen)
-        read = (reads.entropy, reads.squares, reads.mean, chosen.shape[-1], chosen.shape[-1])
-        return logps, *(x if wanted else None for x, wanted in zip((*others, chosen, top), read, strict=True))
+        ctx.mark_non_differentiable(squares, top_ids)
+        return (
+            logps,
+            entropy if reads.entropy else None,
+            squares if reads.squares else None,
+            mean if reads.mean else None,
+            top_ids if top_ids.shape[-1] else None,
+            top if top_ids.shape[-1] else None,
+        )
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, log_total, entropy, slope, kept, chosen = ctx.saved_tensors
-        logps, by_entropy, _, mean, _, top = (None if g is None else g / ctx.temperature for g in grads)
-        by = _Gradient(logps, by_entropy, mean, top)
+    def backward(ctx: Any, *output_grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets, lse, entropy, logp_grad, saved_probs, top_ids = ctx.saved_tensors
+        logps, by_entropy, _, mean, _, top = (None if g is None else g / ctx.temperature for g in output_grads)
+        grads = _StatisticGrads(logps, by_entropy, mean, top)
         d_hidden, d_weight, d_bias = (
             torch.zeros_like(x, dtype=None if x is hidden else torch.float32) if needed else None
             for x, needed in zip((hidden, weight, bias), ctx.needs_input_grad, strict=False)
         )
-        if slope is not None and by.logps is not None:
-            d_hidden += slope * by.logps[:, None].to(slope.dtype)
-            by = by._replace(logps=None)
-        memory = ctx.memory if kept is None else ctx.memory // 4
-        nothing = all(g is None for g in by)
-        for part in () if nothing else _slices(len(targets), weight.shape[0], memory):
+        if logp_grad is not None and grads.logps is not None:
+            d_hidden += logp_grad * grads.logps[:, None].to(logp_grad.dtype)
+            grads = grads._replace(logps=None)
+        memory = ctx.memory if saved_probs is None else ctx.memory // 4
+        has_grads = any(g is not None for g in grads)
+        for part in _slices(len(targets), weight.shape[0], memory) if has_grads else ():
             probs = (
-                _probs(hidden[part], weight, bias, ctx.temperature, log_total[part])
-                if kept is None
-                else kept[part].clone()
+                _probs(hidden[part], weight, bias, ctx.temperature, lse[part])
+                if saved_probs is None
+                else saved_probs[part].clone()
             )
-            _differentiate_(probs, targets[part], entropy[part], chosen[part], by.of(part))
+            _logit_grads_(probs, targets[part], entropy[part], top_ids[part], grads.select(part))
             d_logits = probs.to(hidden.dtype)
             if d_hidden is not None:
                 d_hidden[part] += d_logits @ weight
@@ -178,11 +186,11 @@ def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: fl
     return logits if temperature == 1 else logits.div_(temperature)
 
 
-def _probs(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, log_total: Tensor) -> Tensor:
-    """Compute probabilities [n,V] again."""
+def _probs(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, lse: Tensor) -> Tensor:
+    """Recompute probabilities [n,V]."""
     logits = _logits(hidden, weight, bias, temperature)
     for rows in _blocks(logits):
-        logits[rows].sub_(log_total[rows, None]).exp_()
+        logits[rows].sub_(lse[rows, None]).exp_()
     return logits
 
 
@@ -190,89 +198,92 @@ def _softmax_(logits: Tensor, targets: Tensor, reads: Reads) -> list[Tensor]:
     """Turn logits [n,V] into probabilities, in place.
 
     Returns:
-        Log-probs of the targets, log(sum(exp(logits))), entropies, sums of squares, and means of log-probs; each [n].
-            In place of those that are not read there is another number.
+        Log-probs of the targets, log-sum-exps of the logits, entropies, sums of squares, and means of log-probs; each
+            [n]. Statistics that are not read hold arbitrary numbers.
     """
-    found: list[list[Tensor]] = []
+    blocks: list[list[Tensor]] = []
     for rows in _blocks(logits):
         block = logits[rows]
         highest = block.amax(-1, keepdim=True)
         block.sub_(highest)
-        chosen = block.gather(-1, targets[rows, None])
+        target_logits = block.gather(-1, targets[rows, None])
         shifted = block.clone() if reads.entropy else None
         mean = block.mean(-1, keepdim=True) if reads.mean else 0.0
         total = block.exp_().sum(-1, keepdim=True)
         block.div_(total)
         log_total = total.log()
-        statistics = [chosen - log_total, highest + log_total]
+        statistics = [target_logits - log_total, highest + log_total]
         statistics.append(log_total - shifted.mul_(block).sum(-1, keepdim=True) if shifted is not None else log_total)
         statistics.append(block.square().sum(-1, keepdim=True) if reads.squares else log_total)
         statistics.append(mean - log_total)
-        found.append([x.squeeze(-1) for x in statistics])
-    return [torch.cat(column) for column in zip(*found, strict=True)]
+        blocks.append([x.squeeze(-1) for x in statistics])
+    return [torch.cat(column) for column in zip(*blocks, strict=True)]
 
 
-def _chosen(logits: Tensor, reads: Reads, ids: Tensor | None) -> Tensor:
-    """Return the ids [n,K] of tokens that are read: those that were given, or the most likely ones of logits [n,V]."""
-    known = logits[:, : reads.columns]
-    return known.topk(min(reads.top, known.shape[-1]), -1).indices if ids is None else ids
+def _top_ids(logits: Tensor, reads: Reads, ids: Tensor | None) -> Tensor:
+    """Return the ids [n,K] of the tokens to read: the requested ones, or the most likely ones of logits [n,V]."""
+    if ids is not None:
+        return ids
+    candidates = logits[:, : reads.columns]
+    return candidates.topk(min(reads.top, candidates.shape[-1]), -1).indices
 
 
-def _others(probs: Tensor, chosen: Tensor) -> Tensor:
-    """Return the probability [n,1] of all other tokens than the chosen ones [n,K], added up and not taken off 1."""
-    found = torch.ones(len(probs), 1, device=probs.device)
-    for rows in _blocks(probs) if chosen.shape[-1] else ():
-        block, ids = probs[rows], chosen[rows]
-        kept = block.gather(-1, ids)
-        found[rows] = block.scatter_(-1, ids, 0.0).sum(-1, keepdim=True)
-        block.scatter_(-1, ids, kept)
-    return found
+def _tail_probs(probs: Tensor, ids: Tensor) -> Tensor:
+    """Return the total probability [n,1] of all tokens but `ids` [n,K], as a sum: 1 - p would lose small values."""
+    tail = torch.ones(len(probs), 1, device=probs.device)
+    for rows in _blocks(probs) if ids.shape[-1] else ():
+        block, block_ids = probs[rows], ids[rows]
+        saved = block.gather(-1, block_ids)
+        tail[rows] = block.scatter_(-1, block_ids, 0.0).sum(-1, keepdim=True)
+        block.scatter_(-1, block_ids, saved)
+    return tail
 
 
-def _differentiate_(probs: Tensor, targets: Tensor, entropy: Tensor, chosen: Tensor, by: _Gradient) -> None:
-    """Turn probabilities [n,V] into the gradient of logits, in place, from that of the statistics.
+def _logit_grads_(probs: Tensor, targets: Tensor, entropy: Tensor, top_ids: Tensor, grads: _StatisticGrads) -> None:
+    """Turn probabilities [n,V] into the gradient of a loss by the logits, in place.
 
     Args:
         probs: [n,V].
         targets: [n] i64.
         entropy: [n].
-        chosen: [n,K] i64, the tokens of `by.top`.
-        by: The gradient.
+        top_ids: [n,K] i64, the tokens of `grads.top`.
+        grads: The loss's gradients by the statistics.
     """
-    rest = _others(probs, chosen)
+    tail = _tail_probs(probs, top_ids)
     for rows in _blocks(probs):
-        block, ids, g = probs[rows], chosen[rows], by.of(rows)
+        block, ids, g = probs[rows], top_ids[rows], grads.select(rows)
         scale = torch.zeros_like(entropy[rows]) if g.logps is None else g.logps
         if g.mean is not None:
             scale = scale + g.mean
-        of_entropy = None
+        entropy_part = None
         if g.entropy is not None:
-            of_entropy = torch.special.entr(block).mul_(g.entropy[:, None])
+            entropy_part = torch.special.entr(block).mul_(g.entropy[:, None])
             scale = scale + g.entropy * entropy[rows]
         if g.top is None:
             block.mul_(-scale[:, None])
         else:
-            known = rest[rows] > LEAST  # else its logarithm is a constant
-            by_rest, kept = g.top[:, -1:] * known, block.gather(-1, ids)
-            scale = scale[:, None] + g.top[:, :-1].sum(-1, keepdim=True) + by_rest
-            block.mul_(by_rest / rest[rows].clamp(min=LEAST) - scale)
-            block.scatter_(-1, ids, torch.addcmul(g.top[:, :-1], kept, scale, value=-1))
-        if of_entropy is not None:
-            block.add_(of_entropy)
+            unclamped = tail[rows] > MIN_PROB  # a clamped tail has no gradient
+            tail_grad = g.top[:, -1:] * unclamped
+            top_probs = block.gather(-1, ids)
+            scale = scale[:, None] + g.top[:, :-1].sum(-1, keepdim=True) + tail_grad
+            block.mul_(tail_grad / tail[rows].clamp(min=MIN_PROB) - scale)
+            block.scatter_(-1, ids, torch.addcmul(g.top[:, :-1], top_probs, scale, value=-1))
+        if entropy_part is not None:
+            block.add_(entropy_part)
         if g.logps is not None:
             block.scatter_add_(-1, targets[rows, None], g.logps[:, None])
         if g.mean is not None:
             block.add_(g.mean[:, None], alpha=1 / block.shape[-1])
 
 
-def _add_outer_(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add `left.T @ right` to a float32 tensor [V,H], without a temporary of its size."""
-    if left.dtype == total.dtype:
-        total.addmm_(left.T, right)
+def _add_outer_(total: Tensor, d_logits: Tensor, hidden: Tensor) -> None:
+    """Add `d_logits.T @ hidden` to a float32 tensor [V,H], without a temporary of its size."""
+    if d_logits.dtype == total.dtype:
+        total.addmm_(d_logits.T, hidden)
         return
     for start in range(0, len(total), WEIGHT_ROWS):
         columns = slice(start, start + WEIGHT_ROWS)
-        total[columns] += (left[:, columns].T @ right).float()
+        total[columns] += (d_logits[:, columns].T @ hidden).float()
 
 
 def _slices(rows: int, vocabulary: int, memory: int) -> list[slice]:
@@ -295,15 +306,16 @@ def logits_logps(
 ) -> TokenStatistics:
     """Return the same as `token_logps` from materialised logits [N,V]."""
     all_logps = torch.log_softmax(logits.float() / temperature, dim=-1)
-    chosen, top = _chosen(all_logps, reads, ids), None
-    if chosen.shape[-1]:
-        rest = all_logps.exp().scatter(-1, chosen, 0.0).sum(-1, keepdim=True).clamp(min=LEAST).log()
-        top = torch.cat((all_logps.gather(-1, chosen), rest), -1)
+    top_ids = _top_ids(all_logps, reads, ids)
+    top = None
+    if top_ids.shape[-1]:
+        tail = all_logps.exp().scatter(-1, top_ids, 0.0).sum(-1, keepdim=True).clamp(min=MIN_PROB).log()
+        top = torch.cat((all_logps.gather(-1, top_ids), tail), -1)
     return TokenStatistics(
         all_logps.gather(-1, targets[:, None]).squeeze(-1),
         -(all_logps.exp() * all_logps).sum(-1) if reads.entropy else None,
         all_logps.detach().exp().square().sum(-1) if reads.squares else None,
         all_logps.mean(-1) if reads.mean else None,
-        None if top is None else chosen,
+        None if top is None else top_ids,
         top,
     )

@@ -12,25 +12,25 @@ Reducer = Callable[[Tensor], Tensor]
 
 
 def masked_sum(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """Sum x where the mask is True; other entries, NaN included, are ignored."""
-    kept = torch.where(mask, x, torch.zeros((), dtype=x.dtype, device=x.device))
-    return kept.sum() if dim is None else kept.sum(dim)
+    """Sum x where the mask is True; masked entries are ignored, even NaN."""
+    selected = torch.where(mask, x, torch.zeros((), dtype=x.dtype, device=x.device))
+    return selected.sum() if dim is None else selected.sum(dim)
 
 
 def at_last(x: Tensor, mask: Tensor) -> Tensor:
-    """Return x [B] placed at the last column of each row's mask [B,T] bool, 0 elsewhere."""
+    """Return x [B] at the last True column of each row of a mask [B,T] bool, and 0 elsewhere; [B,T]."""
     last = mask & (mask.flip(-1).cumsum(-1).flip(-1) == 1)
     return x[:, None] * last
 
 
 def ends_of(mask: Tensor) -> Tensor:
-    """Return the last column of each run of True in each row of a mask [B,T] bool: where turns of the policy end."""
+    """Mark the last column of each run of True in a mask [B,T] bool, where a turn of the policy ends; [B,T] bool."""
     following = torch.cat((mask[:, 1:], torch.zeros_like(mask[:, :1])), -1)
     return mask & ~following
 
 
 def last_of(x: Tensor, mask: Tensor) -> Tensor:
-    """Return x [B,T] at the last column of each row's mask [B,T] bool, 0 for a row without any."""
+    """Return x [B,T] at the last True column of each row of a mask [B,T] bool; 0 for rows without one."""
     return at_last(x.new_ones(len(x)), mask).mul(x).sum(-1)
 
 
@@ -52,11 +52,11 @@ def sample_std(x: Tensor, reduce: Reducer = lambda x: x) -> Tensor:
 def whiten(x: Tensor, mask: Tensor, reduce: Reducer = lambda x: x) -> Tensor:
     """Return (x - mean) / sqrt(var + 1e-8) with the sample variance under the mask, over all ranks; 0 outside it.
 
-    With fewer than two values there is no variance: x is returned unchanged, with a warning.
+    With fewer than two values x is returned unchanged, with a warning.
     """
     total, count = reduce(torch.stack((masked_sum(x.double(), mask), mask.sum().double())))
     if count < 2:
-        warnings.warn(f"whitening needs two values, but there are {int(count)}: left unchanged", stacklevel=2)
+        warnings.warn(f"whitening needs at least 2 values, got {int(count)}; they stay unchanged", stacklevel=2)
         return torch.where(mask, x, 0.0)
     mean = total / count
     spread = reduce(masked_sum((x.double() - mean) ** 2, mask)[None])[0]

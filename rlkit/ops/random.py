@@ -14,12 +14,12 @@ _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 
-AT_ONCE = 2**22
-"""Numbers of noise that are drawn at once: each takes several 64-bit integers."""
+CHUNK_SIZE = 2**22
+"""Maximum numbers of noise that are drawn at once; each takes several 64-bit integers of memory."""
 
 
 def uniform(keys: Tensor, counters: Tensor) -> Tensor:
-    """Return uniform numbers in (0, 1), one for each key [N] i64 and counter [N] i64, as [N] f64; shapes broadcast.
+    """Return uniform numbers [N] f64 in (0, 1), one for each key [N] i64 and counter [N] i64; shapes broadcast.
 
     The generator is SplitMix64 (Steele, Lea and Flood 2014) evaluated at `key + counter * golden`.
     """
@@ -31,11 +31,11 @@ def uniform(keys: Tensor, counters: Tensor) -> Tensor:
 
 
 class RowNoise(NamedTuple):
-    """Uniform noise for the tokens of rows: a function of a row's key, the token's place in it, and the column alone.
+    """Uniform noise for the tokens of rows, a function of the row's key, the token's position and the column alone.
 
     Args:
-        keys: [B] i64, of each row.
-        bounds: [B] f32, the largest norm that a token's noise can have.
+        keys: [B] i64, the key of each row.
+        bounds: [B] f32, the maximum norm of a token's noise.
     """
 
     keys: Tensor
@@ -43,32 +43,34 @@ class RowNoise(NamedTuple):
 
     @classmethod
     def of_rows(cls, key: str, tokens: Tensor, lengths: Tensor, group: Tensor, bounds: Tensor) -> Self:
-        """Return the noise of rows by their tokens [B,T] i64, their first `lengths` [B] i64, and their group [B] i64.
+        """Return noise for rows, keyed by their first `lengths` [B] tokens of [B,T] i64 and their group [B] i64.
 
-        The order of rows does not matter. Equal rows of one group have different noise.
+        The order of rows does not matter. Equal rows of one group get different noise.
         """
-        counts, keys = Counter[bytes](), []
-        for row, length, number in zip(tokens.cpu().numpy(), lengths.tolist(), group.tolist(), strict=True):
-            text = f"{key}/{number}/".encode() + row[:length].tobytes()
-            digest = hashlib.blake2b(text + b"/%d" % counts[text], digest_size=8).digest()
+        counts = Counter[bytes]()
+        keys = []
+        for row, length, group_id in zip(tokens.cpu().numpy(), lengths.tolist(), group.tolist(), strict=True):
+            content = f"{key}/{group_id}/".encode() + row[:length].tobytes()
+            digest = hashlib.blake2b(content + b"/%d" % counts[content], digest_size=8).digest()
             keys.append(int.from_bytes(digest, "little", signed=True))
-            counts[text] += 1
+            counts[content] += 1
         return cls(torch.tensor(keys, dtype=torch.long, device=group.device), bounds)
 
     def rows(self, index: Sequence[int]) -> Self:
-        """Return the noise of the chosen rows."""
+        """Return the noise of the rows at the indices."""
         return type(self)(self.keys[index], self.bounds[index])
 
-    def at(self, rows: Tensor, places: Tensor, width: int) -> Tensor:
-        """Return noise [N,width] f32 of the tokens at places [N] i64 of rows [N] i64, within +- bound / sqrt(width)."""
-        columns = torch.arange(width, device=places.device)
-        found, bounds = torch.empty(len(places), width, device=places.device), self.bounds[rows, None] / width**0.5
-        size = max(1, AT_ONCE // width)
-        for part in (slice(start, start + size) for start in range(0, len(places), size)):
-            counters = places[part, None] * width + columns
+    def draw(self, rows: Tensor, positions: Tensor, width: int) -> Tensor:
+        """Return noise [N,width] f32 for tokens by row [N] i64 and position [N] i64, within +- bound / sqrt(width)."""
+        columns = torch.arange(width, device=positions.device)
+        noise = torch.empty(len(positions), width, device=positions.device)
+        bounds = self.bounds[rows, None] / width**0.5
+        size = max(1, CHUNK_SIZE // width)
+        for part in (slice(start, start + size) for start in range(0, len(positions), size)):
+            counters = positions[part, None] * width + columns
             numbers = uniform(self.keys[rows[part], None], counters)
-            found[part] = (2 * numbers - 1).float() * bounds[part]
-        return found
+            noise[part] = (2 * numbers - 1).float() * bounds[part]
+        return noise
 
 
 def permutation(key: str, size: int) -> Tensor:
@@ -78,5 +80,5 @@ def permutation(key: str, size: int) -> Tensor:
 
 
 def _shift(z: Tensor, bits: int) -> Tensor:
-    """Shift right as an unsigned integer would."""
+    """Shift right logically: zeros enter at the left."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)

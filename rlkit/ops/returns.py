@@ -1,4 +1,4 @@
-"""Returns and advantages along a trajectory; tokens that the policy did not choose are skipped."""
+"""Returns and advantages along a trajectory; tokens outside the policy's mask are skipped."""
 
 from __future__ import annotations
 
@@ -9,30 +9,31 @@ from torch import Tensor
 def discounted(rewards: Tensor, mask: Tensor, gamma: float = 1.0) -> Tensor:
     """Return the discounted sum of rewards from each chosen token on, [B,T]; 0 outside the mask.
 
-    Only chosen tokens count a discount: x_t = r_t + gamma x_next, with x_next that of the next chosen token.
+    Only chosen tokens are discounted: x_t = r_t + gamma x_next, where x_next is the return of the next chosen token.
     """
-    result = torch.zeros_like(rewards)
-    later = rewards.new_zeros(len(rewards))
+    returns = torch.zeros_like(rewards)
+    next_return = rewards.new_zeros(len(rewards))  # [B]
     for t in reversed(range(rewards.shape[1])):
-        here = rewards[:, t] + gamma * later
-        result[:, t] = here * mask[:, t]
-        later = torch.where(mask[:, t], here, later)
-    return result
+        current = rewards[:, t] + gamma * next_return
+        returns[:, t] = current * mask[:, t]
+        next_return = torch.where(mask[:, t], current, next_return)
+    return returns
 
 
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> Tensor:
-    """Return generalised advantage estimates [B,T], 0 outside the mask.
+    """Return generalised advantage estimates [B,T]; 0 outside the mask.
+
+    The value and the advantage of the next chosen token are carried over the tokens between without a discount.
 
     Source: Schulman et al. 2015 (arXiv:1506.02438), eq. 16.
-
-    The value and the trace of the next chosen token are carried over the tokens between, with no further discount.
     """
-    result = torch.zeros_like(rewards)
-    next_value, trace = (rewards.new_zeros(len(rewards)) for _ in range(2))
+    advantages = torch.zeros_like(rewards)
+    next_value = rewards.new_zeros(len(rewards))  # [B]
+    next_advantage = rewards.new_zeros(len(rewards))  # [B]
     for t in reversed(range(rewards.shape[1])):
         delta = rewards[:, t] + gamma * next_value - values[:, t]
-        here = delta + gamma * lam * trace
-        result[:, t] = here * mask[:, t]
+        current = delta + gamma * lam * next_advantage
+        advantages[:, t] = current * mask[:, t]
         next_value = torch.where(mask[:, t], values[:, t], next_value)
-        trace = torch.where(mask[:, t], here, trace)
-    return result
+        next_advantage = torch.where(mask[:, t], current, next_advantage)
+    return advantages

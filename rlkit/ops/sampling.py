@@ -12,19 +12,19 @@ BLOCK = 512
 
 
 class Truncation(NamedTuple):
-    """Which tokens may be chosen, by their probabilities at the temperature.
+    """Which tokens may be sampled, by their probabilities at the temperature.
 
     Args:
         top_p: [N] f32 in (0, 1]: the smallest set of tokens with this mass; 1 keeps all.
-        top_k: [N] i64: the most likely k; 0 keeps all.
-        min_p: [N] f32 in [0, 1]: those at least this share of the most likely one's probability; 0 keeps all.
+        top_k: [N] i64: the k most likely tokens; 0 keeps all.
+        min_p: [N] f32 in [0, 1]: tokens of at least this share of the highest probability; 0 keeps all.
     """
 
     top_p: Tensor
     top_k: Tensor
     min_p: Tensor
 
-    def cuts(self) -> bool:
+    def applies(self) -> bool:
         """Return whether any row's tokens are truncated."""
         return bool(((self.top_p < 1) | (self.top_k > 0) | (self.min_p > 0)).any())
 
@@ -32,21 +32,21 @@ class Truncation(NamedTuple):
 def choose(
     logits: Tensor, u: Tensor, temperature: Tensor | None = None, truncation: Truncation | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Choose one token a row by the inverse of the cumulative distribution.
+    """Sample one token per row by the inverse of the cumulative distribution.
 
-    Probabilities are summed in blocks of the vocabulary, and then within the block that is chosen: unlike one float32
-    sum over all of it, this is exact for the least likely tokens too.
+    Probabilities are summed in blocks of the vocabulary, then within the selected block: unlike one float32 sum over
+    the vocabulary, this is exact for the least likely tokens too.
 
     Args:
         logits: [N,V], any float type; read as float32.
         u: [N] uniform numbers in (0, 1).
         temperature: [N] f32; 0 takes the most likely token (the first of equals) and its log-prob at temperature 1.
-            None is 1 for all.
-        truncation: Which tokens may be chosen; None for all.
+            None is 1 for all rows.
+        truncation: Which tokens may be sampled; None for all.
 
     Returns:
         tokens [N] i64 and their log-probs [N] f32 under `log_softmax(logits / temperature)`, before any truncation. A
-        row with NaN or infinity among its logits, or with nothing but minus infinity, has any token and NaN.
+        row whose logits contain NaN or infinity, or are all minus infinity, gets an arbitrary token and NaN.
     """
     highest = logits.amax(-1, keepdim=True).float()
     rows, vocabulary = logits.shape
@@ -59,41 +59,41 @@ def choose(
     if scale is not None:
         weights /= scale[:, None]
     weights.exp_()
-    total = blocks.sum(-1).double()
-    whole = total.sum(-1)
-    if truncation is not None and truncation.cuts():
-        weights.copy_(truncate(weights / whole[:, None].float(), truncation))
-        total = blocks.sum(-1).double()
-    rest = u.double() * total.sum(-1)
+    block_sums = blocks.sum(-1).double()  # [N, number of blocks]
+    normalizer = block_sums.sum(-1)  # [N] f64
+    if truncation is not None and truncation.applies():
+        weights.copy_(truncate(weights / normalizer[:, None].float(), truncation))
+        block_sums = blocks.sum(-1).double()
+    target = u.double() * block_sums.sum(-1)  # [N], the cumulative weight to reach
     if width == vocabulary:
-        tokens = _place(weights, rest)[0]
+        tokens = _search(weights, target)[0]
     else:
-        block, rest = _place(total, rest)
-        tokens = block * width + _place(blocks[torch.arange(rows, device=u.device), block], rest)[0]
-        tokens.clamp_(max=vocabulary - 1)  # past it only where sums are NaN
+        block, target = _search(block_sums, target)
+        tokens = block * width + _search(blocks[torch.arange(rows, device=u.device), block], target)[0]
+        tokens.clamp_(max=vocabulary - 1)  # out of range only if sums are NaN
     if temperature is not None and bool((temperature == 0).any()):
         tokens = torch.where(temperature == 0, logits.argmax(-1), tokens)
     chosen = (logits.gather(-1, tokens[:, None]).float() - highest).squeeze(-1)
-    return tokens, ((chosen if scale is None else chosen / scale) - whole.log()).float()
+    return tokens, ((chosen if scale is None else chosen / scale) - normalizer.log()).float()
 
 
-def _place(weights: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Return where the sum of the weights [N,K] exceeds a target [N], and how far the target is into that weight."""
+def _search(weights: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the index [N] at which the cumulative weights [N,K] exceed the target [N], and the remainder within it."""
     cumulative = weights.cumsum(-1, dtype=torch.float64)
-    target = torch.minimum(target, cumulative[:, -1] * (1 - 2.0**-52))[:, None]  # it may be all after rounding
-    place = torch.searchsorted(cumulative, target, right=True)
-    place.clamp_(max=weights.shape[-1] - 1)  # past it only where sums are NaN; on a GPU it would end the process
-    before = cumulative.gather(-1, place) - weights.gather(-1, place)
-    return place.squeeze(-1), (target - before).squeeze(-1).clamp_(min=0)
+    target = torch.minimum(target, cumulative[:, -1] * (1 - 2.0**-52))[:, None]  # rounding may make it the full sum
+    index = torch.searchsorted(cumulative, target, right=True)
+    index.clamp_(max=weights.shape[-1] - 1)  # out of range only if sums are NaN; on a GPU it would end the process
+    before = cumulative.gather(-1, index) - weights.gather(-1, index)
+    return index.squeeze(-1), (target - before).squeeze(-1).clamp_(min=0)
 
 
 def truncate(probs: Tensor, truncation: Truncation) -> Tensor:
-    """Zero the probabilities [N,V] of the tokens that may not be chosen."""
+    """Return probabilities [N,V] with those of the excluded tokens set to 0."""
     top_p, top_k, min_p = (limit[:, None] for limit in truncation)
     ordered, index = probs.sort(dim=-1, descending=True)
     rank = torch.arange(probs.shape[-1], device=probs.device)
     beyond_k = (rank[None] >= top_k) & (top_k > 0)
     mass_before = ordered.cumsum(-1) - ordered
     beyond_p = (mass_before >= top_p) & (top_p < 1)
-    kept = ordered.masked_fill(beyond_k | beyond_p | (ordered < min_p * ordered[:, :1]), 0.0)
-    return torch.zeros_like(probs).scatter(-1, index, kept)
+    truncated = ordered.masked_fill(beyond_k | beyond_p | (ordered < min_p * ordered[:, :1]), 0.0)
+    return torch.zeros_like(probs).scatter(-1, index, truncated)

@@ -77,7 +77,7 @@ def describe_texts(trajectories: Sequence[Trajectory], grouped: bool, meter: Met
     for trajectory, reward in scored:
         groups[trajectory.group].append((trajectory.response_length, reward))
     for group in groups.values():
-        pairs = Moments.of(*zip(*group, strict=True))
+        pairs = Moments.from_pairs(*zip(*group, strict=True))
         meter.correlate("reward/length_correlation", pairs.centered() if grouped else pairs)
     tokens = sum(len(t.tokens) for t, _ in scored)
     stride = max(1, ceil(max(len(scored) / MEASURED_COMPLETIONS, tokens / MEASURED_TOKENS)))

@@ -97,11 +97,11 @@ def measure_gap(batch: TrainBatch, version: int, reduce: Reducer, meter: Meter) 
     count, older = reduce(torch.stack((is_current.sum(), old.sum())).float()).tolist()
     if count or not older:  # agreed: counted over all ranks
         for name, value in (
-            correction.gap(batch.trainer_logps, batch.rollout_logps, is_current, reduce)._asdict().items()
+            correction.logp_mismatch(batch.trainer_logps, batch.rollout_logps, is_current, reduce)._asdict().items()
         ):
             meter.max(f"mismatch/{name}", value)
     if older:  # agreed: as above
-        meter.max("staleness/k3", correction.gap(batch.trainer_logps, batch.rollout_logps, old, reduce).k3)
+        meter.max("staleness/k3", correction.logp_mismatch(batch.trainer_logps, batch.rollout_logps, old, reduce).k3)
 
 
 def _forward(

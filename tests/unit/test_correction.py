@@ -13,7 +13,14 @@ from torch import nn
 from rlkit.advantages import ReMax
 from rlkit.filters.zero_signal import ZeroSignal
 from rlkit.models.ema import WeightAverage
-from rlkit.ops.correction import accepted, binary_kl, gap, importance_weights, loglinear_logps, off_policy_tokens
+from rlkit.ops.correction import (
+    accepted,
+    binary_kl,
+    importance_weights,
+    loglinear_logps,
+    logp_mismatch,
+    off_policy_tokens,
+)
 from rlkit.sections import KLReward, Rejection, Shaping
 from rlkit.testing import example_batch, example_trajectory
 from rlkit.train.credit import KLPenalty, RewardShaper
@@ -167,7 +174,7 @@ def test_old_log_probs_lie_between_and_are_the_engines_where_tokens_are_fresh(
 
 
 def test_gap_by_hand() -> None:
-    metrics = gap(TRAINER, ENGINE, MASK)
+    metrics = logp_mismatch(TRAINER, ENGINE, MASK)
     ratios = [4, 0.25, 1.5, 1, 1]
     assert metrics.kl.item() == pytest.approx(-sum(map(math.log, ratios)) / 5, rel=1e-5)
     assert metrics.k3.item() == pytest.approx(sum(r - 1 - math.log(r) for r in ratios) / 5, rel=1e-5)
@@ -178,7 +185,7 @@ def test_gap_by_hand() -> None:
     assert metrics.ppl_trainer.item() == pytest.approx((math.exp(2) + math.exp(2) / 1.5 ** (1 / 3)) / 2, rel=1e-5)
     e = math.exp(-2)
     assert metrics.probs_diff_mean.item() == pytest.approx(e * (3 + 0.75 + 0.5) / 5, rel=1e-5)
-    same = gap(ENGINE, ENGINE, MASK)
+    same = logp_mismatch(ENGINE, ENGINE, MASK)
     assert (same.kl.item(), same.chi2_token.item(), same.ess.item()) == (0, pytest.approx(0, abs=1e-6), 1)
 
 
@@ -186,9 +193,11 @@ def test_the_correlation_of_probabilities_by_hand() -> None:
     # p = .1, .3, .2 and q = .1, .2, .3: deviations -.1, .1, 0 and -.1, 0, .1: .01 / .02; what is outside does not count
     mask = torch.tensor([[True, True, True, False]])
     p, q = torch.tensor([[0.1, 0.3, 0.2, 0.9]]).log(), torch.tensor([[0.1, 0.2, 0.3, 0.01]]).log()
-    assert gap(p, q, mask).probs_correlation.item() == pytest.approx(0.5, rel=1e-4)
-    assert gap(p, p, mask).probs_correlation.item() == pytest.approx(1, rel=1e-4)
-    assert gap(p, (0.5 - p.exp()).clamp(min=0.01).log(), mask).probs_correlation.item() == pytest.approx(-1, rel=1e-4)
+    assert logp_mismatch(p, q, mask).probs_correlation.item() == pytest.approx(0.5, rel=1e-4)
+    assert logp_mismatch(p, p, mask).probs_correlation.item() == pytest.approx(1, rel=1e-4)
+    assert logp_mismatch(p, (0.5 - p.exp()).clamp(min=0.01).log(), mask).probs_correlation.item() == pytest.approx(
+        -1, rel=1e-4
+    )
 
 
 def penalised(section: KLReward, steps: int = 1) -> tuple[KLPenalty, list[dict[str, float]], torch.Tensor]:

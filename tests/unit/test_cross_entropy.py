@@ -75,7 +75,7 @@ def noise_of(alpha: float) -> RowNoise:
 def test_noise_is_uniform_within_its_bound() -> None:
     """Of 40 tokens and width 4096: within 5 / sqrt(40 * 4096), of variance bound^2 / 3."""
     noise = RowNoise(torch.tensor([3]), torch.tensor([5 / math.sqrt(40)]))
-    found = noise.at(torch.zeros(40, dtype=torch.long), torch.arange(40), 4096)
+    found = noise.draw(torch.zeros(40, dtype=torch.long), torch.arange(40), 4096)
     bound = 5 / math.sqrt(40 * 4096)
     assert found.abs().max() <= bound
     assert found.abs().max() > 0.999 * bound
@@ -119,7 +119,7 @@ def test_noise_is_added_to_the_embeddings_of_each_row_however_rows_are_packed(lo
     if not lora:
         embedded = policy.get_input_embeddings()(ROWS)
         rows, places = torch.arange(4).repeat_interleave(7), torch.arange(7).repeat(4)
-        embedded = embedded + noise.at(rows, places, embedded.shape[-1]).view_as(embedded)
+        embedded = embedded + noise.draw(rows, places, embedded.shape[-1]).view_as(embedded)
         plain = torch.log_softmax(policy(inputs_embeds=embedded).logits[:, :-1], -1)
         expected = plain.gather(-1, ROWS[:, 1:, None]).squeeze(-1)
         torch.testing.assert_close(logps[:, 1:][CHOSEN[:, 1:]], expected[CHOSEN[:, 1:]], rtol=1e-4, atol=1e-5)

@@ -21,7 +21,7 @@ from rlkit.models.actor import Actor
 from rlkit.models.load import load_policy
 from rlkit.models.reference import FrozenPolicy
 from rlkit.ops.kl import jensen_shannon
-from rlkit.ops.logps import LEAST, TokenStatistics, logits_logps, token_logps
+from rlkit.ops.logps import MIN_PROB, TokenStatistics, logits_logps, token_logps
 from rlkit.sections import Model, Teacher
 from rlkit.testing import example_trajectory, random_model
 from rlkit.train.distill.logps import compute_teacher_logps
@@ -138,7 +138,9 @@ def test_a_rest_of_almost_nothing_has_a_gradient_and_one_of_nothing_has_none() -
         hidden = torch.tensor([[0.0, low, low - 9]]).requires_grad_()
         found = token_logps(hidden, torch.eye(3), None, torch.tensor([0]), reads=LOGPS_ALONE, ids=torch.tensor([[0]]))
         assert found.top is not None
-        assert found.top[0, 1].item() == pytest.approx(max(low + math.log1p(math.exp(-9)), math.log(LEAST)), rel=1e-5)
+        assert found.top[0, 1].item() == pytest.approx(
+            max(low + math.log1p(math.exp(-9)), math.log(MIN_PROB)), rel=1e-5
+        )
         (2.0 * found.top[0, 1]).backward()
         shares = [0.0, slope / (1 + math.exp(-9)), slope * math.exp(-9) / (1 + math.exp(-9))]
         assert hidden.grad is not None

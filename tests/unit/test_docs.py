@@ -24,7 +24,7 @@ from rlkit.cli.scaffold import PLURALS, WRITTEN
 from rlkit.commands import VERBS
 from rlkit.errors import RecipeError
 from rlkit.hooks import KINDS
-from rlkit.ops.correction import Gap
+from rlkit.ops.correction import LogpMismatch
 from rlkit.recipe import Recipe
 from rlkit.registry import load_plugins
 from tests.conftest import FAST, ROOT
@@ -293,7 +293,7 @@ def tuple_of(groups: str | tuple[str, ...]) -> tuple[str, ...]:
 
 
 def test_every_metric_of_the_mismatch_is_listed() -> None:
-    assert {f"mismatch/{name}" for name in Gap._fields} - metrics_of(page("metrics")) == set()
+    assert {f"mismatch/{name}" for name in LogpMismatch._fields} - metrics_of(page("metrics")) == set()
 
 
 def test_types_and_shapes_are_those_of_the_code() -> None:

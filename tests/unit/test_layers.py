@@ -47,13 +47,13 @@ def test_outputs_and_gradients_are_the_same(kind: str, adapters: bool, monkeypat
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
         assert (one - other).norm() <= 1e-5 * other.norm()
-    for name in ("Linear", "AdaptedLinear", "RMSNorm", "SwiGLU"):
+    for name in ("LinearFunction", "AdaptedLinearFunction", "RMSNormFunction", "SwiGLUFunction"):
         function = getattr(layers, name)
         monkeypatch.setattr(function, "apply", lambda *x, n=name, f=function.apply: (used.append(n), f(*x))[1])
     run(made)
     assert {name: used.count(name) for name in set(used)} == {
-        "Linear": 1 if adapters else 15, **({"AdaptedLinear": 14} if adapters else {}),
-        "RMSNorm": 9 if kind == "qwen3" else 5, "SwiGLU": 2,
+        "LinearFunction": 1 if adapters else 15, **({"AdaptedLinearFunction": 14} if adapters else {}),
+        "RMSNormFunction": 9 if kind == "qwen3" else 5, "SwiGLUFunction": 2,
     }  # fmt: skip
 
 
@@ -65,7 +65,7 @@ def test_other_types_are_left_to_the_layers_themselves(kind: str, monkeypatch: p
     with torch.autocast("cpu", torch.bfloat16) if kind == "autocast" else nullcontext():
         expected = run(made)
         fuse_layers(made)
-        for name in ("Linear", "AdaptedLinear", "RMSNorm", "SwiGLU"):
+        for name in ("LinearFunction", "AdaptedLinearFunction", "RMSNormFunction", "SwiGLUFunction"):
             monkeypatch.delattr(layers, name)
         assert all(map(torch.equal, run(made), expected))
 
@@ -89,7 +89,7 @@ def test_adapters_that_are_off_or_have_dropout_are_left_to_peft() -> None:
 def test_rms_norm_by_hand() -> None:
     """x = (3, 4): rms = sqrt(12.5 + eps); with dy = (1, 0), dx = (w / rms) (1 - 9 / 25, -12 / 25)."""
     x, weight = torch.tensor([[3.0, 4.0]], requires_grad=True), torch.tensor([2.0, 2.0], requires_grad=True)
-    found = layers.RMSNorm.apply(x, weight, 0.0)  # type: ignore[no-untyped-call]
+    found = layers.RMSNormFunction.apply(x, weight, 0.0)  # type: ignore[no-untyped-call]
     assert found.tolist() == [pytest.approx([6 / 12.5**0.5, 8 / 12.5**0.5])]
     found.backward(torch.tensor([[1.0, 0.0]]))
     assert x.grad is not None

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rlkit.ops import aggregate, kl
 from rlkit.ops.batching import micro_batches
 from rlkit.ops.groups import group_stats
-from rlkit.ops.logps import ALL, LOGPS, USUAL, WEIGHT_ROWS, _add_outer_, logits_logps, token_logps
+from rlkit.ops.logps import ALL, DEFAULT_READS, LOGPS, WEIGHT_ROWS, _add_outer_, logits_logps, token_logps
 from rlkit.ops.masked import masked_mean, masked_sum
 from rlkit.ops.random import uniform
 from rlkit.ops.sampling import Truncation, choose, truncate
@@ -341,7 +341,7 @@ def test_statistics_that_are_not_read_are_not_returned() -> None:
         return {name for name, value in found._asdict().items() if value is not None}
 
     assert returned(LOGPS) == {"logps"}
-    assert returned(USUAL) == {"logps", "entropy"}
+    assert returned(DEFAULT_READS) == {"logps", "entropy"}
     assert returned(ALL) == {"logps", "entropy", "squares", "mean"}
     assert returned(Reads(entropy=False, top=2)) == {"logps", "ids", "top"}
 

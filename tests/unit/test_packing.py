@@ -15,7 +15,7 @@ from torch import Tensor
 from rlkit.models.actor import Actor
 from rlkit.models.critic import ValueModel
 from rlkit.models.packing import PackedPasses, Packing
-from rlkit.ops.attention import WASTE, divide, packed_attention
+from rlkit.ops.attention import WASTE, divide_by_length, packed_attention
 from rlkit.ops.batching import group_micro_batches
 from rlkit.testing import random_model
 
@@ -175,9 +175,9 @@ def test_prompts_end_before_the_first_token_of_the_policy() -> None:
 
 @given(st.lists(st.integers(0, 50), max_size=30))
 def test_passes_hold_every_row_with_little_padding(lengths: list[int]) -> None:
-    found = divide(lengths)
-    assert sorted(i for rows in found for i in rows) == [i for i, n in enumerate(lengths) if n]
-    for rows in found:
+    buckets = divide_by_length(lengths)
+    assert sorted(i for rows in buckets for i in rows) == [i for i, n in enumerate(lengths) if n]
+    for rows in buckets:
         used = [lengths[i] for i in rows]
         assert used == sorted(used, reverse=True)
         assert sum(used) >= (1 - WASTE) * used[0] * len(rows) - 1e-9

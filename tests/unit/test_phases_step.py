@@ -48,9 +48,9 @@ def test_metrics_are_weighted_means_sums_and_maxima_over_all_ranks() -> None:
     here.max("max", -3.0)
     here.max("max", -5.0)
     there.max("max", torch.tensor(-4.0))
-    here.correlate("pairs", Moments.of([1, 2], [4, 2]))
-    there.correlate("pairs", Moments.of([3], [0]))
-    there.correlate("constant", Moments.of([3, 3], [0, 1]))
+    here.correlate("pairs", Moments.from_pairs([1, 2], [4, 2]))
+    there.correlate("pairs", Moments.from_pairs([3], [0]))
+    there.correlate("constant", Moments.from_pairs([3, 3], [0, 1]))
     ranks = LocalRanks(2)
     ranks.gather_dp = lambda value: [value, (dict(there._sums), there._maxima, dict(there._pairs))]  # type: ignore[method-assign]
     found = metrics(here, ranks)

@@ -97,7 +97,7 @@ def test_where_keys_are_by_hand() -> None:
     assert found.keys.tolist() == [0, 1, *(0, 1, 2), *(0, 1, 3, 4), *(5, 6)]
     assert found.query_starts.tolist() == [0, 2, 3, 5, 7]
     assert found.key_starts.tolist() == [0, 2, 5, 9, 11]
-    assert (found.most_queries, found.most_keys) == (2, 4)
+    assert (found.max_queries, found.max_keys) == (2, 4)
 
 
 GROUPS = st.lists(

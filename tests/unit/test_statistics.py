@@ -107,7 +107,7 @@ def test_paired_p_values_are_uniform_where_nothing_differs() -> None:
 
 
 def correlation(x: list[float], y: list[float]) -> float:
-    return Moments.of(x, y).correlation
+    return Moments.from_pairs(x, y).correlation
 
 
 def test_correlations_by_hand() -> None:
@@ -142,7 +142,7 @@ def test_a_correlation_is_symmetric_and_within_its_bounds(pairs: list[tuple[floa
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=12), st.integers(0, 12))
 def test_the_sums_of_two_parts_are_those_of_the_whole(pairs: list[tuple[int, int]], cut: int) -> None:
     def of(some: list[tuple[int, int]]) -> Moments:
-        return Moments.of([a for a, _ in some], [b for _, b in some])
+        return Moments.from_pairs([a for a, _ in some], [b for _, b in some])
 
     assert of(pairs[:cut]).plus(of(pairs[cut:])) == of(pairs)
 

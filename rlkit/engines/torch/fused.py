@@ -13,7 +13,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from rlkit.engines.torch.blocks import FusedModel
 from rlkit.engines.torch.decoder import SPARE
-from rlkit.ops.attention import Layout, packed_attention, places_of
+from rlkit.ops.attention import Layout, packed_attention, token_indices
 from rlkit.ops.ragged import Span, by_sdpa
 
 GROWTH = 16
@@ -212,8 +212,8 @@ class FusedDecoder:
     def _prefill(self, new: _Admission) -> Callable[[int, Tensor], Tensor]:
         """Return what attends in the pass over new rows, and adds their keys and values to those of others."""
         heads = self.config.num_attention_heads
-        places, real = places_of(new.prompts, self.device)
-        own = places_of(new.rows, self.device)[0]
+        places, real = token_indices(new.prompts, self.device)
+        own = token_indices(new.rows, self.device)[0]
         packed = packed_attention if self.device.type == "cpu" else by_sdpa
 
         def attend(index: int, found: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlkit.engines.sglang.teacher import Span, served_logps, served_top
-from rlkit.ops.logps import LEAST
+from rlkit.ops.logps import MIN_PROB
 from rlkit.train.logps import columns_of
 from rlkit.train.setup import TrainContext
 from rlkit.types import RolloutBatch
@@ -41,7 +41,7 @@ def top_on_servers(context: TrainContext, batch: RolloutBatch, count: int) -> li
         of = slice(span.start, span.start + len(places))
         ids[row, of] = torch.tensor([tokens for tokens, _ in places])
         logps[row, of, :-1] = torch.tensor([found for _, found in places])
-    logps[..., -1] = (1 - logps[..., :-1].exp().sum(-1)).clamp(min=LEAST).log()
+    logps[..., -1] = (1 - logps[..., :-1].exp().sum(-1)).clamp(min=MIN_PROB).log()
     unknown = (ids >= columns_of(context.models.actor)).any(-1, keepdim=True)
     ids, logps = ids.masked_fill(unknown, 0), logps.masked_fill(unknown, nan)
     device, mask = batch.mask.device, batch.mask[..., None]
