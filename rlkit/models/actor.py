@@ -1,4 +1,4 @@
-"""The module that Fabric sets up and the training loop trains: a policy's log-probs, or a reward model's scores."""
+"""The modules that Fabric sets up and the training loop trains: a policy, or a reward model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rlkit.models.layers import fuse_layers
 from rlkit.models.lora import base_model, score_head
-from rlkit.models.packing import PackedPasses, masked_attention, noisy, places_in
+from rlkit.models.packing import PackedPasses, embedding_noise, masked_attention, rows_and_positions
 from rlkit.ops.logps import DEFAULT_READS, logits_logps, token_logps
 from rlkit.ops.masked import ends_of
 from rlkit.ops.random import RowNoise
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 class Actor(nn.Module):
     """Wraps a causal language model; `forward` returns log-probs and entropies of the tokens under the mask.
 
-    The output layer runs in chunks, on masked tokens only, where a probe at the start shows that this equals the
-    model's own logits; models that transform them (soft caps, scales) are called as they are. Prompts that rows share
-    are computed once: see `PackedPasses`.
+    If a probe at the start shows that it equals the model's own logits, the output layer runs in chunks and on tokens
+    under the mask only; models that transform their logits (soft caps, scales) are called as they are. Prompts that
+    rows share are computed once: see `PackedPasses`.
     """
 
     forward_methods = ("logits", "check_passes")
@@ -53,32 +53,35 @@ class Actor(nn.Module):
         Args:
             tokens: [B,T] i64, right-padded (a causal model's tokens never see the padding after them).
             mask: [B,T] bool; the first column never counts, since nothing predicts it.
-            temperature: The rollout's.
-            reads: What is computed besides log-probs.
-            noise: Is added to the embeddings of the tokens.
-            ids: [B,T,K] i64, tokens whose log-probs are `top_logps`, in place of the most likely ones.
+            temperature: Temperature of the rollout.
+            reads: Statistics to compute besides log-probs.
+            noise: Noise to add to the embeddings.
+            ids: [B,T,K] i64, tokens whose log-probs are `top_logps`; None for the most likely ones.
         """
-        of = tokens.flatten()
+        flat = tokens.flatten()
+        model = base_model(self.policy)
         if self.chunked:
-            hidden, places = self.passes(base_model(self.policy).get_decoder(), tokens, mask, noise)
-            head = base_model(self.policy).get_output_embeddings()
-            chosen = None if ids is None else ids.flatten(0, 1)[places]
-            found = token_logps(hidden, head.weight, head.bias, of[places], temperature, reads=reads, ids=chosen)
+            hidden, indices = self.passes(model.get_decoder(), tokens, mask, noise)
+            head = model.get_output_embeddings()
+            ids = None if ids is None else ids.flatten(0, 1)[indices]
+            statistics = token_logps(hidden, head.weight, head.bias, flat[indices], temperature, reads=reads, ids=ids)
         else:
-            with noisy(base_model(self.policy), noise, *places_in(tokens)):
+            with embedding_noise(model, noise, *rows_and_positions(tokens)):
                 logits = self.logits(tokens)[:, :-1][mask[:, 1:]]
-            places = nn.functional.pad(mask[:, 1:], (1, 0)).flatten().nonzero().squeeze(-1)
-            chosen = None if ids is None else ids.flatten(0, 1)[places]
-            found = logits_logps(logits, of[places], temperature, reads=reads, ids=chosen)
+            indices = nn.functional.pad(mask[:, 1:], (1, 0)).flatten().nonzero().squeeze(-1)
+            ids = None if ids is None else ids.flatten(0, 1)[indices]
+            statistics = logits_logps(logits, flat[indices], temperature, reads=reads, ids=ids)
 
-        def placed(x: Tensor) -> Tensor:
-            return x.new_zeros(len(of), *x.shape[1:]).index_copy(0, places, x).view(*tokens.shape, *x.shape[1:])
+        def scatter(x: Tensor) -> Tensor:
+            """Return x [N,...] at its tokens of [B,T,...], 0 elsewhere."""
+            return x.new_zeros(len(flat), *x.shape[1:]).index_copy(0, indices, x).view(*tokens.shape, *x.shape[1:])
 
-        entropy, squares, *others = (None if x is None else placed(x) for x in found[1:])
-        return PolicyOutput(placed(found.logps), entropy, squares, None, *others)
+        logps, entropy, squares, mean, top_ids, top = (None if x is None else scatter(x) for x in statistics)
+        assert logps is not None
+        return PolicyOutput(logps, entropy, squares, None, mean, top_ids, top)
 
     def check_passes(self) -> None:
-        """Compare packed passes with plain ones where the weights are now; pack them if they are equal."""
+        """Compare packed passes with plain ones on the weights' current device; pack passes if they are equal."""
         if self.chunked:
             self.passes.check(base_model(self.policy).get_decoder())
 
@@ -108,14 +111,14 @@ class ScoreModel(Actor):
     stop_ids: Sequence[int] = ()
 
     def close_with(self, closing: Sequence[int], stop_ids: Collection[int]) -> None:
-        """Let the score at the end of a turn be of the conversation to there as the chat template renders it.
+        """Score each turn's prefix as the chat template renders it, as other users of the classifier do.
 
-        So a classifier reads it elsewhere; the template may add more than the token that ended the turn.
+        The template may add more than the token that ended the turn.
 
         Args:
             closing: The ids with which the template ends a turn of the assistant.
-            stop_ids: The ids that end a turn: `closing` replaces one at the end of a row. Where others follow a turn,
-                its score is read behind these ids if they are what is there.
+            stop_ids: The ids that end a turn. At the end of a row, `closing` replaces such an id. Inside a row, the
+                score of a turn is read after `closing` if the turn ends with these ids.
         """
         self.closing, self.stop_ids = list(closing), sorted(stop_ids)
 
@@ -129,44 +132,45 @@ class ScoreModel(Actor):
         noise: RowNoise | None = None,
         ids: Tensor | None = None,
     ) -> PolicyOutput:
-        """Return scores [B,T] f32, of the conversation up to and including each token; 0 outside the mask.
+        """Return scores [B,T] f32 of the conversation up to and including each token; 0 outside the mask.
 
         Args:
             tokens: [B,T] i64, right-padded.
             mask: [B,T] bool.
-            temperature: Not read.
-            reads: Not read.
-            noise: Not read.
-            ids: Not read.
+            temperature: Unused.
+            reads: Unused.
+            noise: Unused.
+            ids: Unused.
         """
-        closed, places = self._closed(tokens, mask)
-        read = torch.zeros_like(closed, dtype=torch.bool)
-        read[mask.nonzero()[:, 0], places[mask] + 1] = True  # a hidden state is named by the token that it predicts
-        hidden, read_places = self.passes(base_model(self.policy).get_decoder(), closed, read)
+        closed, columns = self._closed(tokens, mask)
+        scored = torch.zeros_like(closed, dtype=torch.bool)
+        scored[mask.nonzero()[:, 0], columns[mask] + 1] = True  # a hidden state is indexed by the token it predicts
+        hidden, indices = self.passes(base_model(self.policy).get_decoder(), closed, scored)
         head = score_head(self.policy)
         assert head is not None
-        found = head(hidden.to(head.weight.dtype)).squeeze(-1).float()
-        scores = found.new_zeros(closed.numel()).index_copy(0, read_places, found).view_as(closed)
-        scores = scores.gather(1, places + 1) * mask
+        outputs = head(hidden.to(head.weight.dtype)).squeeze(-1).float()
+        scores = outputs.new_zeros(closed.numel()).index_copy(0, indices, outputs).view_as(closed)
+        scores = scores.gather(1, columns + 1) * mask
         return PolicyOutput(0.0 * scores, None, None, scores)
 
     def _closed(self, tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return wider rows, closed after the last token under the mask, and where [B,T] the score of a token is."""
+        """Return wider rows, closed after the last token under the mask, and the column [B,T] of each token's score."""
         rows, width = tokens.shape
-        places = torch.arange(width, device=tokens.device).repeat(rows, 1)
+        columns = torch.arange(width, device=tokens.device).repeat(rows, 1)
         wider = nn.functional.pad(tokens, (0, len(self.closing) + 1))
         if not self.closing:
-            return wider, places
+            return wider, columns
         closing, stop_ids = tokens.new_tensor(self.closing), tokens.new_tensor(self.stop_ids)
-        length = torch.arange(len(closing), device=tokens.device)
-        behind = torch.arange(1, width + 1, device=tokens.device) - torch.isin(tokens, stop_ids).long()  # [B,T]
+        offsets = torch.arange(len(closing), device=tokens.device)
+        # [B,T], the column at which `closing` starts if a turn ends with this token
+        starts = torch.arange(1, width + 1, device=tokens.device) - torch.isin(tokens, stop_ids).long()
         last = width - 1 - mask.int().flip(1).argmax(1, keepdim=True)
-        wider = wider.scatter(1, behind.gather(1, last) + length, closing.expand(rows, -1))
+        wider = wider.scatter(1, starts.gather(1, last) + offsets, closing.expand(rows, -1))
         row, end = ends_of(mask).nonzero(as_tuple=True)
-        start = behind[row, end]
-        there = (wider[row[:, None], start[:, None] + length] == closing).all(-1)
-        places[row, end] = torch.where(there, start + len(closing) - 1, end)
-        return wider, places
+        start = starts[row, end]
+        is_closed = (wider[row[:, None], start[:, None] + offsets] == closing).all(-1)
+        columns[row, end] = torch.where(is_closed, start + len(closing) - 1, end)
+        return wider, columns
 
     def _probe(self) -> bool:
-        return True  # the head reads hidden states, whatever the model does with its own logits
+        return True  # the head reads hidden states, not logits

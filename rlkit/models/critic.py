@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class ValueModel(nn.Module):
-    """A transformer's backbone with a value head; passes are packed as the actor's are.
+    """A transformer backbone with a value head; passes are packed as in `Actor`.
 
     Args:
         backbone: A Hugging Face model that returns hidden states.
-        head: What the value head starts as, from hidden states to one number; None for zeros.
+        head: The initial value head, from hidden states to one number; None for zeros.
     """
 
     forward_methods = ("check_passes",)
@@ -36,16 +36,16 @@ class ValueModel(nn.Module):
         self.head = head.requires_grad_(True)
 
     def check_passes(self) -> None:
-        """Compare packed passes with plain ones where the weights are now; pack them if they are equal."""
+        """Compare packed passes with plain ones on the weights' current device; pack passes if they are equal."""
         self.passes.check(self.backbone)
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
-        """Return values [B,T] f32, 0 outside the mask; `values[b,t]` is of the state before `tokens[b,t]` was chosen.
+        """Return values [B,T] f32, 0 outside the mask; `values[b,t]` is that of the state before `tokens[b,t]`.
 
         Args:
             tokens: [B,T] i64, right-padded.
             mask: [B,T] bool.
         """
-        hidden, places = self.passes(self.backbone, tokens, mask)
+        hidden, indices = self.passes(self.backbone, tokens, mask)
         values = self.head(hidden.to(self.head.weight.dtype)).squeeze(-1).float()
-        return torch.zeros(tokens.numel(), device=tokens.device).index_copy(0, places, values).view_as(tokens)
+        return torch.zeros(tokens.numel(), device=tokens.device).index_copy(0, indices, values).view_as(tokens)

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 class WeightAverage(nn.Module):
     """The average of a module's trainable parameters: average = decay * average + (1 - decay) * parameter.
 
-    It is a module, of buffers alone, so that it leaves a device as others do.
+    It is a module with buffers only, so that it can be moved between devices.
 
     Args:
-        module: The module.
-        decay: From 0 (no memory) to 1.
+        module: The module to average.
+        decay: The decay, from 0 (no memory) to 1.
     """
 
     def __init__(self, module: nn.Module, decay: float) -> None:
@@ -49,6 +49,6 @@ class WeightAverage(nn.Module):
     @torch.no_grad()
     def _swap(self) -> None:
         for average, parameter in zip(self.tensors, self._trained, strict=True):
-            kept = parameter.clone()
+            parameter_copy = parameter.clone()
             parameter.copy_(average)
-            average.copy_(kept)
+            average.copy_(parameter_copy)

@@ -1,4 +1,4 @@
-"""How many floating-point operations learning takes, and how many a device can do."""
+"""The floating-point operations of training, and the peak rates of devices."""
 
 from __future__ import annotations
 
@@ -21,50 +21,51 @@ PEAKS = {
     r"\bRTX A6000\b": (38.7, 154.8), r"\bRTX 3090$": (35.6, 71.0), r"\bRTX 4090$": (82.6, 165.2),
     r"\bRTX 5090$": (104.8, 209.5),
 }  # fmt: skip
-"""TFLOP/s of GPUs by patterns of their names, the first that matches: in float32, and of dense products in bfloat16
-that are summed in float32. From NVIDIA's data sheets and whitepapers; Lightning's table has sparse products for some.
+"""TFLOP/s of GPUs by patterns of their names; the first match counts. Each has the rate in float32, and that of dense
+bfloat16 products with float32 accumulation. Source: NVIDIA's data sheets and whitepapers; Lightning's table lists the
+rates of sparse products for some of them.
 """
 
 
 def peak_flops(device: str, half: bool) -> float | None:
-    """Return the operations per second that a GPU can do at most, in bfloat16 or float32; None where it is unknown.
+    """Return a GPU's peak operations per second, in bfloat16 or float32; None for an unknown GPU.
 
     Args:
-        device: Its name, as `torch.cuda.get_device_name` returns it.
+        device: The name of the GPU, as `torch.cuda.get_device_name` returns it.
         half: Whether products are in bfloat16.
     """
     if "MIG" in device:
         return None
-    found = (peaks for pattern, peaks in PEAKS.items() if re.search(pattern, device))
-    peaks = next(found, None)
+    matches = (peaks for pattern, peaks in PEAKS.items() if re.search(pattern, device))
+    peaks = next(matches, None)
     return None if peaks is None else peaks[half] * 1e12
 
 
 def learning_flops(model: CausalLM, lengths: Tensor, chosen: int) -> float | None:
     """Return the operations of a forward and a backward pass over rows; None for a mixture of experts.
 
-    A token takes 2 operations per weight of the blocks' matrices forward, 2 backward for what is before them and,
-    where the weight is trained, 2 for its gradient; a token that the policy chose takes as many in the output layer.
-    A pair of tokens that see each other takes 4 operations per channel of the heads in each layer forward, and 8
-    backward (Chowdhery et al. 2022, arXiv:2204.02311, appendix B, halved since attention is causal). Every row counts
-    as a whole, also where a prompt is computed once for several, and nothing counts twice that is computed again.
+    For each weight of the blocks' matrices, a token takes 2 operations in the forward pass, 2 for the gradient of the
+    input, and 2 for the gradient of the weight if it is trained. The output layer takes the same for each token that
+    the policy chose. In each layer, a pair of tokens that attend takes 4 operations per channel of the heads forward
+    and 8 backward (Chowdhery et al. 2022, arXiv:2204.02311, appendix B, halved since attention is causal). Each row
+    counts in full, even if a shared prompt is computed once, and recomputation does not count.
 
     Args:
-        model: A decoder, without the wrapper that adapters have.
+        model: A decoder, without the wrapper of adapters.
         lengths: [B] tokens of each row.
-        chosen: Tokens that the policy chose, in all rows.
+        chosen: Number of tokens that the policy chose, in all rows.
     """
     config = model.config.get_text_config()
-    inside = [weight for block in blocks(model) for weight in block.parameters() if weight.dim() > 1]
-    if any(weight.dim() > 2 for weight in inside):
+    matrices = [weight for block in blocks(model) for weight in block.parameters() if weight.dim() > 1]
+    if any(weight.dim() > 2 for weight in matrices):
         return None
     head = model.get_output_embeddings()
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     pairs = float(lengths.double().square().sum()) / 2
-    products = float(lengths.sum()) * sum(map(_per_token, inside))
-    products += 0 if head is None else chosen * _per_token(head.weight)
+    products = float(lengths.sum()) * sum(map(_operations_per_token, matrices))
+    products += 0 if head is None else chosen * _operations_per_token(head.weight)
     return products + 12 * pairs * config.num_hidden_layers * config.num_attention_heads * int(size)
 
 
-def _per_token(weight: Tensor) -> int:
+def _operations_per_token(weight: Tensor) -> int:
     return weight.numel() * (6 if weight.requires_grad else 4)

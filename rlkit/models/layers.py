@@ -1,4 +1,4 @@
-"""Faster passes of the layers of a model, with the same outputs and gradients."""
+"""Faster forward and backward passes of layers, with the same outputs and gradients."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch.distributed.tensor import DTensor
 from rlkit.ops import layers
 
 Forward = Callable[[Any, Tensor], Tensor]
-"""From a layer and tokens [N,I] to its output [N,O]."""
+"""A function from a layer and its input [N,I] to its output [N,O]."""
 
 
 def fuse_layers(model: nn.Module) -> None:
-    """Let the layers of a model compute in fewer passes over memory, while all that they read is float32 on a CPU."""
+    """Make the layers of a model take fewer passes over memory when their inputs and weights are float32 on a CPU."""
     for layer in model.modules():
         forward = _forward_of(layer)
         if forward is not None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 HEAD = ".modules_to_save."
-"""What peft puts between the name of a layer that is trained whole and that of its adapter."""
+"""The infix of peft between the name of a fully trained layer and that of its adapter."""
 
 
 def add_lora(policy: CausalLM, lora: Lora, seed: int = 0, base: str | None = None, task: str = "CAUSAL_LM") -> CausalLM:
@@ -47,9 +47,8 @@ def add_lora(policy: CausalLM, lora: Lora, seed: int = 0, base: str | None = Non
             torch.manual_seed(seed)
             adapted: CausalLM = get_peft_model(policy, config)
     except ValueError as error:
-        names = sorted(
-            {name.rpartition(".")[2] for name, module in policy.named_modules() if hasattr(module, "weight")}
-        )
+        weighted = {name.rpartition(".")[2] for name, module in policy.named_modules() if hasattr(module, "weight")}
+        names = sorted(weighted)
         raise RecipeError(f"model.lora.targets is {lora.targets!r}: {error}. Modules: {', '.join(names)}") from error
     if base is not None:
         adapted.peft_config[adapted.active_adapter].base_model_name_or_path = base
@@ -61,7 +60,7 @@ def load_adapter(policy: CausalLM, file: Path) -> None:
     """Load the adapters' values from safetensors, in place.
 
     Raises:
-        RecipeError: The file cannot be read, or holds other tensors than these adapters.
+        RecipeError: The file cannot be read, or its tensors do not match these adapters.
     """
     from safetensors.torch import load_file
 
@@ -71,15 +70,15 @@ def load_adapter(policy: CausalLM, file: Path) -> None:
         raise RecipeError(f"{file} cannot be read: {error}") from error
     own = dict(adapter_tensors(policy))
     for name in sorted(own.keys() | saved.keys()):
-        have, want = (list(x[name].shape) if name in x else "none" for x in (saved, own))
-        if have != want:
+        actual, expected = (list(x[name].shape) if name in x else "none" for x in (saved, own))
+        if actual != expected:
             raise RecipeError(
-                f"{file} does not fit model.lora and its base: {name} is {have} there, expected {want}; set "
+                f"{file} does not fit model.lora and its base: {name} is {actual} there, expected {expected}; set "
                 "model.lora.targets as when it was trained, and see base_model_name_or_path in adapter_config.json"
             )
         if not saved[name].is_floating_point() or not saved[name].isfinite().all():
             raise RecipeError(
-                f"{file} holds no finite numbers in {name}; the adapter is damaged, or its training failed"
+                f"{file} has numbers in {name} that are not finite; the adapter is damaged, or its training failed"
             )
     with torch.no_grad():
         for name, tensor in own.items():
@@ -97,17 +96,17 @@ def base_model(policy: CausalLM) -> CausalLM:
 
 
 def score_head(policy: CausalLM) -> nn.Linear | None:
-    """Return the layer of a sequence classifier from hidden states to scores; None for another model."""
+    """Return a sequence classifier's layer from hidden states to scores; None for other models."""
     return getattr(base_model(policy), "score", None)
 
 
 def adapters_off(policy: CausalLM) -> AbstractContextManager[None]:
-    """Run the policy without its adapters."""
+    """Return a context in which the policy runs without its adapters."""
     return policy.disable_adapter()
 
 
-def adapted(policy: CausalLM) -> dict[str, AdapterLayer]:
-    """Return a layer with adapters for each name that such layers have within their blocks; none without LoRA."""
+def adapted_layers(policy: CausalLM) -> dict[str, AdapterLayer]:
+    """Return one adapted layer for each name of such layers within their blocks; empty without LoRA."""
     layers = [(name, layer) for name, layer in policy.named_modules() if hasattr(layer, "lora_A")]
     return {name.rpartition(".")[2]: cast("AdapterLayer", layer) for name, layer in layers}
 
@@ -120,30 +119,33 @@ def adapter_config(policy: CausalLM) -> JsonObject:
         "r": config.r,
         "lora_alpha": config.lora_alpha,
         "use_rslora": config.use_rslora,
-        "target_modules": sorted(adapted(policy)),
+        "target_modules": sorted(adapted_layers(policy)),
     }
 
 
 def adapter_tensors(policy: CausalLM) -> list[tuple[str, Tensor]]:
-    """Return the parameters of the adapters, and of a head that is trained, under the names that peft saves them by."""
+    """Return the parameters of the adapters and of a trained head, under the names that peft saves."""
     active = f".{policy.active_adapter}."
-    found = [(name, x) for name, x in policy.named_parameters() if "lora_" in name or HEAD in name]
-    return [(name.replace(active, ".").replace(HEAD, "."), x) for name, x in found]
+    return [
+        (name.replace(active, ".").replace(HEAD, "."), parameter)
+        for name, parameter in policy.named_parameters()
+        if "lora_" in name or HEAD in name
+    ]
 
 
 def delta(layer: AdapterLayer) -> Tensor:
-    """Return the update of a layer's weight by its adapters; if they are sharded, all ranks must call this."""
-    parts = []
+    """Return the update of a layer's weight by its adapters; all ranks must call this if they are sharded."""
+    updates = []
     for name in layer.active_adapters:  # agreed: the modules are the same on every rank
         # agreed: and so is how they are sharded
         if name in layer.lora_A and isinstance(layer.lora_A[name].weight, DTensor):
             product = (
                 full_tensor(layer.lora_B[name].weight) @ full_tensor(layer.lora_A[name].weight) * layer.scaling[name]
             )
-            parts.append(product.T if layer.fan_in_fan_out else product)
+            updates.append(product.T if layer.fan_in_fan_out else product)
         else:
-            parts.append(layer.get_delta_weight(name))
-    return torch.stack(parts).sum(0)
+            updates.append(layer.get_delta_weight(name))
+    return torch.stack(updates).sum(0)
 
 
 @torch.no_grad()
@@ -157,4 +159,4 @@ def merged(policy: CausalLM) -> CausalLM:
         if hasattr(layer, "original_module"):
             trained = cast("nn.ModuleDict", layer.modules_to_save)[policy.active_adapter]
             cast("nn.Module", layer.original_module).load_state_dict(trained.state_dict())
-    return policy.unload().requires_grad_(True)  # peft leaves them frozen
+    return policy.unload().requires_grad_(True)  # peft leaves the weights frozen

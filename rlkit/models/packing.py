@@ -1,4 +1,4 @@
-"""Packed forward passes: rows without padding, one after another, and prompts that rows share only once."""
+"""Packed forward passes: rows are concatenated without padding, and shared prompts are computed once."""
 
 from __future__ import annotations
 
@@ -16,78 +16,85 @@ from rlkit.ops.ragged import ragged_attention
 from rlkit.ops.random import RowNoise
 
 PACKED = "rlkit_packed"
-"""The attention of packed passes among those of transformers; without a layout it is SDPA's."""
+"""The name of the packed attention in the registry of transformers; without a layout it is SDPA."""
 
 MULTIPLE = 128
 """The length of a packed sequence is a multiple of this."""
 
 Backbone = Any
-"""A Hugging Face decoder: it returns `last_hidden_state`."""
+"""A Hugging Face decoder, which returns `last_hidden_state`."""
 
-GAPS = {torch.float16: 0.02, torch.bfloat16: 0.1}
-"""How far a probe may be from plain passes, as a share of the standard deviation, by type; 1e-3 for others."""
-
+TOLERANCES = {torch.float16: 0.02, torch.bfloat16: 0.1}
+"""Maximum RMS difference of packed from plain passes, relative to the standard deviation, by type; 1e-3 by default."""
 
 WITH_MASKS = {"sdpa", "eager"}
-"""Implementations that read a mask of every query and key: on any device, and in any type."""
+"""Implementations that accept a mask of queries and keys on any device and in any type."""
 
 
-class Chosen(NamedTuple):
-    """Hidden states [N,H] that predict the N tokens under a mask [B,T], and the tokens' places [N] in it, flattened."""
+class MaskedHidden(NamedTuple):
+    """The hidden states that predict the N tokens under a mask [B,T].
+
+    Args:
+        hidden: [N,H].
+        indices: [N] i64, the indices of the predicted tokens in the flattened mask.
+    """
 
     hidden: Tensor
-    places: Tensor
+    indices: Tensor
 
 
 class Packing:
-    """The tokens of rows in one sequence: each prompt that several rows share, then what follows it in each of them.
+    """The tokens of rows in one sequence: each shared prompt once, followed by the rest of each of its rows.
 
-    A row goes on from the last token of its prompt, which predicts the first one after it.
+    The last token of a prompt is repeated at the start of each row's rest, where it predicts the next token.
 
     Args:
         tokens: [B,T] i64.
-        mask: [B,T] bool; the first column never counts. What is before a row's first token under it is its prompt.
-        apart: Compute prompts that rows share in each of them.
+        mask: [B,T] bool; the first column never counts. A row's prompt ends before its first token under the mask.
+        share_prompts: Whether prompts that several rows share are computed once.
     """
 
-    def __init__(self, tokens: Tensor, mask: Tensor, apart: bool = False) -> None:
-        rows, shared = tokens.tolist(), mask.int()
-        firsts = shared.argmax(1).tolist()
-        ends = (mask.shape[1] - 1 - shared.flip(1).argmax(1)).tolist()
-        members: dict[tuple[int, ...], list[int]] = {}
-        for i, some in enumerate(mask[:, 1:].any(1).tolist()):
-            if some:
-                members.setdefault(tuple(rows[i][: max(firsts[i] - 1, 0)]), []).append(i)
+    def __init__(self, tokens: Tensor, mask: Tensor, share_prompts: bool = True) -> None:
+        rows = tokens.tolist()
+        columns = mask.int()
+        firsts = columns.argmax(1).tolist()
+        ends = (mask.shape[1] - 1 - columns.flip(1).argmax(1)).tolist()
+        rows_by_prompt: dict[tuple[int, ...], list[int]] = {}
+        for i, has_tokens in enumerate(mask[:, 1:].any(1).tolist()):
+            if has_tokens:
+                rows_by_prompt.setdefault(tuple(rows[i][: max(firsts[i] - 1, 0)]), []).append(i)
         self.ids: list[int] = []
         self.positions: list[int] = []
         self.rows: list[int] = []
-        """The row that each token is of; for a prompt that several share, the first of them."""
+        """The row of each token; the first row for a shared prompt."""
         self.segments: list[tuple[int, int]] = []
-        """Where each segment begins and ends; a token attends to those before it in its own."""
+        """(start, end) of each segment; see `Layout`."""
         self.shared: list[tuple[int, int, int]] = []
-        """Where a prompt begins and ends, and the last of its rows' segments, which follow it and attend to it too."""
-        columns: list[int] = []
-        for prompt, mine in members.items():
+        """(start, end, last) of each shared prompt; see `Layout`."""
+        next_tokens: list[int] = []  # the flat index of the token that each token predicts, -1 for none
+        for prompt, members in rows_by_prompt.items():
             begin = len(self.ids)
-            start = len(prompt) if len(mine) > 1 and not apart else 0
-            self._add(mine[0], prompt[:start], 0)
-            columns += [-1] * start
-            for i in mine:
-                self._add(i, rows[i][start : ends[i]], start)
-                columns += range(i * mask.shape[1] + start + 1, i * mask.shape[1] + ends[i] + 1)
-            if start:
-                self.shared.append((begin, begin + start, len(self.ids)))
+            shared_length = len(prompt) if len(members) > 1 and share_prompts else 0
+            self._add(members[0], prompt[:shared_length], 0)
+            next_tokens += [-1] * shared_length
+            for i in members:
+                self._add(i, rows[i][shared_length : ends[i]], shared_length)
+                next_tokens += range(i * mask.shape[1] + shared_length + 1, i * mask.shape[1] + ends[i] + 1)
+            if shared_length:
+                self.shared.append((begin, begin + shared_length, len(self.ids)))
         self.longest = max(ends, default=0)
-        targets = torch.tensor(columns, dtype=torch.long, device=mask.device)
-        self.chosen = (targets >= 0) & mask.flatten()[targets.clamp(min=0)]
-        """[N] bool: which tokens of the sequence predict one under the mask."""
-        self.places = targets[self.chosen]
+        """The length of the longest row, up to its last token under the mask."""
+        targets = torch.tensor(next_tokens, dtype=torch.long, device=mask.device)
+        self.predicts = (targets >= 0) & mask.flatten()[targets.clamp(min=0)]
+        """[L] bool: which tokens of the sequence predict a token under the mask."""
+        self.indices = targets[self.predicts]
+        """[N] i64: the indices of the predicted tokens in the flattened mask."""
 
     def pad(self, multiple: int) -> None:
-        """Add a segment that predicts nothing, so that kernels are needed for few lengths alone."""
-        more = -len(self.ids) % multiple
-        self._add(0, [0] * more, 0)
-        self.chosen = torch.nn.functional.pad(self.chosen, (0, more))
+        """Add a segment that predicts nothing, so that kernels are compiled for few lengths."""
+        padding = -len(self.ids) % multiple
+        self._add(0, [0] * padding, 0)
+        self.predicts = torch.nn.functional.pad(self.predicts, (0, padding))
 
     def _add(self, row: int, tokens: Sequence[int], position: int) -> None:
         if tokens:
@@ -98,93 +105,98 @@ class Packing:
 
 
 class PackedPasses:
-    """Computes the hidden states that predict the tokens under a mask, in packed passes where they equal plain ones.
+    """Computes the hidden states that predict the tokens under a mask, in packed passes if these equal plain ones.
 
     Args:
-        backbone: A decoder that is probed; None for plain passes.
+        backbone: A decoder to probe; None for plain passes.
     """
 
     def __init__(self, backbone: Backbone | None) -> None:
         self.packed = False
-        """Whether passes are packed: False makes them plain."""
-        self.reason: str | None = "its logits are no plain product of its hidden states"
+        """Whether passes are packed."""
+        self.reason: str | None = "its logits are not a plain product of its hidden states"
         """Why passes are plain; None if they are packed."""
-        self._counts = [0, 0]
+        self._packed_count = 0
+        self._plain_count = 0
         if backbone is not None:
             self.check(backbone)
 
     def check(self, backbone: Backbone) -> None:
-        """Compare packed passes with plain ones where the weights are now; pack them if they are equal."""
-        self.reason = _why_plain(backbone)
+        """Compare packed passes with plain ones on the weights' current device; pack passes if they are equal."""
+        self.reason = _packing_problem(backbone)
         self.packed = self.reason is None
 
     def take_counts(self) -> tuple[int, int]:
-        """Return the number of packed passes, and of all, since the last call."""
-        plain_ones, packed_ones = self._counts
-        self._counts = [0, 0]
-        return packed_ones, plain_ones + packed_ones
+        """Return the number of packed passes and of all passes since the last call."""
+        counts = self._packed_count, self._packed_count + self._plain_count
+        self._packed_count = 0
+        self._plain_count = 0
+        return counts
 
-    def __call__(self, backbone: Backbone, tokens: Tensor, mask: Tensor, noise: RowNoise | None = None) -> Chosen:
+    def __call__(self, backbone: Backbone, tokens: Tensor, mask: Tensor, noise: RowNoise | None = None) -> MaskedHidden:
         """Return hidden states, in any order.
 
         Args:
-            backbone: Returns hidden states.
+            backbone: A decoder.
             tokens: [B,T] i64, right-padded.
             mask: [B,T] bool; the first column never counts.
-            noise: Is added to the embeddings; rows then share no prompts, since each has a noise of its own.
+            noise: Noise to add to the embeddings. Rows then share no prompts, since each row has its own noise.
         """
         if self.packed and not bool(mask[:, 1:].any()):  # a dummy row, which is not counted
-            return plain(backbone, tokens, mask, noise)
-        packing = Packing(tokens, mask, apart=noise is not None) if self.packed else None
+            return plain_pass(backbone, tokens, mask, noise)
+        packing = Packing(tokens, mask, share_prompts=noise is None) if self.packed else None
         window = getattr(backbone.config.get_text_config(), "sliding_window", None)
         if packing is not None and window is not None and packing.longest > window:
             packing = None
-        self._counts[packing is not None] += 1
         if packing is None:
-            return plain(backbone, tokens, mask, noise)
+            self._plain_count += 1
+            return plain_pass(backbone, tokens, mask, noise)
+        self._packed_count += 1
         if len(packing.ids) > MULTIPLE:
             packing.pad(MULTIPLE)
-        return packed(backbone, packing, tokens.device, noise)
+        return packed_pass(backbone, packing, tokens.device, noise)
 
 
-def packed(backbone: Backbone, packing: Packing, device: torch.device, noise: RowNoise | None = None) -> Chosen:
+def packed_pass(
+    backbone: Backbone, packing: Packing, device: torch.device, noise: RowNoise | None = None
+) -> MaskedHidden:
     """Return hidden states from one pass over a packed sequence."""
     positions = torch.tensor(packing.positions, device=device)
-    with noisy(backbone, noise, torch.tensor(packing.rows, device=device), positions):
+    with embedding_noise(backbone, noise, torch.tensor(packing.rows, device=device), positions):
         hidden = backbone(
             input_ids=torch.tensor([packing.ids], device=device),
             position_ids=positions[None],
-            attention_mask=torch.empty(1, 1, 1, 1, device=device),  # of the form that transformers leaves as it is
+            attention_mask=torch.empty(1, 1, 1, 1, device=device),  # 4 dimensions: transformers leaves it as it is
             layout=Layout(packing.segments, packing.shared, device),
             use_cache=False,
         ).last_hidden_state[0]
-    return Chosen(hidden[packing.chosen], packing.places)
+    return MaskedHidden(hidden[packing.predicts], packing.indices)
 
 
-def plain(backbone: Backbone, tokens: Tensor, mask: Tensor, noise: RowNoise | None = None) -> Chosen:
-    """Return the same from one pass over whole rows."""
-    chosen = torch.nn.functional.pad(mask[:, 1:], (1, 0))
-    with noisy(backbone, noise, *places_in(tokens)):
-        hidden = backbone(input_ids=tokens, use_cache=False).last_hidden_state[:, :-1][chosen[:, 1:]]
-    return Chosen(hidden, chosen.flatten().nonzero().squeeze(-1))
+def plain_pass(backbone: Backbone, tokens: Tensor, mask: Tensor, noise: RowNoise | None = None) -> MaskedHidden:
+    """Return hidden states from one pass over padded rows."""
+    mask = torch.nn.functional.pad(mask[:, 1:], (1, 0))
+    with embedding_noise(backbone, noise, *rows_and_positions(tokens)):
+        hidden = backbone(input_ids=tokens, use_cache=False).last_hidden_state[:, :-1][mask[:, 1:]]
+    return MaskedHidden(hidden, mask.flatten().nonzero().squeeze(-1))
 
 
-def places_in(tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the row and the place in it of each token of [B,T], flattened: each [B*T] i64."""
-    rows, places = (torch.arange(size, device=tokens.device) for size in tokens.shape)
-    return rows.repeat_interleave(tokens.shape[1]), places.repeat(tokens.shape[0])
+def rows_and_positions(tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the row and the position of each token of [B,T], flattened: each [B*T] i64."""
+    rows, positions = (torch.arange(size, device=tokens.device) for size in tokens.shape)
+    return rows.repeat_interleave(tokens.shape[1]), positions.repeat(tokens.shape[0])
 
 
 @contextmanager
-def noisy(model: Any, noise: RowNoise | None, rows: Tensor, places: Tensor) -> Iterator[None]:
-    """Add noise to the embeddings of a model's input in this context, given the row and place of each token [N]."""
+def embedding_noise(model: Any, noise: RowNoise | None, rows: Tensor, positions: Tensor) -> Iterator[None]:
+    """Add noise to a model's input embeddings in this context, given the row and position of each token [N]."""
     if noise is None:
         yield
         return
 
     def add(_: Any, __: Any, embeddings: Tensor) -> Tensor:
-        found = noise.at(rows, places, embeddings.shape[-1])
-        return embeddings + found.view_as(embeddings).to(embeddings.dtype)
+        drawn = noise.draw(rows, positions, embeddings.shape[-1])
+        return embeddings + drawn.view_as(embeddings).to(embeddings.dtype)
 
     handle = model.get_input_embeddings().register_forward_hook(add)
     try:
@@ -194,28 +206,29 @@ def noisy(model: Any, noise: RowNoise | None, rows: Tensor, places: Tensor) -> I
 
 
 @torch.no_grad()
-def _why_plain(backbone: Backbone) -> str | None:
-    """Return why passes cannot be packed: packed ones fail, or differ for two rows of one prompt and one of another."""
+def _packing_problem(backbone: Backbone) -> str | None:
+    """Return why passes cannot be packed: they fail or differ from plain ones on 3 rows, 2 of which share a prompt."""
     weight, config = next(backbone.parameters()), backbone.config.get_text_config()
     if weight.is_meta:
         return "its weights are not loaded"
     if config._attn_implementation not in {"sdpa", PACKED}:
-        return f"its attention is {config._attn_implementation}, and only that of sdpa is packed"
+        return f"its attention is {config._attn_implementation}, and only sdpa can be packed"
     if getattr(config, "attention_dropout", 0):
         return f"its attention_dropout is {config.attention_dropout:g}, expected 0"
     tokens = torch.tensor([[5, 3, 4, 6, 0], [5, 3, 8, 0, 0], [3, 6, 5, 4, 7]], device=weight.device)
     mask = torch.tensor([[0, 0, 1, 1, 0], [0, 0, 1, 0, 0], [0, 0, 0, 1, 1]], device=weight.device)
     config._attn_implementation = "sdpa"
-    expected = plain(backbone, tokens, mask.bool()).hidden
-    config._attn_implementation, reason = PACKED, None
-    limit = GAPS.get(autocasted(expected).dtype, 1e-3)  # of products, whatever the sums of layers are in
+    expected = plain_pass(backbone, tokens, mask.bool()).hidden
+    config._attn_implementation = PACKED
+    reason = None
+    tolerance = TOLERANCES.get(autocasted(expected).dtype, 1e-3)  # by the type of products, not of the residual stream
     try:
-        found = packed(backbone, Packing(tokens, mask.bool()), weight.device)
-        difference = (found.hidden[found.places.argsort()] - expected).float().square().mean().sqrt()
-        spread = expected.float().std()
-        if not difference <= limit * spread:
-            gap = float(difference / spread)
-            reason = f"packed passes are {gap:.2g} of their spread away from padded ones, expected at most {limit:g}"
+        actual = packed_pass(backbone, Packing(tokens, mask.bool()), weight.device)
+        difference = (actual.hidden[actual.indices.argsort()] - expected).float().square().mean().sqrt()
+        std = expected.float().std()
+        if not difference <= tolerance * std:
+            relative = float(difference / std)
+            reason = f"packed passes differ by {relative:.2g} standard deviations, expected at most {tolerance:g}"
     except (AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
         reason = f"a packed pass failed with {type(error).__name__}: {error}"
     if reason is not None:
@@ -225,15 +238,15 @@ def _why_plain(backbone: Backbone) -> str | None:
 
 @contextmanager
 def masked_attention(model: Any) -> Iterator[None]:
-    """Let a model attend by SDPA, or eagerly, in this context, if its own implementation reads no masks."""
+    """Let a model use SDPA or eager attention in this context if its own implementation accepts no masks."""
     config = model.config.get_text_config()
-    chosen = config._attn_implementation
-    if chosen not in WITH_MASKS:
+    configured = config._attn_implementation
+    if configured not in WITH_MASKS:
         config._attn_implementation = "sdpa" if model._supports_sdpa else "eager"
     try:
         yield
     finally:
-        config._attn_implementation = chosen
+        config._attn_implementation = configured
 
 
 def _attend(module: Any, query: Tensor, key: Tensor, value: Tensor, *mask: Tensor | None, **options: Any) -> Any:

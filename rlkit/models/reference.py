@@ -1,4 +1,4 @@
-"""Models that are not trained: the reference that KL is measured against, and a teacher."""
+"""Frozen models: the reference of the KL penalty, and teachers."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ class FrozenPolicy:
     """Returns log-probs of a model that is not trained.
 
     Args:
-        model: Where it is loaded from; its adapters are merged.
-        place: Moves a module to the device.
-        empty: Whether `place` loads the weights as well.
+        model: The model to load; its adapters are merged.
+        move_to_device: Moves a module to the device.
+        empty: Whether `move_to_device` provides the weights as well.
     """
 
     shared = False
-    """Whether its module is the policy's own, and no copy."""
+    """Whether its module is the policy itself instead of a copy."""
 
-    def __init__(self, model: Model, place: Callable[[Actor], None], empty: bool = False) -> None:
+    def __init__(self, model: Model, move_to_device: Callable[[Actor], None], empty: bool = False) -> None:
         self.actor = Actor(load_policy(model, empty=empty, frozen=True)).requires_grad_(False)
-        place(self.actor)
+        move_to_device(self.actor)
 
     @property
     def passes(self) -> PackedPasses:
-        """How the actor computes hidden states."""
+        """The actor's forward passes."""
         return self.actor.passes
 
     def applied(self) -> AbstractContextManager[None]:
-        """Return a context in which the actor has the weights that log-probs are computed with."""
+        """Return a context in which the actor has the weights of this model."""
         return nullcontext()
 
     @torch.no_grad()
@@ -58,30 +58,32 @@ class FrozenPolicy:
 
 
 class Reference(FrozenPolicy):
-    """Returns log-probs of the initial policy; with LoRA it is the actor itself, its adapters off, and no copy.
+    """Returns log-probs of the initial policy; with LoRA it shares the actor and disables its adapters.
 
     Args:
         actor: The policy.
-        model: The recipe's section, from which the initial policy is loaded.
-        place: Moves a module to the device.
-        empty: Whether `place` loads the weights as well.
+        model: The recipe's `model:`, from which the initial policy is loaded.
+        move_to_device: Moves a module to the device.
+        empty: Whether `move_to_device` provides the weights as well.
     """
 
-    def __init__(self, actor: Actor, model: Model, place: Callable[[Actor], None], empty: bool = False) -> None:
+    def __init__(
+        self, actor: Actor, model: Model, move_to_device: Callable[[Actor], None], empty: bool = False
+    ) -> None:
         self.shared = has_lora(actor.policy)
         if self.shared:
             self.actor = actor
         else:
-            super().__init__(model, place, empty)
+            super().__init__(model, move_to_device, empty)
 
     def applied(self) -> AbstractContextManager[None]:
         return adapters_off(self.actor.policy) if self.shared else nullcontext()
 
     @torch.no_grad()
     def update(self, actor: Actor, mix: float) -> None:
-        """Update towards the policy: reference = mix * policy + (1 - mix) * reference; not for a shared one."""
-        for mine, theirs in zip(self.actor.parameters(), actor.parameters(), strict=True):
-            mine.lerp_(theirs, mix)
+        """Update towards the policy: reference = mix * policy + (1 - mix) * reference; not for a shared actor."""
+        for parameter, target in zip(self.actor.parameters(), actor.parameters(), strict=True):
+            parameter.lerp_(target, mix)
 
 
 class AveragedPolicy(FrozenPolicy):
@@ -89,7 +91,7 @@ class AveragedPolicy(FrozenPolicy):
 
     Args:
         actor: The policy.
-        average: Of its weights.
+        average: The average of its weights.
     """
 
     shared = True

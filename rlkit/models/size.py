@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 SHAPES: dict[str, dict[str, int]] = {
     f"Qwen/Qwen2.5-{size}{kind}": {
-        "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers, "num_attention_heads": heads,
-        "num_key_value_heads": shared, "vocab_size": words, "tie_word_embeddings": size != "7B",
-        "max_position_embeddings": 32768,
+        "hidden_size": hidden, "intermediate_size": intermediate, "num_hidden_layers": layers,
+        "num_attention_heads": heads, "num_key_value_heads": kv_heads, "vocab_size": vocabulary,
+        "tie_word_embeddings": size != "7B", "max_position_embeddings": 32768,
     }
     for kind in ("", "-Instruct")
-    for size, hidden, inner, layers, heads, shared, words in (
+    for size, hidden, intermediate, layers, heads, kv_heads, vocabulary in (
         ("0.5B", 896, 4864, 24, 14, 2, 151936),
         ("1.5B", 1536, 8960, 28, 12, 2, 151936),
         ("3B", 2048, 11008, 36, 16, 2, 151936),
@@ -40,14 +40,14 @@ SHAPES: dict[str, dict[str, int]] = {
 
 @dataclass(frozen=True)
 class Size:
-    """A model's shape.
+    """The size of a model.
 
     Args:
         config: The configuration of the text model.
-        outputs: Numbers that its head computes for a token: of the vocabulary, or one score.
-        base: The number of its parameters, tied ones counted once.
+        outputs: The number of outputs of its head per token: the size of the vocabulary, or 1 for a score.
+        base: The number of its parameters; tied parameters count once.
         lora: The number of parameters of its adapters.
-        shapes: The trained weights by kind and shape: how many there are.
+        shapes: The number of trained weights by kind and shape.
     """
 
     config: ModelConfig
@@ -58,15 +58,15 @@ class Size:
 
     @property
     def trained(self) -> int:
-        """The parameters that are trained: the adapters', or all."""
+        """The number of trained parameters: those of the adapters, or all."""
         return self.lora or self.base
 
 
 def find_config(model: Model) -> ModelConfig:
-    """Return a model's configuration, without access to the hub if the shape is known.
+    """Return a model's configuration, without access to the hub for models in `SHAPES`.
 
     Raises:
-        RecipeError: `model.path` names nothing that can be read; UnavailableError where the hub cannot be reached.
+        RecipeError: `model.path` cannot be read; UnavailableError if the hub cannot be reached.
     """
     from transformers import AutoConfig
 
@@ -80,10 +80,10 @@ def size_of(
     """Count a model's parameters, and those of its adapters, on the meta device.
 
     Args:
-        config: The model's.
-        lora: Of adapters.
+        config: Configuration of the model.
+        lora: Shape of the adapters; None for a model without adapters.
         trust_remote_code: See `Model`.
-        scores: Whether it is a reward model or a critic, with a head of one output in place of the vocabulary's.
+        scores: Whether it is a reward model or a critic, whose head has one output.
     """
     from transformers import AutoModelForCausalLM
 
@@ -98,18 +98,18 @@ def size_of(
 
 
 def by_kind(module: nn.Module) -> dict[WeightKind, list[Tensor]]:
-    """Return the trainable weights by what they are, in the order of the module."""
-    inside = {id(weight) for block in blocks(module) for weight in block.parameters()}
+    """Return the trainable weights by kind, in the order of the module."""
+    in_blocks = {id(weight) for block in blocks(module) for weight in block.parameters()}
     kinds: dict[WeightKind, list[Tensor]] = {kind: [] for kind in WeightKind}
     for weight in module.parameters():
         if weight.requires_grad:
-            kind = WeightKind.MATRIX if id(weight) in inside and weight.dim() == 2 else WeightKind.EMBEDDING
+            kind = WeightKind.MATRIX if id(weight) in in_blocks and weight.dim() == 2 else WeightKind.EMBEDDING
             kinds[kind if weight.dim() >= 2 else WeightKind.VECTOR].append(weight)
     return kinds
 
 
 def parameters(model: Model) -> int:
-    """Return the number of a model's parameters, tied ones counted once."""
+    """Return the number of a model's parameters; tied parameters count once."""
     scores = is_reward_model(model)
     return size_of(load_config(model), trust_remote_code=model.trust_remote_code, scores=scores).base
 
@@ -119,7 +119,7 @@ def _count(policy: nn.Module) -> int:
 
 
 def kv_bytes(config: ModelConfig, tokens: int, width: int = 4) -> int:
-    """Return the bytes of a key-value cache of a number of tokens, at `width` bytes per number."""
+    """Return the bytes of a key-value cache for a number of tokens, with `width` bytes per number."""
     heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
     size = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
     return tokens * int(config.num_hidden_layers) * 2 * heads * size * width

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class PolicyWeights:
-    """All full parameters under their Hugging Face names, in buckets of bounded size; adapters merged or separate.
+    """All full parameters under their Hugging Face names, in buckets of bounded size, with adapters merged or not.
 
-    `specs` has every name with its shape and type, known before the first bucket. Peak extra memory is one bucket
-    and its largest merged or gathered tensor. Of a sharded policy all ranks must read the buckets in step.
+    `specs` has the shape and type of each tensor by name before the first bucket is read. Peak extra memory is one
+    bucket plus its largest merged or gathered tensor. All ranks of a sharded policy must read the buckets together.
 
     Args:
         policy: The model, with or without adapters.
-        bucket_bytes: A bucket ends with the tensor that reaches this.
+        bucket_bytes: A bucket ends with the tensor that reaches this size.
     """
 
     def __init__(self, policy: CausalLM, bucket_bytes: int = 1024**3) -> None:
@@ -32,12 +32,12 @@ class PolicyWeights:
         self._policy = policy
         base = base_model(policy)
         adapters = {
-            f"{name}.weight": cast("AdapterLayer", part)
-            for name, part in base.named_modules()
-            if hasattr(part, "get_delta_weight")
+            f"{name}.weight": cast("AdapterLayer", module)
+            for name, module in base.named_modules()
+            if hasattr(module, "get_delta_weight")
         }
         self._sources: dict[str, tuple[AdapterLayer | None, Tensor]] = {}
-        for name, parameter in base.named_parameters():  # tied weights come once, under their first name
+        for name, parameter in base.named_parameters():  # tied weights appear once, under their first name
             if "lora_" not in name:
                 plain = name.replace(".base_layer.", ".")
                 self._sources[plain] = (adapters.get(plain), parameter)
@@ -47,7 +47,7 @@ class PolicyWeights:
 
     @torch.no_grad()
     def buckets(self, merged: bool = True) -> Iterator[list[tuple[str, Tensor]]]:
-        """Return detached tensors, adapters `merged` or left out; all others share the policy's memory."""
+        """Yield detached tensors with adapters `merged` or left out; tensors that are not merged share memory."""
         bucket: list[tuple[str, Tensor]] = []
         size = 0
         for name, (adapter, parameter) in self._sources.items():  # agreed: parameters are the same on every rank
@@ -58,7 +58,8 @@ class PolicyWeights:
             size += tensor.numel() * tensor.element_size()
             if size >= self.bucket_bytes:
                 yield bucket
-                bucket, size = [], 0
+                bucket = []
+                size = 0
         if bucket:
             yield bucket
 
@@ -72,15 +73,15 @@ class PolicyWeights:
 
 
 def trainable(prefix: str, module: nn.Module) -> dict[str, Tensor]:
-    """Return a module's trainable parameters, by the names that they have in checkpoints."""
+    """Return a module's trainable parameters by their names in checkpoints."""
     return {f"{prefix}.{name}": p.detach() for name, p in module.named_parameters() if p.requires_grad}
 
 
 @torch.no_grad()
 def full_state_dict(module: nn.Module, keep: bool) -> dict[str, Tensor]:
-    """Return a module's state, each tensor whole and on the CPU, to the ranks that `keep` it; all must call this.
+    """Return a module's full state on the CPU, on the ranks that `keep` it; all ranks must call this.
 
-    Tied weights come once, under their first name.
+    Tied weights are returned once, under their first name.
     """
     tied = {name for name, _ in module.named_parameters(remove_duplicate=False)}
     tied -= {name for name, _ in module.named_parameters()}

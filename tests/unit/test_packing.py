@@ -131,10 +131,10 @@ def raises(*_: object) -> Tensor:
 @pytest.mark.parametrize(
     ("attend", "changes", "reason"),
     [
-        (attends_wrongly, {}, "packed passes are .* of their spread away from padded ones, expected at most 0.001"),
+        (attends_wrongly, {}, "packed passes differ by .* expected at most 0.001"),
         (raises, {}, "a packed pass failed with TypeError: .* 'enable_gqa'"),
         (packed_attention, {"attention_dropout": 0.1}, "attention_dropout is 0.1, expected 0"),
-        (packed_attention, {"attn_implementation": "eager"}, "attention is eager, and only that of sdpa is packed"),
+        (packed_attention, {"attn_implementation": "eager"}, "attention is eager, and only sdpa can be packed"),
     ],
 )
 def test_why_passes_are_not_packed(
@@ -168,8 +168,8 @@ def test_prompts_end_before_the_first_token_of_the_policy() -> None:
     assert packing.positions == [0, 1, 2, 1, 2, 3, 0, 1, 2]
     assert packing.segments == [(0, 1), (1, 3), (3, 6), (6, 9)]
     assert packing.shared == [(0, 1, 6)]
-    assert packing.places.tolist() == [2, 3, 5 + 2, 5 + 4, 10 + 3]
-    assert packing.chosen.nonzero().flatten().tolist() == [1, 2, 3, 5, 8]
+    assert packing.indices.tolist() == [2, 3, 5 + 2, 5 + 4, 10 + 3]
+    assert packing.predicts.nonzero().flatten().tolist() == [1, 2, 3, 5, 8]
     assert packing.longest == 4
 
 

@@ -187,7 +187,7 @@ def test_an_adapter_without_finite_numbers_is_refused(
     folder = copied(adapter, tmp_path / "a")
     tensors = load_file(folder / ADAPTER_WEIGHTS)
     save_file({name: torch.full(x.shape, odd) for name, x in tensors.items()}, folder / ADAPTER_WEIGHTS)
-    with pytest.raises(RecipeError, match="holds no finite numbers in base_model"):
+    with pytest.raises(RecipeError, match="has numbers in base_model.* not finite"):
         load_policy(Model(str(folder)))
 
 

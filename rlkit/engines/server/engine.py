@@ -112,7 +112,7 @@ class ServerEngine(RolloutEngine):
         return self.node(process.url, process)
 
     def bind(self, runtime: Runtime) -> None:
-        from rlkit.models.lora import adapted
+        from rlkit.models.lora import adapted_layers
 
         self._runtime = runtime
         self._stop_ids = runtime.stop_ids
@@ -121,7 +121,7 @@ class ServerEngine(RolloutEngine):
         self._ask = partial(ask_policy, runtime)
         self._rows = probe_rows(runtime.tokenizer, runtime.context)
         rank, world = _rank()
-        if self.adapter_only and not adapted(runtime.policy):
+        if self.adapter_only and not adapted_layers(runtime.policy):
             raise EngineError("launch.adapter_only is true, but there are no adapters; set model.lora, or leave it out")
         self._sharded = world > 1 and any(hasattr(p, "full_tensor") for p in runtime.policy.parameters())
         try:

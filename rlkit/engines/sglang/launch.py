@@ -110,9 +110,9 @@ def adapter_words(policy: Any, gpu: int | None) -> list[str]:
 
     Its own health probes have none, and would displace a single set.
     """
-    from rlkit.models.lora import adapted
+    from rlkit.models.lora import adapted_layers
 
-    layers = adapted(policy)
+    layers = adapted_layers(policy)
     rank = max(matrix.out_features for layer in layers.values() for matrix in layer.lora_A.values())
     words = ["--enable-lora", "--max-loras-per-batch", "2", "--max-lora-rank", str(rank)]
     words += ["--lora-backend", "torch_native"] if gpu is None else []
