@@ -32,10 +32,10 @@ def with_checkpoint(argv: Sequence[str]) -> list[str]:
         return list(argv)
     place = places[-1]
     source = locate(place)
-    if source.base is None and not os.path.isfile(Path(source.place, "config.json")):
+    if source.base is None and not os.path.isfile(Path(source.location, "config.json")):
         raise CheckpointError(f"{FLAG} is {place!r}, expected a run folder, its final/ or a checkpoint")
     lora = "null" if source.lora is None else json.dumps(asdict(source.lora))
-    return [*_with_recipe(argv, [place]), f"--model.path={source.place}", f"--model.lora={lora}"]
+    return [*_with_recipe(argv, [place]), f"--model.path={source.location}", f"--model.lora={lora}"]
 
 
 def each_checkpoint(argv: Sequence[str]) -> dict[str, list[str]]:

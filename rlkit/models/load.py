@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from rlkit.errors import CheckpointError, RecipeError, UnavailableError, shorten, show, unreachable
+from rlkit.models.checkpoints import load_checkpoint, verify
 from rlkit.models.lora import add_lora, has_lora, load_adapter, merged, score_head
 from rlkit.models.source import ADAPTER_WEIGHTS, SHIPPED, Source, base_name, classifies, locate, resolve, source_of
 from rlkit.models.store import Store
@@ -28,10 +29,10 @@ __all__ = ["SHIPPED", "resolve"]
 
 
 def load_config(model: Model) -> ModelConfig:
-    """Read the model's configuration, without weights.
+    """Read the model's configuration.
 
     Raises:
-        RecipeError: There is none at `model.path`.
+        RecipeError: There is no configuration at `model.path`.
     """
     from transformers import AutoConfig
 
@@ -45,7 +46,7 @@ def load_tokenizer(model: Model) -> Tokenizer:
     """Load the tokenizer.
 
     Raises:
-        RecipeError: There is none, or it has no chat template.
+        RecipeError: The tokenizer is missing or has no chat template.
     """
     tokenizer = _tokenizer(model)
     if tokenizer.chat_template is None:
@@ -56,7 +57,7 @@ def load_tokenizer(model: Model) -> Tokenizer:
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     if model.head == "score" and tokenizer.pad_token_id in stop_ids(model, tokenizer):
-        tokenizer.pad_token = _padding(model, tokenizer)
+        tokenizer.pad_token = _pad_token(model, tokenizer)
     return tokenizer
 
 
@@ -75,15 +76,15 @@ def _tokenizer(model: Model) -> Tokenizer:
     return tokenizer
 
 
-def _padding(model: Model, tokenizer: Tokenizer) -> str:
-    """Return a token to pad with that ends no turn: a classifier of transformers reads the last token that is none.
+def _pad_token(model: Model, tokenizer: Tokenizer) -> str:
+    """Return a padding token that ends no turn, since classifiers of transformers read the last non-padding token.
 
     Raises:
         RecipeError: The tokenizer has no such token.
     """
     ends = stop_ids(model, tokenizer)
-    for i, token in sorted(tokenizer.added_tokens_decoder.items()):
-        if i not in ends and getattr(token, "special", False):
+    for token_id, token in sorted(tokenizer.added_tokens_decoder.items()):
+        if token_id not in ends and getattr(token, "special", False):
             return str(token)
     raise RecipeError(
         f"model.path is {show(model.path)}, whose tokenizer has no special token besides those that end a turn, and "
@@ -92,33 +93,34 @@ def _padding(model: Model, tokenizer: Tokenizer) -> str:
 
 
 def load_policy(model: Model, seed: int = 0, empty: bool = False, frozen: bool = False) -> CausalLM:
-    """Load a causal language model, or with `model.head: score` a classifier; with adapters if there is `model.lora`.
+    """Load a causal language model, or a classifier for `model.head: score`, with adapters if `model.lora` is set.
 
-    Weights that are trained are float32, frozen ones of `model.dtype`. With `model.lora`, an adapter at
-    `model.path` is trained further, and any other model gets new adapters; without it, an adapter is merged.
+    Trained weights are float32, frozen weights have `model.dtype`. With `model.lora`, an adapter at `model.path` is
+    trained further, and any other model gets new adapters. Without it, an adapter is merged.
 
     Args:
-        model: The recipe's section.
+        model: The recipe's `model:`.
         seed: Seed of new adapters.
-        empty: Load no weights: another rank sends them.
-        frozen: The model is not trained at all.
+        empty: Whether to load no weights, because another rank sends them.
+        frozen: Whether the model is not trained at all.
 
     Raises:
-        RecipeError: The model cannot be loaded, has no such head, or an adapter's target names no module.
+        RecipeError: The model cannot be loaded or has no such head, or an adapter's target names no module.
     """
     from transformers import AutoModelForCausalLM
 
-    source, scores = source_of(model), model.head == "score"
+    source = source_of(model)
+    scores = model.head == "score"
     if not scores and is_reward_model(model):
-        further = "" if frozen else ", or set model.head: score to train it further"
+        alternative = "" if frozen else ", or set model.head: score to train it further"
         raise RecipeError(
-            f"model.path is {show(model.path)}, a reward model, which predicts no tokens; choose a policy{further}"
+            f"model.path is {show(model.path)}, a reward model, which predicts no tokens; choose a policy{alternative}"
         )
     loader = _Loader(AutoModelForCausalLM, model, empty)
     dtype = getattr(torch, model.dtype) if frozen or model.lora is not None else torch.float32
     if model.lora is not None and source.lora is not None and source.scores == scores:
         return loader.load(replace(source, lora=model.lora), dtype)
-    policy = loader.whole(source, dtype)
+    policy = loader.load_merged(source, dtype)
     quantizer = getattr(policy, "hf_quantizer", None)
     if not frozen and model.lora is None and quantizer is not None and not quantizer.is_serializable():
         method = getattr(quantizer.quantization_config, "quant_method", "an unknown method")
@@ -132,26 +134,27 @@ def load_policy(model: Model, seed: int = 0, empty: bool = False, frozen: bool =
 
 
 def is_reward_model(model: Model) -> bool:
-    """Whether there is a reward model at `model.path`; its configuration is read, but no weights."""
+    """Whether `model.path` is a reward model, by its configuration."""
     source = locate(model.path)
     return source.scores or classifies(load_config(model).architectures)
 
 
 def with_score_head(policy: CausalLM) -> CausalLM:
-    """Return a model as a sequence classifier with one label; a new head is 0, one that is there is kept.
+    """Return a model as a sequence classifier with one label; an existing head is kept, a new head is 0.
 
     Raises:
-        RecipeError: transformers has no sequence classifier of its kind.
+        RecipeError: transformers has no sequence classifier of this model type.
     """
     from transformers import AutoModelForSequenceClassification
 
-    if (known := score_head(policy)) is not None:
-        known.float()
+    head = score_head(policy)
+    if head is not None:
+        head.float()
         return policy
     policy.config.num_labels = 1
     try:
         with torch.device("meta"):
-            found: CausalLM = AutoModelForSequenceClassification.from_config(policy.config).eval()
+            classifier: CausalLM = AutoModelForSequenceClassification.from_config(policy.config).eval()
     except ValueError as error:
         raise RecipeError(
             f"model.head is 'score', but transformers has no sequence classifier of type {policy.config.model_type}; "
@@ -160,89 +163,97 @@ def with_score_head(policy: CausalLM) -> CausalLM:
     width, device = policy.config.get_text_config().hidden_size, next(policy.parameters()).device
     head = nn.Linear(width, 1, bias=False, device=device)
     nn.init.zeros_(head.weight)
-    setattr(found, found.base_model_prefix, policy.base_model)
-    found.score, found.config = head, policy.config
-    return found
+    setattr(classifier, classifier.base_model_prefix, policy.base_model)
+    classifier.score = head
+    classifier.config = policy.config
+    return classifier
 
 
 def task_of(policy: CausalLM) -> str:
-    """Return peft's type of what a model does."""
+    """Return peft's task type of a model."""
     return "CAUSAL_LM" if score_head(policy) is None else "SEQ_CLS"
 
 
 def load_backbone(model: Model, seed: int = 0, empty: bool = False) -> tuple[CausalLM, nn.Linear | None]:
-    """Load a model without its output layer, adapters of `model.path` merged and those of `model.lora` new.
+    """Load a model without its output layer; adapters of `model.path` are merged, and those of `model.lora` are new.
 
     Args:
-        model: The recipe's section.
+        model: The recipe's `model:`.
         seed: Seed of new adapters.
-        empty: Load no weights: another rank sends them.
+        empty: Whether to load no weights, because another rank sends them.
 
     Returns:
         The model, and the head of a reward model.
 
     Raises:
-        RecipeError: It cannot be loaded, or an adapter's target names no module.
+        RecipeError: The model cannot be loaded, or an adapter's target names no module.
     """
     from transformers import AutoModel, AutoModelForCausalLM
 
     dtype = torch.float32 if model.lora is None else getattr(torch, model.dtype)
-    source, head = locate(model.path), None
+    source = locate(model.path)
+    head = None
     plain = replace(model, lora=None)  # adapters at the path are merged, whatever their rank
     if is_reward_model(plain):
-        classifier = with_score_head(_Loader(AutoModelForCausalLM, plain, empty).whole(source, dtype))
+        classifier = with_score_head(_Loader(AutoModelForCausalLM, plain, empty).load_merged(source, dtype))
         backbone, head = classifier.get_decoder(), score_head(classifier)
     elif source.base is None:
-        backbone = _Loader(AutoModel, plain, empty).whole(source, dtype)
+        backbone = _Loader(AutoModel, plain, empty).load_merged(source, dtype)
     else:
-        backbone = _Loader(AutoModelForCausalLM, plain, empty).whole(source, dtype).get_decoder()
+        backbone = _Loader(AutoModelForCausalLM, plain, empty).load_merged(source, dtype).get_decoder()
     return backbone if model.lora is None else add_lora(backbone, model.lora, seed, task="FEATURE_EXTRACTION"), head
 
 
 class AutoClass(Protocol):
-    """`AutoModelForCausalLM` of transformers, or another of its kind."""
+    """An auto class of transformers, such as `AutoModelForCausalLM`."""
 
     def from_pretrained(self, path: str, **options: object) -> CausalLM:
         """Return the model at a path."""
 
     def from_config(self, config: ModelConfig, **options: object) -> CausalLM:
-        """Return a model without weights of its own."""
+        """Return a model with random weights."""
 
 
 @dataclass
 class _Loader:
-    """Loads a source, and the models it is based on; one that is a sequence classifier as such."""
+    """Loads a source and the models that it is based on.
 
-    kind: AutoClass
+    Args:
+        auto_class: The class of models that are no sequence classifiers.
+        model: The recipe's `model:`.
+        empty: Whether to load no weights.
+    """
+
+    auto_class: AutoClass
     model: Model
     empty: bool
 
     def load(self, source: Source, dtype: torch.dtype) -> CausalLM:
-        """Load a model; for an adapter or a checkpoint, its base with its adapters or weights."""
+        """Load a model; an adapter or a checkpoint is loaded into its base."""
         if source.base is None:
             return self._pretrained(source, dtype)
-        policy = self.whole(source.base, dtype)
+        policy = self.load_merged(source.base, dtype)
         if source.scores:
             policy = with_score_head(policy)
         if source.lora is not None:
-            policy = add_lora(policy, source.lora, base=base_name(source.base.place), task=task_of(policy))
+            policy = add_lora(policy, source.lora, base=base_name(source.base.location), task=task_of(policy))
         if self.empty:
             return policy
         if source.checkpoint:
-            folder, _, name = source.place.rpartition("/")
+            folder, _, name = source.location.rpartition("/")
             store = Store(folder)
-            store.verify(name)
-            store.load(name, trainable("policy.policy", policy), alone=True)
+            verify(store, name)
+            load_checkpoint(store, name, trainable("policy.policy", policy), alone=True)
         else:
-            load_adapter(policy, Path(source.place, ADAPTER_WEIGHTS))
+            load_adapter(policy, Path(source.location, ADAPTER_WEIGHTS))
         return policy
 
-    def whole(self, source: Source, dtype: torch.dtype) -> CausalLM:
-        """Load a source without adapters: merged in float32, then rounded."""
+    def load_merged(self, source: Source, dtype: torch.dtype) -> CausalLM:
+        """Load a model with its adapters merged in float32 and then rounded."""
         if source.base is None:
             return self._pretrained(source, dtype)
         if self.empty:
-            return self.whole(source.base, dtype)
+            return self.load_merged(source.base, dtype)
         policy = self.load(source, torch.float32)
         return cast(merged(policy) if has_lora(policy) else policy, dtype)
 
@@ -251,9 +262,10 @@ class _Loader:
         from transformers.utils import logging
 
         logging.disable_progress_bar()
-        config, kind = load_config(self.model), self.kind
+        config = load_config(self.model)
+        auto_class = self.auto_class
         if classifies(config.architectures):
-            kind = AutoModelForSequenceClassification
+            auto_class = AutoModelForSequenceClassification
             if config.num_labels != 1:
                 raise RecipeError(
                     f"model.path is {show(self.model.path)}, a classifier with {config.num_labels} labels; a reward "
@@ -263,14 +275,14 @@ class _Loader:
         if self.model.attention != "auto":
             options["attn_implementation"] = self.model.attention
         with _explained(self.model, source):
-            if not self.empty:  # safetensors alone: a pickle could run code
-                return kind.from_pretrained(source.place, use_safetensors=True, **options).eval()
+            if not self.empty:  # safetensors only: a pickle could run code
+                return auto_class.from_pretrained(source.location, use_safetensors=True, **options).eval()
             with torch.device("meta"):
-                return kind.from_config(config, **options).eval()
+                return auto_class.from_config(config, **options).eval()
 
 
 def cast(policy: CausalLM, dtype: torch.dtype) -> CausalLM:
-    """Round the weights, but not the buffers: the positions' frequencies stay float32."""
+    """Round the weights but not the buffers: the rotary frequencies stay float32."""
     for parameter in policy.parameters():
         parameter.data = parameter.data.to(dtype)
     policy.config.dtype = dtype
@@ -278,26 +290,26 @@ def cast(policy: CausalLM, dtype: torch.dtype) -> CausalLM:
 
 
 def context_length(config: ModelConfig) -> int:
-    """Return the number of tokens that the model can attend to; a large number where it states none."""
+    """Return the model's maximum number of positions; a large number if its configuration has none."""
     text = config.get_text_config()
     return int(getattr(text, "max_position_embeddings", None) or 1 << 20)
 
 
 def stop_ids(model: Model, tokenizer: Tokenizer) -> frozenset[int]:
-    """Return the ids that end a turn: those of the generation configuration and the tokenizer's end token."""
+    """Return the ids that end a turn: those of the generation configuration, and the tokenizer's end token."""
     from transformers import GenerationConfig
 
     try:
         ids = GenerationConfig.from_pretrained(source_of(model).model).eos_token_id
-    except OSError:  # a model without one
+    except OSError:  # a model without a generation configuration
         ids = load_config(model).get_text_config().eos_token_id
-    listed = ids if isinstance(ids, list) else [ids]
-    return frozenset(i for i in (*listed, tokenizer.eos_token_id) if i is not None)
+    end_ids = ids if isinstance(ids, list) else [ids]
+    return frozenset(i for i in (*end_ids, tokenizer.eos_token_id) if i is not None)
 
 
 @contextmanager
 def naming(option: str) -> Iterator[None]:
-    """Let errors about `model.path` name the option that a model's path is from."""
+    """Replace `model.path` in the messages of errors by the option that has the path."""
     try:
         yield
     except RecipeError as error:
@@ -308,12 +320,12 @@ def naming(option: str) -> Iterator[None]:
 def _explained(model: Model, source: Source) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # transformers raises anything where a configuration is malformed or unsupported
+    except Exception as error:  # transformers may raise anything if a configuration is malformed or unsupported
         first_line = shorten(str(error).strip().split("\n")[0], 300)
-        named = "which" if source.base is None else f"{source}, which"
-        kind = UnavailableError if unreachable(error) else RecipeError
-        raise kind(
-            f"model.path is {show(model.path)}, {named} cannot be loaded: {first_line} Use a folder with a model (as "
+        subject = "which" if source.base is None else f"{source}, which"
+        error_type = UnavailableError if unreachable(error) else RecipeError
+        raise error_type(
+            f"model.path is {show(model.path)}, {subject} cannot be loaded: {first_line} Use a folder with a model (as "
             "safetensors), an adapter or a run, a name on the hub, or `tiny`"
         ) from error
 
@@ -321,30 +333,28 @@ def _explained(model: Model, source: Source) -> Iterator[None]:
 def save_policy(
     policy: CausalLM, tokenizer: Tokenizer, folder: Path, weights: dict[str, torch.Tensor] | None = None
 ) -> None:
-    """Write a Hugging Face folder: the model, or its adapter alone, with the tokenizer.
-
-    It is written under another name and then renamed, so that a folder of that name is always complete.
+    """Write a Hugging Face folder with the tokenizer and the model, or only its adapter, atomically.
 
     Args:
         policy: The model.
         tokenizer: Its tokenizer.
         folder: The folder to write.
-        weights: Full tensors under the names of the policy's own, if it is sharded.
+        weights: Full tensors by the policy's parameter names; required if it is sharded.
 
     Raises:
-        CheckpointError: It cannot be written.
+        CheckpointError: The folder cannot be written.
     """
-    beside = folder.with_name(folder.name + ".partial")
+    partial = folder.with_name(folder.name + ".partial")
     try:
-        shutil.rmtree(beside, ignore_errors=True)
-        # embeddings are frozen; without the option peft asks the hub whether they have changed
+        shutil.rmtree(partial, ignore_errors=True)
+        # embeddings are frozen; without this option peft asks the hub whether they have changed
         options = {"save_embedding_layers": False} if has_lora(policy) else {}
-        if score_head(policy) is not None:  # which finds by this where a conversation ends
+        if score_head(policy) is not None:  # it finds the end of a conversation by the padding
             policy.config.get_text_config().pad_token_id = tokenizer.pad_token_id
-        policy.save_pretrained(beside, state_dict=weights, **options)
-        tokenizer.save_pretrained(beside)
+        policy.save_pretrained(partial, state_dict=weights, **options)
+        tokenizer.save_pretrained(partial)
         shutil.rmtree(folder, ignore_errors=True)
-        beside.rename(folder)
+        partial.rename(folder)
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(beside, ignore_errors=True)  # on a full disk, it frees space for `result.json`
+        shutil.rmtree(partial, ignore_errors=True)  # on a full disk, this frees space for `result.json`
         raise CheckpointError(f"{folder} cannot be written: {error}") from error

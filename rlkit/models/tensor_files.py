@@ -1,7 +1,7 @@
-"""A checkpoint's tensors: a safetensors file per rank, written and read through torch's distributed checkpoints.
+"""A checkpoint's tensors: one safetensors file per rank, written and read by torch's distributed checkpoints.
 
-torch's own storage pickles its metadata and its tensors. These files hold a JSON header and raw bytes, so that reading
-them cannot run code; they are laid out as torch's `HuggingFaceStorageReader` expects them.
+torch's own storage pickles its metadata and tensors. These files hold a JSON header and raw bytes, so reading them
+cannot run code. Their layout is that of torch's `HuggingFaceStorageReader`.
 """
 
 from __future__ import annotations
@@ -49,33 +49,33 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 Extent = Annotated[int, Ge(0), Le(1 << 48)]
 Extents = Annotated[list[Extent], MaxLen(16)]
 
 
-class Entry(BaseModel, strict=True):
-    """The header's entry of one tensor."""
+class HeaderEntry(BaseModel, strict=True):
+    """The header's entry for one tensor."""
 
     dtype: str
     shape: Extents
     data_offsets: Annotated[list[Extent], Len(2, 2)]
 
 
-class Place(BaseModel, strict=True):
+class ShardPosition(BaseModel, strict=True):
     """The position of a rank's shard in the full tensor."""
 
     saved_offsets: Extents
 
 
-ENTRIES = TypeAdapter(dict[str, Entry])
-PLACES = TypeAdapter(dict[str, Place])
+HEADER_ENTRIES = TypeAdapter(dict[str, HeaderEntry])
+SHARD_POSITIONS = TypeAdapter(dict[str, ShardPosition])
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """A chunk of a tensor: `shape` elements at `offsets` in it, `length` bytes from `start` of `file`."""
+    """A chunk of a tensor: `shape` elements at `offsets` in the tensor, `length` bytes from `start` in `file`."""
 
     file: str
     dtype: torch.dtype
@@ -95,7 +95,7 @@ def file_of(rank: int) -> str:
 
 
 class FileSystem(Protocol):
-    """What is used of an fsspec file system, which has no types."""
+    """The methods used of an fsspec file system, which is untyped."""
 
     def open(self, path: str, mode: str) -> BinaryIO: ...
 
@@ -103,11 +103,11 @@ class FileSystem(Protocol):
 
 
 class TensorWriter(StorageWriter):
-    """Writes a rank's tensors into a folder that exists.
+    """Writes a rank's tensors into an existing folder.
 
     Args:
-        fs: The fsspec file system.
-        folder: The folder's path in it.
+        fs: An fsspec file system.
+        folder: Path of the folder in it.
     """
 
     def __init__(self, fs: FileSystem, folder: str) -> None:
@@ -127,20 +127,26 @@ class TensorWriter(StorageWriter):
         return [replace(plan, storage_data=rank) for rank, plan in enumerate(plans)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write the header, whose sizes are known from the plan, and then the tensors in order."""
+        """Write the header with the sizes of the plan, then the tensors in order."""
         header: dict[str, object] = {}
-        places: dict[str, object] = {}
-        at = 0
+        positions: dict[str, object] = {}
+        offset = 0
         for item in plan.items:
             name, data = item.index.fqn, item.tensor_data
-            if data is None or data.properties.dtype not in NAMES or name in header:
-                raise CheckpointError(f"{name} cannot be saved: expected a tensor of a known type, once on each rank")
+            if data is None or data.properties.dtype not in DTYPE_NAMES or name in header:
+                raise CheckpointError(
+                    f"{name} cannot be saved: expected a tensor of a supported type, once on each rank"
+                )
             dtype = data.properties.dtype
             length = prod(data.chunk.sizes) * dtype.itemsize
-            header[name] = {"dtype": NAMES[dtype], "shape": [*data.chunk.sizes], "data_offsets": [at, at + length]}
-            places[name] = {"saved_offsets": [*data.chunk.offsets]}
-            at += length
-        header["__metadata__"] = {"format": "pt", "DCP_SHARDING_INFO": json.dumps(places)}
+            header[name] = {
+                "dtype": DTYPE_NAMES[dtype],
+                "shape": [*data.chunk.sizes],
+                "data_offsets": [offset, offset + length],
+            }
+            positions[name] = {"saved_offsets": [*data.chunk.offsets]}
+            offset += length
+        header["__metadata__"] = {"format": "pt", "DCP_SHARDING_INFO": json.dumps(positions)}
         encoded = json.dumps(header).encode()
         encoded += b" " * (-len(encoded) % 8)
         if plan.items:
@@ -149,9 +155,9 @@ class TensorWriter(StorageWriter):
                 for item in plan.items:
                     stream.write(_bytes(planner.resolve_data(item)))
                 _sync(stream)
-        done: Future[list[WriteResult]] = Future()
-        done.set_result([WriteResult(item.index, 0, None) for item in plan.items])
-        return done
+        future: Future[list[WriteResult]] = Future()
+        future.set_result([WriteResult(item.index, 0, None) for item in plan.items])
+        return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Write nothing: all metadata is in the headers."""
@@ -165,9 +171,9 @@ class TensorReader(StorageReader):
     """Reads tensors from untrusted files.
 
     Args:
-        fs: The fsspec file system.
-        folder: The folder's path in it.
-        files: The names of all ranks' files.
+        fs: An fsspec file system.
+        folder: Path of the folder in it.
+        files: Names of the files of all ranks.
     """
 
     def __init__(self, fs: FileSystem, folder: str, files: Sequence[str]) -> None:
@@ -185,30 +191,30 @@ class TensorReader(StorageReader):
         Raises:
             CheckpointError: A header is malformed or contradicts its file or the other headers.
         """
-        parts: dict[str, list[Chunk]] = {}
+        chunks_by_name: dict[str, list[Chunk]] = {}
         for file in self.files:
             for name, chunk in read_header(self.fs, self.folder, file).items():
-                parts.setdefault(name, []).append(chunk)
+                chunks_by_name.setdefault(name, []).append(chunk)
         self._chunks = {}
         tensors: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
-        for name, chunks in parts.items():
+        for name, chunks in chunks_by_name.items():
             tensors[name] = self._join(name, chunks)
         return Metadata(tensors)
 
     def _join(self, name: str, chunks: list[Chunk]) -> TensorStorageMetadata:
         first = chunks[0]
-        full = [chunk for chunk in chunks if chunk.length] or [first]  # ranks beyond the last row have empty chunks
-        alike = {(len(chunk.shape), chunk.dtype) for chunk in chunks} == {(len(first.shape), first.dtype)}
-        size = [max(ends) for ends in zip(*(chunk.end for chunk in full), strict=True)] if alike else []
-        places = {chunk.offsets for chunk in full}
-        if not alike or len(places) < len(full) or prod(size) != sum(prod(chunk.shape) for chunk in full):
+        filled = [chunk for chunk in chunks if chunk.length] or [first]  # ranks beyond the last row have empty chunks
+        same_type = {(len(chunk.shape), chunk.dtype) for chunk in chunks} == {(len(first.shape), first.dtype)}
+        size = [max(ends) for ends in zip(*(chunk.end for chunk in filled), strict=True)] if same_type else []
+        offsets = {chunk.offsets for chunk in filled}
+        if not same_type or len(offsets) < len(filled) or prod(size) != sum(prod(chunk.shape) for chunk in filled):
             raise CheckpointError(f"{self.folder} is damaged: the chunks of {name} in its files make no full tensor")
-        for chunk in full:
+        for chunk in filled:
             self._chunks[MetadataIndex(name, chunk.offsets)] = chunk
         return TensorStorageMetadata(
             TensorProperties(dtype=first.dtype),
             torch.Size(size),
-            [ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.shape)) for chunk in full],
+            [ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.shape)) for chunk in filled],
         )
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: object, **kwargs: object) -> None:
@@ -230,15 +236,15 @@ class TensorReader(StorageReader):
             with self.fs.open(f"{self.folder}/{file}", "rb") as stream:
                 for chunk, item in items:
                     if chunk.file == file:
-                        part = _read(stream, chunk)
+                        part = _read_chunk(stream, chunk)
                         for dim, (offset, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
                             part = part.narrow(dim, offset, length)
                         target = planner.resolve_tensor(item).detach()
                         target.copy_(part)
                         planner.commit_tensor(item, target)
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: object) -> bool:  # noqa: ARG003 (torch's interface)
@@ -249,7 +255,7 @@ def read_header(fs: FileSystem, folder: str, file: str) -> dict[str, Chunk]:
     """Read the header of a file.
 
     Raises:
-        CheckpointError: It has no header of the format, or one that contradicts the file's size.
+        CheckpointError: The header is malformed or contradicts the file's size.
     """
     path = f"{folder}/{file}"
     try:
@@ -259,13 +265,13 @@ def read_header(fs: FileSystem, folder: str, file: str) -> dict[str, Chunk]:
             if length > min(size - 8, HEADER_LIMIT):
                 raise ValueError(f"its header would have {length} bytes")
             header = from_json(stream.read(length), allow_inf_nan=False)
-        notes = header.pop("__metadata__")
-        places = PLACES.validate_json(notes["DCP_SHARDING_INFO"])
-        entries = ENTRIES.validate_python(header)
-        return {name: _chunk(file, entry, places[name], 8 + length, size) for name, entry in entries.items()}
+        metadata = header.pop("__metadata__")
+        positions = SHARD_POSITIONS.validate_json(metadata["DCP_SHARDING_INFO"])
+        entries = HEADER_ENTRIES.validate_python(header)
+        return {name: _chunk(file, entry, positions[name], 8 + length, size) for name, entry in entries.items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError, struct.error) as error:
-        what = first_problem(error) if isinstance(error, ValidationError) else repr(error)
-        raise CheckpointError(f"{path} is damaged: it is not a file of tensors: {what}") from error
+        problem = first_problem(error) if isinstance(error, ValidationError) else repr(error)
+        raise CheckpointError(f"{path} is damaged: it is not a file of tensors: {problem}") from error
 
 
 def first_problem(error: ValidationError) -> str:
@@ -274,29 +280,29 @@ def first_problem(error: ValidationError) -> str:
     return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}".removeprefix(": ")
 
 
-def _chunk(file: str, entry: Entry, place: Place, start: int, size: int) -> Chunk:
+def _chunk(file: str, entry: HeaderEntry, position: ShardPosition, start: int, size: int) -> Chunk:
     dtype = DTYPES[entry.dtype]
     begin, end = entry.data_offsets
     if end - begin != prod(entry.shape) * dtype.itemsize or start + end > size:
         raise ValueError(f"bytes {begin} to {end} of {size} cannot hold {entry.dtype} of the shape {entry.shape}")
-    if len(place.saved_offsets) != len(entry.shape):
-        raise ValueError(f"a chunk of the shape {entry.shape} cannot be at {place.saved_offsets}")
-    return Chunk(file, dtype, tuple(entry.shape), tuple(place.saved_offsets), start + begin, end - begin)
+    if len(position.saved_offsets) != len(entry.shape):
+        raise ValueError(f"a chunk of the shape {entry.shape} cannot be at {position.saved_offsets}")
+    return Chunk(file, dtype, tuple(entry.shape), tuple(position.saved_offsets), start + begin, end - begin)
 
 
-def _read(stream: BinaryIO, chunk: Chunk) -> Tensor:
+def _read_chunk(stream: BinaryIO, chunk: Chunk) -> Tensor:
     if not chunk.length:
         return torch.empty(chunk.shape, dtype=chunk.dtype)
-    data = bytearray(chunk.length)
+    buffer = bytearray(chunk.length)
     stream.seek(chunk.start)
-    if stream.readinto(data) != chunk.length:  # type: ignore[attr-defined]
+    if stream.readinto(buffer) != chunk.length:  # type: ignore[attr-defined]
         raise CheckpointError(f"{chunk.file} is damaged: it ends within a tensor")
-    return torch.frombuffer(data, dtype=chunk.dtype).reshape(chunk.shape)
+    return torch.frombuffer(buffer, dtype=chunk.dtype).reshape(chunk.shape)
 
 
-def _bytes(data: Any) -> memoryview:
+def _bytes(tensor: Any) -> memoryview:
     """Return a tensor's bytes, without a copy if it is on the CPU."""
-    return memoryview(data.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
 def _sync(stream: BinaryIO) -> None:
@@ -304,5 +310,5 @@ def _sync(stream: BinaryIO) -> None:
     try:
         stream.flush()
         os.fsync(stream.fileno())
-    except (AttributeError, UnsupportedOperation):  # an object store's: closing it writes it
+    except (AttributeError, UnsupportedOperation):  # a file of an object store, which is written when it is closed
         pass

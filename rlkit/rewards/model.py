@@ -73,9 +73,9 @@ class ModelReward(RewardManager):
                 f"--checkpoint {self.path} --out DIR" + (" --merge-lora" if source.lora is not None else "")
             )
         try:
-            self._tokenizer = AutoTokenizer.from_pretrained(source.place, truncation_side="left")
+            self._tokenizer = AutoTokenizer.from_pretrained(source.location, truncation_side="left")
             model = AutoModelForSequenceClassification.from_pretrained(  # safetensors alone: a pickle could run code
-                source.place, dtype=getattr(torch, self.dtype), use_safetensors=True, trust_remote_code=False
+                source.location, dtype=getattr(torch, self.dtype), use_safetensors=True, trust_remote_code=False
             )
         except (OSError, ValueError) as error:
             reason = str(error).strip().split("\n")[0]

@@ -9,7 +9,7 @@ from lightning.fabric import Fabric
 
 from rlkit.data.data import Data
 from rlkit.errors import RlkitError
-from rlkit.models.store import CheckpointRef
+from rlkit.models.checkpoints import CheckpointRef
 from rlkit.recipe import Recipe
 from rlkit.run.folder import RunFolder
 from rlkit.run.outcome import Outcome, Replay, Reporter

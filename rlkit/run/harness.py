@@ -132,7 +132,7 @@ def _as_folder(model: Model, into: Path) -> str:
         raise RecipeError(f"--harness asks for answers, but {model.path} is a reward model; choose a policy")
     source = locate(model.path)
     if source.base is None:
-        return source.place
+        return source.location
     export(model.path, into, source.lora is not None, trust_remote_code=model.trust_remote_code)
     return str(into)
 

@@ -14,7 +14,9 @@ from lightning.fabric import Fabric
 from rlkit.data.data import Data, load_data
 from rlkit.distributed.ranks import Ranks
 from rlkit.errors import CheckpointError, RecipeError
-from rlkit.models.store import MANIFEST, CheckpointRef, Store, newest_whole, open_checkpoint
+from rlkit.models.checkpoint_schema import MANIFEST
+from rlkit.models.checkpoints import CheckpointRef, newest_intact, open_checkpoint
+from rlkit.models.store import Store
 from rlkit.recipe import Recipe
 from rlkit.registry import Registry
 from rlkit.run.checkpoint.resume import compare
@@ -167,7 +169,7 @@ def _create(folder: RunFolder, job: Job, resumed: CheckpointRef | None) -> None:
 def _find(job: Job, folder: Path, ranks: Ranks, reporter: Reporter) -> CheckpointRef | None:
     """Return the checkpoint to go on from, its files verified; show in what the recipe differs."""
     if job.resume is None or job.resume == "auto":
-        found, damaged = newest_whole(job.store(folder), ranks)
+        found, damaged = newest_intact(job.store(folder), ranks)
         for problem in damaged:
             reporter.note(f"warning: {problem}; the one before is taken")
     else:

@@ -17,8 +17,10 @@ from rlkit.concurrency.garbage import lasting
 from rlkit.distributed.fsdp2 import FSDP2
 from rlkit.errors import CallbackError, CheckpointError, RankError, TrainingError, explain, shorten
 from rlkit.interfaces.callback import CheckpointSaved, Json, LoggedRun, RunEnd, RunStart, ValidationEnd
+from rlkit.models.checkpoint_schema import RunState
+from rlkit.models.checkpoints import CheckpointRef
 from rlkit.models.load import save_policy
-from rlkit.models.store import CheckpointRef, State, Store, step_of
+from rlkit.models.store import Store, step_of
 from rlkit.models.weights import full_state_dict
 from rlkit.recipe import Recipe
 from rlkit.run.answers import write_answers
@@ -106,7 +108,7 @@ class Session:
         method = method_of(context.recipe)
         obtain = replay.obtain or self.stream or method.obtain
 
-        def content(best: Best | None) -> tuple[dict[str, Tensor], State]:
+        def content(best: Best | None) -> tuple[dict[str, Tensor], RunState]:
             return tensors(context), self._state(context, best)
 
         self._agree(context)
@@ -219,7 +221,7 @@ class Session:
             check_weights(context.data, context.rollouts)
         self._start_callbacks(context, self.saver, {} if resumed is None else resumed.state.callbacks)
         if resumed is not None:
-            self.reporter.note(f"resumed from {resumed.place}: step {self.outcome.steps} is done")
+            self.reporter.note(f"resumed from {resumed.location}: step {self.outcome.steps} is done")
             reasons = [] if self.replay else not_repeated(context.recipe.rollout)
             if reasons:
                 self.reporter.note(f"the run will differ from an uninterrupted one: {'; '.join(reasons)}")
@@ -239,9 +241,9 @@ class Session:
         start = RunStart(self.folder.path, recipe, steps, self.outcome.steps, ranks.global_rank, ranks.world_size)
         callbacks.emit("on_run_start", start)
 
-    def _state(self, context: TrainContext, best: Best | None) -> State:
+    def _state(self, context: TrainContext, best: Best | None) -> RunState:
         before = self.outcome.validation["before"]
-        return State(
+        return RunState(
             step=self.outcome.steps,
             recipe=as_data(self.folder.recipe_yaml),
             numbers=numbers(context.rollouts.version, context.transforms),

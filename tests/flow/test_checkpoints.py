@@ -131,7 +131,7 @@ def test_a_run_folder_is_enough_to_resume(tmp_path: Path) -> None:
     assert "resumed from run/checkpoints/step-000003: step 3 is done" in done.stdout
     assert json.loads((tmp_path / "run" / "result.json").read_text())["steps"] == 4
     nothing = rlkit_in_process("fit", "--recipe=quickstart", "--resume=elsewhere", cwd=tmp_path)
-    assert (nothing.returncode, "no whole checkpoint at 'elsewhere'" in nothing.stderr) == (1, True)
+    assert (nothing.returncode, "no complete checkpoint at 'elsewhere'" in nothing.stderr) == (1, True)
     where = rlkit_in_process("fit", "--recipe=quickstart", "--resume=auto", cwd=tmp_path)
     assert (where.returncode, "--resume auto needs --out" in where.stderr) == (2, True)
     other = rlkit_in_process("fit", "--recipe=quickstart", "--out=run", cwd=tmp_path)

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlkit.cli.main import main
+from rlkit.models.checkpoints import tensor_shapes
 from rlkit.models.source import ADAPTER, ADAPTER_WEIGHTS, SHIPPED
 from rlkit.models.store import Store
 from tests.conftest import read_jsonl, rlkit
@@ -141,7 +142,7 @@ def test_a_base_in_bfloat16_learns_and_resumes(tmp_path: Path) -> None:
     rows = read_jsonl(whole / "metrics.jsonl")
     assert all(row["mismatch/mean"] < 0.05 and row["grad_norm"] > 0 for row in rows)
     store = Store(str(whole / "checkpoints"))
-    names = store.shapes("step-000003")
+    names = tensor_shapes(store, "step-000003")
     assert all("lora_" in name for name in names)
     resume = ["--resume", str(whole / "checkpoints/step-000001"), "--out", str(parted)]
     assert main(["fit", *options, *resume]) == 0
@@ -161,7 +162,7 @@ def test_a_critic_with_adapters_learns_and_resumes(tmp_path: Path) -> None:
     ]
     whole, parted = tmp_path / "whole", tmp_path / "parted"
     assert main(["fit", *options, "--out", str(whole)]) == 0
-    names = Store(str(whole / "checkpoints")).shapes("step-000003")
+    names = tensor_shapes(Store(str(whole / "checkpoints")), "step-000003")
     critic = [name for name in names if name.startswith("critic.")]
     assert "critic.head.weight" in critic
     assert all("lora_" in name or ".head." in name for name in critic)

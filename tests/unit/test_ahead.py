@@ -15,7 +15,7 @@ from rlkit.cli.main import main
 from rlkit.cli.parsing.parser import parse
 from rlkit.data.data import Data
 from rlkit.errors import RecipeError
-from rlkit.models.store import open_checkpoint
+from rlkit.models.checkpoints import open_checkpoint
 from rlkit.rollout.service import RolloutService
 from rlkit.train.ahead.beside import BesideStream
 from rlkit.train.ahead.colocated import ColocatedStream

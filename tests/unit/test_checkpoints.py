@@ -26,7 +26,9 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 from rlkit.cli.main import main
 from rlkit.distributed.ranks import Ranks
 from rlkit.errors import CheckpointError, RecipeError
-from rlkit.models.store import MANIFEST, Numbers, State, Store, name_of, newest_whole, open_checkpoint
+from rlkit.models.checkpoint_schema import MANIFEST, Numbers, RunState
+from rlkit.models.checkpoints import load_checkpoint, newest_intact, open_checkpoint, verify
+from rlkit.models.store import Store, name_of
 from rlkit.models.tensor_files import TensorReader, TensorWriter, _sync, file_of, read_header
 from rlkit.run.checkpoint.write import Best, Saver, Writer
 from rlkit.run.folder import RunFolder
@@ -52,11 +54,11 @@ def store(tmp_path: Path) -> Store:
     return Store(str(tmp_path / "checkpoints"))
 
 
-def state(step: int, best: Best | None = None) -> State:
-    return State(step=step, recipe={}, numbers=Numbers(version=step), best=best)
+def state(step: int, best: Best | None = None) -> RunState:
+    return RunState(step=step, recipe={}, numbers=Numbers(version=step), best=best)
 
 
-def content(step: int) -> Callable[[Best | None], tuple[dict[str, torch.Tensor], State]]:
+def content(step: int) -> Callable[[Best | None], tuple[dict[str, torch.Tensor], RunState]]:
     return lambda best: ({"w": torch.full((3,), float(step))}, state(step, best))
 
 
@@ -76,7 +78,7 @@ def steps(store: Store) -> list[int]:
 
 def loaded(store: Store, name: str) -> float:
     into = {"w": torch.zeros(3, requires_grad=True)}  # as weights have it that are trained
-    store.load(name, into)
+    load_checkpoint(store, name, into)
     return float(into["w"][0].detach())
 
 
@@ -95,7 +97,7 @@ def test_tensors_of_every_type_come_back_bit_for_bit(store: Store, ranks: Ranks)
     writer.save(tensors, state(7))
     writer.finish()
     into = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
-    store.load("step-000007", into)
+    load_checkpoint(store, "step-000007", into)
     for name, tensor in tensors.items():
         assert torch.equal(*(t.reshape(-1).view(torch.uint8) for t in (into[name], tensor))), name
     others = load_file(Path(store.root) / "step-000007" / file_of(0))
@@ -130,7 +132,7 @@ def test_parts_of_several_ranks_make_the_whole(store: Store) -> None:
         json.dumps({"format": 2, "files": dict.fromkeys((*files, "state.json"), "0" * 32)})
     )
     into = {"w": torch.zeros(5, 3)}
-    store.load("step-000001", into)
+    load_checkpoint(store, "step-000001", into)
     assert torch.equal(into["w"], whole)
     for wrong in (files[:1] + files[2:], files[:2]):
         if wrong == files[:2]:
@@ -210,9 +212,9 @@ def test_no_rank_takes_a_checkpoint_without_a_list_of_files(store: Store, ranks:
             fabric = SimpleNamespace(global_rank=rank, world_size=3)
             alone: Any = SimpleNamespace(fabric=fabric, gather_world=lambda value: [value])
             with pytest.raises(CheckpointError, match="step-000001"):
-                store.verify("step-000001", alone)
+                verify(store, "step-000001", alone)
     manifest.unlink()
-    assert newest_whole(store) == (None, [])
+    assert newest_intact(store) == (None, [])
 
 
 def test_files_that_are_not_as_they_were_written_are_named(store: Store, ranks: Ranks) -> None:
@@ -221,11 +223,11 @@ def test_files_that_are_not_as_they_were_written_are_named(store: Store, ranks: 
     data = bytearray(tensors.read_bytes())
     data[-1] ^= 1
     tensors.write_bytes(data)
-    found, damaged = newest_whole(store)
+    found, damaged = newest_intact(store)
     assert found is not None
     assert found.name == "step-000001"
     assert damaged == [f"{store.url}/step-000002 is damaged: {file_of(0)} does not match its checksum"]
-    with pytest.raises(CheckpointError, match="does not match its checksum; .*step-000001 is whole"):
+    with pytest.raises(CheckpointError, match="does not match its checksum; .*intact .*step-000001"):
         open_checkpoint(store.url)
 
 
@@ -309,7 +311,7 @@ def test_there_is_always_a_whole_checkpoint_whenever_the_run_is_killed(
         url = str(tmp_path / f"killed-{moment}")
         shutil.copytree(store.root, url)
         killed = killed_at(moment, url, ranks, monkeypatch)
-        found, damaged = newest_whole(Store(url))
+        found, damaged = newest_intact(Store(url))
         assert found is not None
         assert damaged == []
         seen.append((found.state.step, loaded(found.store, found.name)))

@@ -40,7 +40,7 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     for name, rows in (("train", ROWS), ("validation", HELD_OUT)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "model").mkdir()
-    shutil.copy(Path(source_of(Model("tiny")).place) / "config.json", folder / "model")
+    shutil.copy(Path(source_of(Model("tiny")).location) / "config.json", folder / "model")
     tokenizer = build_tokenizer()
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder / "model")

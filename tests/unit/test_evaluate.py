@@ -10,7 +10,7 @@ import pytest
 from rlkit.cli.display import comparison, metric_rows
 from rlkit.cli.main import main
 from rlkit.errors import RecipeError
-from rlkit.models.store import Numbers, State
+from rlkit.models.checkpoint_schema import Numbers, RunState
 from rlkit.ops.statistics import bootstrap, wilson
 from rlkit.run.progress import Progress
 from rlkit.sections import Validation
@@ -124,8 +124,8 @@ def test_two_validations_are_compared_on_the_prompts_of_both() -> None:
 
 def test_a_checkpoint_keeps_what_the_next_validation_is_compared_with() -> None:
     earlier = {"start": {"": {0: 1.0, 7: 0.0}, "sampled_": {}}, "last": {"": {3: 0.25}}}
-    state = State(step=1, recipe={}, numbers=Numbers(version=1), earlier=earlier)
-    assert State.model_validate_json(state.model_dump_json()).earlier == earlier
+    state = RunState(step=1, recipe={}, numbers=Numbers(version=1), earlier=earlier)
+    assert RunState.model_validate_json(state.model_dump_json()).earlier == earlier
 
 
 def test_intervals_and_p_values_are_shown_beside_their_metric() -> None:

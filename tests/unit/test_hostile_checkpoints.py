@@ -16,7 +16,8 @@ import pytest
 
 from rlkit.cli.main import main
 from rlkit.errors import CheckpointError
-from rlkit.models.store import MANIFEST, STATE, open_checkpoint
+from rlkit.models.checkpoint_schema import MANIFEST, STATE
+from rlkit.models.checkpoints import open_checkpoint
 from rlkit.models.tensor_files import file_of
 
 TENSORS = file_of(0)

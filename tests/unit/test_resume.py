@@ -9,7 +9,9 @@ import pytest
 import yaml
 
 from rlkit.errors import CheckpointError, RecipeError
-from rlkit.models.store import CheckpointRef, Numbers, State, Store
+from rlkit.models.checkpoint_schema import Numbers, RunState
+from rlkit.models.checkpoints import CheckpointRef
+from rlkit.models.store import Store
 from rlkit.run.checkpoint.resume import compare
 from rlkit.run.checkpoint.state import as_data, numbers, restore
 from rlkit.sections import KLReward, Shaping
@@ -23,7 +25,7 @@ RECIPE: dict[str, Any] = {
 
 
 def found(tmp_path: Path, kept: Numbers | None = None) -> CheckpointRef:
-    state = State(step=3, recipe=RECIPE, numbers=kept or Numbers(version=3))
+    state = RunState(step=3, recipe=RECIPE, numbers=kept or Numbers(version=3))
     return CheckpointRef(Store(str(tmp_path)), "step-000003", state)
 
 

@@ -134,7 +134,7 @@ def test_adapters_of_an_adapter_merged_are_found_through_both(
     model = Model(str(base), lora=Lora(rank=2, alpha=2))
     policy = trained(model)
     save_policy(policy, load_tokenizer(model), tmp_path / "second")
-    assert locate(str(tmp_path / "second")).base.place == str(base)  # type: ignore[union-attr]
+    assert locate(str(tmp_path / "second")).base.location == str(base)  # type: ignore[union-attr]
     torch.testing.assert_close(logits(load_policy(Model(str(tmp_path / "second"), lora=Lora(2, 2)))), logits(policy))
 
 

@@ -16,6 +16,7 @@ import yaml
 from torch import Tensor
 
 from rlkit.errors import RecipeError, explain
+from rlkit.models.checkpoints import read_tensors, tensor_shapes
 from rlkit.models.store import Store, step_of
 from rlkit.run.checkpoint.state import as_data, flat
 from rlkit.run.rows import read_lines
@@ -186,14 +187,14 @@ def _differs(one: JsonObject | None, other: JsonObject | None) -> str | None:
 
 def _first_tensor(first: Store, second: Store, names: list[str]) -> TensorDifference | None:
     for name in names:
-        here, there = first.shapes(name), second.shapes(name)
+        here, there = tensor_shapes(first, name), tensor_shapes(second, name)
         for tensor in sorted(here.keys() | there.keys()):
             if here.get(tensor) != there.get(tensor):
                 if tensor not in here or tensor not in there:
                     return TensorDifference(name, tensor, "only one of the runs has it")
                 return TensorDifference(name, tensor, f"shapes {list(here[tensor])} and {list(there[tensor])}")
         for group in _groups(here):
-            one, other = first.read(name, group), second.read(name, group)
+            one, other = read_tensors(first, name, group), read_tensors(second, name, group)
             for tensor in group:
                 if what := _unequal(one[tensor], other[tensor]):
                     return TensorDifference(name, tensor, what)

@@ -39,14 +39,14 @@ def export(
         RecipeError: The base model of an adapter or a checkpoint cannot be found.
     """
     source = locate(checkpoint)
-    if source.base is None and not os.path.isfile(Path(source.place, "config.json")):
+    if source.base is None and not os.path.isfile(Path(source.location, "config.json")):
         raise CheckpointError(
             f"there is no whole checkpoint at {checkpoint!r}; "
             "expected a run folder, its final/ or one of its checkpoints"
         )
     if merge and source.lora is None:
-        raise CheckpointError(f"{source.place} has no adapter to merge; leave out --merge-lora")
-    model = Model(source.place, source.lora, trust_remote_code=trust_remote_code)
+        raise CheckpointError(f"{source.location} has no adapter to merge; leave out --merge-lora")
+    model = Model(source.location, source.lora, trust_remote_code=trust_remote_code)
     if is_reward_model(model):
         model.head = "score"
     policy = load_policy(model)
@@ -56,4 +56,4 @@ def export(
         policy = cast(policy, getattr(torch, dtype))
     out.parent.mkdir(parents=True, exist_ok=True)
     save_policy(policy, load_tokenizer(model), out)
-    return source.place
+    return source.location

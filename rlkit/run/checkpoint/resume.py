@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rlkit.errors import RecipeError, show
-from rlkit.models.store import CheckpointRef
+from rlkit.models.checkpoints import CheckpointRef, load_checkpoint, tensor_shapes
 from rlkit.run.checkpoint.state import as_data, flat, restore, tensors
 from rlkit.sections import Rollout
 from rlkit.train.setup import TrainContext
@@ -54,20 +54,20 @@ def compare(found: CheckpointRef, recipe_yaml: str, force: bool) -> list[str]:
     old, new = flat(found.state.recipe), flat(as_data(recipe_yaml))
     if len(found.state.trained or ()) > 1 and not new.get("rollout.max_staleness"):
         raise RecipeError(
-            f"rollout.max_staleness is 0, but {found.place} was trained on some prompts of later steps, which would be "
-            "trained on twice; keep it, and set rollout.lead to 0 to sample for one step at a time"
+            f"rollout.max_staleness is 0, but {found.location} was trained on some prompts of later steps, which would "
+            "be trained on twice; keep it, and set rollout.lead to 0 to sample for one step at a time"
         )
     changed = [key for key in sorted(old | new) if old.get(key) != new.get(key)]
     lines = {key: f"{key}: {show(old.get(key))} in the checkpoint, {show(new.get(key))} now" for key in changed}
     moved = [part for part in PRESENT if any(_under(k, part) for k in old) != any(_under(k, part) for k in new)]
     broken = [line for key, line in lines.items() if any(_under(key, part) for part in (*FIXED, *moved))]
     if broken:
-        raise RecipeError(f"the recipe does not fit {found.place}:\n" + "\n".join(broken))
+        raise RecipeError(f"the recipe does not fit {found.location}:\n" + "\n".join(broken))
     free = FREE if _decays(new) else (*FREE, "train.steps")
     changes = [line for key, line in lines.items() if not any(_under(key, part) for part in free)]
     if changes and not force:
         raise RecipeError(
-            f"the recipe is not that of {found.place}:\n"
+            f"the recipe is not that of {found.location}:\n"
             + "\n".join(changes)
             + f"\n{_why(changes)}; leave it as it was, or add --force to go on with the recipe as it is now"
         )
@@ -97,7 +97,8 @@ def load(context: TrainContext, found: CheckpointRef) -> None:
     """
     restore(context.transforms, found)
     context.rollouts.version = found.state.numbers.version
-    found.store.load(found.name, tensors(context, found.store.shapes(found.name)))
+    shapes = tensor_shapes(found.store, found.name)
+    load_checkpoint(found.store, found.name, tensors(context, shapes))
 
 
 def not_repeated(rollout: Rollout) -> list[str]:

@@ -10,7 +10,8 @@ import yaml
 from torch import Tensor
 
 from rlkit.errors import CheckpointError
-from rlkit.models.store import CheckpointRef, Numbers
+from rlkit.models.checkpoint_schema import Numbers
+from rlkit.models.checkpoints import CheckpointRef
 from rlkit.models.weights import trainable
 from rlkit.optimizers.trial import materialize_state
 from rlkit.train.credit import RewardTransforms
@@ -68,7 +69,7 @@ def restore(transforms: RewardTransforms, found: CheckpointRef) -> None:
     kept, kl_penalty, shaper = found.state.numbers, transforms.kl_penalty, transforms.shaper
     for name, part, value in (("kl_coef", kl_penalty, kept.kl_coef), ("shaper", shaper, kept.shaper)):
         if part is not None and value is None:
-            raise CheckpointError(f"{found.place} is damaged: its state has no {name}, which its recipe needs")
+            raise CheckpointError(f"{found.location} is damaged: its state has no {name}, which its recipe needs")
     if kl_penalty is not None and kept.kl_coef is not None:
         kl_penalty.coef = kept.kl_coef
     if shaper is not None and kept.shaper is not None:

@@ -13,7 +13,8 @@ from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from rlkit.distributed.ranks import Ranks, SideGroup
 from rlkit.distributed.tensor_store import save_tensors
 from rlkit.errors import CheckpointError, RecipeError
-from rlkit.models.store import FORMAT, MANIFEST, STATE, Manifest, State, Store, name_of, step_of
+from rlkit.models.checkpoint_schema import FORMAT, MANIFEST, STATE, Manifest, RunState
+from rlkit.models.store import Store, name_of, step_of
 from rlkit.models.tensor_files import TensorWriter, file_of
 from rlkit.sections import Save
 
@@ -56,7 +57,7 @@ class Writer:
         """Whether some rank is still writing; all ranks must ask."""
         return self.ranks.any(self._writing is not None and not self._writing.done())
 
-    def save(self, tensors: dict[str, Tensor], state: State) -> None:
+    def save(self, tensors: dict[str, Tensor], state: RunState) -> None:
         """Copy the tensors and start writing; `finish` must have been called since the last time.
 
         Raises:
@@ -89,7 +90,7 @@ class Writer:
         """End the thread."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _write(self, tensors: dict[str, Tensor], state: State) -> Best | None:
+    def _write(self, tensors: dict[str, Tensor], state: RunState) -> Best | None:
         """Write the tensors and the checksums, and rename the checkpoint; return the best one afterwards."""
         name, rank = name_of(state.step), self.ranks.fabric.global_rank
         partial = f"{name}.partial"
@@ -163,7 +164,7 @@ class Saver:
         """Whether some step had the metric that `save.keep_best` names."""
 
     def after(
-        self, step: int, metrics: dict[str, float], content: Callable[[Best | None], tuple[dict[str, Tensor], State]]
+        self, step: int, metrics: dict[str, float], content: Callable[[Best | None], tuple[dict[str, Tensor], RunState]]
     ) -> dict[str, float]:
         """Start a checkpoint where one is due or the step is the best so far; all ranks must call this.
 
@@ -205,7 +206,7 @@ class Saver:
                 failed = True
         return {"checkpoint/failed": 1.0} if failed else {}
 
-    def end(self, step: int, content: Callable[[Best | None], tuple[dict[str, Tensor], State]]) -> None:
+    def end(self, step: int, content: Callable[[Best | None], tuple[dict[str, Tensor], RunState]]) -> None:
         """Wait until all is written, the run's last step included; all ranks must call this.
 
         Raises:
