@@ -1,4 +1,4 @@
-"""Sharding: the strategies that `fabric:` can name, and how a model is sharded."""
+"""Sharding: the strategies of `fabric:`, and functions over sharded models."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ class FSDP2(ModelParallelStrategy):
     """Shards parameters, gradients and optimizer state over all ranks; with tensor parallelism, matrices too.
 
     Args:
-        tensor_parallel: Ranks that share each matrix product; the others are data-parallel. Divides the ranks.
-        offload: Keep parameters and optimizer state in host memory between uses.
-        timeout: Of collectives.
+        tensor_parallel: Number of ranks that share each matrix product; must divide the number of ranks.
+        offload: Whether to keep parameters and optimizer state in host memory between uses.
+        timeout: Timeout of collectives.
     """
 
     def __init__(self, tensor_parallel: int = 1, offload: bool = False, timeout: timedelta = DEADLINE) -> None:
@@ -65,10 +65,10 @@ class FSDP2(ModelParallelStrategy):
         """Create the process group and the mesh."""
         world = self.num_nodes * self.num_processes
         if self.tensor_parallel < 1 or world % self.tensor_parallel:
-            legal = [n for n in range(1, world + 1) if world % n == 0]
+            divisors = [n for n in range(1, world + 1) if world % n == 0]
             raise RecipeError(
                 f"FSDP2 has tensor_parallel={self.tensor_parallel}, which does not divide the {world} ranks; "
-                f"choose one of {legal}"
+                f"choose one of {divisors}"
             )
         self._tensor_parallel_size = self.tensor_parallel
         self._data_parallel_size = world // self.tensor_parallel
@@ -82,7 +82,7 @@ class FSDP2(ModelParallelStrategy):
         }
         if mesh.size() == 1:
             return parallelize(module, mesh, options)
-        weights = _emptied(module)
+        weights = _take_weights(module)
         parallelize(module, mesh, options)
         module.to_empty(device=torch.device("cpu") if self.offload else self.root_device)
         _fill(module, weights, self.root_device)
@@ -90,12 +90,12 @@ class FSDP2(ModelParallelStrategy):
 
 
 class FrozenHalf(Precision):
-    """Keeps frozen weights in bfloat16; trained ones stay float32, and nothing is cast on the way."""
+    """Keeps frozen weights in bfloat16 and trained weights in float32, without casting inputs or outputs."""
 
     precision = "bf16-true"  # type: ignore[assignment]
 
     def convert_module(self, module: nn.Module) -> nn.Module:
-        """Round the frozen weights, but not the buffers: the positions' frequencies stay float32."""
+        """Round the frozen weights but not the buffers: the rotary frequencies stay float32."""
         for parameter in module.parameters():
             if not parameter.requires_grad:
                 parameter.data = parameter.data.to(torch.bfloat16)
@@ -105,27 +105,27 @@ class FrozenHalf(Precision):
 def parallelize(module: nn.Module, mesh: DeviceMesh, options: ShardOptions) -> nn.Module:
     """Shard a transformer in place: its matrices by tensor parallelism, then its blocks, then all other parameters.
 
-    `options` are those of `fully_shard`. What `module.forward_methods` names may be called as `forward` is.
+    `options` are those of `fully_shard`. The methods in `module.forward_methods` gather weights as `forward` does.
     """
     data, tensor = mesh["data_parallel"], mesh["tensor_parallel"]
     if tensor.size() > 1:
         _divide_matrices(module, tensor)
     for block in blocks(module):
         fully_shard(block, mesh=data, **options)
-    # the root's own parameters too, or they would stay unsharded after a forward pass
+    # reshard the root's own parameters too, which would otherwise stay unsharded after a forward pass
     fully_shard(module, mesh=data, **options, reshard_after_forward=True)
     for method in getattr(module, "forward_methods", ()):
         register_fsdp_forward_method(module, method)
     return module
 
 
-def _emptied(module: nn.Module) -> dict[str, Tensor]:
-    """Take all weights and buffers out of a module; return them, by name, on the first rank, whose count for all."""
+def _take_weights(module: nn.Module) -> dict[str, Tensor]:
+    """Move a module to the meta device; return its weights and buffers by name on the first rank, else none."""
     weights = {}
     if dist.get_rank() == 0:
         weights = {name: x.detach() for name, x in (*module.named_parameters(), *module.named_buffers())}
     swapped = torch.__future__.get_swap_module_params_on_conversion()
-    torch.__future__.set_swap_module_params_on_conversion(True)  # or tied weights would come apart
+    torch.__future__.set_swap_module_params_on_conversion(True)  # else tied weights would be separated
     try:
         module.to("meta")
     finally:
@@ -135,24 +135,24 @@ def _emptied(module: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def _fill(module: nn.Module, weights: dict[str, Tensor], device: torch.device) -> None:
-    """Fill a sharded module, tensor by tensor, from the first rank; all ranks must call this."""
+    """Fill a sharded module from the first rank, tensor by tensor; all ranks must call this."""
     for name, target in (*module.named_parameters(), *module.named_buffers()):
         if dist.get_rank() == 0:
-            whole = weights.pop(name).to(device)
+            full = weights.pop(name).to(device)
         else:
-            whole = torch.empty(target.shape, dtype=target.dtype, device=device)
-        dist.broadcast(whole, 0)
+            full = torch.empty(target.shape, dtype=target.dtype, device=device)
+        dist.broadcast(full, 0)
         if isinstance(target, DTensor):
-            part = distribute_tensor(whole, target.device_mesh, target.placements, src_data_rank=None)
-            target.to_local().copy_(part.to_local())
+            shard = distribute_tensor(full, target.device_mesh, target.placements, src_data_rank=None)
+            target.to_local().copy_(shard.to_local())
         else:
-            target.copy_(whole)
+            target.copy_(full)
 
 
 def blocks(module: nn.Module) -> list[nn.Module]:
-    """Return the transformer's layers, by the names of their classes that its model states."""
+    """Return the transformer's layers, found by the class names in its model's `_no_split_modules`."""
     names = {n for m in module.modules() for n in (getattr(m, "_no_split_modules", None) or ())}
-    # sharded ones are of a subclass that fully_shard makes
+    # fully_shard replaces the class of a sharded module by a subclass
     return [m for m in module.modules() if names & {cls.__name__ for cls in type(m).__mro__}]
 
 
@@ -168,8 +168,8 @@ def _divide_matrices(module: nn.Module, mesh: DeviceMesh) -> None:
     plan = getattr(config, "base_model_tp_plan", None)
     if not plan or set(plan.values()) - {"colwise", "rowwise"}:
         raise RecipeError(
-            f"FSDP2 has tensor_parallel={mesh.size()}, but {type(model).__name__} states no plan for it that rlkit "
-            "knows; set tensor_parallel: 1"
+            f"FSDP2 has tensor_parallel={mesh.size()}, but {type(model).__name__} has no supported plan for it; set "
+            "tensor_parallel: 1"
         )
     for name in ("num_attention_heads", "num_key_value_heads"):
         heads = getattr(config, name, None)
@@ -177,13 +177,13 @@ def _divide_matrices(module: nn.Module, mesh: DeviceMesh) -> None:
             raise RecipeError(
                 f"FSDP2 has tensor_parallel={mesh.size()}, but the model has {name}={heads}; choose a divisor of it"
             )
-    for name, part in list(module.named_modules()):
-        for key, kind in plan.items():
-            if fnmatch(name, key) or fnmatch(name, f"*.{key}"):
-                _divide(part, kind, mesh)
+    for name, layer in list(module.named_modules()):
+        for pattern, style in plan.items():
+            if fnmatch(name, pattern) or fnmatch(name, f"*.{pattern}"):
+                _divide_layer(layer, style, mesh)
 
 
-def _divide(linear: nn.Module, kind: str, mesh: DeviceMesh) -> None:
+def _divide_layer(linear: nn.Module, kind: str, mesh: DeviceMesh) -> None:
     """Shard a linear layer; if it has adapters, the layer and the adapter matrix on the sharded side."""
     style = ColwiseParallel if kind == "colwise" else RowwiseParallel
     if not hasattr(linear, "base_layer"):
@@ -195,15 +195,15 @@ def _divide(linear: nn.Module, kind: str, mesh: DeviceMesh) -> None:
 
 
 def backend() -> str:
-    """Return the process group's backend: collectives on the CPU exist beside those on GPUs."""
+    """Return the process group's backend, with collectives on the CPU in addition to those on GPUs."""
     return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
 
 
 def make_fabric(section: sections.Fabric, deadline: float = DEADLINE.total_seconds()) -> Fabric:
-    """Return Fabric for the recipe's `fabric:`, and choose this process's kernels and how it keeps memory.
+    """Return Fabric for the recipe's `fabric:`; also choose this process's kernels and memory allocator settings.
 
     Args:
-        section: Of the recipe.
+        section: The recipe's `fabric:`.
         deadline: Timeout of collectives in seconds.
 
     Raises:
@@ -216,29 +216,32 @@ def make_fabric(section: sections.Fabric, deadline: float = DEADLINE.total_secon
     STRATEGY_REGISTRY.register(
         "ddp", DDPStrategy, override=True, process_group_backend=backend(), timeout=timeout, start_method="popen"
     )
-    chosen, frozen = section.strategy, section.precision == "bf16-true"
+    strategy = section.strategy
+    frozen_half = section.precision == "bf16-true"
     try:
         plugins: list[Any] = [getattr(environments, name)() for name in section.plugins or ()]
         fabric = Fabric(
             accelerator=section.accelerator,
             devices=section.devices,
             num_nodes=section.num_nodes,
-            strategy=chosen if isinstance(chosen, str) else FSDP2(chosen.tensor_parallel, chosen.offload, timeout),
-            precision=None if frozen else section.precision,  # Fabric's own would round what is trained, too
-            plugins=[*plugins, FrozenHalf()] if frozen else plugins,
+            strategy=strategy
+            if isinstance(strategy, str)
+            else FSDP2(strategy.tensor_parallel, strategy.offload, timeout),
+            precision=None if frozen_half else section.precision,  # Fabric's bf16-true would round trained weights too
+            plugins=[*plugins, FrozenHalf()] if frozen_half else plugins,
         )
     except (ValueError, TypeError, RuntimeError, ModuleNotFoundError) as error:
         raise RecipeError(f"fabric: {error}") from error
     if not isinstance(fabric.strategy, SingleDeviceStrategy | DDPStrategy | FSDP2):
         raise RecipeError(
-            f"fabric: this environment selects {type(fabric.strategy).__name__}, with which rlkit does not train; set "
+            f"fabric: this environment selects {type(fabric.strategy).__name__}, which rlkit does not support; set "
             "fabric.accelerator and fabric.strategy"
         )
     return fabric
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """Return the full tensor; for a sharded one all its ranks must call this."""
+    """Return the full tensor; all ranks of a sharded tensor must call this."""
     if not isinstance(tensor, DTensor):  # agreed: a tensor is sharded on all its ranks or on none
         return tensor
     return tensor.full_tensor()
@@ -246,7 +249,7 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def unsharded(module: nn.Module) -> Iterator[None]:
-    """Keep the full weights on every rank, so that inner modules may be called without collectives."""
+    """Keep the full weights on every rank in this context, so that submodules can be called without collectives."""
     shards = [m for m in module.modules() if isinstance(m, FSDPModule)]
     for shard in shards:
         shard.set_reshard_after_forward(False, recurse=False)
@@ -260,32 +263,32 @@ def unsharded(module: nn.Module) -> Iterator[None]:
 
 
 def accumulating(fabric: Fabric, module: Any, more: bool) -> AbstractContextManager[None]:
-    """Defer the gradients' reduction in the backward pass of a micro-batch that `more` follow.
+    """Defer the reduction of gradients in this context if `more` micro-batches follow.
 
-    Under FSDP2 every pass reduces them, since each rank would otherwise hold the gradients of the whole model.
+    FSDP2 reduces gradients in every backward pass, since each rank would otherwise hold those of the full model.
     """
     return fabric.no_backward_sync(module, enabled=more and not isinstance(fabric.strategy, FSDP2))
 
 
 def clip(fabric: Fabric, module: nn.Module, optimizer: torch.optim.Optimizer, max_grad_norm: float) -> Tensor:
-    """Clip the gradients to a norm over all ranks; return the norm before, which may not be finite."""
+    """Clip the gradients to a norm over all ranks; return the norm before clipping, which may not be finite."""
     if not isinstance(fabric.strategy, FSDP2):
         norm = fabric.clip_gradients(module, optimizer, max_norm=max_grad_norm, error_if_nonfinite=False)
         assert norm is not None
         return norm
     grads = [p.grad for p in module.parameters() if p.grad is not None]
-    meshes = by_mesh(grads)
+    groups = by_mesh(grads)
     # agreed: the modules are the same on every rank
-    norms = [full_tensor(torch.nn.utils.get_total_norm(group)) for group in meshes]
+    norms = [full_tensor(torch.nn.utils.get_total_norm(group)) for group in groups]
     norm = torch.stack([n.to(fabric.device) for n in norms]).square().sum().sqrt()
-    for group in meshes:
+    for group in groups:
         for grad in group:
             grad.mul_((max_grad_norm / (norm + 1e-6)).clamp(max=1.0).to(grad.device))
     return norm
 
 
 def by_mesh(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Group tensors by device mesh: only those of one mesh can enter the same operation."""
+    """Group tensors by device mesh, since an operation takes tensors of one mesh only."""
     groups: dict[DeviceMesh | None, list[Tensor]] = {}
     for tensor in tensors:
         groups.setdefault(getattr(tensor, "device_mesh", None), []).append(tensor)

@@ -1,4 +1,4 @@
-"""Which of torch's kernels a process that trains or samples may use."""
+"""The kernels of torch that a training or sampling process uses."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import torch
 
 
 def choose_kernels() -> None:
-    """Leave cuDNN out of attention, and compute float32 products in float32.
+    """Disable cuDNN attention, and compute float32 products in float32 instead of TF32.
 
-    cuDNN plans a kernel for each new length of the keys and keeps the plan, so that each decode step and each
-    micro-batch waits 20 to 40 ms for one. TF32 rounds factors to 10 bits, in which rotary angles of late positions and
-    log-probs are wrong in the third digit; under `bf16-mixed` the large products are in bfloat16 anyway. It is set
-    here because some containers switch it on by an environment variable.
+    cuDNN plans a kernel for each new number of keys, which costs each decode step and each micro-batch 20 to 40 ms.
+    TF32 rounds factors to 10 bits, which makes rotary angles of late positions and log-probs wrong in the third digit;
+    under `bf16-mixed` the large products are in bfloat16 anyway. TF32 is disabled here because some containers enable
+    it by an environment variable.
     """
     torch.backends.cuda.enable_cudnn_sdp(False)  # type: ignore[no-untyped-call]
     torch.set_float32_matmul_precision("highest")

@@ -1,4 +1,4 @@
-"""Offload to host memory of what a rollout does not need."""
+"""Offloading of modules and optimizers to host memory."""
 
 from __future__ import annotations
 
@@ -13,20 +13,23 @@ import torch
 from torch import Tensor, nn
 
 CHUNK_BYTES = 256 * 1024**2
-"""Size of a piece of host memory, unless a tensor is larger."""
+"""Minimum size of a chunk of host memory."""
 
-ALIGNED = 512
-"""Where tensors begin in one, in bytes."""
+ALIGNMENT = 512
+"""Alignment of tensors in a chunk, in bytes."""
 
 
 @dataclass
 class HostMemory:
     """Host memory that is allocated once, page-locked so that copies run at the speed of the bus.
 
-    Its pieces are powers of 2, to which torch rounds what is page-locked, and tensors lie in them one after another.
+    The sizes of its chunks are powers of 2, since torch rounds page-locked memory up to these. Tensors lie in a chunk
+    one after another.
 
     Args:
-        pinned: Whether it is page-locked, for which there must be a GPU.
+        pinned: Whether the memory is page-locked, which requires a GPU.
+        chunks: The allocated memory.
+        used: Bytes in use of each chunk.
     """
 
     pinned: bool
@@ -34,22 +37,22 @@ class HostMemory:
     used: list[int] = field(default_factory=list)
 
     def clear(self) -> None:
-        """Use the memory again; tensors that were copied to it must not be read any more."""
+        """Reuse the memory; earlier copies must not be read any more."""
         self.used = [0] * len(self.chunks)
 
     @torch.no_grad()
     def copy(self, tensor: Tensor) -> Tensor:
-        """Return a copy of a contiguous tensor, which is complete once its device has been waited for."""
-        size = -(-tensor.nbytes // ALIGNED) * ALIGNED
-        rooms = (i for i, chunk in enumerate(self.chunks) if self.used[i] + size <= len(chunk))
-        place = next(rooms, len(self.chunks))
-        if place == len(self.chunks):
+        """Return a copy of a contiguous tensor; it is complete after its device is synchronized."""
+        size = -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+        fitting = (i for i, chunk in enumerate(self.chunks) if self.used[i] + size <= len(chunk))
+        index = next(fitting, len(self.chunks))
+        if index == len(self.chunks):
             length = max(CHUNK_BYTES, 1 << (size - 1).bit_length())
             self.chunks.append(self._allocate(length))
             self.used.append(0)
-        piece = self.chunks[place][self.used[place] :][: tensor.nbytes]
-        self.used[place] += size
-        return piece.view(tensor.dtype).view(tensor.shape).copy_(tensor, non_blocking=True)
+        target = self.chunks[index][self.used[index] :][: tensor.nbytes]
+        self.used[index] += size
+        return target.view(tensor.dtype).view(tensor.shape).copy_(tensor, non_blocking=True)
 
     def _allocate(self, length: int) -> Tensor:
         try:
@@ -64,12 +67,13 @@ class HostMemory:
 
 @dataclass
 class HostOffload:
-    """Modules and optimizers that are offloaded to host memory while an engine needs the device.
+    """Offloads modules and optimizers to host memory while an engine needs the device.
 
     Args:
-        modules: Sharded or not.
-        optimizers: Their state is offloaded.
-        device: The one that they are moved back to.
+        modules: Modules to offload, sharded or not.
+        optimizers: Optimizers whose state to offload.
+        device: Device to move them back to.
+        away: Whether they are offloaded.
     """
 
     modules: Sequence[nn.Module]
@@ -77,14 +81,14 @@ class HostOffload:
     device: torch.device
     away: bool = False
     hosts: dict[int, HostMemory] = field(init=False)
-    """Of each module, and of all optimizers under -1."""
+    """Host memory by the id of its module; that of all optimizers is under -1."""
 
     def __post_init__(self) -> None:
         self.hosts = defaultdict(lambda: HostMemory(pinned=self.device.type == "cuda"))
 
     @contextmanager
     def off_device(self) -> Iterator[None]:
-        """Offload everything; modules must not be called, nor optimizers stepped, inside this context."""
+        """Offload everything; inside this context modules must not be called, nor optimizers stepped."""
         for module in self.modules:
             self._offload(module)
         memory = self.hosts[-1]
@@ -102,7 +106,7 @@ class HostOffload:
 
     @contextmanager
     def back(self, module: nn.Module) -> Iterator[None]:
-        """Move one of the modules to the device for this context, if it is offloaded."""
+        """Move an offloaded module to the device for this context."""
         if not self.away:
             yield
             return
@@ -115,24 +119,24 @@ class HostOffload:
 
     def _free(self) -> None:
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # until the copies are complete
+            torch.cuda.synchronize(self.device)  # wait for the copies
         free_cached(self.device)
 
     def _offload(self, module: nn.Module) -> None:
         memory = self.hosts[id(module)]
         memory.clear()
-        module._apply(partial(_to_host, memory))  # type: ignore[no-untyped-call]  # as `to` does
+        module._apply(partial(_to_host, memory))  # type: ignore[no-untyped-call]  # as `nn.Module.to` does
 
     def _move_states(self, move: Callable[[Tensor], Tensor]) -> None:
         for optimizer in self.optimizers:
             for state in optimizer.state.values():
                 for key, value in state.items():
-                    if isinstance(value, Tensor) and value.dim() > 0:  # counts of steps stay where they are
+                    if isinstance(value, Tensor) and value.dim() > 0:  # step counts stay on their device
                         state[key] = move(value)
 
 
 def _to_host(memory: HostMemory, tensor: Tensor) -> Tensor:
-    """Return a tensor on the host: a shard, which belongs to a mesh, in memory of its own."""
+    """Return a tensor on the host, in `memory` unless it is a shard or not contiguous."""
     from torch.distributed.tensor import DTensor
 
     if tensor.device.type == "cpu" or isinstance(tensor, DTensor) or not tensor.is_contiguous():
@@ -141,13 +145,13 @@ def _to_host(memory: HostMemory, tensor: Tensor) -> Tensor:
 
 
 def free_cached(device: torch.device) -> None:
-    """Free device memory that this process holds unused: blocks shared with other processes, then the cache."""
+    """Free unused device memory of this process: blocks shared with other processes, then the cache."""
     if device.type == "cuda":
         torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
 
 
 def use_device(device: torch.device) -> None:
-    """Make a GPU the current device of the calling thread; other devices need no such choice."""
+    """Make a GPU the current device of the calling thread; do nothing for other devices."""
     if device.type == "cuda":
         torch.cuda.set_device(device)

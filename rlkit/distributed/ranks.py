@@ -19,23 +19,25 @@ from rlkit.errors import RlkitError
 T = TypeVar("T")
 
 POLL_SECONDS = 0.02
-"""How often a rank checks whether the others have joined an asynchronous collective."""
+"""Interval in which a rank checks whether all ranks have joined an asynchronous collective."""
 
 
 class Ranks:
-    """This rank among the others.
+    """This rank and its collectives with all ranks.
 
-    Ranks of one tensor-parallel group hold the same data and count as one: `index` of `count` is the position among
-    the data-parallel ranks, and only the `lead` of each group samples. All ranks must call the methods that
-    communicate, in the same order: never under a condition that one rank alone can evaluate.
+    Ranks of one tensor-parallel group hold the same data and count as one: `index` and `count` are those of the
+    data-parallel ranks, and only the `lead` of each group samples. All ranks must call the methods that communicate,
+    in the same order: never under a condition that may differ between ranks.
 
     Args:
-        fabric: Launched.
+        fabric: A launched Fabric.
     """
 
     def __init__(self, fabric: Fabric) -> None:
         self.fabric = fabric
-        self.count, self.index, self.lead = fabric.world_size, fabric.global_rank, True
+        self.count = fabric.world_size
+        self.index = fabric.global_rank
+        self.lead = True
         self.tensor_parallel = 1
         self._data: ProcessGroup | None = None
         self._tensor: ProcessGroup | None = None
@@ -58,25 +60,26 @@ class Ranks:
         """Return every data-parallel rank's value, in order."""
         if self.count == 1:
             return [value]
-        everyone = [value] * self.count
-        dist.all_gather_object(everyone, value, group=self._data)
-        return everyone
+        values = [value] * self.count
+        dist.all_gather_object(values, value, group=self._data)
+        return values
 
     def gather_world(self, value: T) -> list[T]:
-        """Return every rank's value, those of tensor-parallel groups included, in order."""
+        """Return every rank's value in order, tensor-parallel ranks included."""
         if self.fabric.world_size == 1:
             return [value]
-        found = [value] * self.fabric.world_size
-        dist.all_gather_object(found, value)
-        return found
+        values = [value] * self.fabric.world_size
+        dist.all_gather_object(values, value)
+        return values
 
     def on_first(self, work: Callable[[], T]) -> T | None:
-        """Run `work` on the first rank and return its value there, None elsewhere; its error is raised on every rank.
+        """Run `work` on the first rank and return its value there, None elsewhere.
 
         Raises:
-            RlkitError: What `work` raised.
+            RlkitError: `work` raised it; it is raised on every rank.
         """
-        value, problem = None, None
+        value = None
+        problem = None
         if self.fabric.is_global_zero:
             try:
                 value = work()
@@ -86,20 +89,20 @@ class Ranks:
         return value
 
     def from_first(self, work: Callable[[], T]) -> T:
-        """Run `work` on the first rank and return its value on every rank; its error is raised on every rank.
+        """Run `work` on the first rank and return its value on every rank.
 
         Raises:
-            RlkitError: What `work` raised.
+            RlkitError: `work` raised it; it is raised on every rank.
         """
-        found: T = self.same(self.on_first(work))  # type: ignore[assignment]
-        return found
+        value: T = self.same(self.on_first(work))  # type: ignore[assignment]
+        return value
 
     def gather(self, x: Tensor) -> Tensor:
-        """Concatenate a vector, whose length may differ, over the data-parallel ranks."""
+        """Concatenate a vector over the data-parallel ranks; its length may differ."""
         return x if self.count == 1 else torch.cat(self.gather_dp(x.cpu())).to(x.device)
 
     def all_reduce_max(self, value: float) -> float:
-        """Return the largest of all ranks' values, those of tensor-parallel groups included."""
+        """Return the largest value of all ranks, tensor-parallel ranks included."""
         if self.fabric.world_size == 1:
             return value
         wrapped = torch.tensor(float(value), device=self.fabric.device)
@@ -107,15 +110,15 @@ class Ranks:
         return float(wrapped)
 
     def any(self, flag: bool) -> bool:
-        """Return whether a flag is true on any rank, those of tensor-parallel groups included."""
+        """Return whether a flag is true on any rank, tensor-parallel ranks included."""
         return self.all_reduce_max(flag) > 0
 
     def all(self, flag: bool) -> bool:
-        """Return whether a flag is true on every rank, those of tensor-parallel groups included."""
+        """Return whether a flag is true on every rank, tensor-parallel ranks included."""
         return not self.any(not flag)
 
     def same(self, value: T) -> T:
-        """Return the first rank's value, on every rank."""
+        """Return the first rank's value on every rank."""
         if self.fabric.world_size == 1:
             return value
         wrapped = [value]
@@ -123,14 +126,14 @@ class Ranks:
         return wrapped[0]
 
     def raise_any(self, error: RlkitError | None) -> None:
-        """Raise on every rank if any rank has an error: its own if it has one, else that of the lowest rank.
+        """Raise on every rank if any rank has an error: the rank's own error, else that of the lowest rank.
 
         Raises:
-            RlkitError: Some rank has an error.
+            RlkitError: A rank has an error.
         """
-        found = [one for one in self.gather_world(error) if one is not None]
-        if found:
-            raise error or found[0]
+        errors = [rank_error for rank_error in self.gather_world(error) if rank_error is not None]
+        if errors:
+            raise error or errors[0]
 
     def broadcast_tp(self, value: T) -> T:
         """Return the value of the first rank of this rank's tensor-parallel group."""
@@ -141,26 +144,26 @@ class Ranks:
         return wrapped[0]
 
     def exchange(self, outgoing: Sequence[list[T]]) -> list[T]:
-        """Send `outgoing[r]` to each data-parallel rank r; return what came, in the order of the senders."""
+        """Send `outgoing[r]` to each data-parallel rank r; return the received items in the order of the senders."""
         if self.count == 1:
             return outgoing[0]
-        payloads = [torch.frombuffer(bytearray(pickle.dumps(out)), dtype=torch.uint8) for out in outgoing]
-        sizes = self.gather_dp([len(p) for p in payloads])
-        incoming = torch.empty(sum(row[self.index] for row in sizes), dtype=torch.uint8)
-        arriving = [row[self.index] for row in sizes]
-        dist.all_to_all_single(incoming, torch.cat(payloads), arriving, sizes[self.index], group=self._data)
-        parts = torch.split(incoming, arriving)
-        return [item for part in parts for item in pickle.loads(part.numpy().tobytes())]
+        payloads = [torch.frombuffer(bytearray(pickle.dumps(items)), dtype=torch.uint8) for items in outgoing]
+        sizes = self.gather_dp([len(payload) for payload in payloads])
+        incoming_sizes = [sender_sizes[self.index] for sender_sizes in sizes]
+        incoming = torch.empty(sum(incoming_sizes), dtype=torch.uint8)
+        dist.all_to_all_single(incoming, torch.cat(payloads), incoming_sizes, sizes[self.index], group=self._data)
+        received = torch.split(incoming, incoming_sizes)
+        return [item for payload in received for item in pickle.loads(payload.numpy().tobytes())]
 
 
 class SideGroup:
-    """The same ranks in a second process group, for a thread beside the training; all ranks must create it.
+    """The same ranks in a second process group, for a thread that runs beside training; all ranks must create it.
 
-    Its collectives, on CPU tensors alone since a GPU that waits is busy, have the deadline of the default group's, and
-    never match one of those, be it that one was cancelled halfway.
+    Its collectives use CPU tensors only, since a waiting GPU is busy. They have the timeout of the default group, and
+    cannot be confused with its collectives, even if one of those was cancelled.
 
     Args:
-        fabric: Launched.
+        fabric: A launched Fabric.
     """
 
     def __init__(self, fabric: Fabric) -> None:
@@ -173,12 +176,12 @@ class SideGroup:
         """Return every rank's value, in order."""
         if self.group is None:
             return [value]
-        found = [value] * self._size
-        dist.all_gather_object(found, value, group=self.group)
-        return found
+        values = [value] * self._size
+        dist.all_gather_object(values, value, group=self.group)
+        return values
 
     async def any_async(self, flag: bool) -> bool:
-        """Return whether a flag is true on any rank; the event loop runs on until all ranks have called this."""
+        """Return whether a flag is true on any rank, without blocking the event loop; all ranks must call this."""
         if self.group is None:
             return flag
         wrapped = torch.tensor(float(flag))

@@ -1,4 +1,4 @@
-"""A process group of this rank and of processes that are no ranks, to which it sends tensors."""
+"""A process group in which this rank sends tensors to processes outside the run."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from torch.distributed import distributed_c10d as c10d
 
 
 class SenderGroup:
-    """The group, whose first member this rank is.
+    """The process group; this rank is its first member.
 
     Args:
         backend: nccl or gloo.
-        address: Where the others connect to: a host and a port of this machine.
-        world: Members, with this rank.
-        name: The group's.
-        seconds: How long the others are waited for.
+        address: Host and port of this machine to which the other members connect.
+        world: Number of members, including this rank.
+        name: Name of the group.
+        seconds: Timeout for the other members to connect, and of broadcasts.
     """
 
     def __init__(self, backend: str, address: tuple[str, int], world: int, name: Any, seconds: float) -> None:
         limit = timedelta(seconds=seconds)
-        # not by c10d.rendezvous, which under torchrun takes the store for one that torchrun serves
+        # c10d.rendezvous would expect, under torchrun, that torchrun serves the store
         store = dist.TCPStore(*address, world, is_master=True, timeout=limit, multi_tenant=True)  # type: ignore[attr-defined]
         prefixed = c10d.PrefixStore(name, store)
         with _unbound():
@@ -36,7 +36,7 @@ class SenderGroup:
         self._group = group
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
-        """Send tensors to the other members, who must know their shapes and types."""
+        """Send tensors to the other members, which must know their shapes and types."""
         for tensor in tensors:
             dist.broadcast(tensor, src=0, group=self._group)
 
@@ -47,13 +47,14 @@ class SenderGroup:
 
 @contextmanager
 def _unbound() -> Iterator[None]:
-    """Keep torch from splitting the new group off the trainer's, which would wait for all of the trainer's ranks."""
-    own: Any = dist.group.WORLD if dist.is_initialized() else None
-    if own is None or own.bound_device_id is None:
+    """Keep torch from splitting the new group off the trainer's, which would block until all its ranks take part."""
+    world: Any = dist.group.WORLD if dist.is_initialized() else None
+    if world is None or world.bound_device_id is None:
         yield
         return
-    bound, own.bound_device_id = own.bound_device_id, None
+    device_id = world.bound_device_id
+    world.bound_device_id = None
     try:
         yield
     finally:
-        own.bound_device_id = bound
+        world.bound_device_id = device_id

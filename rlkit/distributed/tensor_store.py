@@ -1,4 +1,4 @@
-"""Sharded tensors written to files by all ranks, and read from them."""
+"""Writing and reading of sharded tensors by all ranks."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
 
 
 class TensorFilesError(Exception):
-    """Tensors could not be written or read: the text is that of the first rank's error."""
+    """Tensors could not be written or read; the message is that of the first rank's error."""
 
 
 def save_tensors(tensors: dict[str, Tensor], writer: StorageWriter, group: ProcessGroup | None) -> None:
-    """Write tensors, each rank its own shards; all ranks of the group must call this, one rank alone has no group.
+    """Write each rank's shards of tensors; all ranks of the group must call this. The group of a single rank is None.
 
     Raises:
-        TensorFilesError: Some rank could not.
+        TensorFilesError: A rank could not write.
     """
-    _expect_no_ranks()
+    _ignore_missing_group()
     try:
         save(tensors, storage_writer=writer, process_group=group, no_dist=group is None)
-    except CheckpointException as error:  # no Exception, as torch has it
+    except CheckpointException as error:  # it is a BaseException
         raise TensorFilesError(str(_first_cause(error))) from error
 
 
 def load_tensors(into: dict[str, Tensor], reader: StorageReader, alone: bool = False) -> None:
-    """Read tensors in place, resharded where the ranks have changed; all ranks must call this, unless one is `alone`.
+    """Read tensors in place, resharded if the ranks have changed; all ranks must call this unless `alone`.
 
     Raises:
-        TensorFilesError: Some rank could not.
+        TensorFilesError: A rank could not read.
     """
-    _expect_no_ranks()
+    _ignore_missing_group()
     try:
         load(into, storage_reader=reader, no_dist=alone or not dist.is_initialized())
     except CheckpointException as error:
         raise TensorFilesError(str(_first_cause(error))) from error
 
 
-def _expect_no_ranks() -> None:
-    """Silence torch's warning of a process without a group: it is the rule with one device."""
+def _ignore_missing_group() -> None:
+    """Silence torch's warning about a missing process group, which is normal with one device."""
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 
 
