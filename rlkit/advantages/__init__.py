@@ -1,4 +1,4 @@
-"""Advantage estimators: one a file."""
+"""Advantage estimators, one per file."""
 
 from rlkit.advantages.gae import GAE
 from rlkit.advantages.gdpo import GDPO

@@ -12,14 +12,14 @@ from rlkit.types import Batch
 
 
 class GAE(AdvantageEstimator):
-    """A_t = sum of (gamma lam)^l delta_(t+l) with delta_t = r_t + gamma V_(t+1) - V_t, whitened over the whole batch.
+    """A_t = sum of (gamma lam)^l delta_(t+l) with delta_t = r_t + gamma V_(t+1) - V_t, whitened over the batch.
 
     Source: Schulman et al. 2015 (arXiv:1506.02438), equation 16. Tokens that the policy did not choose are
-    skipped. `returns` are A + V before the whitening.
+    skipped. `returns` are A + V before whitening.
 
     Args:
         gamma: Discount from one chosen token to the next.
-        lam: Weight of longer estimates; 1 is the Monte Carlo return less the value.
+        lam: Weight of longer estimates; 1 is the Monte Carlo return minus the value.
     """
 
     needs: ClassVar[Needs] = Needs.VALUES

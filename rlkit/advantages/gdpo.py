@@ -1,4 +1,4 @@
-"""An advantage for several rewards at once."""
+"""An advantage for several rewards."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from rlkit.types import Batch
 
 
 class GDPO(AdvantageEstimator):
-    """A = whiten(sum over components of w_k A_k), where A_k is GRPO's advantage of component k of the reward alone.
+    """A = whiten(sum over components of w_k A_k), where A_k is GRPO's advantage for component k of the reward.
 
     Source: Liu et al. 2026 (arXiv:2601.05242). The components are those that the reward reports, such as `Composite`'s.
 
     Args:
-        weights: The weight of each component, by its name.
+        weights: Weights by the names of the components.
     """
 
     needs: ClassVar[Needs] = Needs.GROUPS | Needs.COMPONENTS
@@ -28,7 +28,7 @@ class GDPO(AdvantageEstimator):
 
     def __init__(self, weights: dict[str, FiniteFloat]) -> None:
         if not weights:
-            raise RecipeError("GDPO has no weights, expected one for each component of the reward that counts")
+            raise RecipeError("GDPO has no weights, expected a weight for each component of the reward to use")
         self.weights = weights
 
     def estimate(self, batch: Batch) -> None:

@@ -14,7 +14,7 @@ from rlkit.types import Batch
 class GPG(AdvantageEstimator):
     """A = alpha (R - mean of the group) with alpha = rows of the batch / rows whose reward is not 0, over all ranks.
 
-    Source: Chu et al. 2025 (arXiv:2504.02546). 0 for a group of equal rewards or of one.
+    0 for groups of equal rewards and groups of one. Source: Chu et al. 2025 (arXiv:2504.02546).
     """
 
     needs: ClassVar[Needs] = Needs.GROUPS

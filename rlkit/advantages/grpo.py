@@ -14,14 +14,16 @@ from rlkit.types import Batch
 class GRPO(AdvantageEstimator):
     """A = (R - mean of the group) / (std + eps), the same for every token of a trajectory.
 
-    Source: Shao et al. 2024 (arXiv:2402.03300), section 4.1.2; without the division by the sample standard deviation
-    it is Dr. GRPO's (Liu et al. 2025, arXiv:2503.20783); with that of all R - mean of the batch it is ScaleRL's (Khatri
-    et al. 2025, arXiv:2510.13786). Exactly 0 for a group of equal rewards or of one.
+    Exactly 0 for groups of equal rewards and groups of one.
+
+    Source: Shao et al. 2024 (arXiv:2402.03300), section 4.1.2. Without the division by the standard deviation it is
+    Dr. GRPO (Liu et al. 2025, arXiv:2503.20783); with the standard deviation over the batch it is ScaleRL (Khatri et
+    al. 2025, arXiv:2510.13786).
 
     Args:
-        scale_by_std: Divide by the sample standard deviation of the group's rewards; batch for that of R - mean of the
-            group over all trajectories of a step.
-        eps: Added to the standard deviation.
+        scale_by_std: Whether to divide by the sample standard deviation of the group's rewards; batch for that of
+            R - mean of the group over all trajectories of a step.
+        eps: Number added to the standard deviation.
     """
 
     needs: ClassVar[Needs] = Needs.GROUPS

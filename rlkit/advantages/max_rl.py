@@ -10,9 +10,9 @@ from rlkit.types import Batch
 
 
 class MaxRL(AdvantageEstimator):
-    """A = (R - mean of the group) / mean of the group, and 0 where that mean is not positive.
+    """A = (R - mean of the group) / mean of the group, and 0 if that mean is not positive.
 
-    Source: Tajwar et al. 2026 (arXiv:2602.02710). 0 for a group of equal rewards or of one.
+    0 for groups of equal rewards and groups of one. Source: Tajwar et al. 2026 (arXiv:2602.02710).
     """
 
     needs: ClassVar[Needs] = Needs.GROUPS

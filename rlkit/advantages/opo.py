@@ -12,16 +12,17 @@ from rlkit.types import Batch
 
 
 class OPO(AdvantageEstimator):
-    """A = R - b with the group's mean reward weighted by length, b = sum of L R / sum of L.
+    """A = R - b, where b = sum of L R / sum of L is the group's mean reward weighted by length.
 
-    Source: Hao et al. 2025 (arXiv:2505.23585). 0 for a group of equal rewards or of one.
+    0 for groups of equal rewards and groups of one. Source: Hao et al. 2025 (arXiv:2505.23585).
     """
 
     needs: ClassVar[Needs] = Needs.GROUPS
     formula: ClassVar[str] = "A = R - sum_group(L R) / sum_group(L)"
 
     def estimate(self, batch: Batch) -> None:
-        outcomes, lengths = batch.outcomes(), batch.mask.sum(-1).float()
+        outcomes = batch.outcomes()
+        lengths = batch.mask.sum(-1).float()
         weighted, total = group_sum(torch.stack((lengths * outcomes, lengths), -1), batch.group).unbind(-1)
         equal = group_stats(outcomes, batch.group).equal
         advantage = (outcomes - weighted / total.clamp(min=1)).masked_fill(equal, 0.0)

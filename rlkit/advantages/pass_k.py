@@ -12,12 +12,12 @@ from rlkit.types import Batch
 
 
 class PassK(AdvantageEstimator):
-    """A = R - the group's second best reward for the best sample of a group, else 0; 0 for all if the best are tied.
+    """A = R - the group's second-best reward for the best sample of a group, 0 for all other samples and for ties.
 
     Source: verl's `grpo_passk`, after Tang et al. 2025 (arXiv:2503.19595).
 
     Args:
-        scale_by_std: Divide by the group's sample standard deviation (+ 1e-6).
+        scale_by_std: Whether to divide by the group's sample standard deviation + 1e-6.
     """
 
     needs: ClassVar[Needs] = Needs.GROUPS

@@ -13,7 +13,7 @@ from rlkit.types import Batch
 
 
 class ReinforcePP(AdvantageEstimator):
-    """A = the discounted return from each token on, whitened over the whole batch.
+    """A = the discounted return from each token on, whitened over the batch.
 
     Source: Hu 2025 (arXiv:2501.03262).
 
@@ -32,7 +32,7 @@ class ReinforcePP(AdvantageEstimator):
 
 
 class ReinforcePPBaseline(AdvantageEstimator):
-    """A = R - mean of the group, whitened over the whole batch; 0 for a group of one before the whitening.
+    """A = R - mean of the group, whitened over the batch; 0 for a group of one before whitening.
 
     Source: Hu 2025 (arXiv:2501.03262), the variant with a group baseline.
     """

@@ -11,9 +11,9 @@ from rlkit.types import Batch
 
 
 class ReMax(AdvantageEstimator):
-    """A_t = sum of the rewards from t on, less the reward of a greedy answer to the same prompt.
+    """A_t = sum of the rewards from t on, minus the reward of a greedy completion of the same prompt.
 
-    Source: Li et al. 2023 (arXiv:2310.10505). The greedy answers are sampled because of `needs`.
+    Source: Li et al. 2023 (arXiv:2310.10505). The greedy completions are sampled because of `needs`.
 
     Args:
         gamma: Discount from one chosen token to the next.

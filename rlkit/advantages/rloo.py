@@ -12,7 +12,7 @@ from rlkit.types import Batch
 class RLOO(AdvantageEstimator):
     """A = R - mean of the group's other rewards = n / (n - 1) (R - mean), the same for every token.
 
-    Source: Ahmadian et al. 2024 (arXiv:2402.14740). 0 for a group of equal rewards or of one.
+    0 for groups of equal rewards and groups of one. Source: Ahmadian et al. 2024 (arXiv:2402.14740).
     """
 
     needs: ClassVar[Needs] = Needs.GROUPS

@@ -1,4 +1,4 @@
-"""What Lightning's loggers have in common."""
+"""The base of loggers that wrap Lightning's."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ if TYPE_CHECKING:
 
 
 class LightningLogger(Logger):
-    """Logs by one of Lightning's loggers, whose package may not be installed."""
+    """Logs through one of Lightning's loggers, whose package may not be installed."""
 
     package: ClassVar[str]
-    """The name of the distribution that provides it."""
+    """Name of the distribution that provides the package."""
 
     @abstractmethod
     def make(self, run: LoggedRun) -> LightningsLogger:
         """Return Lightning's logger."""
 
     def open(self, run: LoggedRun) -> None:
-        """Make the logger, and begin where it logs to.
+        """Create the logger and its run.
 
         Raises:
             RecipeError: The package is not installed.
         """
         try:
             self._logger = self.make(run)
-            self._logger.experiment  # type: ignore[attr-defined]  # noqa: B018 (what cannot begin is known now)
+            self._logger.experiment  # type: ignore[attr-defined]  # noqa: B018 (creates the run, or fails now)
         except ModuleNotFoundError as error:
             name = type(self).__name__
             raise RecipeError(

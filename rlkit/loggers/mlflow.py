@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 class MLflow(LightningLogger):
-    """MLflow's tracking; a resumed run goes on in the same run.
+    """MLflow tracking; a resumed run continues the same MLflow run.
 
     Args:
-        experiment: The experiment's name.
-        tracking_uri: The server or store; null takes MLFLOW_TRACKING_URI, or `mlflow.db` in the run folder.
-        name: The run's name; null takes the run folder's.
+        experiment: Name of the experiment.
+        tracking_uri: Server or store; null for MLFLOW_TRACKING_URI, or `mlflow.db` in the run folder.
+        name: Name of the run; null for the name of the run folder.
     """
 
     package = "mlflow"
@@ -32,17 +32,17 @@ class MLflow(LightningLogger):
         self.name = name
 
     def make(self, run: LoggedRun) -> LightningsLogger:
-        """Return Lightning's MLFlowLogger; the server's name of the run is kept in `mlflow-run` of the run folder."""
+        """Return Lightning's MLFlowLogger; `mlflow-run` in the run folder stores the server's id of the run."""
         from lightning.pytorch.loggers import MLFlowLogger
 
-        kept = run.folder / "mlflow-run"
-        here = f"sqlite:///{run.folder.resolve()}/mlflow.db"
+        id_file = run.folder / "mlflow-run"
+        local_uri = f"sqlite:///{run.folder.resolve()}/mlflow.db"
         logger = MLFlowLogger(
             self.experiment,
             self.name or run.folder.name,
-            tracking_uri=self.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI", here),
-            run_id=kept.read_text(encoding="utf-8").strip() if os.path.isfile(kept) else None,
+            tracking_uri=self.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI", local_uri),
+            run_id=id_file.read_text(encoding="utf-8").strip() if os.path.isfile(id_file) else None,
         )
         if logger.run_id is not None:
-            kept.write_text(logger.run_id, encoding="utf-8")
+            id_file.write_text(logger.run_id, encoding="utf-8")
         return logger

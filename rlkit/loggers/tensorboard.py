@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class TensorBoard(LightningLogger):
-    """TensorBoard's event files, in `tensorboard/` of the run folder or of another.
+    """TensorBoard event files, in `tensorboard/` of the run folder or in another folder.
 
     Args:
-        folder: Where the folders of runs are; null takes the run folder.
+        folder: Folder with one subfolder per run; null for `tensorboard/` of the run folder.
     """
 
     package = "tensorboard"
@@ -25,8 +25,8 @@ class TensorBoard(LightningLogger):
         self.folder = folder
 
     def make(self, run: LoggedRun) -> LightningsLogger:
-        """Return Lightning's TensorBoardLogger, which hides the steps that a resumed run makes again."""
+        """Return Lightning's TensorBoardLogger, which hides the steps that a resumed run repeats."""
         from lightning.pytorch.loggers import TensorBoardLogger
 
-        place, name = (run.folder, "tensorboard") if self.folder is None else (self.folder, run.folder.name)
-        return TensorBoardLogger(place, name, version="", default_hp_metric=False, purge_step=run.done + 1)
+        parent, name = (run.folder, "tensorboard") if self.folder is None else (self.folder, run.folder.name)
+        return TensorBoardLogger(parent, name, version="", default_hp_metric=False, purge_step=run.done + 1)

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 class Wandb(LightningLogger):
-    """Weights & Biases, with a table of answers for each validation; a resumed run goes on in the same run.
+    """Weights & Biases, with a table of answers for each validation; a resumed run continues the same W&B run.
 
     Args:
-        project: The project.
-        name: The run's name; null takes the run folder's.
-        offline: Write to the run folder only.
+        project: Name of the project.
+        name: Name of the run; null for the name of the run folder.
+        offline: Whether to write to the run folder only.
     """
 
     package = "wandb"
@@ -42,12 +42,12 @@ class Wandb(LightningLogger):
         )
 
     def log_answers(self, answers: Sequence[Mapping[str, str | float | None]], step: int) -> None:
-        """Log a table."""
+        """Log a table of answers."""
         if answers:
             rows = [list(answer.values()) for answer in answers]
             self._logger.log_table("validation/answers", list(answers[0]), rows, step=step)  # type: ignore[attr-defined]
 
     def finalize(self, status: str) -> None:
-        """End the run, which Lightning leaves open: the next run of the process would be logged there."""
+        """End the run. Lightning leaves it open, so that the next run of the process would be logged to it."""
         super().finalize(status)
         self._logger.experiment.finish(exit_code=0 if status == "success" else 1)  # type: ignore[attr-defined]

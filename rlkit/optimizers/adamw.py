@@ -16,8 +16,8 @@ class AdamW(Optimizer):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019, arXiv:1711.05101), fused where torch can.
 
     Args:
-        betas: The decays of the first and of the second moment.
-        eps: Added to the root of the second moment.
+        betas: Decays of the first and the second moment.
+        eps: Number added to the root of the second moment.
     """
 
     formula = "betas {betas}, eps {eps:g}"

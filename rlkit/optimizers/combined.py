@@ -10,28 +10,28 @@ import torch
 
 
 class Combined(torch.optim.Optimizer):
-    """Steps several optimizers of different weights, whose parameter groups and state it shares.
+    """Steps several optimizers of different weights; it shares their parameter groups and state.
 
     Args:
-        optimizers: Each of other weights.
+        optimizers: Optimizers of disjoint weights.
     """
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        super().__init__([group for one in optimizers for group in one.param_groups], {})
+        super().__init__([group for optimizer in optimizers for group in optimizer.param_groups], {})
         self.optimizers = optimizers
-        self.param_groups = [group for one in optimizers for group in one.param_groups]
+        self.param_groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         self.state = defaultdict(dict)
-        for one in optimizers:
-            self.state.update(one.state)
-            one.state = self.state
+        for optimizer in optimizers:
+            self.state.update(optimizer.state)
+            optimizer.state = self.state
 
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Step each of them.
+        """Step each optimizer.
 
         Raises:
-            ValueError: There is a closure, which some would call more often than others.
+            ValueError: A closure is given, which the optimizers would call different numbers of times.
         """
         if closure is not None:
             raise ValueError("Combined.step takes no closure")
-        for one in self.optimizers:
-            one.step()
+        for optimizer in self.optimizers:
+            optimizer.step()

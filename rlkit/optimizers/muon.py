@@ -1,4 +1,4 @@
-"""Muon for the matrices of the transformer, AdamW for the rest."""
+"""Muon for the matrices of the transformer, AdamW for all other weights."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 
 class Muon(Optimizer):
-    """Momentum made orthogonal by Newton-Schulz steps (Jordan et al. 2024, kellerjordan.github.io/posts/muon).
+    """Momentum orthogonalized by Newton-Schulz steps (Jordan et al. 2024, kellerjordan.github.io/posts/muon).
 
-    It updates the matrices of the transformer's blocks; embeddings, heads and vectors get AdamW. Updates are scaled to
-    the size of AdamW's (Liu et al. 2025, arXiv:2502.16982, eq. 4), so that one `lr` and one `weight_decay` serve both.
+    It updates the matrices of the transformer's blocks; AdamW updates embeddings, heads and vectors. Updates are scaled
+    to the size of AdamW's (Liu et al. 2025, arXiv:2502.16982, eq. 4), so both share one `lr` and one `weight_decay`.
 
     Args:
-        momentum: The momentum's decay.
-        nesterov: Use Nesterov's momentum.
-        newton_schulz_steps: Steps that make an update orthogonal.
-        betas: AdamW's, for the rest.
-        eps: AdamW's, for the rest.
+        momentum: Decay of the momentum.
+        nesterov: Whether to use Nesterov momentum.
+        newton_schulz_steps: Number of steps that orthogonalize an update.
+        betas: AdamW's betas.
+        eps: AdamW's eps.
     """
 
     formula = "momentum {momentum} on the blocks' matrices, AdamW betas {betas}, eps {eps:g} on the rest"
@@ -46,17 +46,17 @@ class Muon(Optimizer):
         self.eps = eps
 
     def make(self, groups: Sequence[WeightGroup], lr: float) -> torch.optim.Optimizer:
-        """Return both as one optimizer.
+        """Return Muon and AdamW as one optimizer.
 
         Raises:
-            RecipeError: The model has no matrices in blocks that are trained.
+            RecipeError: The model has no trained matrices in blocks.
         """
         import torch
 
         from rlkit.optimizers.combined import Combined
 
         matrices = [group.options() for group in groups if group.kind is WeightKind.MATRIX]
-        rest = [group.options() for group in groups if group.kind is not WeightKind.MATRIX]
+        other_weights = [group.options() for group in groups if group.kind is not WeightKind.MATRIX]
         if not matrices:
             raise RecipeError("optimizer Muon found no trainable matrix in a transformer block; choose AdamW")
         muon = torch.optim.Muon(
@@ -67,7 +67,8 @@ class Muon(Optimizer):
             ns_steps=self.newton_schulz_steps,
             adjust_lr_fn="match_rms_adamw",
         )
-        if not rest:
+        if not other_weights:
             return muon
         fused = all(weight.is_cuda for group in groups for weight in group.weights)
-        return Combined([muon, torch.optim.AdamW(rest, lr=lr, betas=self.betas, eps=self.eps, fused=fused)])
+        adamw = torch.optim.AdamW(other_weights, lr=lr, betas=self.betas, eps=self.eps, fused=fused)
+        return Combined([muon, adamw])

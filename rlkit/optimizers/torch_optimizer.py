@@ -1,4 +1,4 @@
-"""Any other optimizer of torch.optim, by its name."""
+"""Any optimizer of torch.optim by name."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     import torch
 
 Value = bool | FiniteInt | FiniteFloat | list[FiniteFloat]
-OF_THE_LOOP = ("params", "lr", "weight_decay", "maximize", "differentiable", "capturable")
-"""Arguments that the loop sets, or cannot do with."""
+RESERVED = ("params", "lr", "weight_decay", "maximize", "differentiable", "capturable")
+"""Arguments that the training loop sets or does not support."""
 
 
 class TorchOptimizer(Optimizer):
-    """An optimizer of torch.optim, by its name.
+    """An optimizer of torch.optim by name.
 
     Args:
-        name: The class.
-        options: Its constructor's other arguments by name; null for its defaults. `lr` and `weight_decay` are the
-            section's.
+        name: Name of the class.
+        options: Arguments of its constructor by name; null for the defaults. `lr` and `weight_decay` are options of the
+            section instead.
     """
 
     formula = "{name}({arguments})"
@@ -40,20 +40,22 @@ class TorchOptimizer(Optimizer):
         self._check()
 
     def make(self, groups: Sequence[WeightGroup], lr: float) -> torch.optim.Optimizer:
-        """Return it."""
+        """Return the optimizer."""
         import torch
 
-        made: torch.optim.Optimizer = getattr(torch.optim, self.name)(
+        optimizer: torch.optim.Optimizer = getattr(torch.optim, self.name)(
             [group.options() for group in groups], lr=lr, **self.options
         )
-        return made
+        return optimizer
 
     def _check(self) -> None:
-        """Make one of nothing, so that a wrong argument is an error before a model is loaded."""
+        """Construct the optimizer for a dummy weight, so that a wrong argument is refused before a model is loaded."""
         import torch
 
-        if taken := sorted(set(self.options) & set(OF_THE_LOOP)):
-            raise RecipeError(f"TorchOptimizer has the option {taken[0]!r}, which is not its own; set train.{taken[0]}")
+        reserved = sorted(set(self.options) & set(RESERVED))
+        if reserved:
+            name = reserved[0]
+            raise RecipeError(f"TorchOptimizer has the option {name!r}, which is not its own; set train.{name}")
         try:
             getattr(torch.optim, self.name)([torch.zeros(1, requires_grad=True)], **self.options)
         except (TypeError, ValueError, AttributeError, RuntimeError) as error:

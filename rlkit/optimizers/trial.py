@@ -1,4 +1,4 @@
-"""What is checked and measured of every optimizer before a run: a step of a few numbers."""
+"""Trial steps of an optimizer before a run, to check it and to measure its state."""
 
 from __future__ import annotations
 
@@ -13,53 +13,57 @@ from rlkit.interfaces.optimizer import Optimizer, WeightGroup, WeightKind
 
 
 def try_out(part: Optimizer, lr: float = 1e-3) -> str | None:
-    """Step an optimizer of a few numbers; return what is wrong with it.
+    """Step an optimizer of a few numbers; return its problem, or None.
 
     Raises:
-        Exception: Its own code did.
+        Exception: The optimizer's own code raised it.
     """
     weights = [nn.Parameter(torch.ones(*shape)) for shape in ((2, 2), (2, 2), (2,))]
     groups = [WeightGroup(kind, [weight], 0.0) for kind, weight in zip(WeightKind, weights, strict=True)]
-    made = part.make(groups, lr)
-    if (problem := problem_of(made, groups)) is not None:
+    optimizer = part.make(groups, lr)
+    problem = problem_of(optimizer, groups)
+    if problem is not None:
         return problem
-    materialize_state(made, weights)
-    kept = {key: value for state in made.state.values() for key, value in state.items()}
-    odd = [f"{key}={show(value)}" for key, value in kept.items() if not isinstance(value, Tensor)]
-    return f"returned an optimizer whose state has {odd[0]}, expected tensors, as a checkpoint holds" if odd else None
+    materialize_state(optimizer, weights)
+    state = {key: value for weight_state in optimizer.state.values() for key, value in weight_state.items()}
+    invalid = [f"{key}={show(value)}" for key, value in state.items() if not isinstance(value, Tensor)]
+    if invalid:
+        return f"returned an optimizer whose state has {invalid[0]}, expected tensors, as a checkpoint holds"
+    return None
 
 
 PROBE = 128
-"""Rows and columns of the smallest weights by which state is measured."""
+"""Rows and columns of the smallest weight whose state is measured."""
 
 
 def state_size(part: Optimizer) -> Callable[[WeightKind, Sequence[int]], float]:
-    """Return a function from a weight's kind and shape to the bytes of state that an optimizer keeps of it.
+    """Return a function from a weight's kind and shape to the bytes of the optimizer's state for it.
 
-    It is measured for four matrices and linear in rows and in columns: right for whatever keeps numbers for each
-    element, row, column or weight.
+    The state of four matrices is measured and interpolated bilinearly in rows and columns, which is exact for
+    optimizers that keep numbers per element, row, column or weight.
 
     Raises:
-        Exception: The part's own code did.
+        Exception: The optimizer's own code raised it.
     """
-    small, wide, tall, large = (_measured(part, r, c) for r in (PROBE, 2 * PROBE) for c in (PROBE, 2 * PROBE))
+    small, wide, tall, large = (_measure(part, r, c) for r in (PROBE, 2 * PROBE) for c in (PROBE, 2 * PROBE))
 
     def size(kind: WeightKind, shape: Sequence[int]) -> float:
-        x, y = prod(shape[:1]) / PROBE - 1, prod(shape[1:]) / PROBE - 1
-        both = large[kind] - wide[kind] - tall[kind] + small[kind]
-        return small[kind] + x * (tall[kind] - small[kind]) + y * (wide[kind] - small[kind]) + x * y * both
+        x = prod(shape[:1]) / PROBE - 1
+        y = prod(shape[1:]) / PROBE - 1
+        per_element = large[kind] - wide[kind] - tall[kind] + small[kind]
+        return small[kind] + x * (tall[kind] - small[kind]) + y * (wide[kind] - small[kind]) + x * y * per_element
 
     return size
 
 
-def _measured(part: Optimizer, rows: int, columns: int) -> dict[WeightKind, int]:
-    """Return the bytes of state of a matrix of each kind, and of a vector."""
+def _measure(part: Optimizer, rows: int, columns: int) -> dict[WeightKind, int]:
+    """Return the bytes of state of a weight of each kind."""
     matrix = (rows, columns)
     shapes = {WeightKind.MATRIX: matrix, WeightKind.EMBEDDING: matrix, WeightKind.VECTOR: matrix[:1]}
     weights = {kind: nn.Parameter(torch.zeros(shape)) for kind, shape in shapes.items()}
-    made = part.make([WeightGroup(kind, [weight], 0.0) for kind, weight in weights.items()], 1e-3)
-    materialize_state(made, [*weights.values()])
-    return {kind: state_bytes(made.state[weight]) for kind, weight in weights.items()}
+    optimizer = part.make([WeightGroup(kind, [weight], 0.0) for kind, weight in weights.items()], 1e-3)
+    materialize_state(optimizer, [*weights.values()])
+    return {kind: state_bytes(optimizer.state[weight]) for kind, weight in weights.items()}
 
 
 def state_bytes(state: Mapping[str, object]) -> int:
@@ -67,19 +71,19 @@ def state_bytes(state: Mapping[str, object]) -> int:
     return sum(value.nbytes for value in state.values() if isinstance(value, Tensor))
 
 
-def problem_of(made: object, groups: Sequence[WeightGroup]) -> str | None:
-    """Return what is wrong with what a part made: it must be an optimizer of exactly these weights."""
-    if not isinstance(made, torch.optim.Optimizer):
-        return f"returned {show(made)}, expected a torch.optim.Optimizer"
+def problem_of(optimizer: object, groups: Sequence[WeightGroup]) -> str | None:
+    """Return why an object is no optimizer of exactly these weights; None if it is."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        return f"returned {show(optimizer)}, expected a torch.optim.Optimizer"
     expected = sorted(id(weight) for group in groups for weight in group.weights)
-    found = sorted(id(weight) for group in made.param_groups for weight in group["params"])
-    if found != expected:
-        return f"returned an optimizer of {len(found)} weights, expected the {len(expected)} of all groups, each once"
+    actual = sorted(id(weight) for group in optimizer.param_groups for weight in group["params"])
+    if actual != expected:
+        return f"returned an optimizer of {len(actual)} weights, expected the {len(expected)} of all groups, each once"
     return None
 
 
 def materialize_state(optimizer: torch.optim.Optimizer, weights: Sequence[Tensor]) -> None:
-    """Let an optimizer make its state of weights by a step with gradients of 0, which may change the weights."""
+    """Make an optimizer create its state by a step with zero gradients, which may change the weights."""
     for weight in weights:
         weight.grad = torch.zeros_like(weight)
     optimizer.step()

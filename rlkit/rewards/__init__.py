@@ -1,4 +1,4 @@
-"""Rewards: one a file."""
+"""Rewards, one per file."""
 
 from rlkit.rewards.composite import Composite
 from rlkit.rewards.episode import EpisodeReward

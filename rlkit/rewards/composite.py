@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 class Composite(RewardManager):
-    """The sum of weight * reward, with each reward as a component of the score, beside the components of its own.
+    """The sum of weight * reward; each reward is a component of the score, in addition to its own components.
 
-    The final answer is that of the first reward that looks for one.
+    The final answer is that of the first reward that returns one.
 
     Args:
         rewards: Rewards by name.
-        weights: Their weights, by the same names; 1 by default.
+        weights: Weights by the names of the rewards; 1 by default.
         timeout: Seconds for the samples of one prompt.
         on_error: What happens to a group with a failed score.
     """
@@ -48,7 +48,7 @@ class Composite(RewardManager):
         limits = [r.concurrency for r in rewards.values() if r.concurrency is not None]
         self.concurrency = max(limits, default=None)
         if all(r.components is not None for r in rewards.values()):
-            self.components = [*rewards, *(p for r in rewards.values() for p in r.components or ())]
+            self.components = [*rewards, *(component for r in rewards.values() for component in r.components or ())]
 
     def bind(self, runtime: Runtime) -> None:
         self.runtime = runtime
@@ -82,7 +82,7 @@ class Composite(RewardManager):
         return (self.weights or {}).get(name, 1.0)
 
     def _turns(self, scores: Sequence[Score]) -> list[float] | None:
-        """Return the weighted sum of the rewards of each turn; None if no component has any."""
+        """Return the weighted sum of each turn's rewards; None if no reward has turn rewards."""
         weights = [self._weight(name) for name in self.rewards]
         rows = [
             [w * x for x in s.turn_rewards] for w, s in zip(weights, scores, strict=True) if s.turn_rewards is not None

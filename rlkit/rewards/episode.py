@@ -1,4 +1,4 @@
-"""The reward of runs whose rewards come from turns alone."""
+"""The reward of runs that are rewarded by turns only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlkit.types import Score, Trajectory
 
 
 class EpisodeReward(RewardManager):
-    """Adds 0 to the turn rewards of environment, user and tools; `accuracy` is whether their sum is above 0."""
+    """Adds 0 to the turn rewards of environment, user and tools; `accuracy` is 1 if their sum is above 0, else 0."""
 
     components = ("accuracy",)
 

@@ -1,4 +1,4 @@
-"""A reward for answers that must be equal to the text of the reference."""
+"""A reward for answers that equal the text of the reference."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from rlkit.types import Score, Trajectory
 
 
 class ExactReward(RewardFunction):
-    """1 if the last turn's text equals the prompt's answer, blanks at the ends aside; else 0.
+    """1 if the last turn's text equals the prompt's answer up to leading and trailing blanks, else 0.
 
     Args:
-        ignore_case: Compare without regard to upper and lower case.
+        ignore_case: Whether to ignore upper and lower case.
         timeout: Seconds for one trajectory, from the start of the work.
         on_error: What happens to a group with a failed score.
     """

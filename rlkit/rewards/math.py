@@ -12,31 +12,32 @@ from rlkit.ranges import NonNegativeFloat, Seconds
 from rlkit.types import Prompt, Score, StopReason, Trajectory
 
 SHORT = 2000
-"""Characters of a text in which the final answer is found at once."""
+"""Maximum characters of a text that is graded at once, without a worker process."""
 
 CUT_OFF = (StopReason.LENGTH, StopReason.CONTEXT, StopReason.ERROR)
 
 
 class MathReward(RewardFunction):
-    """1 if the final answer equals the reference's as mathematics; else 0.
+    """1 if the final answer is mathematically equal to the reference, else 0.
 
-    The final answer is what follows the last `####`, else the last `\\boxed{x}`, else the last number of the text.
-    After a marker only a number with its unit may stand, or one form that is read: a fraction, a power, a formula, a
-    list, a set, a tuple, an interval, a matrix, an equation, an inequality, a number in another base, a time, or words.
-    All else is wrong: several guesses, `72 is wrong`, `> 72`, `half of 72`, `72_8`. `50%` is 50 or 0.5; known units
-    that differ are different answers; a calculation that is still to be done (`48 + 24`) is no answer to a number.
+    The final answer is the text after the last `####`, else the content of the last `\\boxed{x}`, else the last number
+    of the text. After a marker, only a number with its unit is accepted, or one supported form: a fraction, a power, a
+    formula, a list, a set, a tuple, an interval, a matrix, an equation, an inequality, a number in another base, a
+    time, or words. Anything else is wrong: several guesses, `72 is wrong`, `> 72`, `half of 72`, `72_8`. `50%` equals
+    both 50 and 0.5. Answers with different known units differ. An unfinished calculation (`48 + 24`) does not equal a
+    number.
 
-    References are read alike, as a whole: `####`, a box, or all of the text. Rows whose reference is in no such form
-    are refused when the data are loaded, or dropped: `rollout.unscorable`.
+    References are parsed the same way, but completely: the text after `####`, a box, or all of the text. Rows whose
+    reference is in no supported form are refused when the data are loaded, or dropped: see `rollout.unscorable`.
 
-    The component `strict` is 1 where the right answer was marked by `####` or `\\boxed{}`, and `format` where a number
-    or a formula was, right or wrong, in an answer that was not cut off.
+    The component `strict` is 1 if the right answer is marked by `####` or `\\boxed{}`. `format` is 1 if a number or a
+    formula is marked, right or wrong, in a completion that was not cut off.
 
-    An answer that cannot be graded, because it is too large or the grader fails on it but not on the reference's, is
-    wrong, and counted as `reward/ungradable`.
+    An answer that cannot be graded, because it is too large or because the grader fails on it but not on the
+    reference, is wrong and counts as `reward/ungradable`.
 
     Args:
-        format_weight: The weight of `format` in the reward.
+        format_weight: Weight of `format` in the reward.
         timeout: Seconds for one trajectory, from the start of the work.
         on_error: What happens to a group with a failed score.
     """
@@ -56,11 +57,11 @@ class MathReward(RewardFunction):
         return score
 
     def grade_at_once(self, trajectory: Trajectory) -> Score | None:
-        long = max(len(trajectory.text), len(trajectory.prompt.answer or "")) > SHORT
-        return None if long else self._score(trajectory, equal_at_once)
+        length = max(len(trajectory.text), len(trajectory.prompt.answer or ""))
+        return None if length > SHORT else self._score(trajectory, equal_at_once)
 
     def _score(self, trajectory: Trajectory, same: Callable[[str, str], bool | None]) -> Score | None:
-        """Return the score, None where it is open whether the answer is the `same` as the reference's."""
+        """Return the score; None if `same` cannot decide whether the answer equals the reference."""
         expected = reference_of(trajectory.prompt.answer or "")
         if expected is None:
             return Score(None, error=f"prompt {trajectory.prompt.id!r} {self.unscorable(trajectory.prompt)}")
@@ -79,7 +80,7 @@ class MathReward(RewardFunction):
         if prompt.answer is None:
             return "has no answer to compare with"
         if reference_of(prompt.answer) is None:
-            return f"has the answer {show(prompt.answer)}, which is in no form that MathReward reads"
+            return f"has the answer {show(prompt.answer)}, which is in no form that MathReward supports"
         return None
 
     def control(self, trajectory: Trajectory) -> Trajectory | None:

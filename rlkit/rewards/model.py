@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 class ModelReward(RewardManager):
     """The output of a sequence classifier with one label, on the run's device.
 
-    The whole conversation, with the messages of tools and users, is rendered with the classifier's own chat template
-    and tokenizer, which may differ from the policy's; without a template it is plain text. The classifier runs in a
-    thread of its own, one prompt after another; the wait for it counts in no deadline.
+    The full conversation, including the messages of tools and users, is rendered with the classifier's own tokenizer
+    and chat template, which may differ from the policy's; without a template it is plain text. The classifier runs in
+    its own thread, one prompt after another; waiting for it counts towards no timeout.
 
     Args:
-        path: A folder or a name on the Hugging Face hub, with its weights as safetensors; or the folder of a run that
+        path: A folder or a name on the Hugging Face hub with weights as safetensors, or the folder of a run that
             trained a reward model (`model.head: score`).
-        per_turn: Score the conversation at the end of each turn of the policy: the outputs are rewards of the turns, as
-            of a process reward model, and the conversation has no reward besides.
+        per_turn: Whether to score the conversation at the end of each turn of the policy, as a process reward model
+            does. The outputs are the rewards of the turns, and the conversation has no other reward.
         batch_size: Conversations per forward pass.
-        max_length: Tokens; longer conversations are truncated at their start.
-        dtype: The type of the weights.
+        max_length: Maximum tokens; longer conversations are truncated at their start.
+        dtype: Type of the weights.
         timeout: Seconds for the samples of one prompt.
         on_error: What happens to a group with a failed score.
     """
@@ -69,12 +69,12 @@ class ModelReward(RewardManager):
         source = locate(self.path)
         if source.base is not None:
             raise RecipeError(
-                f"ModelReward has path={self.path!r}, {source}, expected a whole model; write one with rlkit export "
+                f"ModelReward has path={self.path!r}, {source}, expected a full model; write one with rlkit export "
                 f"--checkpoint {self.path} --out DIR" + (" --merge-lora" if source.lora is not None else "")
             )
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(source.location, truncation_side="left")
-            model = AutoModelForSequenceClassification.from_pretrained(  # safetensors alone: a pickle could run code
+            model = AutoModelForSequenceClassification.from_pretrained(  # safetensors only: a pickle could run code
                 source.location, dtype=getattr(torch, self.dtype), use_safetensors=True, trust_remote_code=False
             )
         except (OSError, ValueError) as error:
@@ -94,19 +94,19 @@ class ModelReward(RewardManager):
 
     async def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
         if self._thread is None:
-            raise RuntimeError("ModelReward scores after `bind` alone")
+            raise RuntimeError("ModelReward cannot score before `bind` is called")
         return await in_thread(self._thread, partial(self._score, trajectories))
 
     def _score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
         """Score conversations, in the model's own thread."""
         if not self.per_turn:
             return [Score(reward) for reward in self._outputs([t.messages for t in trajectories])]
-        turns = [list(_up_to_turns(t)) for t in trajectories]
-        found = iter(self._outputs([messages for some in turns for messages in some]))
-        return [Score(0.0, turn_rewards=list(islice(found, len(some)))) for some in turns]
+        prefixes = [list(_up_to_turns(t)) for t in trajectories]
+        rewards = iter(self._outputs([messages for row in prefixes for messages in row]))
+        return [Score(0.0, turn_rewards=list(islice(rewards, len(row)))) for row in prefixes]
 
     def _outputs(self, conversations: Sequence[Sequence[Message]]) -> list[float]:
-        """Run the model."""
+        """Return the model's outputs for conversations."""
         import torch
 
         texts = [self._render(messages) for messages in conversations]

@@ -1,4 +1,4 @@
-"""DAPO's soft penalty for answers close to the length limit."""
+"""DAPO's soft penalty for completions close to the length limit."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from rlkit.types import Score, Trajectory
 
 
 class Overlong(RewardFunction):
-    """0 up to `max_tokens - buffer` tokens of the policy, then falling by `factor` over the buffer.
+    """0 up to `max_tokens - buffer` tokens of the policy, then decreasing by `factor` over the buffer.
 
-    Source: Yu et al. 2025 (arXiv:2503.14476), section 3.4. Beyond `max_tokens` it keeps falling.
+    Beyond `max_tokens` it keeps decreasing. Source: Yu et al. 2025 (arXiv:2503.14476), section 3.4.
 
     Args:
         max_tokens: The length at which the penalty is `factor`.

@@ -1,4 +1,4 @@
-"""Rewards that are any Python function: named in a recipe, or handed over in Python."""
+"""Rewards from Python functions, named in a recipe or passed in Python."""
 
 from __future__ import annotations
 
@@ -22,25 +22,26 @@ from rlkit.ranges import Count, Seconds
 from rlkit.types import Score, Trajectory
 
 Completions = Literal["messages", "text"]
-"""How a function for batches reads completions and prompts."""
+"""How a function over batches receives completions and prompts."""
 
 
 class PythonReward(RewardFunction):
     """Calls a function, sync or async, in a worker process.
 
-    The function takes any of these by name: `text` (the last turn), `answer`, `messages` (the prompt's), `meta` and
-    its fields, `trajectory`. It returns a number, a `Score`, or a mapping of components with the reward under `reward`.
+    The function takes any of these arguments by name: `text` (the last turn), `answer`, `messages` (the prompt's),
+    `meta` and its fields, `trajectory`. It returns a number, a `Score`, or a mapping of components with the reward
+    under `reward`.
 
-    One that takes `completions` is called as TRL calls reward functions, with lists that have one entry: it may take
-    `prompts`, `completions`, `completion_ids`, `answer` and the fields of `meta`, all of them by `**columns`, and
-    returns a list with one number.
+    A function with the argument `completions` is called as TRL calls reward functions, with lists of one element. It
+    may take `prompts`, `completions`, `completion_ids`, `answer` and the fields of `meta`, or all of them by
+    `**columns`, and returns a list with one number.
 
     Args:
-        function: `file.py:name`, or `package.module:name`.
-        completions: What `completions` and `prompts` hold: chat messages, or texts.
-        allow_code: Must be true for a function from a file: the recipe then runs that file's code.
+        function: `file.py:name` or `package.module:name`.
+        completions: The elements of `completions` and `prompts`: chat messages or texts.
+        allow_code: Must be true, since the recipe runs the function's code.
         timeout: Seconds for one trajectory, from the start of the work.
-        concurrency: Calls at once; null for as many as there are CPUs.
+        concurrency: Maximum concurrent calls; null for the number of CPUs.
         on_error: What happens to a group with a failed score.
     """
 
@@ -54,16 +55,16 @@ class PythonReward(RewardFunction):
         concurrency: Count | None = None,
         on_error: OnError = "drop",
     ) -> None:
-        place, _, name = function.rpartition(":")
-        if not place or not name.isidentifier():
+        module, _, name = function.rpartition(":")
+        if not module or not name.isidentifier():
             raise RecipeError(f"PythonReward has function={function!r}, expected file.py:name or package.module:name")
         self.allow_code = allow_code
         if not self.allow_code:
             raise RecipeError(
                 f"PythonReward names {function!r}, whose code would run; set allow_code: true if you trust it"
             )
-        if place.endswith(".py") and not os.path.isfile(place):
-            raise RecipeError(f"PythonReward has function={function!r}, but there is no file {place!r}")
+        if module.endswith(".py") and not os.path.isfile(module):
+            raise RecipeError(f"PythonReward has function={function!r}, but there is no file {module!r}")
         self.function = function
         self.completions = completions
         self.timeout = timeout
@@ -75,17 +76,17 @@ class PythonReward(RewardFunction):
 
 
 class FunctionReward(RewardFunction):
-    """Calls a function object, sync or async, in a worker process; for Python, since no recipe can name it.
+    """Calls a function object, sync or async, in a worker process; only for Python, since a recipe cannot name it.
 
-    The function may be defined anywhere, in a script or a notebook too: it is sent by value, with the globals that it
-    reads as they are when this object is made. What it changes in them stays in the worker.
+    The function may be defined anywhere, even in a script or a notebook. It is sent by value when this object is
+    created, together with the globals that it reads. Changes to these stay in the worker.
 
     Args:
-        function: Takes and returns what a function of `PythonReward` does.
-        completions: What `completions` and `prompts` hold: chat messages, or texts.
+        function: A function with the arguments and results of `PythonReward`.
+        completions: The elements of `completions` and `prompts`: chat messages or texts.
         timeout: Seconds for one trajectory, from the start of the work.
-        concurrency: Calls at once; None for as many as there are CPUs.
-        on_error: What becomes of a group with a failed score.
+        concurrency: Maximum concurrent calls; None for the number of CPUs.
+        on_error: What happens to a group with a failed score.
 
     Raises:
         RecipeError: The function cannot be sent to another process.
@@ -101,37 +102,37 @@ class FunctionReward(RewardFunction):
         on_error: OnError = "drop",
     ) -> None:
         try:
-            self._sent = cloudpickle.dumps(function)
+            self._pickled = cloudpickle.dumps(function)
         except Exception as error:  # pickling runs foreign code
             raise RecipeError(
-                f"reward {_name(function)} cannot be sent to a worker process: {explain(error)}; make what it uses "
-                "inside of it, or make it `async def`: it then runs in this process"
+                f"reward {_name(function)} cannot be sent to a worker process: {explain(error)}; create what it uses "
+                "inside the function, or make it `async def` to run it in this process"
             ) from error
-        self._described = _describe(function)
-        self._called = _name(function)
+        self._description = _describe(function)
+        self._name = _name(function)
         self.completions = completions
         self.timeout = timeout
         self.concurrency = concurrency
         self.on_error = on_error
 
     def grade(self, trajectory: Trajectory) -> Score | float:
-        return Grader(self._called, _received(self._sent), self.completions).grade(trajectory)
+        return Grader(self._name, _unpickled(self._pickled), self.completions).grade(trajectory)
 
     def __repr__(self) -> str:
-        return f"FunctionReward({self._described})"
+        return f"FunctionReward({self._description})"
 
 
 class AsyncFunctionReward(RewardManager):
-    """Awaits a coroutine function on the run's event loop, in the trainer's process; for Python, as `FunctionReward`.
+    """Awaits a coroutine function on the run's event loop, in the trainer's process; only for Python.
 
-    It shares the objects of the script or notebook that it is defined in, and must await whatever takes time: it suits
-    functions that call a service.
+    The function shares the objects of the script or notebook that defines it, and must await whatever takes time. This
+    suits functions that call a service.
 
     Args:
-        function: Takes and returns what a function of `PythonReward` does.
-        completions: What `completions` and `prompts` hold: chat messages, or texts.
+        function: A coroutine function with the arguments and results of `PythonReward`.
+        completions: The elements of `completions` and `prompts`: chat messages or texts.
         timeout: Seconds for the samples of one prompt.
-        on_error: What becomes of a group with a failed score.
+        on_error: What happens to a group with a failed score.
     """
 
     def __init__(
@@ -143,7 +144,7 @@ class AsyncFunctionReward(RewardManager):
         on_error: OnError = "drop",
     ) -> None:
         self._grader = Grader(_name(function), function, completions)
-        self._described = _describe(function)
+        self._description = _describe(function)
         self.timeout = timeout
         self.on_error = on_error
 
@@ -153,20 +154,20 @@ class AsyncFunctionReward(RewardManager):
     async def _score(self, trajectory: Trajectory) -> Score:
         try:
             return as_score(self._grader.read(await self._grader.call(trajectory)))
-        except Exception as error:  # a user's code may raise anything, and costs its own sample alone
+        except Exception as error:  # a user's code may raise anything, which fails only its own sample
             return Score(None, error=explain(error))
 
     def __repr__(self) -> str:
-        return f"AsyncFunctionReward({self._described})"
+        return f"AsyncFunctionReward({self._description})"
 
 
 class Grader(NamedTuple):
     """A user's function, called for one trajectory with the arguments that it names.
 
     Args:
-        name: What messages call it.
+        name: Name of the function in messages.
         function: The function.
-        completions: What `completions` and `prompts` hold: chat messages, or texts.
+        completions: The elements of `completions` and `prompts`: chat messages or texts.
     """
 
     name: str
@@ -174,22 +175,22 @@ class Grader(NamedTuple):
     completions: Completions
 
     def grade(self, trajectory: Trajectory) -> Score | float:
-        """Return the score; a coroutine function is run to its end.
+        """Return the score; a coroutine function is run to completion.
 
         Raises:
-            TypeError: The function has an argument that is not offered.
-            ValueError: It returned something else than a score.
+            TypeError: The function has an unknown argument.
+            ValueError: The function did not return a score.
         """
         value = self.call(trajectory)
         return self.read(asyncio.run(_await(value)) if inspect.isawaitable(value) else value)
 
     def call(self, trajectory: Trajectory) -> Any:
-        """Return what the function returns: an awaitable, if it is a coroutine function."""
-        known = self._columns(trajectory) if self._in_lists else _fields(trajectory)
-        return self.function(**_arguments(self.name, _parameters(self.function), known))
+        """Return what the function returns; an awaitable if it is a coroutine function."""
+        available = self._columns(trajectory) if self._in_lists else _fields(trajectory)
+        return self.function(**_arguments(self.name, _parameters(self.function), available))
 
     def read(self, value: Any) -> Score | float:
-        """Return the score in what the function returned."""
+        """Return the score in the function's return value."""
         if self._in_lists:
             if not hasattr(value, "__len__") or len(value) != 1:
                 raise ValueError(f"{self.name} returned {show(value)}, expected a list with one number")
@@ -205,7 +206,7 @@ class Grader(NamedTuple):
         return "completions" in _parameters(self.function)
 
     def _columns(self, trajectory: Trajectory) -> dict[str, object]:
-        """Return the columns for a function over batches, as a batch of one."""
+        """Return the columns of a batch of one trajectory."""
         prompt = trajectory.prompt
         completion = trajectory.messages[len(prompt.messages) :]
         texts: tuple[object, object] = (prompt.messages, completion)
@@ -217,33 +218,33 @@ class Grader(NamedTuple):
 
 
 def _fields(trajectory: Trajectory) -> dict[str, object]:
-    """Return what a function for one trajectory may take."""
+    """Return the arguments available to a function over one trajectory."""
     prompt = trajectory.prompt
-    own = {"text": trajectory.text, "answer": prompt.answer, "messages": prompt.messages, "meta": prompt.meta}
-    return {**prompt.meta, **own, "trajectory": trajectory}
+    fields = {"text": trajectory.text, "answer": prompt.answer, "messages": prompt.messages, "meta": prompt.meta}
+    return {**prompt.meta, **fields, "trajectory": trajectory}
 
 
 def _arguments(
-    function: str, parameters: Mapping[str, inspect.Parameter], known: dict[str, object]
+    function: str, parameters: Mapping[str, inspect.Parameter], available: dict[str, object]
 ) -> dict[str, object]:
-    """Return the arguments that a function takes.
+    """Return the available arguments that a function takes.
 
     Raises:
-        TypeError: One of them is not offered.
+        TypeError: The function requires an argument that is not available.
     """
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        names = dict.fromkeys(known)
+        names = dict.fromkeys(available)
     else:
-        names = dict.fromkeys(name for name in parameters if name in known)
+        names = dict.fromkeys(name for name in parameters if name in available)
     for name, parameter in parameters.items():
         optional = parameter.default is not parameter.empty or parameter.kind in (
             parameter.VAR_KEYWORD,
             parameter.VAR_POSITIONAL,
         )
-        if not optional and name not in known:
-            offered = "" if "completions" in known else "; or completions, prompts, completion_ids in lists"
-            raise TypeError(f"{function} has the argument {name!r}, expected any of: {', '.join(known)}{offered}")
-    return {name: known[name] for name in names}
+        if not optional and name not in available:
+            hint = "" if "completions" in available else "; or completions, prompts, completion_ids in lists"
+            raise TypeError(f"{function} has the argument {name!r}, expected any of: {', '.join(available)}{hint}")
+    return {name: available[name] for name in names}
 
 
 async def _await(value: Awaitable[object]) -> object:
@@ -252,28 +253,28 @@ async def _await(value: Awaitable[object]) -> object:
 
 @cache
 def _load(function: str) -> Callable[..., object]:
-    """Import the function, once a worker."""
-    place, _, name = function.rpartition(":")
-    if place.endswith(".py"):
-        spec = importlib.util.spec_from_file_location("rlkit_python_reward", place)
+    """Import the function, once per worker."""
+    path, _, name = function.rpartition(":")
+    if path.endswith(".py"):
+        spec = importlib.util.spec_from_file_location("rlkit_python_reward", path)
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     else:
-        module = importlib.import_module(place)
+        module = importlib.import_module(path)
     functions = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
     if name not in functions:
-        near = get_close_matches(name, functions, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"it defines: {', '.join(functions) or 'none'}"
-        raise AttributeError(f"{place} has no function {name!r}; {hint}")
+        similar = get_close_matches(name, functions, 1)
+        hint = f"did you mean {similar[0]!r}?" if similar else f"it defines: {', '.join(functions) or 'none'}"
+        raise AttributeError(f"{path} has no function {name!r}; {hint}")
     return getattr(module, name)  # type: ignore[no-any-return]
 
 
 @cache
-def _received(sent: bytes) -> Callable[..., object]:
-    """Return the function that was sent, the same one for all calls of a worker: it may keep something between them."""
-    return pickle.loads(sent)  # type: ignore[no-any-return]
+def _unpickled(function: bytes) -> Callable[..., object]:
+    """Return the function, the same object for all calls in a worker, since it may keep state between them."""
+    return pickle.loads(function)  # type: ignore[no-any-return]
 
 
 def _parameters(function: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
@@ -285,10 +286,10 @@ def _name(function: Callable[..., object]) -> str:
 
 
 def _describe(function: Callable[..., object]) -> str:
-    """Return a function's name with a digest of its code: another function of the same name has another one."""
+    """Return a function's name with a digest of its code, which tells apart functions of the same name."""
     try:
         code = inspect.getsource(function)
-    except (OSError, TypeError):  # it was typed into a prompt, or is another object that can be called
+    except (OSError, TypeError):  # it was typed at a prompt, or is another callable
         compiled = getattr(function, "__code__", None)
         code = "" if compiled is None else compiled.co_code.hex()
     return f"{_name(function)}, code {hashlib.sha256(code.encode()).hexdigest()[:8]}"

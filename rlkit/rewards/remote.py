@@ -1,4 +1,4 @@
-"""A reward that a service computes."""
+"""A reward computed by a service."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from rlkit.ranges import Count, Seconds
 from rlkit.types import Score, Trajectory
 
 IN_FLIGHT = 512
-"""Requests at once; the wait of others counts in no deadline."""
+"""Maximum concurrent requests; waiting requests count towards no timeout."""
 
 RETRY = RetryPolicy(retries=3, request_seconds=180.0, attempt_seconds=30.0)
 
 
 class RemoteReward(RewardManager):
-    """Posts trajectories to an HTTP service, several at once, and takes the scores from its answer.
+    """Posts batches of trajectories to an HTTP service, which returns their scores.
 
     It sends `{"items": [{"text", "answer", "messages", "meta"}, …]}` and expects `{"scores": [s, …]}` with a number,
-    or `{"reward": number, "components": {…}, "answer": text}`, for each item; see `Score`.
+    or `{"reward": number, "components": {…}, "answer": text}` for each item; see `Score`.
 
     Args:
-        url: The service's address; `https://${RLKIT_LOGIN}@host` sends the user and password in that variable.
-        batch_size: Items of one request.
+        url: URL of the service; `https://${RLKIT_LOGIN}@host` sends the user and password of that variable.
+        batch_size: Items per request.
         retry: How often, and for how long, each request is attempted.
         timeout: Seconds for the samples of one prompt, retries included.
-        on_error: What becomes of a group with a failed score.
+        on_error: What happens to a group with a failed score.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class RemoteReward(RewardManager):
 
     @cached_property
     def _threads(self) -> ThreadPoolExecutor:
-        """Threads that send; they start as they are needed."""
+        """The threads that send requests; they start on demand."""
         return ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="rlkit-remote-reward")
 
     def close(self) -> None:
@@ -69,10 +69,10 @@ class RemoteReward(RewardManager):
     async def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
         size = self.batch_size
         chunks = [trajectories[i : i + size] for i in range(0, len(trajectories), size)]
-        answers = await asyncio.gather(*(self._ask(chunk) for chunk in chunks))
-        return [score for answer in answers for score in answer]
+        scores = await asyncio.gather(*(self._request(chunk) for chunk in chunks))
+        return [score for chunk_scores in scores for score in chunk_scores]
 
-    async def _ask(self, chunk: Sequence[Trajectory]) -> list[Score]:
+    async def _request(self, chunk: Sequence[Trajectory]) -> list[Score]:
         items = [
             {"text": t.text, "answer": t.prompt.answer, "messages": t.prompt.messages, "meta": dict(t.prompt.meta)}
             for t in chunk
@@ -94,26 +94,27 @@ class RemoteReward(RewardManager):
         """Return the scores of one attempt.
 
         Raises:
-            ServiceError: There are none.
+            ServiceError: The service did not return scores.
         """
-        headers, parts = {"Content-Type": "application/json"}, urlsplit(self.url)
+        headers = {"Content-Type": "application/json"}
+        parts = urlsplit(self.url)
         login, _, host = parts.netloc.rpartition("@")
-        if login:  # which urllib would take for a part of the host's name
+        if login:  # urllib would treat it as part of the host name
             headers["Authorization"] = f"Basic {b64encode(unquote(login).encode()).decode()}"
         request = urllib.request.Request(urlunsplit(parts._replace(netloc=host)), body, headers)
         try:
-            with urllib.request.urlopen(request, timeout=seconds) as answer:
-                return _parse(json.load(answer), count)
+            with urllib.request.urlopen(request, timeout=seconds) as response:
+                return _parse(json.load(response), count)
         except HTTPError as error:
             raise ServiceError(str(error), error.code) from error
         except (OSError, HTTPException, ValueError) as error:
             raise ServiceError(str(error) or type(error).__name__) from error
 
 
-def _parse(answer: object, count: int) -> list[Score]:
-    scores = answer.get("scores") if isinstance(answer, dict) else None
+def _parse(response: object, count: int) -> list[Score]:
+    scores = response.get("scores") if isinstance(response, dict) else None
     if not isinstance(scores, list) or len(scores) != count:
-        raise ValueError(f"answered {str(answer)[:200]}, expected an object with {count} `scores`")
+        raise ValueError(f"answered {str(response)[:200]}, expected an object with {count} `scores`")
     return [
         Score(s.get("reward"), s.get("components", {}), answer=s.get("answer")) if isinstance(s, dict) else Score(s)
         for s in scores

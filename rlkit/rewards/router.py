@@ -1,4 +1,4 @@
-"""A reward chosen by where the prompt comes from."""
+"""A reward chosen by the source of the prompt."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Router(RewardManager):
 
     Args:
         rewards: Rewards by the value that selects them.
-        key: The field of the prompt's meta data.
-        default: Which reward's name scores prompts with another value; null makes them an error.
+        key: Field of the prompt's metadata.
+        default: Name of the reward for prompts with any other value; null makes them an error.
         timeout: Seconds for the samples of one prompt.
-        on_error: What becomes of a group with a failed score.
+        on_error: What happens to a group with a failed score.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class Router(RewardManager):
         name = self._choose(trajectories[0].prompt)
         if name is None:
             source = str(trajectories[0].prompt.meta.get(self.key))
-            error = f"no reward for {self.key} {source!r}; there are: {', '.join(self.rewards)}"
+            error = f"no reward for {self.key} {source!r}; expected any of: {', '.join(self.rewards)}"
             return [Score(None, error=error) for _ in trajectories]
         return await self.runtime.score(self.rewards[name], trajectories)
 
     def _choose(self, prompt: Prompt) -> str | None:
-        """Return the name of the reward for a prompt, None if there is none."""
+        """Return the name of the reward for a prompt; None if no reward matches."""
         source = str(prompt.meta.get(self.key))
         return source if source in self.rewards else self.default

@@ -1,4 +1,4 @@
-"""A learning rate that stays."""
+"""A constant learning rate."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from rlkit.interfaces.optimizer import Schedule
 
 
 class Constant(Schedule):
-    """Keeps the learning rate."""
+    """Keeps the learning rate constant."""
 
     def factor(self, progress: float) -> float:
         """Return 1."""

@@ -1,4 +1,4 @@
-"""A learning rate that falls on half a cosine."""
+"""A learning rate that decays along half a cosine."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from rlkit.ranges import Share
 
 
 class Cosine(Schedule):
-    """Lowers the learning rate on half a cosine to its floor (Loshchilov and Hutter 2017, arXiv:1608.03983, eq. 5).
+    """Decays the learning rate along half a cosine to a floor (Loshchilov and Hutter 2017, arXiv:1608.03983, eq. 5).
 
     Args:
-        min_lr_ratio: The floor, as a share of `lr`.
+        min_lr_ratio: The floor as a share of `lr`.
     """
 
     formula = "to {min_lr_ratio:g} lr"

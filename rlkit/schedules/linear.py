@@ -1,4 +1,4 @@
-"""A learning rate that falls on a line."""
+"""A learning rate that decays linearly."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from rlkit.ranges import Share
 
 
 class Linear(Schedule):
-    """Lowers the learning rate on a line to its floor.
+    """Decays the learning rate linearly to a floor.
 
     Args:
-        min_lr_ratio: The floor, as a share of `lr`.
+        min_lr_ratio: The floor as a share of `lr`.
     """
 
     formula = "to {min_lr_ratio:g} lr"

@@ -136,7 +136,7 @@ def test_what_was_saved_scores_conversations_as_training_did(tmp_path: Path, lor
     expected = last_scores(model, tokens, mask)
     save_policy(model.policy, load_tokenizer(section), tmp_path / "run" / "final", full_state_dict(model.policy, True))
     if lora is not None:
-        with pytest.raises(RecipeError, match=r"of rank 4 on .*m, expected a whole model; .*--merge-lora"):
+        with pytest.raises(RecipeError, match=r"of rank 4 on .*m, expected a full model; .*--merge-lora"):
             rewards(tmp_path / "run", trajectories)
     export(str(tmp_path / "run"), tmp_path / "out", merge=lora is not None)
     for path in [tmp_path / "out"] + [tmp_path / "run"] * (lora is None):

@@ -250,7 +250,7 @@ def test_the_help_of_a_part_has_its_whole_description(capsys: pytest.CaptureFixt
     with pytest.raises(SystemExit):
         main(["fit", "--reward.help", "PythonReward"])
     shown = " ".join(capsys.readouterr().out.split())
-    assert "The function takes any of these by name: `text` (the last turn), `answer`, `messages`" in shown
+    assert "`text` (the last turn), `answer`, `messages`" in shown
     assert "Args:" not in shown
 
 
