@@ -1,6 +1,6 @@
-"""Final answers: found in a text, read completely in a form that is known, and compared.
+"""Final answers: extracted from a text, parsed completely in one of several forms, and compared.
 
-A reference and an answer are read alike. What is in no known form is no answer, and equal to none.
+References and answers are parsed the same way. A text that is in no form is no answer and equals nothing.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from functools import lru_cache
 
 from rlkit.ops.answers import compare
 from rlkit.ops.answers.extract import FinalAnswer, final_answer, marked_or_all
-from rlkit.ops.answers.forms import LONGEST, read
-from rlkit.ops.answers.markup import plain
+from rlkit.ops.answers.forms import MAX_LENGTH, parse_answer
+from rlkit.ops.answers.markup import without_markup
 from rlkit.ops.answers.nodes import UngradableError
 from rlkit.ops.answers.values import Named, Number, Words, form_of
 
@@ -34,13 +34,13 @@ def equal(actual: str, expected: str) -> bool:
     Raises:
         UngradableError: The answer is too large to be compared.
     """
-    answers = read(actual), read(expected)
-    return answers[0] is not None and answers[1] is not None and compare.same(answers[0], answers[1])
+    actual_answer, expected_answer = parse_answer(actual), parse_answer(expected)
+    return actual_answer is not None and expected_answer is not None and compare.same(actual_answer, expected_answer)
 
 
 def equal_at_once(actual: str, expected: str) -> bool | None:
-    """Return the same where that takes microseconds: for numbers and words; None for formulae."""
-    answers = read(actual), read(expected)
+    """Return `equal` for numbers and words, in microseconds; None for all other forms."""
+    answers = parse_answer(actual), parse_answer(expected)
     if all(isinstance(answer, Number | Words | None) for answer in answers):
         return equal(actual, expected)
     return None
@@ -48,9 +48,9 @@ def equal_at_once(actual: str, expected: str) -> bool | None:
 
 @lru_cache(1024)  # the samples of a prompt have one reference
 def reference_of(text: str) -> str | None:
-    """Return the answer in a reference: what it marks as one, else all of it.
+    """Return the answer in a reference: the marked part, else all of it.
 
-    None if that is in no form that is read, or too large to be compared.
+    None if it is in no form, or too large to be compared.
     """
     answer = marked_or_all(text)
     try:
@@ -60,35 +60,35 @@ def reference_of(text: str) -> str | None:
 
 
 def form_of_reference(text: str) -> str:
-    """Return the name of the form of a reference, `in no form` if it cannot be read."""
+    """Return the name of a reference's form; `in no form` if it cannot be parsed."""
     answer = reference_of(text)
-    return form_of(None if answer is None else read(answer))
+    return form_of(None if answer is None else parse_answer(answer))
 
 
 def form_of_completion(text: str) -> str:
-    """Return the name of the form of a completion's final answer, `in no form` if it cannot be read."""
+    """Return the name of the form of a completion's final answer; `in no form` if it cannot be parsed."""
     answer = final_answer(text).text
     try:
-        return form_of(None if answer is None else read(answer))
+        return form_of(None if answer is None else parse_answer(answer))
     except UngradableError:
         return "too large"
 
 
 def canonical(answer: str) -> str:
-    """Return one form for all answers that are the same number, or that differ in blanks and markup alone.
+    """Return one form for all answers that are the same number, or that differ only in blanks and markup.
 
-    Units and currencies are left out; a percentage stays one, and a long answer as it is.
+    Units and currencies are removed, except the percent sign. A long answer stays as it is.
     """
-    if len(answer) > LONGEST:
+    if len(answer) > MAX_LENGTH:
         return answer
     try:
-        value = read(answer)
+        value = parse_answer(answer)
     except UngradableError:
         value = None
     if isinstance(value, Named):
         value = value.value
     if not isinstance(value, Number):
-        return "".join(plain(answer).casefold().split())
+        return "".join(without_markup(answer).casefold().split())
     return _decimal(value.readings[0]) + "%" * (value.unit == "percent")
 
 

@@ -1,27 +1,27 @@
-"""Whether two answers are the same."""
+"""Comparison of answers."""
 
 from __future__ import annotations
 
 from fractions import Fraction
 
 from rlkit.ops.answers import evaluate
-from rlkit.ops.answers.nodes import Node, has_calculation
+from rlkit.ops.answers.nodes import ExpressionNode, has_calculation
 from rlkit.ops.answers.values import (
     Answer,
+    BracketedItems,
     Digits,
     Formula,
-    Group,
-    Matrix,
+    MatrixRows,
     Named,
     Number,
     Relation,
-    Several,
+    UnorderedItems,
     Words,
 )
 
 
 def same(actual: Answer, expected: Answer) -> bool:
-    """Whether an answer is the same as the reference's.
+    """Whether an answer is the same as the reference.
 
     Raises:
         UngradableError: A value is too large to be compared.
@@ -42,12 +42,12 @@ def same(actual: Answer, expected: Answer) -> bool:
         case (Words(), Words()):
             return actual.text.casefold() == expected.text.casefold()
         case (Words(text), Formula()) | (Formula(), Words(text)):
-            other = expected if isinstance(expected, Formula) else actual
-            return isinstance(other, Formula) and other.node == Node("variable", value=text)
+            formula = expected if isinstance(expected, Formula) else actual
+            return isinstance(formula, Formula) and formula.node == ExpressionNode("variable", value=text)
         case (Digits(), Digits()):
             halves = {actual.half, expected.half} - {""}
             return actual.kind == expected.kind and actual.numbers == expected.numbers and len(halves) < 2
-        case (Matrix(), Matrix()):
+        case (MatrixRows(), MatrixRows()):
             return len(actual.rows) == len(expected.rows) and all(map(_same_in_order, actual.rows, expected.rows))
     return _same_items(actual, expected)
 
@@ -57,13 +57,13 @@ def _same_items(actual: Answer, expected: Answer) -> bool:
     lists = [_unordered(answer) for answer in (actual, expected)]
     if lists[0] is not None and lists[1] is not None:
         return _same_in_any_order(lists[0], lists[1])
-    if isinstance(actual, Group) and isinstance(expected, Group):
+    if isinstance(actual, BracketedItems) and isinstance(expected, BracketedItems):
         return actual.brackets == expected.brackets and _same_in_order(actual.items, expected.items)
     return False
 
 
 def _unordered(answer: Answer) -> tuple[Answer, ...] | None:
-    if isinstance(answer, Several) or (isinstance(answer, Group) and answer.brackets == "{}"):
+    if isinstance(answer, UnorderedItems) or (isinstance(answer, BracketedItems) and answer.brackets == "{}"):
         return answer.items
     return None
 
@@ -76,12 +76,12 @@ def _same_in_any_order(actual: tuple[Answer, ...], expected: tuple[Answer, ...])
     names = [{item.name for item in items if isinstance(item, Named)} for items in (actual, expected)]
     if len(actual) != len(expected) or (max(map(len, names)) > 1 and names[0] != names[1]):
         return False
-    left = list(expected)
+    unmatched = list(expected)
     for item in actual:
-        equal = next((index for index, other in enumerate(left) if same(item, other)), None)
-        if equal is None:
+        index = next((index for index, candidate in enumerate(unmatched) if same(item, candidate)), None)
+        if index is None:
             return False
-        del left[equal]
+        del unmatched[index]
     return True
 
 
@@ -103,8 +103,8 @@ def _same_quantity(actual: Number | Formula, expected: Number | Formula) -> bool
     return not formula.node.variables() and any(_has_value(formula.node, value) for value in number.readings)
 
 
-def _has_value(node: Node, number: Fraction) -> bool:
-    """Whether a formula is a number, up to 1e-6 if that has decimals."""
+def _has_value(node: ExpressionNode, number: Fraction) -> bool:
+    """Whether a formula equals a number, up to 1e-6 if the number has decimals."""
     try:
         value = evaluate.value_of(node)
     except evaluate.UndefinedError:
@@ -120,7 +120,7 @@ def _has_value(node: Node, number: Fraction) -> bool:
 
 
 def _close(actual: Fraction, expected: Fraction) -> bool:
-    """Whether two numbers are equal up to 1e-6 of the expected one, or of 1 where that is less: integers exactly."""
+    """Whether two numbers are equal up to 1e-6 * min(1, |expected|); integers must be equal exactly."""
     if actual.denominator == expected.denominator == 1:
         return actual == expected
     tolerance = min(Fraction(1), abs(expected)) / 10**6
@@ -128,11 +128,11 @@ def _close(actual: Fraction, expected: Fraction) -> bool:
 
 
 def _as_relation(answer: Answer) -> Relation | None:
-    """Return an equation, also of a name with a formula; None for a name with a number, which is no equation."""
+    """Return a relation, or the equation of a named formula; None for all other answers."""
     if isinstance(answer, Relation):
         return answer
     if isinstance(answer, Named) and isinstance(answer.value, Formula):
-        return Relation(("=",), (Node("variable", value=answer.name), answer.value.node))
+        return Relation(("=",), (ExpressionNode("variable", value=answer.name), answer.value.node))
     return None
 
 
@@ -147,6 +147,6 @@ def _same_relation(actual: Relation | None, expected: Relation | None) -> bool:
     return factor is not None and (actual.signs[0] in ("=", "!=") or (factor.imag == 0 and factor.real > 0))
 
 
-def _difference(relation: Relation) -> Node:
-    left, right = relation.sides
-    return Node("sum", (left, Node("negative", (right,))))
+def _difference(relation: Relation) -> ExpressionNode:
+    minuend, subtrahend = relation.sides
+    return ExpressionNode("sum", (minuend, ExpressionNode("negative", (subtrahend,))))

@@ -1,4 +1,4 @@
-"""Values of expressions, exact where they are rational; equality of expressions with variables, at sample points."""
+"""Values of expressions, exact if rational; equality of expressions with variables at sample points."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 
-from rlkit.ops.answers.nodes import Node, UngradableError
+from rlkit.ops.answers.nodes import ExpressionNode, UngradableError
 
 LARGEST_BITS = 8192
-"""The maximum bits of an exact value; larger values are refused."""
+"""Maximum bits of an exact value; larger values are refused."""
 LARGEST_ARGUMENT = 500
-"""The maximum argument of factorials and binomial coefficients."""
+"""Maximum argument of factorials and binomial coefficients."""
 LARGEST_DEGREE = 100
-"""The maximum degree of an exact root."""
+"""Maximum degree of an exact root."""
 TOLERANCE = 1e-9
-"""The relative difference up to which two inexact values are equal."""
+"""Relative difference up to which two inexact values are equal."""
 POINTS = 6
-"""Points at which expressions with variables are compared: half of them positive integers."""
+"""Number of points at which expressions with variables are compared; half of them are positive integers."""
 
 _TOO_LARGE = UngradableError("the value of the answer is too large to be compared")
 
@@ -28,15 +28,15 @@ Point = Mapping[str, Fraction]
 
 
 class UndefinedError(ValueError):
-    """An expression has no value at a point, such as a quotient by zero."""
+    """An expression has no value at a point, for example because of a division by zero."""
 
 
-def value_of(node: Node, point: Point | None = None) -> Value:
-    """Return the value of an expression, its variables replaced by those of a point.
+def value_of(node: ExpressionNode, point: Point | None = None) -> Value:
+    """Return the value of an expression with the variables of a point.
 
     Raises:
-        UndefinedError: It has no value there.
-        UngradableError: Its value is too large.
+        UndefinedError: The expression has no value at the point.
+        UngradableError: The value is too large.
     """
     try:
         value = _value(node, point or {})
@@ -49,25 +49,24 @@ def value_of(node: Node, point: Point | None = None) -> Value:
     return value
 
 
-def same(left: Node, right: Node) -> bool:
+def same(first: ExpressionNode, second: ExpressionNode) -> bool:
     """Whether two expressions have the same values at all sample points."""
-    variables = left.variables() | right.variables()
     compared = 0
-    for point in points(variables):
-        values = [_or_none(node, point) for node in (left, right)]
-        if values[0] is None and values[1] is None:
+    for point in points(first.variables() | second.variables()):
+        first_value, second_value = _value_or_none(first, point), _value_or_none(second, point)
+        if first_value is None and second_value is None:
             continue
-        if values[0] is None or values[1] is None or not same_value(values[0], values[1]):
+        if first_value is None or second_value is None or not same_value(first_value, second_value):
             return False
         compared += 1
     return compared > 0
 
 
-def proportional(left: Node, right: Node) -> complex | None:
-    """Return the factor between two expressions that is the same at all sample points; None if there is none."""
+def proportional(numerator: ExpressionNode, denominator: ExpressionNode) -> complex | None:
+    """Return the ratio of two expressions if it is the same at all sample points, else None."""
     ratios: list[complex] = []
-    for point in points(left.variables() | right.variables()):
-        above, below = _or_none(left, point), _or_none(right, point)
+    for point in points(numerator.variables() | denominator.variables()):
+        above, below = _value_or_none(numerator, point), _value_or_none(denominator, point)
         if above is None or below is None or above == 0 or below == 0:
             continue
         ratios.append(_inexact(above) / _inexact(below))
@@ -76,36 +75,36 @@ def proportional(left: Node, right: Node) -> complex | None:
     return ratios[0]
 
 
-def same_value(left: Value, right: Value) -> bool:
+def same_value(first: Value, second: Value) -> bool:
     """Whether two values are equal: exactly if both are rational, else up to rounding."""
-    if isinstance(left, Fraction) and isinstance(right, Fraction):
-        return left == right
-    a, b = _inexact(left), _inexact(right)
+    if isinstance(first, Fraction) and isinstance(second, Fraction):
+        return first == second
+    a, b = _inexact(first), _inexact(second)
     return abs(a - b) <= TOLERANCE * max(abs(a), abs(b), 1e-3)
 
 
 def points(variables: set[str]) -> Iterator[Point]:
-    """Yield points at which expressions are compared; a single one if there is no variable."""
-    for number in range(POINTS if variables else 1):
-        yield {name: _coordinate(name, number) for name in variables}
+    """Yield the points at which expressions are compared; a single point without variables."""
+    for index in range(POINTS if variables else 1):
+        yield {name: _coordinate(name, index) for name in variables}
 
 
-def _coordinate(name: str, number: int) -> Fraction:
-    digest = hashlib.blake2b(f"{number}/{name}".encode(), digest_size=4).digest()
+def _coordinate(name: str, index: int) -> Fraction:
+    digest = hashlib.blake2b(f"{index}/{name}".encode(), digest_size=4).digest()
     random = int.from_bytes(digest, "little")
-    if number % 2:
+    if index % 2:
         return Fraction(2 + random % 23)
-    return Fraction(100 + random % 997, 331) * (-1 if number % 4 else 1)
+    return Fraction(100 + random % 997, 331) * (-1 if index % 4 else 1)
 
 
-def _or_none(node: Node, point: Point) -> Value | None:
+def _value_or_none(node: ExpressionNode, point: Point) -> Value | None:
     try:
         return value_of(node, point)
     except UndefinedError:
         return None
 
 
-def _value(node: Node, point: Point) -> Value:
+def _value(node: ExpressionNode, point: Point) -> Value:
     if isinstance(node.value, Fraction):
         return node.value
     if node.name == "variable":
@@ -153,10 +152,10 @@ def _product(values: list[Value]) -> Value:
     return total
 
 
-def _combine(left: Value, right: Value, operation: Callable[[Value, Value], Value]) -> Value:
-    if isinstance(left, Fraction) and isinstance(right, Fraction):
-        return operation(left, right)
-    return operation(_inexact(left), _inexact(right))
+def _combine(first: Value, second: Value, operation: Callable[[Value, Value], Value]) -> Value:
+    if isinstance(first, Fraction) and isinstance(second, Fraction):
+        return operation(first, second)
+    return operation(_inexact(first), _inexact(second))
 
 
 def _power(values: list[Value]) -> Value:
@@ -178,10 +177,10 @@ def _integer_power(base: Fraction, exponent: int) -> Fraction:
 
 
 def _root(values: list[Value]) -> Value:
-    """Return the principal root; the real one of a negative number if the degree is odd."""
+    """Return the principal root; for a negative number and an odd degree, the real root."""
     radicand, degree = values
     if not isinstance(degree, Fraction) or degree.denominator != 1 or not 1 <= degree <= LARGEST_DEGREE:
-        raise ValueError("the degree of a root is no small integer")
+        raise ValueError("the degree of a root is not a small integer")
     if not isinstance(radicand, Fraction):
         return radicand ** (1 / int(degree))
     if radicand < 0:
@@ -202,7 +201,7 @@ def _integer_root(number: int, degree: int) -> int | None:
 
 def _natural(value: Value) -> int:
     if not isinstance(value, Fraction) or value.denominator != 1 or value < 0:
-        raise ValueError("no natural number")
+        raise ValueError("not a natural number")
     if value > LARGEST_ARGUMENT:
         raise OverflowError
     return value.numerator
@@ -214,7 +213,7 @@ def _rounded(value: Value, towards: Callable[[Fraction], int]) -> Fraction:
 
 def _real(value: complex) -> float:
     if abs(value.imag) > TOLERANCE:
-        raise ValueError("no real number")
+        raise ValueError("not a real number")
     return value.real
 
 

@@ -1,14 +1,14 @@
-"""The final answer of a text: what follows its marker, or its last number."""
+"""Extraction of the final answer of a text: the text after a marker, or the last number."""
 
 from __future__ import annotations
 
 import re
 from typing import NamedTuple
 
-from rlkit.ops.answers.forms import LONGEST, MOST, read
+from rlkit.ops.answers.forms import MAX_ITEMS, MAX_LENGTH, parse_answer
 from rlkit.ops.answers.markup import without_special_tokens
 from rlkit.ops.answers.nodes import UngradableError
-from rlkit.ops.answers.units import changes, unit_of
+from rlkit.ops.answers.units import changes_number, unit_of
 from rlkit.ops.answers.values import Answer, Words
 
 MARKER = "####"
@@ -33,12 +33,12 @@ _WORDS_AFTER = re.compile(r"[^\w\n.]*([A-Za-z']+)(?: (?:the |a )?([A-Za-z']+))?"
 _LIST_BEFORE = re.compile(r"[0-9]\S* ?(?:,|or|and|to|-|:|/)\s*$|(?<![\w.])[0-9][0-9.,]*\s*$")
 _ADJACENT = re.compile(r"[^\W\d_]+|[\W_](?=\d)|[_^!]")
 _BRACES = re.compile("[{}]")
-NEAR = 80
-"""Characters beside a number or a box that may change it."""
+CONTEXT_LENGTH = 80
+"""Number of characters beside a number or a box that may change its meaning."""
 
 
 class FinalAnswer(NamedTuple):
-    """The final answer's text, None if there is none, and whether it is a number or a formula that was marked."""
+    """The text of the final answer, or None, and whether it is a marked number or formula."""
 
     text: str | None
     marked: bool
@@ -58,19 +58,19 @@ def final_answer(text: str) -> FinalAnswer:
 
 
 def marked_or_all(text: str) -> str:
-    """Return what a reference marks as its answer, else all of it: never a part of it."""
+    """Return the marked answer of a reference, else all of it; never an unmarked part."""
     return (final_answer(text).text or "") if MARKER in text or _BOX.search(text) else text.strip()
 
 
 def is_marked(text: str) -> bool:
-    """Whether a text is a number or a formula, so that it earns the format's credit."""
-    answer = _readable(text)
+    """Whether a text is a number or a formula, which earns the credit for the format."""
+    answer = _parse_or_none(text)
     return answer is not None and not (isinstance(answer, Words) and len(answer.text) > 1)
 
 
-def _readable(text: str) -> Answer | None:
+def _parse_or_none(text: str) -> Answer | None:
     try:
-        return read(text) if len(text) <= LONGEST else None
+        return parse_answer(text) if len(text) <= MAX_LENGTH else None
     except UngradableError:
         return None
 
@@ -81,29 +81,31 @@ def _after_marker(text: str) -> FinalAnswer:
     following = next(filter(None, lines[1:]), "")
     if same_line and (is_marked(same_line) or not following):
         return FinalAnswer(same_line, is_marked(same_line))
-    return FinalAnswer((following if _readable(following) is not None else same_line) or None, False)
+    return FinalAnswer((following if _parse_or_none(following) is not None else same_line) or None, False)
 
 
 def _boxed(text: str, boxes: list[re.Match[str]]) -> str:
-    """Return the content of the last box, or of several that follow one another as a list."""
+    """Return the content of the last box, or the contents of several adjacent boxes as a list."""
     last = boxes[-1]
     end = _end_of_box(text, last)
     if end is None:
         return text[last.start() :]
     if _is_changed(text, last.start(), end):
         return _line_of(text, last.start(), end)
-    contents, start = [_content(text, last, end)], last.start()
-    for box in reversed(boxes[-MOST:-1]):
+    contents = [_content(text, last, end)]
+    start = last.start()
+    for box in reversed(boxes[-MAX_ITEMS:-1]):
         end = _end_of_box(text, box)
         if end is None or not _BETWEEN_BOXES.fullmatch(text, end, max(start, end)) or end > start:
             break
-        content, start = _content(text, box, end), box.start()
+        content = _content(text, box, end)
+        start = box.start()
         contents = contents if content in contents else [content, *contents]
     return ", ".join(contents)
 
 
 def _end_of_box(text: str, box: re.Match[str]) -> int | None:
-    """Return the end of a box, its brace included; None if it is not closed."""
+    """Return the end of a box, including its brace; None if it is not closed."""
     if not box[0].endswith("{"):
         return box.end() + len(text[box.end() :].split(maxsplit=1)[0].rstrip("$.,"))
     depth = 1
@@ -120,14 +122,14 @@ def _content(text: str, box: re.Match[str], end: int) -> str:
 
 
 def _is_changed(text: str, start: int, end: int) -> bool:
-    """Whether a sign, an operator or a word beside a span gives it another meaning."""
-    line_before = text[max(text.rfind("\n", 0, start) + 1, start - NEAR) : start]
+    """Whether a sign, an operator or a word beside a span changes its meaning."""
+    line_before = text[max(text.rfind("\n", 0, start) + 1, start - CONTEXT_LENGTH) : start]
     before = _OPEN.sub("", _TAG.split(line_before)[-1])
     bullet = before in ("-", "+") and line_before.startswith(f"{before} ")
     if (_CHANGED_BEFORE.search(before) and not bullet) or _LIST_BEFORE.search(before):
         return True
     words = _WORD.findall(_CLAUSE.split(before)[-1])[-3:]
-    after = text[end : end + NEAR]
+    after = text[end : end + CONTEXT_LENGTH]
     percent = _PERCENT.match(after) if text[end - 1] == "}" else None
     close = _CLOSE.match(after)
     after = after[percent.end() if percent else close.end() if close else 0 :]
@@ -136,7 +138,7 @@ def _is_changed(text: str, start: int, end: int) -> bool:
         return True
     following = _WORDS_AFTER.match(after)
     words += following.groups() if following else ()
-    return any(changes(name) for name in words if name)
+    return any(changes_number(name) for name in words if name)
 
 
 def _line_of(text: str, start: int, end: int) -> str:
@@ -145,12 +147,12 @@ def _line_of(text: str, start: int, end: int) -> str:
 
 
 def _unmarked(text: str) -> str | None:
-    """Return a text, or its last line, if that is an answer; else its last number, unless what is beside changes it."""
+    """Return a text or its last line if that is an answer, else its last number unless its context changes it."""
     text = text.strip()
     if not text:
         return None
     line = text.rpartition("\n")[2].strip()
-    answer = _readable(line)
+    answer = _parse_or_none(line)
     if answer is not None and (line == text or not isinstance(answer, Words)):
         return line
     numbers = [match for match in _LAST_NUMBER.finditer(text) if any(map(str.isdigit, match[0]))]

@@ -1,4 +1,4 @@
-"""The forms of answers that are read: all of a text is in one of them, or it is no answer."""
+"""Parsing of answers: a complete text has one of several forms, or it is no answer."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from rlkit.ops.answers import evaluate
-from rlkit.ops.answers.expression import DEEPEST, FUNCTIONS, parse
-from rlkit.ops.answers.markup import plain
-from rlkit.ops.answers.nodes import Node, UngradableError
-from rlkit.ops.answers.quantities import of_node, read_formula, read_number
+from rlkit.ops.answers.expression import FUNCTIONS, MAX_DEPTH, parse
+from rlkit.ops.answers.markup import without_markup
+from rlkit.ops.answers.nodes import ExpressionNode, UngradableError
+from rlkit.ops.answers.quantities import as_quantity, parse_formula, parse_number
 from rlkit.ops.answers.units import are_nouns
 from rlkit.ops.answers.values import (
     Answer,
+    BracketedItems,
     Digits,
     Formula,
-    Group,
-    Matrix,
+    MatrixRows,
     Named,
     Number,
     Relation,
-    Several,
+    UnorderedItems,
     Words,
 )
 
-LONGEST = 500
-"""The maximum number of characters of a final answer."""
-MOST = 40
-"""The maximum number of items of a list, a set or a tuple."""
+MAX_LENGTH = 500
+"""Maximum number of characters of a final answer."""
+MAX_ITEMS = 40
+"""Maximum number of items of a list, a set or a tuple."""
 
 _LETTER = re.compile(r"\(?([A-Za-z])\)?")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'-]*(?: [A-Za-z][A-Za-z'-]*){0,4}")
@@ -45,7 +45,7 @@ _SEPARATOR = re.compile(r",? ?\b(?:and|or)\b|[,;]")
 _COMMAS = re.compile("[,;]")
 _RELATION = re.compile(r"<=|>=|!=|=|<|>|\\le(?![A-Za-z])|\\ge(?![A-Za-z])|\\ne(?![A-Za-z])|\\in(?![A-Za-z])")
 _SIGNS = {"\\le": "<=", "\\ge": ">=", "\\ne": "!="}
-_TURNED = {">": "<", ">=": "<="}
+_REVERSED = {">": "<", ">=": "<="}
 _NAME = re.compile(
     r"[A-Za-z](?:_(?:\w|\{\w+\}))?'*(?: ?\([A-Za-z0-9, =<>+-]*\))?|[A-Z]{2,4}"
     r"|\\(?:alpha|beta|gamma|theta|lambda|phi|omega)"
@@ -58,68 +58,68 @@ _LEAD = re.compile(
     re.I,
 )
 _THUS = re.compile(r"(?:so|thus|therefore|hence)\b,? ", re.I)
-_COUNTED = re.compile(r"((?:[A-Za-z]{2,} ){0,4}[A-Za-z]{2,}) ?[:=] ?")
+_COUNTED_NOUN = re.compile(r"((?:[A-Za-z]{2,} ){0,4}[A-Za-z]{2,}) ?[:=] ?")
 _OPENING, _CLOSING = "([{", ")]}"
 
 
-def read(text: str) -> Answer | None:
-    """Return the answer that the complete text is; None if it is in no form that is read.
+def parse_answer(text: str) -> Answer | None:
+    """Return the complete text as an answer; None if it has no supported form.
 
     Raises:
-        UngradableError: It is too long, too deep or too large to be compared.
+        UngradableError: The text is too long, nested too deeply or too large to be compared.
     """
-    if len(text) > LONGEST:
-        raise UngradableError(f"the answer {text[:100]!r} is longer than {LONGEST} characters")
-    if text.count("(") + text.count("[") + text.count("{") > DEEPEST and _depth(text) > DEEPEST:
+    if len(text) > MAX_LENGTH:
+        raise UngradableError(f"the answer {text[:100]!r} is longer than {MAX_LENGTH} characters")
+    if text.count("(") + text.count("[") + text.count("{") > MAX_DEPTH and _depth(text) > MAX_DEPTH:
         raise UngradableError(f"the answer {text[:100]!r} is nested too deeply to be compared")
-    return _read(text)
+    return _parse(text)
 
 
 @lru_cache(2048)  # the samples of a prompt have one reference, and often one answer
-def _read(text: str) -> Answer | None:
-    simple = read_number(text)
-    if simple is not None:
-        return simple
-    stripped = plain(text)
+def _parse(text: str) -> Answer | None:
+    number = parse_number(text)
+    if number is not None:
+        return number
+    stripped = without_markup(text)
     if not stripped or not stripped.isprintable():
         return None
     return _statement(_without_lead(stripped))
 
 
 def _without_lead(text: str) -> str:
-    """Return an answer without `the answer is`, or the name of what was counted."""
+    """Return an answer without introductions such as `the answer is` or the name of the counted thing."""
     lead = _LEAD.match(text)
     text = text if lead is None else text[lead.end() :]
-    counted = _COUNTED.match(text)
+    counted = _COUNTED_NOUN.match(text)
     if counted is not None and are_nouns(counted[1].split()):
         text = text[counted.end() :]
     thus = _THUS.match(text)
-    return plain(text if thus is None else text[thus.end() :])
+    return without_markup(text if thus is None else text[thus.end() :])
 
 
 def _statement(text: str) -> Answer | None:
-    """Return a list of items, or a single item."""
+    """Parse a list of items, or a single item."""
     text = text.strip()
     if re.search(r"[^\x20-\x7e¤€£¥₹¢¶]", text):
         return None
     items = list(_split(text, _SEPARATOR))
     if len(items) == 1:
         return _item(text)
-    if len(items) > MOST:
+    if len(items) > MAX_ITEMS:
         return None
     answers = [_item(item) for item in items]
-    return _several(answers)
+    return _unordered(answers)
 
 
-def _several(answers: list[Answer | None]) -> Several | None:
+def _unordered(answers: list[Answer | None]) -> UnorderedItems | None:
     flat: list[Answer] = []
     for answer in answers:
         if answer is None:
             return None
-        flat.extend(answer.items if isinstance(answer, Several) else (answer,))
+        flat.extend(answer.items if isinstance(answer, UnorderedItems) else (answer,))
     if len({isinstance(answer, Words) for answer in flat}) > 1 and not all(map(_is_symbol, flat)):
         return None
-    return Several(tuple(flat))
+    return UnorderedItems(tuple(flat))
 
 
 def _is_symbol(answer: Answer) -> bool:
@@ -127,12 +127,12 @@ def _is_symbol(answer: Answer) -> bool:
 
 
 def _item(text: str) -> Answer | None:
-    """Return a union, an equation, an inequality or a value."""
+    """Parse a union, an equation, an inequality or a value."""
     if not text:
         return None
     members = list(_split(text, re.compile(r"\\cup(?![A-Za-z])")))
     if len(members) > 1:
-        return _several([_item(member) for member in members])
+        return _unordered([_item(member) for member in members])
     signs = [_SIGNS.get(match[0], match[0]) for match in _separators(text, _RELATION)]
     sides = list(_split(text, _RELATION))
     if not signs:
@@ -145,12 +145,13 @@ def _item(text: str) -> Answer | None:
 
 
 def _equation(sides: list[str]) -> Answer | None:
-    """Return the value that an equation names; the equation itself if it names none."""
+    """Parse an equation: return the value that it names, or the equation if it names none."""
     if not sides[0] and len(sides) == 2:
         return _value(sides[1])
     name = ""
     while len(sides) > 1 and _NAME.fullmatch(sides[0]):
-        name, sides = "".join(sides[0].split()), sides[1:]
+        name = "".join(sides[0].split())
+        sides = sides[1:]
     answers = [_item(side) for side in sides]
     if any(answer is None for answer in answers):
         return None
@@ -167,18 +168,18 @@ def _equation(sides: list[str]) -> Answer | None:
 def _named(name: str, value: Answer | None) -> Answer | None:
     if value is None or not name:
         return value
-    if isinstance(value, Several):
-        return Several(tuple(Named(name, item) for item in value.items))
+    if isinstance(value, UnorderedItems):
+        return UnorderedItems(tuple(Named(name, item) for item in value.items))
     if isinstance(value, Named | Relation | Words):
         return None
     if name in _variables(value):
-        assert isinstance(value, Formula)  # as nothing else has variables here
-        return Relation(("=",), (Node("variable", value=name), value.node))
+        assert isinstance(value, Formula)  # no other value here has variables
+        return Relation(("=",), (ExpressionNode("variable", value=name), value.node))
     return Named(name, value)
 
 
 def _is_calculation(answers: list[Answer | None]) -> bool:
-    """Whether all sides of a chain such as 40 + 32 = 72 have one value, the last one written out."""
+    """Whether all sides of a chain such as 40 + 32 = 72 have one value, and the last side is a number."""
     nodes = [answer.node for answer in answers[:-1] if isinstance(answer, Formula)]
     last = answers[-1]
     if len(nodes) < len(answers) - 1 or not isinstance(last, Number):
@@ -190,9 +191,9 @@ def _is_calculation(answers: list[Answer | None]) -> bool:
 
 
 def _inequality(signs: list[str], sides: list[str]) -> Answer | None:
-    """Return an inequality from the smaller to the larger side, of a single variable as an interval."""
-    if signs[0] in _TURNED:
-        signs, sides = [_TURNED.get(sign, "") for sign in reversed(signs)], sides[::-1]
+    """Parse an inequality, in ascending order; that of a single variable becomes an interval."""
+    if signs[0] in _REVERSED:
+        signs, sides = [_REVERSED.get(sign, "") for sign in reversed(signs)], sides[::-1]
     nodes = [parse(side) for side in sides]
     if not set(signs) <= {"<", "<="} and signs != ["!="]:
         return None
@@ -203,34 +204,34 @@ def _inequality(signs: list[str], sides: list[str]) -> Answer | None:
     return relation if signs == ["!="] else _interval(relation) or relation
 
 
-def _interval(relation: Relation) -> Group | None:
-    """Return the interval of an inequality between a variable and numbers; None if it is another one."""
-    infinity = Node("variable", value="\\infty")
+def _interval(relation: Relation) -> BracketedItems | None:
+    """Return the interval of an inequality between a variable and numbers; None for other inequalities."""
+    infinity = ExpressionNode("variable", value="\\infty")
     sides, signs = list(relation.sides), list(relation.signs)
     if len(sides) == 2 and sides[0].name == "variable":
-        sides, signs = [Node("negative", (infinity,)), *sides], ["<", *signs]
+        sides, signs = [ExpressionNode("negative", (infinity,)), *sides], ["<", *signs]
     elif len(sides) == 2:
         sides, signs = [*sides, infinity], [*signs, "<"]
     if sides[1].name != "variable" or (sides[0].variables() | sides[2].variables()) - {"\\infty"}:
         return None
     brackets = ("(" if signs[0] == "<" else "[") + (")" if signs[1] == "<" else "]")
-    return Group(brackets, (of_node(sides[0]), of_node(sides[2])))
+    return BracketedItems(brackets, (as_quantity(sides[0]), as_quantity(sides[2])))
 
 
 def _value(text: str) -> Answer | None:
-    """Return a group, a matrix, words, digits, a number or a formula."""
+    """Parse bracketed items, a matrix, words, digits, a number or a formula."""
     text = text.strip()
     if not text:
         return None
     if "\\begin" in text and text[0] != "{":
         return _matrix(text)
-    for special in (read_number, _words, _digits, _group):
-        answer = special(text)
+    for parse_form in (parse_number, _words, _digits, _bracketed):
+        answer = parse_form(text)
         if answer is not None:
             return answer
     if "\\pm" in text or "\\mp" in text:
-        return _several([read_formula(text.replace("\\pm", a).replace("\\mp", b)) for a, b in ("+-", "-+")])
-    return read_formula(text)
+        return _unordered([parse_formula(text.replace("\\pm", a).replace("\\mp", b)) for a, b in ("+-", "-+")])
+    return parse_formula(text)
 
 
 def _words(text: str) -> Words | None:
@@ -268,26 +269,26 @@ def _digits(text: str) -> Digits | None:
     return None if ratio is None else Digits("colon", (ratio[1], ratio[2]))
 
 
-def _group(text: str) -> Answer | None:
-    """Return what is in brackets: a group if it is several items, else the item itself."""
+def _bracketed(text: str) -> Answer | None:
+    """Parse the content of brackets: several items as a collection, a single item as itself."""
     if text[0] not in _OPENING or text[-1] not in _CLOSING or _closing(text) != len(text) - 1:
         return None
     content = text[1:-1].strip()
     if text[0] == "{" and text[-1] == "}":
-        inside = _statement(content) if content else Several(())
-        return Group("{}", inside.items) if isinstance(inside, Several) else inside
+        answer = _statement(content) if content else UnorderedItems(())
+        return BracketedItems("{}", answer.items) if isinstance(answer, UnorderedItems) else answer
     items = list(_split(content, _COMMAS))
     if len(items) == 1:
-        closes = _CLOSING[_OPENING.index(text[0])] == text[-1]
-        inside = _statement(content) if closes and content else None
-        return None if isinstance(inside, Group) else inside
+        matches = _CLOSING[_OPENING.index(text[0])] == text[-1]
+        answer = _statement(content) if matches and content else None
+        return None if isinstance(answer, BracketedItems) else answer
     answers = [_item(item) for item in items]
-    if len(answers) > MOST or any(answer is None or isinstance(answer, Relation) for answer in answers):
+    if len(answers) > MAX_ITEMS or any(answer is None or isinstance(answer, Relation) for answer in answers):
         return None
-    return Group(text[0] + text[-1], tuple(answer for answer in answers if answer is not None))
+    return BracketedItems(text[0] + text[-1], tuple(answer for answer in answers if answer is not None))
 
 
-def _matrix(text: str) -> Matrix | None:
+def _matrix(text: str) -> MatrixRows | None:
     match = _MATRIX.fullmatch(text)
     if match is None:
         return None
@@ -296,7 +297,7 @@ def _matrix(text: str) -> Matrix | None:
     if not rows or len({len(row) for row in rows}) > 1:
         return None
     complete = [tuple(cell for cell in row if isinstance(cell, Number | Formula | Words)) for row in rows]
-    return Matrix(tuple(complete)) if all(len(row) == len(rows[0]) for row in complete) else None
+    return MatrixRows(tuple(complete)) if all(len(row) == len(rows[0]) for row in complete) else None
 
 
 def _variables(answer: Answer | None) -> set[str]:
@@ -312,7 +313,7 @@ def _depth(text: str) -> int:
 
 
 def _closing(text: str) -> int:
-    """Return the position at which the first bracket is closed, by whichever bracket."""
+    """Return the position at which the first bracket is closed, by any closing bracket."""
     depth = 0
     for position, character in enumerate(text):
         depth += (character in _OPENING) - (character in _CLOSING)
@@ -322,7 +323,7 @@ def _closing(text: str) -> int:
 
 
 def _separators(text: str, pattern: re.Pattern[str]) -> Iterator[re.Match[str]]:
-    """Yield the separators of a text that are outside of brackets."""
+    """Yield the separators of a text that are outside brackets."""
     depth = last = 0
     for match in pattern.finditer(text):
         between = text[last : match.start()]

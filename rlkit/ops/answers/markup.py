@@ -1,13 +1,13 @@
-"""Answers without their markup: LaTeX's, Markdown's, and the characters that stand for both."""
+"""Removal of markup from answers: LaTeX, Markdown, and equivalent characters."""
 
-# ruff: noqa: RUF001 (the characters are what answers have)
+# ruff: noqa: RUF001 (answers contain these characters)
 
 from __future__ import annotations
 
 import re
 
 CURRENCY = "¤"
-"""Stands for a dollar sign that is a currency, not a delimiter of mathematics."""
+"""Replaces a dollar sign that is a currency instead of a delimiter of mathematics."""
 
 _SPECIAL_TOKENS = re.compile(r"(?:\s*(?:<[|｜][^<>\s]{1,40}[|｜]>|</[a-z]\w*>|<eos>|<end_of_turn>))+\s*$")
 _CALCULATOR = re.compile(r"<<[^<>]*>>")
@@ -45,7 +45,7 @@ _CHARACTERS = str.maketrans(
         "φ": "\\phi ", "ω": "\\omega ",
     }
 )  # fmt: skip
-_MEANINGS = {
+_REPLACEMENTS = {
     "langle": "(", "rangle": ")",
     "dfrac": "\\frac ", "tfrac": "\\frac ", "cfrac": "\\frac ", "dbinom": "\\binom ", "tbinom": "\\binom ",
     "leq": "\\le ", "leqslant": "\\le ", "geq": "\\ge ", "geqslant": "\\ge ", "neq": "\\ne ", "lt": "<", "gt": ">",
@@ -55,7 +55,7 @@ _MEANINGS = {
     "Bigr": "", "limits": "", "displaystyle": "", "textstyle": "", "lbrack": "[", "rbrack": "]", "dots": "...",
     "ldots": "...", "cdots": "...", "minus": "-", "arcsin": "\\arcsin ", "varphi": "\\phi ",
 }  # fmt: skip
-"""LaTeX's commands for what has another spelling; the other commands stay."""
+"""Replacements of LaTeX commands; all other commands stay."""
 
 
 def without_special_tokens(text: str) -> str:
@@ -63,8 +63,8 @@ def without_special_tokens(text: str) -> str:
     return _SPECIAL_TOKENS.sub("", text) if text.rstrip().endswith(">") else text
 
 
-def plain(text: str) -> str:
-    """Return an answer without markup: one spelling of each operator, `¤` for a dollar, `¶` between rows."""
+def without_markup(text: str) -> str:
+    """Return an answer without markup, with one spelling of each operator, `¤` for a dollar and `¶` between rows."""
     text = _CALCULATOR.sub("", without_special_tokens(text))
     for emphasis in _EMPHASIS:
         text = emphasis.sub(r" \1 ", text)
@@ -91,4 +91,4 @@ def _without_latex(text: str) -> str:
             break
     text = _SETS.sub(r" \1 ", _REALS.sub(r"(-\\infty ,\\infty )", text))
     text = text.replace("\\{", "{").replace("\\}", "}")
-    return _COMMAND.sub(lambda match: _MEANINGS.get(match[1], f"\\{match[1]} "), text)
+    return _COMMAND.sub(lambda match: _REPLACEMENTS.get(match[1], f"\\{match[1]} "), text)

@@ -1,4 +1,4 @@
-"""Expressions as trees."""
+"""Expression trees."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ _ARITHMETIC = frozenset(
 
 
 class UngradableError(RlkitError):
-    """A final answer is so large or so deep that comparing it might not end."""
+    """A final answer is too large or too deeply nested to be compared in bounded time."""
 
 
 @dataclass(frozen=True)
-class Node:
-    """An operation on others, by name; leaves are `number` and `variable`, whose content is `value`.
+class ExpressionNode:
+    """A named operation on operands; leaves are `number` and `variable`, whose content is `value`.
 
-    Sums and products have any number of operands. `scale` is a product with a power of ten, `mixed` a whole number
-    with a fraction, and `negative`, `ratio` (of two operands), `power`, `factorial` and the functions mean what they
-    say.
+    Sums and products have any number of operands. `scale` is a product with a power of ten, and `mixed` an integer
+    with a fraction. `negative`, `ratio` (of two operands), `power`, `factorial` and functions mean what they say.
     """
 
     name: str
-    operands: tuple[Node, ...] = ()
+    operands: tuple[ExpressionNode, ...] = ()
     value: Fraction | str = ""
 
     def variables(self) -> set[str]:
@@ -36,8 +35,8 @@ class Node:
         return set().union(*(operand.variables() for operand in self.operands))
 
 
-def is_finished(node: Node) -> bool:
-    """Whether a number is written out: an integer, a decimal, a fraction, a mixed number, a power, a factorial."""
+def is_finished(node: ExpressionNode) -> bool:
+    """Whether a number is in final form: an integer, decimal, fraction, mixed number, power or factorial."""
     match node.name:
         case "number" | "mixed" | "scale":
             return True
@@ -50,8 +49,8 @@ def is_finished(node: Node) -> bool:
     return False
 
 
-def has_calculation(node: Node) -> bool:
-    """Whether numbers without variables, roots or functions are still to be added or multiplied in an expression."""
+def has_calculation(node: ExpressionNode) -> bool:
+    """Whether an expression contains an unfinished sum, product or ratio of rational numbers."""
     if node.name in ("sum", "product") and sum(map(_is_rational, node.operands)) > 1:
         return True
     if node.name == "ratio" and all(map(_is_rational, node.operands)) and not is_finished(node):
@@ -59,10 +58,10 @@ def has_calculation(node: Node) -> bool:
     return any(map(has_calculation, node.operands))
 
 
-def is_signed(node: Node) -> bool:
+def is_signed(node: ExpressionNode) -> bool:
     """Whether a node is a number, with or without a sign."""
     return node.name == "number" or (node.name == "negative" and is_signed(node.operands[0]))
 
 
-def _is_rational(node: Node) -> bool:
+def _is_rational(node: ExpressionNode) -> bool:
     return node.name in _ARITHMETIC and all(map(_is_rational, node.operands))

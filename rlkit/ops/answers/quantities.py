@@ -8,12 +8,12 @@ from fractions import Fraction
 from rlkit.ops.answers import evaluate
 from rlkit.ops.answers.expression import parse
 from rlkit.ops.answers.markup import CURRENCY
-from rlkit.ops.answers.nodes import Node, is_finished
+from rlkit.ops.answers.nodes import ExpressionNode, is_finished
 from rlkit.ops.answers.units import are_nouns, unit_of
 from rlkit.ops.answers.values import Formula, Number
 
 _NUMBER = re.compile(
-    r"(?P<sign>[-+]?) ?(?P<currency>(?:US)?¤|[€£¥₹]|USD |EUR |GBP )? ?(?P<inner>(?<=[¤€£¥₹ ])[-+])?"
+    r"(?P<sign>[-+]?) ?(?P<currency>(?:US)?¤|[€£¥₹]|USD |EUR |GBP )? ?(?P<inner_sign>(?<=[¤€£¥₹ ])[-+])?"
     r"(?P<digits>[0-9]{1,3}(?: [0-9]{3})+(?![0-9])|[0-9]+)?(?P<decimals>\.[0-9]+|\.(?=$))?"
     r"(?P<power>[eE][-+]?[0-9]{1,3}(?![0-9A-Za-z.]))?"
     r"(?:(?P<mixed> [0-9]+)(?= ?/ ?[0-9]))?(?: ?/ ?(?P<below>[0-9]+)(?![0-9.]))?(?![0-9._!^*]|/ ?[^A-Za-z ])"
@@ -27,8 +27,8 @@ _DEGREES = re.compile(r" ?\^ ?(?:\{ ?)?\\circ ?\}? ?[CF]?")
 _NOUN = re.compile(" [A-Za-z]{3}| per ")
 
 
-def read_number(text: str) -> Number | None:
-    """Return a number in digits with what may stand beside it."""
+def parse_number(text: str) -> Number | None:
+    """Parse a number in digits with a currency or a unit; None for any other text."""
     match = _NUMBER.match(text)
     if match is None or not (match["digits"] or match["decimals"]) or match[0].endswith(("..", "+", "-")):
         return None
@@ -50,14 +50,14 @@ def _quantity(match: re.Match[str]) -> Fraction | None:
         value += Fraction(above, below)
     else:
         value /= below
-    signs = (match["sign"], match["inner"] or "")
+    signs = (match["sign"], match["inner_sign"] or "")
     if all(signs):
         return None
     return -value if "-" in signs else value
 
 
 def _with_unit(value: Fraction, beside: str, currency: str | None) -> Number | None:
-    """Return a number with a unit; None if what stands beside it is none."""
+    """Return a number with the unit in the text beside it; None if that is not a unit."""
     scale = _SCALE.match(beside)
     if scale is not None:
         value, beside = value * _SCALES[scale[1].lower()], beside[scale.end() :]
@@ -72,7 +72,7 @@ def _with_unit(value: Fraction, beside: str, currency: str | None) -> Number | N
 
 
 def _unit_beside(beside: str) -> str | None:
-    """Return the unit that directly follows a number; None if it is none."""
+    """Return the unit that directly follows a number; None if the text is not a unit."""
     beside = beside.rstrip(" .")
     if not beside:
         return ""
@@ -89,25 +89,25 @@ def _unit_beside(beside: str) -> str | None:
     return unit if unit and word is not None and len(word[0]) > 1 else None
 
 
-def read_formula(text: str) -> Number | Formula | None:
-    """Return an expression, with a currency before it or a unit after it if there is one."""
+def parse_formula(text: str) -> Number | Formula | None:
+    """Parse an expression with an optional currency before it or unit after it."""
     if text.startswith(CURRENCY):
         amount = parse(text[1:])
-        return None if amount is None else of_node(amount, unit_of(CURRENCY) or "")
+        return None if amount is None else as_quantity(amount, unit_of(CURRENCY) or "")
     ends = [match.start() for match in re.finditer(r"(?<=[\w)}\]!|]) (?=[A-Za-z/])|(?=%)", text)]
     for end in ends[-5:]:
         unit = _unit_beside(text[end:])
         core = parse(text[:end]) if unit or (unit == "" and _NOUN.match(text, end)) else None
         if core is not None and unit is not None:
-            return of_node(core, unit)
+            return as_quantity(core, unit)
     node = None if len(text) > 1 and not are_nouns([text]) else parse(text)
-    return None if node is None else of_node(node)
+    return None if node is None else as_quantity(node)
 
 
-def of_node(node: Node, unit: str = "") -> Number | Formula:
-    """Return an expression as a number if it is one that is written out."""
+def as_quantity(node: ExpressionNode, unit: str = "") -> Number | Formula:
+    """Return an expression as a number if it is in final form, else as a formula."""
     if node.name == "product" and len(node.operands) == 2 and node.operands[1].name == "degree" and not unit:
-        return of_node(node.operands[0], "degree")
+        return as_quantity(node.operands[0], "degree")
     if not is_finished(node):
         return Formula(node, unit)
     try:

@@ -1,4 +1,4 @@
-"""What may stand beside a number without changing it: a currency, a unit, the thing that is counted."""
+"""Words beside a number that do not change it: currencies, units and counted nouns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NAMES = (
     "cent ¢", "euro eur €", "pound-sterling gbp £", "yen ¥ jpy", "rupee ₹ inr", "radian rad", "degree",
     "percent %",
 )  # fmt: skip
-KNOWN = {word: names.split()[0] for names in _NAMES for word in names.split()}
+UNITS_BY_SPELLING = {word: names.split()[0] for names in _NAMES for word in names.split()}
 """Units by their spellings."""
 
 _CHANGING_WORDS = """
@@ -30,7 +30,7 @@ _CHANGING_WORDS = """
     until upto within
 """
 _CHANGES = frozenset(_CHANGING_WORDS.split())
-"""Words that change a number, doubt it, or compare it with another."""
+"""Words that change a number, doubt it, or compare it with another number."""
 
 _OTHER_WORDS = """
     a-half above actually add added after all also alternatively although always and another answer any around as at
@@ -47,10 +47,12 @@ _OTHER_WORDS = """
     are be been being anyway edit final hint st nd rd th
 """
 _OTHER_STATEMENTS = frozenset(_OTHER_WORDS.split())
-"""Other words that are no units: they begin another statement, or are numbers themselves."""
+"""Other words that are not units: they begin another statement, or are numbers themselves."""
 
-_NO_NOUN = re.compile(r"(?!(?:family|fly|jelly|lily|supply)$)\w+ly|(?!(?:seed|feed|weed|speed|breed|sided)$)\w{3,}ed")
-"""Words that say how, not what, if they stand alone: `presumably`, `rejected`."""
+_NOT_A_NOUN = re.compile(
+    r"(?!(?:family|fly|jelly|lily|supply)$)\w+ly|(?!(?:seed|feed|weed|speed|breed|sided)$)\w{3,}ed"
+)
+"""Adverbs and participles, which name no unit when they stand alone: `presumably`, `rejected`."""
 _CONNECTIONS = frozenset({"per", "of", "a", "an", "each", "every", "the", "in", "for"})
 _WORD = r"[A-Za-z](?:[A-Za-z'-]*[A-Za-z])?\.?"
 _POWER = r"(?:\^(?:\{?[23]\}?))?"
@@ -58,12 +60,12 @@ _UNIT = re.compile(rf"(?:/ ?)?{_WORD}{_POWER}(?:(?: ?/ ?| ?\* ?| ){_WORD}{_POWER
 _PIECE = re.compile(rf"(/)?(?: ?)({_WORD})({_POWER})")
 _DIMENSIONS = {"square": "^2", "sq": "^2", "cubic": "^3", "cu": "^3"}
 _ALTOGETHER = re.compile(r"(?:^| )(?:in total|total|in all|altogether|left|remaining)$")
-LONGEST = 5
-"""The maximum number of words of a unit."""
+MAX_WORDS = 5
+"""Maximum number of words of a unit."""
 
 
 def unit_of(text: str) -> str | None:
-    """Return the unit in the words after a number, empty if it is an unknown one; None if they are no unit.
+    """Return the unit in the words after a number; empty for an unknown unit, None if the words are not a unit.
 
     >>> unit_of("square feet per day"), unit_of("clips"), unit_of("squared")
     ('foot^2', '', None)
@@ -73,36 +75,37 @@ def unit_of(text: str) -> str | None:
     text = _ALTOGETHER.sub("", text)
     if not text:
         return ""
-    if text in KNOWN:
-        return KNOWN[text]
+    if text in UNITS_BY_SPELLING:
+        return UNITS_BY_SPELLING[text]
     if not _UNIT.fullmatch(text):
         return None
     pieces = [(slash, word.rstrip("."), power) for slash, word, power in _PIECE.findall(text)]
     words = [word.lower() for _, word, _ in pieces]
     parts = {part for word in words for part in (word, *word.split("-"))}
-    if len(words) > LONGEST or words[-1] in _CONNECTIONS or not (_CHANGES | _OTHER_STATEMENTS).isdisjoint(parts):
+    if len(words) > MAX_WORDS or words[-1] in _CONNECTIONS or not (_CHANGES | _OTHER_STATEMENTS).isdisjoint(parts):
         return None
-    if any(len(word) == 1 and word not in KNOWN and word not in _CONNECTIONS for word in words):
+    if any(len(word) == 1 and word not in UNITS_BY_SPELLING and word not in _CONNECTIONS for word in words):
         return None
-    if words[0] in _CONNECTIONS - {"per"} or _NO_NOUN.fullmatch(words[-1] if len(words) == 1 else ""):
+    if words[0] in _CONNECTIONS - {"per"} or _NOT_A_NOUN.fullmatch(words[-1] if len(words) == 1 else ""):
         return None
     return _canonical(pieces)
 
 
-def changes(word: str) -> bool:
+def changes_number(word: str) -> bool:
     """Whether a word beside a number changes it, doubts it, or compares it."""
     return word.lower() in _CHANGES
 
 
 def are_nouns(words: list[str]) -> bool:
-    """Whether words may name what is counted."""
+    """Whether words may name a counted thing."""
     lowered = {word.lower() for word in words}
     return _CHANGES.isdisjoint(lowered) and (_OTHER_STATEMENTS - {"number", "total", "sum"}).isdisjoint(lowered)
 
 
 def _canonical(pieces: list[tuple[str, str, str]]) -> str:
-    """Return the known unit before `per`, with its power; empty if it is unknown."""
-    dimension, name = "", ""
+    """Return the unit before `per` with its power; empty if it is unknown."""
+    dimension = ""
+    name = ""
     for position, (slash, word, power) in enumerate(pieces):
         lowered = word.lower()
         if position and (slash or lowered in _CONNECTIONS):
@@ -110,7 +113,7 @@ def _canonical(pieces: list[tuple[str, str, str]]) -> str:
         if lowered in _DIMENSIONS and position == 0 and len(pieces) > 1:
             dimension = _DIMENSIONS[lowered]
             continue
-        unit = KNOWN.get(lowered) or KNOWN.get(lowered.removesuffix("s"))
+        unit = UNITS_BY_SPELLING.get(lowered) or UNITS_BY_SPELLING.get(lowered.removesuffix("s"))
         if unit is None or name:
             return ""
         name = unit + (f"^{power.strip('^{}')}" if power else dimension)

@@ -1,16 +1,16 @@
-"""Answers once they are read: a class for each form."""
+"""Parsed answers: one class for each form."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
 
-from rlkit.ops.answers.nodes import Node
+from rlkit.ops.answers.nodes import ExpressionNode
 
 
 @dataclass(frozen=True)
 class Number:
-    """A number that is written out, with its unit; a percentage has two readings, 50 and 0.5."""
+    """A number in final form with its unit; a percentage has two readings, 50 and 0.5."""
 
     readings: tuple[Fraction, ...]
     unit: str = ""
@@ -18,9 +18,9 @@ class Number:
 
 @dataclass(frozen=True)
 class Formula:
-    """An expression other than a written number, with its unit."""
+    """An expression that is not a number in final form, with its unit."""
 
-    node: Node
+    node: ExpressionNode
     unit: str = ""
 
 
@@ -33,7 +33,7 @@ class Words:
 
 @dataclass(frozen=True)
 class Digits:
-    """Digits that are not compared by their value: a number in another base, a ratio, a time of day."""
+    """Digits that are not compared by value: a number in another base, a ratio, a time of day."""
 
     kind: str
     numbers: tuple[str, ...]
@@ -41,7 +41,7 @@ class Digits:
 
 
 @dataclass(frozen=True)
-class Group:
+class BracketedItems:
     """A tuple, a point, an interval or a set: items in brackets."""
 
     brackets: str
@@ -49,15 +49,15 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Several:
+class UnorderedItems:
     """Answers in any order: a list without brackets, a union."""
 
     items: tuple[Answer, ...]
 
 
 @dataclass(frozen=True)
-class Matrix:
-    """Rows of expressions."""
+class MatrixRows:
+    """A matrix as rows of expressions."""
 
     rows: tuple[tuple[Answer, ...], ...]
 
@@ -72,17 +72,17 @@ class Named:
 
 @dataclass(frozen=True)
 class Relation:
-    """Expressions between which `=`, `<`, `<=` or `!=` stand; those with `>` are turned round."""
+    """Expressions separated by `=`, `<`, `<=` or `!=`; relations with `>` are reversed."""
 
     signs: tuple[str, ...]
-    sides: tuple[Node, ...]
+    sides: tuple[ExpressionNode, ...]
 
 
-Answer = Number | Formula | Words | Digits | Group | Several | Matrix | Named | Relation
+Answer = Number | Formula | Words | Digits | BracketedItems | UnorderedItems | MatrixRows | Named | Relation
 
 
 def form_of(answer: Answer | None) -> str:
-    """Return the name of an answer's form, for people."""
+    """Return the human-readable name of an answer's form."""
     match answer:
         case None:
             return "in no form"
@@ -92,13 +92,18 @@ def form_of(answer: Answer | None) -> str:
             return "equation"
         case Relation():
             return "equation" if answer.signs == ("=",) else "inequality"
-        case Group():
+        case BracketedItems():
             return "set" if answer.brackets == "{}" else "tuple or interval"
         case Words():
             return "words" if len(answer.text) > 1 else "letter"
         case Digits():
             return {"base": "number in a base", "colon": "time or ratio"}.get(answer.kind, answer.kind)
-    return {"Several": "list"}.get(type(answer).__name__, type(answer).__name__.lower())
+        case UnorderedItems():
+            return "list"
+        case MatrixRows():
+            return "matrix"
+        case Formula():
+            return "formula"
 
 
 def _form_of_number(value: Fraction, unit: str) -> str:
