@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -10,22 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
 
-from rlkit.errors import CheckpointError, RecipeError, UnavailableError, shorten, show, unreachable
+from rlkit.errors import RecipeError, UnavailableError, shorten, show, unreachable
 from rlkit.models.checkpoints import load_checkpoint, verify
 from rlkit.models.lora import add_lora, has_lora, load_adapter, merged, score_head
-from rlkit.models.source import ADAPTER_WEIGHTS, SHIPPED, Source, base_name, classifies, locate, resolve, source_of
+from rlkit.models.source import ADAPTER_WEIGHTS, Source, base_name, classifies, locate, source_of
 from rlkit.models.store import Store
 from rlkit.models.weights import trainable
 from rlkit.sections import Model
 
 if TYPE_CHECKING:
     from rlkit.interfaces.model import CausalLM, ModelConfig, Tokenizer
-
-
-__all__ = ["SHIPPED", "resolve"]
 
 
 def load_config(model: Model) -> ModelConfig:
@@ -328,33 +323,3 @@ def _explained(model: Model, source: Source) -> Iterator[None]:
             f"model.path is {show(model.path)}, {subject} cannot be loaded: {first_line} Use a folder with a model (as "
             "safetensors), an adapter or a run, a name on the hub, or `tiny`"
         ) from error
-
-
-def save_policy(
-    policy: CausalLM, tokenizer: Tokenizer, folder: Path, weights: dict[str, torch.Tensor] | None = None
-) -> None:
-    """Write a Hugging Face folder with the tokenizer and the model, or only its adapter, atomically.
-
-    Args:
-        policy: The model.
-        tokenizer: Its tokenizer.
-        folder: The folder to write.
-        weights: Full tensors by the policy's parameter names; required if it is sharded.
-
-    Raises:
-        CheckpointError: The folder cannot be written.
-    """
-    partial = folder.with_name(folder.name + ".partial")
-    try:
-        shutil.rmtree(partial, ignore_errors=True)
-        # embeddings are frozen; without this option peft asks the hub whether they have changed
-        options = {"save_embedding_layers": False} if has_lora(policy) else {}
-        if score_head(policy) is not None:  # it finds the end of a conversation by the padding
-            policy.config.get_text_config().pad_token_id = tokenizer.pad_token_id
-        policy.save_pretrained(partial, state_dict=weights, **options)
-        tokenizer.save_pretrained(partial)
-        shutil.rmtree(folder, ignore_errors=True)
-        partial.rename(folder)
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(partial, ignore_errors=True)  # on a full disk, this frees space for `result.json`
-        raise CheckpointError(f"{folder} cannot be written: {error}") from error

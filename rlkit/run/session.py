@@ -19,7 +19,7 @@ from rlkit.errors import CallbackError, CheckpointError, RankError, TrainingErro
 from rlkit.interfaces.callback import CheckpointSaved, Json, LoggedRun, RunEnd, RunStart, ValidationEnd
 from rlkit.models.checkpoint_schema import RunState
 from rlkit.models.checkpoints import CheckpointRef
-from rlkit.models.load import save_policy
+from rlkit.models.save import save_policy
 from rlkit.models.store import Store, step_of
 from rlkit.models.weights import full_state_dict
 from rlkit.recipe import Recipe

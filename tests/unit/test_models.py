@@ -12,8 +12,10 @@ import torch
 from rlkit.errors import RecipeError
 from rlkit.models.actor import Actor
 from rlkit.models.critic import ValueModel
-from rlkit.models.load import SHIPPED, load_policy, load_tokenizer, save_policy
+from rlkit.models.load import load_policy, load_tokenizer
 from rlkit.models.reference import Reference
+from rlkit.models.save import save_policy
+from rlkit.models.source import SHIPPED
 from rlkit.models.weights import PolicyWeights, full_state_dict
 from rlkit.sections import Lora, Model
 from rlkit.testing import random_model, save_random_model

@@ -15,8 +15,9 @@ from rlkit.cli.parsing.parser import parse
 from rlkit.errors import RecipeError
 from rlkit.models.actor import ScoreModel
 from rlkit.models.critic import ValueModel
-from rlkit.models.load import load_backbone, load_policy, load_tokenizer, save_policy, stop_ids
+from rlkit.models.load import load_backbone, load_policy, load_tokenizer, stop_ids
 from rlkit.models.lora import has_lora, merged, score_head
+from rlkit.models.save import save_policy
 from rlkit.models.weights import full_state_dict
 from rlkit.rewards import ModelReward
 from rlkit.rollout.template import ChatTemplate

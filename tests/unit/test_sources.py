@@ -14,8 +14,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from rlkit.errors import RecipeError
-from rlkit.models.load import load_backbone, load_config, load_policy, load_tokenizer, save_policy, stop_ids
+from rlkit.models.load import load_backbone, load_config, load_policy, load_tokenizer, stop_ids
 from rlkit.models.lora import has_lora, merged
+from rlkit.models.save import save_policy
 from rlkit.models.source import ADAPTER, ADAPTER_WEIGHTS, SHIPPED, locate
 from rlkit.sections import Lora, Model
 from rlkit.testing import save_random_model

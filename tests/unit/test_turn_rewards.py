@@ -15,7 +15,8 @@ from torch import Tensor
 from rlkit.cli.main import main
 from rlkit.errors import RecipeError
 from rlkit.losses import BinaryCrossEntropy
-from rlkit.models.load import load_tokenizer, save_policy, stop_ids
+from rlkit.models.load import load_tokenizer, stop_ids
+from rlkit.models.save import save_policy
 from rlkit.rewards import ModelReward
 from rlkit.rollout.collate import add_rewards, collate
 from rlkit.rollout.recorded import recorded_group

@@ -41,29 +41,28 @@ def parse(text: str) -> ExpressionNode | None:
         UngradableError: The text is nested too deeply.
     """
     symbols = _NAMES.sub("~", text)
-    return None if _PROSE.search(symbols) else _Parser(text).parse()
+    if _PROSE.search(symbols):
+        return None
+    parser = _Parser(text)
+    try:
+        node = parser.sum()
+    except _Invalid:
+        return None
+    parser.skip()
+    return node if parser.position == len(text) else None
 
 
 class _Invalid(Exception):
     """A text is not an expression."""
 
 
-class _Parser:
-    """Reads an expression from left to right, by recursive descent."""
+class _Scanner:
+    """Reads a text from left to right, skipping blanks, up to a maximum depth."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.position = 0
         self.depth = 0
-        self.bars = 0
-
-    def parse(self) -> ExpressionNode | None:
-        try:
-            node = self.sum()
-        except _Invalid:
-            return None
-        self.skip()
-        return node if self.position == len(self.text) else None
 
     def skip(self) -> None:
         while self.text[self.position : self.position + 1] == " ":
@@ -100,20 +99,36 @@ class _Parser:
         self.depth -= 1
         return node
 
+    def variable(self, name: str) -> ExpressionNode:
+        """Return a variable with the subscript and primes that follow its name."""
+        subscript = self.match(_SUBSCRIPT)
+        primes = 0
+        while self.text[self.position : self.position + 1] == "'":
+            self.position += 1
+            primes += 1
+        if subscript is not None:
+            name += f"_{subscript[1] or subscript[2]}"
+        return ExpressionNode("variable", value=name + "'" * primes)
+
+
+class _Parser(_Scanner):
+    """Parses an expression by recursive descent."""
+
+    bars = 0
+    """The number of open absolute values within the innermost brackets."""
+
     def sum(self) -> ExpressionNode:
-        terms = [self.signed()]
+        if self.accept("-"):
+            terms = [ExpressionNode("negative", (self.product(),))]
+        else:
+            self.accept("+")
+            terms = [self.product()]
         while self.peek() in ("+", "-"):
             sign = self.text[self.position]
             self.position += 1
             term = self.product()
             terms.append(term if sign == "+" else ExpressionNode("negative", (term,)))
         return terms[0] if len(terms) == 1 else ExpressionNode("sum", tuple(terms))
-
-    def signed(self) -> ExpressionNode:
-        if self.accept("-"):
-            return ExpressionNode("negative", (self.product(),))
-        self.accept("+")
-        return self.product()
 
     def product(self) -> ExpressionNode:
         factors = [self.factor()]
@@ -210,16 +225,6 @@ class _Parser:
             return ExpressionNode("mixed", (number, fraction)) if _is_proper(fraction) else _invalid()
         return number
 
-    def variable(self, name: str) -> ExpressionNode:
-        subscript = self.match(_SUBSCRIPT)
-        primes = 0
-        while self.text[self.position : self.position + 1] == "'":
-            self.position += 1
-            primes += 1
-        if subscript is not None:
-            name += f"_{subscript[1] or subscript[2]}"
-        return ExpressionNode("variable", value=name + "'" * primes)
-
     def absolute(self) -> ExpressionNode:
         self.expect("|")
         self.bars += 1
@@ -252,7 +257,7 @@ class _Parser:
             return self.root()
         if name in ("max", "min", "abs"):
             raise _Invalid
-        base = self.subscript() if name == "log" else None
+        base = self.nested(self.argument) if name == "log" and self.accept("_") else None
         power = self.nested(self.exponent) if self.accept("^") else None
         if power == ExpressionNode("negative", (ExpressionNode("number", value=Fraction(1)),)) and name in (
             "sin",
@@ -264,9 +269,6 @@ class _Parser:
         operands = (argument,) if base is None else (argument, base)
         node = ExpressionNode(name, operands)
         return node if power is None else ExpressionNode("power", (node, power))
-
-    def subscript(self) -> ExpressionNode | None:
-        return self.nested(self.argument) if self.accept("_") else None
 
     def root(self) -> ExpressionNode:
         degree = ExpressionNode("number", value=Fraction(2))

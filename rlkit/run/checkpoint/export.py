@@ -9,8 +9,9 @@ from typing import Literal
 import torch
 
 from rlkit.errors import CheckpointError
-from rlkit.models.load import cast, is_reward_model, load_policy, load_tokenizer, save_policy
+from rlkit.models.load import cast, is_reward_model, load_policy, load_tokenizer
 from rlkit.models.lora import has_lora, merged
+from rlkit.models.save import save_policy
 from rlkit.models.source import locate
 from rlkit.sections import Model
 
