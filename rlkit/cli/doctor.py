@@ -15,7 +15,7 @@ from rlkit.cli.plugins import show_plugins
 from rlkit.engines.sglang.launch import release
 from rlkit.errors import EngineError, RecipeError
 from rlkit.models.load import context_length, load_config, load_tokenizer, stop_ids
-from rlkit.models.size import parameters
+from rlkit.models.size import parameter_count
 from rlkit.registry import load_plugins
 from rlkit.rollout.template import ChatTemplate
 from rlkit.run.folder import PACKAGES
@@ -53,7 +53,7 @@ def _examine(model: Model) -> int:
     """Check a model's chat template; exit 1 if a problem is found."""
     config, tokenizer = load_config(model), load_tokenizer(model)
     ends = stop_ids(model, tokenizer)
-    size = f"{parameters(model):,} parameters, context {context_length(config)}"
+    size = f"{parameter_count(model):,} parameters, context {context_length(config)}"
     echo(f"{model.path}: {config.model_type}, {size}")
     echo(f"a turn ends with: {', '.join(repr(tokenizer.decode([i])) for i in sorted(ends))}")
     found = ChatTemplate(tokenizer, ends).check()

@@ -13,7 +13,7 @@ from torch import nn
 
 from rlkit.errors import RecipeError, UnavailableError, shorten, show, unreachable
 from rlkit.models.checkpoints import load_checkpoint, verify
-from rlkit.models.lora import add_lora, has_lora, load_adapter, merged, score_head
+from rlkit.models.lora import add_lora, has_lora, load_adapter, merge_adapters, score_head
 from rlkit.models.source import ADAPTER_WEIGHTS, Source, base_name, classifies, locate, source_of
 from rlkit.models.store import Store
 from rlkit.models.weights import trainable
@@ -250,7 +250,7 @@ class _Loader:
         if self.empty:
             return self.load_merged(source.base, dtype)
         policy = self.load(source, torch.float32)
-        return cast(merged(policy) if has_lora(policy) else policy, dtype)
+        return cast_weights(merge_adapters(policy) if has_lora(policy) else policy, dtype)
 
     def _pretrained(self, source: Source, dtype: torch.dtype) -> CausalLM:
         from transformers import AutoModelForSequenceClassification
@@ -276,7 +276,7 @@ class _Loader:
                 return auto_class.from_config(config, **options).eval()
 
 
-def cast(policy: CausalLM, dtype: torch.dtype) -> CausalLM:
+def cast_weights(policy: CausalLM, dtype: torch.dtype) -> CausalLM:
     """Round the weights but not the buffers: the rotary frequencies stay float32."""
     for parameter in policy.parameters():
         parameter.data = parameter.data.to(dtype)

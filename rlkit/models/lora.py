@@ -133,7 +133,7 @@ def adapter_tensors(policy: CausalLM) -> list[tuple[str, Tensor]]:
     ]
 
 
-def delta(layer: AdapterLayer) -> Tensor:
+def weight_delta(layer: AdapterLayer) -> Tensor:
     """Return the update of a layer's weight by its adapters; all ranks must call this if they are sharded."""
     updates = []
     for name in layer.active_adapters:  # agreed: the modules are the same on every rank
@@ -149,13 +149,13 @@ def delta(layer: AdapterLayer) -> Tensor:
 
 
 @torch.no_grad()
-def merged(policy: CausalLM) -> CausalLM:
-    """Return the model with its adapters merged into its weights, in float32 and then rounded to the weights' type."""
+def merge_adapters(policy: CausalLM) -> CausalLM:
+    """Merge the adapters into the weights, in float32 with one rounding to the weights' type, and return the model."""
     for layer in policy.modules():
         if hasattr(layer, "get_delta_weight"):
             adapter = cast("AdapterLayer", layer)
             weight = adapter.get_base_layer().weight
-            weight.copy_(weight.float() + delta(adapter))
+            weight.copy_(weight.float() + weight_delta(adapter))
         if hasattr(layer, "original_module"):
             trained = cast("nn.ModuleDict", layer.modules_to_save)[policy.active_adapter]
             cast("nn.Module", layer.original_module).load_state_dict(trained.state_dict())

@@ -108,7 +108,7 @@ def by_kind(module: nn.Module) -> dict[WeightKind, list[Tensor]]:
     return kinds
 
 
-def parameters(model: Model) -> int:
+def parameter_count(model: Model) -> int:
     """Return the number of a model's parameters; tied parameters count once."""
     scores = is_reward_model(model)
     return size_of(load_config(model), trust_remote_code=model.trust_remote_code, scores=scores).base

@@ -144,7 +144,7 @@ def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float:
     return Moments.from_pairs(_ranks(x), _ranks(y)).correlation
 
 
-def repeated(tokens: Sequence[int]) -> tuple[int, int]:
+def repeated_ngrams(tokens: Sequence[int]) -> tuple[int, int]:
     """Return the number of 4-grams that occurred before in the same tokens, and the number of all 4-grams."""
     count = max(0, len(tokens) - 3)
     return count - len(set(zip(tokens, tokens[1:], tokens[2:], tokens[3:], strict=False))), count

@@ -11,7 +11,7 @@ from torch import Tensor
 from rlkit.errors import shorten
 from rlkit.ops.groups import group_stats
 from rlkit.ops.masked import masked_mean
-from rlkit.ops.statistics import Moments, repeated
+from rlkit.ops.statistics import Moments, repeated_ngrams
 from rlkit.text import safe
 from rlkit.train.metrics import Meter
 from rlkit.types import Prompt, StopReason, TrainBatch, Trajectory
@@ -90,7 +90,7 @@ def _repetition(trajectory: Trajectory) -> float | None:
     repeated_runs = runs = 0
     for role, start, end in trajectory.turns:
         if role == "assistant":
-            in_turn = repeated(trajectory.tokens[start:end])
+            in_turn = repeated_ngrams(trajectory.tokens[start:end])
             repeated_runs += in_turn[0]
             runs += in_turn[1]
     return repeated_runs / runs if runs else None

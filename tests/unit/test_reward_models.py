@@ -16,7 +16,7 @@ from rlkit.errors import RecipeError
 from rlkit.models.actor import ScoreModel
 from rlkit.models.critic import ValueModel
 from rlkit.models.load import load_backbone, load_policy, load_tokenizer, stop_ids
-from rlkit.models.lora import has_lora, merged, score_head
+from rlkit.models.lora import has_lora, merge_adapters, score_head
 from rlkit.models.save import save_policy
 from rlkit.models.weights import full_state_dict
 from rlkit.rewards import ModelReward
@@ -187,7 +187,7 @@ def test_under_lora_the_head_is_trained_whole_in_float32() -> None:
     assert {p.dtype for p in trained.values()} == {torch.float32}
     assert policy.get_decoder().norm.weight.dtype == torch.bfloat16  # type: ignore[attr-defined,union-attr]
     torch.nn.init.ones_(next(p for n, p in trained.items() if "score" in n))
-    head = score_head(merged(policy))
+    head = score_head(merge_adapters(policy))
     assert head is not None
     assert bool((head.weight == 1).all())
 

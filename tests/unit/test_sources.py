@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from rlkit.errors import RecipeError
 from rlkit.models.load import load_backbone, load_config, load_policy, load_tokenizer, stop_ids
-from rlkit.models.lora import has_lora, merged
+from rlkit.models.lora import has_lora, merge_adapters
 from rlkit.models.save import save_policy
 from rlkit.models.source import ADAPTER, ADAPTER_WEIGHTS, SHIPPED, locate
 from rlkit.sections import Lora, Model
@@ -131,7 +131,7 @@ def test_adapters_of_an_adapter_merged_are_found_through_both(
 ) -> None:
     """New adapters cannot start on another adapter, but on a folder into which it was merged."""
     base = tmp_path / "base"
-    save_policy(merged(trained(Model("tiny", lora=Lora(4, 8)))), load_tokenizer(Model("tiny")), base)
+    save_policy(merge_adapters(trained(Model("tiny", lora=Lora(4, 8)))), load_tokenizer(Model("tiny")), base)
     model = Model(str(base), lora=Lora(rank=2, alpha=2))
     policy = trained(model)
     save_policy(policy, load_tokenizer(model), tmp_path / "second")
@@ -231,7 +231,7 @@ def test_the_merged_weights_are_rounded_once(adapter: tuple[Path, torch.Tensor])
     rounded = dict(load_policy(Model(str(run), dtype="bfloat16"), frozen=True).named_parameters())
     assert all(p.dtype == torch.bfloat16 for p in rounded.values())
     assert all(torch.equal(rounded[name], value.bfloat16()) for name, value in exact.items())
-    half = merged(load_policy(Model(str(run), dtype="bfloat16", lora=Lora(4, 8))))
+    half = merge_adapters(load_policy(Model(str(run), dtype="bfloat16", lora=Lora(4, 8))))
     base, name = load_policy(Model("tiny")), "model.layers.0.self_attn.q_proj.weight"
     assert torch.equal(
         half.get_parameter(name),

@@ -17,7 +17,7 @@ from rlkit.ops.statistics import (
     paired_p_value,
     pass_at_k,
     rank_correlation,
-    repeated,
+    repeated_ngrams,
     sign_test,
     wilson,
 )
@@ -158,4 +158,4 @@ def test_the_sums_of_two_parts_are_those_of_the_whole(pairs: list[tuple[int, int
     ],
 )
 def test_repetitions_by_hand(tokens: list[int], found: tuple[int, int]) -> None:
-    assert repeated(tokens) == found
+    assert repeated_ngrams(tokens) == found

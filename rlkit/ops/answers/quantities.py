@@ -56,36 +56,36 @@ def _quantity(match: re.Match[str]) -> Fraction | None:
     return -value if "-" in signs else value
 
 
-def _with_unit(value: Fraction, beside: str, currency: str | None) -> Number | None:
-    """Return a number with the unit in the text beside it; None if that is not a unit."""
-    scale = _SCALE.match(beside)
+def _with_unit(value: Fraction, suffix: str, currency: str | None) -> Number | None:
+    """Return a number with the unit in the suffix; None if the suffix is not a unit."""
+    scale = _SCALE.match(suffix)
     if scale is not None:
-        value, beside = value * _SCALES[scale[1].lower()], beside[scale.end() :]
+        value, suffix = value * _SCALES[scale[1].lower()], suffix[scale.end() :]
     if currency is not None:
         name = unit_of(currency.strip())
-        agrees = unit_of(beside.removeprefix("-")) in ("", name) or beside.strip().startswith("per ")
+        agrees = unit_of(suffix.removeprefix("-")) in ("", name) or suffix.strip().startswith("per ")
         return Number((value,), name or "") if agrees else None
-    unit = _unit_beside(beside)
+    unit = _unit_in(suffix)
     if unit == "percent":
         return Number((value, value / 100), unit)
     return None if unit is None else Number((value,), unit)
 
 
-def _unit_beside(beside: str) -> str | None:
+def _unit_in(suffix: str) -> str | None:
     """Return the unit that directly follows a number; None if the text is not a unit."""
-    beside = beside.rstrip(" .")
-    if not beside:
+    suffix = suffix.rstrip(" .")
+    if not suffix:
         return ""
-    if _DEGREES.fullmatch(beside):
+    if _DEGREES.fullmatch(suffix):
         return "degree"
-    if beside[0] in "%¤€£¥₹¢":
-        return unit_of(beside)
-    if beside[0] == "-":
-        return unit_of(beside[1:]) if re.match("-[a-z]{3}", beside) else None
-    if beside[0] in " /":
-        return unit_of(beside)
-    word = re.match(r"[A-Za-z]*", beside)
-    unit = unit_of(beside)
+    if suffix[0] in "%¤€£¥₹¢":
+        return unit_of(suffix)
+    if suffix[0] == "-":
+        return unit_of(suffix[1:]) if re.match("-[a-z]{3}", suffix) else None
+    if suffix[0] in " /":
+        return unit_of(suffix)
+    word = re.match(r"[A-Za-z]*", suffix)
+    unit = unit_of(suffix)
     return unit if unit and word is not None and len(word[0]) > 1 else None
 
 
@@ -96,7 +96,7 @@ def parse_formula(text: str) -> Number | Formula | None:
         return None if amount is None else as_quantity(amount, unit_of(CURRENCY) or "")
     ends = [match.start() for match in re.finditer(r"(?<=[\w)}\]!|]) (?=[A-Za-z/])|(?=%)", text)]
     for end in ends[-5:]:
-        unit = _unit_beside(text[end:])
+        unit = _unit_in(text[end:])
         core = parse(text[:end]) if unit or (unit == "" and _NOUN.match(text, end)) else None
         if core is not None and unit is not None:
             return as_quantity(core, unit)

@@ -9,8 +9,8 @@ from typing import Literal
 import torch
 
 from rlkit.errors import CheckpointError
-from rlkit.models.load import cast, is_reward_model, load_policy, load_tokenizer
-from rlkit.models.lora import has_lora, merged
+from rlkit.models.load import cast_weights, is_reward_model, load_policy, load_tokenizer
+from rlkit.models.lora import has_lora, merge_adapters
 from rlkit.models.save import save_policy
 from rlkit.models.source import locate
 from rlkit.sections import Model
@@ -52,9 +52,9 @@ def export(
         model.head = "score"
     policy = load_policy(model)
     if merge:
-        policy = merged(policy)
+        policy = merge_adapters(policy)
     if not has_lora(policy):
-        policy = cast(policy, getattr(torch, dtype))
+        policy = cast_weights(policy, getattr(torch, dtype))
     out.parent.mkdir(parents=True, exist_ok=True)
     save_policy(policy, load_tokenizer(model), out)
     return source.location
