@@ -286,7 +286,7 @@ def _name(function: Callable[..., object]) -> str:
 
 
 def _describe(function: Callable[..., object]) -> str:
-    """Return a function's name with a digest of its code, which tells apart functions of the same name."""
+    """Return a function's name with a digest of its code, which differs between functions of the same name."""
     try:
         code = inspect.getsource(function)
     except (OSError, TypeError):  # it was typed at a prompt, or is another callable
