@@ -30,15 +30,28 @@ def save_tensors(tensors: dict[str, Tensor], writer: StorageWriter, group: Proce
         raise TensorFilesError(str(_first_cause(error))) from error
 
 
-def load_tensors(into: dict[str, Tensor], reader: StorageReader, alone: bool = False) -> None:
-    """Read tensors in place, resharded if the ranks have changed; all ranks must call this unless `alone`.
+def load_tensors(into: dict[str, Tensor], reader: StorageReader) -> None:
+    """Read tensors in place, resharded if the ranks have changed; all ranks must call this.
 
     Raises:
         TensorFilesError: A rank could not read.
     """
+    _load(into, reader, no_dist=not dist.is_initialized())
+
+
+def load_tensors_alone(into: dict[str, Tensor], reader: StorageReader) -> None:
+    """Read full tensors in place, on this rank alone.
+
+    Raises:
+        TensorFilesError: They could not be read.
+    """
+    _load(into, reader, no_dist=True)
+
+
+def _load(into: dict[str, Tensor], reader: StorageReader, no_dist: bool) -> None:
     _ignore_missing_group()
     try:
-        load(into, storage_reader=reader, no_dist=alone or not dist.is_initialized())
+        load(into, storage_reader=reader, no_dist=no_dist)
     except CheckpointException as error:
         raise TensorFilesError(str(_first_cause(error))) from error
 

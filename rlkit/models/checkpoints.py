@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from rlkit.distributed.ranks import Ranks
-from rlkit.distributed.tensor_store import TensorFilesError, load_tensors
+from rlkit.distributed.tensor_store import TensorFilesError, load_tensors, load_tensors_alone
 from rlkit.errors import CheckpointError
 from rlkit.models.checkpoint_schema import RunState
 from rlkit.models.store import Store
@@ -110,8 +110,38 @@ def verify(store: Store, name: str, ranks: Ranks | None = None) -> None:
         raise CheckpointError("; ".join(distinct))
 
 
-def load_checkpoint(store: Store, name: str, into: dict[str, Tensor], alone: bool = False) -> None:
-    """Load a checkpoint's tensors in place, resharded if the ranks have changed; all ranks must call it unless `alone`.
+def load_checkpoint(store: Store, name: str, into: dict[str, Tensor]) -> None:
+    """Load a checkpoint's tensors in place, resharded if the ranks have changed; all ranks must call this.
+
+    Raises:
+        CheckpointError: The checkpoint is of another model, or damaged.
+    """
+    reader = _matching_reader(store, name, into)
+    try:
+        load_tensors(into, reader)
+    except TensorFilesError as error:
+        raise _unloadable(store, name, error) from error
+
+
+def load_checkpoint_alone(store: Store, name: str, into: dict[str, Tensor]) -> None:
+    """Load a checkpoint's full tensors in place, on this rank alone.
+
+    Raises:
+        CheckpointError: The checkpoint is of another model, or damaged.
+    """
+    reader = _matching_reader(store, name, into)
+    try:
+        load_tensors_alone(into, reader)
+    except TensorFilesError as error:
+        raise _unloadable(store, name, error) from error
+
+
+def _unloadable(store: Store, name: str, error: Exception) -> CheckpointError:
+    return CheckpointError(f"checkpoint {store.url}/{name} cannot be loaded: {error}")
+
+
+def _matching_reader(store: Store, name: str, into: dict[str, Tensor]) -> TensorReader:
+    """Return a reader of a checkpoint's tensors, after a check of their shapes and types.
 
     Raises:
         CheckpointError: The checkpoint is of another model, or damaged.
@@ -125,10 +155,7 @@ def load_checkpoint(store: Store, name: str, into: dict[str, Tensor], alone: boo
                 f"checkpoint {store.url}/{name} is of another model: {key} is "
                 f"{_dtype_name(target.dtype)}{[*target.shape]} here, and there {saved_type}"
             )
-    try:
-        load_tensors(into, reader, alone)
-    except TensorFilesError as error:
-        raise CheckpointError(f"checkpoint {store.url}/{name} cannot be loaded: {error}") from error
+    return reader
 
 
 def read_tensors(store: Store, name: str, keys: Sequence[str]) -> dict[str, Tensor]:
@@ -139,7 +166,7 @@ def read_tensors(store: Store, name: str, keys: Sequence[str]) -> dict[str, Tens
     """
     saved = _open_tensors(store, name)[1]
     tensors = {key: torch.empty(saved[key].size, dtype=saved[key].properties.dtype) for key in keys}
-    load_checkpoint(store, name, tensors, alone=True)
+    load_checkpoint_alone(store, name, tensors)
     return tensors
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from rlkit.errors import RecipeError, UnavailableError, shorten, show, unreachable
-from rlkit.models.checkpoints import load_checkpoint, verify
+from rlkit.models.checkpoints import load_checkpoint_alone, verify
 from rlkit.models.lora import add_lora, has_lora, load_adapter, merge_adapters, score_head
 from rlkit.models.source import ADAPTER_WEIGHTS, Source, base_name, classifies, locate, source_of
 from rlkit.models.store import Store
@@ -238,7 +238,7 @@ class _Loader:
             folder, _, name = source.location.rpartition("/")
             store = Store(folder)
             verify(store, name)
-            load_checkpoint(store, name, trainable("policy.policy", policy), alone=True)
+            load_checkpoint_alone(store, name, trainable("policy.policy", policy))
         else:
             load_adapter(policy, Path(source.location, ADAPTER_WEIGHTS))
         return policy

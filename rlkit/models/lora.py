@@ -133,7 +133,7 @@ def adapter_tensors(policy: CausalLM) -> list[tuple[str, Tensor]]:
     ]
 
 
-def weight_delta(layer: AdapterLayer) -> Tensor:
+def delta(layer: AdapterLayer) -> Tensor:
     """Return the update of a layer's weight by its adapters; all ranks must call this if they are sharded."""
     updates = []
     for name in layer.active_adapters:  # agreed: the modules are the same on every rank
@@ -155,7 +155,7 @@ def merge_adapters(policy: CausalLM) -> CausalLM:
         if hasattr(layer, "get_delta_weight"):
             adapter = cast("AdapterLayer", layer)
             weight = adapter.get_base_layer().weight
-            weight.copy_(weight.float() + weight_delta(adapter))
+            weight.copy_(weight.float() + delta(adapter))
         if hasattr(layer, "original_module"):
             trained = cast("nn.ModuleDict", layer.modules_to_save)[policy.active_adapter]
             cast("nn.Module", layer.original_module).load_state_dict(trained.state_dict())

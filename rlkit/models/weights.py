@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rlkit.distributed.fsdp2 import full_tensor
-from rlkit.models.lora import adapter_config, adapter_tensors, base_model, has_lora, weight_delta
+from rlkit.models.lora import adapter_config, adapter_tensors, base_model, delta, has_lora
 from rlkit.types import JsonObject
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class PolicyWeights:
         for name, (adapter, parameter) in self._sources.items():  # agreed: parameters are the same on every rank
             tensor = full_tensor(parameter.detach())
             if adapter is not None and merged:
-                tensor = (tensor.float() + weight_delta(adapter)).to(tensor.dtype)
+                tensor = (tensor.float() + delta(adapter)).to(tensor.dtype)
             bucket.append((name, tensor))
             size += tensor.numel() * tensor.element_size()
             if size >= self.bucket_bytes:

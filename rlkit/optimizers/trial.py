@@ -45,7 +45,7 @@ def state_size(part: Optimizer) -> Callable[[WeightKind, Sequence[int]], float]:
     Raises:
         Exception: The optimizer's own code raised it.
     """
-    small, wide, tall, large = (_measure(part, r, c) for r in (PROBE, 2 * PROBE) for c in (PROBE, 2 * PROBE))
+    small, wide, tall, large = (_state_sizes(part, r, c) for r in (PROBE, 2 * PROBE) for c in (PROBE, 2 * PROBE))
 
     def size(kind: WeightKind, shape: Sequence[int]) -> float:
         x = prod(shape[:1]) / PROBE - 1
@@ -56,7 +56,7 @@ def state_size(part: Optimizer) -> Callable[[WeightKind, Sequence[int]], float]:
     return size
 
 
-def _measure(part: Optimizer, rows: int, columns: int) -> dict[WeightKind, int]:
+def _state_sizes(part: Optimizer, rows: int, columns: int) -> dict[WeightKind, int]:
     """Return the bytes of state of a weight of each kind."""
     matrix = (rows, columns)
     shapes = {WeightKind.MATRIX: matrix, WeightKind.EMBEDDING: matrix, WeightKind.VECTOR: matrix[:1]}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, rms_norm, silu
 
-from rlkit.models.lora import weight_delta
+from rlkit.models.lora import delta
 from rlkit.ops.layers import inverse_rms
 
 KINDS = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -247,7 +247,7 @@ def _merged(projection: Any) -> Matrix:
     if not hasattr(projection, "get_delta_weight"):
         return Matrix(projection.weight, projection.bias)
     base = projection.get_base_layer()
-    return Matrix(base.weight.float() + weight_delta(projection), base.bias)
+    return Matrix(base.weight.float() + delta(projection), base.bias)
 
 
 def _scaled(projection: Any, norm: Any) -> Matrix:
