@@ -44,9 +44,12 @@ class Ranks:
         if isinstance(fabric.strategy, FSDP2):
             mesh = fabric.strategy.device_mesh
             data, tensor = mesh["data_parallel"], mesh["tensor_parallel"]
-            self.count, self.index = data.size(), data.get_local_rank()
-            self.tensor_parallel, self.lead = tensor.size(), tensor.get_local_rank() == 0
-            self._data, self._tensor = data.get_group(), tensor.get_group()
+            self.count = data.size()
+            self.index = data.get_local_rank()
+            self.tensor_parallel = tensor.size()
+            self.lead = tensor.get_local_rank() == 0
+            self._data = data.get_group()
+            self._tensor = tensor.get_group()
 
     def all_reduce_sum(self, x: Tensor) -> Tensor:
         """Sum a tensor over the data-parallel ranks."""

@@ -120,7 +120,8 @@ class ScoreModel(Actor):
             stop_ids: The ids that end a turn. At the end of a row, `closing` replaces such an id. Inside a row, the
                 score of a turn is read after `closing` if the turn ends with these ids.
         """
-        self.closing, self.stop_ids = list(closing), sorted(stop_ids)
+        self.closing = list(closing)
+        self.stop_ids = sorted(stop_ids)
 
     def forward(
         self,
@@ -160,7 +161,8 @@ class ScoreModel(Actor):
         wider = nn.functional.pad(tokens, (0, len(self.closing) + 1))
         if not self.closing:
             return wider, columns
-        closing, stop_ids = tokens.new_tensor(self.closing), tokens.new_tensor(self.stop_ids)
+        closing = tokens.new_tensor(self.closing)
+        stop_ids = tokens.new_tensor(self.stop_ids)
         offsets = torch.arange(len(closing), device=tokens.device)
         # [B,T], the column at which `closing` starts if a turn ends with this token
         starts = torch.arange(1, width + 1, device=tokens.device) - torch.isin(tokens, stop_ids).long()

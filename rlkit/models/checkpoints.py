@@ -148,7 +148,8 @@ def _matching_reader(store: Store, name: str, into: dict[str, Tensor]) -> Tensor
     """
     reader, saved_tensors = _open_tensors(store, name)
     for key in sorted(into):
-        saved, target = saved_tensors.get(key), into[key]
+        saved = saved_tensors.get(key)
+        target = into[key]
         if saved is None or (saved.size, saved.properties.dtype) != (target.shape, target.dtype):
             saved_type = "none" if saved is None else f"{_dtype_name(saved.properties.dtype)}{[*saved.size]}"
             raise CheckpointError(

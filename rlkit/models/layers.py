@@ -55,7 +55,8 @@ def _linear(layer: Any, x: Tensor) -> Tensor:
 
 
 def _adapted(layer: Any, x: Tensor) -> Tensor:
-    base, names = layer.base_layer, layer.active_adapters
+    base = layer.base_layer
+    names = layer.active_adapters
     plain = layer.disable_adapters or layer.merged or len(names) != 1 or names[0] not in layer.lora_A
     if plain or base.weight.requires_grad or layer.lora_variant or type(base) is not nn.Linear:
         return type(layer).forward(layer, x)  # type: ignore[no-any-return]

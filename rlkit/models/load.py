@@ -155,7 +155,8 @@ def with_score_head(policy: CausalLM) -> CausalLM:
             f"model.head is 'score', but transformers has no sequence classifier of type {policy.config.model_type}; "
             "choose another model"
         ) from error
-    width, device = policy.config.get_text_config().hidden_size, next(policy.parameters()).device
+    width = policy.config.get_text_config().hidden_size
+    device = next(policy.parameters()).device
     head = nn.Linear(width, 1, bias=False, device=device)
     nn.init.zeros_(head.weight)
     setattr(classifier, classifier.base_model_prefix, policy.base_model)
@@ -191,7 +192,8 @@ def load_backbone(model: Model, seed: int = 0, empty: bool = False) -> tuple[Cau
     plain = replace(model, lora=None)  # adapters at the path are merged, whatever their rank
     if is_reward_model(plain):
         classifier = with_score_head(_Loader(AutoModelForCausalLM, plain, empty).load_merged(source, dtype))
-        backbone, head = classifier.get_decoder(), score_head(classifier)
+        backbone = classifier.get_decoder()
+        head = score_head(classifier)
     elif source.base is None:
         backbone = _Loader(AutoModel, plain, empty).load_merged(source, dtype)
     else:

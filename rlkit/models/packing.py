@@ -208,7 +208,8 @@ def embedding_noise(model: Any, noise: RowNoise | None, rows: Tensor, positions:
 @torch.no_grad()
 def _packing_problem(backbone: Backbone) -> str | None:
     """Return why passes cannot be packed: they fail or differ from plain ones on 3 rows, 2 of which share a prompt."""
-    weight, config = next(backbone.parameters()), backbone.config.get_text_config()
+    weight = next(backbone.parameters())
+    config = backbone.config.get_text_config()
     if weight.is_meta:
         return "its weights are not loaded"
     if config._attn_implementation not in {"sdpa", PACKED}:

@@ -132,19 +132,20 @@ class TensorWriter(StorageWriter):
         positions: dict[str, object] = {}
         offset = 0
         for item in plan.items:
-            name, data = item.index.fqn, item.tensor_data
-            if data is None or data.properties.dtype not in DTYPE_NAMES or name in header:
+            name = item.index.fqn
+            tensor_data = item.tensor_data
+            if tensor_data is None or tensor_data.properties.dtype not in DTYPE_NAMES or name in header:
                 raise CheckpointError(
                     f"{name} cannot be saved: expected a tensor of a supported type, once on each rank"
                 )
-            dtype = data.properties.dtype
-            length = prod(data.chunk.sizes) * dtype.itemsize
+            dtype = tensor_data.properties.dtype
+            length = prod(tensor_data.chunk.sizes) * dtype.itemsize
             header[name] = {
                 "dtype": DTYPE_NAMES[dtype],
-                "shape": [*data.chunk.sizes],
+                "shape": [*tensor_data.chunk.sizes],
                 "data_offsets": [offset, offset + length],
             }
-            positions[name] = {"saved_offsets": [*data.chunk.offsets]}
+            positions[name] = {"saved_offsets": [*tensor_data.chunk.offsets]}
             offset += length
         header["__metadata__"] = {"format": "pt", "DCP_SHARDING_INFO": json.dumps(positions)}
         encoded = json.dumps(header).encode()

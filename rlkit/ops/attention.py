@@ -82,7 +82,9 @@ class Layout:
         shared: Sequence[tuple[int, int, int]],
         device: torch.device,
     ) -> None:
-        self.segments, self.shared, self.device = segments, shared, device
+        self.segments = segments
+        self.shared = shared
+        self.device = device
         self._derived: dict[Callable[[Layout], Any], Any] = {}
 
     def derived(self, function: Callable[[Layout], T]) -> T:

@@ -251,7 +251,9 @@ def _logit_grads_(probs: Tensor, targets: Tensor, entropy: Tensor, top_ids: Tens
     """
     tail = _tail_probs(probs, top_ids)
     for rows in _blocks(probs):
-        block, ids, g = probs[rows], top_ids[rows], grads.select(rows)
+        block = probs[rows]
+        ids = top_ids[rows]
+        g = grads.select(rows)
         scale = torch.zeros_like(entropy[rows]) if g.logps is None else g.logps
         if g.mean is not None:
             scale = scale + g.mean

@@ -109,7 +109,8 @@ def ragged_of(layout: Layout) -> Ragged:
 
 def padded_of(layout: Layout) -> list[Padded]:
     """Return the segments of a layout in batches of similar length."""
-    prompts, device = prompts_of(layout), layout.device
+    prompts = prompts_of(layout)
+    device = layout.device
     batches = []
     for rows in divide_by_length([end - start for start, end in layout.segments]):
         queries, valid = token_indices([layout.segments[i] for i in rows], device)

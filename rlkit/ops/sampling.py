@@ -53,7 +53,8 @@ def choose(
     width = vocabulary if vocabulary <= 2 * BLOCK else BLOCK
     padded = highest.new_empty(rows, -(-vocabulary // width) * width)
     padded[:, vocabulary:] = 0
-    weights, blocks = padded[:, :vocabulary], padded.view(rows, -1, width)
+    weights = padded[:, :vocabulary]
+    blocks = padded.view(rows, -1, width)
     torch.sub(logits, highest, out=weights)
     scale = None if temperature is None else temperature.masked_fill(temperature == 0, 1.0)
     if scale is not None:

@@ -264,7 +264,8 @@ class _Parser(_Scanner):
             "cos",
             "tan",
         ):
-            name, power = f"arc{name}", None
+            name = f"arc{name}"
+            power = None
         argument = self.nested(self.factor if self.peek() in _BRACKETS else self.arguments)
         operands = (argument,) if base is None else (argument, base)
         node = ExpressionNode(name, operands)
@@ -304,7 +305,9 @@ def _product(factors: list[ExpressionNode]) -> ExpressionNode:
 
 
 def _repeating(match: re.Match[str]) -> Fraction:
-    start, digits, period = match[1] or "0", match[2], match[3] or match[4]
+    start = match[1] or "0"
+    digits = match[2]
+    period = match[3] or match[4]
     head = Fraction(f"{start}.{digits or 0}")
     return head + Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(digits))
 
