@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from dataclasses import replace
 from math import inf
 
 from rlkit.data.data import Data
-from rlkit.rollout.collect import Sampler
 from rlkit.rollout.service import RolloutService
 from rlkit.train.ahead.group import PromptGroup
 from rlkit.train.ahead.stream import RolloutStream, TrainedGroups
@@ -53,8 +50,3 @@ class ColocatedStream(RolloutStream):
         if self._gate.is_open and self._ledger.ready(self._version):
             self._gate.close()
             self._service.engine.interrupt()
-
-    def _sampler(self, step: int, attempt: int) -> Sampler:
-        return replace(
-            super()._sampler(step, attempt), admission=nullcontext()
-        )  # or validation would wait for what is held

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rlkit.interfaces.filter import GroupFilter
+from rlkit.train.rollouts import Rollouts
 from rlkit.train.sampling import passes
 from rlkit.types import Prompt, Trajectory
 
@@ -42,6 +43,24 @@ class PromptGroup:
     def scored(self) -> bool:
         """Whether there is something to train on, all of it with a reward."""
         return bool(self.complete) and all(t.reward is not None for t in self.complete)
+
+    def add_to(self, rollouts: Rollouts, slot: int) -> None:
+        """Add the group to a step's rollouts, under its index in the step."""
+        if self.scoring is not None:
+            rollouts.scoring.adopt(self.scoring)
+        if self.greedy is not None:
+            rollouts.greedy_completions[slot] = self.greedy
+        trajectories = [*self.trajectories, *self.filtered]
+        for trajectory in trajectories:
+            trajectory.group = slot
+        rollouts.all += trajectories
+        rollouts.sampled += self.complete
+
+    def add_again_to(self, rollouts: Rollouts, slot: int) -> None:
+        """Add the group to a step that trains on it again; it counts in no metric of what was sampled."""
+        if self.greedy is not None:
+            rollouts.greedy_completions[slot] = self.greedy
+        rollouts.sampled += [replace(t, group=slot, credit={"again": self.again}) for t in self.complete]
 
     def oldest_token(self, version: int) -> int:
         """Return the version of the oldest token that may be trained on; the given one where there is none."""

@@ -5,26 +5,24 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Iterable, Sequence
-from dataclasses import replace
 from itertools import count, islice
 from typing import NamedTuple, TypeVar
 
-from rlkit.concurrency.tasks import cancel, run_concurrently
+from rlkit.concurrency.tasks import cancel
 from rlkit.data.data import Data
 from rlkit.errors import RolloutError
 from rlkit.interfaces.advantage import Needs
-from rlkit.rollout.collect import BusyTimer, Sampler, converse
+from rlkit.rollout.collect import BusyTimer
 from rlkit.rollout.gate import Gate
 from rlkit.rollout.service import RolloutService
 from rlkit.sections import Replay
 from rlkit.train.ahead.buffer import ReplayBuffer
 from rlkit.train.ahead.group import PromptGroup
 from rlkit.train.ahead.ledger import Ledger
+from rlkit.train.ahead.sampler import GroupSampler
 from rlkit.train.describe import log_by_source
 from rlkit.train.metrics import Meter
 from rlkit.train.rollouts import Rollouts, share_groups
-from rlkit.train.sampling import most_likely, score_group
-from rlkit.types import Trajectory
 
 T = TypeVar("T")
 
@@ -81,6 +79,7 @@ class RolloutStream(ABC):
         self._ledger = Ledger(len(self._slots), rollout.max_staleness, lead, len(self._positions))
         self._gate = Gate()
         self._timer = BusyTimer()
+        self._sampler = GroupSampler(data, service, self._gate, self._timer, unlimited=not service.engine.beside)
         self._tasks: dict[int, asyncio.Task[None]] = {}
         """Of the groups that are being sampled, and of those whose sampling failed."""
         self._groups: dict[int, PromptGroup] = {}
@@ -92,39 +91,22 @@ class RolloutStream(ABC):
     def __call__(self, data: Data, service: RolloutService, number: int, meter: Meter) -> Rollouts:
         """Return a step's rollouts, whose scoring may still be running; all ranks must call this."""
         self._version = service.version - self._first
-        groups, again = service.sample(self._watched(self._obtain(meter))), self._buffer.draw()
+        groups = service.sample(self._watched(self._obtain(meter)))
+        again = self._buffer.draw()
         rollouts = Rollouts(greedy={} if self._greedy else None)
         for slot, group in zip(self._slots, groups, strict=True):
-            self._add(rollouts, slot, group)
+            group.add_to(rollouts, slot)
         for slot, group in zip(self._slots_again, again, strict=False):
-            self._add_again(rollouts, slot, group)
+            group.add_again_to(rollouts, slot)
         self._buffer.add(groups, self._version)
         self._log(groups, again, meter)
         for positions in service.ranks.gather_dp([group.position for group in groups]):
             self.trained = self.trained.plus(positions)
         return share_groups(rollouts, service.ranks, meter)
 
-    def _add(self, rollouts: Rollouts, slot: int, group: PromptGroup) -> None:
-        """Add a group under its number in the step."""
-        if group.scoring is not None:
-            rollouts.scoring.adopt(group.scoring)
-        if group.greedy is not None:
-            rollouts.greedy_completions[slot] = group.greedy
-        trajectories = [*group.trajectories, *group.filtered]
-        for trajectory in trajectories:
-            trajectory.group = slot
-        rollouts.all += trajectories
-        rollouts.sampled += group.complete
-
-    def _add_again(self, rollouts: Rollouts, slot: int, group: PromptGroup) -> None:
-        """Add a group that was trained on before; it counts in no metric of what was sampled."""
-        if group.greedy is not None:
-            rollouts.greedy_completions[slot] = group.greedy
-        rollouts.sampled += [replace(t, group=slot, credit={"again": group.again}) for t in group.complete]
-
     def close(self) -> None:
         """Cancel all that is being sampled or waits."""
-        self._service.wait(self._cancel_all())
+        self._service.wait(self._drop(list(self._groups)))
 
     @abstractmethod
     def _usual_lead(self) -> float:
@@ -223,11 +205,6 @@ class RolloutStream(ABC):
             for other_age in range(rollout.max_staleness + 1):
                 meter.mean(f"staleness/share/{other_age}", float(age == other_age))
 
-    def _sampler(self, step: int, attempt: int) -> Sampler:
-        rollout = self._service.recipe.rollout
-        sampler = self._service.sampler(rollout.sampling, rollout.group_size, step, attempt=attempt, timer=self._timer)
-        return replace(sampler, gate=self._gate)
-
     async def _sample(self, number: int, group: PromptGroup) -> None:
         """Sample a group to its end, over any number of steps, and again while the filter drops it."""
         group_filter = self._service.recipe.rollout.filter
@@ -235,7 +212,7 @@ class RolloutStream(ABC):
             for attempt in range(1 + (0 if group_filter is None else group_filter.max_refills)):
                 if attempt:
                     self._ledger.renew(number, self._version)
-                await self._attempt(group, attempt)
+                await self._sampler.sample(group, attempt)
                 if group_filter is None or await group.passes(group_filter):
                     break
             group.oldest = group.oldest_token(self._first + self._version) - self._first
@@ -244,37 +221,6 @@ class RolloutStream(ABC):
             self._on_complete()
         finally:
             self._gate.count(-group.busy)
-
-    async def _attempt(self, group: PromptGroup, attempt: int) -> None:
-        """Sample a group's prompt, or another in its place, and a greedy answer where the estimator needs one."""
-        step, slot = divmod(group.position, self._batch)
-        if attempt:
-            group.prompt = self._data.spare(step + 1, attempt - 1, slot)
-        sampler = self._sampler(step + 1, attempt)
-        work = [(sampler, sample) for sample in range(sampler.samples)]
-        if self._greedy:
-            work.append((replace(sampler, sampling=most_likely(sampler.sampling), samples=1), 0))
-        self._gate.count(len(work) - group.busy)
-        group.busy = len(work)
-
-        async def sample_one(sampler: Sampler, sample: int) -> Trajectory:
-            trajectories = await converse(sampler, group.prompt, slot, sample)
-            if group.busy > 1:  # the last one counts until it is known what follows from the group's end
-                group.busy -= 1
-                self._gate.count(-1)
-            return trajectories
-
-        trajectories = await run_concurrently(*(sample_one(*task) for task in work))
-        group.attempts, group.trajectories = attempt + 1, trajectories[: sampler.samples]
-        group.greedy = trajectories[-1] if self._greedy else None
-        group.scoring = asyncio.create_task(self._score(group))
-
-    async def _score(self, group: PromptGroup) -> None:
-        answers = [t for t in (group.greedy,) if t is not None and t.error is None]
-        await run_concurrently(score_group(self._service, group.complete), score_group(self._service, answers))
-
-    async def _cancel_all(self) -> None:
-        await self._drop(list(self._groups))
 
     async def _drop(self, numbers: Sequence[int]) -> None:
         groups = [self._groups.pop(number) for number in numbers]
