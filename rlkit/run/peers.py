@@ -121,7 +121,8 @@ class Peers:
         if errors:
             return "; ".join(errors)
         for rank in peers:
-            pid, host = self._processes[rank]["pid"], self._processes[rank]["host"]
+            process = self._processes[rank]
+            pid, host = process["pid"], process["host"]
             if "interrupted" in notes[rank]:
                 return f"rank {rank} (process {pid} on {host}) was ended at once by {notes[rank]['interrupted']}"
             if not notes[rank].keys() & {"done", "error"} and host == self._process["host"] and not _alive(pid):

@@ -74,7 +74,8 @@ def restore(transforms: RewardTransforms, checkpoint: CheckpointRef) -> None:
     Raises:
         CheckpointError: The checkpoint lacks the state of a transform.
     """
-    saved, kl_penalty, shaper = checkpoint.state.numbers, transforms.kl_penalty, transforms.shaper
+    saved = checkpoint.state.numbers
+    kl_penalty, shaper = transforms.kl_penalty, transforms.shaper
     for name, transform, value in (("kl_coef", kl_penalty, saved.kl_coef), ("shaper", shaper, saved.shaper)):
         if transform is not None and value is None:
             raise CheckpointError(f"{checkpoint.place} is damaged: its state has no {name}, which its recipe needs")

@@ -47,7 +47,8 @@ def batches(recipe: Recipe, rows: int | None, ranks: int = 1) -> Iterator[str]:
         ranks: Number of data-parallel ranks.
     """
     train, group_size = recipe.train, recipe.rollout.group_size
-    prompts, updates = train.prompts_per_step, train.minibatches * train.epochs
+    prompts = train.prompts_per_step
+    updates = train.minibatches * train.epochs
     samples = f"x {group_size} samples = {prompts * group_size} trajectories"
     if recipe.rollout.engine.recorded:
         samples = "with their recorded answers"
@@ -94,15 +95,15 @@ def adapters(recipe: Recipe) -> Iterator[str]:
 
 def lengths(data: Data) -> Iterator[str]:
     """Yield the lengths of prompts and answers, the context, and the size of micro-batches."""
-    answer, longest = data.recipe.rollout.sampling.max_tokens, data.longest
+    max_tokens, longest = data.recipe.rollout.sampling.max_tokens, data.longest
     row, limit = data.longest_row, data.token_limit
     rows = max(1, limit // row)
     if data.recipe.rollout.engine.recorded:
         yield f"longest recorded answer {row} tokens with its prompt, context {data.dialogue.context}"
     else:
         yield (
-            f"longest prompt {longest} tokens, answers up to {answer}, context {data.dialogue.context}"
-            + ("" if row == longest + answer else f": answers to it end after {row - longest}")
+            f"longest prompt {longest} tokens, answers up to {max_tokens}, context {data.dialogue.context}"
+            + ("" if row == longest + max_tokens else f": answers to it end after {row - longest}")
         )
     if data.overlong:
         treatment = "dropped" if data.recipe.rollout.overlong == "drop" else "shortened"

@@ -26,7 +26,8 @@ def preflight(context: TrainContext, note: Callable[[str], None], first: bool) -
         note(line)
     for warning in context.data.dialogue.template.check().warnings:
         note(f"warning: {warning}")
-    reward, rollouts, trial = context.recipe.reward, context.rollouts, Trial("")
+    reward, rollouts = context.recipe.reward, context.rollouts
+    trial = Trial("")
     if first and reward is not None:
         trial = rollouts.wait(try_reward(lambda t: rollouts.score(reward, t), *context.data.examples(1)))
     trial = context.ranks.same(trial)

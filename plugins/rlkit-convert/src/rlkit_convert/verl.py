@@ -19,8 +19,11 @@ from rlkit_convert.conversion import (
 from rlkit_convert.shell import commands
 from rlkit_convert.source import PeerOptions, read_yaml
 
-DATA, MODEL, ACTOR, ROLLOUT = "data", "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-REF, CRITIC, ALGORITHM, TRAINER = "actor_rollout_ref.ref", "critic", "algorithm", "trainer"
+MODEL = "actor_rollout_ref.model"
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
+REF = "actor_rollout_ref.ref"
+
 MICRO = "nothing to do: train.max_tokens_per_micro_batch bounds memory (default: auto), and the gradient is the same"
 RAY = "nothing to do: rlkit runs without Ray"
 PADDING = "nothing to do: padding is removed if the model allows it"

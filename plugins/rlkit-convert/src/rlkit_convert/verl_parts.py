@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlkit_convert.conversion import NO_LOGGER, Conversion, boolean, choice, integer, number, text
 from rlkit_convert.steps import set_steps
-from rlkit_convert.verl import ACTOR, ADVANTAGES, DATA, ESTIMATORS, LOSSES, MODEL, ROLLOUT
+from rlkit_convert.verl import ACTOR, ADVANTAGES, ESTIMATORS, LOSSES, MODEL, ROLLOUT
 
 LOSS_OPTIONS = {
     "ClipCov": {"clip_cov_ratio": "fraction", "clip_cov_lb": "cov_low", "clip_cov_ub": "cov_high"},
@@ -22,9 +22,9 @@ def task(conversion: Conversion) -> None:
         conversion.note("data.shuffle", "curriculum Difficulty orders rows by a column; rlkit shuffles otherwise")
     if conversion.get("data.filter_overlong_prompts", boolean, False):
         conversion.set("rollout.overlong", "drop", "data.filter_overlong_prompts")
-    elif conversion.has(f"{DATA}.truncation"):
+    elif conversion.has("data.truncation"):
         names = {name: name for name in ("error", "left", "right", "middle")}
-        conversion.carry("rollout.overlong", f"{DATA}.truncation", choice(names), "error")
+        conversion.carry("rollout.overlong", "data.truncation", choice(names), "error")
 
 
 def steps(conversion: Conversion) -> None:
@@ -140,15 +140,14 @@ def loss(conversion: Conversion) -> None:
 
 def divergence(conversion: Conversion) -> None:
     """Set KL in the loss and in the reward."""
-    use, coef, kind = f"{ACTOR}.use_kl_loss", f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type"
-    if conversion.get(use, boolean, False):
-        conversion.carry("kl_loss.coef", coef, number, 0.001, use)
-        conversion.carry("kl_loss.estimator", kind, ESTIMATORS, "k3")
-    use, kind, control = "algorithm.use_kl_in_reward", "algorithm.kl_penalty", "algorithm.kl_ctrl"
-    if not conversion.get(use, boolean, False):
+    if conversion.get(f"{ACTOR}.use_kl_loss", boolean, False):
+        conversion.carry("kl_loss.coef", f"{ACTOR}.kl_loss_coef", number, 0.001, f"{ACTOR}.use_kl_loss")
+        conversion.carry("kl_loss.estimator", f"{ACTOR}.kl_loss_type", ESTIMATORS, "k3")
+    if not conversion.get("algorithm.use_kl_in_reward", boolean, False):
         return
-    conversion.carry("kl_reward.coef", f"{control}.kl_coef", number, 0.001, use)
-    conversion.carry("kl_reward.estimator", kind, ESTIMATORS, "k1")
+    control = "algorithm.kl_ctrl"
+    conversion.carry("kl_reward.coef", f"{control}.kl_coef", number, 0.001, "algorithm.use_kl_in_reward")
+    conversion.carry("kl_reward.estimator", "algorithm.kl_penalty", ESTIMATORS, "k1")
     if conversion.get(f"{control}.type", text, "fixed") == "adaptive":
         conversion.carry("kl_reward.target", f"{control}.target_kl", number, 0.1)
         conversion.carry("kl_reward.horizon", f"{control}.horizon", integer, 10000)
@@ -167,11 +166,11 @@ def correction(conversion: Conversion) -> None:
 
 def reward(conversion: Conversion) -> None:
     """Set the reward; user code is named and not run."""
-    path, name = "custom_reward_function.path", "custom_reward_function.name"
+    path = "custom_reward_function.path"
     if conversion.has(path):
         why = "verl calls f(data_source, solution_str, ground_truth, extra_info), PythonReward f(text, answer, meta)"
         conversion.note(path, f"{why}: write that, then `reward: {{class_path: PythonReward, init_args: ...}}`")
-        conversion.note(name, "the name after the colon in PythonReward's `function`")
+        conversion.note("custom_reward_function.name", "the name after the colon in PythonReward's `function`")
         return
     if conversion.get("reward_model.enable", boolean, False):
         conversion.set("reward", "ModelReward", "reward_model.enable")
@@ -272,7 +271,9 @@ def _adapters(conversion: Conversion, prefix: str, section: str) -> None:
 
 def loggers(conversion: Conversion) -> None:
     """Set the loggers; metrics.jsonl and the terminal are always written."""
-    key, project, name = "trainer.logger", "trainer.project_name", "trainer.experiment_name"
+    key = "trainer.logger"
+    project = "trainer.project_name"
+    name = "trainer.experiment_name"
     targets = conversion.raw(key, [])
     run_options = {"name": conversion.get(name, text, "") or None}
     parts = []
