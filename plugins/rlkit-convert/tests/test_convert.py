@@ -169,9 +169,9 @@ def test_verls_yaml_says_the_same_as_its_command_line() -> None:
     for word in words:
         key, _, value = word.partition("=")
         if "." in key and "=" in word:
-            *outer, last = key.split(".")
+            *parents, last = key.split(".")
             node = nested
-            for name in outer:
+            for name in parents:
                 node = node.setdefault(name, {})
             node[last] = yaml.safe_load(value)
     text = yaml.safe_dump(nested)
@@ -266,8 +266,8 @@ def test_published_examples(peer: str, name: str) -> None:
     text = {"verl": peer_examples.VERL, "trl": peer_examples.TRL}[peer][name]
     _, listed = sections(peer, text, "run.sh")
     assert not [line for line in listed if NO_RULE in line]
-    rest = {line.partition(":")[0].partition("=")[0] for line in listed if NO_ACTION not in line}
-    assert rest == {"verl": VERLS_REST, "trl": TRLS_REST}[peer][name]
+    remaining = {line.partition(":")[0].partition("=")[0] for line in listed if NO_ACTION not in line}
+    assert remaining == {"verl": VERLS_REST, "trl": TRLS_REST}[peer][name]
     more = {
         "verl": [
             "trainer.total_training_steps=10",
@@ -551,7 +551,7 @@ def test_any_value_is_carried_over_or_listed(peer: str, rules: dict, shift: int)
     def words(key: str, value: str) -> list[str]:
         return [f"{key}={value}"] if peer == "verl" else [f"--{key}", value]
 
-    alone = [words(key, ODD[(place + shift) % len(ODD)]) for place, key in enumerate(keys)]
+    alone = [words(key, ODD[(index + shift) % len(ODD)]) for index, key in enumerate(keys)]
     for more in [*alone, *([word for key in keys for word in words(key, value)] for value in ODD)]:
         conversion = convert(peer, "", "run.sh", [*usual, *more])
         assert yaml.safe_load(recipe_text(conversion))["task"]

@@ -273,23 +273,23 @@ def loggers(conversion: Conversion) -> None:
     """Set the loggers; metrics.jsonl and the terminal are always written."""
     key = "trainer.logger"
     project = "trainer.project_name"
-    name = "trainer.experiment_name"
+    run_name = "trainer.experiment_name"
     targets = conversion.raw(key, [])
-    run_options = {"name": conversion.get(name, text, "") or None}
     parts = []
     for target in targets if isinstance(targets, list) else [targets]:
-        if target == "wandb":
-            options = {"project": conversion.get(project, text, "verl_examples"), **run_options}
-            parts.append({"class_path": "Wandb", "init_args": options})
-        elif target == "mlflow":
-            options = {"experiment": conversion.get(project, text, "verl_examples"), **run_options}
-            parts.append({"class_path": "MLflow", "init_args": options})
+        if target in ("wandb", "mlflow"):
+            name, project_option = ("Wandb", "project") if target == "wandb" else ("MLflow", "experiment")
+            options = {
+                project_option: conversion.get(project, text, "verl_examples"),
+                "name": conversion.get(run_name, text, "") or None,
+            }
+            parts.append({"class_path": name, "init_args": options})
         elif target == "tensorboard":
             parts.append({"class_path": "TensorBoard", "init_args": {}})
         elif target != "console":
             conversion.note(key, NO_LOGGER.format(target))
     if parts:
-        conversion.set("log.loggers", parts, key, project, name)
+        conversion.set("log.loggers", parts, key, project, run_name)
 
 
 FUNCTIONS = (
