@@ -23,7 +23,6 @@ VERBS = {
     "generate": "hold one conversation with a recipe's policy",
     "explain": "print the objective that a recipe optimises, as formulae",
     "recipe": "list, show or check recipes",
-    "convert": "print the recipe for a configuration of verl or TRL",
     "docs": "show the documentation",
     "plugins": "list, show, make or test plugins",
     "reward": "score saved rollouts with another reward, and compare",
@@ -36,6 +35,9 @@ VERBS = {
     "completion": "print the script by which bash or zsh completes all this",
 }
 """rlkit's own verbs, which no plugin can replace."""
+
+SEPARATE = {"convert": "rlkit-convert"}
+"""Verbs that a distribution of this project provides, by name."""
 
 _SECTION = "[rlkit.commands]"
 
@@ -118,6 +120,8 @@ def _owner(verb: str) -> Plugin:
 def _unknown_verb(given: str, known: Sequence[str]) -> str:
     from difflib import get_close_matches
 
-    near = get_close_matches(given, known, 1)
+    if given in SEPARATE:
+        return f"{given!r} is an unknown verb; `pip install {SEPARATE[given]}` provides it"
+    near = get_close_matches(given, [*known, *SEPARATE], 1)
     hint = f"did you mean {near[0]!r}?" if near else f"verbs: {', '.join(known)}"
     return f"{given!r} is no verb of rlkit; {hint}"

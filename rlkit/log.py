@@ -10,12 +10,12 @@ from rlkit.ranges import NonNegativeInt, PositiveInt
 
 @dataclass
 class RolloutLog:
-    """Which trajectories the run folder keeps: about 10 bytes a token.
+    """The trajectories that the run folder keeps: about 10 bytes per token.
 
     Args:
-        every: Steps between two files; 0 for none at all, those of validations included.
-        limit: Trajectories of a step at most, over all ranks, in whole groups and at least one; null for all. Of a
-            validation all are kept.
+        every: Steps between two files; 0 for no files, validations included.
+        limit: Maximum number of trajectories of a step over all ranks, in complete groups and at least one group; null
+            for all. All trajectories of a validation are kept.
     """
 
     every: NonNegativeInt = 1
@@ -24,11 +24,11 @@ class RolloutLog:
 
 @dataclass
 class Log:
-    """What is kept of a run besides its metrics, and where these go besides `metrics.jsonl`.
+    """Loggers of metrics besides `metrics.jsonl`, and the trajectories that are kept.
 
     Args:
-        loggers: Where metrics go: `Wandb`, `TensorBoard`, `MLflow`, `CSV` or a plugin's.
-        rollouts: Which trajectories are kept.
+        loggers: Loggers of the metrics: `Wandb`, `TensorBoard`, `MLflow`, `CSV` or one from a plugin.
+        rollouts: Trajectories that are kept.
     """
 
     loggers: list[Logger] = field(default_factory=list)

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,19 @@ def write_plugin(site: Path, name: str, source: str) -> Path:
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: rlkit-{name}\nVersion: 2.1\n")
     (info / "entry_points.txt").write_text(f"[rlkit]\n{name} = rlkit_{name}_parts\n")
     return site
+
+
+def write_metadata(package: Path, site: Path) -> None:
+    """Write the metadata that pip leaves for a package, from its pyproject.toml."""
+    project = tomllib.loads((package / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    info = site / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+    info.mkdir(parents=True)
+    requirements = "".join(f"Requires-Dist: {requirement}\n" for requirement in project["dependencies"])
+    (info / "METADATA").write_text(f"Name: {project['name']}\nVersion: {project['version']}\n{requirements}")
+    lines = []
+    for group, entries in project["entry-points"].items():
+        lines += [f"[{group}]", *(f"{name} = {target}" for name, target in entries.items())]
+    (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
 
 
 FAST = (

@@ -23,7 +23,7 @@ from rlkit.errors import CheckpointError, RecipeError, RlkitError, explain
 from rlkit.recipe import Recipe
 from rlkit.run.answers import write_answers
 from rlkit.run.checkpoint.state import as_data
-from rlkit.run.folder import environment, json_text, new_folder, of_rank, write_whole
+from rlkit.run.folder import environment, json_text, new_folder, of_rank, write_atomically
 from rlkit.run.harness import Harness
 from rlkit.train.setup import fabric_for, prepare_rollouts
 from rlkit.train.validation.evaluate import Evaluation, evaluate, samplings
@@ -99,7 +99,7 @@ class Report:
         if self.out is not None and rank == 0:
             content = {"results": [made.entry for made in self.done.values()], **self.about}
             try:
-                write_whole(self.out / "results.json", json_text(content))
+                write_atomically(self.out / "results.json", json_text(content))
             except OSError as error:
                 self.failures.append(CheckpointError(f"{self.out / 'results.json'} cannot be written: {error}"))
 

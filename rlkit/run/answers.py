@@ -1,4 +1,4 @@
-"""The answers of a validation as files: JSON lines with their tokens, and the same rows as a table in parquet."""
+"""The completions of a validation as files: JSON lines with their tokens, and the same rows as a parquet table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlkit.errors import shorten
-from rlkit.run.folder import json_lines, write_whole
+from rlkit.run.folder import json_lines, write_atomically
 from rlkit.run.rows import as_row
 from rlkit.text import redact
 from rlkit.train.validation.evaluate import Evaluation
@@ -21,52 +21,57 @@ from rlkit.types import JsonObject
 MAX_COMPONENTS = 100
 """Components with a column of their own; the JSON lines have all."""
 
-LOGGED, LONGEST = 32, 4000
-"""So many answers go to loggers, and so many characters of a text."""
+MAX_LOGGED = 32
+"""Completions that are passed to loggers."""
+MAX_LOGGED_CHARS = 4000
+"""Characters of a text that is passed to loggers."""
 
 TEXTS = ("prompt", "source", "kind", "answer", "text", "final_answer", "stop", "error")
 
 
-def write_answers(stem: Path, found: Evaluation) -> None:
-    """Write this rank's answers to `<stem>.jsonl.gz` and `<stem>.parquet`.
+def write_answers(stem: Path, evaluation: Evaluation) -> None:
+    """Write this rank's completions to `<stem>.jsonl.gz` and `<stem>.parquet`.
 
-    The table has a row for each answer: `prompt` (its id), `group` (its place), `source`, `kind` (`greedy` or
+    The table has a row for each completion: `prompt` (its id), `group` (its index), `source`, `kind` (`greedy` or
     `sampled`), `sample` (from 0), `messages` (of the prompt), `answer` (the reference), `text`, `final_answer` (by
     the reward), `reward`, `accuracy`, `reward/<component>`, `stop`, `length` and `turns` (of the policy) and `error`.
-    All ranks' tables have the same columns; a rank without answers has none.
+    The tables of all ranks have the same columns; a rank without completions writes no table.
 
     Raises:
-        OSError: They cannot be written.
+        OSError: The files cannot be written.
     """
-    write_whole(Path(f"{stem}.jsonl.gz"), json_lines(row for row, _ in _rows(found)))
-    if found.trajectories:  # `datasets` cannot read a table of none
-        rows = [_flat(row, answer) for row, answer in _rows(found)]
-        write_whole(Path(f"{stem}.parquet"), _parquet(rows, sorted(found.components)[:MAX_COMPONENTS]))
+    write_atomically(Path(f"{stem}.jsonl.gz"), json_lines(row for row, _ in _rows(evaluation)))
+    if evaluation.trajectories:  # `datasets` cannot read an empty table
+        rows = [_flat(row, answer) for row, answer in _rows(evaluation)]
+        write_atomically(Path(f"{stem}.parquet"), _parquet(rows, sorted(evaluation.components)[:MAX_COMPONENTS]))
 
 
-def answers_to_log(found: Evaluation) -> list[dict[str, str | float | None]]:
-    """Return the first greedy answers of this rank, for loggers: short texts and numbers."""
+def answers_to_log(evaluation: Evaluation) -> list[dict[str, str | float | None]]:
+    """Return this rank's first greedy completions for loggers, as short texts and numbers."""
     rows: list[dict[str, str | float | None]] = []
-    for row, answer in islice((pair for pair in _rows(found) if pair[0]["kind"] == "greedy"), LOGGED):
-        said = "\n".join(f"{message.get('role')}: {_text(message.get('content'))}" for message in row["messages"])
-        texts = {"prompt": said, "answer": row["answer"], "text": row["text"], "final_answer": row["final_answer"]}
-        kept = {
-            name: None if text is None else redact(shorten(_text(text) or "", LONGEST)) for name, text in texts.items()
+    greedy = (pair for pair in _rows(evaluation) if pair[0]["kind"] == "greedy")
+    for row, answer in islice(greedy, MAX_LOGGED):
+        prompt = "\n".join(f"{message.get('role')}: {_text(message.get('content'))}" for message in row["messages"])
+        texts = {"prompt": prompt} | {name: row[name] for name in ("answer", "text", "final_answer")}
+        short_texts = {
+            name: None if text is None else redact(shorten(_text(text) or "", MAX_LOGGED_CHARS))
+            for name, text in texts.items()
         }
         numbers = {"reward": answer.reward, "accuracy": answer.accuracy, "length": answer.length}
-        rows.append({"source": answer.source, **kept, **numbers, "stop": row["stop"]})
+        rows.append({"source": answer.source, **short_texts, **numbers, "stop": row["stop"]})
     return rows
 
 
-def _rows(found: Evaluation) -> Iterator[tuple[JsonObject, GradedCompletion]]:
-    """Yield what is kept of each answer, and its metrics."""
-    for prefix, trajectories in found.answers.items():
+def _rows(evaluation: Evaluation) -> Iterator[tuple[JsonObject, GradedCompletion]]:
+    """Yield each completion as a row, with its metrics."""
+    for prefix, trajectories in evaluation.answers.items():
         samples: Counter[int] = Counter()
         for trajectory in trajectories:
-            answer, kind = GradedCompletion.of(trajectory), "sampled" if prefix else "greedy"
-            place = {"source": answer.source, "kind": kind, "sample": samples[answer.prompt]}
+            answer = GradedCompletion.of(trajectory)
+            kind = "sampled" if prefix else "greedy"
+            origin = {"source": answer.source, "kind": kind, "sample": samples[answer.prompt]}
             samples[answer.prompt] += 1
-            yield place | as_row(trajectory), answer
+            yield origin | as_row(trajectory), answer
 
 
 def _parquet(rows: Sequence[JsonObject], components: Sequence[str]) -> bytes:
@@ -88,7 +93,7 @@ def _parquet(rows: Sequence[JsonObject], components: Sequence[str]) -> bytes:
 
 
 def _flat(row: JsonObject, answer: GradedCompletion) -> JsonObject:
-    """Return a row of the table, in which each text is valid UTF-8; what is not in its schema is left out."""
+    """Return a row of the table: only the columns of its schema, with texts in valid UTF-8."""
     flat: JsonObject = {f"reward/{name}": value for name, value in answer.components.items()}
     flat |= {name: _text(row[name]) for name in TEXTS}
     flat["messages"] = [{"role": _text(m.get("role")), "content": _text(m.get("content"))} for m in row["messages"]]
@@ -102,7 +107,7 @@ def _flat(row: JsonObject, answer: GradedCompletion) -> JsonObject:
 
 
 def _text(value: Any) -> str | None:
-    """Return a text, or JSON of what is none; half of a surrogate pair is written out."""
+    """Return a text, or the JSON of any other value; half of a surrogate pair is escaped."""
     if value is None:
         return None
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -11,12 +11,13 @@ from rlkit.data.data import Data
 from rlkit.errors import RlkitError
 from rlkit.models.checkpoints import CheckpointRef
 from rlkit.recipe import Recipe
-from rlkit.run.folder import RunFolder
-from rlkit.run.outcome import Outcome, Replay, Reporter
+from rlkit.run.ending import end_session, ends_alike
+from rlkit.run.outcome import Outcome, Replay
 from rlkit.run.peers import Peers
-from rlkit.run.session import Session, agreed
+from rlkit.run.record import RunRecord
+from rlkit.run.session import Session
 from rlkit.run.signals import Signals
-from rlkit.train.setup import TrainContext, prepare_training
+from rlkit.train.setup import prepare_training
 
 INTERRUPTED = 130
 """The exit status of a run that a signal ended, whichever it was."""
@@ -26,84 +27,86 @@ def fit(
     recipe: Recipe,
     data: Data,
     fabric: Fabric,
-    folder: RunFolder,
-    reporter: Reporter,
+    record: RunRecord,
     *,
     resumed: CheckpointRef | None = None,
     replay: Replay | None = None,
 ) -> Outcome:
     """Train to the recipe's last step.
 
-    The first Ctrl-C, SIGTERM or SIGHUP ends the run after the step in progress, a second one at once, when one of
-    several ranks does not return from here; what was learned is saved and the outcome is `interrupted`.
+    The first Ctrl-C, SIGTERM or SIGHUP ends the run after the step in progress. A second one ends it at once; then this
+    function does not return if there are several ranks. The policy is saved, and the outcome is `interrupted`.
 
     Args:
-        recipe: Checked.
-        data: From `load_data`.
-        fabric: Launched.
-        folder: The run folder, created.
-        reporter: Shows the run.
-        resumed: The checkpoint to go on from.
-        replay: Which steps to make again.
+        recipe: A checked recipe.
+        data: The data, from `load_data`.
+        fabric: A launched Fabric.
+        record: The outcome, with the run folder, which exists.
+        resumed: The checkpoint to continue from.
+        replay: The steps to make again.
 
     Raises:
-        RlkitError: The run failed, which is written as its outcome; RankError where another rank did.
+        RlkitError: The run failed; its outcome is written. RankError if another rank failed.
     """
-    session = Session(folder, reporter, fabric.is_global_zero, replay=replay)
+    session = Session(record, replay)
     try:
-        peers = Peers(fabric, folder.path, session.lost)
-    except RlkitError as refused:
-        session.end(None, refused)  # no part of the run exists yet, but how it ended is written
+        peers = Peers(fabric, record.folder.path, record.write_peer_failure)
+    except RlkitError as error:
+        end_session(session, error)  # nothing has started yet, but the outcome is written
         raise
-    contexts: list[TrainContext] = []
 
     def work() -> None:
         session.open_log(recipe, 0 if resumed is None else resumed.state.step)
-        contexts.append(prepare_training(recipe, data, fabric, reporter.note))
-        session.train(contexts[0], resumed)
+        session.context = prepare_training(recipe, data, fabric, record.reporter.note)
+        session.train(session.context, resumed)
 
-    def end(error: BaseException | None, at_once: bool) -> Exception | None:
-        failure = None if error is None or at_once else peers.explain(_as_exception(error))
-        if at_once:
-            signals.leaving = True
-            peers.done(interrupted=signals.asked)
-        if at_once or not agreed(failure):
-            peers.release()
-        return session.end(contexts[0] if contexts else None, failure, at_once)
-
-    with Signals(reporter.note, partial(_cut_short, session, peers)) as signals:
+    with Signals(record.reporter.note, partial(_exit_blocked, record, peers)) as signals:
         session.signals = signals
         try:
-            error = _outcome_of(work)
-            at_once = signals.at_once and error is not None
-            failure = end(error, at_once)
+            run_error = _error_of(work)
+            at_once = signals.at_once and run_error is not None
+            failure = _end(session, signals, peers, run_error, at_once)
         except KeyboardInterrupt:  # a second signal while the run was ending by itself
-            at_once, failure = True, end(None, at_once=True)
-        signals.leaving = True  # how the run ended is written: a signal changes nothing any more
+            at_once = True
+            failure = _end(session, signals, peers, None, at_once)
+        signals.leaving = True  # the outcome is written: no signal changes it
         _leave(peers, failure, at_once)
-    return session.outcome
+    return record.outcome
 
 
-def _cut_short(session: Session, peers: Peers, name: str) -> None:
-    """End this process after a signal, while the run hangs."""
-    session.cut_short()
-    peers.done(interrupted=name)
+def _end(
+    session: Session, signals: Signals, peers: Peers, error: BaseException | None, at_once: bool
+) -> Exception | None:
+    """End the session, without waiting for other ranks that may have ended differently; return the failure."""
+    failure = None if error is None or at_once else peers.explain(_as_exception(error))
+    if at_once:
+        signals.leaving = True
+        peers.record_end(interrupted=signals.asked)
+    if at_once or not ends_alike(failure):
+        peers.release()
+    return end_session(session, failure, at_once)
+
+
+def _exit_blocked(record: RunRecord, peers: Peers, name: str) -> None:
+    """End this process after a signal while the run is blocked."""
+    record.write_interruption()
+    peers.record_end(interrupted=name)
     peers.leave(INTERRUPTED)
 
 
 def _leave(peers: Peers, failure: Exception | None, at_once: bool) -> None:
-    """Record for the other ranks how this one ended; if there are any, a process ended at once does not return."""
+    """Record for the other ranks how this one ended; after an end at once, exit if there are other ranks."""
     if at_once and peers.fabric.world_size > 1:
         peers.leave(INTERRUPTED)
     if not at_once:
-        peers.done(failure)
+        peers.record_end(failure)
     if failure is not None:
         peers.end_children()
         raise failure
 
 
-def _outcome_of(work: Callable[[], None]) -> BaseException | None:
-    """Run the session; return what ended it early, including a Ctrl-C during the handling of an error."""
+def _error_of(work: Callable[[], None]) -> BaseException | None:
+    """Run a function; return the error that ended it, including a Ctrl-C during the handling of an error."""
     try:
         try:
             work()
@@ -115,7 +118,7 @@ def _outcome_of(work: Callable[[], None]) -> BaseException | None:
 
 
 def _as_exception(error: BaseException) -> Exception:
-    """Return the error itself, or an explained one for an exit that would otherwise be silent."""
+    """Return the error itself, or an error that explains an exit which would otherwise be silent."""
     if isinstance(error, Exception):
         return error
     failure = RlkitError(f"the run was ended by {type(error).__name__}({error}), which some part raised")

@@ -21,22 +21,22 @@ from rlkit.errors import RecipeError, RlkitError, explain
 from rlkit.models.load import is_reward_model
 from rlkit.models.source import locate
 from rlkit.run.checkpoint.export import export
-from rlkit.run.folder import json_lines, write_whole
+from rlkit.run.folder import json_lines, write_atomically
 from rlkit.sections import Model
 from rlkit.types import JsonObject
 
-BATCH = 8
-"""Requests at once on a CPU; on a GPU the harness finds out how many fit."""
+CPU_BATCH_SIZE = 8
+"""Requests at once on a CPU; on a GPU the harness determines how many fit."""
 
 DETAILS = ("results", "groups", "versions", "n-shot", "n-samples", "config", "lm_eval_version")
-"""What is kept of the harness's results, besides the answers."""
+"""Fields of the harness's results that are kept, besides the completions."""
 
 
 @dataclass
 class HarnessResult:
-    """What the harness found.
+    """The harness's metrics, details and samples.
 
-    Metrics are `TASK/METRIC`, with `,FILTER` where there is one, and `_stderr` for their standard errors.
+    Metrics are named `TASK/METRIC`, followed by `,FILTER` if they have a filter, and by `_stderr` for standard errors.
     """
 
     metrics: dict[str, float]
@@ -44,17 +44,17 @@ class HarnessResult:
     samples: list[JsonObject]
 
     def write(self, stem: Path) -> None:
-        """Write a row for each answer to `<stem>.jsonl.gz`."""
-        write_whole(Path(f"{stem}.jsonl.gz"), json_lines(self.samples))
+        """Write a row for each completion to `<stem>.jsonl.gz`."""
+        write_atomically(Path(f"{stem}.jsonl.gz"), json_lines(self.samples))
 
 
 @dataclass(frozen=True)
 class Harness:
-    """What the harness is to run.
+    """A selection of the harness's tasks.
 
     Args:
-        tasks: Names of its tasks, groups or tags.
-        folder: Where tasks are looked for, instead of among its own. Their YAML can run code (`!function`).
+        tasks: Names of tasks, groups or tags.
+        folder: Folder of the tasks; None for the harness's own. Their YAML can run code (`!function`).
         limit: Documents of each task; None for all.
     """
 
@@ -63,10 +63,10 @@ class Harness:
     limit: int | None = None
 
     def check(self) -> None:
-        """Check what can be checked before a model is loaded.
+        """Check the options before a model is loaded.
 
         Raises:
-            RecipeError: The harness is not installed, or there is no such folder.
+            RecipeError: The harness is not installed, or the folder does not exist.
         """
         if find_spec("lm_eval") is None:
             raise RecipeError(
@@ -76,30 +76,30 @@ class Harness:
             raise RecipeError(f"--harness-path is {self.folder!r}, expected a folder with the YAML files of tasks")
 
     def run(self, model: Model, device: torch.device, dtype: str) -> HarnessResult:
-        """Answer the tasks; prompts are rendered by the model's chat template.
+        """Evaluate a model on the tasks; prompts are rendered by the model's chat template.
 
         Args:
-            model: The policy: a checkpoint or an adapter is exported to a temporary folder first.
-            device: Where to.
-            dtype: Of the weights.
+            model: The policy; a checkpoint or an adapter is exported to a temporary folder first.
+            device: Device of the model.
+            dtype: Data type of the weights.
 
         Raises:
-            RecipeError: There is no such task.
+            RecipeError: A task is unknown.
             RlkitError: The harness raised.
         """
         with TemporaryDirectory(prefix="rlkit-harness-") as temporary, redirect_stdout(sys.stderr):
-            place = _as_folder(model, Path(temporary) / "model")
+            folder = _as_folder(model, Path(temporary) / "model")
             try:
-                found = self._evaluate(place, model, str(device), dtype)
+                results = self._evaluate(folder, model, str(device), dtype)
             except RlkitError:
                 raise
-            except Exception as error:  # a task's own code, too, may raise anything
+            except Exception as error:  # the code of a task may raise anything
                 raise RlkitError(f"the harness raised {explain(error)}; --debug shows the traceback") from error
-        samples = [{"task": name, **row} for name, rows in found["samples"].items() for row in rows]
-        details = {name: found[name] for name in DETAILS if name in found}
-        return HarnessResult(dict(_metrics(found["results"])), json.loads(json.dumps(details, default=str)), samples)
+        samples = [{"task": name, **row} for name, rows in results["samples"].items() for row in rows]
+        details = {name: results[name] for name in DETAILS if name in results}
+        return HarnessResult(dict(_metrics(results["results"])), json.loads(json.dumps(details, default=str)), samples)
 
-    def _evaluate(self, place: str, model: Model, device: str, dtype: str) -> Mapping[str, Any]:
+    def _evaluate(self, folder: str, model: Model, device: str, dtype: str) -> Mapping[str, Any]:
         from lm_eval import simple_evaluate
         from lm_eval.tasks import TaskManager
 
@@ -108,10 +108,10 @@ class Harness:
             if task not in manager.all_tasks:
                 near = difflib.get_close_matches(task, manager.all_tasks, 3) or sorted(manager.all_tasks)[:10]
                 raise RecipeError(f"--harness is {task!r}, expected a task: {', '.join(near) or 'there is none'}")
-        found: Mapping[str, Any] = simple_evaluate(
+        results: Mapping[str, Any] = simple_evaluate(
             model="hf",
             model_args={
-                "pretrained": place,
+                "pretrained": folder,
                 "dtype": dtype,
                 "trust_remote_code": model.trust_remote_code,
                 "chat_template_args": model.chat_template_kwargs or {},
@@ -119,17 +119,17 @@ class Harness:
             tasks=list(self.tasks),
             task_manager=manager,
             device=device,
-            batch_size="auto" if device.startswith("cuda") else BATCH,
+            batch_size="auto" if device.startswith("cuda") else CPU_BATCH_SIZE,
             limit=self.limit,
             apply_chat_template=True,
         )
-        return found
+        return results
 
 
 def _as_folder(model: Model, into: Path) -> str:
-    """Return where transformers finds the whole model."""
+    """Return a folder from which transformers loads the complete model."""
     if is_reward_model(model):
-        raise RecipeError(f"--harness asks for answers, but {model.path} is a reward model; choose a policy")
+        raise RecipeError(f"--harness needs completions, but {model.path} is a reward model; choose a policy")
     source = locate(model.path)
     if source.base is None:
         return source.location
@@ -141,7 +141,8 @@ def _metrics(results: Mapping[str, Mapping[str, object]]) -> Iterator[tuple[str,
     """Yield each task's metrics; `exact_match_stderr,none` becomes `exact_match_stderr`."""
     for task, metrics in results.items():
         for key, value in metrics.items():
-            name, comma, kind = key.partition(",")
+            name, comma, filter_name = key.partition(",")
             if comma and isinstance(value, Real):
-                stem, ending = name.removesuffix("_stderr"), "_stderr" * name.endswith("_stderr")
-                yield f"{task}/{stem}{'' if kind == 'none' else f',{kind}'}{ending}", float(value)
+                stem = name.removesuffix("_stderr")
+                ending = "_stderr" if name.endswith("_stderr") else ""
+                yield f"{task}/{stem}{'' if filter_name == 'none' else f',{filter_name}'}{ending}", float(value)

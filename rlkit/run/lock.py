@@ -1,4 +1,4 @@
-"""A lock on a folder: one run at a time writes into it, and a second one is refused with the name of the first."""
+"""A lock on a folder: one run at a time writes to it; a second run is refused, and told which process holds it."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ UNSUPPORTED = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 
 
 class Lock:
-    """Locks a folder until it is released or the process ends, however it ends: the operating system holds the lock.
+    """A lock on a folder until it is released or the process ends, in whatever way: the operating system holds it.
 
-    The lock belongs to the process and is not inherited by children, which may outlive a killed run. Nothing else in
+    The lock belongs to the process and is not inherited by children, which may outlive a killed run. No other code in
     the process may open the file meanwhile: closing it would release the lock.
 
     Args:
-        folder: Created if it is missing.
+        folder: Folder to lock; created if it is missing.
 
     Raises:
-        RecipeError: Another process holds the folder, which the message names, or it cannot be written.
+        RecipeError: Another process holds the folder, which the message names, or the folder cannot be written.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.warning: str | None = None
-        """Why the folder is not locked, where its file system has no locks."""
+        """Why the folder is not locked, if its file system has no locks."""
         try:
             make_private(folder)
             self._file = os.open(folder / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -55,9 +55,9 @@ class Lock:
                 "folder meanwhile"
             )
             return
-        mine = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+        owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
         os.ftruncate(self._file, 0)
-        os.pwrite(self._file, json.dumps(mine).encode(), 0)
+        os.pwrite(self._file, json.dumps(owner).encode(), 0)
 
     def release(self) -> None:
         """Release the folder for other runs."""
@@ -66,7 +66,7 @@ class Lock:
 
 def _describe(holder: bytes) -> str:
     try:
-        about = json.loads(holder)
-        return f"process {about['pid']} on {about['host']} since {about['since']}"
+        owner = json.loads(holder)
+        return f"process {owner['pid']} on {owner['host']} since {owner['since']}"
     except (ValueError, KeyError, TypeError):
-        return "another process, which has just begun"
+        return "another process, which has just started"

@@ -1,4 +1,4 @@
-"""The loggers of a recipe, each in a thread of its own: none of them can cost the run anything."""
+"""The loggers of a recipe, each in its own thread, so that none can delay or end the run."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rlkit.interfaces.callback import LoggedRun, Logger
 from rlkit.text import part_name
 
 OPEN_SECONDS = 60.0
-"""How long a run waits for a logger to open before it starts without it; the logger may still come."""
+"""How long a run waits for a logger to open before it starts without it; the logger may still open later."""
 CLOSE_SECONDS = 30.0
-"""How long the end of a run waits for a logger to log what it has."""
+"""How long the end of a run waits for a logger to finish."""
 BACKLOG = 1000
-"""Steps that wait for a slow logger at most; later ones are dropped and counted."""
+"""Steps that are queued for a slow logger; later steps are dropped and counted."""
 
 Call = Callable[[], None]
 
@@ -26,8 +26,8 @@ class LoggerThread:
     """Calls a logger, whose failures become warnings.
 
     Args:
-        logger: From the recipe.
-        note: Shows a warning; called from the run's own thread.
+        logger: The recipe's logger.
+        note: Function that shows a warning; called from the run's own thread.
     """
 
     def __init__(self, logger: Logger, note: Callable[[str], None]) -> None:
@@ -35,7 +35,8 @@ class LoggerThread:
         self.note = note
         self._calls: queue.Queue[tuple[str, Call] | None] = queue.Queue(BACKLOG)
         self._problems: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._failed = self._dropped = 0
+        self._failed = 0
+        self._dropped = 0
         self._thread = threading.Thread(target=self._run, name=f"rlkit-{type(logger).__name__}", daemon=True)
         self._thread.start()
 
@@ -43,7 +44,7 @@ class LoggerThread:
         """Open the logger.
 
         Raises:
-            RecipeError: Its package is not installed, or its settings cannot be used.
+            RecipeError: The logger's package is not installed, or its options cannot be used.
         """
         refused: Future[RecipeError | None] = Future()
 
@@ -60,23 +61,23 @@ class LoggerThread:
         try:
             error = refused.result(timeout)
         except TimeoutError:
-            self.note(f"warning: logger {part_name(self.logger)} is not open after {timeout:g} s; the run goes on")
+            self.note(f"warning: logger {part_name(self.logger)} is not open after {timeout:g} s; the run continues")
             return
         if error is not None:
             raise error
         self._show()
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
-        """Let the logger log a step; return at once."""
+        """Queue a step's metrics for the logger."""
         self._put("log_metrics", lambda: self.logger.log_metrics(metrics, step))
         self._show()
 
     def log_answers(self, answers: Sequence[Mapping[str, str | float | None]], step: int) -> None:
-        """Let the logger log answers of a validation; return at once."""
+        """Queue completions of a validation for the logger."""
         self._put("log_answers", lambda: self.logger.log_answers(answers, step))
 
     def finalize(self, status: str, timeout: float = CLOSE_SECONDS) -> None:
-        """Wait until all is logged and end the logger, whose status is `success` or `failed`."""
+        """End the logger once all is logged; the status is `success` or `failed`."""
         self._put("finalize", lambda: self.logger.finalize(status))
         with suppress(queue.Full):
             self._calls.put_nowait(None)
@@ -84,7 +85,7 @@ class LoggerThread:
         self._show()
         name = part_name(self.logger)
         if self._thread.is_alive():
-            self.note(f"warning: logger {name} has not ended after {timeout:g} s; what it had left is lost")
+            self.note(f"warning: logger {name} has not ended after {timeout:g} s; the rest of its queue is lost")
         if self._failed > 1 or self._dropped:
             self.note(f"warning: logger {name} failed {self._failed} times and missed {self._dropped} steps")
 
@@ -97,8 +98,8 @@ class LoggerThread:
             self._dropped += 1
 
     def _run(self) -> None:
-        while (item := self._calls.get()) is not None:
-            method, call = item
+        while (queued := self._calls.get()) is not None:
+            method, call = queued
             try:
                 call()
             except (Exception, SystemExit) as error:  # foreign code may raise anything
@@ -118,7 +119,7 @@ def open_loggers(loggers: Sequence[Logger], run: LoggedRun, note: Callable[[str]
     """Open the loggers of a recipe.
 
     Raises:
-        RecipeError: A logger's package is not installed, or its settings cannot be used.
+        RecipeError: A logger's package is not installed, or its options cannot be used.
     """
     threads = [LoggerThread(logger, note) for logger in loggers]
     for thread in threads:

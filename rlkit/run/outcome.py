@@ -1,4 +1,4 @@
-"""Which steps a run makes, what displays it, and how it ended."""
+"""The interface to what displays a run, the steps of a replay, and the outcome."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ class Reporter(Protocol):
         """Show a line of text."""
 
     def resumed(self, steps: Sequence[Metrics]) -> None:
-        """Take the metrics of the last steps before a resume."""
+        """Receive the metrics of the last steps before a resume."""
 
     def validated(self, number: int, metrics: Metrics) -> None:
-        """Show a validation's metrics, after so many steps."""
+        """Show the metrics of a validation after step `number`."""
 
     def step(self, number: int, metrics: Metrics) -> None:
         """Show a step's metrics."""
 
     def finish(self, result: JsonObject, advice: str) -> None:
-        """Show how the run ended, and what the user may do next."""
+        """Show the outcome, and what the user may do next."""
 
 
 @dataclass(frozen=True)
 class Replay:
-    """Steps of a run that are made again.
+    """Steps of an earlier run that are made again.
 
     Args:
-        last: The last one, though the recipe may have more.
-        obtain: Returns a step's rollouts; None for those of the recipe.
+        last: The last step, even if the recipe has more.
+        obtain: Returns a step's rollouts; None to sample as the recipe does.
     """
 
     last: int
@@ -46,7 +46,7 @@ class Replay:
 
 @dataclass
 class Outcome:
-    """How a run ended: the content of `result.json`."""
+    """The outcome of a run: the content of `result.json`."""
 
     status: str = "failed"
     steps: int = 0

@@ -1,4 +1,4 @@
-"""Whether steps teach the policy anything; what is wrong where they do not, and when that ends the run."""
+"""Detects steps without a learning signal, explains them, and decides when they end the run."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from rlkit.run.measure.alarms import Alarms
 from rlkit.run.measure.reward_checks import RewardChecks
 from rlkit.text import part_name
 
-STALLED = 3
+MAX_STALLED = 3
 """Consecutive steps without a usable gradient that end the run."""
 
-WITHOUT_SIGNAL = 5
+WITHOUT_SIGNAL_WARNING = 5
 """Consecutive steps whose groups all have equal rewards before a warning."""
 
-NAMED = 5
-"""So many different errors of conversations and rewards are shown in a run; all are counted."""
+MAX_ERRORS_SHOWN = 5
+"""Different errors of conversations and rewards that are shown in a run; all errors are counted."""
 
 
 @dataclass
 class Progress:
     """Counts consecutive steps without a learning signal.
 
-    A step is *stalled* if it makes no optimizer step, since rewards or conversations failed or numbers are not finite.
-    It is *without signal* if all advantages are 0, the filter dropped every group or a loss of pairs found none, as
-    where all samples of a prompt are right: that is no failure, and a run may go on for long like that.
+    A step is *stalled* if it makes no optimizer step because rewards or conversations failed or numbers are not finite.
+    It is *without signal* if all advantages are 0, the filter dropped every group, or a loss of pairs had no pair, for
+    example because all samples of a prompt are right. That is not a failure; a run may continue like that for long.
 
     Args:
-        recipe: Has the parts' names, and `train.max_steps_without_signal`.
-        stalled: Consecutive steps until now.
+        recipe: The run's recipe.
+        stalled: Consecutive stalled steps so far.
         without_signal: Consecutive steps without signal so far.
-        causes: Why each of the consecutive stalled steps stalled.
-        named: Errors of conversations and rewards that were shown.
-        waited: The best value of `validation.watch`, and the validations since.
-        reward: Looks for signs that the policy exploits the reward.
-        alarms: Looks for metrics that are wrong.
+        causes: The cause of each consecutive stalled step.
+        errors_shown: Errors of conversations and rewards that were shown.
+        waited: The best value of `validation.watch`, and the number of validations since.
+        reward: Detects signs that the policy exploits the reward.
+        alarms: Detects metrics that look wrong.
     """
 
     recipe: Recipe
     stalled: int = 0
     without_signal: int = 0
     causes: list[str] = field(default_factory=list)
-    named: set[str] = field(default_factory=set)
+    errors_shown: set[str] = field(default_factory=set)
     waited: tuple[float, int] | None = None
     reward: RewardChecks = field(default_factory=RewardChecks)
     alarms: Alarms = field(init=False)
@@ -58,7 +58,7 @@ class Progress:
         """Count a validation.
 
         Raises:
-            RecipeError: It has no such metric.
+            RecipeError: The validation does not have the metric `validation.watch`.
         """
         self.reward.validated(metrics)
         section = self.recipe.validation
@@ -83,12 +83,12 @@ class Progress:
         """Count a step; yield warnings.
 
         Args:
-            number: Of the step.
-            metrics: Over all ranks.
+            number: The step's number.
+            metrics: The step's metrics, over all ranks.
             errors: Texts of failed rewards and conversations on all ranks; needed only if `failed(metrics)`.
 
         Raises:
-            TrainingError: Too many steps in a row have taught nothing.
+            TrainingError: Too many steps in a row had no learning signal.
         """
         yield from self.reward.see(metrics)
         yield from self.alarms.see(metrics)
@@ -98,75 +98,77 @@ class Progress:
         elif not self.stalls(number, metrics):
             self.without_signal = 0
         if not self.stalls(number, metrics):
-            self.stalled, self.causes = 0, []
-            yield from self._name(number, errors)
+            self.stalled = 0
+            self.causes = []
+            yield from self._show_errors(number, errors)
             return
         self.stalled += 1
         self.causes.append(self._cause(metrics, errors))
         yield f"warning: step {number} taught nothing: {self.causes[-1]}"
-        if self.stalled >= STALLED:
+        if self.stalled >= MAX_STALLED:
             raise self.failure(number)
 
     def failed(self, metrics: Mapping[str, float]) -> bool:
-        """Whether some conversation or reward failed."""
+        """Return whether some conversation or reward failed."""
         return metrics.get("rollout/failed", 0.0) + metrics.get("reward/failed", 0.0) > 0
 
     def stalls(self, number: int, metrics: Mapping[str, float]) -> bool:
-        """Whether a step made no optimizer step where it should, for another reason than equal rewards."""
+        """Return whether a step made no optimizer step, for another reason than equal rewards."""
         critic = self.recipe.critic
-        waits = critic is not None and number <= critic.policy_delay_steps
-        made = metrics.get("critic/steps") if waits else self._learned(metrics)
-        return not made and not self.quiet(number, metrics)
+        critic_only = critic is not None and number <= critic.policy_delay_steps
+        updated = metrics.get("critic/steps") if critic_only else self._updated(metrics)
+        return not updated and not self.quiet(number, metrics)
 
     def quiet(self, number: int, metrics: Mapping[str, float]) -> bool:
-        """Whether all samples of each group have equal rewards."""
-        if self._learned(metrics):
+        """Return whether all samples of each group have equal rewards."""
+        if self._updated(metrics):
             return metrics.get("advantage/abs_mean") == 0
         if metrics.get("update/not_finite"):
             return False
         no_pair = Inputs.GROUPS in self.recipe.loss.inputs and metrics.get("groups/no_signal") == 1
         return metrics.get("filter/dropped", 0.0) > 0 or (no_pair and not self.failed(metrics))
 
-    def _learned(self, metrics: Mapping[str, float]) -> bool:
-        """Whether some optimizer step learned from the step's own samples, and not from mixtures alone."""
+    def _updated(self, metrics: Mapping[str, float]) -> bool:
+        """Return whether some optimizer step was made on the step's own samples, not only on mixtures."""
         train = self.recipe.train
-        alone = metrics.get("update/empty", 0.0) >= train.epochs * train.minibatches
-        return bool(metrics.get("update/steps")) and not alone
+        mixtures_only = metrics.get("update/empty", 0.0) >= train.epochs * train.minibatches
+        return bool(metrics.get("update/steps")) and not mixtures_only
 
     def failure(self, number: int) -> TrainingError:
         """Return the error that ends the run."""
         [(cause, times)] = Counter(self.causes).most_common(1)
-        often = "" if times == 1 else f" ({times} times)"
-        return TrainingError(f"{self.stalled} steps in a row, up to step {number}, taught nothing: {cause}{often}")
+        count = "" if times == 1 else f" ({times} times)"
+        return TrainingError(f"{self.stalled} steps in a row, up to step {number}, taught nothing: {cause}{count}")
 
     def _warn(self, number: int) -> Iterator[str]:
         remedy = "choose easier or harder prompts, or raise rollout.group_size or the sampling temperature"
         if self.recipe.rollout.engine.recorded:
-            remedy = "leave prompts out of the data whose answers have equal rewards"
+            remedy = "remove prompts whose answers have equal rewards from the data"
         problem = (
             f"{self.without_signal} steps in a row, up to step {number}, had no group with unequal rewards, so there "
             f"was nothing to learn: {remedy}"
         )
-        if self.without_signal == WITHOUT_SIGNAL:
+        if self.without_signal == WITHOUT_SIGNAL_WARNING:
             yield f"warning: {problem}"
         limit = self.recipe.train.max_steps_without_signal
         if limit is not None and self.without_signal >= limit:
             raise TrainingError(f"{problem} (train.max_steps_without_signal is {limit})")
 
-    def _name(self, number: int, errors: Counter[str]) -> Iterator[str]:
-        """Show errors that cost single conversations or groups, each once."""
+    def _show_errors(self, number: int, errors: Counter[str]) -> Iterator[str]:
+        """Yield each error that cost single conversations or groups, once."""
         for text, times in errors.most_common():
-            if text not in self.named and len(self.named) < NAMED:
-                self.named.add(text)
+            if text not in self.errors_shown and len(self.errors_shown) < MAX_ERRORS_SHOWN:
+                self.errors_shown.add(text)
                 yield f"warning: step {number} left out what failed; {times} times: {shorten(text, 500)}"
 
     def _cause(self, metrics: Mapping[str, float], errors: Counter[str]) -> str:
-        """Describe why a step had no learning signal, with the remedy."""
+        """Return why a step had no learning signal, and what to do."""
         samples = f"{metrics.get('rollout/samples', 0):.0f}"
-        most = "".join(f"; {times} times: {shorten(text, 500)}" for text, times in errors.most_common(1))
-        if unusable := metrics.get("advantage/not_finite"):
+        top_error = "".join(f"; {times} times: {shorten(text, 500)}" for text, times in errors.most_common(1))
+        not_finite = metrics.get("advantage/not_finite")
+        if not_finite:
             return (
-                f"advantage {part_name(self.recipe.advantage)} returned {unusable:.0f} NaN or infinite values; "
+                f"advantage {part_name(self.recipe.advantage)} returned {not_finite:.0f} NaN or infinite values; "
                 "fix it, or choose another one"
             )
         if metrics.get("update/not_finite"):
@@ -174,13 +176,15 @@ class Progress:
                 "no gradient was finite; the batches are in not-finite-*.safetensors of the run folder: lower "
                 "train.lr or train.max_grad_norm"
             )
-        if failed := metrics.get("reward/failed"):
+        failed_rewards = metrics.get("reward/failed")
+        if failed_rewards:
             return (
-                f"reward {part_name(self.recipe.reward)} failed on {failed:.0f} of {samples} samples{most}; fix it, "
-                "or what it calls"
+                f"reward {part_name(self.recipe.reward)} failed on {failed_rewards:.0f} of {samples} samples"
+                f"{top_error}; fix it, or what it calls"
             )
-        if failed := metrics.get("rollout/failed"):
-            return f"{failed:.0f} of {samples} conversations failed{most}"
+        failed_rollouts = metrics.get("rollout/failed")
+        if failed_rollouts:
+            return f"{failed_rollouts:.0f} of {samples} conversations failed{top_error}"
         if samples == "0":
             return "none of its prompts fits the model's context; choose shorter prompts or a longer context"
-        return "no sample was left to learn from"
+        return "no sample was left to train on"

@@ -1,4 +1,4 @@
-"""Rows of `rollouts/`: what is kept of a trajectory as JSON, and the trajectory that such a row is of."""
+"""Rows of `rollouts/`: a trajectory as JSON, and back."""
 
 from __future__ import annotations
 
@@ -19,21 +19,20 @@ T = TypeVar("T")
 MAX_META = 65_536
 """Characters of a row's `meta` as JSON."""
 
-LONGEST_LINE = 2**28
-"""Bytes of a line that is read."""
+MAX_LINE_BYTES = 2**28
 
-OF_SCORE = ("reward", "turn_rewards", "ungradable")
-"""What of a score a row has under `score`; the rest stands beside it."""
+SCORE_FIELDS = ("reward", "turn_rewards", "ungradable")
+"""Fields of a score that a row has under `score`; its other fields are fields of the row."""
 
 CREDIT = ("advantages", "greedy_reward", "again")
-"""What of a trajectory's credit is read back."""
+"""Fields of a trajectory's credit that are read back."""
 
 Tokenize = Callable[[list[Message], str], tuple[list[int], list[int]]]
-"""Returns the ids of a prompt's messages and of the answer to it."""
+"""Returns the token ids of a prompt's messages, and of the completion."""
 
 
 def as_row(trajectory: Trajectory) -> JsonObject:
-    """Return what is kept of a trajectory, as JSON holds it."""
+    """Return a trajectory as a row of JSON data."""
     score, prompt = trajectory.score, trajectory.prompt
     return {
         "prompt": prompt.id,
@@ -45,7 +44,7 @@ def as_row(trajectory: Trajectory) -> JsonObject:
         "text": trajectory.text,
         "conversation": trajectory.messages[len(prompt.messages) :],
         "reward": trajectory.reward,
-        "score": None if score is None else {name: getattr(score, name) for name in OF_SCORE},
+        "score": None if score is None else {name: getattr(score, name) for name in SCORE_FIELDS},
         "final_answer": None if score is None else score.answer,
         "components": {} if score is None else score.components,
         "error": redact(shorten(trajectory.error or (score and score.error) or "")) or None,
@@ -63,9 +62,10 @@ def as_row(trajectory: Trajectory) -> JsonObject:
 
 
 def _meta(meta: Row) -> JsonObject:
-    """Return the row's other columns, and the names of those that are no JSON or for which there is no room."""
-    kept: JsonObject = {}
-    left_out, room = [], MAX_META
+    """Return the row's other columns, and the names of columns that are not JSON or too large."""
+    columns: JsonObject = {}
+    left_out = []
+    room = MAX_META
     for name, value in meta.items():
         try:
             size = len(json.dumps(value, allow_nan=False))
@@ -74,8 +74,9 @@ def _meta(meta: Row) -> JsonObject:
         if size > room:
             left_out.append(name)
         else:
-            kept[name], room = value, room - size
-    return {"meta": kept} | ({"meta_left_out": left_out} if left_out else {})
+            columns[name] = value
+            room -= size
+    return {"meta": columns} | ({"meta_left_out": left_out} if left_out else {})
 
 
 @dataclass(frozen=True)
@@ -83,16 +84,16 @@ class SavedRow:
     """A row that was read back.
 
     Args:
-        place: The file and the line, for messages.
-        trajectory: With its score, if the row has all of it, as rlkit's own have.
-        group: Equal for the samples of a prompt that were scored together.
-        reward: The whole reward that it had, None if there was none.
-        components: Of its score.
+        location: File and line, for messages.
+        trajectory: The trajectory, with its score if the row has all of it, as rlkit's own rows do.
+        group: A key shared by the samples of a prompt that were scored together.
+        reward: The total reward; None if it had none.
+        components: The components of its score.
         failed: Whether the conversation failed, so that it was not scored.
-        left_out: Columns of the data that the file does not have.
+        left_out: Columns of the data that the file does not contain.
     """
 
-    place: str
+    location: str
     trajectory: Trajectory
     group: tuple[str, ...]
     reward: float | None
@@ -105,36 +106,36 @@ def read_rows(path: Path, tokenize: Tokenize | None = None) -> Iterator[SavedRow
     """Yield the rows of a file of `rollouts/`, or of any JSON lines with a prompt's `messages`, `text` and `answer`.
 
     Args:
-        path: A .jsonl or a .jsonl.gz.
-        tokenize: For rows without tokens; None where all must have some.
+        path: Path of a .jsonl or .jsonl.gz file.
+        tokenize: Tokenises rows without tokens; None if all rows must have tokens.
 
     Raises:
-        RecipeError: It cannot be read, or a line is none; the message names the file and the line.
+        RecipeError: The file cannot be read, or a line is not a row; the message names the file and the line.
     """
     for number, line in read_lines(path):
-        place = f"{path}, line {number}"
+        location = f"{path}, line {number}"
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise RecipeError(f"{place} is no JSON: {explain(error)}") from error
+            raise RecipeError(f"{location} is not JSON: {explain(error)}") from error
         if not isinstance(row, dict):
-            raise RecipeError(f"{place} is {show(row)}, expected an object with messages, text and answer")
-        yield _saved(_Fields(row, place), tokenize)
+            raise RecipeError(f"{location} is {show(row)}, expected an object with messages, text and answer")
+        yield _saved(_Fields(row, location), tokenize)
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of a file, compressed or not, that are not empty, with their numbers from 1.
 
     Raises:
-        RecipeError: It cannot be read.
+        RecipeError: The file cannot be read, or a line is too long.
     """
     number = 0
     try:
         with cast(BinaryIO, gzip.open(path)) if path.suffix == ".gz" else path.open("rb") as file:
-            while line := file.readline(LONGEST_LINE):
+            while line := file.readline(MAX_LINE_BYTES):
                 number += 1
-                if len(line) == LONGEST_LINE:
-                    raise RecipeError(f"{path}, line {number} is longer than {LONGEST_LINE:,} bytes")
+                if len(line) == MAX_LINE_BYTES:
+                    raise RecipeError(f"{path}, line {number} is longer than {MAX_LINE_BYTES:,} bytes")
                 if line.strip():
                     yield number, line
     except (OSError, EOFError, zlib.error) as error:
@@ -142,11 +143,11 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 class _Fields:
-    """The object of a line, of which each field is checked as it is read; null is the same as none."""
+    """The fields of a line, each checked when it is read; null is the same as a missing field."""
 
-    def __init__(self, row: JsonObject, place: str) -> None:
+    def __init__(self, row: JsonObject, location: str) -> None:
         self.row = row
-        self.place = place
+        self.location = location
 
     def get(self, name: str, check: Callable[[object], bool], expected: str, default: T) -> T:
         value = self.row.get(name)
@@ -158,14 +159,15 @@ class _Fields:
 
     def wrong(self, name: str, expected: str) -> RecipeError:
         """Return an error about a field."""
-        found = show(self.row[name]) if name in self.row else "missing"
-        return RecipeError(f"{self.place}: {name!r} is {found}, expected {expected}")
+        value = show(self.row[name]) if name in self.row else "missing"
+        return RecipeError(f"{self.location}: {name!r} is {value}, expected {expected}")
 
 
 def _saved(fields: _Fields, tokenize: Tokenize | None) -> SavedRow:
     prompt = _prompt(fields)
-    if not isinstance(text := fields.row.get("text"), str):
-        raise fields.wrong("text", "the answer's text")
+    text = fields.row.get("text")
+    if not isinstance(text, str):
+        raise fields.wrong("text", "the completion's text")
     group = fields.get("group", _is_int, "a whole number", 0)
     trajectory = _trajectory(fields, prompt, group, text, tokenize)
     failed = trajectory.stop is StopReason.ERROR  # in files without `failed`
@@ -175,7 +177,7 @@ def _saved(fields: _Fields, tokenize: Tokenize | None) -> SavedRow:
     trajectory.score = _score(fields, components)
     trajectory.credit = {name: fields.row[name] for name in CREDIT if name in fields.row}
     return SavedRow(
-        fields.place,
+        fields.location,
         trajectory,
         (str(fields.row.get("kind")), str(group), prompt.id or json.dumps(prompt.messages)),
         fields.get("reward", _is_number, "a finite number", None),
@@ -189,22 +191,23 @@ def _score(fields: _Fields, components: dict[str, float]) -> Score | None:
     row = fields.get("score", lambda value: isinstance(value, dict), "an object", cast(JsonObject | None, None))
     if row is None:
         return None
-    inner = _Fields(row, f"{fields.place}, 'score'")
+    score_fields = _Fields(row, f"{fields.location}, 'score'")
     return Score(
-        inner.get("reward", _is_number, "a finite number", None),
+        score_fields.get("reward", _is_number, "a finite number", None),
         components,
-        inner.get("turn_rewards", _is_numbers, "finite numbers", None),
+        score_fields.get("turn_rewards", _is_numbers, "finite numbers", None),
         fields.get("error", _is_text, "a text", None),
-        inner.get("ungradable", lambda value: isinstance(value, bool), "true or false", False),
+        score_fields.get("ungradable", lambda value: isinstance(value, bool), "true or false", False),
         fields.get("final_answer", _is_text, "a text", None),
     )
 
 
 def _prompt(fields: _Fields) -> Prompt:
-    """Return the prompt: `messages`, or in other files than rlkit's `prompt` as messages or as a text."""
-    row, empty = fields.row, cast(JsonObject, {})
+    """Return the prompt: `messages`, or in files not written by rlkit `prompt` as messages or text."""
+    row = fields.row
     if "messages" not in row and _is_text(row.get("prompt")):
-        name, messages = "", [{"role": "user", "content": row["prompt"]}]
+        name = ""
+        messages = [{"role": "user", "content": row["prompt"]}]
     else:
         key = "messages" if "messages" in row else "prompt"
         name = row["prompt"] if _is_text(row.get("prompt")) else ""
@@ -212,46 +215,46 @@ def _prompt(fields: _Fields) -> Prompt:
         if not messages:
             raise fields.wrong("messages", MESSAGES)
     name = str(fields.get("id", lambda value: isinstance(value, str | int), "a name", name))
-    meta = fields.get("meta", lambda value: isinstance(value, dict), "an object", empty)
-    answer, tools = (
-        fields.get("answer", _is_text, "a text", None),
-        fields.get("tools", _is_names, "names of tools", None),
-    )
+    meta = fields.get("meta", lambda value: isinstance(value, dict), "an object", cast(JsonObject, {}))
+    answer = fields.get("answer", _is_text, "a text", None)
+    tools = fields.get("tools", _is_names, "names of tools", None)
     return Prompt(name, messages, answer, meta, tools, fields.get("source", _is_text, "a text", None))
 
 
 def _trajectory(fields: _Fields, prompt: Prompt, group: int, text: str, tokenize: Tokenize | None) -> Trajectory:
-    """Return the trajectory; of a row without tokens, one with those that the policy's tokenizer makes of the text."""
+    """Return the trajectory; if the row has no tokens, the policy's tokenizer makes them from the text."""
     stop: str = fields.get("stop", lambda value: value in list(StopReason), f"one of {REASONS}", "stop")
-    answered: list[Message] = [{"role": "assistant", "content": text}]
+    reply: list[Message] = [{"role": "assistant", "content": text}]
     trajectory = Trajectory(prompt, group, [], [], [], [], StopReason(stop), text=text)
-    trajectory.messages = [*prompt.messages, *fields.get("conversation", _is_messages, MESSAGES, answered)]
+    trajectory.messages = [*prompt.messages, *fields.get("conversation", _is_messages, MESSAGES, reply)]
     trajectory.turn_rewards = fields.get("turn_rewards", _is_numbers, "finite numbers", trajectory.turn_rewards)
     trajectory.counts = fields.get("counts", _is_numbers_by_name, "numbers by name", trajectory.counts)
     if "tokens" not in fields.row and tokenize is not None:
         try:
-            asked, own = tokenize(prompt.messages, text)
-        except Exception as error:  # templates and tokenizers raise what they like of what is no text
-            raise RecipeError(f"{fields.place} cannot be tokenised: {explain(error)}") from error
-        start, new = len(asked), len(own)
-        trajectory.tokens, trajectory.mask = [*asked, *own], [False] * start + [True] * new
-        trajectory.logps, trajectory.versions = [0.0] * (start + new), [-1] * start + [0] * new
+            prompt_ids, completion_ids = tokenize(prompt.messages, text)
+        except Exception as error:  # templates and tokenizers may raise anything for invalid messages
+            raise RecipeError(f"{fields.location} cannot be tokenised: {explain(error)}") from error
+        start, new = len(prompt_ids), len(completion_ids)
+        trajectory.tokens = [*prompt_ids, *completion_ids]
+        trajectory.mask = [False] * start + [True] * new
+        trajectory.logps = [0.0] * (start + new)
+        trajectory.versions = [-1] * start + [0] * new
         trajectory.turns = [Turn("user", 0, start), Turn("assistant", start, start + new)]
         return trajectory
     if not _is_ints(fields.row.get("tokens")):
         raise fields.wrong("tokens", "token ids")
     trajectory.tokens = fields.row["tokens"]
     size = len(trajectory.tokens)
-    trajectory.mask = list(map(bool, _of_tokens(fields, "mask", [0] * size)))
-    trajectory.logps = _of_tokens(fields, "logps", [0.0] * size)
-    trajectory.versions = _of_tokens(fields, "versions", [-1] * size)
+    trajectory.mask = list(map(bool, _per_token(fields, "mask", [0] * size)))
+    trajectory.logps = _per_token(fields, "logps", [0.0] * size)
+    trajectory.versions = _per_token(fields, "versions", [-1] * size)
     turns: list[list[Any]] = fields.get("turns", _is_turns, "[role, start, end] each", [])
     trajectory.turns = [Turn(*turn) for turn in turns]
     return trajectory
 
 
-def _of_tokens(fields: _Fields, name: str, default: list[T]) -> list[T]:
-    """Return what a row has for each of its tokens; a log-prob may be NaN."""
+def _per_token(fields: _Fields, name: str, default: list[T]) -> list[T]:
+    """Return a field with a number for each token; a log-prob may be NaN."""
     size = len(default)
 
     def check(value: object) -> bool:
@@ -286,7 +289,7 @@ def _is_ints(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    """Whether a value is a finite number; a whole number of 400 digits is none."""
+    """Return whether a value is a finite number; an integer of 400 digits is not."""
     return isinstance(value, float | int) and not isinstance(value, bool) and abs(value) < 1e300
 
 

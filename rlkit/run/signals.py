@@ -1,4 +1,4 @@
-"""Signals that end a run: the first one after the step in progress, a second one at once."""
+"""Signals that end a run: the first after the step in progress, the second at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import TracebackType
 
 PATIENCE = 15.0
-"""Seconds that a run has to end at once; one that hangs, such as in a collective, is ended after them."""
+"""Seconds that a run has to end at once; then a run that is blocked, for example in a collective, is ended."""
 
 
 class Signals:
@@ -22,12 +22,12 @@ class Signals:
     and at a third signal, `cut_short` is called and must not return. A SIGHUP never counts as a second signal, since a
     terminal that closes may send several; an ignored SIGHUP (nohup) stays ignored.
 
-    A thread of its own reads which signals came: Python's handlers wait while the main thread is in a collective. In a
-    run outside of the main thread, signals are not handled here.
+    A separate thread reads which signals arrived: Python's handlers wait while the main thread is in a collective. In a
+    run outside the main thread, signals are not handled here.
 
     Args:
-        note: Shows a line to the user.
-        cut_short: Writes how the run ended and exits the process; called with the signal's name.
+        note: Function that shows a line to the user.
+        cut_short: Function that writes the outcome and exits the process; called with the signal's name.
     """
 
     def __init__(self, note: Callable[[str], None], cut_short: Callable[[str], None]) -> None:
@@ -38,7 +38,7 @@ class Signals:
         self._note = note
         self._cut_short = cut_short
         self._raised = False
-        self._own = 0
+        self._own_signals = 0
         self._numbers = [s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if _is_handled(s)]
         self._main_thread = threading.current_thread() is threading.main_thread()  # no other thread can handle signals
 
@@ -74,9 +74,9 @@ class Signals:
             raise KeyboardInterrupt
 
     def _listen(self) -> None:
-        while number := os.read(self._read, 1)[0]:
-            if number == signal.SIGINT and self._own:
-                self._own -= 1
+        while (number := os.read(self._read, 1)[0]) != 0:
+            if number == signal.SIGINT and self._own_signals:
+                self._own_signals -= 1
             elif number in self._numbers:
                 self._receive(signal.Signals(number).name)
 
@@ -86,7 +86,7 @@ class Signals:
             if self.leaving:
                 return
             text = f"{name}: finishing this step, then saving; press Ctrl-C again to stop at once"
-            # in a thread, since a terminal that takes no more must not delay the next signal
+            # in a thread, since a blocked terminal must not delay the next signal
             threading.Thread(target=self._note, args=(text,), daemon=True).start()
         elif name == "SIGHUP":
             return
@@ -95,7 +95,7 @@ class Signals:
             overdue = threading.Timer(PATIENCE, self._overdue, (name,))
             overdue.daemon = True
             overdue.start()
-            self._poke()
+            self._interrupt_main()
         else:
             self._cut_short(name)
 
@@ -103,23 +103,23 @@ class Signals:
         if not self.leaving:
             self._cut_short(name)
 
-    def _poke(self) -> None:
-        """Make the main thread run `_handle`, whatever system call it waits in."""
-        self._own += 1
+    def _interrupt_main(self) -> None:
+        """Make the main thread run `_handle`, even if it waits in a system call."""
+        self._own_signals += 1
         signal.pthread_kill(self._main, signal.SIGINT)
 
     def _unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
-        """Raise it again: Python drops a KeyboardInterrupt that comes while an object is being deleted."""
+        """Raise a KeyboardInterrupt again that Python dropped because an object was being deleted."""
         if isinstance(unraisable.exc_value, KeyboardInterrupt):
             self._raised = False
-            threading.Timer(0.01, self._poke).start()
+            threading.Timer(0.01, self._interrupt_main).start()
         else:
             self._hook(unraisable)
 
 
 @contextmanager
 def raised() -> Iterator[None]:
-    """Make SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does, while a run is prepared."""
+    """Make SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does, while a run is being prepared."""
     main = threading.current_thread() is threading.main_thread()  # no other thread can handle signals
     numbers = [s for s in (signal.SIGTERM, signal.SIGHUP) if main and _is_handled(s)]
     before = [signal.signal(number, signal.default_int_handler) for number in numbers]

@@ -1,4 +1,9 @@
-"""Utilities for plugins' tests: contracts that check a part, an engine without a model, tiny models."""
+"""The kit for plugins' tests.
+
+What belongs here: the contract of each kind of part (`contracts`, `conversations`), all checks of a plugin
+(`conformance`), vectors computed by hand (`golden`), engines without a model (`engine`), tiny models (`models`) and a
+runtime (`runtime`). What does not: tests of rlkit itself, and `rlkit plugins test`, which calls it.
+"""
 
 from rlkit.testing import golden
 from rlkit.testing.conformance import Finding, check_options, check_plugin

@@ -46,9 +46,9 @@ MAKER_CONTRACTS: dict[str, Callable[..., object]] = {
 """Contracts that take the class, by kind."""
 
 SECONDS = 60.0
-"""A check may take this long."""
+"""Time limit of a check."""
 LOADING_SECONDS = {"tasks": 600.0, "engines": 600.0}
-"""Kinds that may load a data set or start a server, and take longer."""
+"""Time limits of kinds that may load a data set or start a server."""
 
 
 class Finding(NamedTuple):
@@ -70,13 +70,20 @@ def check_plugin(name: str, module: object) -> list[Finding]:
     registry = load_plugins([(name, module)], entry_points=False)
     registry.require_healthy()
     findings = examine(registry.plugins[-1], registry)
-    if failed := [f"{f.part}, {f.check}: {f.why}" for f in findings if f.state == "failed"]:
-        raise AssertionError("\n".join(failed))
+    failures = [f"{f.part}, {f.check}: {f.why}" for f in findings if f.state == "failed"]
+    if failures:
+        raise AssertionError("\n".join(failures))
     return findings
 
 
 def examine(plugin: Plugin, registry: Registry, begin: Callable[[str], None] | None = None) -> list[Finding]:
-    """Run all checks on a plugin; `begin` is called with the name of each part and verb before its checks."""
+    """Run all checks on a plugin.
+
+    Args:
+        plugin: The plugin to check.
+        registry: The registry that has its parts.
+        begin: Called with the name of each part and verb before its checks.
+    """
     if plugin.error is not None or plugin.disabled:
         return [Finding(plugin.name, "loads", "failed", plugin.error or "it is disabled")]
     parts = [part for parts in registry.parts.values() for part in parts.values() if part.plugin is plugin]
@@ -121,8 +128,9 @@ def _examine_verb(plugin: Plugin, verb: str) -> Iterator[Finding]:
 
 
 def _check_verb(entry: EntryPoint) -> None:
-    if not callable(found := entry.load()):
-        raise AssertionError(f"{entry.value} is {found!r}, expected a function of the words after the verb")
+    function = entry.load()
+    if not callable(function):
+        raise AssertionError(f"{entry.value} is {function!r}, expected a function of the words after the verb")
 
 
 def check_options(cls: type) -> None:
@@ -144,8 +152,9 @@ def _examine_part(part: Part, tasks: Sequence[type[Task]]) -> Iterator[Finding]:
     if needed:
         yield Finding(part.name, "contract", "not run", f"it needs options: {', '.join(needed)}")
         return
-    yield (made := _run(part.name, "constructed with defaults", part.cls))
-    if made.state != "ok":
+    construction = _run(part.name, "constructed with defaults", part.cls)
+    yield construction
+    if construction.state != "ok":
         return
     prompts = _prompts(tasks) if part.kind == "environments" else []
     yield _run(part.name, "contract", _check_contract, part, prompts, seconds=LOADING_SECONDS.get(part.kind, SECONDS))
@@ -160,17 +169,17 @@ def _check_contract(part: Part, prompts: Sequence[Prompt]) -> None:
     elif part.kind in MAKER_CONTRACTS:
         MAKER_CONTRACTS[part.kind](cls)
     else:
-        made = cls()
-        if hasattr(made, "bind"):
-            made.bind(ExampleRuntime())
-        CONTRACTS[part.kind](made)
-        if isinstance(made, RunPart):
-            conversations.check_close(made)
+        instance = cls()
+        if hasattr(instance, "bind"):
+            instance.bind(ExampleRuntime())
+        CONTRACTS[part.kind](instance)
+        if isinstance(instance, RunPart):
+            conversations.check_close(instance)
             conversations.check_close(cls())  # as after a failure elsewhere, before `bind`
 
 
 def _check_environment(cls: type[Environment], prompts: Sequence[Prompt]) -> None:
-    """Check an environment on the first prompt that it accepts; those of the plugin's own tasks come first."""
+    """Check an environment on the first prompt that it accepts, starting with those of the plugin's own tasks."""
     for number, prompt in enumerate(prompts, 1):
         try:
             conversations.check_environment(cls, prompt)
@@ -182,7 +191,7 @@ def _check_environment(cls: type[Environment], prompts: Sequence[Prompt]) -> Non
 
 
 def _prompts(tasks: Sequence[type[Task]]) -> list[Prompt]:
-    """Return a prompt of each task, and then an example."""
+    """Return a prompt of each task, followed by an example."""
     prompts = []
     for task in tasks:
         with suppress(Exception), time_limit(task.__name__, LOADING_SECONDS["tasks"]):  # reported by its own checks

@@ -42,7 +42,7 @@ CALLS = (
 
 
 def example_batch(rewards: Sequence[float] = (1.0, 0.0, 0.0, 1.0), groups: Sequence[int] = (0, 0, 1, 1)) -> Batch:
-    """Return a batch with a two-token prompt and answers of one to four tokens, the last of which has the reward."""
+    """Return a batch with prompts of two tokens and completions of one to four, with the reward on the last token."""
     rows, width = len(rewards), 6
     lengths = [3 + i % 4 for i in range(rows)]
     columns = torch.arange(width)
@@ -66,7 +66,7 @@ def example_batch(rewards: Sequence[float] = (1.0, 0.0, 0.0, 1.0), groups: Seque
 
 
 def example_trajectory(text: str, answer: str | None = "4") -> Trajectory:
-    """Return a finished conversation with one token per character of the answer."""
+    """Return a finished conversation with one token per character of the completion."""
     count = len(text)
     return Trajectory(
         prompt=Prompt("example", [{"role": "user", "content": "2 + 2 = ?"}], answer),
@@ -84,8 +84,8 @@ def example_trajectory(text: str, answer: str | None = "4") -> Trajectory:
 def check_advantage(estimator: AdvantageEstimator) -> Batch:
     """Check that advantages have the batch's shape, are finite and float32, and are 0 outside the mask.
 
-    The batches provide what the estimator `needs`: an ordinary one, one of equal rewards, one of large rewards, and one
-    without rows, as a rank may have.
+    It is tried on an ordinary batch, equal rewards, large rewards, and a batch without rows, as a rank may have. The
+    batches provide what the estimator `needs`.
     """
     for batch in (example_batch([1.0] * 4), example_batch((1e6, -1e6, 0.0, 1e6)), _without_rows(example_batch())):
         _estimate(estimator, batch)
@@ -96,7 +96,8 @@ def _estimate(estimator: AdvantageEstimator, batch: Batch) -> Batch:
     name = type(estimator).__name__
     _provide(batch, estimator.needs)
     estimator.estimate(batch)
-    if problem := outputs.of_estimator(batch):
+    problem = outputs.of_estimator(batch)
+    if problem:
         raise AssertionError(f"{name} {problem}")
     batch.check()
     return batch
@@ -109,7 +110,8 @@ def _provide(batch: Batch, needs: Needs) -> None:
     if Needs.GREEDY in needs:
         batch.greedy_rewards = torch.full_like(batch.rewards, 0.5)
     if Needs.COMPONENTS in needs:
-        batch.components, batch.component_names = batch.rewards[:, None], ("accuracy",)
+        batch.components = batch.rewards[:, None]
+        batch.component_names = ("accuracy",)
     if Needs.SUM_PI_SQUARED in needs:
         batch.sum_pi_squared = 0.5 * batch.mask
 
@@ -128,12 +130,12 @@ def example_train_batch(scale: float = 1.0) -> TrainBatch:
 def check_loss(loss: PolicyLoss) -> torch.Tensor:
     """Check that the loss is per token, has a gradient, and ignores values outside the mask.
 
-    It must also be finite for large log-ratios and on a batch without rows, and its metrics have no gradient.
+    It must also be finite for large log-ratios and on a batch without rows, and its metrics must have no gradient.
     """
     for log_ratio, batch in ((20.0, example_batch()), (-20.0, example_batch()), (0.0, _without_rows(example_batch()))):
-        _lose(loss, batch, log_ratio)
+        _compute_loss(loss, batch, log_ratio)
     batch = example_batch()
-    per_token, logps = _lose(loss, batch, 0.01)
+    per_token, logps = _compute_loss(loss, batch, 0.01)
     (gradient,) = torch.autograd.grad(per_token[batch.mask].sum(), logps)
     if not bool(gradient[batch.mask].any()) or bool(gradient[~batch.mask].any()):
         raise AssertionError(f"{type(loss).__name__} has no gradient under the mask, or one outside it")
@@ -146,43 +148,48 @@ def _check_zero(loss: PolicyLoss) -> None:
     """Check that rows whose advantages are all 0 have no gradient."""
     for log_ratio in (-3.0, 0.01, 3.0):
         batch = example_batch()
-        per_token, logps = _lose(loss, batch, log_ratio, scale=0.0)
+        per_token, logps = _compute_loss(loss, batch, log_ratio, scale=0.0)
         if bool(torch.autograd.grad(per_token[batch.mask].sum(), logps)[0].any()):
             raise AssertionError(
                 f"{type(loss).__name__} is an AdvantageLoss, but has a gradient where advantages are 0"
             )
 
 
-def _lose(loss: PolicyLoss, batch: Batch, log_ratio: float, scale: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+def _compute_loss(
+    loss: PolicyLoss, batch: Batch, log_ratio: float, scale: float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the loss [B,T] of log-probs at this distance from the old ones, and those log-probs."""
     name = type(loss).__name__
     batch.advantages = torch.where(batch.group[:, None] == 0, scale, -scale) * batch.mask
-    ready = TrainBatch.of(batch)
-    logps = ((ready.old_logps + log_ratio) * batch.mask).requires_grad_()
+    train_batch = TrainBatch.of(batch)
+    logps = ((train_batch.old_logps + log_ratio) * batch.mask).requires_grad_()
     if Inputs.REFERENCE in loss.inputs:
-        ready.ref_logps = ready.old_logps
+        train_batch.ref_logps = train_batch.old_logps
     if loss.selects:
-        ready.selected = loss.select(logps.detach(), ready)
-        if problem := outputs.of_selection(ready.selected, batch.mask):
+        train_batch.selected = loss.select(logps.detach(), train_batch)
+        problem = outputs.of_selection(train_batch.selected, batch.mask)
+        if problem:
             raise AssertionError(f"{name} {problem}")
     policy = PolicyOutput(logps, torch.zeros_like(logps), scores=logps if Inputs.SCORES in loss.inputs else None)
     if loss.forward.teacher_top:
-        ready.teacher_top_ids = batch.tokens[..., None]
-        ready.teacher_top_logps = torch.full((*batch.tokens.shape, 2), math.log(0.5))
-        both = torch.nn.functional.logsigmoid(torch.stack((logps, -logps), -1))
-        policy = policy._replace(top_logps=both)
-    out = loss(policy, ready)
-    if problem := outputs.of_loss(out, batch.mask):
+        train_batch.teacher_top_ids = batch.tokens[..., None]
+        train_batch.teacher_top_logps = torch.full((*batch.tokens.shape, 2), math.log(0.5))
+        top_logps = torch.nn.functional.logsigmoid(torch.stack((logps, -logps), -1))
+        policy = policy._replace(top_logps=top_logps)
+    output = loss(policy, train_batch)
+    problem = outputs.of_loss(output, batch.mask)
+    if problem:
         raise AssertionError(f"{name} {problem}")
-    if not bool(out.per_token.isfinite().all()):
+    if not bool(output.per_token.isfinite().all()):
         raise AssertionError(f"{name} is not finite where the log-ratio is {log_ratio:g}, outside the mask included")
-    if graded := [metric for metric, value in out.metrics.items() if value.requires_grad]:
-        raise AssertionError(f"{name} returned the metric {graded[0]!r} with a gradient, expected detached tensors")
-    return out.per_token, logps
+    attached = [metric for metric, value in output.metrics.items() if value.requires_grad]
+    if attached:
+        raise AssertionError(f"{name} returned the metric {attached[0]!r} with a gradient, expected detached tensors")
+    return output.per_token, logps
 
 
 def check_reward(reward: RewardManager, texts: Sequence[str] = ("#### 4", "", "#### x")) -> list[Score]:
-    """Check that a reward scores any text and no text within its `timeout`; a function can be sent to a worker."""
+    """Check that a reward scores any text within its `timeout`, and that a reward function can be sent to a worker."""
     name = type(reward).__name__
     if isinstance(reward, RewardFunction):
         try:
@@ -211,10 +218,13 @@ def _grade(reward: RewardFunction, trajectory: Trajectory) -> Score | float:
 
 def _check_at_once(reward: RewardFunction, trajectories: Sequence[Trajectory]) -> None:
     for trajectory in trajectories:
-        found = reward.grade_at_once(trajectory)
-        if found is not None and as_score(found) != as_score(expected := _grade(reward, trajectory)):
+        grade = reward.grade_at_once(trajectory)
+        if grade is None:
+            continue
+        expected = _grade(reward, trajectory)
+        if as_score(grade) != as_score(expected):
             name = type(reward).__name__
-            raise AssertionError(f"{name}.grade_at_once returned {show(found)}, but grade returns {show(expected)}")
+            raise AssertionError(f"{name}.grade_at_once returned {show(grade)}, but grade returns {show(expected)}")
 
 
 def check_task(task: Task) -> list[Prompt]:
@@ -225,7 +235,8 @@ def check_task(task: Task) -> list[Prompt]:
         if len(rows) == 0:
             raise AssertionError(f"{type(task).__name__} has no {split} rows")
         prompt = task.prompt(rows[0], 0)
-        if problem := outputs.of_task(prompt):
+        problem = outputs.of_task(prompt)
+        if problem:
             raise AssertionError(f"{type(task).__name__} {problem}")
         if task.prompt(task.rows(split)[0], 0) != prompt:
             raise AssertionError(f"{type(task).__name__} returned another prompt for the same row of {split}")
@@ -234,19 +245,21 @@ def check_task(task: Task) -> list[Prompt]:
 
 
 def check_curriculum(curriculum: Curriculum) -> None:
-    """Check that a curriculum returns a whole number of epochs for any success rate, a finite difficulty for a prompt.
+    """Check that a curriculum returns an integer of epochs for any success rate, and a finite difficulty for a prompt.
 
-    A prompt that lacks what the difficulty is read from is refused by RecipeError.
+    It may refuse a prompt that does not state its difficulty by raising RecipeError.
     """
     name = type(curriculum).__name__
     for rate in (0.0, 0.125, 0.5, 1.0, -1.0, 2.5):
-        if problem := outputs.of_wait(curriculum.wait(rate)):
+        problem = outputs.of_wait(curriculum.wait(rate))
+        if problem:
             raise AssertionError(f"{name}.wait {problem} for the rate {rate}")
     try:
-        found = curriculum.difficulty(Prompt("p", [{"role": "user", "content": "2 + 2?"}], "4", {"difficulty": 2}))
+        difficulty = curriculum.difficulty(Prompt("p", [{"role": "user", "content": "2 + 2?"}], "4", {"difficulty": 2}))
     except RecipeError:
         return
-    if problem := outputs.of_difficulty(found):
+    problem = outputs.of_difficulty(difficulty)
+    if problem:
         raise AssertionError(f"{name}.difficulty {problem}")
 
 
@@ -259,7 +272,8 @@ def check_filter(group_filter: GroupFilter) -> None:
         group = [example_trajectory("#### 4") for _ in rewards]
         for trajectory, reward in zip(group, rewards, strict=True):
             trajectory.score = Score(reward, {"accuracy": reward})
-        if problem := outputs.of_filter(group_filter.keep(group)):
+        problem = outputs.of_filter(group_filter.keep(group))
+        if problem:
             raise AssertionError(f"{name}.keep {problem} with rewards {rewards}")
 
 
@@ -268,47 +282,52 @@ def check_parser(parser: ToolParser, texts: Sequence[str] = ()) -> list[ParsedTu
 
     Args:
         parser: The parser to check.
-        texts: Further texts, above all calls in its own format; they are truncated anywhere as well.
+        texts: Further texts, in particular calls in the parser's own format; they are also truncated anywhere.
     """
     name = type(parser).__name__
-    if not isinstance(found := parser.detects("{{ messages }}"), bool):
-        raise AssertionError(f"{name}.detects returned {found!r}, expected True or False")
+    detected = parser.detects("{{ messages }}")
+    if not isinstance(detected, bool):
+        raise AssertionError(f"{name}.detects returned {detected!r}, expected True or False")
     plain = "The answer is four."
-    if (turn := _parse(parser, plain)) != ParsedTurn(plain):
+    turn = _parse(parser, plain)
+    if turn != ParsedTurn(plain):
         raise AssertionError(f"{name} made {turn!r} of {plain!r}, expected the text and no calls")
     return [_parse(parser, text[:end]) for text in (*CALLS, *ODD_TEXTS[:-1], *texts) for end in range(len(text) + 1)]
 
 
 def check_optimizer(optimizer: Optimizer) -> None:
-    """Check that it steps all weights that it is given, and keeps a state that a checkpoint can hold."""
-    if (problem := try_out(optimizer)) is not None:
+    """Check that an optimizer updates all its weights, and that a checkpoint can hold its state."""
+    problem = try_out(optimizer)
+    if problem is not None:
         raise AssertionError(f"`make` {problem}")
 
 
 def check_schedule(schedule: Schedule) -> None:
-    """Check the learning rate's factor along a run."""
+    """Check the factor of the learning rate along a run."""
     for progress in (0.0, 0.25, 0.5, 0.999):
-        if (problem := outputs.of_schedule(schedule.factor(progress))) is not None:
+        problem = outputs.of_schedule(schedule.factor(progress))
+        if problem is not None:
             raise AssertionError(f"`factor` at {progress} {problem}")
 
 
 def check_callback(callback: Callback) -> None:
-    """Check that its methods exist under the interface's names, and that its state survives JSON and a resumed run."""
-    odd = [n for n in dir(callback) if n.startswith("on_") and not hasattr(Callback, n)]
-    if odd:
-        near = ", ".join(name for name in dir(Callback) if name.startswith("on_"))
-        raise AssertionError(f"{type(callback).__name__}.{odd[0]} is called by nothing; expected one of {near}")
+    """Check that a callback has only the interface's hooks, and that its state survives JSON and a resumed run."""
+    unknown = [name for name in dir(callback) if name.startswith("on_") and not hasattr(Callback, name)]
+    if unknown:
+        hooks = ", ".join(name for name in dir(Callback) if name.startswith("on_"))
+        raise AssertionError(f"{type(callback).__name__}.{unknown[0]} is never called; expected one of {hooks}")
     state = callback.state_dict()
     if not isinstance(state, dict) or json.loads(json.dumps(state, allow_nan=False)) != state:
-        raise AssertionError(f"`state_dict` returned {state!r}, expected what JSON holds, by name")
+        raise AssertionError(f"`state_dict` returned {state!r}, expected JSON data by name")
     if state:
         callback.load_state_dict(state)
-        if (again := callback.state_dict()) != state:
-            raise AssertionError(f"`state_dict` returned {again!r} after `load_state_dict` of {state!r}")
+        reloaded = callback.state_dict()
+        if reloaded != state:
+            raise AssertionError(f"`state_dict` returned {reloaded!r} after `load_state_dict` of {state!r}")
 
 
 def check_logger(logger: Logger) -> None:
-    """Check that its methods take what a run calls them with; nothing is logged."""
+    """Check that a logger's methods take the arguments of a run; nothing is logged."""
     run = LoggedRun(Path(), "id", {}, 0)
     for method, arguments in ((logger.open, (run,)), (logger.log_metrics, ({}, 1)), (logger.finalize, ("success",))):
         inspect.signature(method).bind(*arguments)

@@ -53,14 +53,16 @@ def check_tool(make: Callable[[], Tool], arguments: Mapping[str, object] | None 
             raise AssertionError(
                 f"{_name(tool)}.call returned {answer!r}, expected a text or a ToolReply of finite reward"
             )
-        if not _finite(reward := await tool.reward(state)):
+        reward = await tool.reward(state)
+        if not _finite(reward):
             raise AssertionError(f"{_name(tool)}.reward returned {reward!r}, expected a finite number")
         replies.append(answer)
 
     def start() -> Tool:
         tool = _bound(make)
         for field in ("name", "description"):
-            if not isinstance(value := getattr(tool, field, None), str) or not value:
+            value = getattr(tool, field, None)
+            if not isinstance(value, str) or not value:
                 raise AssertionError(f"{_name(tool)}.{field} is {value!r}, expected a text for the policy")
         check_schema(getattr(tool, "parameters", None), f"{_name(tool)}.parameters")
         return tool
@@ -111,20 +113,23 @@ def check_environment(make: Callable[[], Environment], prompt: Prompt = PROMPT) 
 
     async def play_turn(game: Environment, state: State, replies: Replies, number: int) -> None:
         if not replies:
-            replies.append(first := await game.reset(prompt, number, state))
-            if not isinstance(first, str):
-                raise AssertionError(f"{_name(game)}.reset returned {first!r}, expected the first observation's text")
+            text = await game.reset(prompt, number, state)
+            replies.append(text)
+            if not isinstance(text, str):
+                raise AssertionError(f"{_name(game)}.reset returned {text!r}, expected the first observation's text")
         elif replies[-1].done:
             return
         action = ACTIONS[len(replies) - 1]
         try:
-            seen = await game.step(action, state)
+            observation = await game.step(action, state)
         except Exception as error:  # the policy may write anything
-            raise AssertionError(f"{_name(game)}.step raised {_what(error)} on the action {action!r}") from error
-        fits = isinstance(seen, Observation) and isinstance(seen.text, str) and isinstance(seen.done, bool)
-        if not fits or not _finite(seen.reward):
-            raise AssertionError(f"{_name(game)}.step returned {seen!r}, expected an Observation with a finite reward")
-        replies.append(seen)
+            raise AssertionError(f"{_name(game)}.step raised {_describe(error)} on the action {action!r}") from error
+        typed = isinstance(observation, Observation) and isinstance(observation.text, str)
+        if not typed or not isinstance(observation.done, bool) or not _finite(observation.reward):
+            raise AssertionError(
+                f"{_name(game)}.step returned {observation!r}, expected an Observation with a finite reward"
+            )
+        replies.append(observation)
 
     async def finish(game: Environment, state: State) -> None:
         await game.finish(state)
@@ -155,14 +160,15 @@ def check_engine(make: Callable[[], RolloutEngine], runtime: Runtime | None = No
         with engine.on_device():
             return list(await asyncio.gather(*map(engine.generate, requests)))
 
-    answers = asyncio.run(generate_all())
-    for request, answer in zip(requests, answers, strict=True):
-        if problem := outputs.of_engine(answer, request, 3, runtime.stop_ids):
+    completions = asyncio.run(generate_all())
+    for request, completion in zip(requests, completions, strict=True):
+        problem = outputs.of_engine(completion, request, 3, runtime.stop_ids)
+        if problem:
             raise AssertionError(f"{_name(engine)}.generate {problem}")
     if not all(_finite(gauge) for gauge in engine.health().values()):
         raise AssertionError(f"{_name(engine)}.health returned {engine.health()!r}, expected finite numbers by name")
     check_close(engine)
-    return answers
+    return completions
 
 
 def check_schema(schema: object, where: str) -> None:
@@ -192,8 +198,8 @@ def _check_schema(schema: object, where: str) -> None:
     properties = schema.get("properties", {})
     if not isinstance(properties, dict):
         raise AssertionError(f"{where}.properties is {properties!r}, expected schemas by name")
-    for name, inner in properties.items():
-        _check_schema(inner, f"{where}.{name}")
+    for name, property_schema in properties.items():
+        _check_schema(property_schema, f"{where}.{name}")
     required = schema.get("required", [])
     unknown = [name for name in required if name not in properties] if isinstance(required, list) else required
     if unknown != []:
@@ -204,12 +210,13 @@ def _check_schema(schema: object, where: str) -> None:
 
 def example_arguments(schema: JsonObject) -> dict[str, object]:
     """Return arguments that satisfy an object's schema, as far as types, enums and examples determine them."""
-    return {name: _example(inner) for name, inner in schema.get("properties", {}).items()}
+    return {name: _example(property_schema) for name, property_schema in schema.get("properties", {}).items()}
 
 
 def _example(schema: JsonObject) -> object:
     fixed = [schema[key] for key in ("const", "default") if key in schema]
-    if choices := fixed or schema.get("examples") or schema.get("enum"):
+    choices = fixed or schema.get("examples") or schema.get("enum")
+    if choices:
         return choices[0]
     kind = schema.get("type", "string")
     kind = kind[0] if isinstance(kind, list) else kind
@@ -222,16 +229,18 @@ async def _compare(make: Callable[[], P], play_turn: PlayTurn[P], free: Free[P],
     If the first differs between two runs, the part is random and nothing is compared, unless `repeats` requires
     reproducible replies.
     """
-    first, again, second = [(await _play(make(), play_turn, free, [number]))[0] for number in (0, 0, 1)]
+    first, repeated, second = [(await _play(make(), play_turn, free, [number]))[0] for number in (0, 0, 1)]
     part = make()
     together = await _play(part, play_turn, free, [0, 1])
-    if repeats and again != first:
-        raise AssertionError(f"{_name(part)} returned {again!r} after {first!r}, expected the same for the same seed")
+    if repeats and repeated != first:
+        raise AssertionError(
+            f"{_name(part)} returned {repeated!r} after {first!r}, expected the same for the same seed"
+        )
     for replies, alone in zip(together, (first, second), strict=True):
-        if again == first and replies != alone:
+        if repeated == first and replies != alone:
             raise AssertionError(
                 f"{_name(part)} returned {replies!r} beside another conversation and {alone!r} alone; "
-                "what belongs to a conversation must be stored in its state"
+                "store what belongs to a conversation in its state"
             )
     return first
 
@@ -241,14 +250,14 @@ async def _play(part: P, play_turn: PlayTurn[P], free: Free[P], numbers: Sequenc
     states: list[State] = [{} for _ in numbers]
     replies: list[Replies] = [[] for _ in numbers]
     for _ in ACTIONS:
-        for state, own, number in zip(states, replies, numbers, strict=True):
-            await play_turn(part, state, own, number)
+        for state, conversation_replies, number in zip(states, replies, numbers, strict=True):
+            await play_turn(part, state, conversation_replies, number)
     for state, when in (*((s, w) for s in states for w in ("", " a second time")), ({}, " on an empty state")):
         try:
             await free(part, state)
-        except Exception as error:  # freeing must not fail, whatever was held
+        except Exception as error:  # freeing must not fail, whatever the state holds
             raise AssertionError(
-                f"{_name(part)}.{free.__name__}(state){when} raised {_what(error)}; "
+                f"{_name(part)}.{free.__name__}(state){when} raised {_describe(error)}; "
                 "it is called however a conversation ended"
             ) from error
     check_close(part)
@@ -262,13 +271,13 @@ def _bound(make: Callable[[], P]) -> P:
 
 
 def check_close(part: RunPart) -> None:
-    """Check that a part can be closed, also where nothing is open any more."""
+    """Check that a part can be closed, even if nothing is open any more."""
     for when in ("", " a second time"):
         try:
             part.close()
-        except Exception as error:  # closing must not fail, whatever was held
+        except Exception as error:  # closing must not fail, whatever is open
             raise AssertionError(
-                f"{_name(part)}.close(){when} raised {_what(error)}; it is called also after a failure"
+                f"{_name(part)}.close(){when} raised {_describe(error)}; it is also called after a failure"
             ) from error
 
 
@@ -280,5 +289,5 @@ def _name(part: object) -> str:
     return type(part).__name__
 
 
-def _what(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"

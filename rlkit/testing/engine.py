@@ -1,4 +1,4 @@
-"""An engine without a model, for tests of everything around it."""
+"""Engines without a model, for tests of the code around an engine."""
 
 from __future__ import annotations
 
@@ -35,9 +35,8 @@ class FakeEngine(RolloutEngine):
         await asyncio.sleep(0)
         text = self.texts[request.key.sample % len(self.texts)]
         ids = [*self._tokenizer.encode(text, add_special_tokens=False), self._tokenizer.eos_token_id]
-        whole = len(ids) <= request.sampling.max_tokens
+        stop = StopReason.STOP if len(ids) <= request.sampling.max_tokens else StopReason.LENGTH
         ids = ids[: request.sampling.max_tokens]
-        stop = StopReason.STOP if whole else StopReason.LENGTH
         return Completion(ids, [self.logp] * len(ids), [self.synced[-1] if self.synced else 0] * len(ids), stop)
 
     async def sync(self, stream: WeightStream, version: int) -> None:
@@ -48,7 +47,7 @@ class ScriptedEngine(RolloutEngine):
     """Returns the text of a function for each turn, the i-th token at log-prob -i/8, and records requests.
 
     Args:
-        script: Maps a request and its turn's number, from 0, to the policy's text. A text that ends with `...` is cut
+        script: Maps a request and the index of its turn to the policy's text. A text that ends with `...` is truncated
             there, without an end token.
         delay: Seconds per turn.
     """
@@ -69,12 +68,14 @@ class ScriptedEngine(RolloutEngine):
         self.requests.append(request)
         await asyncio.sleep(self.delay)
         text = self.script(request, turn)
+        truncated = text.endswith("...")
         ids = self._tokenizer.encode(text.removesuffix("..."), add_special_tokens=False)
-        ids = [*ids, *([] if text.endswith("...") else [self._tokenizer.eos_token_id])]
-        whole = len(ids) <= request.sampling.max_tokens and not text.endswith("...")
+        if not truncated:
+            ids = [*ids, self._tokenizer.eos_token_id]
+        stop = StopReason.LENGTH if truncated or len(ids) > request.sampling.max_tokens else StopReason.STOP
         ids = ids[: request.sampling.max_tokens]
         logps = [-i / 8 for i in range(len(ids))]
-        return Completion(ids, logps, [self.version] * len(ids), StopReason.STOP if whole else StopReason.LENGTH)
+        return Completion(ids, logps, [self.version] * len(ids), stop)
 
     async def sync(self, stream: WeightStream, version: int) -> None:
         self.version = version

@@ -1,4 +1,4 @@
-"""Vectors worked by hand, to check an estimator or a loss: `golden.check("GRPO", MyGRPO())`."""
+"""Vectors computed by hand, to check an estimator or a loss: `golden.check("GRPO", MyGRPO())`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlkit.types import Batch, PolicyOutput, TrainBatch
 REWARDS = (1.0, 0.0, 0.0, 1.0, 0.5, 1.0, 1.0)
 GROUPS = (0, 0, 0, 0, 1, 2, 2)
 LENGTHS = (2, 4, 3, 3, 3, 1, 2)
-"""Seven answers: a group of four with two right, a group of one, and a group of two equal rewards."""
+"""Seven completions: a group of four with two right, a group of one, and a group of two equal rewards."""
 
 ADVANTAGES: dict[str, tuple[float, ...]] = {
     "GRPO": (0.866024, -0.866024, -0.866024, 0.866024, 0, 0, 0),  # 0.5 / (sqrt(1/3) + 1e-6)
@@ -22,7 +22,7 @@ ADVANTAGES: dict[str, tuple[float, ...]] = {
     "MaxRL": (1, -1, -1, 1, 0, 0, 0),  # 0.5 / 0.5
     "PassK": (0, 0, 0, 0, 0, 0, 0),  # two are best
 }
-"""Each answer's advantage, by estimator."""
+"""The advantage of each completion, by estimator."""
 
 TOKENS = ((0.5, 1.0), (0.5, -1.0), (1.5, -1.0), (-0.5, 1.0), (-0.5, -1.0))
 """Tokens as (log-ratio, advantage); the old log-prob is -1."""
@@ -34,31 +34,36 @@ LOSSES: dict[str, tuple[float, ...]] = {
     "SAPO": (-2.626889, 2.529512, 3.713560, -1.611530, 1.516795),  # tau 1 and 1.05
     "CISPO": (0.6, -0.6, 0.6, 0.909796, -0.909796),  # clip 1 and 0.2
 }
-"""Each token's loss, by loss."""
+"""The loss of each token, by loss."""
 
 OPTIONS = {"CISPO": {"clip_low": 1.0, "clip_high": 0.2}}
-"""Options of parts whose vector is not that of their defaults."""
+"""Options of parts whose vector does not use their defaults."""
 
 
 def check(name: str, part: AdvantageEstimator | PolicyLoss) -> None:
     """Compare a part with the vector of that name.
 
     Raises:
-        KeyError: There is no such vector.
+        KeyError: No vector has that name.
         AssertionError: The part returns other numbers; the message shows both.
     """
-    found, expected = (advantages(part), ADVANTAGES) if isinstance(part, AdvantageEstimator) else (losses(part), LOSSES)
+    if isinstance(part, AdvantageEstimator):
+        actual = advantages(part)
+        expected = ADVANTAGES[name]
+    else:
+        actual = losses(part)
+        expected = LOSSES[name]
     torch.testing.assert_close(
-        found,
-        torch.tensor(expected[name], dtype=torch.float32),
+        actual,
+        torch.tensor(expected, dtype=torch.float32),
         rtol=1e-5,
         atol=1e-5,
-        msg=lambda text: f"{name}: {found.tolist()}\n{text}",
+        msg=lambda text: f"{name}: {actual.tolist()}\n{text}",
     )
 
 
 def advantages(estimator: AdvantageEstimator) -> torch.Tensor:
-    """Return an estimator's advantages [7] of the answers."""
+    """Return an estimator's advantages [7] of the completions."""
     width = max(LENGTHS)
     mask = torch.arange(width) < torch.tensor(LENGTHS)[:, None]
     rewards = torch.zeros(len(REWARDS), width)
@@ -74,7 +79,8 @@ def losses(loss: PolicyLoss) -> torch.Tensor:
     log_ratios, signs = (torch.tensor(column)[:, None] for column in zip(*TOKENS, strict=True))
     mask = torch.ones(len(TOKENS), 1, dtype=torch.bool)
     batch = _batch(mask, torch.zeros(len(TOKENS), 1), torch.arange(len(TOKENS)))
-    batch.old_logps, batch.advantages = torch.full(mask.shape, -1.0), signs
+    batch.old_logps = torch.full(mask.shape, -1.0)
+    batch.advantages = signs
     return loss(PolicyOutput(log_ratios - 1.0, None), TrainBatch.of(batch)).per_token[:, 0]
 
 

@@ -10,14 +10,14 @@ from rlkit.concurrency import limits
 
 @contextmanager
 def time_limit(name: str, seconds: float) -> Iterator[None]:
-    """Interrupt code that takes longer: in the main thread only, and not inside a function of C.
+    """Interrupt code that takes too long: only in the main thread, and not inside a C function.
 
     Args:
-        name: What the message calls it.
+        name: Name of the code, for the message.
         seconds: The limit.
 
     Raises:
-        AssertionError: It took longer, even if it handled the interrupt.
+        AssertionError: The code took longer, even if it handled the interrupt.
     """
     try:
         with limits.time_limit(seconds):

@@ -52,12 +52,12 @@ def random_model(kind: str, seed: int = 0, key_bias: float = 0.0, **changes: obj
     Args:
         kind: The `model_type`.
         seed: Seed of the weights.
-        key_bias: What two channels of each head of keys are biased by, in architectures with such biases; trained
-            models of the Qwen2.5 family have 100 and more.
-        changes: Configuration values other than the tiny ones.
+        key_bias: Bias of two channels of each key head, in architectures with key biases; trained models of the Qwen2.5
+            family have 100 and more.
+        changes: Configuration values that replace the tiny ones.
 
     Raises:
-        ValueError: The architecture has no biases of keys.
+        ValueError: The architecture has no key biases.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
@@ -75,12 +75,12 @@ def random_model(kind: str, seed: int = 0, key_bias: float = 0.0, **changes: obj
 
 
 def _bias_keys(model: CausalLM, size: float) -> None:
-    """Set two channels of each head of keys to a bias, others in each layer and head."""
+    """Set two random channels of each key head to a bias, drawn for each layer and head."""
     import torch
 
     biases = [weight for name, weight in model.named_parameters() if name.endswith("k_proj.bias")]
     if not biases:
-        raise ValueError(f"{type(model).__name__} has no biases of keys, expected k_proj.bias among its weights")
+        raise ValueError(f"{type(model).__name__} has no key biases, expected k_proj.bias among its weights")
     config: Any = model.config.get_text_config()
     with torch.no_grad():
         for bias in biases:

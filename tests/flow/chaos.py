@@ -62,7 +62,7 @@ STAGES = {
     "write": "run.checkpoint.write.Writer._write",
     "rename": "run.checkpoint.write.Writer._prune",
     "sync": "rollout.service.RolloutService.sync_weights",
-    "validate": "run.session.Session.validate",
+    "validate": "run.validator.Validator.validate",
     "step": "train.method.rl_step",
 }
 """What is going on when the kill comes, and the function that does it."""
@@ -210,7 +210,7 @@ def full(args: tuple[str, ...], whole: Path, folder: Path) -> None:
     status = forked(limited, log)
     assert status == 1, log.read_text()[-2000:]
     assert "cannot be written" in log.read_text(), log.read_text()[-2000:]
-    assert f"the last whole one is {out}/checkpoints/step-{STEPS - 1:06d}" in log.read_text()
+    assert f"the newest complete checkpoint is {out}/checkpoints/step-{STEPS - 1:06d}" in log.read_text()
     after = sorted(p.name for p in (out / "checkpoints").iterdir() if not p.name.endswith(".partial"))
     assert after == before, (before, after)
     more = (*args, "--out", str(out), "--resume", "auto")

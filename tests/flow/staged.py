@@ -20,7 +20,7 @@ from typing import Any
 
 from rlkit.cli.main import main
 from rlkit.run.checkpoint.write import Saver
-from rlkit.run.session import Session
+from rlkit.run.validator import Validator
 from rlkit.train.metrics import Meter
 
 FAULT = json.loads(os.environ["RLKIT_FAULT"])
@@ -107,7 +107,7 @@ if __name__ == "__main__":
     Meter.timed = staged  # type: ignore[method-assign]
     stages.around(Saver, "after", "save")
     stages.around(Saver, "end", "save")
-    stages.around(Session, "validate", "validate")
+    stages.around(Validator, "validate", "validate")
     if HERE and "mkdir" in FAULT:
         refuse_folders(FAULT["mkdir"], Path.cwd() / "out")
     elif FAULT.get("mkdir") and FAULT["rank"] == 1:

@@ -131,7 +131,7 @@ def test_a_run_folder_is_enough_to_resume(tmp_path: Path) -> None:
     assert "resumed from run/checkpoints/step-000003: step 3 is done" in done.stdout
     assert json.loads((tmp_path / "run" / "result.json").read_text())["steps"] == 4
     nothing = rlkit_in_process("fit", "--recipe=quickstart", "--resume=elsewhere", cwd=tmp_path)
-    assert (nothing.returncode, "no complete checkpoint at 'elsewhere'" in nothing.stderr) == (1, True)
+    assert (nothing.returncode, "checkpoint at 'elsewhere'" in nothing.stderr) == (1, True)
     where = rlkit_in_process("fit", "--recipe=quickstart", "--resume=auto", cwd=tmp_path)
     assert (where.returncode, "--resume auto needs --out" in where.stderr) == (2, True)
     other = rlkit_in_process("fit", "--recipe=quickstart", "--out=run", cwd=tmp_path)
@@ -292,5 +292,5 @@ def test_three_in_a_row_end_the_run_with_the_last_checkpoint_named(tmp_path: Pat
     done = poisoned(tmp_path, {3, 4, 5}, "--out=run", "--train.steps=9", "--save.every=2")
     assert done.returncode == 1
     assert "3 steps in a row, up to step 5, taught nothing: no gradient was finite" in done.stderr
-    assert "the run is in run; to go on: rlkit fit --resume run" in done.stdout
+    assert "the run is in run; to continue: rlkit fit --resume run" in done.stdout
     assert Store(str(tmp_path / "run" / "checkpoints")).names()

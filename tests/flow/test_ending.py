@@ -19,7 +19,8 @@ import pytest
 
 from rlkit.advantages import GRPO
 from rlkit.cli.main import main
-from rlkit.run.session import Session
+from rlkit.run import ending
+from rlkit.run.record import RunRecord
 from rlkit.train.setup import TrainContext
 from rlkit.types import Batch
 from tests.conftest import FAST, ROOT, read_jsonl
@@ -179,7 +180,7 @@ def test_a_signal_leaves_a_run_that_can_be_resumed(
     assert (out / "checkpoints" / f"step-{outcome['steps']:06d}").is_dir()
     printed = capsys.readouterr().out
     assert f"{signal.Signals(number).name}: finishing this step" in printed
-    assert f"the run is in {out}; to go on: rlkit fit --resume {out}\n" in printed
+    assert f"the run is in {out}; to continue: rlkit fit --resume {out}\n" in printed
     assert main(["fit", f"--resume={out}", f"--train.steps={outcome['steps'] + 1}"]) == 0
     assert result(out)["steps"] == outcome["steps"] + 1
     assert f"to use the model: rlkit export --checkpoint {out} --out MODEL" in capsys.readouterr().out
@@ -353,17 +354,18 @@ def test_signals_while_a_run_is_being_saved_leave_a_result(
     signals: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One changes nothing, since the run ends anyway; a second one interrupts the saving, which is made again."""
-    save, calls = Session.save, []
+    save = ending.save
+    calls = []
 
-    def interrupted(session: Session, context: TrainContext, name: str) -> None:
+    def interrupted(record: RunRecord, context: TrainContext, name: str) -> None:
         calls.append(name)
         if len(calls) == 1:
             for _ in range(signals):
                 os.kill(os.getpid(), signal.SIGINT)
                 time.sleep(0.5)
-        save(session, context, name)
+        save(record, context, name)
 
-    monkeypatch.setattr(Session, "save", interrupted)
+    monkeypatch.setattr(ending, "save", interrupted)
     assert main([*FIT, f"--out={tmp_path}/out"]) == (0 if signals == 1 else 130)
     assert result(tmp_path / "out")["status"] == ("ok" if signals == 1 else "interrupted")
     assert calls == ["final"] * signals

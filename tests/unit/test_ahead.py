@@ -122,7 +122,7 @@ def test_a_resumed_run_trains_on_each_prompt_once(tmp_path: Path, capsys: pytest
     assert states[4].trained == [16]
     at_once = ("--recipe=quick_tool", *FEW, *words, "--rollout.max_staleness=0", "--rollout.lead=null", "--force")
     assert main(["fit", *at_once, resume, f"--out={tmp_path / 'synchronous'}"]) == 2
-    assert "was trained on some prompts of later steps, which would be trained on twice" in capsys.readouterr().err
+    assert "was trained on some prompts of later steps" in capsys.readouterr().err
 
 
 def test_without_a_lead_a_filter_replaces_the_same_prompts_as_in_the_synchronous_trainer(tmp_path: Path) -> None:

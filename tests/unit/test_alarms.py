@@ -51,7 +51,7 @@ def test_answers_that_are_cut_off(recipe: Recipe) -> None:
     alarms = Alarms(recipe)
     assert see(alarms, 10, rollout__truncated=0.5) == []
     [warning] = see(alarms, 1, rollout__truncated=0.6)
-    assert "51% of the answers of 10 steps were cut off" in warning
+    assert "51% of the completions of 10 steps were truncated" in warning
     assert "raise rollout.sampling.max_tokens" in warning
 
 
@@ -73,17 +73,17 @@ def test_groups_of_one_and_critics_need_no_spread() -> None:
 def test_pairs_of_the_data_without_signal_are_left_out_of_it() -> None:
     recorded = parse("fit", ["--recipe=quick_dpo"]).recipe
     [warning] = see(Alarms(recorded), 10, groups__no_signal=0.9)
-    assert warning.endswith("taught nothing: leave prompts out of the data whose answers have equal rewards")
+    assert warning.endswith("taught nothing: remove prompts whose answers have equal rewards from the data")
 
 
-@pytest.mark.parametrize(("accuracy", "told"), [(0.2, 1), (0.4, 1), (0.69, 1), (0.75, 0), (1.0, 0)])
-def test_entropy_that_collapses_matters_where_answers_stay_wrong(recipe: Recipe, accuracy: float, told: int) -> None:
+@pytest.mark.parametrize(("accuracy", "count"), [(0.2, 1), (0.4, 1), (0.69, 1), (0.75, 0), (1.0, 0)])
+def test_entropy_that_collapses_matters_where_answers_stay_wrong(recipe: Recipe, accuracy: float, count: int) -> None:
     """From 1.0 to 0.1: the mean of the last ten is below 0.2 in the end. At first 0.6 of the answers are wrong."""
     alarms = Alarms(recipe)
     assert see(alarms, 5, policy__entropy=1.0, accuracy=0.4) == []
-    found = see(alarms, 20, policy__entropy=0.1, accuracy=accuracy)
-    assert len(found) == told
-    assert all("entropy fell from 1 to 0.1" in text for text in found)
+    warnings = see(alarms, 20, policy__entropy=0.1, accuracy=accuracy)
+    assert len(warnings) == count
+    assert all("entropy fell from 1 to 0.1" in text for text in warnings)
 
 
 def test_entropy_collapses_without_an_accuracy_too(recipe: Recipe) -> None:
@@ -95,13 +95,13 @@ def test_entropy_collapses_without_an_accuracy_too(recipe: Recipe) -> None:
 def test_entropy_that_was_always_low_or_falls_slowly_is_none(recipe: Recipe) -> None:
     assert see(Alarms(recipe), 99, policy__entropy=0.0) == []
     alarms = Alarms(recipe)
-    assert [said for n in range(60) for said in see(alarms, 1, policy__entropy=1.0 - n / 80)] == []
+    assert [warning for n in range(60) for warning in see(alarms, 1, policy__entropy=1.0 - n / 80)] == []
 
 
 def test_a_run_shows_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Answers of one token never end."""
     few = ("--train.steps=11", "--train.prompts_per_step=2", "--rollout.group_size=2", "--validation=null")
-    done = main(["fit", "--recipe=quickstart", *few, "--rollout.sampling.max_tokens=1", f"--out={tmp_path / 'out'}"])
-    assert done == 0
+    status = main(["fit", "--recipe=quickstart", *few, "--rollout.sampling.max_tokens=1", f"--out={tmp_path / 'out'}"])
+    assert status == 0
     printed = capsys.readouterr().out
-    assert printed.count("100% of the answers of 10 steps were cut off by their limit of tokens") == 1
+    assert printed.count("100% of the completions of 10 steps were truncated by the limit of tokens") == 1

@@ -71,9 +71,7 @@ def test_what_flash_attention_needs_is_said_before_a_model_is_loaded(monkeypatch
 
 def test_the_plan_says_what_it_costs() -> None:
     assert not [line for line in batches(of("sdpa"), None) if "attention" in line]
-    assert [
-        line for line in batches(of("eager"), None) if line.startswith("attention: eager, which learns from padded")
-    ]
+    assert [line for line in batches(of("eager"), None) if line.startswith("attention: eager, which trains on padded")]
 
 
 def test_the_decoder_has_masks_of_its_own(only_flash: str) -> None:

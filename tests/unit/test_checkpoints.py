@@ -33,6 +33,7 @@ from rlkit.models.tensor_files import TensorReader, TensorWriter, _sync, file_of
 from rlkit.run.checkpoint.write import Best, Saver, Writer
 from rlkit.run.folder import RunFolder
 from rlkit.run.metrics_log import MetricsLog
+from rlkit.run.record import RunRecord
 from rlkit.run.session import Session
 from rlkit.sections import Save
 from rlkit.testing.contracts import example_batch
@@ -62,7 +63,7 @@ def content(step: int) -> Callable[[Best | None], tuple[dict[str, torch.Tensor],
     return lambda best: ({"w": torch.full((3,), float(step))}, state(step, best))
 
 
-def written(store: Store, ranks: Ranks, *steps: int, **section: Any) -> Writer:
+def writer_after(store: Store, ranks: Ranks, *steps: int, **section: Any) -> Writer:
     """Write checkpoints of these steps, all of which stay."""
     writer = Writer(store, Save(**{"keep_last": 99, **section}), ranks)
     for step in steps:
@@ -100,18 +101,18 @@ def test_tensors_of_every_type_come_back_bit_for_bit(store: Store, ranks: Ranks)
     load_checkpoint(store, "step-000007", into)
     for name, tensor in tensors.items():
         assert torch.equal(*(t.reshape(-1).view(torch.uint8) for t in (into[name], tensor))), name
-    others = load_file(Path(store.root) / "step-000007" / file_of(0))
-    assert torch.equal(others["a.f32"], tensors["a.f32"])
+    file_tensors = load_file(Path(store.root) / "step-000007" / file_of(0))
+    assert torch.equal(file_tensors["a.f32"], tensors["a.f32"])
     assert sorted(p.name for p in (Path(store.root) / "step-000007").iterdir()) == [
         "manifest.json", file_of(0), "state.json",
     ]  # fmt: skip
 
 
-def write_part(store: Store, rank: int, whole: torch.Tensor, start: int, end: int) -> None:
+def write_part(store: Store, rank: int, tensor: torch.Tensor, start: int, end: int) -> None:
     """Write rows of a tensor as a rank of a sharded run does."""
-    part = whole[start:end]
+    part = tensor[start:end]
     data = TensorWriteData(
-        ChunkStorageMetadata(torch.Size([start, 0]), part.shape), TensorProperties(dtype=whole.dtype), whole.shape
+        ChunkStorageMetadata(torch.Size([start, 0]), part.shape), TensorProperties(dtype=tensor.dtype), tensor.shape
     )
     item = WriteItem(MetadataIndex("w", [start, 0]), WriteItemType.SHARD, tensor_data=data)
     folder = store.path("step-000001")
@@ -122,21 +123,21 @@ def write_part(store: Store, rank: int, whole: torch.Tensor, start: int, end: in
 
 def test_parts_of_several_ranks_make_the_whole(store: Store) -> None:
     """Five rows over four ranks: two, two, one and none; then a rank's file is missing, and one overlaps another."""
-    whole = torch.arange(15.0).reshape(5, 3)
+    tensor = torch.arange(15.0).reshape(5, 3)
     for rank, (start, end) in enumerate(((0, 2), (2, 4), (4, 5), (5, 5))):
-        write_part(store, rank, whole, start, end)
+        write_part(store, rank, tensor, start, end)
     files = [file_of(rank) for rank in range(4)]
     [metadata] = TensorReader(store.fs, store.path("step-000001"), files).read_metadata().state_dict_metadata.values()
-    assert metadata.size == whole.shape  # type: ignore[union-attr]
+    assert metadata.size == tensor.shape  # type: ignore[union-attr]
     (Path(store.path("step-000001")) / MANIFEST).write_text(
         json.dumps({"format": 2, "files": dict.fromkeys((*files, "state.json"), "0" * 32)})
     )
     into = {"w": torch.zeros(5, 3)}
     load_checkpoint(store, "step-000001", into)
-    assert torch.equal(into["w"], whole)
+    assert torch.equal(into["w"], tensor)
     for wrong in (files[:1] + files[2:], files[:2]):
         if wrong == files[:2]:
-            write_part(store, 1, whole, 1, 5)
+            write_part(store, 1, tensor, 1, 5)
         with pytest.raises(CheckpointError, match="the chunks of w in its files make no full tensor"):
             TensorReader(store.fs, store.path("step-000001"), wrong).read_metadata()
 
@@ -161,9 +162,9 @@ def test_a_header_is_no_longer_than_its_file_and_than_100_megabytes(size: int, l
 @pytest.mark.parametrize("kept", [8, 7])
 def test_a_tensor_lies_within_its_file(kept: int) -> None:
     """Two numbers of four bytes each, of which the file has all or all but the last byte."""
-    places = json.dumps({"w": {"saved_offsets": [0]}})
+    sharding_info = json.dumps({"w": {"saved_offsets": [0]}})
     entry = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
-    header = json.dumps({"w": entry, "__metadata__": {"DCP_SHARDING_INFO": places}}).encode()
+    header = json.dumps({"w": entry, "__metadata__": {"DCP_SHARDING_INFO": sharding_info}}).encode()
     content = struct.pack("<Q", len(header)) + header + bytes(kept)
     fs: Any = SimpleNamespace(size=lambda path: len(content), open=lambda path, mode: io.BytesIO(content))
     if kept == 8:
@@ -189,14 +190,14 @@ def test_what_is_written_is_on_the_disk_before_the_file_is_closed(
 def test_a_process_without_ranks_is_not_warned_of_them(store: Store, ranks: Ranks) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        written(store, ranks, 1)
+        writer_after(store, ranks, 1)
         assert loaded(store, "step-000001") == 1
 
 
 def test_names_are_ordered_by_step_and_nothing_else_is_one(store: Store, ranks: Ranks) -> None:
-    written(store, ranks, 9, 99_999, 100_000, 1_000_000)
-    for other in (os.fsdecode("step-²²²²²²".encode()), "step-12", "step-000011.partial", "step-abcdef"):
-        shutil.copytree(Path(store.root) / "step-000009", Path(store.root) / other)
+    writer_after(store, ranks, 9, 99_999, 100_000, 1_000_000)
+    for folder_name in (os.fsdecode("step-²²²²²²".encode()), "step-12", "step-000011.partial", "step-abcdef"):
+        shutil.copytree(Path(store.root) / "step-000009", Path(store.root) / folder_name)
     (Path(store.root) / "step-000012").mkdir()
     assert store.names() == ["step-1000000", "step-100000", "step-099999", "step-000009"]
     assert Store(f"{store.url}/").url == store.url
@@ -204,7 +205,7 @@ def test_names_are_ordered_by_step_and_nothing_else_is_one(store: Store, ranks: 
 
 def test_no_rank_takes_a_checkpoint_without_a_list_of_files(store: Store, ranks: Ranks) -> None:
     """Each of three ranks alone refuses what lists nothing, whatever its share of the files would be."""
-    written(store, ranks, 1)
+    writer_after(store, ranks, 1)
     manifest = Path(store.root) / "step-000001" / MANIFEST
     for text in ('{"format": 2, "files": {}}', '{"format": 2}', "", "[]"):
         manifest.write_text(text)
@@ -218,14 +219,14 @@ def test_no_rank_takes_a_checkpoint_without_a_list_of_files(store: Store, ranks:
 
 
 def test_files_that_are_not_as_they_were_written_are_named(store: Store, ranks: Ranks) -> None:
-    written(store, ranks, 1, 2)
+    writer_after(store, ranks, 1, 2)
     tensors = Path(store.root) / "step-000002" / file_of(0)
     data = bytearray(tensors.read_bytes())
     data[-1] ^= 1
     tensors.write_bytes(data)
-    found, damaged = newest_intact(store)
-    assert found is not None
-    assert found.name == "step-000001"
+    newest, damaged = newest_intact(store)
+    assert newest is not None
+    assert newest.name == "step-000001"
     assert damaged == [f"{store.url}/step-000002 is damaged: {file_of(0)} does not match its checksum"]
     with pytest.raises(CheckpointError, match="does not match its checksum; .*intact .*step-000001"):
         open_checkpoint(store.url)
@@ -233,7 +234,7 @@ def test_files_that_are_not_as_they_were_written_are_named(store: Store, ranks: 
 
 def test_what_another_run_left_at_later_steps_goes_once_this_run_has_a_checkpoint(store: Store, ranks: Ranks) -> None:
     """Resumed from step 90 of 100: until step 95 is written 100 stays, and afterwards 95 is the newest."""
-    written(store, ranks, 80, 90, 100)
+    writer_after(store, ranks, 80, 90, 100)
     writer = Writer(store, Save(keep_last=2), ranks, step=90)
     assert steps(store) == [100, 90, 80]
     writer.save(*content(95)(None))
@@ -243,7 +244,7 @@ def test_what_another_run_left_at_later_steps_goes_once_this_run_has_a_checkpoin
 
 
 def test_a_run_that_starts_anew_over_damaged_checkpoints_keeps_its_own(store: Store, ranks: Ranks) -> None:
-    written(store, ranks, 5, 6)
+    writer_after(store, ranks, 5, 6)
     writer = Writer(store, Save(keep_last=1), ranks)
     writer.save(*content(1)(None))
     writer.finish()
@@ -252,16 +253,16 @@ def test_a_run_that_starts_anew_over_damaged_checkpoints_keeps_its_own(store: St
 
 def test_what_a_link_points_to_is_left_alone(store: Store, ranks: Ranks, tmp_path: Path) -> None:
     """Steps 1 and 9 are another run's, linked: 1 is old, 9 abandoned."""
-    other = Store(str(tmp_path / "other"))
-    written(other, ranks, 1, 9)
+    abandoned = Store(str(tmp_path / "other"))
+    writer_after(abandoned, ranks, 1, 9)
     Path(store.root).mkdir()
-    for name in other.names():
-        (Path(store.root) / name).symlink_to(Path(other.root) / name)
+    for name in abandoned.names():
+        (Path(store.root) / name).symlink_to(Path(abandoned.root) / name)
     writer = Writer(store, Save(keep_last=1), ranks, step=1)
     writer.save(*content(2)(None))
     writer.finish()
     assert [p.name for p in Path(store.root).iterdir()] == ["step-000002"]
-    assert [loaded(other, name) for name in other.names()] == [9.0, 1.0]
+    assert [loaded(abandoned, name) for name in abandoned.names()] == [9.0, 1.0]
 
 
 class Killed(BaseException):
@@ -270,12 +271,12 @@ class Killed(BaseException):
 
 def killed_at(moment: int, url: str, ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Go on from 90 of 100 to 95 and another 100, killed before the `moment`-th change of the folder; say if it was."""
-    left = [moment]
+    remaining = [moment]
 
     def tick() -> None:
-        if left[0] == 0:
+        if remaining[0] == 0:
             raise Killed
-        left[0] -= 1
+        remaining[0] -= 1
 
     def watched(original: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*args: Any) -> Any:
@@ -305,25 +306,25 @@ def test_there_is_always_a_whole_checkpoint_whenever_the_run_is_killed(
     store: Store, ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is found is the old run's 100 as long as there is no 95, then what this run was resumed from or wrote."""
-    written(store, ranks, 90, 100)
-    seen = []
+    writer_after(store, ranks, 90, 100)
+    loads = []
     for moment in range(99):
         url = str(tmp_path / f"killed-{moment}")
         shutil.copytree(store.root, url)
         killed = killed_at(moment, url, ranks, monkeypatch)
-        found, damaged = newest_intact(Store(url))
-        assert found is not None
+        newest, damaged = newest_intact(Store(url))
+        assert newest is not None
         assert damaged == []
-        seen.append((found.state.step, loaded(found.store, found.name)))
-        again = Writer(Store(url), Save(keep_last=1), ranks, step=found.state.step)
+        loads.append((newest.state.step, loaded(newest.store, newest.name)))
+        again = Writer(Store(url), Save(keep_last=1), ranks, step=newest.state.step)
         again.save(*content(101)(None))
         again.finish()
         again.close()
         assert [p.name for p in Path(url).iterdir()] == ["step-000101"]
         if not killed:
             break
-    assert [key for key, _ in groupby(seen)] == [(100, 100.0), (90, 90.0), (95, 95.5), (100, 100.5)]
-    assert len(seen) > 20
+    assert [key for key, _ in groupby(loads)] == [(100, 100.0), (90, 90.0), (95, 95.5), (100, 100.5)]
+    assert len(loads) > 20
 
 
 class Slow(Store):
@@ -442,7 +443,7 @@ def test_the_last_step_is_tried_again(slow: Slow, saver: Saver, notes: list[str]
     saver.end(3, content(3))
     assert steps(slow) == [3]
     slow.full = True
-    with pytest.raises(CheckpointError, match=r"step-000004 cannot be written: No space .*the last whole one is .*3"):
+    with pytest.raises(CheckpointError, match=r"step-000004 cannot be written: No space .*newest complete .*3"):
         saver.end(4, content(4))
 
 
@@ -464,10 +465,10 @@ def test_three_failures_in_a_row_end_the_run_and_a_success_between_does_not(
 
 def test_a_folder_that_one_rank_cannot_make_keeps_all_from_writing(store: Store) -> None:
     """As the second of two ranks sees it, which has no trouble itself."""
-    told = ["PermissionError: denied", None]
+    problems = ["PermissionError: denied", None]
     second: Any = SimpleNamespace(
         fabric=SimpleNamespace(world_size=1, is_global_zero=False, global_rank=1),
-        gather_world=lambda problem: told,
+        gather_world=lambda problem: problems,
         from_first=lambda work: work(),
     )
     writer = Writer(store, Save(), second)
@@ -501,10 +502,13 @@ def test_a_batch_without_a_finite_gradient_is_kept_as_data(tmp_path: Path) -> No
     batch = example_batch()
     batch.old_logps = batch.trainer_logps = batch.rollout_logps
     notes: list[str] = []
-    session = Session(RunFolder(tmp_path, ""), SimpleNamespace(note=notes.append), first=True)  # type: ignore[arg-type]
-    session.outcome.steps = 2
-    made: Any = SimpleNamespace(batch=batch)
-    session._watch(None, made, {"memory/share": 0.0, "update/not_finite": 1.0})  # type: ignore[arg-type]
+    record = RunRecord(RunFolder(tmp_path, ""), SimpleNamespace(note=notes.append), first=True)  # type: ignore[arg-type]
+    record.outcome.steps = 2
+    session = Session(record)
+    progress: Any = SimpleNamespace(failed=lambda metrics: False, see=lambda *_: ())
+    session.progress = progress
+    result: Any = SimpleNamespace(batch=batch, rollouts=SimpleNamespace(errors={}))
+    session._check_step(None, result, {"memory/share": 0.0, "update/not_finite": 1.0})  # type: ignore[arg-type]
     [file] = tmp_path.iterdir()
     assert file.name == "not-finite-00002.rank0.safetensors"
     kept = load_file(file)
@@ -518,7 +522,7 @@ def test_metrics_are_cut_by_step_and_broken_lines_are_left_out(tmp_path: Path) -
     path = tmp_path / "metrics.jsonl"
     rows = [json.dumps({"step": step, "x": step / 2}) for step in (3, 4, 4, 2, 5)]
     path.write_text("\n".join([rows[0], '{"x": 1}', *rows[1:4], "[4]", rows[4], '{"step": 4, "x"']))
-    log = MetricsLog(path, [], done=4)
+    log = MetricsLog(path, [], last_step=4)
     log.write(5, {"x": 9.0})
     log.close("ok")
     assert read_jsonl(path) == [{"step": 3, "x": 1.5}, {"step": 4, "x": 2.0}, {"step": 5, "x": 9.0}]
@@ -572,7 +576,8 @@ def test_runs_do_not_mix_their_checkpoints(tmp_path: Path, capsys: pytest.Captur
     assert main(["fit", *SHORT, f"--out={tmp_path / 'a'}", f"--save.folder={kept}"]) == 0
     assert main(["fit", *SHORT, f"--out={tmp_path / 'b'}", f"--save.folder={kept}"]) == 2
     assert (
-        f"{kept} holds another run; choose a new folder, or go on from its step-000001 with" in capsys.readouterr().err
+        f"{kept} holds another run; choose a new folder, or continue from its step-000001 with"
+        in capsys.readouterr().err
     )
     assert main(["fit", *SHORT, f"--out={tmp_path / 'c'}", "--save.folder=hdfs://nowhere/kept"]) == 2
     message = capsys.readouterr().err

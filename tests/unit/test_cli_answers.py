@@ -202,7 +202,7 @@ def test_what_export_is_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").touch()
     for argv, said in (
-        (["--checkpoint=a", f"--out={tmp_path / 'full'}"], "which holds something; choose a new folder"),
+        (["--checkpoint=a", f"--out={tmp_path / 'full'}"], "choose a new folder"),
         (
             ["--checkpoint=a", f"--out={tmp_path / 'new'}", "--merge"],
             "has no option '--merge', expected --checkpoint, --out",

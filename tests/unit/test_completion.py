@@ -48,7 +48,6 @@ CASES = {
     "rlkit docs plugins/s": ["plugins/schedule"],
     "rlkit export --dtype ": ["float32", "bfloat16"],
     "rlkit export --checkpoint runs --mer": ["--merge-lora"],
-    "rlkit convert --from ": ["verl", "trl"],
     "rlkit doctor --": ["--model"],
     "rlkit completion ": ["bash", "zsh"],
 }

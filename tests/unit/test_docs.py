@@ -21,13 +21,13 @@ from rlkit.cli.parsing.compose import Composer
 from rlkit.cli.parsing.parser import parse
 from rlkit.cli.parsing.reader import load
 from rlkit.cli.scaffold import PLURALS, WRITTEN
-from rlkit.commands import VERBS
+from rlkit.commands import VERBS, plugin_verbs
 from rlkit.errors import RecipeError
 from rlkit.hooks import KINDS
 from rlkit.ops.correction import LogpMismatch
 from rlkit.recipe import Recipe
 from rlkit.registry import load_plugins
-from tests.conftest import FAST, ROOT
+from tests.conftest import FAST, ROOT, write_metadata
 from tests.gates.test_words import WORDS
 from tests.pages import README, Block, blocks, commands, text_of, write_files
 
@@ -49,7 +49,7 @@ ELSEWHERE = {
 }
 """What needs data of the hub or takes seconds: its options are those in the verb's own tests."""
 OF_THE_VERB = {"--out", "--resume", "--checkpoint", "--harness"}
-INSTALLED = {"install rlkit-fabric[sglang]", "install -e rlkit-brevity"}
+INSTALLED = {"install rlkit-fabric[sglang]", "install -e rlkit-brevity", "install rlkit-convert"}
 STARTERS = {"torchrun": "-m rlkit ", "srun": "rlkit "}
 """What starts several processes, and the words before rlkit's own."""
 SLOW = {"python": "fit("}
@@ -159,7 +159,9 @@ def test_commands_of_pages_work(
         if program == "pip":
             assert " ".join(rest) in INSTALLED
             if rest[1] == "-e":
-                install(folder / rest[2], monkeypatch)
+                install(folder / rest[2], folder / rest[2] / "src", monkeypatch)
+            elif (ROOT / "plugins" / rest[1]).is_dir():
+                install(ROOT / "plugins" / rest[1], folder / "site", monkeypatch)
             continue
         if program in STARTERS:
             before, _, after = " ".join(rest).rpartition(STARTERS[program])
@@ -167,7 +169,7 @@ def test_commands_of_pages_work(
             rest = after.split()
         else:
             assert program == "rlkit"
-        assert rest[0] in VERBS
+        assert rest[0] in {*VERBS, *plugin_verbs()}
         for run in {word for word in rest if re.fullmatch(r"runs/\w+", word)} - {after_out(rest)}:
             if not (folder / run).exists():
                 shutil.copytree(trained, folder / run)
@@ -175,16 +177,10 @@ def test_commands_of_pages_work(
     assert "Traceback" not in capsys.readouterr().err
 
 
-def install(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put a package on the path, as `pip install -e` does."""
-    project = tomllib.loads((package / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    info = package / "src" / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
-    info.mkdir()
-    needed = "".join(f"Requires-Dist: {one}\n" for one in project["dependencies"])
-    (info / "METADATA").write_text(f"Name: {project['name']}\nVersion: {project['version']}\n{needed}")
-    lines = [f"{name} = {module}\n" for name, module in project["entry-points"]["rlkit"].items()]
-    (info / "entry_points.txt").write_text("".join(["[rlkit]\n", *lines]))
-    monkeypatch.syspath_prepend(package / "src")
+def install(package: Path, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a package on the path, as pip does; its modules are in `site` or there already."""
+    write_metadata(package, site)
+    monkeypatch.syspath_prepend(site)
 
 
 def after_out(words: list[str]) -> str | None:

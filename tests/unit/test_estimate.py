@@ -138,7 +138,7 @@ def test_recorded_answers_count_as_they_are(shapes: dict[str, Path]) -> None:
     assert alone == wide
     assert "copies to sample through, on a GPU if they fit a quarter of it" not in alone
     unread = estimate.setting(recipe, 100, 200)
-    assert (unread.rows, unread.group, unread.answer) == (8, 2, 512)  # pairs, and half the limit
+    assert (unread.rows, unread.group_size, unread.completion_tokens) == (8, 2, 512)  # pairs, and half the limit
 
 
 def test_work_by_hand(shapes: dict[str, Path]) -> None:
@@ -166,8 +166,8 @@ def test_an_average_of_the_weights_takes_as_much_as_they_do(shapes: dict[str, Pa
 def test_an_answer_is_half_the_limit_or_what_the_context_leaves(shapes: dict[str, Path]) -> None:
     """The context of the 0.5B model is 32,768 tokens."""
     recipe = recipe_of(shapes["0.5B"], "--rollout.sampling.max_tokens=1000")
-    assert estimate.setting(recipe, 32_000, 32_000).answer == 500
-    assert estimate.setting(recipe, 32_368, 32_368).answer == 400
+    assert estimate.setting(recipe, 32_000, 32_000).completion_tokens == 500
+    assert estimate.setting(recipe, 32_368, 32_368).completion_tokens == 400
 
 
 def test_time_by_hand(shapes: dict[str, Path]) -> None:
@@ -181,7 +181,7 @@ def test_time_by_hand(shapes: dict[str, Path]) -> None:
     assert size.startswith("a step, estimated: 32 rows of a prompt of 100 and an answer of 512 tokens")
     assert "= 19,584 tokens; 7.7e+13 operations to learn" in size
     assert "23 s to sample + 4 s to learn = 27 s a step, 0.7 h for 90 steps" in time
-    assert "learns at 20 TFLOP/s (30% of its own) and makes a decode step in 15 ms" in time
+    assert "learns at 20 TFLOP/s (30% of its peak) and makes a decode step in 15 ms" in time
     assert len(list(estimate.lines(estimate.setting(recipe_of(shapes["0.5B"], "--fabric.accelerator=cpu"), 1, 2)))) == 1
 
 

@@ -24,11 +24,11 @@ def trajectory(group: int, text: str = "7", error: str | None = None) -> Traject
 
 
 @pytest.mark.parametrize(
-    ("limit", "kept"), [(None, [2, 0, 2, 1]), (4, [2, 0, 2, 1]), (3, [0, 1]), (2, [0, 1]), (1, [0])]
+    ("limit", "selected"), [(None, [2, 0, 2, 1]), (4, [2, 0, 2, 1]), (3, [0, 1]), (2, [0, 1]), (1, [0])]
 )
-def test_whole_groups_are_kept_within_the_limit(limit: int | None, kept: list[int]) -> None:
+def test_whole_groups_are_kept_within_the_limit(limit: int | None, selected: list[int]) -> None:
     """Group 2 has two trajectories, which do not fit beside the others' two in three."""
-    assert [t.group for t in first_groups([trajectory(g) for g in (2, 0, 2, 1)], limit)] == kept
+    assert [t.group for t in first_groups([trajectory(g) for g in (2, 0, 2, 1)], limit)] == selected
 
 
 def test_one_group_is_kept_though_it_is_larger() -> None:

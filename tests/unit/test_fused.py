@@ -94,7 +94,7 @@ def test_large_biases_of_keys_are_not_rounded_away_in_half_precision(
 
 
 def test_biases_of_keys_need_a_model_that_has_them() -> None:
-    with pytest.raises(ValueError, match="LlamaForCausalLM has no biases of keys"):
+    with pytest.raises(ValueError, match="LlamaForCausalLM has no key biases"):
         random_model("llama", key_bias=100.0)
 
 

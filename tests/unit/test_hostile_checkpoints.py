@@ -186,7 +186,7 @@ def test_what_looks_whole_but_is_of_another_model_is_refused(
         (transposed, "float32[264, 128] here, and there float32[128, 264]"),
         (lambda h: h.pop("policy.policy.model.embed_tokens.weight"), "and there none"),
     ):
-        kept = (checkpoint / TENSORS).read_bytes()
+        content = (checkpoint / TENSORS).read_bytes()
         change_header(checkpoint, change)
         sign(checkpoint)
         assert main(["export", f"--checkpoint={checkpoint}", f"--out={tmp_path / 'out'}"]) == 1
@@ -194,7 +194,7 @@ def test_what_looks_whole_but_is_of_another_model_is_refused(
         message = capsys.readouterr().err
         assert message.count("is of another model: policy.policy.model.embed_tokens.weight is") == 2
         assert message.count(expected) == 2
-        (checkpoint / TENSORS).write_bytes(kept)
+        (checkpoint / TENSORS).write_bytes(content)
         shutil.rmtree(tmp_path / "resumed")
 
 

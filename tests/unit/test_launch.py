@@ -23,33 +23,33 @@ def test_a_rank_exits_if_its_launcher_is_gone_before_all_have_joined(
     monkeypatch.setattr(os, "_exit", codes.append)
     joined = threading.Event()
     threading.Timer(0.05, joined.set).start()
-    launch._exit_without(str(os.getppid()), joined)
+    launch._exit_without_launcher(str(os.getppid()), joined)
     assert codes == []
-    launch._exit_without(str(os.getpid()), threading.Event())  # another process has adopted it
+    launch._exit_without_launcher(str(os.getpid()), threading.Event())  # another process has adopted it
     assert codes == [1]
-    assert capsys.readouterr().err == f"error: process {os.getpid()}, which started this rank, is gone\n"
-    launch._exit_without("not a number", threading.Event())
+    assert capsys.readouterr().err == f"error: process {os.getpid()}, which started this rank, has ended\n"
+    launch._exit_without_launcher("not a number", threading.Event())
     assert codes == [1, 1]
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_ranks_that_are_started_know_who_starts_them(rank: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first rank tells the others by the environment; what these start is none of its ranks."""
-    seen: list[Any] = []
+    launchers: list[Any] = []
     watched = threading.Event()
     monkeypatch.setenv("LOCAL_RANK", rank)
-    monkeypatch.setattr(launch, "_exit_without", lambda *args: (seen.append(args[0]), watched.set()))
+    monkeypatch.setattr(launch, "_exit_without_launcher", lambda *args: (launchers.append(args[0]), watched.set()))
     if rank == "1":
         monkeypatch.setenv(LAUNCHER, "12345")
-    fabric: Any = SimpleNamespace(launch=lambda: seen.append(os.environ[LAUNCHER]))
+    fabric: Any = SimpleNamespace(launch=lambda: launchers.append(os.environ[LAUNCHER]))
     launch._start_ranks(fabric)
     assert LAUNCHER not in os.environ
     if rank == "0":
-        assert seen == [str(os.getpid())]
+        assert launchers == [str(os.getpid())]
         assert not watched.is_set()
     else:
         assert watched.wait(10)
-        assert seen == ["12345", "12345"]
+        assert launchers == ["12345", "12345"]
 
 
 def test_a_run_is_where_its_checkpoint_lies_unless_a_folder_is_asked_for(

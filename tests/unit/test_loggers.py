@@ -241,6 +241,6 @@ def test_nothing_waits_for_a_logger_that_hangs(tmp_path: Path, monkeypatch: pyte
     for step in range(2, 9):  # one hangs, three wait, and four find no place, as the end does not
         thread.log_metrics({}, step)
     thread.finalize("success", timeout=0.05)
-    assert notes[0] == "warning: logger Hangs of tests has not ended after 0.05 s; what it had left is lost"
+    assert notes[0] == "warning: logger Hangs of tests has not ended after 0.05 s; the rest of its queue is lost"
     assert notes[1] == "warning: logger Hangs of tests failed 0 times and missed 5 steps"
     going.set()

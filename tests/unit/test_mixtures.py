@@ -324,4 +324,4 @@ def test_what_is_said_and_measured_of_a_mixture_before_a_run(tmp_path: Path) -> 
     assert longest > 1000
     assert f"mix.old: longest recorded answer {longest} tokens with its prompt, context 4096" in said
     assert {len(trajectory.tokens) for trajectory in _longest(data)} == {longest}
-    assert "not in it: the rows of mix.old" in estimate.lines(estimate.setting(data.recipe, 30, data.longest))
+    assert "not included: the rows of mix.old" in estimate.lines(estimate.setting(data.recipe, 30, data.longest))

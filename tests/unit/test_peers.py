@@ -20,22 +20,22 @@ from rlkit.run import peers as module
 from rlkit.run.peers import Peers
 
 KILLED = "it was killed, by SIGKILL or because the machine ran out of memory"
-WATCHDOG = "NCCL's watchdog ended it, since a collective took longer than train.deadline"
+WATCHDOG = "NCCL's watchdog ended it, because a collective took longer than train.deadline"
 
 
 @pytest.mark.parametrize(
-    ("ended_by", "device", "started_here", "said"),
+    ("ended_by", "device", "started_here", "expected"),
     [
         (signal.SIGABRT, "cuda", True, f"error: {WATCHDOG}"),
-        (signal.SIGABRT, "cpu", True, "error: it was ended by SIGABRT; its output may have the reason"),
-        (signal.SIGSEGV, "cuda", True, "error: it was ended by SIGSEGV; its output may have the reason"),
+        (signal.SIGABRT, "cpu", True, "error: it was ended by SIGABRT; its output may contain the reason"),
+        (signal.SIGSEGV, "cuda", True, "error: it was ended by SIGSEGV; its output may contain the reason"),
         (signal.SIGKILL, "cuda", True, f"error: {KILLED}$"),
         (signal.SIGKILL, "cpu", False, f"error: {KILLED}$"),
         (signal.SIGABRT, "cuda", False, f"error: {KILLED}, or {WATCHDOG}"),
     ],
 )
 def test_what_ended_a_rank_is_named(
-    ended_by: signal.Signals, device: str, started_here: bool, said: str, tmp_path: Path
+    ended_by: signal.Signals, device: str, started_here: bool, expected: str, tmp_path: Path
 ) -> None:
     process = subprocess.Popen(("sleep", "100"))
     os.kill(process.pid, ended_by)
@@ -45,11 +45,11 @@ def test_what_ended_a_rank_is_named(
         world_size=1, global_rank=0, device=torch.device(device), strategy=SimpleNamespace(launcher=launcher)
     )
     peers = Peers(fabric, tmp_path, lambda _: None)
-    peers._known = {0: {}, 1: {"pid": process.pid, "host": socket.gethostname()}}
-    lost = peers._lost()
+    peers._processes = {0: {}, 1: {"pid": process.pid, "host": socket.gethostname()}}
+    lost = peers._peer_failure()
     assert lost is not None
     assert lost.startswith(f"rank 1 (process {process.pid} on {socket.gethostname()}) died without an ")
-    assert re.search(said, lost)
+    assert re.search(expected, lost)
 
 
 HOST = socket.gethostname()
@@ -85,18 +85,18 @@ def test_a_rank_writes_who_it_is_and_how_it_ended(
     tmp_path: Path, second: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peers = first_of_two(tmp_path, monkeypatch)
-    mine = {"pid": os.getpid(), "host": HOST}
+    process_note = {"pid": os.getpid(), "host": HOST}
     for ended, noted in (
         ({}, {"done": True}),
         ({"error": ValueError("http://me:pw@host")}, {"error": "ValueError: http://***@host"}),
         ({"interrupted": "SIGTERM"}, {"interrupted": "SIGTERM"}),
     ):
-        peers.done(**ended)  # type: ignore[arg-type]
-        assert json.loads((tmp_path / "ranks" / "0.json").read_text()) == mine | noted
+        peers.record_end(**ended)  # type: ignore[arg-type]
+        assert json.loads((tmp_path / "ranks" / "0.json").read_text()) == process_note | noted
 
 
 @pytest.mark.parametrize(
-    ("ended", "said"),
+    ("ended", "expected"),
     [
         ({}, None),
         ({"done": True}, None),
@@ -106,11 +106,11 @@ def test_a_rank_writes_who_it_is_and_how_it_ended(
     ],
 )
 def test_a_rank_that_has_failed_is_lost_and_one_that_has_ended_well_is_not(
-    ended: dict[str, Any], said: str | None, tmp_path: Path, second: Path, monkeypatch: pytest.MonkeyPatch
+    ended: dict[str, Any], expected: str | None, tmp_path: Path, second: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peers = first_of_two(tmp_path, monkeypatch)
     note(second, **ended)
-    assert peers._lost() == (said and said.format(process=os.getpid(), host=HOST))
+    assert peers._peer_failure() == (expected and expected.format(process=os.getpid(), host=HOST))
 
 
 def test_a_broken_collective_is_explained_by_the_rank_that_is_missing(
@@ -126,7 +126,7 @@ def test_a_broken_collective_is_explained_by_the_rank_that_is_missing(
     monkeypatch.setattr(module, "PATIENCE", 0.0)
     note(second)
     assert re.fullmatch(
-        "a rank did not reach the others within train.deadline, .*: RuntimeError: .gloo. Connection closed by peer",
+        "a rank did not reach its peers within train.deadline, .*: RuntimeError: .gloo. Connection closed by peer",
         str(peers.explain(broken)),
     )
 

@@ -185,8 +185,8 @@ def test_a_deep_check_measures_a_step(capsys: pytest.CaptureFixture[str]) -> Non
 def test_prompts_are_measured_with_the_tools_that_the_template_describes() -> None:
     data = load_data(parse("fit", ["--recipe=quick_tool"]).recipe)
     plain = data.longest
-    shown = "{% for tool in tools or [] %}{{ tool['function']['name'] }}{% endfor %}"
-    data.dialogue.tokenizer.chat_template = shown + data.dialogue.tokenizer.chat_template
+    template = "{% for tool in tools or [] %}{{ tool['function']['name'] }}{% endfor %}"
+    data.dialogue.tokenizer.chat_template = template + data.dialogue.tokenizer.chat_template
     data.bind_tools()
     assert data.longest == plain + len("calculator")  # a token is a byte
     data.dialogue.context = data.longest
@@ -199,7 +199,9 @@ def test_a_prompt_that_was_measured_is_not_rendered_again(monkeypatch: pytest.Mo
     data = load_data(parse("fit", ["--recipe=quickstart", "--train.steps=50"]).recipe)  # 1600 prompts
     data.bind_tools()
     rendered: list[object] = []
-    monkeypatch.setattr(data.dialogue.tokenizer, "apply_chat_template", lambda *given, **_: rendered.append(given))
+    monkeypatch.setattr(
+        data.dialogue.tokenizer, "apply_chat_template", lambda *arguments, **_: rendered.append(arguments)
+    )
     starts = [data.dialogue.template.start(prompt.messages) for step in (1, 50) for _, prompt in data.prompts(step)]
     assert not rendered
     starts[0].append(0)  # what the caller does with it changes nothing

@@ -29,9 +29,9 @@ def test_a_step_is_traced_and_learns_the_same(tmp_path: Path, capfd: pytest.Capt
     threads = {event["tid"] for event in trace["traceEvents"] if event.get("cat") == "cpu_op"}
     assert len(threads) > 1  # that of sampling, too
     assert "aten::addmm" in (tmp_path / "traced" / "profile" / "step-00002.txt").read_text()
-    found = compare(tmp_path / "plain", tmp_path / "traced")
-    assert found.recipe == {"profile.steps": (None, [2, 3])}
-    assert (found.step, found.answer, found.tensor) == (None, None, None)
+    difference = compare(tmp_path / "plain", tmp_path / "traced")
+    assert difference.recipe == {"profile.steps": (None, [2, 3])}
+    assert (difference.step, difference.answer, difference.tensor) == (None, None, None)
 
 
 def test_a_trace_that_cannot_be_written_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,11 +26,11 @@ def recipe() -> Recipe:
 
 
 def see(progress: Progress, *steps: dict[str, float], errors: tuple[str, ...] = ()) -> list[str]:
-    return [said for n, metrics in enumerate(steps, 1) for said in progress.see(n, metrics, Counter(errors))]
+    return [warning for n, metrics in enumerate(steps, 1) for warning in progress.see(n, metrics, Counter(errors))]
 
 
 @pytest.mark.parametrize(
-    ("metrics", "errors", "said"),
+    ("metrics", "errors", "expected"),
     [
         (
             NO_REWARD,
@@ -48,11 +48,11 @@ def see(progress: Progress, *steps: dict[str, float], errors: tuple[str, ...] = 
     ],
 )
 def test_three_in_a_row_end_the_run_with_the_cause(
-    metrics: dict[str, float], errors: tuple[str, ...], said: str, recipe: Recipe
+    metrics: dict[str, float], errors: tuple[str, ...], expected: str, recipe: Recipe
 ) -> None:
     progress = Progress(recipe)
     assert len(see(progress, metrics, metrics, errors=errors)) == 2
-    with pytest.raises(TrainingError, match=f"3 steps in a row, up to step 7, taught nothing: {said}.*3 times"):
+    with pytest.raises(TrainingError, match=f"3 steps in a row, up to step 7, taught nothing: {expected}.*3 times"):
         list(progress.see(7, metrics, Counter(errors)))
 
 
@@ -70,9 +70,9 @@ def test_equal_rewards_are_no_error_and_are_warned_of_once_after_five_steps(
 ) -> None:
     progress = Progress(recipe)
     assert see(progress, *[quiet] * 4) == []
-    [said] = see(progress, quiet)
-    assert "5 steps in a row" in said
-    assert "raise rollout.group_size" in said
+    [warning] = see(progress, quiet)
+    assert "5 steps in a row" in warning
+    assert "raise rollout.group_size" in warning
     assert see(progress, *[quiet] * 20) == []
     assert progress.stalled == 0
     see(progress, GOOD, *[quiet] * 4)
@@ -83,9 +83,9 @@ def test_a_step_without_pairs_is_no_error_unless_something_failed() -> None:
     """A loss of pairs has none where all answers to each prompt have equal rewards."""
     empty = {"update/empty": 1.0, "groups/no_signal": 1.0, "rollout/samples": 16.0}
     progress = Progress(parse("fit", ["--recipe=quick_dpo"]).recipe)
-    [said] = see(progress, *[empty] * 5)
-    assert "5 steps in a row" in said
-    assert said.endswith("leave prompts out of the data whose answers have equal rewards")
+    [warning] = see(progress, *[empty] * 5)
+    assert "5 steps in a row" in warning
+    assert warning.endswith("remove prompts whose answers have equal rewards from the data")
     assert progress.stalls(1, empty | {"reward/failed": 4.0})
     assert progress.stalls(1, empty | {"update/not_finite": 1.0})
     assert Progress(parse("fit", ["--recipe=quick_sft"]).recipe).stalls(1, empty)

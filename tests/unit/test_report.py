@@ -201,7 +201,7 @@ def test_a_run_in_progress_is_shown_as_far_as_it_is(tmp_path: Path) -> None:
     lines = (run / "metrics.jsonl").read_text()
     (run / "metrics.jsonl").write_text(lines[:-20])  # the last line is being written
     last = run / "rollouts" / "step-00003.jsonl.gz"
-    last.rename(last.with_name(f"{last.name}.partial"))  # as `write_whole` writes
+    last.rename(last.with_name(f"{last.name}.partial"))  # as `write_atomically` writes
     _, data = report(run, out=tmp_path / "report.html")
     found = data["runs"][0]
     assert found["steps"] == [1, 2]

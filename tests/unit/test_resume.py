@@ -24,8 +24,8 @@ RECIPE: dict[str, Any] = {
 }
 
 
-def found(tmp_path: Path, kept: Numbers | None = None) -> CheckpointRef:
-    state = RunState(step=3, recipe=RECIPE, numbers=kept or Numbers(version=3))
+def checkpoint(tmp_path: Path, saved: Numbers | None = None) -> CheckpointRef:
+    state = RunState(step=3, recipe=RECIPE, numbers=saved or Numbers(version=3))
     return CheckpointRef(Store(str(tmp_path)), "step-000003", state)
 
 
@@ -34,12 +34,12 @@ def changed(**changes: dict[str, Any]) -> str:
 
 
 def test_nothing_has_changed_in_the_same_recipe(tmp_path: Path) -> None:
-    assert compare(found(tmp_path), changed(), force=False) == []
+    assert compare(checkpoint(tmp_path), changed(), force=False) == []
 
 
 def test_what_changes_no_learning_is_only_shown(tmp_path: Path) -> None:
     recipe = changed(train={"steps": 9}, save={"every": 5}, log={"rollouts": {"every": 7}})
-    assert compare(found(tmp_path), recipe, force=False) == [
+    assert compare(checkpoint(tmp_path), recipe, force=False) == [
         "log.rollouts.every: None in the checkpoint, 7 now",
         "save.every: 1 in the checkpoint, 5 now",
         "train.steps: 3 in the checkpoint, 9 now",
@@ -56,9 +56,9 @@ def test_what_changes_no_learning_is_only_shown(tmp_path: Path) -> None:
 )
 def test_what_changes_the_learning_needs_force(tmp_path: Path, section: dict[str, Any]) -> None:
     """The number of steps does where the learning rate decays by it."""
-    with pytest.raises(RecipeError, match=rf"train.{next(iter(section))}: .*(\n.*)*alters what is.*add --force"):
-        compare(found(tmp_path), changed(train=section), force=False)
-    assert len(compare(found(tmp_path), changed(train=section), force=True)) == len(section)
+    with pytest.raises(RecipeError, match=rf"train.{next(iter(section))}: .*(\n.*)*alters.*add --force"):
+        compare(checkpoint(tmp_path), changed(train=section), force=False)
+    assert len(compare(checkpoint(tmp_path), changed(train=section), force=True)) == len(section)
 
 
 @pytest.mark.parametrize(
@@ -67,32 +67,32 @@ def test_what_changes_the_learning_needs_force(tmp_path: Path, section: dict[str
 )  # fmt: skip
 def test_what_does_not_fit_the_state_is_refused_by_force_too(tmp_path: Path, sections: dict[str, Any]) -> None:
     with pytest.raises(RecipeError, match="the recipe does not fit .*step-000003"):
-        compare(found(tmp_path), changed(**sections), force=True)
+        compare(checkpoint(tmp_path), changed(**sections), force=True)
 
 
 def transforms(coef: float = 0.5, count: float = 2.0) -> RewardTransforms:
-    made = RewardTransforms(Shaping(), KLReward())
-    assert made.shaper is not None
-    assert made.kl_penalty is not None
-    made.shaper.count, made.shaper.mean, made.shaper.squares = count, 1.5, 0.25
-    made.kl_penalty.coef = coef
-    return made
+    restored = RewardTransforms(Shaping(), KLReward())
+    assert restored.shaper is not None
+    assert restored.kl_penalty is not None
+    restored.shaper.count, restored.shaper.mean, restored.shaper.squares = count, 1.5, 0.25
+    restored.kl_penalty.coef = coef
+    return restored
 
 
 def test_numbers_come_back(tmp_path: Path) -> None:
-    kept = numbers(7, transforms())
-    assert kept == Numbers(version=7, kl_coef=0.5, shaper=(2.0, 1.5, 0.25))
+    saved = numbers(7, transforms())
+    assert saved == Numbers(version=7, kl_coef=0.5, shaper=(2.0, 1.5, 0.25))
     later = transforms(coef=9.0, count=0.0)
-    restore(later, found(tmp_path, Numbers.model_validate_json(kept.model_dump_json())))
-    assert numbers(7, later) == kept
+    restore(later, checkpoint(tmp_path, Numbers.model_validate_json(saved.model_dump_json())))
+    assert numbers(7, later) == saved
 
 
 @pytest.mark.parametrize("name", ["kl_coef", "shaper"])
 def test_a_state_without_what_the_run_needs_is_refused(tmp_path: Path, name: str) -> None:
-    kept = numbers(7, transforms())
-    setattr(kept, name, None)
+    saved = numbers(7, transforms())
+    setattr(saved, name, None)
     with pytest.raises(CheckpointError, match=f"its state has no {name}, which its recipe needs"):
-        restore(transforms(), found(tmp_path, kept))
+        restore(transforms(), checkpoint(tmp_path, saved))
 
 
 def test_a_recipe_is_kept_without_aliases_and_what_json_lacks() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from rlkit.cli.main import main
 from rlkit.run.measure import reward_checks
-from rlkit.run.measure.reward_checks import CUT_STEPS, LENGTH_STEPS, RewardChecks
+from rlkit.run.measure.reward_checks import LENGTH_STEPS, TRUNCATED_STEPS, RewardChecks
 from rlkit.train.describe import MEASURED_COMPLETIONS, describe_texts
 from rlkit.train.metrics import Meter
 from rlkit.types import Prompt, Score, StopReason, Trajectory, Turn
@@ -47,29 +47,29 @@ def test_length_and_reward_are_compared_within_each_prompt() -> None:
 
     Over all, lengths 1, 3, 10, 14 and rewards 3, 1, 5, 7 go together: a harder prompt has longer answers.
     """
-    some = [trajectory(1, 3.0), trajectory(3, 1.0), trajectory(10, 5.0, 1), trajectory(14, 7.0, 1)]
-    assert metrics(*some)["reward/length_correlation"] == pytest.approx(2 / math.sqrt(40))
-    assert metrics(*some, grouped=False)["reward/length_correlation"] == pytest.approx(42 / math.sqrt(110 * 20))
+    rows = [trajectory(1, 3.0), trajectory(3, 1.0), trajectory(10, 5.0, 1), trajectory(14, 7.0, 1)]
+    assert metrics(*rows)["reward/length_correlation"] == pytest.approx(2 / math.sqrt(40))
+    assert metrics(*rows, grouped=False)["reward/length_correlation"] == pytest.approx(42 / math.sqrt(110 * 20))
 
 
 @pytest.mark.parametrize("rewards", [(0.1, 0.1, 0.1), (0.0, 0.0, 0.0), (None, None, 1.0)])
 def test_where_rewards_are_equal_there_is_no_correlation(rewards: tuple[float | None, ...]) -> None:
-    found = metrics(*(trajectory(length, reward) for length, reward in zip((3, 5, 6), rewards, strict=True)))
-    assert "reward/length_correlation" not in found
+    measured = metrics(*(trajectory(length, reward) for length, reward in zip((3, 5, 6), rewards, strict=True)))
+    assert "reward/length_correlation" not in measured
 
 
 def test_answers_that_were_cut_off_are_told_from_those_that_ended() -> None:
     """Of five, two were cut off by the limit of tokens or the context; one ended by its number of turns."""
     stops = {StopReason.STOP: 1.0, StopReason.LENGTH: 0.5, StopReason.CONTEXT: 0.0, StopReason.TURNS: 9.0}
-    found = metrics(*(trajectory(4, reward, stop=stop) for stop, reward in stops.items()), trajectory(4, 0.0))
-    assert found["rollout/truncated"] == 2 / 5
-    assert (found["rollout/reward_truncated"], found["rollout/reward_finished"]) == (0.25, 0.5)
+    measured = metrics(*(trajectory(4, reward, stop=stop) for stop, reward in stops.items()), trajectory(4, 0.0))
+    assert measured["rollout/truncated"] == 2 / 5
+    assert (measured["rollout/reward_truncated"], measured["rollout/reward_finished"]) == (0.25, 0.5)
 
 
 def test_repetitions_are_counted_within_each_turn_of_the_policy() -> None:
     """1 1 1 1 1 has the same run twice; 1 2 3 4 has one run; an answer of three tokens has none and does not count."""
-    found = metrics(*(trajectory(0, 0.0, answer=answer) for answer in ([1] * 5, [1, 2, 3, 4], [7, 7, 7])))
-    assert found["rollout/repetition"] == (1 / 2 + 0) / 2
+    measured = metrics(*(trajectory(0, 0.0, answer=answer) for answer in ([1] * 5, [1, 2, 3, 4], [7, 7, 7])))
+    assert measured["rollout/repetition"] == (1 / 2 + 0) / 2
     twice = trajectory(0, 0.0, answer=[1, 2, 3, 4, 8, 1, 2, 3, 4])
     twice.turns = [Turn("user", 0, 1), Turn("assistant", 1, 5), Turn("tool", 5, 6), Turn("assistant", 6, 10)]
     assert metrics(twice)["rollout/repetition"] == 0
@@ -102,7 +102,7 @@ def test_length_that_pays_is_warned_of_once_and_after_many_steps() -> None:
     checks = RewardChecks()
     assert see(checks, LENGTH_STEPS - 1, reward__length_correlation=0.6) == []
     [warning] = see(checks, 3, reward__length_correlation=0.6)
-    assert "in 50 steps longer answers earned more (correlation of length and reward 0.60)" in warning
+    assert "in 50 steps longer completions earned more (correlation of length and reward 0.60)" in warning
     assert see(checks, 99, reward__length_correlation=0.9) == []
 
 
@@ -127,9 +127,9 @@ CUT = {"rollout__truncated": 0.2, "rollout__reward_truncated": 0.6, "rollout__re
 
 def test_cut_off_answers_that_earn_as_much_are_warned_of() -> None:
     checks = RewardChecks()
-    assert see(checks, CUT_STEPS - 1, **CUT) == []
+    assert see(checks, TRUNCATED_STEPS - 1, **CUT) == []
     [warning] = see(checks, 9, **CUT)
-    assert "20% of the answers were cut off" in warning
+    assert "20% of the completions were truncated" in warning
     assert "earned as much (0.600) as those that ended (0.500)" in warning
 
 
@@ -144,14 +144,14 @@ def test_cut_off_answers_that_are_few_or_earn_less_are_no_sign(changes: dict[str
 
 def rising(accuracies: list[float], rewards: list[float], spread: float = 0.4, before: bool = True) -> list[str]:
     """Validations with six steps before each, whose rewards differ by a hundredth."""
-    checks, found = RewardChecks(), []
+    checks, measured = RewardChecks(), []
     if before:
         checks.validated({"accuracy": accuracies.pop(0)})
     for accuracy, reward in zip(accuracies, rewards, strict=True):
         for i in range(6):
-            found += see(checks, 1, reward__mean=reward + i % 2 / 100, reward__std=spread)
+            measured += see(checks, 1, reward__mean=reward + i % 2 / 100, reward__std=spread)
         checks.validated({"accuracy": accuracy})
-    return found + see(checks, 3, reward__mean=rewards[-1], reward__std=spread)
+    return measured + see(checks, 3, reward__mean=rewards[-1], reward__std=spread)
 
 
 def test_a_reward_that_rises_without_accuracy_is_warned_of() -> None:
@@ -192,7 +192,7 @@ def test_a_reward_for_length_is_warned_of_by_fit(
 ) -> None:
     """Through `rlkit fit`: the reward is the length, most answers are cut off, and the metrics are in metrics.jsonl."""
     monkeypatch.setattr(reward_checks, "LENGTH_STEPS", 2)
-    monkeypatch.setattr(reward_checks, "CUT_STEPS", 2)
+    monkeypatch.setattr(reward_checks, "TRUNCATED_STEPS", 2)
     (tmp_path / "mine.py").write_text(LONGEST)
     options = (
         "--recipe=quickstart", "--reward=PythonReward", f"--reward.function={tmp_path / 'mine.py'}:longest",
@@ -205,6 +205,6 @@ def test_a_reward_for_length_is_warned_of_by_fit(
     assert all(row["reward/length_correlation"] == pytest.approx(1) for row in rows)
     assert all(0 < row["rollout/truncated"] < 1 and 0 <= row["rollout/repetition"] <= 1 for row in rows)
     assert all(row["rollout/reward_truncated"] == pytest.approx(0.9) for row in rows)
-    shown = " ".join(capsys.readouterr().out.split())
-    assert shown.count("longer answers earned more") == 1
-    assert shown.count("of the answers were cut off by their limit of tokens, and earned as much (0.900)") == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    assert printed.count("longer completions earned more") == 1
+    assert printed.count("of the completions were truncated by the limit of tokens, and earned as much (0.900)") == 1

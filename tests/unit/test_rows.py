@@ -58,7 +58,7 @@ def test_a_conversation_comes_back_as_it_was(tmp_path: Path) -> None:
     given = trajectory()
     [row] = saved(tmp_path, given)
     assert (row.reward, row.components, row.failed, row.left_out) == (1.75, {"accuracy": 1.0}, False, [])
-    assert row.place == f"{tmp_path / 'step-00001.jsonl.gz'}, line 1"
+    assert row.location == f"{tmp_path / 'step-00001.jsonl.gz'}, line 1"
     assert row.trajectory == given
 
 
@@ -121,8 +121,8 @@ WRONG: list[tuple[object, str]] = [
     ({"text": "x"}, "'messages' is missing, expected messages"),
     (ROW | {"messages": [{"role": "user"}]}, "'messages' is [{'role': 'user'}], expected messages"),
     (ROW | {"messages": "?"}, "'messages' is '?', expected messages"),
-    ({"messages": ASKED}, "'text' is missing, expected the answer's text"),
-    (ROW | {"text": 5}, "'text' is 5, expected the answer's text"),
+    ({"messages": ASKED}, "'text' is missing, expected the completion's text"),
+    (ROW | {"text": 5}, "'text' is 5, expected the completion's text"),
     (ROW | {"answer": 5}, "'answer' is 5, expected a text"),
     (ROW | {"reward": float("nan")}, "'reward' is nan, expected a finite number"),
     (ROW | {"reward": 10**400}, "expected a finite number"),
@@ -157,7 +157,7 @@ def test_a_wrong_row_names_file_and_line(tmp_path: Path, row: object, problem: s
 def test_a_line_that_is_no_json_names_file_and_line(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(json.dumps(ROW).encode() + b"\n\n" + line + b"\n")
-    with pytest.raises(RecipeError, match=r"rows.jsonl, line 3 is no JSON: "):
+    with pytest.raises(RecipeError, match=r"rows.jsonl, line 3 is not JSON: "):
         read(path)
 
 
@@ -175,7 +175,7 @@ def test_a_damaged_archive_names_file_and_line(tmp_path: Path, damage: str) -> N
     path = tmp_path / "rows.jsonl.gz"
     path.write_bytes(packed)
     with pytest.raises(
-        RecipeError, match=r"rows.jsonl.gz(, line [0-9]+ is no JSON| cannot be read after line [0-9]+): "
+        RecipeError, match=r"rows.jsonl.gz(, line [0-9]+ is not JSON| cannot be read after line [0-9]+): "
     ):
         read(path)
 

@@ -351,7 +351,7 @@ class EagerParser(StrictParser):
         (check_tool, MuteTool, "MuteTool.call returned None, expected a text or a ToolReply"),
         (check_tool, GreedyTool, r"GreedyTool.release\(state\) a second time raised KeyError: 'calls'"),
         (check_tool, StubbornTool, r"StubbornTool.close\(\) a second time raised RuntimeError: closed already"),
-        (check_interaction, LeakyUser, "LeakyUser returned .*must be stored in its state"),
+        (check_interaction, LeakyUser, "LeakyUser returned .*in its state"),
         (check_interaction, SilentUser, "SilentUser.reply returned .*expected messages with role and content, or done"),
         (check_interaction, Meddler, "Meddler.reply modified the messages"),
         (check_environment, LeakyGame, "LeakyGame returned .* beside another conversation"),

@@ -99,6 +99,13 @@ def test_the_example_of_a_command_is_run_by_the_command_line(site: Site, capsys:
     assert "commands: rlkit rows" in capsys.readouterr().out
 
 
+def test_a_verb_of_a_package_that_is_not_installed_says_how_to_install_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["convert", "--from", "verl", "run.sh"]) == 2
+    assert capsys.readouterr().err == "error: 'convert' is an unknown verb; `pip install rlkit-convert` provides it\n"
+    assert main(["conver"]) == 2
+    assert "did you mean 'convert'?" in capsys.readouterr().err
+
+
 def test_the_example_of_a_recipe_is_found_by_name_and_trains(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     site.install("twelves", "[rlkit]\ntwelves = twelves_example\n", twelves_example=EXAMPLES["recipe"].read_text())
     shutil.copytree(EXAMPLES["recipe"].parent / "recipes", site.folder / "recipes")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,9 @@ import pytest
 from rlkit.cli.main import main
 from rlkit.interfaces.callback import RunEnd
 from rlkit.models.store import Store
+from rlkit.run.ending import end_session
 from rlkit.run.folder import RunFolder
+from rlkit.run.record import RunRecord
 from rlkit.run.session import Session
 from rlkit.run.signals import Signals
 
@@ -29,9 +32,12 @@ def notes() -> list[str]:
 
 @pytest.fixture
 def session(tmp_path: Path, notes: list[str]) -> Session:
-    made = Session(RunFolder(tmp_path, ""), SimpleNamespace(note=notes.append), first=True)  # type: ignore[arg-type]
-    made.outcome.steps = 4
-    return made
+    record = RunRecord(RunFolder(tmp_path, ""), SimpleNamespace(note=notes.append), first=True)  # type: ignore[arg-type]
+    record.outcome.steps = 4
+    session = Session(record)
+    progress: Any = SimpleNamespace(exhausted=lambda: None, failed=lambda metrics: False, see=lambda *_: ())
+    session.progress = progress
+    return session
 
 
 def context(*asked: str | None, stopper: str | None = None) -> Any:
@@ -42,10 +48,10 @@ def context(*asked: str | None, stopper: str | None = None) -> Any:
 
 def test_a_signal_to_another_rank_ends_the_run_and_is_shown_once(session: Session, notes: list[str]) -> None:
     session._agree(context(None, None))
-    assert not session.stopping
+    assert not session.stop_requested
     for _ in range(2):
         session._agree(context(None, "SIGTERM"))
-        assert session.stopping
+        assert session.stop_requested
         assert notes == ["the run ends after 4 steps (rank 1: SIGTERM)"]
 
 
@@ -53,14 +59,14 @@ def test_a_signal_to_the_only_rank_was_shown_when_it_came(session: Session, note
     session.signals = Signals(notes.append, notes.append)
     session.signals.asked = "SIGINT"
     session._agree(context("SIGINT"))
-    assert session.stopping
+    assert session.stop_requested
     assert notes == []
 
 
 def test_a_callback_ends_the_training_but_does_not_interrupt_it(session: Session, notes: list[str]) -> None:
     for _ in range(2):
         session._agree(context(None, stopper="Enough of tests"))
-        assert (session.enough, session.stopping) == (True, False)
+        assert (session.ended_early, session.stop_requested) == (True, False)
         assert notes == ["callback Enough of tests ended the training after step 4"]
 
 
@@ -74,26 +80,31 @@ def test_the_end_is_written_and_all_is_closed_whatever_fails(
     """Callbacks learn of it, unless the run is interrupted in the middle of something."""
     ended: list[RunEnd] = []
     finished: list[str] = []
-    session.reporter.finish = lambda result, advice: finished.append(advice)  # type: ignore[method-assign]
-    session.outcome.status, session.outcome.steps = "ok", 0
+    session.record.reporter.finish = lambda result, advice: finished.append(advice)  # type: ignore[method-assign]
+    session.record.outcome.status = "ok"
+    session.record.outcome.steps = 0
 
     def close() -> None:
         raise OSError("no disk")
 
     session.log = SimpleNamespace(close=lambda status: finished.append(status))  # type: ignore[assignment]
-    whole: Any = SimpleNamespace(callbacks=SimpleNamespace(end=ended.append), rollouts=SimpleNamespace(close=close))
-    assert session.end(whole, failure, at_once) is failure
+    train_context: Any = SimpleNamespace(
+        callbacks=SimpleNamespace(end=ended.append), rollouts=SimpleNamespace(close=close)
+    )
+    session.context = train_context
+    assert end_session(session, failure, at_once) is failure
     assert ended == ([] if at_once else [RunEnd(status, 0, None if failure is None else "bad")])
     assert notes == ["warning: the rollouts: OSError: no disk"]
-    assert finished == [status, f"the run is in {session.folder.path}"]
-    result = json.loads((session.folder.path / "result.json").read_text())
+    assert finished == [status, f"the run is in {session.record.folder.path}"]
+    result = json.loads((session.record.folder.path / "result.json").read_text())
     assert (result["status"], result["steps"]) == (status, 0)
     assert result["error"] == (None if failure is None else {"type": "ValueError", "message": "bad"})
 
 
 def test_memory_that_runs_out_is_warned_of_once(session: Session, notes: list[str]) -> None:
+    result: Any = SimpleNamespace(rollouts=SimpleNamespace(errors=Counter()))
     for share in (0.9, 0.91, 0.95):  # up to nine tenths are fine
-        session._watch(context(None), SimpleNamespace(), {"memory/share": share})  # type: ignore[arg-type]
+        session._check_step(context(None), result, {"memory/share": share})
     [warning] = notes
     assert warning.startswith("warning: 91% of the memory is in use; lower train.max_tokens_per_micro_batch")
 

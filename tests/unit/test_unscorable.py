@@ -59,7 +59,7 @@ def test_rows_in_no_form_are_left_out_if_the_recipe_drops_them(
     assert main(["fit", *options, *FAST, *words, f"--out={tmp_path / 'out'}"]) == 0
     shown = " ".join("".join(capsys.readouterr()).split())
     assert "cannot score 3 of 8 prompts" in shown
-    assert "they are left out" in shown
+    assert "they are dropped" in shown
     rows = read_jsonl(tmp_path / "out" / "rollouts" / "step-00001.jsonl.gz")
     assert {row["answer"] for row in rows} == {"#### 4", "\\frac{1}{2}", "(1, 2)", "17", "3 cm"}
 

@@ -15,7 +15,6 @@ from importlib import import_module
 import shtab
 
 from rlkit.cli.completion.keys import values_by_key
-from rlkit.cli.convert import PEERS
 from rlkit.cli.docs import topics
 from rlkit.cli.scaffold import WRITTEN
 from rlkit.commands import VERBS, plugin_verbs
@@ -118,7 +117,7 @@ def _help_of(verb: str) -> str:
 def _fill(parser: ArgumentParser, verb: str, text: str, registry: Registry, keys: Keys) -> None:
     """Add the options that a verb's help names, and those of a recipe where it takes one."""
     keys = keys if RECIPES.search(text) else {}
-    names: dict[str, Collection[str]] = {"--kind": WRITTEN, "--from": PEERS if verb == "convert" else RECIPE}
+    names: dict[str, Collection[str]] = {"--kind": WRITTEN, "--from": RECIPE}
     for flag, value in dict(reversed(FLAG.findall(text))).items():
         if flag.removeprefix("--") in keys:
             continue

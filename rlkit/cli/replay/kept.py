@@ -53,6 +53,8 @@ class KeptRollouts:
         found = []
         for row in read_rows(self.run / "rollouts" / f"{of_rank(f'step-{number:05d}', rank)}.jsonl.gz"):
             if not all(0 <= token < vocabulary for token in row.trajectory.tokens):
-                raise RecipeError(f"{row.place} has token ids that the policy has not, expected 0 to {vocabulary - 1}")
+                raise RecipeError(
+                    f"{row.location} has token ids that the policy has not, expected 0 to {vocabulary - 1}"
+                )
             found.append(row.trajectory)
         return found

@@ -41,7 +41,7 @@ class RescoredGroup:
         for row in self.rows:
             trajectory, score = row.trajectory, row.trajectory.score
             yield {
-                "place": row.place,
+                "place": row.location,
                 "prompt": trajectory.prompt.id,
                 "group": trajectory.group,
                 "messages": trajectory.prompt.messages,
@@ -131,7 +131,7 @@ class Comparison:
             question = shorten(str(prompt.messages[-1]["content"]), LONGEST)
             answer = None if prompt.answer is None else shorten(prompt.answer, LONGEST)
             text = shorten(row.trajectory.text, LONGEST)
-            found = Difference(size, -len(self.saved), row.place, saved, new, question, answer, text)
+            found = Difference(size, -len(self.saved), row.location, saved, new, question, answer, text)
             heapq.heappush(self.differences, found)
             if len(self.differences) > SHOWN:
                 heapq.heappop(self.differences)
@@ -142,7 +142,7 @@ class Comparison:
         self.groups += 1
         if saved.order != new.order:
             first = pairs[0][0]
-            self.reordered.append(f"{first.trajectory.prompt.id} ({first.place})")
+            self.reordered.append(f"{first.trajectory.prompt.id} ({first.location})")
         self.compared += len(pairs)
         self.agreeing += sum(a == b for a, b in zip(saved.sides, new.sides, strict=True))
 

@@ -1,4 +1,4 @@
-"""From a checkpoint or a run to a Hugging Face folder."""
+"""Export of a checkpoint or a run as a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ def export(
 
     Args:
         checkpoint: A checkpoint, a run folder, its `final/`, or another folder with a model or an adapter.
-        out: The folder to write.
-        merge: Merge the adapter into the model, in float32.
-        dtype: What a model's weights are rounded to in the end; an adapter's stay float32.
-        trust_remote_code: Run code that comes with the model; the setting in the checkpoint is ignored.
+        out: Folder to write.
+        merge: Whether to merge the adapter into the model, in float32.
+        dtype: Data type to which a model's weights are rounded at the end; those of an adapter stay float32.
+        trust_remote_code: Whether to run code that comes with the model; the checkpoint's own setting is ignored.
 
     Returns:
-        The folder or URL that was taken.
+        The folder or URL that was exported.
 
     Raises:
-        CheckpointError: There is none, it is damaged or of another model, or there is no adapter to merge.
+        CheckpointError: The checkpoint is missing, damaged or of another model, or has no adapter to merge.
         RecipeError: The base model of an adapter or a checkpoint cannot be found.
     """
     source = locate(checkpoint)
     if source.base is None and not os.path.isfile(Path(source.location, "config.json")):
         raise CheckpointError(
-            f"there is no whole checkpoint at {checkpoint!r}; "
+            f"there is no complete checkpoint at {checkpoint!r}; "
             "expected a run folder, its final/ or one of its checkpoints"
         )
     if merge and source.lora is None:

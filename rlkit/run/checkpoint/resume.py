@@ -1,4 +1,4 @@
-"""Resuming: which checkpoint, whether the recipe still fits it, and loading it into the run."""
+"""Resuming: checks that the recipe still fits a checkpoint, and loads it into the run."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ FIXED = (
     "critic.optimizer.class_path",
     "critic.optimizer.init_args.name",
 )
-"""Options that decide what a checkpoint's tensors are: none can change on resume."""
+"""Options that determine a checkpoint's tensors: they cannot change on resume."""
 
 PRESENT = ("critic", "curriculum", "reference", "shaping", "kl_reward", "train.ema")
-"""Sections with state, which can neither be added nor removed on resume."""
+"""Sections with state: they cannot be added or removed on resume."""
 
 FREE = (
     "callbacks",
@@ -42,79 +42,80 @@ FREE = (
     "train.require_reward",
     "train.max_steps_without_signal",
 )
-"""Options that may change without affecting training. `train.steps` too, where no learning rate decays by it."""
+"""Options that may change without affecting training; so may `train.steps` if no learning rate depends on it."""
 
 
-def compare(found: CheckpointRef, recipe_yaml: str, force: bool) -> list[str]:
+def compare(checkpoint: CheckpointRef, recipe_yaml: str, force: bool) -> list[str]:
     """Return a line for each difference between the checkpoint's recipe and the current one.
 
     Raises:
-        RecipeError: A difference breaks the state, or changes the training without `force`.
+        RecipeError: A difference does not fit the checkpoint's state, or changes the training without `force`.
     """
-    old, new = flat(found.state.recipe), flat(as_data(recipe_yaml))
-    if len(found.state.trained or ()) > 1 and not new.get("rollout.max_staleness"):
+    old = flat(checkpoint.state.recipe)
+    new = flat(as_data(recipe_yaml))
+    if len(checkpoint.state.trained or ()) > 1 and not new.get("rollout.max_staleness"):
         raise RecipeError(
-            f"rollout.max_staleness is 0, but {found.location} was trained on some prompts of later steps, which would "
-            "be trained on twice; keep it, and set rollout.lead to 0 to sample for one step at a time"
+            f"rollout.max_staleness is 0, but {checkpoint.location} was trained on some prompts of later steps, on "
+            "which the run would train twice; keep it, and set rollout.lead to 0 to sample for one step at a time"
         )
     changed = [key for key in sorted(old | new) if old.get(key) != new.get(key)]
     lines = {key: f"{key}: {show(old.get(key))} in the checkpoint, {show(new.get(key))} now" for key in changed}
     moved = [part for part in PRESENT if any(_under(k, part) for k in old) != any(_under(k, part) for k in new)]
     broken = [line for key, line in lines.items() if any(_under(key, part) for part in (*FIXED, *moved))]
     if broken:
-        raise RecipeError(f"the recipe does not fit {found.location}:\n" + "\n".join(broken))
+        raise RecipeError(f"the recipe does not fit {checkpoint.location}:\n" + "\n".join(broken))
     free = FREE if _decays(new) else (*FREE, "train.steps")
     changes = [line for key, line in lines.items() if not any(_under(key, part) for part in free)]
     if changes and not force:
         raise RecipeError(
-            f"the recipe is not that of {found.location}:\n"
+            f"the recipe differs from that of {checkpoint.location}:\n"
             + "\n".join(changes)
-            + f"\n{_why(changes)}; leave it as it was, or add --force to go on with the recipe as it is now"
+            + f"\n{_why(changes)}; restore the recipe, or add --force to continue with the changed one"
         )
     return list(lines.values())
 
 
 def _why(changes: Sequence[str]) -> str:
-    """Return why changes on resume need consent."""
+    """Return why changes on resume need `force`."""
     if all(line.startswith("train.steps:") for line in changes):
-        return "the learning rate depends on train.steps, so that another number changes every step that is left"
-    return "such a change alters what is learned, so that the steps before and after it are of two different runs"
+        return "the learning rate depends on train.steps, so another number changes every remaining step"
+    return "such a change alters the training, so the steps before and after it would belong to two different runs"
 
 
-def held_out(recipe: JsonObject) -> list[object]:
-    """Return what of a recipe determines which prompts are validated, so that they can be paired with earlier ones."""
+def validation_options(recipe: JsonObject) -> list[object]:
+    """Return a recipe's options that determine the validation prompts; if equal, validations can be compared."""
     validation = recipe.get("validation") or {}
     tasks = validation.get("tasks")
-    # of one task a limit leaves out the last prompts only
+    # with one task, a limit drops only the last prompts
     return [recipe.get("task"), tasks, None if tasks is None else validation.get("limit")]
 
 
-def load(context: TrainContext, found: CheckpointRef) -> None:
+def load(context: TrainContext, checkpoint: CheckpointRef) -> None:
     """Load a checkpoint into a run.
 
     Raises:
-        CheckpointError: It is of another model, or has not all that the run needs.
+        CheckpointError: The checkpoint is of another model, or lacks state that the run needs.
     """
-    restore(context.transforms, found)
-    context.rollouts.version = found.state.numbers.version
-    shapes = tensor_shapes(found.store, found.name)
-    load_checkpoint(found.store, found.name, tensors(context, shapes))
+    restore(context.transforms, checkpoint)
+    context.rollouts.version = checkpoint.state.numbers.version
+    store = checkpoint.store
+    load_checkpoint(store, checkpoint.name, tensors(context, tensor_shapes(store, checkpoint.name)))
 
 
-def not_repeated(rollout: Rollout) -> list[str]:
-    """Return why a resumed run differs from an uninterrupted one: what no checkpoint holds of rollouts ahead of it."""
+def rollout_differences(rollout: Rollout) -> list[str]:
+    """Return why a resumed run differs from an uninterrupted one: checkpoints do not hold rollouts ahead of a step."""
     if not rollout.max_staleness:
         return []
     reasons = []
     if rollout.lead != 0:
-        reasons.append("groups that were sampled ahead are sampled again, with the weights of the checkpoint")
+        reasons.append("groups that were sampled ahead are sampled again, with the checkpoint's weights")
     if rollout.replay is not None:
-        reasons.append("rollout.replay starts without groups")
+        reasons.append("rollout.replay starts empty")
     return reasons
 
 
 def _decays(recipe: Mapping[str, object]) -> bool:
-    """Whether a learning rate depends on `train.steps`."""
+    """Return whether a learning rate depends on `train.steps`."""
     schedules = {recipe.get(f"{section}.schedule.class_path") for section in ("train", "critic")} - {None}
     ratios = {recipe.get(f"{section}.warmup_ratio") for section in ("train", "critic")} - {None}
     return bool(ratios or schedules - {"rlkit.schedules.Constant"})

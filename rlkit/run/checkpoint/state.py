@@ -1,9 +1,9 @@
-"""What a run's next step depends on: the tensors and the numbers that a checkpoint holds."""
+"""The state of a run that a checkpoint holds: its tensors and numbers."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection
 from typing import Any
 
 import yaml
@@ -19,35 +19,44 @@ from rlkit.train.models import TrainableModule
 from rlkit.train.setup import TrainContext
 
 
-def tensors(context: TrainContext, known: Collection[str] | None = None) -> dict[str, Tensor]:
+def tensors(context: TrainContext, saved_names: Collection[str] | None = None) -> dict[str, Tensor]:
     """Return the run's tensors by name; they share its memory, so that loading into them loads the run.
 
-    Frozen weights are left out, but for a reference that has moved: they come from the model's own files.
+    Frozen weights are left out, except those of a reference that has moved: they come from the model's own files.
 
     Args:
-        context: The run's.
-        known: Names in a checkpoint; the state of an optimizer that has stepped there is made here too.
+        context: The run's context.
+        saved_names: Names of the tensors in a checkpoint; optimizer state that is among them is also created here.
     """
-    found: dict[str, Tensor] = {}
     models = context.models
-    both: list[tuple[str, TrainableModule[Any] | None]] = [("policy", models.policy), ("critic", models.critic)]
-    for name, trained in both:
-        if trained is not None:
-            module = trained.inner
-            parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
-            found |= trainable(name, module)
-            if known is not None:
-                stepped = {k.rpartition(".")[0] for k in known}
-                some = [p for n, p in parameters.items() if f"{name}/optimizer.{n}" in stepped]
-                materialize_state(trained.optimizer.optimizer, some)
-            found |= _optimizer_state(f"{name}/optimizer", trained, parameters)
+    modules: dict[str, TrainableModule[Any] | None] = {"policy": models.policy, "critic": models.critic}
+    state: dict[str, Tensor] = {}
+    for name, module in modules.items():
+        if module is not None:
+            state |= _module_tensors(name, module, saved_names)
     if models.average is not None:
-        found |= {f"average.{i}": t for i, t in enumerate(models.average.tensors)}
+        state |= {f"average.{i}": tensor for i, tensor in enumerate(models.average.tensors)}
     if context.recipe.reference is not None and models.reference is not None:
-        found |= {f"reference.{n}": p.detach() for n, p in models.reference.actor.named_parameters()}
-    if context.data.order.by_outcome is not None:
-        found |= {f"order.{name}": tensor for name, tensor in context.data.order.by_outcome.tensors().items()}
-    return found
+        state |= {f"reference.{name}": p.detach() for name, p in models.reference.actor.named_parameters()}
+    order = context.data.order.by_outcome
+    if order is not None:
+        state |= {f"order.{name}": tensor for name, tensor in order.tensors().items()}
+    return state
+
+
+def _module_tensors(name: str, module: TrainableModule[Any], saved_names: Collection[str] | None) -> dict[str, Tensor]:
+    """Return a module's trainable weights and the state of its optimizer."""
+    optimizer = module.optimizer.optimizer
+    parameters = {key: parameter for key, parameter in module.inner.named_parameters() if parameter.requires_grad}
+    state = trainable(name, module.inner)
+    if saved_names is not None:
+        saved_parameters = {saved.rpartition(".")[0] for saved in saved_names}
+        stepped = [p for key, p in parameters.items() if f"{name}/optimizer.{key}" in saved_parameters]
+        materialize_state(optimizer, stepped)
+    for key, parameter in parameters.items():
+        for field, value in optimizer.state.get(parameter, {}).items():
+            state[f"{name}/optimizer.{key}.{field}"] = value
+    return state
 
 
 def numbers(version: int, transforms: RewardTransforms) -> Numbers:
@@ -60,39 +69,31 @@ def numbers(version: int, transforms: RewardTransforms) -> Numbers:
     )
 
 
-def restore(transforms: RewardTransforms, found: CheckpointRef) -> None:
-    """Set what changes rewards to the state of a checkpoint.
+def restore(transforms: RewardTransforms, checkpoint: CheckpointRef) -> None:
+    """Set the reward transforms to the state of a checkpoint.
 
     Raises:
-        CheckpointError: The checkpoint has not all of them.
+        CheckpointError: The checkpoint lacks the state of a transform.
     """
-    kept, kl_penalty, shaper = found.state.numbers, transforms.kl_penalty, transforms.shaper
-    for name, part, value in (("kl_coef", kl_penalty, kept.kl_coef), ("shaper", shaper, kept.shaper)):
-        if part is not None and value is None:
-            raise CheckpointError(f"{found.location} is damaged: its state has no {name}, which its recipe needs")
-    if kl_penalty is not None and kept.kl_coef is not None:
-        kl_penalty.coef = kept.kl_coef
-    if shaper is not None and kept.shaper is not None:
-        shaper.count, shaper.mean, shaper.squares = kept.shaper
+    saved = checkpoint.state.numbers
+    kl_penalty, shaper = transforms.kl_penalty, transforms.shaper
+    for name, transform, value in (("kl_coef", kl_penalty, saved.kl_coef), ("shaper", shaper, saved.shaper)):
+        if transform is not None and value is None:
+            raise CheckpointError(f"{checkpoint.location} is damaged: its state has no {name}, which its recipe needs")
+    if kl_penalty is not None and saved.kl_coef is not None:
+        kl_penalty.coef = saved.kl_coef
+    if shaper is not None and saved.shaper is not None:
+        shaper.count, shaper.mean, shaper.squares = saved.shaper
 
 
 def flat(section: object, prefix: str = "") -> dict[str, object]:
-    """Return the values of a recipe by keys with dots; those that are null are left out."""
+    """Return the values of a recipe by dotted keys, without those that are null."""
     if not isinstance(section, dict):
         return {} if section is None else {prefix: section}
     return {k: v for name, part in section.items() for k, v in flat(part, f"{prefix}.{name}".lstrip(".")).items()}
 
 
 def as_data(recipe_yaml: str) -> dict[str, Any]:
-    """Return a recipe as JSON holds it: without the aliases of YAML, which can stand for more than fits in memory."""
+    """Return a recipe as plain JSON data: without YAML aliases, which may expand to more than fits in memory."""
     content: dict[str, Any] = json.loads(json.dumps(yaml.safe_load(recipe_yaml), default=str), parse_constant=str)
     return content
-
-
-def _optimizer_state(prefix: str, trained: TrainableModule[Any], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    def all_of() -> Iterator[tuple[str, Tensor]]:
-        for name, parameter in parameters.items():
-            for key, value in trained.optimizer.optimizer.state.get(parameter, {}).items():
-                yield f"{prefix}.{name}.{key}", value
-
-    return dict(all_of())

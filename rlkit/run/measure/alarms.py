@@ -1,4 +1,4 @@
-"""Metrics that look wrong, each shown once as a warning with what to do about it."""
+"""Warnings about metrics that look wrong, each shown once with a remedy."""
 
 from __future__ import annotations
 
@@ -10,29 +10,37 @@ from statistics import fmean
 
 from rlkit.recipe import Recipe
 
-GAP_STEPS, GAP = 5, 0.01
-"""KL of engine and trainer, in nats a token."""
+GAP_STEPS = 5
+MAX_GAP = 0.01
+"""KL between engine and trainer, in nats per token, averaged over the last `GAP_STEPS`."""
 
-CUT_STEPS, CUT = 10, 0.5
-"""Share of answers that their limit of tokens cut off."""
+TRUNCATED_STEPS = 10
+MAX_TRUNCATED = 0.5
+"""Fraction of completions that the limit of tokens truncated, averaged over the last `TRUNCATED_STEPS`."""
 
-EQUAL_STEPS, EQUAL = 10, 0.8
-"""Share of groups whose samples all have one reward."""
+EQUAL_STEPS = 10
+MAX_EQUAL = 0.8
+"""Fraction of groups whose samples all have the same reward, averaged over the last `EQUAL_STEPS`."""
 
-FIRST_STEPS, ENTROPY_STEPS, ENTROPY, WRONG = 5, 10, 0.2, 0.5
-"""Of the entropy of the first steps so much is left in the last ones where it has collapsed. A policy that has learned
-is sure of itself: that is no harm where so much, or less, of the wrong answers is left."""
+FIRST_STEPS = 5
+ENTROPY_STEPS = 10
+ENTROPY_RATIO = 0.2
+"""Entropy of the last `ENTROPY_STEPS`, relative to that of the first `FIRST_STEPS`, below which it has collapsed."""
+ERROR_RATIO = 0.5
+"""Wrong completions, relative to the first steps, up to which low entropy is harmless: the policy has learned."""
+
+WATCHED = ("mismatch/k3", "rollout/truncated", "groups/no_signal", "policy/entropy", "reward/mean", "accuracy")
 
 
 @dataclass
 class Alarms:
-    """Collects metrics of steps; nothing of it outlasts the process.
+    """Collects metrics of steps; checkpoints do not hold them.
 
     Args:
-        recipe: Decides what a metric means.
+        recipe: The run's recipe, which determines what a metric means.
         recent: The last values of metrics, by name.
-        first: Metrics of the first steps, by name.
-        warned: What was warned of.
+        first: The values of the first steps, by name.
+        warned: Names of the checks that have warned.
     """
 
     recipe: Recipe
@@ -41,53 +49,49 @@ class Alarms:
     warned: set[str] = field(default_factory=set)
 
     def see(self, metrics: Mapping[str, float]) -> Iterator[str]:
-        """Take a step; yield warnings."""
-        for name in (
-            "mismatch/k3",
-            "rollout/truncated",
-            "groups/no_signal",
-            "policy/entropy",
-            "reward/mean",
-            "accuracy",
-        ):
+        """Count a step; yield warnings."""
+        for name in WATCHED:
             if isfinite(metrics.get(name, nan)):
                 self.recent[name].append(metrics[name])
-                self.first[name] += [metrics[name]] * (len(self.first[name]) < FIRST_STEPS)
-        for name, check in (("gap", self._gap), ("cut", self._cut), ("equal", self._equal), ("entropy", self._entropy)):
-            if name not in self.warned and (problem := check()) is not None:
+                if len(self.first[name]) < FIRST_STEPS:
+                    self.first[name].append(metrics[name])
+        checks = {"gap": self._gap, "truncated": self._truncated, "equal": self._equal, "entropy": self._entropy}
+        for name, check in checks.items():
+            problem = None if name in self.warned else check()
+            if problem is not None:
                 self.warned.add(name)
                 yield f"warning: {problem}"
 
     def _mean(self, name: str, steps: int) -> float | None:
-        """Return the mean of a metric over the last steps; None if there were not as many."""
+        """Return the mean of a metric over the last steps; None if there were fewer steps."""
         values = self.recent[name]
         return fmean(list(values)[-steps:]) if len(values) >= steps else None
 
     def _gap(self) -> str | None:
         gap = self._mean("mismatch/k3", GAP_STEPS)
-        if gap is None or gap <= GAP:
+        if gap is None or gap <= MAX_GAP:
             return None
         remedy = "compute rollouts in the trainer's precision"
         if self.recipe.correction is None and self.recipe.rejection is None:
-            remedy += ", or weigh tokens by the gap (correction: {high: 2.0}), or leave out the worst (rejection)"
+            remedy += ", or weight tokens by the gap (correction: {high: 2.0}), or reject the worst (rejection)"
         return (
             f"engine and trainer are {gap:.3g} nats a token apart (mismatch/k3, mean of {GAP_STEPS} steps; expected at "
-            f"most {GAP}), so what is learned is not of the policy that answered: {remedy}"
+            f"most {MAX_GAP}), so the samples are not those of the policy that is trained: {remedy}"
         )
 
-    def _cut(self) -> str | None:
-        share = self._mean("rollout/truncated", CUT_STEPS)
-        if share is None or share <= CUT:
+    def _truncated(self) -> str | None:
+        share = self._mean("rollout/truncated", TRUNCATED_STEPS)
+        if share is None or share <= MAX_TRUNCATED:
             return None
         return (
-            f"{share:.0%} of the answers of {CUT_STEPS} steps were cut off by their limit of tokens "
+            f"{share:.0%} of the completions of {TRUNCATED_STEPS} steps were truncated by the limit of tokens "
             "(rollout/truncated), so their rewards say little: raise rollout.sampling.max_tokens, or check that the "
-            "chat template ends an answer with a token that stops it (rlkit data show)"
+            "chat template ends a completion with a stop token (rlkit data show)"
         )
 
     def _equal(self) -> str | None:
         share = self._mean("groups/no_signal", EQUAL_STEPS)
-        if share is None or share <= EQUAL or not self.recipe.compares_groups:
+        if share is None or share <= MAX_EQUAL or not self.recipe.compares_groups:
             return None
         reward = self._mean("reward/mean", 1)
         earned = "" if reward is None else f", with a mean reward of {reward:.2f}"
@@ -96,19 +100,24 @@ class Alarms:
             "(rollout.filter: ZeroSignal), or raise rollout.group_size"
         )
         if self.recipe.rollout.engine.recorded:
-            remedy = "leave prompts out of the data whose answers have equal rewards"
+            remedy = "remove prompts whose answers have equal rewards from the data"
         return (
             f"in {share:.0%} of the groups of {EQUAL_STEPS} steps all samples earned the same (groups/no_signal)"
             f"{earned}, so most of the work taught nothing: {remedy}"
         )
 
     def _entropy(self) -> str | None:
-        now, right = self._mean("policy/entropy", ENTROPY_STEPS), self._mean("accuracy", ENTROPY_STEPS)
-        if now is None or now >= ENTROPY * (before := fmean(self.first["policy/entropy"])):
+        entropy = self._mean("policy/entropy", ENTROPY_STEPS)
+        if entropy is None:
             return None
-        if right is not None and 1 - right <= WRONG * (1 - fmean(self.first["accuracy"])):
+        first_entropy = fmean(self.first["policy/entropy"])
+        if entropy >= ENTROPY_RATIO * first_entropy:
+            return None
+        accuracy = self._mean("accuracy", ENTROPY_STEPS)
+        if accuracy is not None and 1 - accuracy <= ERROR_RATIO * (1 - fmean(self.first["accuracy"])):
             return None
         return (
-            f"the policy's entropy fell from {before:.3g} to {now:.3g} nats a token (policy/entropy), so its samples "
-            "of a prompt hardly differ any more: lower train.lr, raise loss.clip_high, or add train.entropy_coef"
+            f"the policy's entropy fell from {first_entropy:.3g} to {entropy:.3g} nats a token (policy/entropy), so "
+            "its samples of a prompt hardly differ any more: lower train.lr, raise loss.clip_high, or add "
+            "train.entropy_coef"
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 CLOSE = 0.9
-"""The share of the limit above which the run warns."""
+"""The fraction of the limit above which the run warns."""
 
 
 def rss_mb() -> float:
@@ -38,16 +38,16 @@ def limit_mb() -> float:
 
 
 def metrics(device: torch.device) -> dict[str, float]:
-    """Return the host's and the device's memory in MiB, peaks included, and the largest share of a limit.
+    """Return the host's and the device's memory in MiB with peaks, and the largest fraction of a limit.
 
-    For a device, the peak of this process and what other processes (such as an engine) leave to it.
+    For a device, this is the peak of this process over the memory that other processes (such as an engine) leave to it.
     """
-    found = {"rss_mb": rss_mb(), "peak_rss_mb": peak_rss_mb()}
-    shares = [found["rss_mb"] / limit_mb()]
+    sizes = {"rss_mb": rss_mb(), "peak_rss_mb": peak_rss_mb()}
+    shares = [sizes["rss_mb"] / limit_mb()]
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        found["device_mb"] = torch.cuda.memory_allocated(device) / 2**20
-        found["peak_device_mb"] = torch.cuda.max_memory_allocated(device) / 2**20
-        others = total - free - torch.cuda.memory_reserved(device)
-        shares.append(torch.cuda.max_memory_allocated(device) / (total - others))
-    return {f"memory/{name}": value for name, value in found.items()} | {"memory/share": max(shares)}
+        sizes["device_mb"] = torch.cuda.memory_allocated(device) / 2**20
+        sizes["peak_device_mb"] = torch.cuda.max_memory_allocated(device) / 2**20
+        other_processes = total - free - torch.cuda.memory_reserved(device)
+        shares.append(torch.cuda.max_memory_allocated(device) / (total - other_processes))
+    return {f"memory/{name}": value for name, value in sizes.items()} | {"memory/share": max(shares)}

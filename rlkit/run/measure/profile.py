@@ -1,4 +1,4 @@
-"""Profiles of single steps: where the time and the memory went."""
+"""Profiles of single steps: time by operator, and memory."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ import torch
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
 
-from rlkit.run.folder import of_rank, write_whole
+from rlkit.run.folder import of_rank, write_atomically
 
 ALLOCATIONS = 100_000
-"""Of a GPU's allocations, so many of the last ones are in a snapshot."""
+"""The last allocations on a GPU that a snapshot holds."""
 
 QUIET = ("KINETO_LOG_LEVEL", "6")
-"""Without it torch's profiler prints its own beginning and end."""
+"""The environment variable that silences torch's profiler."""
 
 OPERATORS = 40
-"""So many operators are listed, those first that took most time of their own."""
+"""Operators that are listed, by the time that they took themselves."""
 
 Attempt = Callable[[str, Callable[[], object]], None]
-"""Runs an optional action, whose failure is a warning, under a name."""
+"""Runs a named optional action; its failure is a warning."""
 
 
 @contextmanager
 def profiled(folder: Path, name: str, rank: int, attempt: Attempt) -> Iterator[None]:
-    """Profile what runs within, in all threads of this process; leave the files in `folder`.
+    """Profile the code within, in all threads of this process, and write files to `folder`.
 
     Args:
-        folder: Is created.
-        name: What the files' names begin with.
-        rank: This process's.
-        attempt: Writes the files: the run goes on without them.
+        folder: Folder of the files; created if it is missing.
+        name: Prefix of the files' names.
+        rank: This process's rank.
+        attempt: Runs the function that writes the files; the run continues if that fails.
     """
     os.environ.setdefault(*QUIET)
     gpu = torch.cuda.is_available()
@@ -45,28 +45,28 @@ def profiled(folder: Path, name: str, rank: int, attempt: Attempt) -> Iterator[N
         torch.cuda.memory._record_memory_history(max_entries=ALLOCATIONS)
     threads = _ExperimentalConfig(profile_all_threads=True)
     try:
-        with profile(activities=activities, profile_memory=True, experimental_config=threads) as made:
+        with profile(activities=activities, profile_memory=True, experimental_config=threads) as profiler:
             yield
         stem = folder / of_rank(name, rank)
-        attempt(f"profile/{stem.name}", lambda: _write(made, stem, gpu))
+        attempt(f"profile/{stem.name}", lambda: _write(profiler, stem, gpu))
     finally:
         if gpu:
             torch.cuda.memory._record_memory_history(enabled=None)
 
 
-def _write(made: profile, stem: Path, gpu: bool) -> None:
+def _write(profiler: profile, stem: Path, gpu: bool) -> None:
     stem.parent.mkdir(exist_ok=True)
     trace = Path(f"{stem}.trace.json")
     try:
-        made.export_chrome_trace(str(trace))
+        profiler.export_chrome_trace(str(trace))
         with trace.open("rb") as source, gzip.open(f"{trace}.gz.partial", "wb", compresslevel=5) as target:
             shutil.copyfileobj(source, target)
         Path(f"{trace}.gz.partial").rename(f"{trace}.gz")
     finally:
         trace.unlink(missing_ok=True)
         Path(f"{trace}.gz.partial").unlink(missing_ok=True)
-    by = "self_device_time_total" if gpu else "self_cpu_time_total"
-    table = made.key_averages().table(sort_by=by, row_limit=OPERATORS)
-    write_whole(Path(f"{stem}.txt"), table.encode())
+    sort_key = "self_device_time_total" if gpu else "self_cpu_time_total"
+    table = profiler.key_averages().table(sort_by=sort_key, row_limit=OPERATORS)
+    write_atomically(Path(f"{stem}.txt"), table.encode())
     if gpu:
         torch.cuda.memory._dump_snapshot(f"{stem}.memory.pickle")  # type: ignore[no-untyped-call]

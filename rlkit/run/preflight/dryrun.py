@@ -1,4 +1,4 @@
-"""A step without an update, to measure the memory of the longest rows."""
+"""A step at a learning rate of 0, to measure the memory of the longest rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def dry_run(context: TrainContext) -> dict[str, float]:
     """Sample the first step and train on rows of maximum length, at a learning rate of 0.
 
     Returns:
-        The peak in MiB after each phase: of the device, or of this process where there is only the CPU.
+        The peak memory in MiB after each phase: of the device, or of this process on a machine without one.
     """
     measured: dict[str, float] = {}
 
@@ -40,35 +40,36 @@ def dry_run(context: TrainContext) -> dict[str, float]:
     batch = add_rewards(sampled, longest)
     batch.advantages = batch.mask.float()
     batch.returns = batch.mask.float()
-    for trained in (context.models.policy, context.models.critic):
-        if trained is not None:
-            set_learning_rate(trained.optimizer, 0.0)
+    for module in (context.models.policy, context.models.critic):
+        if module is not None:
+            set_learning_rate(module.optimizer, 0.0)
     update_models(context, batch, 1, Meter())
     note("learning")
     return measured
 
 
 def _longest(data: Data) -> list[Trajectory]:
-    """Return as many rows of maximum length as a micro-batch holds, in whole groups if the loss reads these.
+    """Return as many rows of maximum length as a micro-batch holds, in complete groups if the loss reads groups.
 
-    Rows differ in tokens and rewards: between equal ones a comparison has no gradient.
+    Rows differ in tokens and rewards: a comparison of equal rows has no gradient.
     """
     recipe = data.recipe
-    length = max(one.longest_row for one in (data, *data.mixtures.values()))
-    prompts, size = recipe.train.prompts_per_step, data.largest_group if Inputs.GROUPS in recipe.loss.inputs else 1
-    rows = min(max(1, data.token_limit // length // size) * size, prompts * data.largest_group)
+    length = max(source.longest_row for source in (data, *data.mixtures.values()))
+    prompts = recipe.train.prompts_per_step
+    group_size = data.largest_group if Inputs.GROUPS in recipe.loss.inputs else 1
+    rows = min(max(1, data.token_limit // length // group_size) * group_size, prompts * data.largest_group)
     mask = [False] + [True] * (length - 1)
     [prompt] = data.examples(1)
     return [
         Trajectory(
             prompt=prompt,
-            group=i // size % prompts,
+            group=i // group_size % prompts,
             tokens=[3 + (t + i) % 100 for t in range(length)],
             mask=mask,
             logps=[-1.0 * chosen for chosen in mask],
             versions=[0 if chosen else -1 for chosen in mask],
             stop=StopReason.LENGTH,
-            score=Score(float(i % size)),
+            score=Score(float(i % group_size)),
         )
         for i in range(rows)
     ]

@@ -13,7 +13,7 @@ from rlkit.recipe import Recipe
 from rlkit.sections import Lora, Train
 from rlkit.types import Prompt, Score, StopReason, Trajectory, Turn
 
-LEAST_LORA_RATE = 5e-6
+MIN_LORA_RATE = 5e-6
 """The smallest useful learning rate of adapters, which need at least ten times that of full fine-tuning."""
 
 Scorer = Callable[[Sequence[Trajectory]], Awaitable[list[Score]]]
@@ -25,10 +25,10 @@ def lines(data: Data, ranks: int = 1) -> Iterator[str]:
     yield from lengths(data)
     for name, mixture in (data.recipe.mix or {}).items():
         if mixture.task is not None:
-            yield from (f"mix.{name}: {line}" for line in _mixed(data.mixtures[name]))
+            yield from (f"mix.{name}: {line}" for line in _mixture_lines(data.mixtures[name]))
 
 
-def _mixed(data: Data) -> Iterator[str]:
+def _mixture_lines(data: Data) -> Iterator[str]:
     train = data.recipe.train
     yield f"{train.prompts_per_step} prompts a step with their recorded answers{_passes(train, len(data.order.rows))}"
     yield from lengths(data)
@@ -42,21 +42,20 @@ def batches(recipe: Recipe, rows: int | None, ranks: int = 1) -> Iterator[str]:
     """Yield what is trained and the batch sizes, with the nearest even value if one is uneven.
 
     Args:
-        recipe: Checked.
-        rows: Training rows, where they are known.
-        ranks: Data-parallel ranks.
+        recipe: A checked recipe.
+        rows: Number of training rows, if it is known.
+        ranks: Number of data-parallel ranks.
     """
-    train, group = recipe.train, recipe.rollout.group_size
-    prompts, updates = train.prompts_per_step, train.minibatches * train.epochs
-    samples = (
-        "with their recorded answers"
-        if recipe.rollout.engine.recorded
-        else f"x {group} samples = {prompts * group} trajectories"
-    )
+    train, group_size = recipe.train, recipe.rollout.group_size
+    prompts = train.prompts_per_step
+    updates = train.minibatches * train.epochs
+    samples = f"x {group_size} samples = {prompts * group_size} trajectories"
+    if recipe.rollout.engine.recorded:
+        samples = "with their recorded answers"
     passes = "" if rows is None else _passes(train, rows)
     yield from adapters(recipe)
     if recipe.model.attention not in {"auto", "sdpa"}:
-        yield f"attention: {recipe.model.attention}, which learns from padded rows; sdpa needs no padding"
+        yield f"attention: {recipe.model.attention}, which trains on padded rows; sdpa needs no padding"
     yield (
         f"{train.steps} steps of {prompts} prompts {samples}, "
         f"{updates} optimizer step{'s' * (updates > 1)} each{passes}"
@@ -70,7 +69,7 @@ def batches(recipe: Recipe, rows: int | None, ranks: int = 1) -> Iterator[str]:
     if ranks > 1:
         share = prompts / ranks
         yield f"{ranks} ranks: {share:g} prompts each" + (
-            "" if share.is_integer() else ", on average: some learn from fewer"
+            "" if share.is_integer() else ", on average: some train on fewer"
         )
         if prompts % ranks:
             low = prompts // ranks * ranks
@@ -81,13 +80,13 @@ def adapters(recipe: Recipe) -> Iterator[str]:
     """Yield the source of the weights, unless it is a plain model; warn of learning rates too low for adapters."""
     source = source_of(recipe.model)
     if source.base is not None:
-        goes_on = "trained further" if recipe.model.lora is not None else "all weights are trained, adapters merged"
-        yield f"policy: {source}; {goes_on}"
+        treatment = "trained further" if recipe.model.lora is not None else "all weights are trained, adapters merged"
+        yield f"policy: {source}; {treatment}"
     rates: list[tuple[str, Lora | None, float]] = [("train.lr", recipe.model.lora, recipe.train.lr)]
     if recipe.critic is not None:
         rates.append(("critic.lr", recipe.critic.lora, recipe.critic.lr))
     for name, lora, rate in rates:
-        if lora is not None and rate < LEAST_LORA_RATE:
+        if lora is not None and rate < MIN_LORA_RATE:
             yield (
                 f"warning: {name} is {rate:g}, with which adapters hardly learn; set it to 1e-5 to 3e-5, as the recipe "
                 "grpo_gsm8k_lora does"
@@ -95,27 +94,28 @@ def adapters(recipe: Recipe) -> Iterator[str]:
 
 
 def lengths(data: Data) -> Iterator[str]:
-    """Yield how prompts, answers, the context and micro-batches fit together."""
-    answer, longest = data.recipe.rollout.sampling.max_tokens, data.longest
+    """Yield the lengths of prompts and answers, the context, and the size of micro-batches."""
+    max_tokens, longest = data.recipe.rollout.sampling.max_tokens, data.longest
     row, limit = data.longest_row, data.token_limit
     rows = max(1, limit // row)
     if data.recipe.rollout.engine.recorded:
         yield f"longest recorded answer {row} tokens with its prompt, context {data.dialogue.context}"
     else:
         yield (
-            f"longest prompt {longest} tokens, answers up to {answer}, context {data.dialogue.context}"
-            + ("" if row == longest + answer else f": answers to it end after {row - longest}")
+            f"longest prompt {longest} tokens, answers up to {max_tokens}, context {data.dialogue.context}"
+            + ("" if row == longest + max_tokens else f": answers to it end after {row - longest}")
         )
     if data.overlong:
-        done = "left out" if data.recipe.rollout.overlong == "drop" else "shortened"
-        yield f"{data.overlong:,} prompts of more than {data.lengths.limit} tokens are {done} (rollout.overlong)"
+        treatment = "dropped" if data.recipe.rollout.overlong == "drop" else "shortened"
+        yield f"{data.overlong:,} prompts of more than {data.lengths.limit} tokens are {treatment} (rollout.overlong)"
     if data.unscorable:
-        yield f"warning: {data.unscorable}; they are left out (rollout.unscorable)"
-    whole, size = ("group", data.largest_group) if Inputs.GROUPS in data.recipe.loss.inputs else ("row", 1)
-    if (alone := row * size) > limit:
+        yield f"warning: {data.unscorable}; they are dropped (rollout.unscorable)"
+    unit, rows_per_unit = ("group", data.largest_group) if Inputs.GROUPS in data.recipe.loss.inputs else ("row", 1)
+    unit_tokens = row * rows_per_unit
+    if unit_tokens > limit:
         yield (
-            f"the longest {whole} has {alone} tokens, more than train.max_tokens_per_micro_batch = {limit}: "
-            "it is trained on alone, and takes the memory that it takes"
+            f"the longest {unit} has {unit_tokens} tokens, more than train.max_tokens_per_micro_batch = {limit}: "
+            "it is a micro-batch of its own, whatever memory that takes"
         )
     else:
         yield f"micro-batches of at most {limit} tokens: {rows} of the longest rows, more of shorter ones"
@@ -129,24 +129,24 @@ class Trial(NamedTuple):
 
 
 async def try_reward(score: Scorer, prompt: Prompt) -> Trial:
-    """Score the row's own answer and a wrong one; that neither is right is no warning, since a form may be missing."""
+    """Score the reference answer and a wrong one; warn unless the reward may expect a form that the answer lacks."""
     try:
-        right, other = await score([_answered(prompt, prompt.answer or ""), _answered(prompt, "I do not know.")])
+        right, wrong = await score([_trajectory(prompt, prompt.answer or ""), _trajectory(prompt, "I do not know.")])
     except RolloutError as error:  # a reward whose on_error is raise
         return Trial(str(error), failed=True)
-    if right.reward is None or other.reward is None:
-        return Trial(f"the reward fails on {prompt.id!r}: {right.error or other.error}", failed=True)
+    if right.reward is None or wrong.reward is None:
+        return Trial(f"the reward fails on {prompt.id!r}: {right.error or wrong.error}", failed=True)
     reference = "an empty answer" if prompt.answer is None else f"the reference answer {show(prompt.answer, 60)}"
-    line = f"reward: {right.reward:g} for {reference}, {other.reward:g} for 'I do not know.'"
-    if right.reward > other.reward:
+    line = f"reward: {right.reward:g} for {reference}, {wrong.reward:g} for 'I do not know.'"
+    if right.reward > wrong.reward:
         return Trial(line)
-    if right.reward < other.reward:
+    if right.reward < wrong.reward:
         return Trial(f"warning: {line}: the wrong answer is scored higher")
     if right.reward > 0:
         return Trial(f"warning: {line}: both are scored alike")
-    return Trial(f"{line}: neither is right, as where the reward asks for a form that {reference} lacks, such as JSON")
+    return Trial(f"{line}: neither is right; the reward may expect a form that {reference} lacks, such as JSON")
 
 
-def _answered(prompt: Prompt, text: str) -> Trajectory:
+def _trajectory(prompt: Prompt, text: str) -> Trajectory:
     turns = [Turn("user", 0, 1), Turn("assistant", 1, 2)]
     return Trajectory(prompt, 0, [0, 0], [False, True], [0.0, 0.0], [-1, 0], StopReason.STOP, turns, text)

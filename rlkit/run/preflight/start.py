@@ -1,4 +1,4 @@
-"""What is shown and tried at the start of a run, before anything is spent."""
+"""Checks at the start of a run, before the first step."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from rlkit.train.setup import TrainContext
 
 
 def preflight(context: TrainContext, note: Callable[[str], None], first: bool) -> None:
-    """Show how the numbers work out, and what looks wrong; try the reward and the teacher's servers.
+    """Show batch sizes, lengths and warnings; try the reward and the teacher's servers.
 
     Args:
-        context: The run's; all ranks must call this.
-        note: Shows a line.
+        context: The run's context; all ranks must call this.
+        note: Function that shows a line.
         first: Whether this is rank 0, which tries the reward.
 
     Raises:
-        RecipeError: The reward fails, and the recipe requires that it does not; all ranks raise it.
-        EngineError: A server of the teacher does not answer.
+        RecipeError: The reward fails, and the recipe does not allow that; all ranks raise it.
+        EngineError: A server of the teacher does not respond.
     """
     for line in lines(context.data, context.ranks.count):
         note(line)
     for warning in context.data.dialogue.template.check().warnings:
         note(f"warning: {warning}")
-    reward, rollouts, trial = context.recipe.reward, context.rollouts, Trial("")
+    reward, rollouts = context.recipe.reward, context.rollouts
+    trial = Trial("")
     if first and reward is not None:
         trial = rollouts.wait(try_reward(lambda t: rollouts.score(reward, t), *context.data.examples(1)))
     trial = context.ranks.same(trial)

@@ -15,44 +15,46 @@ from rlkit.rollout.service import RolloutService
 from rlkit.types import Completion, Request, SampleKey, Sampling
 
 PROMPTS = 4
-"""How many prompts are continued by one token."""
+"""Prompts that are continued by one token."""
 
 
 def check_weights(data: Data, service: RolloutService) -> float:
     """Compare the engine's log-prob of a token after a few prompts with the trainer's; return the mean gap.
 
     Raises:
-        EngineError: It is larger than `rollout.max_gap`.
-        PartError: The engine raised, or what it returned is no completion with weights of the current version.
+        EngineError: The gap is larger than `rollout.max_gap`.
+        PartError: The engine raised, or did not return a completion of the current weights.
     """
     prompts = data.examples(PROMPTS)
     recipe, actor, ranks = service.recipe, service.actor, service.ranks
-    whole = str(ranks.fabric.strategy.precision.precision).startswith("32")
-    whole &= all(weight.dtype is torch.float32 for weight in actor.parameters())
-    limit = recipe.rollout.max_gap or (1e-3 if whole else 0.2)
+    full_precision = str(ranks.fabric.strategy.precision.precision).startswith("32")
+    full_precision &= all(weight.dtype is torch.float32 for weight in actor.parameters())
+    limit = recipe.rollout.max_gap or (1e-3 if full_precision else 0.2)
     sampling = Sampling(temperature=1.0, max_tokens=1)
-    asked = [tuple(data.dialogue.template.start(prompt.messages, prompt.tools)) for prompt in prompts if ranks.lead]
+    prompt_ids = [
+        tuple(data.dialogue.template.start(prompt.messages, prompt.tools)) for prompt in prompts if ranks.lead
+    ]
     requests = [
         Request(ids, sampling, SampleKey(0, 0, f"weight-check/{i}", 0), f"weight-check/{i}")
-        for i, ids in enumerate(asked)
+        for i, ids in enumerate(prompt_ids)
     ]
 
     engine = service.engine
 
-    async def ask() -> list[Completion]:
+    async def generate() -> list[Completion]:
         with calling(engine, "generate"):
             return list(await asyncio.gather(*map(engine.generate, requests)))
 
-    answers = ranks.broadcast_tp(service.sample(ask()))
+    completions = ranks.broadcast_tp(service.sample(generate()))
     requests = ranks.broadcast_tp(requests)
     gaps = []
-    for request, answer in zip(requests, answers, strict=True):
-        require(engine, "generate", outputs.of_engine(answer, request, service.version, data.dialogue.stop_ids))
-        tokens = torch.tensor([[*request.tokens, *answer.tokens]], device=ranks.fabric.device)
+    for request, completion in zip(requests, completions, strict=True):
+        require(engine, "generate", outputs.of_engine(completion, request, service.version, data.dialogue.stop_ids))
+        tokens = torch.tensor([[*request.tokens, *completion.tokens]], device=ranks.fabric.device)
         mask = torch.zeros_like(tokens, dtype=torch.bool)
         mask[:, -1] = True
         with torch.no_grad(), ranks.fabric.autocast():
-            gaps.append(abs(float(actor(tokens, mask).logps[0, -1]) - answer.logps[0]))
+            gaps.append(abs(float(actor(tokens, mask).logps[0, -1]) - completion.logps[0]))
     mean = sum(gaps) / max(1, len(gaps))
     gap = ranks.all_reduce_max(inf if isnan(mean) else mean)
     if gap > limit:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import peer_examples
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from rlkit_convert import convert, trl, verl
+from rlkit_convert.command import NO_ACTION
+from rlkit_convert.conversion import NO_RULE, Equivalent
+from rlkit_convert.shell import commands
+from rlkit_convert.write import recipe_problems, recipe_text, remarks
 
-from rlkit.cli.convert import NOTHING, convert, trl, verl
-from rlkit.cli.convert.table import UNKNOWN, To
-from rlkit.cli.convert.write import left_out, problems, recipe_text
 from rlkit.cli.main import main
 from rlkit.cli.parsing.compose import Composer
 from rlkit.errors import RecipeError
 from rlkit.registry import load_plugins
-from tests.conftest import read_jsonl
-from tests.unit import peer_examples
+from tests.conftest import ROOT, read_jsonl, write_metadata
 
 GRPO = """set -x
 # the data
@@ -109,13 +111,21 @@ TRL_LINE = """accelerate launch --config_file=zero3.yaml --num_processes 4 trl/s
 """
 
 
+@pytest.fixture(autouse=True)
+def installed(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make `rlkit convert` a verb, as `pip install rlkit-convert` does."""
+    site = tmp_path_factory.mktemp("site")
+    write_metadata(ROOT / "plugins" / "rlkit-convert", site)
+    monkeypatch.syspath_prepend(site)
+
+
 def sections(peer: str, content: str, name: str) -> tuple[dict, list[str]]:
-    found = convert(peer, content, name, [])
-    given = set(found.given.values) | set(found.given.unknown)
-    sources = {source for _, text in found.recipe.values() for source in text.split(", ")}
-    lost = given - sources - set(found.notes)
+    conversion = convert(peer, content, name, [])
+    names = set(conversion.options.values) | set(conversion.options.unresolved)
+    sources = {source for _, text in conversion.recipe.values() for source in text.split(", ")}
+    lost = names - sources - set(conversion.notes)
     assert not lost  # each key is carried over or listed
-    return yaml.safe_load(recipe_text(found)), left_out(found)
+    return yaml.safe_load(recipe_text(conversion)), remarks(conversion)
 
 
 def test_verls_grpo_on_gsm8k() -> None:
@@ -139,7 +149,7 @@ def test_verls_grpo_on_gsm8k() -> None:
     assert recipe["log"]["loggers"][0]["init_args"]["project"] == "verl_grpo_example_gsm8k"
     assert any(line.startswith("trainer.total_epochs=15: train.steps = 15 epochs") for line in listed)
     assert any("rlkit has no vLLM" in line for line in listed)
-    assert problems(recipe_text(convert("verl", GRPO, "run.sh", [])), load_plugins()) == [
+    assert recipe_problems(recipe_text(convert("verl", GRPO, "run.sh", []))) == [
         "train needs 'steps', which is not given; expected --train.steps with a whole number of 1 or more"
     ]
 
@@ -150,18 +160,18 @@ def test_verls_ppo_with_a_critic() -> None:
     assert recipe["critic"] == {"lr": 2e-5, "clip": 0.3, "weight_decay": 0.01, "policy_delay_steps": 2}
     assert recipe["kl_reward"] == {"coef": 0.01, "estimator": "k1", "target": 0.1, "horizon": 10000}
     assert recipe["train"]["steps"] == 100
-    assert problems(recipe_text(convert("verl", PPO, "run.sh", [])), load_plugins()) == []
+    assert recipe_problems(recipe_text(convert("verl", PPO, "run.sh", []))) == []
 
 
 def test_verls_yaml_says_the_same_as_its_command_line() -> None:
     nested: dict = {}
-    words = [word for line in verl.lines_of(PPO, "run.sh") for word in line]
+    words = [word for line in commands(PPO, "run.sh") for word in line]
     for word in words:
         key, _, value = word.partition("=")
         if "." in key and "=" in word:
-            *outer, last = key.split(".")
+            *parents, last = key.split(".")
             node = nested
-            for name in outer:
+            for name in parents:
                 node = node.setdefault(name, {})
             node[last] = yaml.safe_load(value)
     text = yaml.safe_dump(nested)
@@ -184,7 +194,7 @@ def test_trls_grpo_config() -> None:
     assert recipe["reward"] == "MathReward"
     assert recipe["validation"] == {"every": 50}
     assert any(line.startswith("push_to_hub=False: rlkit export") for line in listed)
-    assert problems(recipe_text(convert("trl", TRL_YAML, "grpo.yaml", [])), load_plugins()) == []
+    assert recipe_problems(recipe_text(convert("trl", TRL_YAML, "grpo.yaml", []))) == []
 
 
 def test_trls_command_line() -> None:
@@ -255,9 +265,9 @@ def test_published_examples(peer: str, name: str) -> None:
     """Each option is carried over or listed by its own rule; with what the example leaves open the recipe can run."""
     text = {"verl": peer_examples.VERL, "trl": peer_examples.TRL}[peer][name]
     _, listed = sections(peer, text, "run.sh")
-    assert not [line for line in listed if UNKNOWN in line]
-    rest = {line.partition(":")[0].partition("=")[0] for line in listed if NOTHING not in line}
-    assert rest == {"verl": VERLS_REST, "trl": TRLS_REST}[peer][name]
+    assert not [line for line in listed if NO_RULE in line]
+    remaining = {line.partition(":")[0].partition("=")[0] for line in listed if NO_ACTION not in line}
+    assert remaining == {"verl": VERLS_REST, "trl": TRLS_REST}[peer][name]
     more = {
         "verl": [
             "trainer.total_training_steps=10",
@@ -266,17 +276,17 @@ def test_published_examples(peer: str, name: str) -> None:
         ],
         "trl": ["--max_steps", "10", "--dataset_name", "trl-lib/tldr", "--reward_funcs", "accuracy_reward"],
     }[peer]
-    assert problems(recipe_text(convert(peer, text, "run.sh", more)), load_plugins()) == []
+    assert recipe_problems(recipe_text(convert(peer, text, "run.sh", more))) == []
 
 
 def test_every_option_of_the_peers_has_a_rule() -> None:
     trls = peer_examples.TRL_OPTIONS.split()
     verls = [f"{begin}{end}" for begin, ends in peer_examples.VERL_OPTIONS.items() for end in ends.split()]
     assert (len(trls), len(verls)) == (218, 258)
-    found = convert("trl", "", "run.sh", ["--model_name_or_path", "m"])
-    assert [name for name in trls if found.rule(name) is None] == []
-    found = convert("verl", "", "run.sh", ["trainer.nnodes=1"])
-    assert [name for name in verls if found.rule(name) is None] == []
+    conversion = convert("trl", "", "run.sh", ["--model_name_or_path", "m"])
+    assert [name for name in trls if conversion.rule(name) is None] == []
+    conversion = convert("verl", "", "run.sh", ["trainer.nnodes=1"])
+    assert [name for name in verls if conversion.rule(name) is None] == []
 
 
 def test_verls_dapo() -> None:
@@ -332,9 +342,9 @@ def test_trls_rloo_of_several_updates_differs() -> None:
     ],
 )
 def test_sums_and_defaults_of_a_shell(text: str, value: int | None, tmp_path: Path) -> None:
-    given = verl.read(f"n=4\npython -m verl.trainer.main_ppo data.seed={text} trainer.nnodes=1\n", "run.sh", [])
-    assert given.values.get("data.seed") == value
-    assert ("data.seed" in given.unknown) == (value is None)
+    options = verl.read(f"n=4\npython -m verl.trainer.main_ppo data.seed={text} trainer.nnodes=1\n", "run.sh", [])
+    assert options.values.get("data.seed") == value
+    assert ("data.seed" in options.unresolved) == (value is None)
     assert not (tmp_path / "trap").exists()
 
 
@@ -342,9 +352,9 @@ def test_variables_that_grow_stay_unknown() -> None:
     """Each is ten times the one before it: the last one would have 10^13 characters."""
     lines = [f"{chr(98 + i)}={f'${chr(97 + i)}' * 10}" for i in range(12)]
     text = "\n".join(["a=0123456789", *lines, "python -m verl.trainer.main_ppo data.seed=$m trainer.project_name=$b"])
-    given = verl.read(text, "run.sh", [])
-    assert given.unknown.keys() == {"data.seed"}
-    assert given.values == {"trainer.project_name": "0123456789" * 10}
+    options = verl.read(text, "run.sh", [])
+    assert options.unresolved.keys() == {"data.seed"}
+    assert options.values == {"trainer.project_name": "0123456789" * 10}
 
 
 def test_rows_of_files_at_hand_are_counted(tmp_path: Path) -> None:
@@ -353,11 +363,11 @@ def test_rows_of_files_at_hand_are_counted(tmp_path: Path) -> None:
     (tmp_path / "c.jsonl").write_text('{"prompt": "?"}\n' * 9)
     files = f"data.train_files=['{tmp_path}/a.parquet','{tmp_path}/b.parquet']"
     words = [files, "data.train_batch_size=4", "trainer.total_epochs=3", "trainer.nnodes=1"]
-    found = convert("verl", "", "run.sh", words)
-    assert found.recipe["train.steps"] == (6, "trainer.total_epochs")  # 11 rows, 2 whole batches an epoch, 3 epochs
+    conversion = convert("verl", "", "run.sh", words)
+    assert conversion.recipe["train.steps"] == (6, "trainer.total_epochs")  # 11 rows, 2 full batches an epoch, 3 epochs
     words = ["--dataset_name", f"{tmp_path}/c.jsonl", "--model_name_or_path", "m", "--num_train_epochs", "1.5"]
-    found = convert("trl", "", "run.sh", [*words, "--per_device_train_batch_size", "16"])
-    assert found.recipe["train.steps"][0] == 6  # 9 rows, 16 / 8 = 2 prompts a step, 4 steps an epoch
+    conversion = convert("trl", "", "run.sh", [*words, "--per_device_train_batch_size", "16"])
+    assert conversion.recipe["train.steps"][0] == 6  # 9 rows, 16 / 8 = 2 prompts a step, 4 steps an epoch
     for wrong in ("data.train_files=/dev/null", f"data.train_files={tmp_path}", "data.train_files=~nobody9/x"):
         assert "train.steps" not in convert("verl", "", "run.sh", [wrong, "trainer.nnodes=1"]).recipe
     (tmp_path / "d.parquet").write_bytes(b"PAR1 no table")
@@ -392,12 +402,15 @@ actor_rollout_ref:
   actor: {ppo_epochs: "${data.none}"}
 critic: {model: {lora_rank: 8, target_modules: all-linear}}
 """
-    found = convert("verl", text, "ppo.yaml", [])
-    assert found.given.values["actor_rollout_ref.rollout.response_length"] == 2048
-    assert found.recipe["rollout.group_size"][0] == 4  # what stands for an option that is not given
-    assert found.given.unknown.keys() == {"actor_rollout_ref.rollout.temperature", "actor_rollout_ref.actor.ppo_epochs"}
-    assert found.recipe["model.chat_template_kwargs.enable_thinking"][0] is False
-    assert (found.recipe["critic.lora.rank"][0], found.recipe["critic.lora.alpha"][0]) == (8, 16.0)
+    conversion = convert("verl", text, "ppo.yaml", [])
+    assert conversion.options.values["actor_rollout_ref.rollout.response_length"] == 2048
+    assert conversion.recipe["rollout.group_size"][0] == 4  # what stands for an option that is not given
+    assert conversion.options.unresolved.keys() == {
+        "actor_rollout_ref.rollout.temperature",
+        "actor_rollout_ref.actor.ppo_epochs",
+    }
+    assert conversion.recipe["model.chat_template_kwargs.enable_thinking"][0] is False
+    assert (conversion.recipe["critic.lora.rank"][0], conversion.recipe["critic.lora.alpha"][0]) == (8, 16.0)
 
 
 def test_verls_correction_of_the_engine() -> None:
@@ -405,20 +418,20 @@ def test_verls_correction_of_the_engine() -> None:
         "algorithm.rollout_correction.rollout_is=sequence",
         "algorithm.rollout_correction.rollout_is_threshold=4.0",
     ]
-    found = convert("verl", "", "run.sh", [*words, "algorithm.rollout_correction.rollout_rs=token"])
-    assert {key: found.recipe[key][0] for key in ("correction.level", "correction.high")} == {
+    conversion = convert("verl", "", "run.sh", [*words, "algorithm.rollout_correction.rollout_rs=token"])
+    assert {key: conversion.recipe[key][0] for key in ("correction.level", "correction.high")} == {
         "correction.level": "sequence",
         "correction.high": 4.0,
     }
-    assert "rejection" in found.notes["algorithm.rollout_correction.rollout_rs"]
+    assert "rejection" in conversion.notes["algorithm.rollout_correction.rollout_rs"]
     assert convert("verl", "", "run.sh", [f"{ACTOR}.tis_imp_ratio_cap=2"]).recipe["correction.high"][0] == 2
 
 
 def test_sampling_that_leaves_tokens_out_is_listed() -> None:
-    found = convert("verl", "", "run.sh", [f"{ROLLOUT}.top_p=0.9", f"{ROLLOUT}.top_k=-1", "trainer.nnodes=1"])
-    assert "rollout.sampling.top_p" not in found.recipe
-    assert found.recipe["rollout.sampling.top_k"][0] == 0
-    assert "training samples from all tokens" in found.notes[f"{ROLLOUT}.top_p"]
+    conversion = convert("verl", "", "run.sh", [f"{ROLLOUT}.top_p=0.9", f"{ROLLOUT}.top_k=-1", "trainer.nnodes=1"])
+    assert "rollout.sampling.top_p" not in conversion.recipe
+    assert conversion.recipe["rollout.sampling.top_k"][0] == 0
+    assert "training samples from all tokens" in conversion.notes[f"{ROLLOUT}.top_p"]
 
 
 def test_options_after_the_file_win(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -438,11 +451,15 @@ def test_what_a_shell_would_run_is_listed_and_not_run(tmp_path: Path) -> None:
         f"python -m verl.trainer.main_ppo data.train_files=$(touch {trap}) trainer.project_name=`touch {trap}` "
         f"trainer.experiment_name=$UNSET_NAME actor_rollout_ref.model.path=a;touch {trap}\n"
     )
-    found = convert("verl", text, "run.sh", [])
+    conversion = convert("verl", text, "run.sh", [])
     assert not trap.exists()
-    assert found.given.unknown.keys() == {"data.train_files", "trainer.project_name", "trainer.experiment_name"}
-    assert "which is not run" in found.notes["data.train_files"]
-    assert found.recipe["model.path"][0] == "a"
+    assert conversion.options.unresolved.keys() == {
+        "data.train_files",
+        "trainer.project_name",
+        "trainer.experiment_name",
+    }
+    assert "which is not run" in conversion.notes["data.train_files"]
+    assert conversion.recipe["model.path"][0] == "a"
 
 
 @pytest.mark.parametrize(
@@ -455,7 +472,7 @@ def test_what_a_shell_would_run_is_listed_and_not_run(tmp_path: Path) -> None:
         ("a.sh", b"python -m verl.trainer.main_ppo data.train_files='a\n", "a quotation is not closed"),
         ("a.sh", b"x=" + b"'" * 3 + b"\na" * 400, "more than"),
         ("a.sh", b"data.train_files=a\0b\n", "expected plain text"),
-        ("a.sh", b"data.train_files=\xff\n", "is no text in UTF-8"),
+        ("a.sh", b"data.train_files=\xff\n", "is not UTF-8 text"),
         ("a.sh", b"# " + b"a" * (1 << 20), "expected a configuration of at most"),
         ("a.sh", b"echo hello\n", "has no options of verl"),
     ],
@@ -469,17 +486,17 @@ def test_hostile_files_are_refused_in_words(tmp_path: Path, name: str, content: 
 
 def test_values_cannot_name_a_class_or_leave_their_line(tmp_path: Path) -> None:
     text = "data.train_files='{class_path: os.system}'\ntrainer.project_name='a\n# b: c\nreward: x'\n"
-    found = convert("verl", text, "run.sh", ["trainer.logger=wandb", "trainer.nothing='\x1b[31m'"])
-    out = recipe_text(found)
+    conversion = convert("verl", text, "run.sh", ["trainer.logger=wandb", "trainer.nothing='\x1b[31m'"])
+    out = recipe_text(conversion)
     assert yaml.safe_load(out)["log"]["loggers"][0]["init_args"]["project"] == "a\n# b: c\nreward: x"
     assert yaml.safe_load(out)["reward"] == "MathReward"
-    assert any("names the class 'os.system'" in line for line in problems(out, load_plugins()))
-    assert not any("\x1b" in line or "\n" in line for line in left_out(found))
+    assert any("names the class 'os.system'" in line for line in recipe_problems(out))
+    assert not any("\x1b" in line or "\n" in line for line in remarks(conversion))
 
 
 def test_credentials_are_not_shown() -> None:
     words = ["--hub_token", "hf_abcdef", "--wandb_api_key=abcdef", "--model_name_or_path", "m"]
-    assert not [line for line in left_out(convert("trl", "", "run.sh", words)) if "abcdef" in line]
+    assert not [line for line in remarks(convert("trl", "", "run.sh", words)) if "abcdef" in line]
 
 
 @pytest.mark.parametrize("argv", [[], ["--from"], ["--from", "verl"], ["--from", "slime", "a.sh"], ["a.sh"]])
@@ -496,7 +513,7 @@ def test_every_rule_names_an_option_of_rlkit(rules: dict) -> None:
     composer.override("task", "HFDataset")
     before = len(composer.problems)
     for rule in rules.values():
-        if isinstance(rule, To):
+        if isinstance(rule, Equivalent):
             composer.override(rule.key, "\ue000")
     assert not [line for line in composer.problems[before:] if "has no option" in line or "unknown option" in line]
 
@@ -534,11 +551,11 @@ def test_any_value_is_carried_over_or_listed(peer: str, rules: dict, shift: int)
     def words(key: str, value: str) -> list[str]:
         return [f"{key}={value}"] if peer == "verl" else [f"--{key}", value]
 
-    alone = [words(key, ODD[(place + shift) % len(ODD)]) for place, key in enumerate(keys)]
+    alone = [words(key, ODD[(index + shift) % len(ODD)]) for index, key in enumerate(keys)]
     for more in [*alone, *([word for key in keys for word in words(key, value)] for value in ODD)]:
-        found = convert(peer, "", "run.sh", [*usual, *more])
-        assert yaml.safe_load(recipe_text(found))["task"]
-        given = set(found.given.values) | set(found.given.unknown)
-        sources = {source for _, text in found.recipe.values() for source in text.split(", ")}
-        assert given <= sources | set(found.notes) | {trl.TRAINER}
-        assert not any("\x1b" in line for line in left_out(found))
+        conversion = convert(peer, "", "run.sh", [*usual, *more])
+        assert yaml.safe_load(recipe_text(conversion))["task"]
+        names = set(conversion.options.values) | set(conversion.options.unresolved)
+        sources = {source for _, text in conversion.recipe.values() for source in text.split(", ")}
+        assert names <= sources | set(conversion.notes) | {trl.TRAINER}
+        assert not any("\x1b" in line for line in remarks(conversion))

@@ -1,0 +1,237 @@
+"""How a peer's options become rlkit's: converters of values, rules by option, and the state of a conversion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from types import MappingProxyType
+from typing import TypeVar
+
+from rlkit.errors import show
+from rlkit_convert.source import LARGEST, PeerOptions
+
+T = TypeVar("T")
+
+
+def unchanged(value: object) -> object:
+    """Return a value as it is."""
+    return value
+
+
+def number(value: object) -> float:
+    """Return a number, which may be written as text.
+
+    Raises:
+        ValueError: The value is not a number.
+    """
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            value = None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
+        raise ValueError("expected a number")
+    return value
+
+
+def integer(value: object) -> int:
+    """Return an integer.
+
+    Raises:
+        ValueError: The value is not an integer.
+    """
+    converted = number(value)
+    if converted != int(converted):
+        raise ValueError("expected an integer")
+    return int(converted)
+
+
+def only_unlimited(*values: float) -> Callable[[object], float]:
+    """Return a converter that accepts only the values with which sampling keeps every token."""
+
+    def convert(value: object) -> float:
+        if number(value) not in values:
+            raise ValueError(
+                f"training samples from all tokens, so that the trainer's log-probs are those of what was sampled; "
+                f"validation.sampling may be limited; expected {values[0]:g}"
+            )
+        return values[0]
+
+    return convert
+
+
+def boolean(value: object) -> bool:
+    """Return a switch as a boolean.
+
+    Raises:
+        ValueError: The value is not a switch.
+    """
+    word = str(value).lower()
+    if word not in ("true", "false", "1", "0", "yes", "no"):
+        raise ValueError("expected true or false")
+    return word in ("true", "1", "yes")
+
+
+def text(value: object) -> str:
+    """Return a value as text.
+
+    Raises:
+        ValueError: The value is a list or a mapping.
+    """
+    if isinstance(value, list | Mapping):
+        raise ValueError("expected a text")
+    return str(value)
+
+
+def choice(names: Mapping[str, T]) -> Callable[[object], T]:
+    """Return a converter from a peer's names to their equivalents."""
+
+    def convert(value: object) -> T:
+        if str(value) not in names:
+            raise ValueError(f"expected one of {', '.join(names)}")
+        return names[str(value)]
+
+    return convert
+
+
+@dataclass(frozen=True)
+class Equivalent:
+    """The rule of an option that has an equivalent in rlkit.
+
+    Args:
+        key: rlkit's key.
+        change: Converts the peer's value to rlkit's; raises ValueError if it cannot.
+    """
+
+    key: str
+    change: Callable[[object], object] = unchanged
+
+
+@dataclass(frozen=True)
+class Combined:
+    """The rule of an option that a function reads together with related options."""
+
+
+@dataclass(frozen=True)
+class NoEquivalent:
+    """The rule of an option that has no equivalent in rlkit.
+
+    Args:
+        remedy: What to do instead, or why nothing needs to be done.
+    """
+
+    remedy: str
+
+
+Rule = Equivalent | Combined | NoEquivalent
+COMBINED = Combined()
+NO_RULE = "rlkit convert has no rule for it; see rlkit recipe show grpo_gsm8k for rlkit's options"
+NO_LOGGER = "{!r} is not a logger of rlkit's; expected Wandb, TensorBoard, MLflow, CSV, or one from a plugin"
+UNUSED = "nothing to do: it has no effect with the other options, or is rlkit's default"
+
+
+class Conversion:
+    """A recipe built up from a peer's options, with remarks on options that are not carried over.
+
+    Args:
+        options: The peer's options.
+        defaults: The peer's own defaults that differ from rlkit's.
+        rules: The rule of each option; names may be patterns.
+    """
+
+    def __init__(
+        self, options: PeerOptions, defaults: Mapping[str, object], rules: Mapping[str, Rule] = MappingProxyType({})
+    ) -> None:
+        self.options = options
+        self.defaults = defaults
+        self.rules = rules
+        self.recipe: dict[str, tuple[object, str]] = {}
+        self.notes: dict[str, str] = {}
+        self._carried: set[str] = set()
+
+    def has(self, key: str) -> bool:
+        """Return whether an option is set."""
+        return key in self.options.values
+
+    def get(self, key: str, change: Callable[[object], T], default: T) -> T:
+        """Return an option's converted value, or the peer's default, or else `default`."""
+        value = self.options.values.get(key, self.defaults.get(key))
+        if value is None:
+            return default
+        try:
+            return change(value)
+        except ValueError as error:
+            self.note(key, f"{error}; set it in the recipe by hand")
+            return default
+
+    def raw(self, key: str, default: object = None) -> object:
+        """Return an option's value as the peer's configuration has it."""
+        return self.options.values.get(key, default)
+
+    def carry(self, key: str, source: str, change: Callable[[object], object], default: object, *also: str) -> None:
+        """Set an option of the recipe to the converted value of a peer's option, as `get` returns it.
+
+        Args:
+            key: rlkit's option.
+            source: The peer's option.
+            change: Converts the peer's value.
+            default: The value if neither the option nor the peer's default is set.
+            also: Further options of the peer's on which the value depends.
+        """
+        self.set(key, self.get(source, change, default), source, *also)
+
+    def set(self, key: str, value: object, *sources: str) -> None:
+        """Set an option of the recipe, and record the peer's options that it comes from."""
+        if not sources:
+            self.recipe[key] = (value, "")
+            return
+        names = [name for name in sources if self.has(name)]
+        self._carried |= set(names)
+        joined = ", ".join(names)
+        previous_sources = self.recipe[key][1] if key in self.recipe else joined
+        if previous_sources != joined:
+            for name in filter(self.has, previous_sources.split(", ")):
+                self.note(name, f"{joined} also sets {key}, and wins")
+        self.recipe[key] = (value, joined or f"default of {', '.join(sources)}")
+
+    def carries(self, key: str) -> bool:
+        """Return whether an option of the recipe comes from an option."""
+        return key in self._carried
+
+    def note(self, key: str, remedy: str) -> None:
+        """Record what to do about an option; the first remark counts."""
+        self.notes.setdefault(key, remedy)
+
+    def rule(self, key: str) -> Rule | None:
+        """Return the rule of an option; None if there is no rule."""
+        if key in self.rules:
+            return self.rules[key]
+        return next((rule for name, rule in self.rules.items() if "*" in name and fnmatchcase(key, name)), None)
+
+    def apply(self, functions: Iterable[Callable[[Conversion], None]]) -> None:
+        """Apply the rules to single options, then the functions to those that belong together."""
+        for key, reason in self.options.unresolved.items():
+            rule = self.rule(key)
+            remedy = rule.remedy if isinstance(rule, NoEquivalent) else "give it after the file, with its value"
+            self.note(key, f"{reason}; {remedy}")
+        for key in {**self.options.values, **self.defaults}:
+            self._apply_rule(key)
+        for function in functions:
+            function(self)
+        for key in self.options.values:
+            if isinstance(self.rule(key), Combined) and key not in self._carried:
+                self.note(key, UNUSED)
+
+    def _apply_rule(self, key: str) -> None:
+        rule = self.rule(key)
+        if isinstance(rule, Equivalent) and (self.has(key) or rule.key not in self.recipe):
+            value = self.options.values.get(key, self.defaults.get(key))
+            try:
+                self.set(rule.key, rule.change(value), key)
+            except ValueError as error:
+                self.note(key, f"{error} for {rule.key}, not {show(value)}")
+        elif isinstance(rule, NoEquivalent) and self.has(key):
+            self.note(key, rule.remedy)
+        elif rule is None and self.has(key):
+            self.note(key, NO_RULE)

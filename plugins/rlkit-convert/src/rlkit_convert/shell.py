@@ -1,0 +1,127 @@
+"""The commands of a shell script, as words with variables and sums filled in. Nothing is run."""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+
+from rlkit.errors import RecipeError, shorten
+from rlkit_convert.source import LARGEST, MARK
+
+ARITHMETIC = re.compile(r"\$\(\(((?:[^()$`]|\((?:[^()$`]|\([^()$`]*\))*\))*)\)\)")
+"""Arithmetic on numbers and variables, once variables with a dollar are filled in."""
+SUBSTITUTION = re.compile(r"\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|`[^`]*`")
+"""A command that a shell would replace by its output."""
+VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?[-=]([^{}]*))?\}|(\w+)|[@*#?$!])")
+SCRIPT_ARGUMENTS = re.compile(r"""["']?\$(?:\{[@*](?::\d+)?\}|[@*])["']?""")
+"""A script's own arguments, passed on."""
+ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+MAX_COMMAND_CHARS = 20_000
+MAX_QUOTED_LINES = 100
+MAX_VARIABLE_CHARS = 2_000
+"""Variables with a longer value are not filled in."""
+MAX_DEFAULT_DEPTH = 5
+"""Nesting of defaults in defaults."""
+OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: lambda a, b: int(math.copysign(abs(a) // abs(b), a * b)),  # as a shell divides: towards 0
+    ast.Mod: lambda a, b: int(math.fmod(a, b)),
+}
+
+
+def commands(text: str, name: str) -> Iterator[list[str]]:
+    """Yield the words of each command of a shell script, with its variables filled in.
+
+    Variables are those to which the script itself assigns a text; `$HOME` is `~`.
+
+    Raises:
+        RecipeError: A quotation is not closed, or a command is too long.
+    """
+    variables = {"HOME": "~"}
+    joined = re.sub(r"\\\r?\n", " ", text)
+    pending = ""
+    for number, line in enumerate(joined.splitlines(), 1):
+        if not pending and line.lstrip().startswith("#"):
+            continue
+        pending = f"{pending}\n{line}" if pending else line
+        if len(pending) > MAX_COMMAND_CHARS or pending.count("\n") > MAX_QUOTED_LINES:
+            raise RecipeError(f"{name}, line {number}: a command has more than {MAX_COMMAND_CHARS:,} characters")
+        try:
+            words = _split(pending, variables)
+        except ValueError:  # a quotation that continues on the next line
+            continue
+        pending = ""
+        assignments = words[1:] if words[:1] == ["export"] else words
+        if assignments and all(ASSIGNMENT.match(word) for word in assignments):
+            for variable, value in (word.split("=", 1) for word in assignments):
+                if len(value) <= MAX_VARIABLE_CHARS:
+                    variables[variable] = value
+        elif words:
+            yield words
+    if pending:
+        raise RecipeError(f"{name}: a quotation is not closed: {shorten(pending.strip(), 80)!r}")
+
+
+def _split(line: str, variables: Mapping[str, str]) -> list[str]:
+    """Return the words of a line up to a comment, a redirection or another command."""
+    expanded = SCRIPT_ARGUMENTS.sub("", line)
+    for _ in range(MAX_DEFAULT_DEPTH):  # a default may contain variables
+        expanded = VARIABLE.sub(lambda match: _variable_value(match, variables), expanded)
+    expanded = ARITHMETIC.sub(lambda match: _sum_text(match[1], variables), expanded)
+    lexer = shlex.shlex(SUBSTITUTION.sub(MARK, expanded), posix=True, punctuation_chars=";&|<>")
+    lexer.whitespace_split = True
+    lexer.commenters = ""
+    words: list[str] = []
+    for word in lexer:
+        if word.startswith("#"):
+            break
+        if set(word) <= set(";&|<>"):
+            if word[0] in "<>" and words and words[-1].isdigit():
+                words.pop()
+            break
+        words.append(word)
+    return words
+
+
+def _variable_value(match: re.Match[str], variables: Mapping[str, str]) -> str:
+    value = variables.get(match[1] or match[3] or "")
+    if value is None:
+        default = match[2]
+        return MARK if default is None else default.strip('"')  # the quotes in a default are the script's
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("'", "")
+
+
+def _sum_text(text: str, variables: Mapping[str, str]) -> str:
+    """Return the result of a shell's arithmetic as text; the mark for anything but integers."""
+    try:
+        return str(_evaluate(ast.parse(text.strip(), mode="eval").body, variables))
+    except (SyntaxError, ValueError, ArithmeticError, RecursionError):
+        return MARK
+
+
+def _evaluate(node: ast.expr, variables: Mapping[str, str]) -> int:
+    """Return the value of a syntax tree of integers, names and a shell's operators.
+
+    Raises:
+        ValueError: The tree contains anything else, or a number is too large for an option.
+        ArithmeticError: It divides by 0.
+    """
+    if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+        value = OPERATORS[type(node.op)](_evaluate(node.left, variables), _evaluate(node.right, variables))
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        value = -_evaluate(node.operand, variables)
+    elif isinstance(node, ast.Constant) and type(node.value) is int:
+        value = node.value
+    elif isinstance(node, ast.Name):
+        value = int(variables.get(node.id, MARK))
+    else:
+        raise ValueError("expected integers, names and operators")
+    if abs(value) > LARGEST:
+        raise ValueError("too large")
+    return value

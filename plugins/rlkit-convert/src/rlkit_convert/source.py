@@ -1,0 +1,115 @@
+"""A peer's options, read as text from a YAML file or a command line. Nothing is run."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rlkit.cli.parsing.reader import MAX_BYTES, load
+from rlkit.errors import RecipeError, shorten
+
+REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)(?:,([^${}]*))?\}")
+"""A reference to another option of a YAML file, and the default if that option is not set."""
+LARGEST = 10**15
+"""The largest number that an option may be; excludes infinity and NaN."""
+MARK = "\ue000"
+"""Stands in a value for text that is unknown without running something."""
+
+
+@dataclass
+class PeerOptions:
+    """A peer's options by name, and the reason for each option whose value is unknown."""
+
+    values: dict[str, object] = field(default_factory=dict)
+    unresolved: dict[str, str] = field(default_factory=dict)
+
+    def add(self, key: str, text: str) -> None:
+        """Set an option from the text on a command line; the last one counts."""
+        self.values.pop(key, None)
+        self.unresolved.pop(key, None)
+        if MARK in text or "$(" in text or "${" in text:
+            self.unresolved[key] = "its value is a substitution of the shell, which is not run"
+        else:
+            self.values[key] = parse_text(text)
+
+
+def parse_text(text: str) -> object:
+    """Return the value that a text of a command line represents, or the text itself."""
+    if text == "None":
+        return None
+    try:
+        return load(text) if text else ""
+    except ValueError:
+        return text
+
+
+def read_text(name: str) -> str:
+    """Return the text of a file.
+
+    Raises:
+        RecipeError: The file cannot be read, is too large for a configuration, or is not plain text.
+    """
+    try:
+        path = Path(name)
+        if not os.path.isfile(path):
+            raise RecipeError(f"{shorten(name, 200)!r} is not a file, expected a YAML file or a shell script")
+        size = path.stat().st_size
+        if size > MAX_BYTES:
+            raise RecipeError(f"{name} has {size:,} bytes, expected a configuration of at most {MAX_BYTES:,}")
+        text = path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise RecipeError(f"{name} cannot be read: {error.strerror}") from error
+    except ValueError as error:  # a NUL in the name, bytes that are not UTF-8
+        raise RecipeError(f"{shorten(name, 200)!r} is not UTF-8 text: {error}") from error
+    if "\0" in text or MARK in text:
+        raise RecipeError(f"{name} contains NUL or U+E000, expected plain text")
+    return text
+
+
+def read_yaml(text: str, name: str, nested: bool) -> PeerOptions:
+    """Return the options in a YAML text.
+
+    Args:
+        text: The YAML text.
+        name: Name of its file, for messages.
+        nested: Name an option inside a mapping by its dotted path; otherwise mappings are values.
+
+    Raises:
+        RecipeError: The text is not plain YAML, or not a mapping.
+    """
+    try:
+        content = load(text)
+    except ValueError as error:
+        raise RecipeError(f"{name} is not plain YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, Mapping):
+        raise RecipeError(f"{name} holds {type(content).__name__}, expected options by name")
+    leaves = _leaves(content, "") if nested else ((str(key), value) for key, value in content.items())
+    return _resolve_references({key: value for key, value in leaves if value is not None})
+
+
+def _leaves(node: Mapping[object, object], prefix: str) -> Iterator[tuple[str, object]]:
+    for name, value in node.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{key}.")
+        elif value != {}:
+            yield key, value
+
+
+def _resolve_references(values: Mapping[str, object]) -> PeerOptions:
+    """Fill in `${other.key}`; a value that contains any other expression stays unresolved."""
+    options = PeerOptions()
+    for key, raw in values.items():
+        value = raw
+        reference = REFERENCE.fullmatch(raw) if isinstance(raw, str) else None
+        if reference is not None:
+            name, default = reference.groups()
+            value = values.get(name, raw if default is None else parse_text(default.strip()))
+        if isinstance(value, str) and "${" in value:
+            options.unresolved[key] = f"its value {value!r} is computed by another program"
+        elif value != "???":
+            options.values[key] = value
+    return options

@@ -1,0 +1,289 @@
+"""TRL's options that are read together: each function sets a part or a section of the recipe."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from rlkit_convert.conversion import NO_LOGGER, Conversion, boolean, choice, integer, number, text
+from rlkit_convert.steps import set_steps
+from rlkit_convert.trl import TRAINER
+
+AGGREGATION = {
+    "grpo": "seq_mean_token_mean", "dapo": "token_mean", "bnpo": "token_mean", "cispo": "token_mean",
+    "dr_grpo": "seq_mean_token_sum_norm", "sapo": "seq_mean_token_mean",
+}  # fmt: skip
+REWARDS = "write f(text, answer), or a function in TRL's form, to a file; PythonReward with function: file.py:name"
+
+
+def trainer(conversion: Conversion) -> str:
+    """Return the trainer of the options: grpo, rloo or ppo."""
+    return str(conversion.options.values[TRAINER])
+
+
+def task(conversion: Conversion) -> None:
+    """Set the task."""
+    conversion.set("task", "TRL")
+
+
+def batches(conversion: Conversion) -> None:
+    """Set a step's prompts, samples, mini-batches and epochs; TRL counts completions and optimizer steps."""
+    names = ("per_device_train_batch_size", "num_processes", "gradient_accumulation_steps")
+    device, processes, accumulated = (max(conversion.get(name, integer, 1), 1) for name in names)
+    if trainer(conversion) == "ppo":
+        minibatches = max(conversion.get("num_mini_batches", integer, 1), 1)
+        completions = device * processes * accumulated * minibatches
+        group_size = 1
+        updates = minibatches
+        conversion.carry("train.epochs", "num_ppo_epochs", integer, 4)
+        conversion.set("rollout.group_size", 1)
+    else:
+        per_update = device * processes * accumulated
+        per_generation = max(conversion.get("steps_per_generation", integer, accumulated), 1)
+        completions = conversion.get("generation_batch_size", integer, device * processes * per_generation)
+        key = "rloo_k" if conversion.has("rloo_k") else "num_generations"
+        group_size = max(conversion.get(key, integer, 8), 1)
+        updates = max(round(completions / per_update), 1)
+        conversion.set("rollout.group_size", group_size, key)
+        conversion.carry("train.epochs", "num_iterations", integer, 1)
+    prompts = max(completions // group_size, 1)
+    sources = (*names, "steps_per_generation", "generation_batch_size", "num_mini_batches")
+    conversion.set("train.prompts_per_step", prompts, *sources)
+    conversion.set("train.minibatches", min(updates, prompts), *sources)
+    if prompts * group_size != completions:
+        why = f"{completions} completions are not a multiple of {group_size}; prompts_per_step is {prompts}"
+        conversion.note("num_generations", why)
+    if trainer(conversion) == "rloo" and updates * conversion.get("num_iterations", integer, 1) > 1:
+        why = "TRL's RLOO clips the ratio of whole answers, ClipLoss of tokens: equal in a rollout's first update only"
+        conversion.note("epsilon", f"{why}; loss GSPO is nearest, or set train.minibatches and train.epochs to 1")
+    if updates > prompts:
+        why = f"{updates} updates of {prompts} prompts: rlkit does not split a group of samples"
+        conversion.note("gradient_accumulation_steps", why)
+    if processes > 1:
+        conversion.set("fabric.devices", processes, "num_processes")
+    _set_rollout_steps(conversion, completions, updates, prompts)
+
+
+def _set_rollout_steps(conversion: Conversion, completions: int, updates: int, prompts: int) -> None:
+    """Set the number of rollout steps, if it is known."""
+    epochs = int(conversion.recipe["train.epochs"][0])  # type: ignore[call-overload]
+    max_steps = conversion.get("max_steps", integer, -1)
+    episodes = conversion.get("total_episodes", integer, 0)
+    if max_steps > 0:
+        conversion.set("train.steps", max(ceil(max_steps / (updates * epochs)), 1), "max_steps")
+    elif episodes > 0:
+        conversion.set("train.steps", max(ceil(episodes / max(completions, 1)), 1), "total_episodes")
+    else:
+        data_epochs = conversion.get("num_train_epochs", number, 3.0)
+        set_steps(conversion, "num_train_epochs", data_epochs, prompts, conversion.raw("dataset_name"))
+
+
+def model(conversion: Conversion) -> None:
+    """Set adapters, the data type of frozen weights, and the precision."""
+    if conversion.get("use_peft", boolean, False):
+        conversion.carry("model.lora.rank", "lora_r", integer, 16, "use_peft")
+        conversion.carry("model.lora.alpha", "lora_alpha", number, 32.0)
+        if conversion.has("lora_target_modules"):
+            targets = conversion.options.values["lora_target_modules"]
+            modules = [str(module).strip(", ") for module in targets] if isinstance(targets, list) else targets
+            conversion.set("model.lora.targets", modules, "lora_target_modules")
+        for name in ("lora_dropout", "lora_modules_to_save", "lora_target_parameters", "lora_task_type"):
+            if conversion.has(name):
+                conversion.note(name, "rlkit's adapters have rank, alpha and targets, without dropout")
+    for name in ("dtype", "torch_dtype"):
+        if conversion.has(name):
+            if conversion.get("use_peft", boolean, False) and conversion.get(name, text, "") in ("bfloat16", "float32"):
+                conversion.carry("model.dtype", name, text, "")
+            else:
+                why = "trained weights are float32, computed in fabric.precision; model.dtype is for frozen weights"
+                conversion.note(name, why)
+    precision = "bf16-mixed" if conversion.get("bf16", boolean, True) else "32-true"
+    conversion.set("fabric.precision", precision, "bf16")
+
+
+def optimizer(conversion: Conversion) -> None:
+    """Set the optimizer, warm-up and schedule."""
+    names = {"constant": "Constant", "constant_with_warmup": "Constant", "linear": "Linear", "cosine": "Cosine"}
+    conversion.carry("train.schedule", "lr_scheduler_type", choice(names), "Constant")
+    if conversion.has("adam_beta1") or conversion.has("adam_beta2"):
+        betas = [conversion.get("adam_beta1", number, 0.9), conversion.get("adam_beta2", number, 0.999)]
+        conversion.set("train.optimizer.betas", betas, "adam_beta1", "adam_beta2")
+    warmup = conversion.get("warmup_steps", number, 0.0)
+    if warmup >= 1:
+        conversion.set("train.warmup_steps", int(warmup), "warmup_steps")
+    elif warmup:  # a fraction of all steps
+        conversion.set("train.warmup_ratio", warmup, "warmup_steps")
+    if not conversion.get("optim", text, "adamw_torch").startswith("adamw_torch"):
+        conversion.note("optim", "train.optimizer: AdamW, Muon or TorchOptimizer")
+
+
+def advantage(conversion: Conversion) -> None:
+    """Set the estimator, and PPO's critic."""
+    if trainer(conversion) == "ppo":
+        conversion.set("advantage", "GAE", TRAINER)
+        for name in ("gamma", "lam"):
+            conversion.carry(f"advantage.{name}", name, number, 1.0)
+        conversion.carry("critic.lr", "learning_rate", number, 5e-5)
+        conversion.carry("critic.clip", "cliprange_value", number, 0.2)
+        if conversion.has("value_model_path"):
+            conversion.carry("critic.path", "value_model_path", text, "")
+        return
+    if trainer(conversion) == "rloo":
+        conversion.set("advantage", "RLOO", TRAINER)
+        if conversion.get("normalize_advantages", boolean, False):
+            conversion.note("normalize_advantages", "advantage ReinforcePPBaseline whitens over the batch")
+        if conversion.has("reward_clip_range"):
+            conversion.note("reward_clip_range", "shaping.clip, which is symmetric around 0")
+        return
+    scale = conversion.get("scale_rewards", text, "group").lower()
+    conversion.set("advantage", "GRPO", TRAINER)
+    conversion.set("advantage.eps", 1e-4)
+    if scale in ("none", "false"):
+        conversion.set("advantage.scale_by_std", False, "scale_rewards")
+    elif scale == "batch":
+        why = "nearest: advantage.scale_by_std batch, the deviation of R - mean rather than of R"
+        conversion.note("scale_rewards", why)
+    if conversion.get("multi_objective_aggregation", text, "sum_then_normalize") == "normalize_then_sum":
+        conversion.note("multi_objective_aggregation", "advantage GDPO, with the weights of the reward's components")
+
+
+def loss(conversion: Conversion) -> None:
+    """Set the loss, its bounds and the weight of tokens."""
+    if trainer(conversion) == "grpo":
+        _grpo_loss(conversion)
+        return
+    key = "cliprange" if trainer(conversion) == "ppo" else "epsilon"
+    low = conversion.get(key, number, 0.2)
+    conversion.set("loss", "ClipLoss", TRAINER)
+    conversion.set("loss.clip_low", low, key)
+    conversion.carry("loss.clip_high", "epsilon_high", number, low, key)
+    if trainer(conversion) == "rloo":  # the gradient of a sequence's log-prob
+        conversion.set("train.aggregation", "seq_mean_token_sum", TRAINER)
+
+
+def _grpo_loss(conversion: Conversion) -> None:
+    kind = conversion.get("loss_type", text, "dapo")
+    if kind not in AGGREGATION:
+        conversion.note("loss_type", f"expected one of {', '.join(AGGREGATION)}")
+        kind = "dapo"
+    conversion.set("train.aggregation", AGGREGATION[kind], "loss_type")
+    low = conversion.get("epsilon", number, 0.2)
+    high = conversion.get("epsilon_high", number, low)
+    if kind == "cispo":  # TRL bounds the ratio itself
+        conversion.set("loss", "CISPO", "loss_type")
+        conversion.set("loss.clip_high", round(max(high - 1, 0.0), 9), "epsilon_high", "epsilon")
+    elif kind == "sapo":
+        conversion.set("loss", "SAPO", "loss_type")
+        for sign, ours, default in (("positive", "tau_pos", 1.0), ("pos", "tau_pos", 1.0), ("neg", "tau_neg", 1.05)):
+            if conversion.has(f"sapo_temperature_{sign}"):
+                conversion.carry(f"loss.{ours}", f"sapo_temperature_{sign}", number, default)
+    else:
+        sequence = conversion.get("importance_sampling_level", text, "token") == "sequence"
+        conversion.set("loss", "GSPO" if sequence else "ClipLoss", "importance_sampling_level", "loss_type")
+        conversion.set("loss.clip_low", low, "epsilon")
+        conversion.set("loss.clip_high", high, "epsilon_high", "epsilon")
+        if conversion.get("delta", number, 0.0) > 1 and not sequence:
+            conversion.carry("loss.clip_dual", "delta", number, 0.0)
+
+
+def divergence(conversion: Conversion) -> None:
+    """Set KL in the loss (GRPO) or in the reward (RLOO, PPO), and how the reference follows the policy."""
+    key = "kl_coef" if trainer(conversion) == "ppo" else "beta"
+    if conversion.get(key, number, 0.0) <= 0:
+        return
+    if trainer(conversion) == "grpo":
+        conversion.carry("kl_loss.coef", key, number, 0.0)
+        if conversion.get("use_bias_correction_kl", boolean, False):
+            conversion.set("kl_loss.importance_weighted", True, "use_bias_correction_kl")
+    else:
+        conversion.carry("kl_reward.coef", key, number, 0.0)
+        conversion.carry("kl_reward.estimator", "kl_estimator", text, "k1")
+    if conversion.get("sync_ref_model", boolean, False):
+        conversion.carry("reference.refresh_every", "ref_model_sync_steps", integer, 512, "sync_ref_model")
+        reference_weight = conversion.get("ref_model_mixup_alpha", number, 0.6)
+        conversion.set("reference.mix", round(1 - reference_weight, 9), "ref_model_mixup_alpha")
+
+
+def reward(conversion: Conversion) -> None:
+    """Set the reward if rlkit has an equivalent; user code is named and not run."""
+    names = conversion.raw("reward_funcs", [])
+    functions = [str(name) for name in names] if isinstance(names, list) else [str(names)]
+    for key in ("reward_model_name_or_path", "reward_model_path"):
+        if conversion.has(key) and not functions:
+            conversion.set("reward", "ModelReward", key)
+            conversion.carry("reward.path", key, text, "")
+        elif conversion.has(key):
+            conversion.note(key, "reward Composite, of ModelReward and the reward functions")
+    if functions == ["accuracy_reward"]:
+        conversion.set("reward", "MathReward", "reward_funcs")
+    elif functions:
+        conversion.note("reward_funcs", f"{REWARDS}; combine several in a Composite; accuracy_reward is MathReward")
+    elif "reward" not in conversion.recipe:
+        conversion.note("reward_funcs", f"not in this file: {REWARDS}")
+    if conversion.has("reward_weights"):
+        conversion.note("reward_weights", "weights of Composite")
+
+
+def engine(conversion: Conversion) -> None:
+    """Set the engine and the correction of its mismatch."""
+    if not conversion.get("use_vllm", boolean, False):
+        return
+    conversion.set("rollout.engine", "SGLangEngine", "use_vllm")
+    conversion.note("use_vllm", "rlkit has no vLLM: SGLangEngine takes its place (pip install 'rlkit-fabric[sglang]')")
+    conversion.set("rollout.engine.launch.release_memory", True)
+    if conversion.get("vllm_mode", text, "colocate") == "server":
+        conversion.note("vllm_mode", "rollout.engine: SGLangServer, with first_gpu or urls")
+    if conversion.get("vllm_tensor_parallel_size", integer, 1) > 1:
+        conversion.carry("rollout.engine.launch.tensor_parallel", "vllm_tensor_parallel_size", integer, 1)
+    if conversion.get("vllm_importance_sampling_correction", boolean, True):
+        _correction(conversion, "vllm_importance_sampling")
+
+
+def _correction(conversion: Conversion, prefix: str) -> None:
+    level, _, kind = conversion.get(f"{prefix}_mode", text, "sequence_mask").partition("_")
+    conversion.set("correction.level", level, f"{prefix}_mode")
+    high = f"{prefix}_cap" if conversion.has(f"{prefix}_cap") else f"{prefix}_clip_max"
+    conversion.carry("correction.high", high, number, 3.0)
+    low = f"{prefix}_clip_min"
+    if kind == "mask":
+        conversion.carry("correction.low", low, number, 1e-6)
+    elif conversion.has(low):
+        conversion.note(low, "correction caps weights from above; a lower bound sets them to 0")
+
+
+def running(conversion: Conversion) -> None:
+    """Set validation, checkpoints and loggers."""
+    strategy = conversion.get("eval_strategy", text, "no")
+    interval = conversion.get("eval_steps", number, 0.0)
+    if strategy == "steps" and interval >= 1:
+        conversion.set("validation.every", int(interval), "eval_steps", "eval_strategy")
+    elif strategy == "no":
+        conversion.set("validation", None, "eval_strategy")
+        if conversion.recipe.pop("validation.before", None) is not None:
+            conversion.note("eval_on_start", "without eval_strategy there is no validation; remove `validation: null`")
+    else:
+        conversion.note("eval_strategy", "validation.every counts steps")
+    if conversion.get("save_strategy", text, "steps") != "steps":
+        conversion.note("save_strategy", "save.every counts steps; the last step is always saved")
+    _loggers(conversion)
+
+
+def _loggers(conversion: Conversion) -> None:
+    """Set the loggers; metrics.jsonl and the terminal are always written."""
+    targets = conversion.raw("report_to", [])
+    parts = []
+    for target in targets if isinstance(targets, list) else [targets]:
+        name = conversion.get("run_name", text, "") or None
+        if target == "wandb":
+            options = {"project": conversion.get("project", text, "huggingface"), "name": name}
+            parts.append({"class_path": "Wandb", "init_args": options})
+        elif target == "tensorboard":
+            parts.append({"class_path": "TensorBoard", "init_args": {}})
+        elif target == "mlflow":
+            parts.append({"class_path": "MLflow", "init_args": {}})
+        elif target != "none":
+            conversion.note("report_to", NO_LOGGER.format(target))
+    if parts:
+        conversion.set("log.loggers", parts, "report_to", "run_name", "project")
+
+
+FUNCTIONS = (task, model, batches, optimizer, advantage, loss, divergence, reward, engine, running)

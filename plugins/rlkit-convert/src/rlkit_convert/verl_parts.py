@@ -1,0 +1,297 @@
+"""verl's options that are read together: each function sets a part or a section of the recipe."""
+
+from __future__ import annotations
+
+from rlkit_convert.conversion import NO_LOGGER, Conversion, boolean, choice, integer, number, text
+from rlkit_convert.steps import set_steps
+from rlkit_convert.verl import ACTOR, ADVANTAGES, ESTIMATORS, LOSSES, MODEL, ROLLOUT
+
+LOSS_OPTIONS = {
+    "ClipCov": {"clip_cov_ratio": "fraction", "clip_cov_lb": "cov_low", "clip_cov_ub": "cov_high"},
+    "KLCov": {"kl_cov_ratio": "fraction", "ppo_kl_coef": "coef"},
+}
+"""verl's options of a loss and rlkit's names for them."""
+
+
+def task(conversion: Conversion) -> None:
+    """Set the task and the treatment of prompts that are too long."""
+    conversion.set("task", "Verl")
+    if conversion.get("data.prompt_key", text, "prompt") != "prompt":
+        conversion.note("data.prompt_key", "the task Verl reads `prompt`; HFDataset has prompt_field and answer_field")
+    if not conversion.get("data.shuffle", boolean, True):
+        conversion.note("data.shuffle", "curriculum Difficulty orders rows by a column; rlkit shuffles otherwise")
+    if conversion.get("data.filter_overlong_prompts", boolean, False):
+        conversion.set("rollout.overlong", "drop", "data.filter_overlong_prompts")
+    elif conversion.has("data.truncation"):
+        names = {name: name for name in ("error", "left", "right", "middle")}
+        conversion.carry("rollout.overlong", "data.truncation", choice(names), "error")
+
+
+def steps(conversion: Conversion) -> None:
+    """Set the number of mini-batches, and of steps if it is known."""
+    if not conversion.has("trainer.total_training_steps"):
+        epochs = conversion.get("trainer.total_epochs", integer, 30)
+        batch = max(conversion.get("data.train_batch_size", integer, 1024), 1)
+        set_steps(conversion, "trainer.total_epochs", epochs, batch, conversion.raw("data.train_files"))
+    prompts = conversion.get("data.train_batch_size", integer, 1024)
+    key = f"{ACTOR}.ppo_mini_batch_size"
+    size = max(conversion.get(key, integer, 256), 1)
+    count = max(round(prompts / size), 1)
+    conversion.set("train.minibatches", count, key, "data.train_batch_size")
+    if size * count != prompts:
+        conversion.note(key, f"{prompts} prompts are not a multiple of {size}; train.minibatches is {count}")
+
+
+def optimizer(conversion: Conversion) -> None:
+    """Set the policy's warm-up, schedule and micro-batches."""
+    _schedule(conversion, f"{ACTOR}.optim", "train")
+    key = f"{ACTOR}.use_dynamic_bsz"
+    limit = f"{ACTOR}.ppo_max_token_len_per_gpu"
+    if conversion.get(key, boolean, False):
+        if conversion.has(limit):
+            conversion.carry("train.max_tokens_per_micro_batch", limit, integer, 16384)
+        conversion.note(key, "nothing to do: micro-batches are always filled by tokens")
+    offload = (f"{ACTOR}.fsdp_config.param_offload", f"{ACTOR}.fsdp_config.optimizer_offload")
+    if any(conversion.get(name, boolean, False) for name in offload):
+        conversion.set("train.offload_during_rollout", True, *offload)
+
+
+def _schedule(conversion: Conversion, prefix: str, section: str) -> None:
+    steps_key = f"{prefix}.lr_warmup_steps"
+    ratio_key = f"{prefix}.lr_warmup_steps_ratio"
+    warmup_steps = conversion.get(steps_key, integer, -1)
+    if warmup_steps >= 0:
+        conversion.set(f"{section}.warmup_steps", warmup_steps, steps_key)
+    elif conversion.get(ratio_key, number, 0.0):
+        conversion.carry(f"{section}.warmup_ratio", ratio_key, number, 0.0)
+    names = {"constant": "Constant", "cosine": "Cosine"}
+    for key in (f"{prefix}.lr_scheduler_type", f"{prefix}.warmup_style"):
+        if conversion.has(key):
+            schedule = conversion.get(key, choice(names), "Constant")
+            conversion.set(f"{section}.schedule", schedule, key)
+            floor = f"{prefix}.min_lr_ratio"
+            if schedule == "Cosine" and conversion.has(floor):
+                conversion.carry(f"{section}.schedule.min_lr_ratio", floor, number, 0.0)
+
+
+def advantage(conversion: Conversion) -> None:
+    """Set the estimator and its options."""
+    key = "algorithm.adv_estimator"
+    name = conversion.get(key, choice(ADVANTAGES), "")
+    if not name:
+        return
+    conversion.set("advantage", name, key)
+    if name in ("GRPO", "PassK") and conversion.has("algorithm.norm_adv_by_std_in_grpo"):
+        conversion.carry("advantage.scale_by_std", "algorithm.norm_adv_by_std_in_grpo", boolean, True)
+    if name in ("GAE", "ReinforcePP", "ReMax") and conversion.has("algorithm.gamma"):
+        conversion.carry("advantage.gamma", "algorithm.gamma", number, 1.0)
+    if name == "GAE" and conversion.has("algorithm.lam"):
+        conversion.carry("advantage.lam", "algorithm.lam", number, 1.0)
+    if name == "GAE":
+        critic(conversion)
+
+
+def critic(conversion: Conversion) -> None:
+    """Set the critic; verl updates the policy from step `critic_warmup` on, counting from 1."""
+    conversion.carry("critic.lr", "critic.optim.lr", number, 1e-5)
+    for key, ours in (("grad_clip", "max_grad_norm"), ("cliprange_value", "clip")):
+        if conversion.has(f"critic.{key}"):
+            conversion.carry(f"critic.{ours}", f"critic.{key}", number, 1.0)
+    conversion.carry("critic.weight_decay", "critic.optim.weight_decay", number, 0.01)
+    path = conversion.get("critic.model.path", text, "")
+    if path and path != conversion.raw(f"{MODEL}.path"):
+        conversion.set("critic.path", path, "critic.model.path")
+    elif path:
+        conversion.note("critic.model.path", "nothing to do: the critic's backbone is the policy's model by default")
+    _schedule(conversion, "critic.optim", "critic")
+    _adapters(conversion, "critic.model", "critic")
+    first_update = conversion.get("trainer.critic_warmup", integer, 0)
+    if first_update > 1:
+        conversion.set("critic.policy_delay_steps", first_update - 1, "trainer.critic_warmup")
+
+
+def loss(conversion: Conversion) -> None:
+    """Set the loss and its bounds."""
+    key = f"{ACTOR}.policy_loss.loss_mode"
+    name = conversion.get(key, choice(LOSSES), "ClipLoss")
+    conversion.set("loss", name, key)
+    single, low, high = (f"{ACTOR}.clip_ratio{end}" for end in ("", "_low", "_high"))
+    if name in ("ClipLoss", "GSPO", "CISPO", "GMPO", "DPPO", "ClipCov"):
+        bound = conversion.get(single, number, 0.2)
+        conversion.set("loss.clip_low", conversion.get(low, number, bound), low if conversion.has(low) else single)
+        conversion.set("loss.clip_high", conversion.get(high, number, bound), high if conversion.has(high) else single)
+        if conversion.has(single) and not (conversion.has(low) or conversion.has(high)):
+            conversion.note(single, "it sets both bounds here; in verl the defaults of both bounds override it")
+    if name == "ClipLoss":
+        conversion.carry("loss.clip_dual", f"{ACTOR}.clip_ratio_c", number, 3.0)
+    if name == "DPPO":
+        conversion.set("loss.kind", "kl" if conversion.get(key, text, "") == "dppo_kl" else "tv", key)
+    if name == "SAPO":
+        for end in ("tau_pos", "tau_neg"):
+            if conversion.has(f"{ACTOR}.{end}"):
+                conversion.carry(f"loss.{end}", f"{ACTOR}.{end}", number, 1.0)
+    if name in ("GSPO", "SAPO", "GMPO"):  # whatever loss_agg_mode is
+        conversion.set("train.aggregation", "seq_mean_token_mean", key)
+    for theirs, ours in LOSS_OPTIONS.get(name, {}).items():
+        source = f"{ACTOR}.policy_loss.{theirs}"
+        if conversion.has(source):
+            conversion.carry(f"loss.{ours}", source, number, 1.0)
+
+
+def divergence(conversion: Conversion) -> None:
+    """Set KL in the loss and in the reward."""
+    if conversion.get(f"{ACTOR}.use_kl_loss", boolean, False):
+        conversion.carry("kl_loss.coef", f"{ACTOR}.kl_loss_coef", number, 0.001, f"{ACTOR}.use_kl_loss")
+        conversion.carry("kl_loss.estimator", f"{ACTOR}.kl_loss_type", ESTIMATORS, "k3")
+    if not conversion.get("algorithm.use_kl_in_reward", boolean, False):
+        return
+    control = "algorithm.kl_ctrl"
+    conversion.carry("kl_reward.coef", f"{control}.kl_coef", number, 0.001, "algorithm.use_kl_in_reward")
+    conversion.carry("kl_reward.estimator", "algorithm.kl_penalty", ESTIMATORS, "k1")
+    if conversion.get(f"{control}.type", text, "fixed") == "adaptive":
+        conversion.carry("kl_reward.target", f"{control}.target_kl", number, 0.1)
+        conversion.carry("kl_reward.horizon", f"{control}.horizon", integer, 10000)
+
+
+def correction(conversion: Conversion) -> None:
+    """Set the importance weights between engine and trainer, which verl caps from above."""
+    cap = f"{ACTOR}.tis_imp_ratio_cap"
+    level, threshold = (f"algorithm.rollout_correction.rollout_is{end}" for end in ("", "_threshold"))
+    if conversion.get(cap, number, -1.0) > 0:
+        conversion.carry("correction.high", cap, number, 2.0)
+    if conversion.has(level):
+        conversion.carry("correction.level", level, choice({"token": "token", "sequence": "sequence"}), "token")
+        conversion.carry("correction.high", threshold, number, 2.0)
+
+
+def reward(conversion: Conversion) -> None:
+    """Set the reward; user code is named and not run."""
+    path = "custom_reward_function.path"
+    if conversion.has(path):
+        why = "verl calls f(data_source, solution_str, ground_truth, extra_info), PythonReward f(text, answer, meta)"
+        conversion.note(path, f"{why}: write that, then `reward: {{class_path: PythonReward, init_args: ...}}`")
+        conversion.note("custom_reward_function.name", "the name after the colon in PythonReward's `function`")
+        return
+    if conversion.get("reward_model.enable", boolean, False):
+        conversion.set("reward", "ModelReward", "reward_model.enable")
+        conversion.carry("reward.path", "reward_model.model.path", text, "")
+    else:
+        why = "verl chooses by data_source; this one is for GSM8K, MATH and similar data"
+        conversion.recipe["reward"] = ("MathReward", why)
+        _overlong(conversion)
+    for key in conversion.options.values:
+        if conversion.carries(key):
+            continue
+        if key.endswith("reward_manager"):
+            conversion.note(key, "nothing to do: rewards run in worker processes with a deadline each")
+        elif "overlong_buffer" in key or key.endswith("max_resp_len"):
+            conversion.note(key, "options of Overlong, in a Composite with the reward; recipe dapo_gsm8k has one")
+        elif key.startswith("reward_model."):
+            conversion.note(key, "see rlkit plugins show ModelReward for its options")
+
+
+def _overlong(conversion: Conversion) -> None:
+    """Add the penalty of DAPO's reward manager, under any name that a version of verl has for it."""
+    switches = [key for key in conversion.options.values if key.endswith(".enable") and "overlong_buffer" in key]
+    if not switches or not conversion.get(switches[0], boolean, False):
+        return
+    prefix = switches[0].removesuffix("enable")
+    budget = conversion.get("data.max_response_length", integer, 512)
+    factor = conversion.get(f"{prefix}penalty_factor", number, 1.0)
+    buffer = conversion.get(f"{prefix}len", integer, 0)
+    if not 0 < buffer <= budget or factor < 0:
+        return
+    options = {"max_tokens": budget, "buffer": buffer, "factor": factor}
+    parts = {"math": "MathReward", "length": {"class_path": "Overlong", "init_args": options}}
+    del conversion.recipe["reward"]
+    conversion.set("reward", "Composite", switches[0])
+    conversion.set("reward.rewards", parts, f"{prefix}len", f"{prefix}penalty_factor", switches[0])
+
+
+def engine(conversion: Conversion) -> None:
+    """Set the engine, precision and strategy."""
+    key, parallel, release = (f"{ROLLOUT}.{end}" for end in ("name", "tensor_model_parallel_size", "free_cache_engine"))
+    name = conversion.get(key, text, "")
+    if name.startswith(("vllm", "sglang")):
+        conversion.set("rollout.engine", "SGLangEngine", key)
+        conversion.carry("rollout.engine.launch.release_memory", release, boolean, True)
+        if conversion.get(parallel, integer, 1) > 1:
+            conversion.carry("rollout.engine.launch.tensor_parallel", parallel, integer, 1)
+    if name.startswith("vllm"):
+        conversion.note(key, "rlkit has no vLLM: SGLangEngine takes its place (pip install 'rlkit-fabric[sglang]')")
+    conversion.set("fabric.precision", "bf16-mixed")
+    strategy = f"{ACTOR}.strategy"
+    if conversion.get("trainer.n_gpus_per_node", integer, 8) * conversion.get("trainer.nnodes", integer, 1) > 1:
+        conversion.set("fabric.strategy", "fsdp2", strategy)
+    if conversion.get(strategy, text, "fsdp") not in ("fsdp", "fsdp2"):
+        conversion.note(strategy, "rlkit shards with FSDP2: fabric.strategy")
+
+
+def validation(conversion: Conversion) -> None:
+    """Set the sampling of validation and the filter of groups."""
+    prefix = f"{ROLLOUT}.val_kwargs"
+    samples = conversion.get(f"{prefix}.n", integer, 1) if conversion.get(f"{prefix}.do_sample", boolean, False) else 0
+    conversion.set("validation.samples", samples, f"{prefix}.n", f"{prefix}.do_sample")
+    for name in ("temperature", "top_p", "top_k"):
+        key = f"{prefix}.{name}"
+        if samples and conversion.has(key):
+            value = max(conversion.get(key, number, 0.0), 0.0)
+            conversion.set(f"validation.sampling.{name}", int(value) if name == "top_k" else value, key)
+    if samples and any(key.startswith("validation.sampling.") for key in conversion.recipe):
+        budget = "data.max_response_length"
+        conversion.carry("validation.sampling.max_tokens", budget, integer, 512)
+    turns = f"{ROLLOUT}.multi_turn.max_assistant_turns"
+    if conversion.has(turns):
+        conversion.note(turns, f"conversation.turns: {conversion.options.values[turns]}, beside the tools")
+    groups = "algorithm.filter_groups"
+    if conversion.get(f"{groups}.enable", boolean, False):
+        conversion.set("rollout.filter", "ZeroSignal", f"{groups}.enable")
+        batches = conversion.get(f"{groups}.max_num_gen_batches", integer, 10)
+        conversion.set("rollout.filter.max_refills", max(batches - 1, 0), f"{groups}.max_num_gen_batches")
+        if conversion.get(f"{groups}.metric", text, "acc") == "acc":
+            conversion.set("rollout.filter.component", "accuracy", f"{groups}.metric")
+
+
+def model(conversion: Conversion) -> None:
+    """Set adapters and the variables of the chat template."""
+    template = "data.apply_chat_template_kwargs."
+    for key in filter(lambda name: name.startswith(template), conversion.options.values):
+        conversion.set(f"model.chat_template_kwargs.{key.removeprefix(template)}", conversion.options.values[key], key)
+    _adapters(conversion, MODEL, "model")
+
+
+def _adapters(conversion: Conversion, prefix: str, section: str) -> None:
+    rank, alpha, targets = (f"{prefix}.{end}" for end in ("lora_rank", "lora_alpha", "target_modules"))
+    if conversion.get(rank, integer, 0) > 0:
+        conversion.carry(f"{section}.lora.rank", rank, integer, 0)
+        conversion.carry(f"{section}.lora.alpha", alpha, number, 16.0)
+        if conversion.has(targets):
+            conversion.set(f"{section}.lora.targets", conversion.options.values[targets], targets)
+
+
+def loggers(conversion: Conversion) -> None:
+    """Set the loggers; metrics.jsonl and the terminal are always written."""
+    key = "trainer.logger"
+    project = "trainer.project_name"
+    run_name = "trainer.experiment_name"
+    targets = conversion.raw(key, [])
+    parts = []
+    for target in targets if isinstance(targets, list) else [targets]:
+        if target in ("wandb", "mlflow"):
+            name, project_option = ("Wandb", "project") if target == "wandb" else ("MLflow", "experiment")
+            options = {
+                project_option: conversion.get(project, text, "verl_examples"),
+                "name": conversion.get(run_name, text, "") or None,
+            }
+            parts.append({"class_path": name, "init_args": options})
+        elif target == "tensorboard":
+            parts.append({"class_path": "TensorBoard", "init_args": {}})
+        elif target != "console":
+            conversion.note(key, NO_LOGGER.format(target))
+    if parts:
+        conversion.set("log.loggers", parts, key, project, run_name)
+
+
+FUNCTIONS = (
+    task, model, steps, optimizer, advantage, loss, divergence, correction, reward, engine, validation, loggers,
+)  # fmt: skip

@@ -1,0 +1,98 @@
+"""The text of a conversion: a recipe in YAML with the source of each option, and remarks on the other options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import yaml
+
+from rlkit.cli.parsing.parser import parse
+from rlkit.errors import RlkitError, shorten, show
+from rlkit.recipe import Recipe
+from rlkit.text import HIDDEN, SECRET_NAME, safe
+from rlkit_convert.conversion import Conversion
+
+SECTIONS = tuple(field.name for field in fields(Recipe))
+CLASS = ""
+"""The key, in a node of the tree, of the class that the node's options belong to."""
+
+Leaf = tuple[object, str]
+"""An option's value and its source."""
+Tree = dict[str, "Tree | Leaf"]
+
+
+def recipe_text(conversion: Conversion) -> str:
+    """Return the recipe in YAML; the comment after an option names the peer's option."""
+    tree: Tree = {}
+    for key, leaf in sorted(conversion.recipe.items(), key=lambda option: _rank(option[0])):
+        node = tree
+        *parents, last = key.split(".")
+        for parent in parents:
+            child = node.setdefault(parent, {})
+            if isinstance(child, tuple):  # the name of a class, whose options follow
+                child = {CLASS: child}
+                node[parent] = child
+            node = child
+        node[last] = leaf
+    return "\n".join(_lines(tree, "")) + "\n"
+
+
+def _rank(key: str) -> tuple[int, int]:
+    """Return the sort key of an option: sections in a recipe's order, a class before its options."""
+    section = key.partition(".")[0]
+    return SECTIONS.index(section) if section in SECTIONS else len(SECTIONS), key.count(".")
+
+
+def _lines(tree: Tree, indent: str) -> Iterator[str]:
+    for name, node in tree.items():
+        if isinstance(node, tuple):
+            yield f"{indent}{name}: {_scalar(node[0])}{_comment(node[1])}"
+            continue
+        yield f"{indent}{name}:"
+        cls = node.get(CLASS)
+        if isinstance(cls, tuple):
+            yield f"{indent}  class_path: {_scalar(cls[0])}{_comment(cls[1])}"
+            yield f"{indent}  init_args:"
+            yield from _lines({key: child for key, child in node.items() if key != CLASS}, f"{indent}    ")
+        else:
+            yield from _lines(node, f"{indent}  ")
+
+
+def _scalar(value: object) -> str:
+    text = yaml.safe_dump(value, default_flow_style=True, width=10**9, sort_keys=False)
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
+def _comment(text: str) -> str:
+    return f"  # {one_line(text)}" if text else ""
+
+
+def one_line(text: str) -> str:
+    """Return a text on one line, without control codes or credentials, for use in a comment."""
+    return " ".join(shorten(safe(text), 400).split())
+
+
+def remarks(conversion: Conversion) -> list[str]:
+    """Return a line for each option that is not carried over as it is: what to do about it."""
+    lines = []
+    for key, remedy in conversion.notes.items():
+        value = ""
+        if key in conversion.options.values:
+            value = f"={HIDDEN if SECRET_NAME.search(key) else show(conversion.options.values[key], 60)}"
+        lines.append(one_line(f"{key}{value}: {remedy}"))
+    return lines
+
+
+def recipe_problems(text: str) -> list[str]:
+    """Return what rlkit itself reports about the text of a recipe: missing options and wrong values."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "recipe.yaml"
+        path.write_text(text, encoding="utf-8")
+        try:
+            parse("convert", ["--recipe", str(path)])
+        except RlkitError as error:
+            return [one_line(line) for line in str(error).splitlines()]
+    return []

@@ -1,0 +1,81 @@
+"""The outcome of a run in progress: shown by the reporter, written to `result.json`."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rlkit.errors import RankError, explain, shorten
+from rlkit.run.checkpoint.write import Writer
+from rlkit.run.folder import RunFolder
+from rlkit.run.outcome import Outcome, Reporter
+from rlkit.text import redact
+
+
+@dataclass
+class RunRecord:
+    """The outcome of a run so far, with the folder and the reporter that receive it.
+
+    Args:
+        folder: The run folder.
+        reporter: Displays the run.
+        first: Whether this is rank 0, which writes the files that all ranks have in common.
+    """
+
+    folder: RunFolder
+    reporter: Reporter
+    first: bool
+    outcome: Outcome = field(default_factory=Outcome)
+    start: float = field(default_factory=time.time)
+
+    def attempt(self, what: str, work: Callable[[], object]) -> None:
+        """Run an optional action such as writing rollouts; a failure such as a full disk is a warning."""
+        try:
+            work()
+        except Exception as error:
+            self.reporter.note(f"warning: {what}: {explain(error)}")
+
+    def add_failure(self, failure: Exception) -> None:
+        """Set the outcome to a failure."""
+        self.outcome.status = "failed"
+        self.outcome.error = {"type": type(failure).__name__, "message": redact(shorten(str(failure)))}
+
+    def write_result(self) -> None:
+        """Write `result.json`, on rank 0."""
+        self.outcome.seconds = round(time.time() - self.start, 3)
+        if self.first:
+            self.attempt("result.json", lambda: self.folder.result(vars(self.outcome)))
+
+    def write_peer_failure(self, problem: str) -> None:
+        """Record a peer failure while this rank is blocked."""
+        self.add_failure(RankError(problem))
+        self.write_result()
+
+    def write_interruption(self) -> None:
+        """Record an interruption while this rank is blocked."""
+        self.outcome.status = "interrupted"
+        self.write_result()
+
+    def advice(self, writer: Writer | None) -> str:
+        """Return where the run is, and the command that continues from it or uses its model.
+
+        Args:
+            writer: The writer of the run's checkpoints; None if the run ended before there was one.
+        """
+        path = shlex.quote(str(self.folder.path))
+        try:
+            has_checkpoint = writer is not None and bool(writer.store.names())
+        except Exception:  # a remote store that cannot be reached
+            has_checkpoint = False
+        if writer is None or not has_checkpoint:
+            return f"the run is in {path}"
+        if self.outcome.status == "ok":
+            look = f"to look at it: rlkit report {path}"
+            return f"the run is in {path}; {look}; to use the model: rlkit export --checkpoint {path} --out MODEL"
+        folder = writer.section.folder
+        if folder is None:
+            return f"the run is in {path}; to continue: rlkit fit --resume {path}"
+        options = f"--out {path} --resume auto --save.folder {shlex.quote(folder)}"
+        return f"the run is in {path}; to continue: rlkit fit --recipe {path}/recipe.yaml {options}"
