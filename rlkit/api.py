@@ -217,8 +217,8 @@ def _build(recipe: Recipe) -> tuple[built.Recipe, str, Registry]:
     for note in registry.notes:
         warnings.warn(note, stacklevel=3)
     composer = Composer(registry)
-    composer.add(as_data(_sections(recipe), registry))
-    return *build("fit", composer, registry), registry
+    composer.add({name: as_data(section, registry) for name, section in _sections(recipe).items()})
+    return *build(composer), registry
 
 
 def _sections(recipe: Recipe) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from rlkit.errors import RecipeError, show
 from rlkit.interfaces.advantage import Needs
 from rlkit.interfaces.loss import Inputs, SequenceLoss
 from rlkit.plugin_checks import method_problems
-from rlkit.ranges import outside
 from rlkit.recipe.mixture import check_mixtures
 from rlkit.recipe.model import check_model
 from rlkit.recipe.recipe import Recipe, option
@@ -42,7 +41,7 @@ def check(recipe: Recipe) -> None:
         check_model,
         check_mixtures,
     )
-    problems = list(outside(recipe)) or [problem for one in checks for problem in one(recipe)]
+    problems = [problem for check_part in checks for problem in check_part(recipe)]
     if problems:
         raise RecipeError("\n".join(problems))
 

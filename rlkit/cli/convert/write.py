@@ -88,7 +88,7 @@ def problems(text: str, registry: Registry) -> list[str]:
     composer = Composer(registry)
     composer.add({str(key): value for key, value in content.items()} if isinstance(content, Mapping) else {})
     try:
-        build("convert", composer, registry)
+        build(composer)
     except RecipeError as error:
         return [one_line(line) for line in str(error).splitlines()]
     return []
