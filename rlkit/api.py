@@ -42,7 +42,7 @@ from rlkit.registry import Registry, load_plugins
 from rlkit.rewards.python import AsyncFunctionReward, FunctionReward
 from rlkit.run.signals import raised
 from rlkit.sections import (
-    Conversation,
+    ConversationLimits,
     Correction,
     Critic,
     Fabric,
@@ -51,7 +51,7 @@ from rlkit.sections import (
     Mixture,
     Model,
     Profile,
-    Reference,
+    ReferenceUpdates,
     Rejection,
     Rollout,
     Save,
@@ -111,7 +111,7 @@ class Recipe:
     critic: Critic | Data | None = None
     kl_loss: KLLoss | Data | None = None
     kl_reward: KLReward | Data | None = None
-    reference: Reference | Data | None = None
+    reference: ReferenceUpdates | Data | None = None
     teacher: Teacher | Data | None = None
     mix: Mapping[str, Mixture | Data] | None = None
     shaping: Shaping | Data | None = None
@@ -121,7 +121,7 @@ class Recipe:
     parser: ToolParser | Named | None = None
     interaction: Interaction | Named | None = None
     environment: Environment | Named | None = None
-    conversation: Conversation | Data | None = None
+    conversation: ConversationLimits | Data | None = None
     validation: Validation | Data | Unset | None = UNSET
     save: Save | Data = field(default_factory=Save)
     callbacks: Sequence[Callback | Named] = ()

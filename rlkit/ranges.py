@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, cast, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt
 
@@ -82,7 +82,8 @@ def outside(owner: object, key: str = "") -> Iterator[str]:
     These are a section's fields, and what a part keeps under the names of its constructor's arguments; sections and
     parts in them are included. Values in YAML and on the command line are checked when they are converted.
     """
-    for name, hint in _hints(owner.__class__).items():
+    cls: type = type(owner)
+    for name, hint in _hints(cls).items():
         if name not in getattr(owner, "__dict__", ()):
             continue
         value = getattr(owner, name)
@@ -125,7 +126,7 @@ def _children(value: object, key: str) -> Iterator[tuple[str, object]]:
 
 
 @cache
-def _adapter(hint: object) -> TypeAdapter[object]:
+def _adapter(hint: Any) -> TypeAdapter[object]:
     from pydantic import TypeAdapter
 
     return TypeAdapter(hint)

@@ -18,7 +18,7 @@ from rlkit.interfaces.tool import Tool
 from rlkit.log import Log
 from rlkit.names import Name
 from rlkit.sections import (
-    Conversation,
+    ConversationLimits,
     Correction,
     Critic,
     Fabric,
@@ -27,7 +27,7 @@ from rlkit.sections import (
     Mixture,
     Model,
     Profile,
-    Reference,
+    ReferenceUpdates,
     Rejection,
     Rollout,
     Save,
@@ -53,7 +53,7 @@ class Recipe:
     critic: Critic | None = None
     kl_loss: KLLoss | None = None
     kl_reward: KLReward | None = None
-    reference: Reference | None = None
+    reference: ReferenceUpdates | None = None
     teacher: Teacher | None = None
     mix: dict[Name, Mixture] | None = None
     shaping: Shaping | None = None
@@ -63,7 +63,7 @@ class Recipe:
     parser: ToolParser | None = None
     interaction: Interaction | None = None
     environment: Environment | None = None
-    conversation: Conversation | None = None
+    conversation: ConversationLimits | None = None
     validation: Validation | None = field(default_factory=Validation)
     save: Save = field(default_factory=Save)
     callbacks: list[Callback] = field(default_factory=list)

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from rlkit.concurrency.garbage import lasting
-from rlkit.distributed.fsdp2 import FSDP2
+from rlkit.distributed.fsdp2 import FSDP2Strategy
 from rlkit.errors import CallbackError, CheckpointError, RankError, TrainingError, explain, shorten
 from rlkit.interfaces.callback import CheckpointSaved, Json, LoggedRun, RunEnd, RunStart, ValidationEnd
 from rlkit.models.checkpoint_schema import RunState
@@ -340,7 +340,7 @@ class Session:
         if context is None or not self.outcome.steps:  # agreed: all ranks count the same steps
             return
         # agreed: by `agreed`; a rank that waits here for one that has ended is ended by `Peers`
-        if isinstance(context.ranks.fabric.strategy, FSDP2) and (at_once or not agreed(failure)):
+        if isinstance(context.ranks.fabric.strategy, FSDP2Strategy) and (at_once or not agreed(failure)):
             return
         self.save(context, "final")
         if (average := context.models.average) is not None:

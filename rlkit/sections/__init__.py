@@ -2,14 +2,14 @@
 
 from rlkit.sections.fabric import FSDP2, Environment, Fabric
 from rlkit.sections.mixture import Mixture
-from rlkit.sections.model import Critic, Lora, Model, Reference, Teacher
+from rlkit.sections.model import Critic, Lora, Model, ReferenceUpdates, Teacher
 from rlkit.sections.profile import Profile
-from rlkit.sections.rollout import Conversation, Replay, Rollout
+from rlkit.sections.rollout import ConversationLimits, GroupReplay, Rollout
 from rlkit.sections.save import Save, Validation
 from rlkit.sections.train import Correction, KLLoss, KLReward, Rejection, Shaping, Train
 
 __all__ = [
-    "Conversation",
+    "ConversationLimits",
     "Correction",
     "Critic",
     "Environment",
@@ -21,9 +21,9 @@ __all__ = [
     "Mixture",
     "Model",
     "Profile",
-    "Reference",
+    "ReferenceUpdates",
     "Rejection",
-    "Replay",
+    "GroupReplay",
     "Rollout",
     "Save",
     "Shaping",

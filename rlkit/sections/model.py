@@ -71,7 +71,7 @@ class Model:
 
 
 @dataclass
-class Reference:
+class ReferenceUpdates:
     """Updates of the policy that KL is measured against; without them it stays the initial one.
 
     Args:

@@ -14,7 +14,7 @@ from rlkit.types import Sampling
 
 
 @dataclass
-class Replay:
+class GroupReplay:
     """Groups that are trained on in several steps, while none of their tokens is older than `rollout.max_staleness`.
 
     A step trains on `train.prompts_per_step` new groups and on those that are kept: the youngest of the steps before.
@@ -67,7 +67,7 @@ class Rollout:
     oversample: Annotated[float, Ge(1), Le(2), NUMBER] = 1.0
     max_staleness: Annotated[int, Ge(0), Le(64), NUMBER] = 0
     lead: Annotated[float, Ge(0), Le(64), NUMBER] | None = None
-    replay: Replay | None = None
+    replay: GroupReplay | None = None
     max_gap: PositiveFloat | None = None
     max_prompt_tokens: PositiveInt | None = None
     overlong: Literal["error", "drop", "left", "right", "middle"] = "error"
@@ -76,7 +76,7 @@ class Rollout:
 
 
 @dataclass
-class Conversation:
+class ConversationLimits:
     """Limits of conversations of several turns; only with tools, an interaction or an environment.
 
     Args:
