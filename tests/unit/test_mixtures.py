@@ -226,8 +226,11 @@ def with_mixture(mixture: Mixture, **changes: Any) -> Recipe:
 
 def mistakes() -> Iterator[tuple[Recipe, str]]:
     task = Arithmetic()
-    yield with_mixture(Mixture(1.0)), "mix.text has no task, so that it learns what tools, users and environments wrote"
-    yield with_mixture(Mixture(1.0, None, DPO())), "mix.text.loss DPO compares answers by their rewards"
+    yield (
+        with_mixture(Mixture(1.0)),
+        "mix.text has no task, so it trains on the replies of tools, users and environments",
+    )
+    yield with_mixture(Mixture(1.0, None, DPO())), "mix.text.loss DPO compares completions by their rewards"
     yield with_mixture(Mixture(1.0, None, None, 4)), "mix.text.prompts_per_step is 4, but mix.text has no task"
     yield (
         with_mixture(Mixture(1.0, task, None, 1), train={"minibatches": 2}),
@@ -235,15 +238,15 @@ def mistakes() -> Iterator[tuple[Recipe, str]]:
     )
     yield (
         with_mixture(Mixture(1.0, task, recipe().loss)),
-        "mix.text.loss PolicyGradient reads advantages or old log-probs, which no mixture has",
+        "mix.text.loss PolicyGradient reads advantages or old log-probs, but a mixture has none",
     )
     scores = parse("fit", ["--recipe=quick_rm"]).recipe
     yield (
         replace(scores, mix={"text": Mixture(1.0, task)}),
-        "mix.text.loss is CrossEntropy, which does not go with model.head: score",
+        "mix.text.loss is CrossEntropy, which does not fit model.head: score",
     )
     ranked = Mixture(1.0, task, scores.loss)
-    yield with_mixture(ranked), "mix.text.loss BradleyTerry does not go with model.head: lm"
+    yield with_mixture(ranked), "mix.text.loss BradleyTerry does not fit model.head: lm"
 
 
 @pytest.mark.parametrize(("made", "message"), list(mistakes()), ids=lambda x: x if isinstance(x, str) else "")
