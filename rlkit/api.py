@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rlkit import recipe as built
+from rlkit import sections
 from rlkit.cli.display import Display
 from rlkit.cli.parsing.compose import Composer
 from rlkit.cli.parsing.objects import as_data
@@ -41,25 +42,6 @@ from rlkit.log import Log
 from rlkit.registry import Registry, load_plugins
 from rlkit.rewards.python import AsyncFunctionReward, FunctionReward
 from rlkit.run.signals import raised
-from rlkit.sections import (
-    ConversationLimits,
-    Correction,
-    Critic,
-    Fabric,
-    KLLoss,
-    KLReward,
-    Mixture,
-    Model,
-    Profile,
-    ReferenceUpdates,
-    Rejection,
-    Rollout,
-    Save,
-    Shaping,
-    Teacher,
-    Train,
-    Validation,
-)
 from rlkit.tasks.rows import Rows
 from rlkit.tools.function import tool
 
@@ -100,34 +82,34 @@ class Recipe:
         callbacks: Are called as the run goes on, in this order.
     """
 
-    model: Model | Named
+    model: sections.Model | Named
     task: Task | Named | Sequence[Data]
     reward: RewardManager | Callable[..., Any] | Named | None
     advantage: AdvantageEstimator | Named | None = "GRPO"
     loss: PolicyLoss | Named = "ClipLoss"
-    rollout: Rollout | Data = field(default_factory=Rollout)
-    train: Train | Data = field(default_factory=lambda: Train(steps=100))
+    rollout: sections.Rollout | Data = field(default_factory=sections.Rollout)
+    train: sections.Train | Data = field(default_factory=lambda: sections.Train(steps=100))
     curriculum: Curriculum | Named | None = None
-    critic: Critic | Data | None = None
-    kl_loss: KLLoss | Data | None = None
-    kl_reward: KLReward | Data | None = None
-    reference: ReferenceUpdates | Data | None = None
-    teacher: Teacher | Data | None = None
-    mix: Mapping[str, Mixture | Data] | None = None
-    shaping: Shaping | Data | None = None
-    correction: Correction | Data | None = None
-    rejection: Rejection | Data | None = None
+    critic: sections.Critic | Data | None = None
+    kl_loss: sections.KLLoss | Data | None = None
+    kl_reward: sections.KLReward | Data | None = None
+    reference: sections.ReferenceUpdates | Data | None = None
+    teacher: sections.Teacher | Data | None = None
+    mix: Mapping[str, sections.Mixture | Data] | None = None
+    shaping: sections.Shaping | Data | None = None
+    correction: sections.Correction | Data | None = None
+    rejection: sections.Rejection | Data | None = None
     tools: Mapping[str, Tool | Callable[..., Any] | Named] | None = None
     parser: ToolParser | Named | None = None
     interaction: Interaction | Named | None = None
     environment: Environment | Named | None = None
-    conversation: ConversationLimits | Data | None = None
-    validation: Validation | Data | Unset | None = UNSET
-    save: Save | Data = field(default_factory=Save)
+    conversation: sections.ConversationLimits | Data | None = None
+    validation: sections.Validation | Data | Unset | None = UNSET
+    save: sections.Save | Data = field(default_factory=sections.Save)
     callbacks: Sequence[Callback | Named] = ()
     log: Log | Data = field(default_factory=Log)
-    profile: Profile | Data | None = None
-    fabric: Fabric | Data = field(default_factory=Fabric)
+    profile: sections.Profile | Data | None = None
+    fabric: sections.Fabric | Data = field(default_factory=sections.Fabric)
 
     def yaml(self) -> str:
         """Return the recipe as YAML, every option filled in, as the run folder keeps it.
@@ -221,20 +203,21 @@ def _build(recipe: Recipe) -> tuple[built.Recipe, str, Registry]:
     return *build(composer), registry
 
 
-def _sections(recipe: Recipe) -> dict[str, Any]:
-    """Return the sections that are given, in a form that a recipe in YAML may have, or as parts."""
-    sections = {f.name: getattr(recipe, f.name) for f in fields(recipe)}
-    sections["task"] = task = _as_task(recipe.task)
-    sections["reward"] = _as_reward(recipe.reward)
+def _sections(recipe: Recipe) -> dict[str, object]:
+    """Return the sections of a recipe, in a form that a recipe in YAML may have, or as parts."""
+    by_name: dict[str, object] = {f.name: getattr(recipe, f.name) for f in fields(recipe)}
+    task = _as_task(recipe.task)
+    by_name["task"] = task
+    by_name["reward"] = _as_reward(recipe.reward)
     if isinstance(recipe.model, str):
-        sections["model"] = Model(recipe.model)
+        by_name["model"] = sections.Model(recipe.model)
     if recipe.tools is not None:
-        sections["tools"] = {name: _as_tool(one) for name, one in recipe.tools.items()}
+        by_name["tools"] = {name: _as_tool(value) for name, value in recipe.tools.items()}
     if isinstance(recipe.validation, Unset):
-        del sections["validation"]
+        del by_name["validation"]
         if isinstance(task, Rows) and not task.holds_out:
-            sections["validation"] = None
-    return sections
+            by_name["validation"] = None
+    return by_name
 
 
 def _as_task(task: Task | Named | Sequence[Data]) -> Task | Named:
@@ -247,7 +230,7 @@ def _as_reward(reward: RewardManager | Callable[..., Any] | Named | None) -> Rew
     return AsyncFunctionReward(reward) if iscoroutinefunction(reward) else FunctionReward(reward)
 
 
-def _as_tool(one: Tool | Callable[..., Any] | Named) -> Tool | Named:
-    if isinstance(one, type) and issubclass(one, Tool):
-        return one()
-    return one if isinstance(one, Tool | str | Mapping) or not callable(one) else tool(one)()
+def _as_tool(value: Tool | Callable[..., Any] | Named) -> Tool | Named:
+    if isinstance(value, type) and issubclass(value, Tool):
+        return value()
+    return value if isinstance(value, Tool | str | Mapping) or not callable(value) else tool(value)()

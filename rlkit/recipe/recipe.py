@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from rlkit import sections
 from rlkit.errors import RecipeError
 from rlkit.interfaces.advantage import AdvantageEstimator, Needs
 from rlkit.interfaces.callback import Callback
@@ -17,59 +18,40 @@ from rlkit.interfaces.task import Curriculum, Task
 from rlkit.interfaces.tool import Tool
 from rlkit.log import Log
 from rlkit.names import Name
-from rlkit.sections import (
-    ConversationLimits,
-    Correction,
-    Critic,
-    Fabric,
-    KLLoss,
-    KLReward,
-    Mixture,
-    Model,
-    Profile,
-    ReferenceUpdates,
-    Rejection,
-    Rollout,
-    Save,
-    Shaping,
-    Teacher,
-    Train,
-    Validation,
-)
 
 
 @dataclass
 class Recipe:
     """The sections and parts of a run."""
 
-    model: Model
+    model: sections.Model
     task: Task
-    rollout: Rollout
+    rollout: sections.Rollout
     loss: PolicyLoss
-    train: Train
+    train: sections.Train
     reward: RewardManager | None = None
     advantage: AdvantageEstimator | None = None
     curriculum: Curriculum | None = None
-    critic: Critic | None = None
-    kl_loss: KLLoss | None = None
-    kl_reward: KLReward | None = None
-    reference: ReferenceUpdates | None = None
-    teacher: Teacher | None = None
-    mix: dict[Name, Mixture] | None = None
-    shaping: Shaping | None = None
-    correction: Correction | None = None
-    rejection: Rejection | None = None
+    critic: sections.Critic | None = None
+    kl_loss: sections.KLLoss | None = None
+    kl_reward: sections.KLReward | None = None
+    reference: sections.ReferenceUpdates | None = None
+    teacher: sections.Teacher | None = None
+    mix: dict[Name, sections.Mixture] | None = None
+    shaping: sections.Shaping | None = None
+    correction: sections.Correction | None = None
+    rejection: sections.Rejection | None = None
     tools: dict[Name, Tool] | None = None
     parser: ToolParser | None = None
     interaction: Interaction | None = None
     environment: Environment | None = None
-    conversation: ConversationLimits | None = None
-    validation: Validation | None = field(default_factory=Validation)
-    save: Save = field(default_factory=Save)
+    conversation: sections.ConversationLimits | None = None
+    validation: sections.Validation | None = field(default_factory=sections.Validation)
+    save: sections.Save = field(default_factory=sections.Save)
     callbacks: list[Callback] = field(default_factory=list)
     log: Log = field(default_factory=Log)
-    profile: Profile | None = None
-    fabric: Fabric = field(default_factory=Fabric)
+    profile: sections.Profile | None = None
+    fabric: sections.Fabric = field(default_factory=sections.Fabric)
 
     def parts(self) -> list[RunPart]:
         """Return all parts, to be closed at the end of the run."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from rlkit.ranges import Count, NonNegativeInt
@@ -46,13 +46,7 @@ class Fabric:
     devices: Literal["auto"] | Count | list[NonNegativeInt] = "auto"
     num_nodes: Count = 1
     strategy: Literal["auto", "ddp", "fsdp2"] | FSDP2 = "auto"
-    precision: Literal["32-true", "64-true", "bf16-mixed", "bf16-true"] = field(
-        default="32-true",
-        metadata={
-            "remedy": "with 16 bits most of AdamW's small updates of trained weights round away, or gradients "
-            "overflow: use bf16-mixed"
-        },
-    )
+    precision: Literal["32-true", "64-true", "bf16-mixed", "bf16-true"] = "32-true"
     plugins: list[Environment] | None = None
 
     @property

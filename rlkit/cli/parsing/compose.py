@@ -7,10 +7,11 @@ key's kind, a value is converted to its option's type. All mistakes are collecte
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 
 from rlkit.cli.parsing import suggest
-from rlkit.cli.parsing.complete import complete
-from rlkit.cli.parsing.objects import is_described
+from rlkit.cli.parsing.instantiate import missing
+from rlkit.cli.parsing.objects import as_data, is_described
 from rlkit.cli.parsing.problems import Mistake, Problems
 from rlkit.cli.parsing.schema import (
     Choice,
@@ -81,7 +82,11 @@ class Composer:
         self.add(nest(key, value))
 
     def finish(self) -> Tree:
-        """Return the tree with every option filled in, after noting the problems of the recipe as a whole."""
+        """Return the tree, after noting the problems of the recipe as a whole."""
+        unset = [name for name, option in options(Recipe).items() if option.required and name not in self.tree]
+        absent = [name for name in unset if not self.problems.concern(name)]
+        if absent:
+            self.problems.append(f"the recipe has no {', '.join(absent)}; add it to the recipe or pass --{absent[0]}")
         for key, value in self._set_by_files.items():
             if value is not None and value != []:
                 self.problems.note(
@@ -89,16 +94,21 @@ class Composer:
                     f"{key} is {suggest.shown(value)}, which no recipe file may set: it reaches beyond the run folder; "
                     f"leave it out, or pass --{suggest.settable(key)}=... on the command line",
                 )
-        return complete(self.tree, self.registry, self.problems)
+        for name, node in self.tree.items():
+            for mistake in missing(name, options(Recipe)[name].hint, node, self.registry):
+                if not self.problems.concern(mistake.key):
+                    self.problems.note(mistake.key, mistake.problem)
+        return self.tree
 
     def _fill(self, cls: type, key: str, old: object, values: Mapping[str, object], part: Part | None = None) -> Tree:
-        """Return a node of a section, or of a part, with values laid over it."""
+        """Return a complete node of a section, or of a part, with values laid over it."""
         by_name = options(cls)
-        node = dict(old) if isinstance(old, Mapping) else {}
-        for name, option in by_name.items():
-            default = type(option.default)
-            if name not in node and kinds_of(default):  # a default part is written out, as if the recipe named it
-                self._update(node, name, f"{key}.{name}", option.hint, default.__name__)
+        before = old if isinstance(old, Mapping) else {}
+        node = {
+            name: before[name] if name in before else self._default(name, option)
+            for name, option in by_name.items()
+            if name in before or not option.required
+        }
         for dotted_key, value in values.items():
             name, dot, inner_key = str(dotted_key).partition(".")
             option_key = f"{key}.{name}" if key else name
@@ -107,7 +117,18 @@ class Composer:
                 self._update(node, name, option_key, by_name[name].hint, option_value)
             else:
                 self._note_unknown(option_key, option_value, by_name, part)
-        return node
+        return {name: node[name] for name in by_name if name in node}
+
+    def _default(self, key: str, option: Option) -> object:
+        """Return an option's default as a node: a default part is written out, as if the recipe named it."""
+        default = option.default
+        structure = shape(option.hint, self.registry).structure
+        if isinstance(structure, Section) and isinstance(default, structure.cls):
+            hints = {name: field.hint for name, field in options(structure.cls).items()}
+            return {name: self._default(name, Option(hint, getattr(default, name))) for name, hint in hints.items()}
+        if isinstance(structure, Choice) and default is not None:
+            return self._set(key, option.hint, None, as_data(default, self.registry))
+        return copy(default) if isinstance(default, list | dict) else default
 
     def _update(self, node: Tree, name: str, key: str, hint: object, value: object) -> None:
         """Lay a value over the one at a name; a mistake leaves it as it is."""

@@ -1,7 +1,7 @@
 """From recipe files and options to a `Recipe`.
 
-read (YAML as plain data) -> compose (checked by the types of options) -> complete (defaults) -> instantiate -> check
-(relations between options).
+read (YAML as plain data) -> compose (defaults, and values checked by their types) -> instantiate -> check (relations
+between options).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pathlib import Path
 import yaml
 
 from rlkit.cli.parsing.command_line import OwnOptions, split
-from rlkit.cli.parsing.complete import instantiate
 from rlkit.cli.parsing.compose import Composer
 from rlkit.cli.parsing.credentials import HEADER, expand, withhold
 from rlkit.cli.parsing.help import print_help
+from rlkit.cli.parsing.instantiate import instantiate
 from rlkit.cli.parsing.objects import plain
 from rlkit.cli.parsing.reader import find, read
 from rlkit.errors import RecipeError, RlkitError, explain

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
 from pathlib import PurePath
 
 from rlkit.cli.parsing.schema import Choice, DictOf, ListOf, Section, import_paths, options, shape
@@ -20,6 +19,11 @@ NOT_OPTIONS = {
     "log.wandb": "loggers are a list: `log: {loggers: [{class_path: Wandb, init_args: {project: ...}}]}`",
 }
 """Keys that a user of Lightning Fabric may look for, and what to use instead."""
+REMEDIES = {
+    "fabric.precision": "in 16 bits most of AdamW's small updates of the weights round to zero, or gradients "
+    "overflow: use bf16-mixed"
+}
+"""Advice about values that an option does not take."""
 READERS = {".jsonl": "Jsonl", ".json": "HFDataset", ".parquet": "HFDataset", ".csv": "HFDataset"}
 """The task that reads a file, by its extension."""
 PACKAGES = {
@@ -39,8 +43,8 @@ YAML = {None: "null", True: "true", False: "false"}
 
 def wrong_value(key: str, value: object, hint: object, registry: Registry) -> str:
     """Return the message about a value of another type, or out of its range."""
-    remedy = _remedy(key)
-    return f"{key} is {shown(value)}, expected {describe(hint, registry, value)}" + (f"; {remedy}" if remedy else "")
+    remedy = f"; {REMEDIES[key]}" if key in REMEDIES else ""
+    return f"{key} is {shown(value)}, expected {describe(hint, registry, value)}{remedy}"
 
 
 def settable(key: str) -> str:
@@ -58,18 +62,6 @@ def shown(value: object) -> str:
     ):
         text = repr(value)
     return text if len(text) <= 80 else f"{text[:60]}... ({len(text)} characters)"
-
-
-def _remedy(key: str) -> str:
-    """Return the advice that a section's field has for values that it does not take."""
-    cls: object = Recipe
-    remedy = ""
-    for name in key.split("."):
-        by_name = {f.name: f for f in fields(cls)} if is_dataclass(cls) else {}
-        if name not in by_name:
-            return ""
-        remedy, cls = by_name[name].metadata.get("remedy", ""), options(cls)[name].hint  # type: ignore[arg-type]
-    return str(remedy)
 
 
 def unknown_option(key: str, tree: Mapping[str, object], registry: Registry, siblings: Sequence[str] = ()) -> str:
