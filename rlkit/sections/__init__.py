@@ -1,4 +1,8 @@
-"""The sections of a recipe that are not parts: plain options, documented where they are defined."""
+"""The sections of a recipe: dataclasses of plain options, documented where they are defined.
+
+A field's type states its range, once; a field's entry under `Args` is its help. What can be exchanged for a plugin's
+class is no section but a part, and lives in the room of its kind. Nothing here computes anything.
+"""
 
 from rlkit.sections.fabric import FSDP2, Environment, Fabric
 from rlkit.sections.mixture import Mixture

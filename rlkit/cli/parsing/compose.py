@@ -88,12 +88,11 @@ class Composer:
         if absent:
             self.problems.append(f"the recipe has no {', '.join(absent)}; add it to the recipe or pass --{absent[0]}")
         for key, value in self._set_by_files.items():
-            if value is not None and value != []:
-                self.problems.note(
-                    key,
-                    f"{key} is {suggest.shown(value)}, which no recipe file may set: it reaches beyond the run folder; "
-                    f"leave it out, or pass --{suggest.settable(key)}=... on the command line",
-                )
+            self.problems.note(
+                key,
+                f"{key} is {suggest.quote(value)}, which no recipe file may set: it reaches beyond the run folder; "
+                f"leave it out, or pass --{suggest.settable(key)}=... on the command line",
+            )
         for name, node in self.tree.items():
             for mistake in missing(name, options(Recipe)[name].hint, node, self.registry):
                 if not self.problems.concern(mistake.key):
@@ -105,7 +104,7 @@ class Composer:
         by_name = options(cls)
         before = old if isinstance(old, Mapping) else {}
         node = {
-            name: before[name] if name in before else self._default(name, option)
+            name: before[name] if name in before else self._default(f"{key}.{name}", option)
             for name, option in by_name.items()
             if name in before or not option.required
         }
@@ -125,7 +124,7 @@ class Composer:
         structure = shape(option.hint, self.registry).structure
         if isinstance(structure, Section) and isinstance(default, structure.cls):
             hints = {name: field.hint for name, field in options(structure.cls).items()}
-            return {name: self._default(name, Option(hint, getattr(default, name))) for name, hint in hints.items()}
+            return {n: self._default(f"{key}.{n}", Option(hint, getattr(default, n))) for n, hint in hints.items()}
         if isinstance(structure, Choice) and default is not None:
             return self._set(key, option.hint, None, as_data(default, self.registry))
         return copy(default) if isinstance(default, list | dict) else default
@@ -138,15 +137,14 @@ class Composer:
             self.problems.note(mistake.key, mistake.problem)
 
     def _note_unknown(self, key: str, value: object, siblings: Mapping[str, Option], part: Part | None) -> None:
-        parent, _, name = key.rpartition(".")
-        path = value.path() if isinstance(value, SingleOption) else []
+        parent = key.rpartition(".")[0]
+        full_key = _full_key(key, value)
         if part is not None:
-            option = ".".join((name, *path))
-            near = suggest.nearest(option, list(siblings))
-            self.problems.note(key, f"{parent} {part.name} has no option {option!r}; {near}")
+            name = full_key.removeprefix(f"{parent}.")
+            near = suggest.nearest(name, list(siblings))
+            self.problems.note(key, f"{parent} {part.name} has no option {name!r}; {near}")
         elif key not in suggest.NOT_OPTIONS or value is not None:
             sibling_keys = [f"{parent}.{sibling}" for sibling in siblings] if parent else []
-            full_key = ".".join((key, *path))
             self.problems.note(full_key, suggest.unknown_option(full_key, self.tree, self.registry, sibling_keys))
 
     def _set(self, key: str, hint: object, old: object, value: object) -> object:
@@ -159,7 +157,8 @@ class Composer:
         allowed = shape(hint, self.registry)
         structure = allowed.structure
         if isinstance(structure, Choice) and (structure.kind in kinds_of(type(value)) or is_described(value)):
-            return self._object(key, value)
+            self.problems.extend(outside(value, key))
+            return value
         is_plain = structure is None
         if structure is not None and not isinstance(value, SingleOption):
             value = structured(value)
@@ -188,17 +187,12 @@ class Composer:
         """Note that a recipe file sets an option that only the user may set; a later value replaces it."""
         if not isinstance(value, SingleOption):
             self._set_by_files = {k: v for k, v in self._set_by_files.items() if not f"{k}.".startswith(f"{key}.")}
-            if is_user_only(hint) and not self._by_user:
+            if is_user_only(hint) and not self._by_user and value not in (None, []):
                 self._set_by_files[key] = value
-
-    def _object(self, key: str, value: object) -> object:
-        """Return a Python object, after checking the ranges of what it keeps."""
-        self.problems.extend(outside(value, key))
-        return value
 
     def _plain(self, key: str, hint: object, allowed: Shape, value: object) -> object:
         if isinstance(value, SingleOption):
-            full_key = ".".join((key, *value.path()))
+            full_key = _full_key(key, value)
             raise Mistake(full_key, suggest.unknown_option(full_key, self.tree, self.registry))
         if value in (None, "null") and allowed.optional:
             return None
@@ -216,27 +210,12 @@ class Composer:
 
     def _part(self, key: str, hint: object, choice: Choice, old: object, value: object) -> Tree:
         before: Mapping[str, object] = old if isinstance(old, dict) else {"class_path": None, "init_args": {}}
-        name, arguments = before["class_path"], value
-        if isinstance(value, str):
-            name, arguments = value, {}
-        elif isinstance(value, Mapping) and not value.keys().isdisjoint(SPEC):
-            unexpected = [str(k) for k in value if k not in SPEC]
-            if unexpected:
-                raise Mistake(
-                    key, f"{key} has {unexpected[0]!r} beside class_path; a class's options stand in init_args"
-                )
-            name = value.get("class_path", name)
-            arguments = value.get("init_args")
-            if isinstance(value, SingleOption):
-                arguments = structured(arguments)
-            arguments = {} if arguments is None else arguments
+        name, arguments = _name_and_arguments(key, value, before["class_path"])
         if not isinstance(arguments, Mapping):
             raise self._wrong_value(key, hint, arguments)
         if name is None:
-            full_key = ".".join((key, *value.path())) if isinstance(value, SingleOption) else key
-            raise Mistake(
-                key, f"{full_key} is given, but {key} names no class; expected {describe(hint, self.registry)}"
-            )
+            problem = f"{_full_key(key, value)} is given, but {key} names no class"
+            raise Mistake(key, f"{problem}; expected {describe(hint, self.registry)}")
         part = choice.find(name)
         if part is None:
             raise Mistake(key, suggest.unknown_class(key, name, choice, self.registry))
@@ -251,7 +230,7 @@ class Composer:
         for name, child in value.items():
             words = expected(structure.key, str(name)) if name != "" else "a name that is not empty"
             if words is not None:
-                self.problems.note(key, f"{key} has the name {suggest.shown(str(name))}, expected {words}")
+                self.problems.note(key, f"{key} has the name {suggest.quote(str(name))}, expected {words}")
             if str(name) in before:
                 node[str(name)] = before[str(name)]
             self._update(node, str(name), f"{key}.{name}", structure.hint, child)
@@ -271,6 +250,30 @@ class Composer:
 
     def _names_class(self, key: str, hint: object, name: object) -> Mistake:
         return Mistake(key, f"{key} names the class {name!r}, expected {describe(hint, self.registry)}")
+
+
+def _full_key(key: str, value: object) -> str:
+    """Return the key of an option, including the rest of a dotted key."""
+    return ".".join((key, *value.path())) if isinstance(value, SingleOption) else key
+
+
+def _name_and_arguments(key: str, value: object, name_before: object) -> tuple[object, object]:
+    """Return the class that a value names, or else the one before, and the options of the class.
+
+    Raises:
+        Mistake: The value has other keys beside `class_path` and `init_args`.
+    """
+    if isinstance(value, str):
+        return value, {}
+    if not isinstance(value, Mapping) or value.keys().isdisjoint(SPEC):
+        return name_before, value
+    unexpected = [str(name) for name in value if name not in SPEC]
+    if unexpected:
+        raise Mistake(key, f"{key} has {unexpected[0]!r} beside class_path; a class's options stand in init_args")
+    arguments = value.get("init_args")
+    if isinstance(value, SingleOption):
+        arguments = structured(arguments)
+    return value.get("class_path", name_before), {} if arguments is None else arguments
 
 
 def _require_types(key: str, part: Part) -> None:

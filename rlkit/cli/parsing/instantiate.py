@@ -23,8 +23,8 @@ def missing(key: str, hint: object, node: object, registry: Registry) -> Iterato
         )
     if isinstance(structure, DictOf | ListOf) and isinstance(node, Mapping | list):
         children: Iterable[tuple[object, object]] = node.items() if isinstance(node, Mapping) else enumerate(node)
-        for name, child in children:
-            yield from missing(f"{key}.{name}", structure.hint, child, registry)
+        for index_or_name, child in children:
+            yield from missing(f"{key}.{index_or_name}", structure.hint, child, registry)
     described = options_in(structure, node)
     if described is None:
         return

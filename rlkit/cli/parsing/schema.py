@@ -130,7 +130,8 @@ def _structure(hint: object, registry: Registry) -> Structure | None:
     origin, arguments = get_origin(hint), get_args(hint)
     if isinstance(hint, type) and is_dataclass(hint):
         return Section(hint)
-    if isinstance(hint, type) and (kinds := kinds_of(hint)):
+    kinds = kinds_of(hint) if isinstance(hint, type) else []
+    if isinstance(hint, type) and kinds:
         parts = registry.parts[kinds[0]]
         return Choice(kinds[0], {name: part for name, part in parts.items() if issubclass(part.cls, hint)})
     if isinstance(origin, type) and issubclass(origin, Mapping) and str in (arguments[0], *get_args(arguments[0])):

@@ -44,7 +44,7 @@ YAML = {None: "null", True: "true", False: "false"}
 def wrong_value(key: str, value: object, hint: object, registry: Registry) -> str:
     """Return the message about a value of another type, or out of its range."""
     remedy = f"; {REMEDIES[key]}" if key in REMEDIES else ""
-    return f"{key} is {shown(value)}, expected {describe(hint, registry, value)}{remedy}"
+    return f"{key} is {quote(value)}, expected {describe(hint, registry, value)}{remedy}"
 
 
 def settable(key: str) -> str:
@@ -52,7 +52,7 @@ def settable(key: str) -> str:
     return re.split(r"\.\d+(?:\.|$)", key, maxsplit=1)[0]
 
 
-def shown(value: object) -> str:
+def quote(value: object) -> str:
     """Return a value as a message shows it: numbers bare, other texts in quotes, a long one abbreviated."""
     if value is None or isinstance(value, bool):
         return YAML[value]
@@ -80,20 +80,20 @@ def unknown_option(key: str, tree: Mapping[str, object], registry: Registry, sib
     return f"unknown option {key!r}; {nearest(key, list(presence), [k for k in presence if presence[k]])}"
 
 
-def nearest(key: str, known: Sequence[str], present: Sequence[str] = ()) -> str:
-    """Return the nearest of the known options: the same name elsewhere, or a similar one."""
+def nearest(key: str, keys: Sequence[str], present: Sequence[str] = ()) -> str:
+    """Return the nearest of the options: the same name elsewhere, or a similar one."""
     parent, _, name = key.rpartition(".")
-    namesakes = [k for k in known if k.rpartition(".")[2] == name]
+    namesakes = [k for k in keys if k.rpartition(".")[2] == name]
     near = [k for k in namesakes if k in present]
     near = [k for k in near if k.partition(".")[0] == key.partition(".")[0]] or near
     if not near and not parent:  # in an optional section of one that is present
         near = [k for k in namesakes if k.partition(".")[0] in present]
-    siblings = {k.rpartition(".")[2]: k for k in known if k.rpartition(".")[0] == parent}
+    siblings = {k.rpartition(".")[2]: k for k in keys if k.rpartition(".")[0] == parent}
     near = near[:3] or [siblings[n] for n in difflib.get_close_matches(name, siblings, 1, 0.5)]
-    near = near or difflib.get_close_matches(key, known, 1, 0.5) or namesakes[:1]
+    near = near or difflib.get_close_matches(key, keys, 1, 0.5) or namesakes[:1]
     if near:
         return f"did you mean {' or '.join(map(repr, near))}?"
-    listed = list(siblings) or known
+    listed = list(siblings) or keys
     return f"known: {', '.join(listed[:12])}" if listed else "it has none"
 
 
@@ -128,7 +128,7 @@ def _keys(cls: type, registry: Registry, tree: object, prefix: str, present: boo
 
 def unknown_class(key: str, name: object, choice: Choice, registry: Registry) -> str:
     """Return why a name is none of a key's classes: misspelt, of another kind, disabled or missing; with a remedy."""
-    subject = f"{key} is {shown(name)}"
+    subject = f"{key} is {quote(name)}"
     listed = ", ".join(choice.parts) or "none"
     if not isinstance(name, str):
         return f"{subject}, expected the name of a class: {listed}"
