@@ -167,7 +167,7 @@ class Composer:
             is_name = isinstance(structure, Choice) and isinstance(value, str) and value in structure.parts
             is_plain = allowed.plain is not None and not is_name and not isinstance(value, Mapping)
             if isinstance(value, Mapping) and "class_path" in value and not isinstance(structure, Choice):
-                raise self._names_class(key, hint, value["class_path"])
+                raise Mistake(key, suggest.wrong_class(key, value["class_path"], hint, self.registry))
         if value is None and allowed.optional:
             return None
         if is_plain:
@@ -200,7 +200,7 @@ class Composer:
             raise Mistake(key, f"{key} takes an object, which no recipe can hold; leave it out")
         class_name = _class_in(value)
         if class_name is not None:
-            raise self._names_class(key, hint, class_name)
+            raise Mistake(key, suggest.wrong_class(key, class_name, hint, self.registry))
         if value is None:
             raise self._wrong_value(key, hint, value)
         try:
@@ -247,9 +247,6 @@ class Composer:
     def _wrong_value(self, key: str, hint: object, value: object) -> Mistake:
         value = value.value() if isinstance(value, SingleOption) else value
         return Mistake(key, suggest.wrong_value(key, value, hint, self.registry))
-
-    def _names_class(self, key: str, hint: object, name: object) -> Mistake:
-        return Mistake(key, f"{key} names the class {name!r}, expected {describe(hint, self.registry)}")
 
 
 def _full_key(key: str, value: object) -> str:

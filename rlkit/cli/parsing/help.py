@@ -75,7 +75,7 @@ def _add_options(parser: ArgumentParser, cls: type, prefix: str, registry: Regis
             text = summary(structure.cls if isinstance(structure, Section) else KINDS[structure.kind].interface)
         facts = [f"type: {describe(option.hint, registry)}"]
         if not option.required:
-            facts.append(f"default: {_shown(option.default)}")
+            facts.append(f"default: {_as_text(option.default)}")
         elif asks:
             facts.append("required")
         parser.add_argument(
@@ -83,7 +83,7 @@ def _add_options(parser: ArgumentParser, cls: type, prefix: str, registry: Regis
         )
 
 
-def _shown(default: object) -> str:
+def _as_text(default: object) -> str:
     if default is None or isinstance(default, bool):
         return suggest.YAML[default]
     is_plain = isinstance(default, int | float | str | list | tuple | dict)

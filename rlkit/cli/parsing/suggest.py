@@ -47,6 +47,11 @@ def wrong_value(key: str, value: object, hint: object, registry: Registry) -> st
     return f"{key} is {quote(value)}, expected {describe(hint, registry, value)}{remedy}"
 
 
+def wrong_class(key: str, name: object, hint: object, registry: Registry) -> str:
+    """Return the message about a class where an option takes none."""
+    return f"{key} names the class {name!r}, expected {describe(hint, registry)}"
+
+
 def settable(key: str) -> str:
     """Return the option by which the command line sets a key: a list is set as a whole."""
     return re.split(r"\.\d+(?:\.|$)", key, maxsplit=1)[0]
