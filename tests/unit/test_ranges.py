@@ -137,5 +137,5 @@ def test_help_says_ranges_in_words(capsys: pytest.CaptureFixture[str]) -> None:
             main(["fit", "--recipe", "quickstart", option])
     text = " ".join(capsys.readouterr().out.split())
     assert "The peak learning rate. (type: a number above 0 and at most 1; default: 1e-06)" in text
-    assert "Added to the standard deviation. (type: a number above 0; default: 1e-06)" in text
+    assert "added to the standard deviation. (type: a number above 0; default: 1e-06)" in text
     assert "Annotated" not in text
