@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rlkit import recipe as built
+from rlkit import sections
 from rlkit.cli.display import Display
 from rlkit.cli.parsing.compose import Composer
 from rlkit.cli.parsing.objects import as_data
@@ -41,25 +42,6 @@ from rlkit.log import Log
 from rlkit.registry import Registry, load_plugins
 from rlkit.rewards.python import AsyncFunctionReward, FunctionReward
 from rlkit.run.signals import raised
-from rlkit.sections import (
-    Conversation,
-    Correction,
-    Critic,
-    Fabric,
-    KLLoss,
-    KLReward,
-    Mixture,
-    Model,
-    Profile,
-    Reference,
-    Rejection,
-    Rollout,
-    Save,
-    Shaping,
-    Teacher,
-    Train,
-    Validation,
-)
 from rlkit.tasks.rows import Rows
 from rlkit.tools.function import tool
 
@@ -70,7 +52,7 @@ Named = str | Data
 
 
 class Unset:
-    """The default of a section: as in a recipe that leaves it out."""
+    """The default of a section: the same as in a recipe that leaves it out."""
 
     def __repr__(self) -> str:
         return "unset"
@@ -81,73 +63,73 @@ UNSET = Unset()
 
 @dataclass
 class Recipe:
-    """All of a run: the sections of a recipe, as objects; what is left out is as in a recipe in YAML.
+    """The sections of a recipe, as objects; defaults are those of a recipe in YAML.
 
-    Parts describe: each run builds its own from their options, but for those that no recipe can name, such as functions
-    and classes of a script, which are taken as they are.
+    Each run builds its own parts from the options of those given here. Objects that no recipe can name, such as
+    functions and classes of a script, are used as they are.
 
     Args:
-        model: The policy; a text is its `path`.
-        task: Where prompts come from; a list of rows, or a `datasets.Dataset`, becomes `rlkit.tasks.rows.Rows`.
-        reward: Scores answers, None where nothing reads rewards; a function takes and returns what `PythonReward`
-            documents, and runs in worker processes, or in this process if it is `async`.
-        advantage: From rewards to credit; None for a loss that reads none.
+        model: The policy; a string is its `path`.
+        task: The source of prompts; a list of rows, or a `datasets.Dataset`, becomes `rlkit.tasks.rows.Rows`.
+        reward: The reward; None if nothing reads rewards. A function has the arguments and results that `PythonReward`
+            documents; it runs in worker processes, or in this process if it is `async`.
+        advantage: The advantage estimator; None for a loss that reads no advantages.
         loss: The policy loss.
-        rollout: How trajectories are sampled; `Rollout` without an engine has `TorchEngine`.
+        rollout: How trajectories are sampled; the default engine is `TorchEngine`.
         train: The training loop.
         tools: Tools by name; a function becomes one by `rlkit.tool`.
-        validation: Held-out prompts; None for none, and left out: none where a list of rows holds none out.
-        callbacks: Are called as the run goes on, in this order.
+        validation: Validation on held-out prompts; None for none, the default for a list of rows that holds none out.
+        callbacks: Callbacks, in the order of their calls.
     """
 
-    model: Model | Named
+    model: sections.Model | Named
     task: Task | Named | Sequence[Data]
     reward: RewardManager | Callable[..., Any] | Named | None
     advantage: AdvantageEstimator | Named | None = "GRPO"
     loss: PolicyLoss | Named = "ClipLoss"
-    rollout: Rollout | Data = field(default_factory=Rollout)
-    train: Train | Data = field(default_factory=lambda: Train(steps=100))
+    rollout: sections.Rollout | Data = field(default_factory=sections.Rollout)
+    train: sections.Train | Data = field(default_factory=lambda: sections.Train(steps=100))
     curriculum: Curriculum | Named | None = None
-    critic: Critic | Data | None = None
-    kl_loss: KLLoss | Data | None = None
-    kl_reward: KLReward | Data | None = None
-    reference: Reference | Data | None = None
-    teacher: Teacher | Data | None = None
-    mix: Mapping[str, Mixture | Data] | None = None
-    shaping: Shaping | Data | None = None
-    correction: Correction | Data | None = None
-    rejection: Rejection | Data | None = None
+    critic: sections.Critic | Data | None = None
+    kl_loss: sections.KLLoss | Data | None = None
+    kl_reward: sections.KLReward | Data | None = None
+    reference: sections.ReferenceUpdates | Data | None = None
+    teacher: sections.Teacher | Data | None = None
+    mix: Mapping[str, sections.Mixture | Data] | None = None
+    shaping: sections.Shaping | Data | None = None
+    correction: sections.Correction | Data | None = None
+    rejection: sections.Rejection | Data | None = None
     tools: Mapping[str, Tool | Callable[..., Any] | Named] | None = None
     parser: ToolParser | Named | None = None
     interaction: Interaction | Named | None = None
     environment: Environment | Named | None = None
-    conversation: Conversation | Data | None = None
-    validation: Validation | Data | Unset | None = UNSET
-    save: Save | Data = field(default_factory=Save)
+    conversation: sections.ConversationLimits | Data | None = None
+    validation: sections.Validation | Data | Unset | None = UNSET
+    save: sections.Save | Data = field(default_factory=sections.Save)
     callbacks: Sequence[Callback | Named] = ()
     log: Log | Data = field(default_factory=Log)
-    profile: Profile | Data | None = None
-    fabric: Fabric | Data = field(default_factory=Fabric)
+    profile: sections.Profile | Data | None = None
+    fabric: sections.Fabric | Data = field(default_factory=sections.Fabric)
 
     def yaml(self) -> str:
         """Return the recipe as YAML, every option filled in, as the run folder keeps it.
 
         Raises:
-            RecipeError: Something is unknown, of the wrong type, out of its range, or does not fit the rest.
+            RecipeError: An option is unknown, of the wrong type or out of its range, or options contradict each other.
         """
         return _build(self)[1]
 
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended.
+    """The outcome of a run.
 
     Args:
         status: `ok`, or `interrupted` by a signal.
         folder: The run folder.
-        steps: How many were made, those before a resume included.
-        seconds: How long it took.
-        validation: Metrics `before` and `after`; None where there were none.
+        steps: The number of steps, those before a resume included.
+        seconds: The duration of the run.
+        validation: Metrics `before` and `after` training; None for a validation that did not run.
         metrics: The metrics of each step, as in `metrics.jsonl`.
     """
 
@@ -160,12 +142,12 @@ class Result:
 
     @property
     def model(self) -> Path | None:
-        """The trained model's folder, or its adapter's; None if no step was made."""
+        """The folder of the trained model or adapter; None if no step completed."""
         final = self.folder / "final"
         return final if os.path.isdir(final) else None
 
     def columns(self) -> dict[str, list[float | None]]:
-        """Return the metrics by name, None where a step has none: `pandas.DataFrame(result.columns())`."""
+        """Return the metrics by name, None if a step lacks one: `pandas.DataFrame(result.columns())`."""
         names = dict.fromkeys(name for row in self.metrics for name in row)
         return {name: [row.get(name) for row in self.metrics] for name in names}
 
@@ -178,18 +160,18 @@ def fit(
     force: bool = False,
     quiet: bool = False,
 ) -> Result:
-    """Train a policy; Ctrl-C ends the run after the step in progress, and it is saved.
+    """Train a policy; Ctrl-C ends the run after the step in progress and saves it.
 
     Args:
-        recipe: All of the run.
+        recipe: The recipe.
         out: The run folder; None for the resumed run's, or a new one, `runs/python-<time>`.
-        resume: Go on from a checkpoint: its path, a run folder, or `auto` for the newest in `out`, if any.
-        force: Resume although the recipe has changed what is learned.
-        quiet: Show nothing.
+        resume: The checkpoint to resume from: its path, a run folder, or `auto` for the newest in `out`, if any.
+        force: Whether to resume although the recipe has changed what is learned.
+        quiet: Whether to print nothing.
 
     Raises:
-        RecipeError: Something is wrong with the recipe, its data or the folder; nothing has been trained yet.
-        RlkitError: The run failed; its folder has what was learned.
+        RecipeError: The recipe, its data or the folder is wrong; nothing has been trained yet.
+        RlkitError: The run failed; its checkpoints remain in its folder.
     """
     from rlkit.run.launch import Job, launch
 
@@ -198,18 +180,18 @@ def fit(
         checked, yaml, registry = _build(recipe)
         job = Job(checked, yaml, registry, "python", _text(out), _text(resume), force)
         outcome, folder = launch(job, lambda first: Display(checked.train.steps, quiet=quiet or not first))
-    path = folder / "metrics.jsonl"  # there is none yet where the run was interrupted at its start
+    path = folder / "metrics.jsonl"  # absent if the run was interrupted at its start
     lines = path.read_text(encoding="utf-8").splitlines() if os.path.exists(path) else []
     metrics = [json.loads(line) for line in lines]
     return Result(outcome.status, folder, outcome.steps, outcome.seconds, outcome.validation, metrics)
 
 
-def _text(place: str | Path | None) -> str | None:
-    return None if place is None else str(place)
+def _text(path: str | Path | None) -> str | None:
+    return None if path is None else str(path)
 
 
 def _build(recipe: Recipe) -> tuple[built.Recipe, str, Registry]:
-    """Return the recipe as the command line would have it, checked, and as YAML."""
+    """Return the built recipe, its YAML, and the registry."""
     if not isinstance(recipe, Recipe):
         raise RecipeError(f"recipe is of type {type(recipe).__name__}, expected an rlkit.Recipe")
     registry = load_plugins()
@@ -217,24 +199,25 @@ def _build(recipe: Recipe) -> tuple[built.Recipe, str, Registry]:
     for note in registry.notes:
         warnings.warn(note, stacklevel=3)
     composer = Composer(registry)
-    composer.add(as_data(_sections(recipe), registry))
-    return *build("fit", composer, registry), registry
+    composer.add({name: as_data(section, registry) for name, section in _sections(recipe).items()})
+    return *build(composer), registry
 
 
-def _sections(recipe: Recipe) -> dict[str, Any]:
-    """Return the sections that are given, in a form that a recipe in YAML may have, or as parts."""
-    sections = {f.name: getattr(recipe, f.name) for f in fields(recipe)}
-    sections["task"] = task = _as_task(recipe.task)
-    sections["reward"] = _as_reward(recipe.reward)
+def _sections(recipe: Recipe) -> dict[str, object]:
+    """Return the sections of a recipe, in a form that a recipe in YAML may have, or as parts."""
+    by_name: dict[str, object] = {f.name: getattr(recipe, f.name) for f in fields(recipe)}
+    task = _as_task(recipe.task)
+    by_name["task"] = task
+    by_name["reward"] = _as_reward(recipe.reward)
     if isinstance(recipe.model, str):
-        sections["model"] = Model(recipe.model)
+        by_name["model"] = sections.Model(recipe.model)
     if recipe.tools is not None:
-        sections["tools"] = {name: _as_tool(one) for name, one in recipe.tools.items()}
+        by_name["tools"] = {name: _as_tool(value) for name, value in recipe.tools.items()}
     if isinstance(recipe.validation, Unset):
-        del sections["validation"]
+        del by_name["validation"]
         if isinstance(task, Rows) and not task.holds_out:
-            sections["validation"] = None
-    return sections
+            by_name["validation"] = None
+    return by_name
 
 
 def _as_task(task: Task | Named | Sequence[Data]) -> Task | Named:
@@ -247,7 +230,7 @@ def _as_reward(reward: RewardManager | Callable[..., Any] | Named | None) -> Rew
     return AsyncFunctionReward(reward) if iscoroutinefunction(reward) else FunctionReward(reward)
 
 
-def _as_tool(one: Tool | Callable[..., Any] | Named) -> Tool | Named:
-    if isinstance(one, type) and issubclass(one, Tool):
-        return one()
-    return one if isinstance(one, Tool | str | Mapping) or not callable(one) else tool(one)()
+def _as_tool(value: Tool | Callable[..., Any] | Named) -> Tool | Named:
+    if isinstance(value, type) and issubclass(value, Tool):
+        return value()
+    return value if isinstance(value, Tool | str | Mapping) or not callable(value) else tool(value)()

@@ -1,4 +1,4 @@
-"""rlkit's own parts, registered through the same hook as anybody's."""
+"""rlkit's own parts, registered through the same hook as those of plugins."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PACKAGES = (
     "advantages", "curricula", "engines", "filters", "interactions", "loggers", "losses", "optimizers", "parsers",
     "rewards", "schedules", "tasks", "tools",
 )  # fmt: skip
-"""Whose `__all__` names parts."""
+"""Packages whose `__all__` names parts."""
 
 
 @hookimpl

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 VERBS = {
     "fit": "train a policy from a recipe",
-    "validate": "answer a recipe's validation prompts and score the answers",
+    "validate": "answer a recipe's validation prompts and score the completions",
     "generate": "hold one conversation with a recipe's policy",
     "explain": "print the objective that a recipe optimises, as formulae",
     "recipe": "list, show or check recipes",
@@ -29,10 +29,10 @@ VERBS = {
     "data": "show and count a task's prompts, or write them to files",
     "diff": "show where two runs differ",
     "report": "write one HTML file with a run's curves and rollouts",
-    "replay": "make a step of a run again, and compare it with what it was",
+    "replay": "repeat a step of a run, and compare it with the original",
     "export": "write a checkpoint's policy as a Hugging Face folder",
-    "doctor": "look at this machine and installation",
-    "completion": "print the script by which bash or zsh completes all this",
+    "doctor": "check this machine and installation",
+    "completion": "print the completion script for bash or zsh",
 }
 """rlkit's own verbs, which no plugin can replace."""
 
@@ -43,15 +43,15 @@ _SECTION = "[rlkit.commands]"
 
 
 def plugin_verbs() -> dict[str, str]:
-    """Return plugins' verbs and their distributions, read off the files that pip leaves beside installed packages.
+    """Return plugins' verbs and their distributions, from the metadata files of installed packages.
 
     This is for `rlkit --help`: it takes a twentieth of the time of `importlib.metadata`, which running a verb uses.
     """
     verbs: dict[str, str] = {}
-    for path in (found for place in sys.path for found in Path(place).glob("*.dist-info/entry_points.txt")):
+    for path in (path for folder in sys.path for path in Path(folder).glob("*.dist-info/entry_points.txt")):
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, ValueError):  # no plugin of rlkit's, or one that `rlkit plugins list` names
+        except (OSError, ValueError):  # `rlkit plugins list` reports broken plugins
             continue
         distribution = path.parent.name.partition("-")[0].replace("_", "-")
         for name in _names(lines):
@@ -61,28 +61,28 @@ def plugin_verbs() -> dict[str, str]:
 
 
 def _names(lines: Sequence[str]) -> Iterator[str]:
-    """Yield the names of the section for verbs."""
-    inside = False
+    """Yield the names in the section of verbs."""
+    in_section = False
     for line in map(str.strip, lines):
         if line.startswith("["):
-            inside = line == _SECTION
-        elif inside and "=" in line:
+            in_section = line == _SECTION
+        elif in_section and "=" in line:
             yield line.partition("=")[0].strip()
 
 
 def run_plugin_verb(verb: str, argv: Sequence[str]) -> int:
-    """Run a plugin's verb; return its exit status.
+    """Run a plugin's verb, and return its exit status.
 
     Raises:
-        RecipeError: There is no such verb.
+        RecipeError: The verb does not exist.
         PluginError: The plugin is disabled, broken or made for another rlkit, or two plugins have the verb.
-        CommandError: The plugin's function raised; one of rlkit's own errors passes as it is.
+        CommandError: The plugin's function raised an error that is not one of rlkit's.
     """
     plugin = _owner(verb)
     name = f"the verb {verb!r} of {plugin}"
     try:
         function = plugin.commands[verb].load()
-    except (Exception, SystemExit) as error:  # whatever a plugin's import raises is reported under its name
+    except (Exception, SystemExit) as error:  # a plugin's import may raise anything
         raise PluginError(f"{name} cannot be loaded: importing it raised {explain(error)}") from error
     try:
         status = function(argv)
@@ -117,11 +117,11 @@ def _owner(verb: str) -> Plugin:
     raise RecipeError(_unknown_verb(verb, [*VERBS, *(name for plugin in plugins for name in plugin.commands)]))
 
 
-def _unknown_verb(given: str, known: Sequence[str]) -> str:
+def _unknown_verb(verb: str, verbs: Sequence[str]) -> str:
     from difflib import get_close_matches
 
-    if given in SEPARATE:
-        return f"{given!r} is an unknown verb; `pip install {SEPARATE[given]}` provides it"
-    near = get_close_matches(given, [*known, *SEPARATE], 1)
-    hint = f"did you mean {near[0]!r}?" if near else f"verbs: {', '.join(known)}"
-    return f"{given!r} is no verb of rlkit; {hint}"
+    if verb in SEPARATE:
+        return f"{verb!r} is an unknown verb; `pip install {SEPARATE[verb]}` provides it"
+    near = get_close_matches(verb, [*verbs, *SEPARATE], 1)
+    hint = f"did you mean {near[0]!r}?" if near else f"verbs: {', '.join(verbs)}"
+    return f"{verb!r} is no verb of rlkit; {hint}"

@@ -1,9 +1,9 @@
-"""rlkit's errors. A message has the actual value, the expected one and the remedy."""
+"""rlkit's errors: a message has the actual value, the expected one and the remedy."""
 
 from __future__ import annotations
 
 LONGEST = 2000
-"""Maximum characters of external text in a message."""
+"""Maximum characters of a line of a message."""
 
 
 def shorten(text: str, limit: int = LONGEST) -> str:
@@ -18,7 +18,7 @@ def show(value: object, limit: int = 200) -> str:
     """Return the `repr` of any value, shortened."""
     try:
         return shorten(repr(value), limit)
-    except Exception as error:  # a `__repr__` may raise anything, and that of an integer of 5,000 digits does
+    except Exception as error:  # a `__repr__` may raise, as that of an integer of 5,000 digits
         return f"a {type(value).__name__} that cannot be shown ({type(error).__name__})"
 
 
@@ -35,7 +35,7 @@ class RlkitError(Exception):
     """An error whose message is sufficient: the command line prints it without a traceback.
 
     Args:
-        message: Its lines; one that is longer than `LONGEST`, as with an endless value in it, loses its middle.
+        message: Lines; one that is longer than `LONGEST` loses its middle.
     """
 
     exit_code = 1
@@ -45,7 +45,7 @@ class RlkitError(Exception):
 
 
 class RecipeError(RlkitError):
-    """The recipe, an option or the data that they name is wrong; raised before anything is trained."""
+    """The recipe, an option or the data is wrong; raised before anything is trained."""
 
     exit_code = 2
 
@@ -71,15 +71,15 @@ class PluginError(RlkitError):
 
 
 class PartError(RlkitError):
-    """A part raised, or returned what its interface does not allow; the message names it and its plugin."""
+    """A part raised, or violated its interface; the message names it and its plugin."""
 
 
 class CommandError(RlkitError):
-    """A plugin's verb of the command line raised; the message names the verb, the plugin and its distribution."""
+    """A plugin's verb raised; the message names the verb, the plugin and its distribution."""
 
 
 class CallbackError(PartError):
-    """A callback raised; all ranks raise this after the same call."""
+    """A callback raised; all ranks raise this error after the same call."""
 
 
 class EngineError(RlkitError):
@@ -91,7 +91,7 @@ class RolloutError(RlkitError):
 
 
 class TrainingError(RlkitError):
-    """Training makes no progress; all ranks raise it after the same step."""
+    """Training makes no progress; all ranks raise this error after the same step."""
 
 
 class CheckpointError(RlkitError):

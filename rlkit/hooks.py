@@ -6,8 +6,8 @@
     def rlkit_register(register):
         register(LengthReward)
 
-and its pyproject.toml has `[project.entry-points.rlkit]` with `length-reward = "rlkit_length_reward"`. From then on
-`reward: LengthReward` works in a recipe, the constructor's typed and documented signature being the configuration.
+and its pyproject.toml has `[project.entry-points.rlkit]` with `length-reward = "rlkit_length_reward"`. Once it is
+installed, a recipe may have `reward: LengthReward`; its options are the typed, documented arguments of the class.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ def rlkit_register(register: Register) -> None:
 
 @hookspec(firstresult=True)
 def rlkit_recipes() -> Path | str | None:
-    """Return a folder of recipes: each `NAME.yaml` in it is then found by `--recipe NAME`. They are read as data."""
+    """Return a folder of recipes: `--recipe NAME` finds each `NAME.yaml` in it. They are read as data."""
 
 
 class Kind(NamedTuple):
-    """A kind of part: its name in the singular, the interface that its classes subclass, and the recipe's key."""
+    """A kind of part: its singular name, the interface that its classes subclass, and its key in a recipe."""
 
     name: str
     interface: type
@@ -72,9 +72,9 @@ KINDS: dict[str, Kind] = {
     "optimizers": Kind("optimizer", Optimizer, "train.optimizer"),
     "schedules": Kind("schedule", Schedule, "train.schedule"),
 }
-"""All kinds of parts, by their names in the plural. A class subclasses exactly one of the interfaces."""
+"""All kinds of parts, by plural name; a part subclasses exactly one of the interfaces."""
 
 
 def kinds_of(cls: type) -> list[str]:
-    """Return the kinds whose interface a class subclasses; a part has exactly one."""
+    """Return the kinds whose interface a class subclasses: exactly one for a part."""
     return [kind for kind, (_, interface, _) in KINDS.items() if issubclass(cls, interface)]

@@ -1,4 +1,4 @@
-"""Installed plugins, as the metadata of their distributions describes them; nothing of theirs is imported."""
+"""Installed plugins, read from the metadata of their distributions; nothing is imported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlkit.errors import PluginError
 
 DISABLE_VARIABLE = "RLKIT_DISABLE_PLUGINS"
 DISTRIBUTION = "rlkit-fabric"
-"""What rlkit is called where packages are installed; the name `rlkit` there is another project's."""
+"""The name of rlkit's distribution; `rlkit` on PyPI is another project."""
 
 PARTS, COMMANDS = "rlkit", "rlkit.commands"
 """The groups of entry points: modules with hooks, and functions that are verbs of the command line."""
@@ -22,7 +22,7 @@ PARTS, COMMANDS = "rlkit", "rlkit.commands"
 
 @dataclass
 class Plugin:
-    """A plugin and how loading it went: `error` is None if it works."""
+    """A plugin, and the outcome of loading it: `error` is None if it works."""
 
     name: str
     distribution: str
@@ -32,12 +32,12 @@ class Plugin:
     """The versions of rlkit that its distribution requires, such as `>=0.1,<0.2`; empty for any."""
     error: str | None = None
     warnings: list[str] = field(default_factory=list)
-    """What looks wrong and does not prevent loading."""
+    """Problems that do not prevent loading."""
     disabled: bool = False
     hooks: metadata.EntryPoint | None = None
-    """What loads its module; None if it has no hooks."""
+    """The entry point of its module; None if it has no hooks."""
     commands: dict[str, metadata.EntryPoint] = field(default_factory=dict)
-    """What loads its verbs of the command line, by name."""
+    """The entry points of its verbs of the command line, by name."""
 
     def __str__(self) -> str:
         return f"plugin {self.name!r} of {self.distribution} {self.version}"
@@ -46,7 +46,7 @@ class Plugin:
         """Refuse a plugin that cannot be used.
 
         Raises:
-            PluginError: It is broken, or made for another rlkit; the message has the remedy.
+            PluginError: It is broken, or made for another version of rlkit; the message has the remedy.
         """
         if self.error is not None:
             raise PluginError(
@@ -60,61 +60,61 @@ def disabled_names() -> set[str]:
 
 
 def installed() -> list[Plugin]:
-    """Return the plugins of all distributions, by name; those for another rlkit have an `error` with both versions.
+    """Return the plugins of all distributions, by name; those for another version of rlkit have an `error`.
 
-    A distribution with verbs alone is a plugin that is called what the distribution is. Plugins of two distributions
-    that use one name have an `error` each.
+    A distribution that has only verbs is a plugin with the distribution's name. Plugins of two distributions that share
+    a name have an `error` each.
     """
-    found: list[Plugin] = []
+    plugins: list[Plugin] = []
     for entry in sorted(metadata.entry_points(group=PARTS), key=lambda e: e.name):
         plugin = _describe(entry, entry.name)
         plugin.hooks = entry
-        same = [p for p in found if p.name == plugin.name and not p.disabled]
-        clash = bool(same) and same[0].distribution != plugin.distribution
+        namesakes = [p for p in plugins if p.name == plugin.name and not p.disabled]
+        clash = bool(namesakes) and namesakes[0].distribution != plugin.distribution
         if clash:
-            plugin.error = same[0].error = (
-                f"plugin name {entry.name!r} is used by two distributions, {same[0].distribution} and "
+            plugin.error = namesakes[0].error = (
+                f"plugin name {entry.name!r} is used by two distributions, {namesakes[0].distribution} and "
                 f"{plugin.distribution}; uninstall one, or disable both"
             )
-        if clash or not same:
-            found.append(plugin)
+        if clash or not namesakes:
+            plugins.append(plugin)
     for entry in sorted(metadata.entry_points(group=COMMANDS), key=lambda e: e.name):
         plugin = _describe(entry, entry.dist.name if entry.dist else entry.name)
-        owner = next((p for p in found if p.distribution == plugin.distribution), plugin)
+        owner = next((p for p in plugins if p.distribution == plugin.distribution), plugin)
         owner.commands[entry.name] = entry
         if owner is plugin:
-            found.append(plugin)
-    return found
+            plugins.append(plugin)
+    return plugins
 
 
 def _describe(entry: metadata.EntryPoint, name: str) -> Plugin:
     dist = entry.dist
     plugin = Plugin(name, dist.name if dist else "?", dist.version if dist else "?", entry.value)
     plugin.disabled = name in disabled_names()
-    here = metadata.version(DISTRIBUTION)
-    for needed in _requirements((dist.requires if dist else None) or []):
-        if canonicalize_name(needed.name) != DISTRIBUTION:
+    version = metadata.version(DISTRIBUTION)
+    for requirement in _requirements((dist.requires if dist else None) or []):
+        if canonicalize_name(requirement.name) != DISTRIBUTION:
             plugin.warnings.append(
-                f"its distribution requires `{needed}`, which is another project; require `{DISTRIBUTION}` in its "
+                f"its distribution requires `{requirement}`, which is another project; require `{DISTRIBUTION}` in its "
                 "pyproject.toml"
             )
             continue
-        plugin.made_for = str(needed.specifier)
-        if not (plugin.disabled or needed.specifier.contains(here, prereleases=True)):
+        plugin.made_for = str(requirement.specifier)
+        if not (plugin.disabled or requirement.specifier.contains(version, prereleases=True)):
             plugin.error = (
-                f"it needs {DISTRIBUTION}{needed.specifier}, but {here} is installed; install versions that fit: "
-                f"pip install --upgrade {plugin.distribution} {DISTRIBUTION}"
+                f"it needs {DISTRIBUTION}{requirement.specifier}, but {version} is installed; install versions that "
+                f"fit: pip install --upgrade {plugin.distribution} {DISTRIBUTION}"
             )
     return plugin
 
 
 def _requirements(texts: Iterable[str]) -> Iterable[Requirement]:
-    """Yield what a distribution requires of rlkit, on this machine and without extras."""
+    """Yield the requirements of rlkit on this machine, without extras."""
     for text in texts:
         try:
-            needed = Requirement(text)
-        except InvalidRequirement:  # of another package's making; pip has installed it all the same
+            requirement = Requirement(text)
+        except InvalidRequirement:  # pip has installed it all the same
             continue
-        here = needed.marker is None or needed.marker.evaluate({"extra": ""})
-        if here and canonicalize_name(needed.name) in (DISTRIBUTION, "rlkit"):
-            yield needed
+        applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        if applies and canonicalize_name(requirement.name) in (DISTRIBUTION, "rlkit"):
+            yield requirement

@@ -1,8 +1,8 @@
 """Names and paths in recipes: what may become a file, a column, a metric or a tag, and where a run may write.
 
-A recipe may come from a stranger, and a row of data from anywhere. So the types here allow plain names alone, and a run
-writes outside of its folder only where the user says so, on the command line or in Python. Keys that only select among
-parts by what rows hold, as those of `Router`, become no file and no metric, and may be any text.
+Recipes and rows of data may come from strangers. So the types here allow only plain names, and a run writes outside of
+its folder only if the user says so, on the command line or in Python. Keys that select parts by a column of the rows,
+like those of `Router`, become neither a file nor a metric, and may be any text.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _RUN_FILES = (
     "recipe.yaml", "environment.json", "metrics.jsonl", "result.json", "lock", "reserved", "ranks", "rollouts",
     "checkpoints", "final", "ema", "profile", "report.html", "tensorboard", "wandb", "mlflow.db", "mlflow-run",
 )  # fmt: skip
-"""What a run writes into its folder; a file that a recipe names can be none of these."""
+"""Files that a run writes into its folder; no recipe may name one of these."""
 
 
 class NameRule:
     """Makes pydantic refuse a text that does not match a pattern, with one message.
 
     Args:
-        pattern: A regular expression of all of the text.
-        words: What is expected.
+        pattern: A regular expression that the full text must match.
+        words: The message: what is expected.
     """
 
     def __init__(self, pattern: str, words: str) -> None:
@@ -55,7 +55,7 @@ class NameRule:
 
 
 class UserOnly:
-    """Marks an option that no recipe file may set: where it writes, or what it starts, is for the user to say."""
+    """Marks an option that no recipe file may set, but only the user: a path to write to, or a program to start."""
 
     def __repr__(self) -> str:
         return "USER_ONLY"
@@ -64,7 +64,7 @@ class UserOnly:
 USER_ONLY = UserOnly()
 
 Name = Annotated[str, Len(1, LONGEST), NameRule(_NAME, f"a name of {_PLAIN}")]
-"""Becomes a metric, a column or a tag."""
+"""A name that becomes a metric, a column or a tag."""
 FileName = Annotated[
     str,
     Len(1, LONGEST),
@@ -78,17 +78,17 @@ SourceName = Annotated[
     Len(1, LONGEST),
     NameRule(rf"(?=.{{1,{LONGEST}}}$){_NAME}(/{_NAME})*", f"the name of a source: {_PLAIN}, in parts divided by /"),
 ]
-"""Stands in metrics such as `accuracy/SOURCE`."""
+"""A name in metrics such as `accuracy/SOURCE`."""
 OutputPath = Annotated[str, USER_ONLY]
 """A folder or URL that a run writes to."""
 
 
 def source_name(text: str) -> str:
-    """Return the name by which metrics know a source of data: all but plain characters become `_`."""
+    """Return the name of a source of data in metrics: special characters become `_`."""
     parts = (re.sub(r"[^A-Za-z0-9_.@-]", "_", part) for part in text[:LONGEST].split("/"))
     return "/".join(re.sub(r"^[.-]", "_", part) or "_" for part in parts) if text else ""
 
 
 def is_user_only(hint: object) -> bool:
-    """Return whether a type is marked as `UserOnly`, alone or beside others, such as null."""
+    """Whether a type is marked as `UserOnly`, alone or in a union."""
     return USER_ONLY in getattr(hint, "__metadata__", ()) or any(map(is_user_only, get_args(hint)))

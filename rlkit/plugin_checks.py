@@ -1,6 +1,6 @@
-"""Mistakes in plugins that would otherwise be silent: read off their classes, their modules and their metadata.
+"""Checks of plugins for mistakes that would otherwise be silent, in their classes and modules.
 
-Each function returns what is wrong, phrased for a message that names the plugin.
+Each function yields problems, worded for a message that names the plugin.
 """
 
 from __future__ import annotations
@@ -14,52 +14,53 @@ from collections.abc import Iterator
 from rlkit import hooks
 
 SLOW_IMPORT = 3.0
-"""Seconds; a plugin whose import takes longer is named in a note."""
+"""Seconds of a plugin's import beyond which a note names it."""
 
 SIMILAR = 0.85
-"""Methods whose names are at least this similar, by difflib, are taken for misspelt overrides."""
+"""The similarity of names, by difflib, from which a method is taken for a misspelt override."""
 
 HOOKS = tuple(name for name in vars(hooks) if name.startswith("rlkit_"))
 
 
 def method_problems(cls: type) -> Iterator[str]:
-    """Yield each override of an interface's method that cannot be called as rlkit calls it."""
+    """Yield a problem for each override of an interface's method that rlkit cannot call."""
     for name, base in _interface_methods(cls).items():
         override = inspect.getattr_static(cls, name)
         if override is base:
             continue
         function = override.__func__ if isinstance(override, staticmethod | classmethod) else override
-        what = f"{cls.__name__}.{name}"
+        method = f"{cls.__name__}.{name}"
         if not callable(function):
-            yield f"{what} is a {type(function).__name__}, expected a method"
+            yield f"{method} is a {type(function).__name__}, expected a method"
             continue
         if inspect.iscoroutinefunction(base) and not _awaitable(function):
-            yield f"{what} is a plain function, expected a coroutine: write `async def {name}`"
+            yield f"{method} is a plain function, expected a coroutine: write `async def {name}`"
         elif inspect.iscoroutinefunction(function) and not _awaitable(base):
-            yield f"{what} is a coroutine, which nobody awaits: write `def {name}`"
-        if (problem := _signature_problem(override, function, base)) is not None:
-            yield f"{what}{problem}"
+            yield f"{method} is a coroutine, which is never awaited: write `def {name}`"
+        problem = _signature_problem(override, function, base)
+        if problem is not None:
+            yield f"{method}{problem}"
 
 
 def misspelt_methods(cls: type) -> Iterator[str]:
-    """Yield each public method that looks like a misspelt override of an interface's method: it is never called."""
+    """Yield a problem for each public method that looks like a misspelt override, which is never called."""
     methods = _interface_methods(cls)
-    theirs = [owner for owner in cls.__mro__ if not _is_ours(owner)]
-    own = {name: member for owner in reversed(theirs) for name, member in vars(owner).items()}
+    plugin_classes = [owner for owner in cls.__mro__ if not _is_ours(owner)]
+    members = {name: member for owner in reversed(plugin_classes) for name, member in vars(owner).items()}
     event_methods = any(name.startswith("on_") for name in methods)
-    for name, member in own.items():
+    for name, member in members.items():
         if name.startswith("_") or not inspect.isroutine(member) or _inherited(cls, name):
             continue
         near = difflib.get_close_matches(name, methods, 1, 0.0)
         if not near:
             continue
-        similar = difflib.SequenceMatcher(None, name, near[0]).ratio() >= SIMILAR and near[0] not in own
+        similar = difflib.SequenceMatcher(None, name, near[0]).ratio() >= SIMILAR and near[0] not in members
         if similar or (event_methods and name.startswith("on_")):
             yield f"{cls.__name__}.{name} is never called; did you mean `{near[0]}`?"
 
 
 def duplicate_hooks(module: object) -> Iterator[str]:
-    """Yield each hook that a module's source defines more than once, of which Python keeps the last alone."""
+    """Yield a problem for each hook that a module defines more than once: Python keeps only the last."""
     try:
         tree = ast.parse(inspect.getsource(module))  # type: ignore[arg-type]
     except (OSError, TypeError, SyntaxError, ValueError):
@@ -67,11 +68,11 @@ def duplicate_hooks(module: object) -> Iterator[str]:
     names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
     for name, count in Counter(names).items():
         if name in HOOKS and count > 1:
-            yield f"it defines {name} {count} times, and Python keeps the last alone; merge them into one function"
+            yield f"it defines {name} {count} times, and Python keeps only the last; merge them into one function"
 
 
 def unmarked_hooks(module: object) -> Iterator[str]:
-    """Yield each function that is named like a hook and is not marked as one."""
+    """Yield a problem for each function that is named like a hook but not marked as one."""
     for name, member in list(getattr(module, "__dict__", {}).items()):
         near = difflib.get_close_matches(name, HOOKS, 1, SIMILAR)
         marked = hasattr(member, "rlkit_impl") or hasattr(member, "rlkit_spec")
@@ -81,7 +82,7 @@ def unmarked_hooks(module: object) -> Iterator[str]:
 
 
 def _interface_methods(cls: type) -> dict[str, object]:
-    """Return the public functions of a class's nearest classes in `rlkit.interfaces`."""
+    """Return the public methods of a class's interfaces, the nearest definition of each."""
     methods: dict[str, object] = {}
     for owner in reversed(cls.__mro__):
         if owner.__module__.startswith("rlkit.interfaces."):
@@ -102,7 +103,7 @@ def _inherited(cls: type, name: str) -> bool:
 
 
 def _awaitable(function: object) -> bool:
-    """Whether a function returns what can be awaited, as far as it says; one that a decorator wraps counts too."""
+    """Whether a function, or the one that a decorator wraps, returns an awaitable as far as its annotation says."""
     unwrapped = inspect.unwrap(function)  # type: ignore[arg-type]
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(unwrapped):
         return True
@@ -111,12 +112,12 @@ def _awaitable(function: object) -> bool:
 
 
 def _signature_problem(override: object, function: object, base: object) -> str | None:
-    """Return what is wrong with a signature for the positional arguments that rlkit passes."""
+    """Return why a signature does not take the positional arguments that rlkit passes; None if it does."""
     parameters = list(inspect.signature(base).parameters.values())[1:]  # type: ignore[arg-type]
     passed = [p.name for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
     try:
         signature = inspect.signature(function)  # type: ignore[arg-type]
-    except (TypeError, ValueError):  # of a function in C
+    except (TypeError, ValueError):  # a function in C has no signature
         return None
     receiver = [] if isinstance(override, staticmethod) else ["self"]
     try:

@@ -1,4 +1,4 @@
-"""What exists: built-in parts and those of installed plugins, with where each came from."""
+"""The registry of parts and recipes: built-in ones and those of installed plugins, each with its source."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Part:
 
 
 class RecipeFile(NamedTuple):
-    """A recipe that is found by its name, and the plugin whose it is."""
+    """A recipe that can be given by name, and the plugin that provides it."""
 
     path: Path
     plugin: Plugin
@@ -64,7 +64,7 @@ class Registry:
         """Refuse to train while a plugin is broken.
 
         Raises:
-            PluginError: A plugin is; the message names it, its version and how to disable it.
+            PluginError: A plugin is broken; the message names it, its version and how to disable it.
         """
         for plugin in self.plugins:
             plugin.require_healthy()
@@ -72,10 +72,10 @@ class Registry:
 
 @contextmanager
 def calling(part: object, method: str) -> Iterator[None]:
-    """Name the part in whatever a plugin's code raises.
+    """Name the part in errors that a plugin's code raises; errors of rlkit's own parts keep their traceback.
 
     Raises:
-        PartError: It raised something that does not explain itself; rlkit's own parts keep their traceback.
+        PartError: The part raised an error that is not one of rlkit's.
     """
     try:
         yield
@@ -92,7 +92,7 @@ def calling(part: object, method: str) -> Iterator[None]:
 
 
 def close_parts(parts: Sequence[RunPart]) -> None:
-    """Close parts in order; one that raises keeps no other open.
+    """Close parts in order, all of them even if one raises.
 
     Raises:
         PartError: A plugin's part raised; the message names it.
@@ -108,10 +108,10 @@ def _close(part: RunPart) -> None:
 
 
 def require(part: object, method: str, problem: str | None) -> None:
-    """Refuse what a part returned, where something is wrong with it.
+    """Refuse what a part returned if it has a problem.
 
     Raises:
-        PartError: Something is; the message names the part, its plugin and distribution.
+        PartError: There is a problem; the message names the part, its plugin and distribution.
     """
     if problem is not None:
         raise PartError(f"{part_name(part)}: `{method}` {problem}")
@@ -120,15 +120,15 @@ def require(part: object, method: str, problem: str | None) -> None:
 def load_plugins(extra: Iterable[tuple[str, object]] = (), entry_points: bool = True) -> Registry:
     """Load the built-in parts, then those of installed distributions, then `extra` (name, module) pairs.
 
-    A plugin that cannot be loaded is listed with its error and the rest goes on; `Registry.require_healthy` refuses.
-    So it is with plugins of one name, and with two that offer the same class name of a kind, or the same recipe.
+    A plugin that cannot be loaded is listed with its error, and loading continues: `Registry.require_healthy` refuses
+    it. The same holds for plugins that share a name, a class name of one kind, or the name of a recipe.
     """
     from rlkit import builtin
 
     registry = Registry()
     version = metadata.version(DISTRIBUTION)
-    own = Plugin("builtin", DISTRIBUTION, version, "rlkit.builtin", made_for=f"=={version}")
-    _add(registry, own, builtin)
+    builtin_plugin = Plugin("builtin", DISTRIBUTION, version, "rlkit.builtin", made_for=f"=={version}")
+    _add(registry, builtin_plugin, builtin)
     if entry_points:
         _load_entry_points(registry)
     for name, module in extra:
@@ -148,7 +148,7 @@ def _load_entry_points(registry: Registry) -> None:
         start = time.monotonic()
         try:
             module = plugin.hooks.load()
-        except (Exception, SystemExit) as error:  # whatever a plugin's import raises is reported under its name
+        except (Exception, SystemExit) as error:  # a plugin's import may raise anything
             plugin.error = f"importing {plugin.module} raised {explain(error)}"
             registry.plugins.append(plugin)
         else:
@@ -159,19 +159,19 @@ def _load_entry_points(registry: Registry) -> None:
 def _note_slow_import(plugin: Plugin, seconds: float) -> None:
     if seconds > plugin_checks.SLOW_IMPORT:
         plugin.warnings.append(
-            f"importing {plugin.module} took {seconds:.1f} s, for which most commands wait; import heavy packages in "
+            f"importing {plugin.module} took {seconds:.1f} s, which delays most commands; import heavy packages in "
             "the functions that use them"
         )
 
 
 def _shadowed(plugin: Plugin) -> Iterator[str]:
-    """Yield a note for each of a plugin's verbs that is never run."""
+    """Yield a note for each verb of a plugin that is never run."""
     for verb in sorted(VERBS.keys() & plugin.commands.keys()):
-        yield f"{plugin} has a verb {verb!r}, which is rlkit's own and never runs the plugin's; call it otherwise"
+        yield f"{plugin} has a verb {verb!r}, which is a verb of rlkit, so the plugin's never runs; rename it"
 
 
 def _unknown(disabled: Iterable[str], installed: Sequence[str]) -> Iterator[str]:
-    """Yield a note for each name that disables nothing."""
+    """Yield a note for each disabled name that is no installed plugin."""
     for name in sorted(set(disabled) - set(installed)):
         near = difflib.get_close_matches(name, installed, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"installed: {', '.join(installed) or 'none'}"
@@ -179,7 +179,7 @@ def _unknown(disabled: Iterable[str], installed: Sequence[str]) -> Iterator[str]
 
 
 def _add(registry: Registry, plugin: Plugin, module: object) -> None:
-    """Collect what one plugin registers; all of it or, if anything is wrong, nothing."""
+    """Register the parts and recipes of a plugin: all of them or, if it has an error, none."""
     registry.plugins.append(plugin)
     manager = pluggy.PluginManager("rlkit")
     manager.add_hookspecs(hooks)
@@ -200,7 +200,7 @@ def _add(registry: Registry, plugin: Plugin, module: object) -> None:
         plugin.error = explain(error)
         return
     if not manager.get_hookcallers(module) and not plugin.commands:
-        plugin.warnings.append(f"{plugin.module or module} has no hook, so it offers nothing; see rlkit docs plugins")
+        plugin.warnings.append(f"{plugin.module or module} has no hook, so it provides nothing; see rlkit docs plugins")
     plugin.warnings += [text for part in parts for text in plugin_checks.misspelt_methods(part.cls)]
     if not _clashes(registry, plugin, parts, recipes):
         for part in parts:
@@ -209,7 +209,7 @@ def _add(registry: Registry, plugin: Plugin, module: object) -> None:
 
 
 def _check_module(module: object) -> None:
-    """Refuse a module of which a hook would be ignored.
+    """Refuse a module with a hook that would be ignored.
 
     Raises:
         PluginError: A function named like a hook is not marked, or a hook is defined twice.
@@ -220,37 +220,37 @@ def _check_module(module: object) -> None:
 
 
 def _clashes(registry: Registry, plugin: Plugin, parts: Sequence[Part], recipes: Iterable[str]) -> bool:
-    """Whether a plugin offers a name that is taken; then it and the plugin that has the name offer nothing."""
-    taken: list[tuple[Plugin, str]] = [
+    """Whether a plugin provides a name that is taken; then neither it nor the other plugin is registered."""
+    clashes: list[tuple[Plugin, str]] = [
         (registry.parts[part.kind][part.name].plugin, f"{part.name} among {part.kind}")
         for part in parts
         if part.name in registry.parts[part.kind]
     ]
-    taken += [(registry.recipes[name].plugin, f"a recipe {name!r}") for name in recipes if name in registry.recipes]
-    for other, what in taken:
+    clashes += [(registry.recipes[name].plugin, f"a recipe {name!r}") for name in recipes if name in registry.recipes]
+    for owner, name in clashes:
         problem = (
-            f"plugins {other.name!r} ({other.distribution}) and {plugin.name!r} ({plugin.distribution}) both offer "
-            f"{what}; uninstall one, or disable one"
+            f"plugins {owner.name!r} ({owner.distribution}) and {plugin.name!r} ({plugin.distribution}) both offer "
+            f"{name}; uninstall one, or disable one"
         )
         plugin.error = plugin.error or problem
-        if other.distribution != DISTRIBUTION:
-            other.error = other.error or problem
-            _withdraw(registry, other)
-    return bool(taken)
+        if owner.distribution != DISTRIBUTION:
+            owner.error = owner.error or problem
+            _withdraw(registry, owner)
+    return bool(clashes)
 
 
 def _withdraw(registry: Registry, plugin: Plugin) -> None:
-    """Take a plugin's parts and recipes out of the registry."""
+    """Remove a plugin's parts and recipes from the registry."""
     for kind, parts in registry.parts.items():
         registry.parts[kind] = {name: part for name, part in parts.items() if part.plugin is not plugin}
     registry.recipes = {name: recipe for name, recipe in registry.recipes.items() if recipe.plugin is not plugin}
 
 
 def _recipes_in(folder: object) -> dict[str, Path]:
-    """Return the recipes of a plugin's folder by name; none where it has no folder.
+    """Return the recipes in a plugin's folder by name; none if it has no folder.
 
     Raises:
-        PluginError: It is no folder.
+        PluginError: The path is no folder.
     """
     if folder is None:
         return {}
@@ -263,17 +263,18 @@ def _kind_of(cls: type) -> str:
     """Return a class's kind, by the interface that it subclasses.
 
     Raises:
-        PluginError: It is no class, is abstract, or subclasses none or several of the interfaces.
+        PluginError: It is no class, is abstract, or does not subclass exactly one interface.
     """
     if not isinstance(cls, type):
         raise PluginError(f"rlkit_register registers {show(cls)}, expected a class")
     kinds = hooks.kinds_of(cls)
     if len(kinds) != 1:
         bases = [hooks.KINDS[kind].interface.__name__ for kind in kinds]
-        known = ", ".join(kind.interface.__name__ for kind in hooks.KINDS.values())
-        problem = f"the interfaces {' and '.join(bases)}, of which" if bases else "no interface of rlkit, of which"
+        interfaces = ", ".join(kind.interface.__name__ for kind in hooks.KINDS.values())
+        subclassed = f"the interfaces {' and '.join(bases)}" if bases else "no interface of rlkit"
         raise PluginError(
-            f"rlkit_register registers {cls.__name__}, which subclasses {problem} a part has one: {known}"
+            f"rlkit_register registers {cls.__name__}, which subclasses {subclassed}, expected exactly one of: "
+            f"{interfaces}"
         )
     if inspect.isabstract(cls):
         missing = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
@@ -288,7 +289,7 @@ def _kind_of(cls: type) -> str:
 
 
 def _hook_problem(message: str) -> str:
-    """Return what pluggy refuses in one line, with what is expected."""
+    """Return pluggy's error in one line, with the signatures that are expected."""
     lines = " ".join(line.strip() for line in message.splitlines() if line.strip())
     signatures = ", ".join(f"{name}{_arguments(name)}" for name in plugin_checks.HOOKS)
     return f"{lines}; hooks: {signatures}"

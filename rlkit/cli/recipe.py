@@ -13,7 +13,7 @@ from rlkit.cli.parsing.annotate import annotated
 from rlkit.cli.parsing.parser import Parsed, parse
 from rlkit.cli.script import as_python
 from rlkit.data.data import Data, load_data
-from rlkit.distributed.fsdp2 import FSDP2
+from rlkit.distributed.fsdp2 import FSDP2Strategy
 from rlkit.errors import RecipeError, UnavailableError, explain
 from rlkit.installed import DISTRIBUTION
 from rlkit.interfaces.reward import RewardManager
@@ -194,7 +194,9 @@ def _check_without_data(parsed: Parsed, missing: UnavailableError) -> int:
 def _ranks(fabric: Fabric) -> tuple[int, int]:
     """Return the number of data-parallel ranks, and of those that weights are divided among."""
     ranks = fabric.world_size
-    return ranks // getattr(fabric.strategy, "tensor_parallel", 1), ranks if isinstance(fabric.strategy, FSDP2) else 1
+    return ranks // getattr(fabric.strategy, "tensor_parallel", 1), ranks if isinstance(
+        fabric.strategy, FSDP2Strategy
+    ) else 1
 
 
 def _estimate(known: estimate.Setting) -> None:

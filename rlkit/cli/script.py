@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from rlkit.cli.parsing.objects import as_data
-from rlkit.cli.parsing.schema import Choice, Items, Names, Section, import_paths, options, shape
+from rlkit.cli.parsing.schema import Choice, DictOf, ListOf, Section, import_paths, options, shape
 from rlkit.recipe import Recipe
 from rlkit.registry import Registry
 
@@ -56,10 +56,10 @@ def _arguments(given: Mapping[str, object], cls: type, registry: Registry) -> di
 
 def _node(value: Any, hint: object, registry: Registry) -> object:
     """Return a value of a recipe, sections and parts in it as `_Made`."""
-    inside = shape(hint, registry).inside
-    if isinstance(inside, Items) and isinstance(value, list):
+    inside = shape(hint, registry).structure
+    if isinstance(inside, ListOf) and isinstance(value, list):
         return [_node(item, inside.hint, registry) for item in value]
-    if isinstance(inside, Names) and isinstance(value, Mapping):
+    if isinstance(inside, DictOf) and isinstance(value, Mapping):
         return {name: _node(item, inside.hint, registry) for name, item in value.items()}
     if isinstance(inside, Section) and isinstance(value, Mapping):
         return _Made(inside.cls, _arguments(value, inside.cls, registry))

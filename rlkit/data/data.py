@@ -139,7 +139,7 @@ class Data:
         if len(rows) == len(self.train):
             check_sources(self.recipe, prompts)
         scorable = select_scorable(self.recipe, rows, prompts, self.held_out)
-        self.unscorable, validation = scorable.left_out, scorable.validation
+        self.unscorable, validation = scorable.summary, scorable.validation
         if rollout.unscorable == "drop":
             rows = [rows[i] for i in scorable.training]
             prompts = [prompts[i] for i in scorable.training]

@@ -47,7 +47,7 @@ class ShardOptions(TypedDict):
     mp_policy: MixedPrecisionPolicy
 
 
-class FSDP2(ModelParallelStrategy):
+class FSDP2Strategy(ModelParallelStrategy):
     """Shards parameters, gradients and optimizer state over all ranks; with tensor parallelism, matrices too.
 
     Args:
@@ -212,7 +212,7 @@ def make_fabric(section: sections.Fabric, deadline: float = DEADLINE.total_secon
     choose_kernels()
     reuse_memory()
     timeout = timedelta(seconds=deadline)
-    STRATEGY_REGISTRY.register("fsdp2", FSDP2, override=True, timeout=timeout)
+    STRATEGY_REGISTRY.register("fsdp2", FSDP2Strategy, override=True, timeout=timeout)
     STRATEGY_REGISTRY.register(
         "ddp", DDPStrategy, override=True, process_group_backend=backend(), timeout=timeout, start_method="popen"
     )
@@ -226,13 +226,13 @@ def make_fabric(section: sections.Fabric, deadline: float = DEADLINE.total_secon
             num_nodes=section.num_nodes,
             strategy=strategy
             if isinstance(strategy, str)
-            else FSDP2(strategy.tensor_parallel, strategy.offload, timeout),
+            else FSDP2Strategy(strategy.tensor_parallel, strategy.offload, timeout),
             precision=None if frozen_half else section.precision,  # Fabric's bf16-true would round trained weights too
             plugins=[*plugins, FrozenHalf()] if frozen_half else plugins,
         )
     except (ValueError, TypeError, RuntimeError, ModuleNotFoundError) as error:
         raise RecipeError(f"fabric: {error}") from error
-    if not isinstance(fabric.strategy, SingleDeviceStrategy | DDPStrategy | FSDP2):
+    if not isinstance(fabric.strategy, SingleDeviceStrategy | DDPStrategy | FSDP2Strategy):
         raise RecipeError(
             f"fabric: this environment selects {type(fabric.strategy).__name__}, which rlkit does not support; set "
             "fabric.accelerator and fabric.strategy"
@@ -267,12 +267,12 @@ def accumulating(fabric: Fabric, module: Any, more: bool) -> AbstractContextMana
 
     FSDP2 reduces gradients in every backward pass, since each rank would otherwise hold those of the full model.
     """
-    return fabric.no_backward_sync(module, enabled=more and not isinstance(fabric.strategy, FSDP2))
+    return fabric.no_backward_sync(module, enabled=more and not isinstance(fabric.strategy, FSDP2Strategy))
 
 
 def clip(fabric: Fabric, module: nn.Module, optimizer: torch.optim.Optimizer, max_grad_norm: float) -> Tensor:
     """Clip the gradients to a norm over all ranks; return the norm before clipping, which may not be finite."""
-    if not isinstance(fabric.strategy, FSDP2):
+    if not isinstance(fabric.strategy, FSDP2Strategy):
         norm = fabric.clip_gradients(module, optimizer, max_norm=max_grad_norm, error_if_nonfinite=False)
         assert norm is not None
         return norm

@@ -13,7 +13,7 @@ from lightning.fabric import Fabric
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from rlkit.distributed.fsdp2 import FSDP2
+from rlkit.distributed.fsdp2 import FSDP2Strategy
 from rlkit.errors import RlkitError
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ class Ranks:
         self.tensor_parallel = 1
         self._data: ProcessGroup | None = None
         self._tensor: ProcessGroup | None = None
-        if isinstance(fabric.strategy, FSDP2):
+        if isinstance(fabric.strategy, FSDP2Strategy):
             mesh = fabric.strategy.device_mesh
             data, tensor = mesh["data_parallel"], mesh["tensor_parallel"]
             self.count = data.size()

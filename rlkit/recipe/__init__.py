@@ -1,4 +1,9 @@
-"""The recipe: a run's typed parts, and the relations between them that must hold before anything is loaded."""
+"""The recipe: the typed sections and parts of a run, and the checks of how they fit together.
+
+`Recipe` is the built recipe, `check` refuses options that contradict each other, a module for each topic. Values of
+single options are not checked here: their types do that, in `rlkit.cli.parsing` (see `rlkit.ranges`). Nothing here
+reads data or loads a model.
+"""
 
 from rlkit.recipe.check import check
 from rlkit.recipe.model import FLASH

@@ -1,4 +1,4 @@
-"""Relations between a recipe's parts that must hold before anything is loaded."""
+"""Checks of the relations between a recipe's options, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from rlkit.errors import RecipeError, show
 from rlkit.interfaces.advantage import Needs
 from rlkit.interfaces.loss import Inputs, SequenceLoss
 from rlkit.plugin_checks import method_problems
-from rlkit.ranges import outside
 from rlkit.recipe.mixture import check_mixtures
 from rlkit.recipe.model import check_model
 from rlkit.recipe.recipe import Recipe, option
@@ -19,14 +18,14 @@ from rlkit.recipe.validation import check_best, check_validation
 from rlkit.text import part_name
 
 COLDEST = 0.01
-"""The lowest temperature above 0; at a lower one samples are greedy, and logits may overflow."""
+"""The lowest temperature above 0: below it samples are greedy, and logits may overflow."""
 
 
 def check(recipe: Recipe) -> None:
     """Check the recipe without reading data or loading a model.
 
     Raises:
-        RecipeError: Something does not fit; the message has a line for each thing, with the remedy.
+        RecipeError: Options contradict each other; the message has a line for each problem, with the remedy.
     """
     checks = (
         _check_methods,
@@ -42,7 +41,7 @@ def check(recipe: Recipe) -> None:
         check_model,
         check_mixtures,
     )
-    problems = list(outside(recipe)) or [problem for one in checks for problem in one(recipe)]
+    problems = [problem for find_problems in checks for problem in find_problems(recipe)]
     if problems:
         raise RecipeError("\n".join(problems))
 
@@ -68,8 +67,8 @@ def _check_needs(recipe: Recipe) -> Iterator[str]:
     if recipe.advantage is not None and Needs.VALUES not in needs and recipe.critic is not None:
         yield f"the recipe has a `critic:` section, but advantage {advantage} reads no values; remove it, or choose GAE"
     if Needs.COMPONENTS in needs:
-        weighed = getattr(recipe.advantage, "weights", {})
-        yield from _check_components(recipe, f"advantage {advantage} weighs the component", weighed, "weigh")
+        weights = getattr(recipe.advantage, "weights", {})
+        yield from _check_components(recipe, f"advantage {advantage} weighs the component", weights, "weigh")
     component = getattr(recipe.rollout.filter, "component", None)
     if component is not None:
         name = type(recipe.rollout.filter).__name__
@@ -86,14 +85,14 @@ def _check_needs(recipe: Recipe) -> Iterator[str]:
     yield from _check_sampling(recipe)
 
 
-def _check_components(recipe: Recipe, what: str, names: Iterable[str], verb: str) -> Iterator[str]:
-    """Yield the first name that is no component of the reward, where these are known before it is called."""
+def _check_components(recipe: Recipe, subject: str, names: Iterable[str], verb: str) -> Iterator[str]:
+    """Yield a problem if a name is no component of the reward, as far as the reward declares its components."""
     if recipe.reward is None or recipe.reward.components is None:
         return
     missing = sorted(set(names) - set(recipe.reward.components))
     if missing:
         yield (
-            f"{what} {show(missing[0])}, but reward {type(recipe.reward).__name__} has only: "
+            f"{subject} {show(missing[0])}, but reward {type(recipe.reward).__name__} has only: "
             f"{', '.join(recipe.reward.components) or 'none'}; {verb} one of these, or choose reward Composite"
         )
 
@@ -107,41 +106,41 @@ def _check_loss(recipe: Recipe) -> Iterator[str]:
         )
     for key in ("train.aggregation", "train.off_policy_mask_threshold", "correction", "rejection"):
         if isinstance(loss, SequenceLoss) and option(recipe, key) is not None:
-            yield f"loss {name} is of whole rows, of whose tokens `{key}` would weigh or leave out some; remove it"
+            yield f"loss {name} is per sequence, but `{key}` is per token; remove it"
 
 
 def _check_partners(recipe: Recipe) -> Iterator[str]:
     if recipe.interaction is not None and recipe.environment is not None:
-        yield "the recipe has both `interaction:` and `environment:`, but only one can answer the policy; remove one"
+        yield "the recipe has both `interaction:` and `environment:`, but only one can reply to the policy; remove one"
     if recipe.conversation is not None and not (recipe.tools or recipe.interaction or recipe.environment):
         yield (
-            "the recipe has a `conversation:` section, but a question and its answer are one turn; remove it, or add "
+            "the recipe has a `conversation:` section, but all its conversations have a single turn; remove it, or add "
             "`tools:`, `interaction:` or `environment:`"
         )
     if recipe.parser is not None and not recipe.tools:
-        yield "the recipe has a `parser:` of tool calls, but no `tools:`; remove it, or add some"
+        yield "the recipe has a `parser:` of tool calls, but no `tools:`; remove it, or add tools"
 
 
 def _check_reference(recipe: Recipe) -> Iterator[str]:
     kl = recipe.kl_loss
     if kl is not None and kl.importance_weighted and kl.estimator.endswith("+"):
         yield (
-            f"kl_loss.estimator {kl.estimator} has the gradient of k2, to which importance_weighted would add that of "
-            "the weights; choose k3, or set kl_loss.importance_weighted: false"
+            f"kl_loss.estimator {kl.estimator} has the gradient of k2, but importance_weighted adds that of the "
+            "weights; choose k3, or set kl_loss.importance_weighted: false"
         )
     if recipe.reference is not None and not recipe.needs_reference:
         yield (
             "the recipe has a `reference:` section, but nothing measures KL; remove it, or add `kl_loss:` or "
-            "`kl_reward:`, or choose a loss that compares with it, such as DPO"
+            "`kl_reward:`, or choose a loss that reads the reference, such as DPO"
         )
     if recipe.reference is not None and recipe.model.dtype != "float32":
         yield (
-            f"`reference:` follows the policy, but with model.dtype: {recipe.model.dtype} its small moves round away; "
+            f"`reference:` follows the policy, but in model.dtype: {recipe.model.dtype} its updates round to zero; "
             "remove `reference:` or `model.dtype`"
         )
     if recipe.reference is not None and recipe.model.lora is not None:
         yield (
-            "`reference:` cannot follow the policy under LoRA, where it is the same model without adapters; remove "
+            "`reference:` cannot follow the policy under LoRA, since the reference is the base model; remove "
             "`reference:` or `model.lora`"
         )
 
@@ -151,28 +150,28 @@ def _check_sampling(recipe: Recipe) -> Iterator[str]:
     if recipe.rollout.oversample > 1 and Needs.GREEDY in recipe.needs:
         yield (
             f"rollout.oversample is {recipe.rollout.oversample}, but advantage {type(recipe.advantage).__name__} needs "
-            "a greedy answer to every prompt as well; set rollout.oversample to 1"
+            "a greedy completion of each prompt; set rollout.oversample to 1"
         )
     if sampling.truncates:
         yield (
-            f"rollout.sampling has top_p={sampling.top_p}, top_k={sampling.top_k} and min_p={sampling.min_p}, whose "
-            "log-probs the trainer cannot match; set top_p: 1, top_k: 0 and min_p: 0, and truncate in "
+            f"rollout.sampling has top_p={sampling.top_p}, top_k={sampling.top_k} and min_p={sampling.min_p}, but the "
+            "trainer cannot reproduce their log-probs; set top_p: 1, top_k: 0 and min_p: 0, and truncate in "
             "validation.sampling only"
         )
-    held_out = None if recipe.validation is None else recipe.validation.sampling
-    for key, one in (("rollout", sampling), ("validation", held_out)):
-        if one is not None and 0 < one.temperature < COLDEST:
+    validation_sampling = None if recipe.validation is None else recipe.validation.sampling
+    for key, section in (("rollout", sampling), ("validation", validation_sampling)):
+        if section is not None and 0 < section.temperature < COLDEST:
             yield (
-                f"{key}.sampling.temperature is {one.temperature}, by which logits would be divided; set it to "
+                f"{key}.sampling.temperature is {section.temperature}, by which logits are divided; set it to "
                 f"{COLDEST} or more" + (", or to 0 for the most likely tokens" if key == "validation" else "")
             )
     if sampling.temperature == 0:
-        yield "rollout.sampling.temperature is 0, so all samples of a prompt would be equal; set it above 0 (usual: 1)"
+        yield "rollout.sampling.temperature is 0, so all samples of a prompt are equal; set it above 0 (usual: 1)"
     adapters_alone = recipe.model.lora is not None and (recipe.critic is None or recipe.critic.lora is not None)
     if recipe.fabric.precision == "bf16-true" and not adapters_alone:
         yield (
-            "fabric.precision is 'bf16-true', in which most of AdamW's small updates of trained weights round away; "
-            "set fabric.precision to 'bf16-mixed', and model.dtype: bfloat16 for frozen ones"
+            "fabric.precision is 'bf16-true', in which most of AdamW's small updates of the weights round to zero; "
+            "set fabric.precision to 'bf16-mixed', and model.dtype: bfloat16 for frozen weights"
         )
 
 
@@ -181,19 +180,22 @@ def _check_profile(recipe: Recipe) -> Iterator[str]:
         return
     steps = recipe.profile.steps
     if not steps or len(set(steps)) < len(steps):
-        yield f"profile.steps is {steps}, expected at least one step, and each of them once; or set profile: null"
-    if late := [step for step in steps if step > recipe.train.steps]:
-        yield f"profile.steps has {late[0]}, expected steps up to train.steps, which is {recipe.train.steps}"
+        yield f"profile.steps is {steps}, expected at least one step, and each step once; or set profile: null"
+    late_steps = [step for step in steps if step > recipe.train.steps]
+    if late_steps:
+        yield f"profile.steps has {late_steps[0]}, expected steps up to train.steps, which is {recipe.train.steps}"
 
 
 def _check_loggers(recipe: Recipe) -> Iterator[str]:
-    """Check that no two loggers write to one file."""
+    """Yield a problem for each logger that writes to the same file as another."""
     options = [(type(logger).__name__, vars(logger)) for logger in recipe.log.loggers]
-    for index, (name, own) in enumerate(options):
-        if (name, own) in options[:index]:
+    for index, (name, own_options) in enumerate(options):
+        files_before = [logger_options.get("file") for _, logger_options in options[:index]]
+        if (name, own_options) in options[:index]:
             yield f"log.loggers has {name} twice with the same options; remove one, or let it write elsewhere"
-        elif "file" in own and own["file"] in [other.get("file") for _, other in options[:index]]:
-            yield f"log.loggers.{index}.file is {own['file']!r}, which another logger writes; choose another name"
+        elif "file" in own_options and own_options["file"] in files_before:
+            file = own_options["file"]
+            yield f"log.loggers.{index}.file is {file!r}, which another logger writes; choose another name"
 
 
 def _check_numbers(recipe: Recipe) -> Iterator[str]:
@@ -202,13 +204,13 @@ def _check_numbers(recipe: Recipe) -> Iterator[str]:
         yield "fabric.devices is [], expected a count, the indices of at least one device, or auto"
     if train.old_logps == "rollout" and recipe.correction is not None:
         yield (
-            "train.old_logps is 'rollout', so ratios compare with the engine already, and `correction:` would weigh by "
+            "train.old_logps is 'rollout', so ratios already compare with the engine, and `correction:` would weigh by "
             "trainer / engine a second time; remove `correction:`, or set train.old_logps: recompute"
         )
     if train.minibatches > train.prompts_per_step:
         yield (
             f"train.minibatches is {train.minibatches}, but a step has only train.prompts_per_step = "
-            f"{train.prompts_per_step} prompts and a group is never divided; set it to {train.prompts_per_step} or less"
+            f"{train.prompts_per_step} prompts and groups are never divided; set it to {train.prompts_per_step} or less"
         )
     for name, section in (("train", train), ("critic", recipe.critic)):
         if section is not None and section.warmup_ratio is not None and section.warmup_steps:
@@ -218,18 +220,18 @@ def _check_numbers(recipe: Recipe) -> Iterator[str]:
             )
         if section is not None and not section.optimizer.takes_shards and recipe.fabric.shards:
             yield (
-                f"{name}.optimizer {section.optimizer.explain()} needs whole weights, of which fabric.strategy fsdp2 "
-                "leaves shards on a rank; choose AdamW or Muon, or set fabric.strategy: ddp"
+                f"{name}.optimizer {section.optimizer.explain()} needs full weights, but fabric.strategy fsdp2 shards "
+                "them; choose AdamW or Muon, or set fabric.strategy: ddp"
             )
     yield from _check_bounds(recipe)
 
 
 def _check_bounds(recipe: Recipe) -> Iterator[str]:
-    """Check the bounds of ratios trainer / engine, which are 1 where the two agree."""
+    """Yield the problems of bounds of the ratio trainer / engine, which is 1 if the two agree."""
     correction, rejection = recipe.correction, recipe.rejection
     if correction is not None and not (correction.low or 0) <= 1 <= correction.high:
         yield (
-            f"correction has low: {correction.low} and high: {correction.high}, which leave out 1, the weight where "
+            f"correction has low: {correction.low} and high: {correction.high}, which exclude 1, the weight if "
             "engine and trainer agree; set low to at most 1 and high to at least 1"
         )
     if rejection is None:
@@ -240,5 +242,5 @@ def _check_bounds(recipe: Recipe) -> Iterator[str]:
     elif (rejection.low or 0) >= 1 or rejection.highest <= 1:
         yield (
             f"rejection has low: {rejection.low} and high: {rejection.high}, which leave no room around 1, the ratio "
-            "where engine and trainer agree; set low below 1 and high above 1"
+            "if engine and trainer agree; set low below 1 and high above 1"
         )

@@ -1,4 +1,4 @@
-"""Checks of the model that a recipe names."""
+"""Checks of the models that a recipe names."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ TEMPLATE_ARGUMENTS = {
     "continue_final_message", "return_dict", "return_tensors", "padding", "truncation", "max_length",
     "return_assistant_tokens_mask", "tokenizer_kwargs",
 }  # fmt: skip
-"""Arguments of transformers' `apply_chat_template` that are no variables of a template."""
+"""Arguments of transformers' `apply_chat_template` that are not template variables."""
 
 FLASH = {
     "flash_attention_2": ("flash_attn", "flash-attn"),
     "flash_attention_3": ("flash_attn_interface", "flash-attn-3"),
 }
-"""Implementations of attention for GPUs and 16 bits alone: the modules that they need, and the packages of these."""
+"""Implementations of attention that need a GPU and 16 bits: the module and the package of each."""
 
 
 def check_model(recipe: Recipe) -> Iterator[str]:
-    """Yield what is wrong with the model's options."""
+    """Yield the problems of the model's options."""
     teachers = {} if recipe.teacher is None else recipe.teacher.paths()
     for key, path in {
         "model.path": recipe.model.path,
@@ -55,28 +55,28 @@ UNSCORED = (
     "critic", "kl_loss", "kl_reward", "reference", "correction", "rejection", "train.entropy_coef",
     "train.off_policy_mask_threshold", "validation.sampling",
 )  # fmt: skip
-"""Sections and options that are about what a policy samples, and its log-probs."""
+"""Sections and options that concern sampled tokens and their log-probs."""
 
 
 def _check_head(recipe: Recipe) -> Iterator[str]:
     loss, scores = recipe.loss, recipe.model.head == "score"
     name = type(loss).__name__
     if Inputs.SCORES in loss.inputs and not scores:
-        yield f"loss {name} is of a reward model, but model.head is {recipe.model.head!r}; set model.head: score"
+        yield f"loss {name} trains a reward model, but model.head is {recipe.model.head!r}; set model.head: score"
     if not scores:
         return
-    given = "model.head is 'score': a reward model, which predicts no tokens, but"
+    reward_model = "model.head is 'score': a reward model, which predicts no tokens, but"
     if not recipe.rollout.engine.recorded:
         engine = type(recipe.rollout.engine).__name__
-        yield f"{given} rollout.engine {engine} samples them; set rollout.engine: Recorded, for answers of the data set"
+        yield f"{reward_model} rollout.engine {engine} samples them; set rollout.engine: Recorded"
     if Inputs.SCORES not in loss.inputs:
         yield (
-            f"{given} loss {name} reads their log-probs; choose loss: BradleyTerry, or BinaryCrossEntropy for rewards "
-            "of turns, or set model.head: lm"
+            f"{reward_model} loss {name} reads their log-probs; choose loss: BradleyTerry, or BinaryCrossEntropy for "
+            "turn rewards, or set model.head: lm"
         )
     for key in UNSCORED:
         if option(recipe, key):
-            yield f"{given} the recipe has `{key}`; remove it"
+            yield f"{reward_model} the recipe has `{key}`; remove it"
 
 
 def _check_attention(recipe: Recipe) -> Iterator[str]:
@@ -93,6 +93,6 @@ def _check_attention(recipe: Recipe) -> Iterator[str]:
         )
     if not fabric.precision.startswith("bf16"):
         yield (
-            f"model.attention is {name!r}, which computes in 16 bits alone, but fabric.precision is "
+            f"model.attention is {name!r}, which computes only in 16 bits, but fabric.precision is "
             f"{fabric.precision!r}; set fabric.precision: bf16-mixed, or model.attention: sdpa"
         )

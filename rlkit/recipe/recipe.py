@@ -1,9 +1,10 @@
-"""The recipe: a run's typed parts."""
+"""The recipe: the typed sections and parts of a run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from rlkit import sections
 from rlkit.errors import RecipeError
 from rlkit.interfaces.advantage import AdvantageEstimator, Needs
 from rlkit.interfaces.callback import Callback
@@ -17,67 +18,48 @@ from rlkit.interfaces.task import Curriculum, Task
 from rlkit.interfaces.tool import Tool
 from rlkit.log import Log
 from rlkit.names import Name
-from rlkit.sections import (
-    Conversation,
-    Correction,
-    Critic,
-    Fabric,
-    KLLoss,
-    KLReward,
-    Mixture,
-    Model,
-    Profile,
-    Reference,
-    Rejection,
-    Rollout,
-    Save,
-    Shaping,
-    Teacher,
-    Train,
-    Validation,
-)
 
 
 @dataclass
 class Recipe:
-    """All of a run."""
+    """The sections and parts of a run."""
 
-    model: Model
+    model: sections.Model
     task: Task
-    rollout: Rollout
+    rollout: sections.Rollout
     loss: PolicyLoss
-    train: Train
+    train: sections.Train
     reward: RewardManager | None = None
     advantage: AdvantageEstimator | None = None
     curriculum: Curriculum | None = None
-    critic: Critic | None = None
-    kl_loss: KLLoss | None = None
-    kl_reward: KLReward | None = None
-    reference: Reference | None = None
-    teacher: Teacher | None = None
-    mix: dict[Name, Mixture] | None = None
-    shaping: Shaping | None = None
-    correction: Correction | None = None
-    rejection: Rejection | None = None
+    critic: sections.Critic | None = None
+    kl_loss: sections.KLLoss | None = None
+    kl_reward: sections.KLReward | None = None
+    reference: sections.ReferenceUpdates | None = None
+    teacher: sections.Teacher | None = None
+    mix: dict[Name, sections.Mixture] | None = None
+    shaping: sections.Shaping | None = None
+    correction: sections.Correction | None = None
+    rejection: sections.Rejection | None = None
     tools: dict[Name, Tool] | None = None
     parser: ToolParser | None = None
     interaction: Interaction | None = None
     environment: Environment | None = None
-    conversation: Conversation | None = None
-    validation: Validation | None = field(default_factory=Validation)
-    save: Save = field(default_factory=Save)
+    conversation: sections.ConversationLimits | None = None
+    validation: sections.Validation | None = field(default_factory=sections.Validation)
+    save: sections.Save = field(default_factory=sections.Save)
     callbacks: list[Callback] = field(default_factory=list)
     log: Log = field(default_factory=Log)
-    profile: Profile | None = None
-    fabric: Fabric = field(default_factory=Fabric)
+    profile: sections.Profile | None = None
+    fabric: sections.Fabric = field(default_factory=sections.Fabric)
 
     def parts(self) -> list[RunPart]:
-        """Return the parts that may hold something, which is freed at the end of the run."""
-        used = (self.rollout.engine, self.reward, self.advantage, self.loss, self.interaction, self.environment)
-        read = (self.task, self.curriculum, self.rollout.filter, self.parser, *self.callbacks)
-        held_out = {} if self.validation is None else self.validation.tasks or {}
-        mixed = [part for one in (self.mix or {}).values() for part in (one.task, one.loss)]
-        parts = (*used, *(self.tools or {}).values(), *read, *held_out.values(), *mixed)
+        """Return all parts, to be closed at the end of the run."""
+        training = (self.rollout.engine, self.reward, self.advantage, self.loss, self.interaction, self.environment)
+        data = (self.task, self.curriculum, self.rollout.filter, self.parser, *self.callbacks)
+        validation_tasks = {} if self.validation is None else self.validation.tasks or {}
+        mixtures = [part for mixture in (self.mix or {}).values() for part in (mixture.task, mixture.loss)]
+        parts = (*training, *(self.tools or {}).values(), *data, *validation_tasks.values(), *mixtures)
         return [part for part in parts if part is not None]
 
     @property
@@ -85,68 +67,72 @@ class Recipe:
         """The reward.
 
         Raises:
-            RecipeError: There is none.
+            RecipeError: The recipe has no reward.
         """
         if self.reward is None:
-            raise RecipeError("the recipe has no `reward:` to score answers with; add one, such as reward: MathReward")
+            raise RecipeError(
+                "the recipe has no `reward:` to score completions with; add one, such as reward: MathReward"
+            )
         return self.reward
 
     @property
     def concurrency(self) -> int | None:
-        """How many worker processes the reward wants; None for the default."""
+        """The number of worker processes that the reward asks for; None for the default."""
         return None if self.reward is None else self.reward.concurrency
 
     @property
     def needs(self) -> Needs:
-        """What the estimator reads besides rewards and mask."""
+        """The inputs of the estimator besides rewards and mask."""
         return Needs.NOTHING if self.advantage is None else self.advantage.needs
 
     @property
     def generates(self) -> bool:
-        """Whether the model predicts tokens; a reward model does not, so that its engine is never used."""
+        """Whether the model predicts tokens; a reward model does not, so its engine is never used."""
         return self.model.head == "lm"
 
     @property
     def compares_groups(self) -> bool:
-        """Whether the answers to a prompt are compared, so that those with equal rewards teach nothing."""
+        """Whether the completions of a prompt are compared, so that groups of equal rewards have no signal."""
         return Needs.GROUPS in self.needs or (Inputs.GROUPS in self.loss.inputs)
 
     @property
     def groups_per_step(self) -> int:
-        """How many groups a step trains on at most."""
+        """The largest number of groups that a step trains on."""
         return self.train.prompts_per_step + (0 if self.rollout.replay is None else self.rollout.replay.size)
 
     @property
     def needs_ref_logps(self) -> bool:
-        """Whether something measures KL of the run's own rows, or their loss compares with the reference."""
+        """Whether KL of the run's own rows is measured, or their loss reads the reference."""
         return self.kl_loss is not None or self.kl_reward is not None or (Inputs.REFERENCE in self.loss.inputs)
 
     @property
     def needs_reference(self) -> bool:
-        """Whether a reference is compared with, by the run's own loss or that of a mixture."""
-        mixed = [one.loss for one in (self.mix or {}).values() if one.loss is not None]
-        return self.needs_ref_logps or any(Inputs.REFERENCE in loss.inputs for loss in mixed)
+        """Whether the run's own loss, or that of a mixture, reads the reference."""
+        losses = [mixture.loss for mixture in (self.mix or {}).values() if mixture.loss is not None]
+        return self.needs_ref_logps or any(Inputs.REFERENCE in loss.inputs for loss in losses)
 
     @property
     def needs_old_logps(self) -> bool:
-        """Whether the trainer's log-probs must be known before learning starts.
+        """Whether the trainer's log-probs are needed before the update.
 
-        Otherwise those of the first learning pass serve.
+        Otherwise those of the first forward pass of the update are used.
         """
-        weigh = self.correction is not None and self.train.old_logps == "recompute"
-        taught = self.teacher is not None and not self.loss.forward.teacher_top
-        wanted = Needs.OLD_LOGPS in self.needs or self.kl_reward or taught or weigh or self.rejection
+        corrects = self.correction is not None and self.train.old_logps == "recompute"
+        is_distilled = self.teacher is not None and not self.loss.forward.teacher_top
+        is_read = Needs.OLD_LOGPS in self.needs or self.kl_reward or is_distilled or corrects or self.rejection
         weighted = self.kl_loss is not None and self.kl_loss.importance_weighted
-        recorded = self.rollout.engine.recorded
-        by_token = not (recorded or isinstance(self.loss, SequenceLoss))
-        compares = Inputs.OLD_LOGPS in self.loss.inputs or weighted or by_token
-        noisy = self.loss.forward.embedding_noise and not recorded
+        compares = (
+            Inputs.OLD_LOGPS in self.loss.inputs
+            or weighted
+            or not (self.rollout.engine.recorded or isinstance(self.loss, SequenceLoss))
+        )
+        is_noisy = self.loss.forward.embedding_noise and not self.rollout.engine.recorded
         recompute = compares and not self.train.on_policy and self.train.old_logps == "recompute"
-        return bool(wanted or noisy or recompute)
+        return bool(is_read or is_noisy or recompute)
 
 
 def option(recipe: Recipe, key: str) -> object:
-    """Return an option or a section by its key; None if its section is absent."""
+    """Return the value of an option or a section by its dotted key; None if its section is absent."""
     value: object = recipe
     for name in key.split("."):
         value = None if value is None else getattr(value, name)

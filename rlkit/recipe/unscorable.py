@@ -1,4 +1,4 @@
-"""Prompts to which no answer can be scored: identified by the reward before a run."""
+"""Prompts whose completions the reward cannot score: found before a run."""
 
 from __future__ import annotations
 
@@ -13,15 +13,21 @@ from rlkit.registry import calling, require
 from rlkit.types import Prompt
 
 SHOWN = 3
-"""Prompts that are named in a message."""
+"""The number of prompts that a message names."""
 
 
 class Scorable(NamedTuple):
-    """The prompts that a run can use: indices of training prompts, validation prompts, and what is left out."""
+    """The prompts that a run can use.
+
+    Args:
+        training: Indices of training prompts.
+        validation: Validation prompts.
+        summary: What is left out, in words; empty if nothing is.
+    """
 
     training: list[int]
     validation: list[Prompt]
-    left_out: str
+    summary: str
 
 
 def select_scorable(
@@ -30,13 +36,13 @@ def select_scorable(
     """Return the prompts that the reward can score.
 
     Args:
-        recipe: The run's.
-        rows: The numbers of the training rows.
-        prompts: Their prompts.
+        recipe: The run's recipe.
+        rows: Indices of the training rows.
+        prompts: The prompts of these rows.
         validation: The validation prompts.
 
     Raises:
-        RecipeError: It cannot score some, and `rollout.unscorable` does not drop them; or it can score none.
+        RecipeError: Some prompts cannot be scored and `rollout.unscorable` does not drop them, or none can be scored.
     """
     training = unscorable_training(recipe, prompts)
     held_out = unscorable_validation(recipe, validation)
@@ -52,16 +58,16 @@ def select_scorable(
     )
     if reasons and recipe.rollout.unscorable == "error":
         raise RecipeError(
-            f"{selected.left_out}; correct these rows, choose another reward, or leave them out with "
+            f"{selected.summary}; correct these rows, choose another reward, or leave them out with "
             "rollout.unscorable: drop"
         )
     if not selected.training or len(selected.validation) < bool(validation):
-        raise RecipeError(f"{selected.left_out}, so that none is left; choose another reward, or another answer column")
+        raise RecipeError(f"{selected.summary}, so no prompt is left; choose another reward, or another answer column")
     return selected
 
 
 def unscorable_training(recipe: Recipe, prompts: Sequence[Prompt]) -> dict[int, str]:
-    """Return the indices of training prompts that the reward cannot score, with reasons; recorded answers need none."""
+    """Return the indices of training prompts that the reward cannot score, with reasons; none if all are recorded."""
     return {} if recipe.rollout.engine.recorded else _unscorable(recipe.reward, prompts)
 
 
@@ -84,7 +90,7 @@ def _unscorable(reward: RewardManager | None, prompts: Sequence[Prompt]) -> dict
 
 
 def _summary(reasons: Sequence[str], prompts: int) -> str:
-    """Return the number of prompts that cannot be scored, their share, and the first of them; nothing without any."""
+    """Return the number and share of prompts that cannot be scored, and the first of them; empty if there are none."""
     if not reasons:
         return ""
     more = f"; and {len(reasons) - SHOWN:,} others" if len(reasons) > SHOWN else ""

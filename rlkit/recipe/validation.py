@@ -1,4 +1,4 @@
-"""Checks of what validation measures, and of metrics that a recipe names."""
+"""Checks of validation, and of the metrics that a recipe names."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ VALIDATION_METRICS = (
     "accuracy", "accuracy_low", "accuracy_high", "finished_accuracy", "reward", "length", "stopped", "failed",
     "unscored",
 )  # fmt: skip
-"""What validation measures; the metrics of sampled answers have `sampled_` before the name. There are also `pass@K` and
-`maj@K` of sampled ones, `accuracy/SOURCE` where the prompts have several sources, and `strict_accuracy` where the
-reward has the component `strict`."""
+"""The metrics of validation; those of sampled completions have the prefix `sampled_`, and there are also `pass@K` and
+`maj@K`. Prompts of several sources add `accuracy/SOURCE`, a reward with the component `strict` `strict_accuracy`."""
 
 PAIR_METRICS = ("accuracy", "accuracy_low", "accuracy_high", "margin")
-"""What validation measures of a reward model, besides `accuracy/SOURCE`."""
+"""The metrics of a reward model's validation, besides `accuracy/SOURCE`."""
 
 
 def check_validation(recipe: Recipe) -> Iterator[str]:
-    """Yield what is wrong with the section `validation`."""
+    """Yield the problems of the section `validation`."""
     validation = recipe.validation
     if validation is not None and not (validation.before or validation.every or validation.after):
         yield (
@@ -28,7 +27,7 @@ def check_validation(recipe: Recipe) -> Iterator[str]:
             "them, or validation: null"
         )
     if validation is not None and validation.tasks == {}:
-        yield "validation.tasks names no task; add some, or set it to null for the recipe's own"
+        yield "validation.tasks names no task; add one, or set it to null for the recipe's task"
     if validation is not None:
         if validation.patience is not None and not validation.every:
             yield "validation.patience counts the validations of steps; set validation.every to 1 or more"
@@ -36,7 +35,7 @@ def check_validation(recipe: Recipe) -> Iterator[str]:
 
 
 def check_best(recipe: Recipe) -> Iterator[str]:
-    """Check the name of the metric; one that is not among a step's metrics is refused after the first step."""
+    """Yield the problems of `save.keep_best`; a metric that no step has is refused after the first step."""
     key, validation = recipe.save.keep_best, recipe.validation
     if key is None:
         return
@@ -50,19 +49,22 @@ def check_best(recipe: Recipe) -> Iterator[str]:
         yield f"save.keep_best is {key!r}, expected a metric of metrics.jsonl, such as validation/accuracy"
 
 
-def _check_metric(recipe: Recipe, option: str, given: str, name: str) -> Iterator[str]:
-    """Check the name of a metric of validation, where the higher is the better."""
-    known, start = name.removeprefix("sampled_"), given.removesuffix(name)
+def _check_metric(recipe: Recipe, option: str, metric: str, name: str) -> Iterator[str]:
+    """Yield a problem if a name is no metric of validation for which higher is better."""
+    base_name = name.removeprefix("sampled_")
+    prefix = metric.removesuffix(name)
     if not recipe.generates:
         if name not in PAIR_METRICS and not re.match(r"accuracy/.", name):
-            listed = ", ".join(f"{start}{metric}" for metric in PAIR_METRICS)
-            yield f"{option} is {given!r}, expected one of {listed} (or {start}accuracy/SOURCE)"
+            listed = ", ".join(f"{prefix}{known_name}" for known_name in PAIR_METRICS)
+            yield f"{option} is {metric!r}, expected one of {listed} (or {prefix}accuracy/SOURCE)"
         return
-    if known not in VALIDATION_METRICS and not re.match(r"accuracy/.|strict_accuracy$|(pass|maj)@[0-9]+$", known):
-        listed = ", ".join(f"{start}{metric}" for metric in VALIDATION_METRICS)
+    if base_name not in VALIDATION_METRICS and not re.match(
+        r"accuracy/.|strict_accuracy$|(pass|maj)@[0-9]+$", base_name
+    ):
+        listed = ", ".join(f"{prefix}{known_name}" for known_name in VALIDATION_METRICS)
         yield (
-            f"{option} is {given!r}, expected one of {listed} (or {start}sampled_..., {start}sampled_pass@K, "
-            f"{start}accuracy/SOURCE)"
+            f"{option} is {metric!r}, expected one of {listed} (or {prefix}sampled_..., {prefix}sampled_pass@K, "
+            f"{prefix}accuracy/SOURCE)"
         )
     elif name.startswith("sampled_") and recipe.validation is not None and not recipe.validation.samples:
-        yield f"{option} is {given!r}, but validation.samples is 0; set it to 1 or more"
+        yield f"{option} is {metric!r}, but validation.samples is 0; set it to 1 or more"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rlkit.sections import Conversation
+from rlkit.sections import ConversationLimits
 from rlkit.types import Message
 
 WIDEST = 8
@@ -21,7 +21,7 @@ Count = Callable[[str], int]
 """Returns the number of tokens of a text."""
 
 
-def reply_limit(section: Conversation, context: int) -> int | None:
+def reply_limit(section: ConversationLimits, context: int) -> int | None:
     """Return the tokens of a reply: by default one leaves room to go on, and is no burden in every turn after it."""
     return max(1, min(context // 4, MOST)) if section.max_reply_tokens == "auto" else section.max_reply_tokens
 

@@ -25,7 +25,7 @@ from rlkit.rollout.loop import EventLoop, close_on_loop
 from rlkit.rollout.replies import reply_limit
 from rlkit.rollout.scoring import score
 from rlkit.rollout.workers import Workers
-from rlkit.sections import Conversation
+from rlkit.sections import ConversationLimits
 from rlkit.types import Sampling, Score, Trajectory
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ class RolloutService:
         self, sampling: Sampling, samples: int, step: int, *, attempt: int = 0, timer: BusyTimer | None = None
     ) -> Sampler:
         """Return what the conversations of a step have in common."""
-        recipe, conversation = self.recipe, self.recipe.conversation or Conversation()
+        recipe, conversation = self.recipe, self.recipe.conversation or ConversationLimits()
         multi_turn = recipe.tools or recipe.interaction or recipe.environment
         turns, context = conversation.turns if multi_turn else 1, self.dialogue.context
         return Sampler(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlkit.distributed.fsdp2 import FSDP2
+from rlkit.distributed.fsdp2 import FSDP2Strategy
 from rlkit.errors import CallbackError, CheckpointError, TrainingError
 from rlkit.interfaces.callback import RunEnd
 from rlkit.models.save import save_policy
@@ -67,7 +67,7 @@ def _save_policies(session: Session, failure: Exception | None, at_once: bool) -
     if context is None or not record.outcome.steps:  # agreed: all ranks count the same steps
         return
     # agreed: by `ends_alike`; a rank that waits here for one that has ended is ended by `Peers`
-    if isinstance(context.ranks.fabric.strategy, FSDP2) and (at_once or not ends_alike(failure)):
+    if isinstance(context.ranks.fabric.strategy, FSDP2Strategy) and (at_once or not ends_alike(failure)):
         return
     save(record, context, "final")
     average = context.models.average

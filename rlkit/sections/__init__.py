@@ -1,15 +1,19 @@
-"""The sections of a recipe that are not parts: plain options, documented where they are defined."""
+"""The sections of a recipe: dataclasses of plain options, documented where they are defined.
+
+A field's type states its range, once; a field's entry under `Args` is its help. What can be exchanged for a plugin's
+class is no section but a part, and lives in the room of its kind. Nothing here computes anything.
+"""
 
 from rlkit.sections.fabric import FSDP2, Environment, Fabric
 from rlkit.sections.mixture import Mixture
-from rlkit.sections.model import Critic, Lora, Model, Reference, Teacher
+from rlkit.sections.model import Critic, Lora, Model, ReferenceUpdates, Teacher
 from rlkit.sections.profile import Profile
-from rlkit.sections.rollout import Conversation, Replay, Rollout
+from rlkit.sections.rollout import ConversationLimits, GroupReplay, Rollout
 from rlkit.sections.save import Save, Validation
 from rlkit.sections.train import Correction, KLLoss, KLReward, Rejection, Shaping, Train
 
 __all__ = [
-    "Conversation",
+    "ConversationLimits",
     "Correction",
     "Critic",
     "Environment",
@@ -21,9 +25,9 @@ __all__ = [
     "Mixture",
     "Model",
     "Profile",
-    "Reference",
+    "ReferenceUpdates",
     "Rejection",
-    "Replay",
+    "GroupReplay",
     "Rollout",
     "Save",
     "Shaping",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from rlkit.ranges import Count, NonNegativeInt
@@ -13,7 +13,7 @@ class FSDP2:
     """The strategy that shards parameters, gradients and optimizer states over all ranks.
 
     Args:
-        tensor_parallel: Ranks that share each matrix product; the others are data-parallel. Divides the ranks.
+        tensor_parallel: Ranks that share each matrix product; the others are data-parallel. Must divide the ranks.
         offload: Keep parameters and optimizer states in host memory between uses.
     """
 
@@ -24,21 +24,21 @@ class FSDP2:
 Environment = Literal[
     "LightningEnvironment", "LSFEnvironment", "MPIEnvironment", "SLURMEnvironment", "TorchElasticEnvironment"
 ]
-"""Lightning Fabric's classes for what starts the processes of a run."""
+"""Lightning Fabric's classes for launchers of processes."""
 
 
 @dataclass
 class Fabric:
-    """The options of Lightning Fabric that rlkit trains with.
+    """Options of Lightning Fabric: devices, strategy and precision.
 
     Args:
         accelerator: The kind of device; `auto` is a GPU if there is one.
-        devices: How many per node, or which ones.
+        devices: The number of devices per node, or their indices.
         num_nodes: Number of nodes.
-        strategy: How ranks share the work: `ddp` replicates the model, `fsdp2` shards it, and so does `FSDP2`, which
+        strategy: How ranks share the work: `ddp` replicates the model; `fsdp2` shards it, and so does `FSDP2`, which
             has options; `auto` is `ddp` on several devices.
-        precision: Of the computations; trained weights are float32 in any case, and `bf16-true` is for frozen ones
-            under adapters. `32-true` is float32 on GPUs too: TF32 is off.
+        precision: The precision of computations; trained weights are always float32, and `bf16-true` is for frozen
+            weights under adapters. `32-true` is float32 on GPUs too: TF32 is off.
         plugins: The cluster environment, if Fabric does not detect it.
     """
 
@@ -46,13 +46,7 @@ class Fabric:
     devices: Literal["auto"] | Count | list[NonNegativeInt] = "auto"
     num_nodes: Count = 1
     strategy: Literal["auto", "ddp", "fsdp2"] | FSDP2 = "auto"
-    precision: Literal["32-true", "64-true", "bf16-mixed", "bf16-true"] = field(
-        default="32-true",
-        metadata={
-            "remedy": "with 16 bits most of AdamW's small updates of trained weights round away, or gradients "
-            "overflow: use bf16-mixed"
-        },
-    )
+    precision: Literal["32-true", "64-true", "bf16-mixed", "bf16-true"] = "32-true"
     plugins: list[Environment] | None = None
 
     @property

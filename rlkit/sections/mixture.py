@@ -1,4 +1,4 @@
-"""What a step learns from besides its own rollouts."""
+"""A further stream of tokens that a step trains on besides its rollouts."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from rlkit.ranges import Count, NonNegativeFloat
 
 @dataclass
 class Mixture:
-    """A further stream in each step: weight * its loss, divided by its own tokens, is added to what is minimised.
+    """A further stream in each step: weight * its loss, divided by its own tokens, is added to the loss.
 
-    With a task it is of answers that a data set has, as in supervised training: pre-training texts (Ouyang et al. 2022,
-    arXiv:2203.02155, equation 2), or old data against forgetting. Without one it is of what tools, users and
-    environments wrote in the step's own conversations, after the policy's first turn (Shrivastava et al. 2026,
+    With a task, the stream is recorded completions, as in supervised training: pre-training texts (Ouyang et al. 2022,
+    arXiv:2203.02155, equation 2), or old data against forgetting. Without a task, it is the replies of tools, users and
+    environments in the step's own conversations, after the policy's first turn (Shrivastava et al. 2026,
     arXiv:2605.24517). Log-probs are at temperature 1.
 
     Args:
-        weight: What its loss is multiplied by; 0 measures it and changes nothing.
-        task: Where the answers come from; null for what the policy was answered in this step.
-        loss: Of these tokens; null for `CrossEntropy`. It reads neither advantages nor old log-probs.
+        weight: The factor of its loss; 0 only measures it.
+        task: The source of the completions; null for the replies to the policy in this step.
+        loss: The loss of these tokens; null for `CrossEntropy`. It reads neither advantages nor old log-probs.
         prompts_per_step: Prompts of the task in a step, over all ranks; null for `train.prompts_per_step`.
     """
 

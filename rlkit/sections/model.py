@@ -1,4 +1,4 @@
-"""The policy, its reference and its critic."""
+"""The policy, its reference, its teacher and its critic."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Lora:
 
     Args:
         rank: The adapters' rank.
-        alpha: Their scale is alpha / rank.
-        targets: `all-linear`, or the names of the modules that get one.
+        alpha: The scale of the adapters is alpha / rank.
+        targets: `all-linear`, or the names of the modules that get an adapter.
     """
 
     rank: Annotated[int, Ge(1), Le(4096), NUMBER] = 16
@@ -45,19 +45,17 @@ class Model:
     """The model that is trained: the policy, or a reward model.
 
     Args:
-        path: A name on the Hugging Face hub; `tiny` or `tiny-tools`, which rlkit ships; or a folder: of a model, of an
-            adapter, of a run or of one of its checkpoints.
-        lora: Train adapters, and the head of a reward model, instead of all weights. Those of an adapter at
-            `path` are trained further, and must be of the same shape; without this section they are merged, and all
-            weights are trained.
+        path: A name on the Hugging Face hub; `tiny` or `tiny-tools`, which rlkit ships; or the folder of a model, an
+            adapter, a run or a checkpoint.
+        lora: Train adapters, and the head of a reward model, instead of all weights. An adapter at `path` is trained
+            further, and must have the same shape; without this section it is merged, and all weights are trained.
         head: `lm` predicts tokens: a policy. `score` returns a number for a conversation: a reward model, which starts
-            with a head of zeros unless there is a sequence classifier with one label at `path`, and is saved as one.
-        dtype: The type of weights that are not trained: the base under adapters, and the reference. Weights that are
-            trained are float32.
-        attention: The implementation of attention, of those in transformers; `auto` is `sdpa` where the model has it,
-            else `eager`. Only `sdpa` learns from rows without padding; those of flash attention need their packages, a
-            GPU and bf16. TorchEngine has an attention of its own.
-        chat_template_kwargs: What the chat template reads besides messages and tools, such as `enable_thinking: false`.
+            with a head of zeros unless `path` is a sequence classifier with one label, and is saved as one.
+        dtype: The type of frozen weights: the base under adapters, and the reference. Trained weights are float32.
+        attention: The implementation of attention in transformers; `auto` is `sdpa` if the model has it, else `eager`.
+            Only `sdpa` trains on rows without padding; flash attention needs its package, a GPU and bf16. TorchEngine
+            has its own attention.
+        chat_template_kwargs: Variables of the chat template, such as `enable_thinking: false`.
         trust_remote_code: Run code that comes with the model.
     """
 
@@ -71,8 +69,8 @@ class Model:
 
 
 @dataclass
-class Reference:
-    """Updates of the policy that KL is measured against; without them it stays the initial one.
+class ReferenceUpdates:
+    """Updates of the reference that KL is measured against; without them it stays the initial policy.
 
     Args:
         refresh_every: Steps between updates.
@@ -85,26 +83,25 @@ class Reference:
 
 @dataclass
 class Teacher:
-    """A model whose log-probs of the policy's own tokens say how good each is: on-policy distillation.
+    """A model whose log-probs of the policy's own tokens score each of them: on-policy distillation.
 
-    coef * (log pi_teacher - log pi) is added to each token's advantage; without an `advantage:` section it is all of it
-    (Agarwal et al. 2024, arXiv:2306.13649, with reverse KL; Gu et al. 2024, arXiv:2306.08543). The loss `Distillation`
-    compares with its distributions instead, and then nothing is added to advantages.
+    coef * (log pi_teacher - log pi) is added to each token's advantage; without an `advantage:` section it is the
+    advantage (Agarwal et al. 2024, arXiv:2306.13649, with reverse KL; Gu et al. 2024, arXiv:2306.08543). The loss
+    `Distillation` compares distributions instead, and nothing is added to advantages.
 
     Args:
-        path: A model as in `model.path`, with the policy's tokenizer. null is the policy itself as the run began,
-            or with `train.ema` its averaged weights, which knows more by `context`: self-distillation (Shenfeld et al.
-            2026, arXiv:2601.19897).
-        urls: SGLang servers that have this model, so that it takes no memory here; `path` says what it is. null loads
-            it.
-        context: What the teacher reads in place of the last user message of a prompt, a template such as
-            `"{prompt}\\nThe answer is {answer}."`: `{prompt}` is that message, `{answer}` the prompt's answer, and any
+        path: A model as in `model.path`, with the policy's tokenizer. null is the initial policy, or with `train.ema`
+            its averaged weights, which reads more in `context`: self-distillation (Shenfeld et al. 2026,
+            arXiv:2601.19897).
+        urls: SGLang servers of this model, which then takes no memory here; `path` names the model. null loads it.
+        context: A template that the teacher reads in place of the last user message of a prompt, such as
+            `"{prompt}\\nThe answer is {answer}."`: `{prompt}` is that message, `{answer}` the reference answer, and any
             other name a column of the row. null for the policy's prompt.
-        sources: Models for the prompts of some sources, by the source (a task's name in `Mix`, or the row's
-            `data_source`); those of others have `path`, or none, from which nothing is learned, where that is null and
-            there is no context. null for one teacher.
-        coef: Its weight.
-        dtype: The type of its weights.
+        sources: Models for the prompts of single sources, by the source (a task's name in `Mix`, or the row's
+            `data_source`); prompts of other sources have `path`, or no teacher and no signal if `path` and `context`
+            are null. null for a single teacher.
+        coef: The weight of the teacher's signal.
+        dtype: The type of the teacher's weights.
     """
 
     path: str | None = None
@@ -115,32 +112,32 @@ class Teacher:
     dtype: Literal["float32", "bfloat16"] = "float32"
 
     def path_of(self, source: str) -> str | None:
-        """Return the path of the teacher of a source's prompts; None for the policy itself, or for none."""
+        """Return the path of the teacher for prompts of a source; None for the policy itself, or for no teacher."""
         return (self.sources or {}).get(source, self.path)
 
     def paths(self) -> dict[str, str]:
-        """Return the paths of all models besides the policy, by the options that name them."""
-        named = {} if self.path is None else {"teacher.path": self.path}
-        return named | {f"teacher.sources.{source}": path for source, path in (self.sources or {}).items()}
+        """Return the paths of the teachers, by the options that name them."""
+        paths = {} if self.path is None else {"teacher.path": self.path}
+        return paths | {f"teacher.sources.{source}": path for source, path in (self.sources or {}).items()}
 
 
 @dataclass
 class Critic:
-    """Learns the values that GAE needs: a value head on a backbone of its own.
+    """The model of values that GAE needs: a value head on its own backbone.
 
     Args:
-        path: The backbone's model, with the policy's tokenizer; null takes the policy's. The values of a reward model
+        path: The backbone, with the policy's tokenizer; null for the policy's model. The values of a reward model
             (`model.head: score`) start as its scores.
         lora: Train adapters of the backbone, and the head, instead of all weights.
         lr: The peak learning rate.
         optimizer: The optimizer, with its hyperparameters.
-        weight_decay: For matrices only.
+        weight_decay: The weight decay of matrices; other parameters have none.
         schedule: The learning rate after the warm-up.
         warmup_steps: Rollout steps in which the learning rate rises from 0.
         warmup_ratio: The same as a share of `train.steps`, rounded up; null for `warmup_steps`.
-        max_grad_norm: The gradient's norm is clipped to this.
-        clip: The largest change of a value from the old one before its loss is clipped; null for no clipping.
-        policy_delay_steps: Steps at the start in which only the critic is trained.
+        max_grad_norm: The norm to which gradients are clipped.
+        clip: The change of a value beyond which its loss is clipped; null for no clipping.
+        policy_delay_steps: Steps at the start that train only the critic.
     """
 
     path: str | None = None

@@ -1,4 +1,4 @@
-"""What a run saves and validates."""
+"""Checkpoints and validations of a run."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rlkit.types import Sampling
 
 @dataclass
 class Save:
-    """Checkpoints: all that a run needs to resume as if it had never stopped.
+    """Checkpoints: the complete state of a run, from which it resumes as if it had never stopped.
 
     Args:
-        every: Steps between checkpoints; 0 for none during the run. The last step, or that of a Ctrl-C, always has one.
-        keep_last: How many to keep; older ones are removed.
-        keep_best: A metric of `metrics.jsonl`, higher is better, such as `validation/accuracy`: the checkpoint of its
-            best step is kept as well.
+        every: Steps between checkpoints; 0 for none during the run. The last step, or that of Ctrl-C, always has one.
+        keep_last: The number of checkpoints to keep; older ones are removed.
+        keep_best: A metric of `metrics.jsonl`, such as `validation/accuracy`, of which higher is better: the
+            checkpoint of its best step is kept as well.
         folder: A folder or any fsspec URL; null for `checkpoints/` in the run folder.
     """
 
@@ -33,19 +33,19 @@ class Save:
 
 @dataclass
 class Validation:
-    """Held-out prompts, answered greedily and by sampling; null for none.
+    """Validation on held-out prompts, with greedy and sampled completions; null for none.
 
     Args:
         before: Whether to validate before training.
-        every: Steps between validations; 0 for none. That of the last step is the one after training, if there is one.
+        every: Steps between validations; 0 for none. With `after`, the last step has no validation of its own.
         after: Whether to validate after training.
-        tasks: Tasks by name, whose validation splits are used, null for the recipe's task; metrics are shown apart by
-            these names. The recipe's reward scores them all. Null for the recipe's task alone.
-        limit: Prompts of each task, from the start of the split; null for all of it.
-        samples: Sampled answers per prompt, besides the greedy one; 0 for none.
-        sampling: How they are sampled; null for the sampling of training.
-        patience: Training ends after so many validations in a row without a new best; null for never.
-        watch: The metric of which the highest is best, for `patience`.
+        tasks: Tasks by name, of which the validation splits are used; null is the recipe's task. Metrics are reported
+            by these names, and the recipe's reward scores them all. Null for only the recipe's task.
+        limit: The number of prompts of each task, from the start of the split; null for all.
+        samples: Sampled completions per prompt, besides the greedy one; 0 for none.
+        sampling: Options of sampling; null for those of training.
+        patience: The number of consecutive validations without a new best after which training ends; null for no end.
+        watch: The metric of `patience`; higher is better.
     """
 
     before: bool = True

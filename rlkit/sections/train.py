@@ -1,4 +1,4 @@
-"""How the policy learns from a rollout."""
+"""The training loop, and the terms and weights of the loss."""
 
 from __future__ import annotations
 
@@ -30,38 +30,39 @@ class Train:
     """The training loop.
 
     Args:
-        steps: Rollout steps in total.
+        steps: The number of rollout steps.
         prompts_per_step: Prompts per step, over all ranks.
         minibatches: Optimizer steps per epoch over a rollout.
         epochs: Passes over a rollout.
         max_tokens_per_micro_batch: Maximum tokens per forward and backward pass, padding included; `auto` for as many
-            as the device computes efficiently and a share of its memory holds. A longer row has a pass of its own, as
+            as the device computes efficiently and a share of its memory holds. A longer row has its own pass, and so
             has a larger group if the loss reads groups.
         lr: The peak learning rate.
         optimizer: The optimizer, with its hyperparameters.
-        weight_decay: For matrices only.
+        weight_decay: The weight decay of matrices; other parameters have none.
         schedule: The learning rate after the warm-up.
         warmup_steps: Rollout steps in which the learning rate rises from 0.
         warmup_ratio: The same as a share of `steps`, rounded up; null for `warmup_steps`.
-        max_grad_norm: The gradient's norm is clipped to this.
-        entropy_coef: Adds the policy's entropy to what is maximised.
+        max_grad_norm: The norm to which gradients are clipped.
+        entropy_coef: The weight of the policy's entropy, which is maximised.
         checkpoint_activations: Recompute activations in the backward pass instead of storing them: less memory, about
             a third more time.
-        offload_during_rollout: Offload to host memory, during rollouts, what sampling does not need: optimizer states,
-            critic and reference, and the policy if the engine has its own copy.
-        deadline: Seconds that a rank waits for the others before the run ends; with `rollout.max_staleness` also how
-            long it waits for rollouts of which none makes progress.
-        aggregation: How tokens and sequences are weighted; null for the loss's default.
-        old_logps: The denominator of ratios: the trainer's log-probs before the update, recomputed, or the engine's, or
-            between the engine's and the current ones by the staleness of a token, without a pass of their own (A-3PO).
-        off_policy_mask_threshold: Leave out, at each optimizer step, tokens with a negative advantage in sequences
-            whose mean of log pi_engine - log pi exceeds this, pi being the policy that learns; null for none.
+        offload_during_rollout: Offload to host memory during rollouts: optimizer states, critic and reference, and the
+            policy if the engine has its own copy.
+        deadline: Seconds that a rank waits for the other ranks before the run ends; with `rollout.max_staleness` also
+            for rollouts that make no progress.
+        aggregation: The weights of tokens and sequences in the loss; null for the loss's default.
+        old_logps: The denominator of ratios: the trainer's log-probs before the update, recomputed; the engine's
+            (`rollout`); or (`loglinear`) values between the engine's and the current ones, by the staleness of a token,
+            without a forward pass of their own (A-3PO).
+        off_policy_mask_threshold: At each optimizer step, mask tokens with a negative advantage in sequences whose
+            mean of log pi_engine - log pi exceeds this, pi being the current policy; null for no mask.
         ema: Decay per step of a moving average of the weights, saved as `ema/` beside `final/`; null for none.
-        seed: Of the data's order and of every sampled token.
-        require_reward: Refuse the run if the trial call of the reward before the first step fails; false warns only,
+        seed: The seed of the data's order and of every sampled token.
+        require_reward: Refuse the run if the trial call of the reward before the first step fails; false only warns,
             for a service that starts later.
-        max_steps_without_signal: End the run after this many consecutive steps in which all samples of each prompt had
-            equal rewards; null for no limit.
+        max_steps_without_signal: The number of consecutive steps, with equal rewards in each group, after which the run
+            ends; null for no limit.
     """
 
     steps: PositiveInt
@@ -90,19 +91,19 @@ class Train:
 
     @property
     def on_policy(self) -> bool:
-        """Whether a rollout makes one optimizer step, so that the old policy is the one that learns."""
+        """Whether a rollout has a single optimizer step, so that the old policy is the current one."""
         return self.minibatches * self.epochs == 1
 
 
 @dataclass
 class KLLoss:
-    """Adds coef * KL(policy || reference), estimated token by token, to the loss.
+    """A term of the loss: coef * KL(policy || reference), estimated token by token.
 
     Args:
-        coef: Its weight.
+        coef: The weight of the term.
         estimator: The estimator; see `rlkit.ops.kl`.
-        importance_weighted: Multiply the estimate by pi / pi_old, and by the weight of `correction`: without bias also
-            for tokens that another policy has sampled.
+        importance_weighted: Multiply the estimate by pi / pi_old, and by the weight of `correction`, so that it is
+            unbiased for tokens of another policy, too.
     """
 
     coef: PositiveFloat = 0.001
@@ -112,15 +113,15 @@ class KLLoss:
 
 @dataclass
 class KLReward:
-    """Takes coef * KL(policy || reference), estimated token by token, off the reward.
+    """A penalty of the reward: coef * KL(policy || reference), estimated token by token.
 
     With a target the coefficient adapts (Ziegler et al. 2019, arXiv:1909.08593, section 2.2).
 
     Args:
-        coef: Its weight; the initial one if it adapts.
+        coef: The weight of the penalty; with a target, the initial weight.
         estimator: The estimator; see `rlkit.ops.kl`.
         target: The target divergence; null for a constant coefficient.
-        horizon: Time scale of the adaptation, in trajectories.
+        horizon: The time scale of the adaptation, in trajectories.
     """
 
     coef: PositiveFloat = 0.001
@@ -134,7 +135,7 @@ class Shaping:
     """Transformations of rewards before advantages are computed; logged rewards are unchanged.
 
     Args:
-        clip: Rewards are clipped to +- this.
+        clip: The bound to which the absolute value of rewards is clipped.
         normalize: Divide by the running standard deviation of all rewards so far.
     """
 
@@ -144,7 +145,7 @@ class Shaping:
 
 @dataclass
 class Correction:
-    """Weights each token's loss by pi_trainer / pi_engine.
+    """Weights of each token's loss: pi_trainer / pi_engine.
 
     Args:
         level: The ratio of each token, or of the whole sequence.
@@ -159,11 +160,11 @@ class Correction:
 
 @dataclass
 class Rejection:
-    """Rejects tokens or sequences for which engine and trainer differ too much.
+    """Rejection of tokens or sequences for which engine and trainer differ too much.
 
     Args:
         statistic: k1 (the ratio itself), k2, k3 or binary_kl (KPop's, of the token against all others, both ways).
-        level: A token by itself, or a sequence by its sum, mean or largest token.
+        level: Whether tokens are rejected, or sequences by their sum, mean or largest token.
         low: The smallest ratio that is kept (k1 only); null is 1 / high.
         high: The largest statistic that is kept; null is 2, and 0.1 for binary_kl.
         keep_in_denominator: Divide the loss by the count of all tokens, rejected ones included.
@@ -177,5 +178,5 @@ class Rejection:
 
     @property
     def highest(self) -> float:
-        """The largest statistic that is kept."""
+        """The largest statistic that is kept, with its default."""
         return self.high or (0.1 if self.statistic == "binary_kl" else 2.0)

@@ -10,7 +10,7 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor, nn
 
-from rlkit.distributed.fsdp2 import FSDP2, accumulating, checkpoint_activations, clip
+from rlkit.distributed.fsdp2 import FSDP2Strategy, accumulating, checkpoint_activations, clip
 from rlkit.distributed.offload import HostOffload
 from rlkit.distributed.ranks import Ranks
 from rlkit.models.actor import Actor, ScoreModel
@@ -76,7 +76,7 @@ class Placer:
     def __init__(self, fabric: Fabric, ranks: Ranks) -> None:
         self.fabric = fabric
         self.ranks = ranks
-        self.sharded = isinstance(fabric.strategy, FSDP2)
+        self.sharded = isinstance(fabric.strategy, FSDP2Strategy)
         self.empty = self.sharded and fabric.global_rank > 0
         """Whether this rank loads modules without weights, which sharding brings from the first rank."""
 

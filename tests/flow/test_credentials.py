@@ -110,7 +110,7 @@ def test_options_that_are_credentials_by_their_name_or_in_a_query_are_references
         "rollout": {"sampling": {"max_tokens": 5}},
         "task": {"init_args": {"prompt": "password=1"}},
     }
-    assert yaml.safe_load(withhold(yaml.safe_dump(given))) == {
+    assert withhold(given) == {
         "reward": {
             "init_args": {
                 "api_key": "${RLKIT_REWARD_API_KEY}",
@@ -121,5 +121,5 @@ def test_options_that_are_credentials_by_their_name_or_in_a_query_are_references
         "rollout": {"sampling": {"max_tokens": 5}},
         "task": {"init_args": {"prompt": "password=1"}},
     }
-    plain = yaml.safe_dump({"save": {"folder": "s3://bucket/x"}})
+    plain = {"save": {"folder": "s3://bucket/x"}}
     assert withhold(plain) == plain

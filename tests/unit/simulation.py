@@ -27,7 +27,7 @@ from rlkit.interfaces.interaction import Interaction, Reply
 from rlkit.recipe import Recipe
 from rlkit.rollout.participants import Participants
 from rlkit.rollout.service import RolloutService
-from rlkit.sections import Conversation, Replay, Rollout
+from rlkit.sections import ConversationLimits, GroupReplay, Rollout
 from rlkit.train.ahead.beside import BesideStream
 from rlkit.train.ahead.colocated import ColocatedStream
 from rlkit.train.ahead.stream import RolloutStream, TrainedGroups
@@ -139,7 +139,7 @@ class Plan:
     grading: float = 0.0
     dropping: float | None = None
     refills: int = 0
-    replay: Replay | None = None
+    replay: GroupReplay | None = None
     interrupted: float = 0.0
     resuming: float = 0.0
     saving: float = 1.0
@@ -160,7 +160,7 @@ class Plan:
             replay=self.replay if self.staleness else None,
         )
         made = phases.recipe(train={"steps": self.steps, "prompts_per_step": self.batch, "seed": self.seed})
-        conversation = Conversation(turns=self.turns, seconds=50.0, check="off")
+        conversation = ConversationLimits(turns=self.turns, seconds=50.0, check="off")
         return replace(made, rollout=rollout, interaction=User(self), conversation=conversation)
 
     def drops(self, prompt: str) -> bool:

@@ -229,15 +229,15 @@ def test_ratios_to_the_policy_that_sampled_are_a_correction() -> None:
     [
         (("--correction=null",), "nothing corrects for tokens of older weights: set train.old_logps: rollout"),
         (("--rollout.lead=3",), "rollout.lead is 3, expected at most rollout.max_staleness, which is 2"),
-        (("--rollout.oversample=1.5",), "no step waits for its slowest groups already"),
-        (("--curriculum=SuccessRate",), "curriculum SuccessRate orders prompts by the outcomes of all steps before"),
+        (("--rollout.oversample=1.5",), "no step waits for its slowest groups"),
+        (("--curriculum=SuccessRate",), "curriculum SuccessRate orders prompts by the outcomes of all previous steps"),
         (("--rollout.max_staleness=0", "--rollout.replay.size=4"), "rollout.replay trains on groups of earlier steps"),
         (
             ("--rollout.engine=SGLangServer", "--rollout.engine.launch.release_memory=true"),
-            "rollout.engine SGLangServer cannot be interrupted, nor does it sample while the trainer learns",
+            "rollout.engine SGLangServer cannot be interrupted, and does not sample during training",
         ),
         (("--rollout.max_staleness=0", "--rollout.lead=1"), "rollout.lead is 1, but rollout.max_staleness is 0"),
-        (("--rollout.max_conversations=8",), "rollout.max_conversations does not bound those"),
+        (("--rollout.max_conversations=8",), "rollout.max_conversations does not limit"),
         (("--rollout.max_staleness=-1",), "rollout.max_staleness is -1"),
     ],
 )

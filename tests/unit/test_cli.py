@@ -78,7 +78,7 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
             "unknown option 'rollout.sampling.temp'; did you mean 'rollout.sampling.temperature'?",
         ),
         ("--rollout.sampling.top_p 0.9", "set top_p: 1, top_k: 0 and min_p: 0"),
-        ("--rollout.sampling.min_p 0.1", "has top_p=1.0, top_k=0 and min_p=0.1, whose log-probs"),
+        ("--rollout.sampling.min_p 0.1", "has top_p=1.0, top_k=0 and min_p=0.1"),
         ("--rollout.sampling.temperature 0", "temperature is 0"),
         ("--rollout.sampling.max_tokens 0", "rollout.sampling.max_tokens is 0, expected a whole number of 1 or more"),
         ("--train.schedule cosin", "train.schedule is 'cosin', which no plugin offers; did you mean 'Cosine'?"),
@@ -115,11 +115,11 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
         ),
         (
             "--loss DPO --advantage null --train.aggregation token_mean",
-            "of whose tokens `train.aggregation` would weigh or leave out some",
+            "loss DPO is per sequence, but `train.aggregation` is per token",
         ),
         (
             "--loss SimPO --advantage null --rejection.high 3",
-            "of whose tokens `rejection` would weigh or leave out some; remove it",
+            "loss SimPO is per sequence, but `rejection` is per token; remove it",
         ),
         (
             "--loss SimPO --advantage null --reference.refresh_every 5",
@@ -130,7 +130,7 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
         ("--kl_loss.estimator k3+ --kl_loss.importance_weighted true", "choose k3, or set kl_loss.importance_weighted"),
         ("--kl_loss.estimator k9", "kl_loss.estimator is 'k9', expected one of k1"),
         ("--train.ema 2", "train.ema is 2, expected a number above 0 and at most 1, or null"),
-        ("--correction.low 3", "correction has low: 3.0 and high: 2.0, which leave out 1"),
+        ("--correction.low 3", "correction has low: 3.0 and high: 2.0, which exclude 1"),
         ("--rejection.low 3", "rejection has low: 3.0 and high: None, which leave no room around 1"),
         (
             "--rollout.filter ZeroSignals",
@@ -180,16 +180,16 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
         ("--rollout.engine null", "rollout.engine is null, expected the name of a class: Recorded, SGLangEngine"),
         ('--reward {"class_path":3}', "reward is 3, expected the name of a class: Composite"),
         ("--validation.watch=nosuch", "validation.watch is 'nosuch', expected one of accuracy"),
-        ("--profile.steps=[]", "profile.steps is [], expected at least one step, and each of them once"),
-        ("--profile.steps=[1,1]", "profile.steps is [1, 1], expected at least one step, and each of them once"),
+        ("--profile.steps=[]", "profile.steps is [], expected at least one step, and each step once"),
+        ("--profile.steps=[1,1]", "profile.steps is [1, 1], expected at least one step, and each step once"),
         ("--rollout.sampling.stop_ids=[99999999]", "stop_ids has 99999999, expected token ids of the model, below"),
         ("--rollout.sampling.stop_ids=[-1]", "rollout.sampling.stop_ids is [-1], expected"),
-        ("--rollout.sampling.temperature=1e-300", "rollout.sampling.temperature is 1e-300, by which logits would be"),
+        ("--rollout.sampling.temperature=1e-300", "rollout.sampling.temperature is 1e-300, by which logits are"),
         ("--validation.sampling.temperature=1e-9", "set it to 0.01 or more, or to 0"),
         ("--rejection.low=1", "rejection has low: 1.0 and high: None, which leave no room around 1"),
         ("--rejection.high=1", "rejection has low: None and high: 1.0, which leave no room around 1"),
         ("--rejection.statistic=k3 --rejection.low=0.5", "rejection.low is 0.5, but k3 has no lower bound; remove it"),
-        ("--correction.high=0.5", "correction has low: None and high: 0.5, which leave out 1"),
+        ("--correction.high=0.5", "correction has low: None and high: 0.5, which exclude 1"),
         ("--loss=ClipCov --loss.cov_high=-7", "loss.cov_high is -7, expected a number above 0"),
         ("--loss=ClipCov --loss.cov_low=5", "ClipCov has cov_low=5.0 and cov_high=5.0, expected cov_low < cov_high"),
         ("--reward.format_weight=-7", "reward.format_weight is -7, expected a number of 0 or more"),
@@ -249,7 +249,7 @@ def test_what_just_fits_is_accepted(options: str) -> None:
     ("options", "message"),
     [
         ("--train.prompts_per_step=4 --train.minibatches=5", "train.minibatches is 5, but a step has only"),
-        ("--correction.low=1.1", "which leave out 1"),
+        ("--correction.low=1.1", "which exclude 1"),
         (
             "--save.keep_best=validation/sampled_accuracy --validation.every=1 --validation.samples=0",
             "but validation.samples is 0; set it to 1 or more",
@@ -336,7 +336,7 @@ def test_options_of_a_part_are_shown_with_their_meaning(capsys: pytest.CaptureFi
     with pytest.raises(SystemExit) as stopped:
         main(["fit", "--recipe", "quickstart", "--advantage.help", "GRPO"])
     assert stopped.value.code == 0
-    assert "Divide by the sample standard deviation of" in capsys.readouterr().out
+    assert "sample standard deviation" in capsys.readouterr().out
 
 
 def test_recipe_verbs(capsys: pytest.CaptureFixture[str]) -> None:

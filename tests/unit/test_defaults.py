@@ -45,15 +45,15 @@ DEFAULTS: dict[type, dict[str, Any]] = {
         "before": True, "every": 0, "after": True, "tasks": None, "limit": None, "samples": 1, "sampling": None,
         "patience": None, "watch": "accuracy",
     },
-    sections.Conversation: {
+    sections.ConversationLimits: {
         "turns": 8, "tokens": None, "tool_calls": 16, "seconds": 600.0, "check": "warn", "max_reply_tokens": "auto",
     },
     sections.KLLoss: {"coef": 0.001, "estimator": "k3", "importance_weighted": False},
     sections.KLReward: {"coef": 0.001, "estimator": "k1", "target": None, "horizon": 10000},
-    sections.Reference: {"mix": 1.0},
+    sections.ReferenceUpdates: {"mix": 1.0},
     sections.Mixture: {"task": None, "loss": None, "prompts_per_step": None},
     sections.Teacher: {"path": None, "urls": None, "context": None, "sources": None, "coef": 1.0, "dtype": "float32"},
-    sections.Replay: {"reuse": 1},
+    sections.GroupReplay: {"reuse": 1},
     sections.Shaping: {"clip": None, "normalize": False},
     sections.Correction: {"level": "token", "low": None, "high": 2.0},
     sections.Rejection: {

@@ -262,11 +262,11 @@ def test_a_policy_is_distilled_from_itself_with_the_answer_in_its_context(tmp_pa
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--teacher=null",), "loss Distillation compares with a teacher, but the recipe has no `teacher:`; add one"),
+        (("--teacher=null",), "loss Distillation reads a teacher, but the recipe has no `teacher:`; add one"),
         (("--teacher.coef=0.5",), "teacher.coef is 0.5, the weight of an advantage, but loss Distillation reads none"),
         (
             ("--mix={more: {weight: 1, task: Arithmetic, loss: Distillation}}",),
-            "mix.more.loss Distillation compares with a teacher, which no mixture has",
+            "mix.more.loss Distillation reads a teacher, but a mixture has none",
         ),
         (("--advantage=GRPO",), "loss Distillation reads no advantages, but the recipe has a section `advantage:`"),
         (("--loss.beta=1.1",), "a number from 0 to 1"),

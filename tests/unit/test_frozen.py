@@ -127,10 +127,14 @@ LORA = "--model.lora.rank=4"
 @pytest.mark.parametrize(
     ("recipe", "options", "message"),
     [
-        ("quick_grpo", ["--fabric.precision=bf16-true"], "of trained weights round away"),
-        ("quick_ppo", ["--fabric.precision=bf16-true", LORA], "of trained weights round away"),
-        ("quick_ppo", ["--fabric.precision=16-true", LORA, "--critic.lora.rank=4"], "of trained weights round away"),
-        ("quick_grpo", ["--model.dtype=bfloat16", "--reference.refresh_every=2"], "its small moves round away"),
+        ("quick_grpo", ["--fabric.precision=bf16-true"], "weights round to zero"),
+        ("quick_ppo", ["--fabric.precision=bf16-true", LORA], "weights round to zero"),
+        (
+            "quick_ppo",
+            ["--fabric.precision=16-true", LORA, "--critic.lora.rank=4"],
+            "weights round to zero",
+        ),
+        ("quick_grpo", ["--model.dtype=bfloat16", "--reference.refresh_every=2"], "its updates round to zero"),
         ("quick_grpo", ["--model.dtype=float16"], "model.dtype"),
     ],
 )

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rlkit.errors import EngineError, RolloutError
-from rlkit.sections import Replay
+from rlkit.sections import GroupReplay
 from rlkit.train.ahead.stream import TrainedGroups
 from rlkit.train.metrics import Meter
 from tests.unit.simulation import Data, Engine, Plan, Service, open_stream, simulate
@@ -32,7 +32,7 @@ PLANS = st.builds(
     grading=st.sampled_from([0.0, 0.0, 0.1]),
     dropping=st.sampled_from([None, 0.3, 1.0]),
     refills=st.integers(0, 2),
-    replay=st.sampled_from([None, Replay(1, 1), Replay(3, 2)]),
+    replay=st.sampled_from([None, GroupReplay(1, 1), GroupReplay(3, 2)]),
     interrupted=PROBABILITY,
     resuming=PROBABILITY,
     saving=st.sampled_from([1.0, 0.5]),
@@ -173,7 +173,7 @@ def test_a_run_may_go_on_with_smaller_steps() -> None:
 @pytest.mark.parametrize("beside", [False, True])
 def test_a_rank_for_which_another_one_samples_samples_nothing(beside: bool) -> None:
     """The ranks of a tensor-parallel group train on what the first of them samples."""
-    plan = Plan(beside, lead=1.0, replay=Replay(2))
+    plan = Plan(beside, lead=1.0, replay=GroupReplay(2))
     service = Service(plan, 0)
     service.ranks.lead = False  # type: ignore[misc]
     data = Data(plan, service)
@@ -185,7 +185,7 @@ def test_a_rank_for_which_another_one_samples_samples_nothing(beside: bool) -> N
 
 def test_a_group_that_was_trained_on_is_trained_on_again_beside_the_new_ones() -> None:
     """Steps of one prompt, S = 2, two groups at most once more each: their numbers follow the step's own."""
-    plan = Plan(batch=1, group_size=2, staleness=2, lead=0.0, turns=1, steps=4, replay=Replay(2, 2))
+    plan = Plan(batch=1, group_size=2, staleness=2, lead=0.0, turns=1, steps=4, replay=GroupReplay(2, 2))
     service = Service(plan, 0)
     stream = open_stream(plan, service, Data(plan, service), TrainedGroups())
     steps, metrics = [], []

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+import rlkit
 from rlkit.cli.explain import explain
 from rlkit.cli.parsing.parser import parse
 from rlkit.data.data import load_data
@@ -225,10 +226,11 @@ def with_mixture(mixture: Mixture, **changes: Any) -> Recipe:
 
 def mistakes() -> Iterator[tuple[Recipe, str]]:
     task = Arithmetic()
-    for number in (-1.0, math.nan, math.inf):
-        yield with_mixture(Mixture(number, task)), f"mix.text.weight is {number!r}, expected a number "
-    yield with_mixture(Mixture(1.0)), "mix.text has no task, so that it learns what tools, users and environments wrote"
-    yield with_mixture(Mixture(1.0, None, DPO())), "mix.text.loss DPO compares answers by their rewards"
+    yield (
+        with_mixture(Mixture(1.0)),
+        "mix.text has no task, so it trains on the replies of tools, users and environments",
+    )
+    yield with_mixture(Mixture(1.0, None, DPO())), "mix.text.loss DPO compares completions by their rewards"
     yield with_mixture(Mixture(1.0, None, None, 4)), "mix.text.prompts_per_step is 4, but mix.text has no task"
     yield (
         with_mixture(Mixture(1.0, task, None, 1), train={"minibatches": 2}),
@@ -236,23 +238,39 @@ def mistakes() -> Iterator[tuple[Recipe, str]]:
     )
     yield (
         with_mixture(Mixture(1.0, task, recipe().loss)),
-        "mix.text.loss PolicyGradient reads advantages or old log-probs, which no mixture has",
+        "mix.text.loss PolicyGradient reads advantages or old log-probs, but a mixture has none",
     )
-    for name in ("a/b", "..", "", "a b"):
-        yield recipe(mix={name: Mixture(1.0, task)}), f"mix has the name {name!r}, expected a name of letters"
     scores = parse("fit", ["--recipe=quick_rm"]).recipe
     yield (
         replace(scores, mix={"text": Mixture(1.0, task)}),
-        "mix.text.loss is CrossEntropy, which does not go with model.head: score",
+        "mix.text.loss is CrossEntropy, which does not fit model.head: score",
     )
     ranked = Mixture(1.0, task, scores.loss)
-    yield with_mixture(ranked), "mix.text.loss BradleyTerry does not go with model.head: lm"
+    yield with_mixture(ranked), "mix.text.loss BradleyTerry does not fit model.head: lm"
 
 
 @pytest.mark.parametrize(("made", "message"), list(mistakes()), ids=lambda x: x if isinstance(x, str) else "")
 def test_mistakes_in_a_recipe(made: Recipe, message: str) -> None:
     with pytest.raises(RecipeError) as raised:
         check(made)
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("mix", "message"),
+    [
+        *(({"text": Mixture(weight)}, "mix.text.weight is ") for weight in (-1.0, math.nan, math.inf)),
+        *(({name: Mixture(1.0)}, f"mix has the name {name!r}, expected a name ") for name in ("a/b", "..", "", "a b")),
+        ({"text": {"weigth": 1.0}}, "unknown option 'mix.text.weigth'; did you mean 'mix.text.weight'?"),
+        (
+            {"text": {"weight": 1.0, "task": {"class_path": "Jsonl", "init_args": {"pth": "x"}}}},
+            "mix.text.task Jsonl has no option 'pth'; did you mean 'path'?",
+        ),
+    ],
+)
+def test_mistakes_in_values_and_names(mix: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError) as raised:
+        rlkit.Recipe("tiny", "Arithmetic", "ExactReward", mix=mix).yaml()
     assert message in str(raised.value)
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from rlkit import Recipe
 from rlkit.cli.main import main
 from rlkit.cli.parsing.parser import parse
 from rlkit.errors import RecipeError
 from rlkit.names import FileName, source_name
 from rlkit.ranges import expected
-from rlkit.recipe import check
 from rlkit.rewards import Composite, ExactReward
 
 HOSTILE = [
@@ -114,10 +114,9 @@ def test_an_option_of_the_user_replaces_what_a_recipe_file_sets(tmp_path: Path) 
 
 
 def test_names_of_objects_in_python_are_checked_too() -> None:
-    recipe = parse("fit", ["--recipe=quickstart"]).recipe
-    recipe.reward = Composite({"a\nb": ExactReward()})
+    recipe = Recipe("tiny", "Arithmetic", Composite({"a\nb": ExactReward()}))
     with pytest.raises(RecipeError, match=r"reward\.rewards has the name"):
-        check(recipe)
+        recipe.yaml()
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rlkit.advantages import ReMax
-from rlkit.distributed.fsdp2 import FSDP2
+from rlkit.distributed.fsdp2 import FSDP2Strategy
 from rlkit.interfaces.loss import Inputs
 from rlkit.models.ema import WeightAverage
 from rlkit.models.reference import Reference
@@ -173,7 +173,9 @@ def test_what_no_rollout_needs_leaves_the_device() -> None:
     assert (list(found.modules), list(found.optimizers)) == ([], [policy.optimizer])
 
 
-@pytest.mark.parametrize(("strategy", "rank", "empty"), [(FSDP2, 0, False), (FSDP2, 1, True), (object, 1, False)])
+@pytest.mark.parametrize(
+    ("strategy", "rank", "empty"), [(FSDP2Strategy, 0, False), (FSDP2Strategy, 1, True), (object, 1, False)]
+)
 def test_weights_are_loaded_once_where_they_are_sharded(strategy: Any, rank: int, empty: bool) -> None:
     fabric: Any = SimpleNamespace(strategy=strategy(), global_rank=rank)
     assert Placer(fabric, LocalRanks()).empty is empty  # type: ignore[arg-type]

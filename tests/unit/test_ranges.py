@@ -7,10 +7,10 @@ from typing import Annotated
 
 import pytest
 from annotated_types import Ge, Le
-from jsonargparse._typehints import type_to_str
 
+from rlkit import Recipe
 from rlkit.cli.main import main
-from rlkit.cli.parsing.parser import parse
+from rlkit.cli.parsing.values import describe
 from rlkit.errors import RecipeError
 from rlkit.ranges import (
     LARGEST_FLOAT,
@@ -22,29 +22,30 @@ from rlkit.ranges import (
     Seconds,
     Share,
     ShareBelowOne,
-    in_words,
     outside,
 )
-from rlkit.recipe import check
+from rlkit.registry import Registry
+from rlkit.rewards import MathReward
+from rlkit.sections import Train
 
 
 @pytest.mark.parametrize(
     ("hint", "words"),
     [
-        (PositiveInt, "whole number of 1 or more"),
-        (Count, "whole number from 1 to 65536"),
-        (PositiveFloat | None, "number above 0 or null"),
-        (FiniteFloat, "number"),
-        (Share, "number from 0 to 1"),
-        (ShareBelowOne, "number above 0 and below 1"),
-        (Annotated[float, Ge(-LARGEST_FLOAT), Le(0), NUMBER], "number at most 0"),
-        (Seconds, "number above 0 and at most 31536000"),
-        (tuple[PositiveInt, ...], "tuple[whole number of 1 or more, ...]"),
-        (dict[str, Share] | None, "dict[str, number from 0 to 1] | null"),
+        (PositiveInt, "a whole number of 1 or more"),
+        (Count, "a whole number from 1 to 65536"),
+        (PositiveFloat | None, "a number above 0, or null"),
+        (FiniteFloat, "a number"),
+        (Share, "a number from 0 to 1"),
+        (ShareBelowOne, "a number above 0 and below 1"),
+        (Annotated[float, Ge(-LARGEST_FLOAT), Le(0), NUMBER], "a number at most 0"),
+        (Seconds, "a number above 0 and at most 31536000"),
+        (tuple[PositiveInt, ...], "a list, each of it a whole number of 1 or more"),
+        (dict[str, Share] | None, "names, each with a number from 0 to 1, or null"),
     ],
 )
 def test_a_range_in_words(hint: object, words: str) -> None:
-    assert in_words(type_to_str(hint)) == words
+    assert describe(hint, Registry()) == words
 
 
 @pytest.mark.parametrize(
@@ -95,15 +96,24 @@ def test_a_number_out_of_range_is_named_with_its_range(
 
 
 def test_a_recipe_made_in_python_is_checked_too() -> None:
-    recipe = parse("fit", ["--recipe", "quickstart"]).recipe
-    recipe.train.lr, recipe.reward.timeout, recipe.train.steps = float("nan"), -1.0, True
+    recipe = Recipe("tiny", "Arithmetic", MathReward(timeout=-1.0), train=Train(steps=True, lr=float("nan")))
     with pytest.raises(RecipeError) as refused:
-        check(recipe)
+        recipe.yaml()
     assert sorted(str(refused.value).splitlines()) == [
         "reward.timeout is -1.0, expected a number above 0 and at most 31536000",
         "train.lr is nan, expected a number above 0 and at most 1",
-        "train.steps is True, expected a whole number of 1 or more",
+        "train.steps is true, expected a whole number of 1 or more",
     ]
+
+
+class OwnReward(MathReward):
+    """A reward that no recipe can name."""
+
+
+def test_a_part_that_no_recipe_can_name_is_checked_too() -> None:
+    recipe = Recipe("tiny", "Arithmetic", OwnReward(timeout=-1.0))
+    with pytest.raises(RecipeError, match=r"^reward\.timeout is -1\.0, expected a number above 0"):
+        recipe.yaml()
 
 
 @dataclass
@@ -126,6 +136,6 @@ def test_help_says_ranges_in_words(capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit):
             main(["fit", "--recipe", "quickstart", option])
     text = " ".join(capsys.readouterr().out.split())
-    assert "The peak learning rate. (type: number above 0 and at most 1, default: 1e-06)" in text
-    assert "Added to the standard deviation. (type: number above 0, default: 1e-06)" in text
+    assert "The peak learning rate. (type: a number above 0 and at most 1; default: 1e-06)" in text
+    assert "added to the standard deviation. (type: a number above 0; default: 1e-06)" in text
     assert "Annotated" not in text

@@ -65,8 +65,8 @@ def test_an_alias_counts_as_what_it_stands_for() -> None:
         ("a: 1\nb: 2\na: 3", "line 3 has the key 'a' a second time"),
         ("x:\n  a: 1\n  a: 2", "line 3 has the key 'a' a second time"),
         ("- &x [1, *x]", r"line 1 has \*x inside of &x itself"),
-        ("5:", "its only key is no text"),
-        ("{0}", "its only key is no text"),
+        ("5:", "its only key is not text"),
+        ("{0}", "its only key is not text"),
         ("a: !!python/name:os.system x", "line 1 has the tag 'tag:yaml.org,2002:python/name:os.system'"),
     ],
 )

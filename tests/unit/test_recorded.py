@@ -298,11 +298,11 @@ def test_a_run_trains_on_each_form_of_rows(tmp_path: Path, row: dict[str, Any]) 
         ),
         (
             [{"prompt": "2 + 3 = ?", "completion": "5"}], ("--correction.high=2",),
-            "whose answers no policy has sampled, but the recipe has a section `correction:`; remove it",
+            "whose completions no policy has sampled, but the recipe has a section `correction:`; remove it",
         ),
         (
             [{"prompt": "2 + 3 = ?", "completion": "5"}], ("--validation.samples=1", "--task.validation_split=0.5"),
-            "validation scores answers, but the recipe has no `reward:`",
+            "validation scores completions, but the recipe has no `reward:`",
         ),
     ],
 )  # fmt: skip

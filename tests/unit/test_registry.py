@@ -72,7 +72,7 @@ class Both(ExactReward, Calculator):  # type: ignore[misc]
     """A reward and a tool."""
 
 
-KNOWN = "of which a part has one: AdvantageEstimator, PolicyLoss, RewardManager"
+KNOWN = "expected exactly one of: AdvantageEstimator, PolicyLoss, RewardManager"
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_hook_that_would_be_ignored_breaks_its_plugin(tmp_path: Path, text: st
 
 def test_a_module_without_hooks_is_noted() -> None:
     [note] = load_plugins([("empty", ModuleType("empty"))], entry_points=False).notes
-    assert "has no hook, so it offers nothing" in note
+    assert "has no hook, so it provides nothing" in note
 
 
 class Typo(Callback):
@@ -227,7 +227,7 @@ class Static(Callback):
     ("cls", "message"),
     [
         (SyncTool, "SyncTool.call is a plain function, expected a coroutine: write `async def call`"),
-        (AsyncReward, "AsyncReward.grade is a coroutine, which nobody awaits"),
+        (AsyncReward, "AsyncReward.grade is a coroutine, which is never awaited"),
         (NoEvent, r"NoEvent.on_step_end\(self\).* is called with \(event\): too many positional arguments"),
     ],
 )

@@ -21,7 +21,7 @@ from rlkit.rollout.conversation import Limits
 from rlkit.rollout.participants import Participants
 from rlkit.rollout.replies import WIDEST, note, reply_limit, without_middle
 from rlkit.rollout.template import ChatTemplate
-from rlkit.sections import Conversation
+from rlkit.sections import ConversationLimits
 from rlkit.testing.models import build_tokenizer
 from rlkit.tools import Calculator
 from rlkit.types import Message, StopReason
@@ -115,10 +115,10 @@ def test_a_huge_text_is_measured_at_its_ends_only() -> None:
 
 
 def test_the_default_is_a_quarter_of_the_context_and_at_most_2048() -> None:
-    given = {context: reply_limit(Conversation(), context) for context in (2, 4096, 32768)}
+    given = {context: reply_limit(ConversationLimits(), context) for context in (2, 4096, 32768)}
     assert given == {2: 1, 4096: 1024, 32768: 2048}
-    assert reply_limit(Conversation(max_reply_tokens=5000), 4096) == 5000
-    assert reply_limit(Conversation(max_reply_tokens=None), 4096) is None
+    assert reply_limit(ConversationLimits(max_reply_tokens=5000), 4096) == 5000
+    assert reply_limit(ConversationLimits(max_reply_tokens=None), 4096) is None
 
 
 class Talkative(Tool):

@@ -286,11 +286,11 @@ RECORDED = ("--rollout.engine=Recorded", "--advantage=null", "--loss=BradleyTerr
     [
         (("--model.head=score",), "rollout.engine TorchEngine samples them; set rollout.engine: Recorded"),
         (("--model.head=score", "--rollout.engine=Recorded"), "loss ClipLoss reads their log-probs; choose loss: Br"),
-        (RECORDED, "loss BradleyTerry is of a reward model, but model.head is 'lm'; set model.head: score"),
+        (RECORDED, "loss BradleyTerry trains a reward model, but model.head is 'lm'; set model.head: score"),
         ((*RECORDED, "--model.head=score", "--kl_loss.coef=0.1"), "but the recipe has `kl_loss`; remove it"),
         ((*RECORDED, "--model.head=score", "--train.entropy_coef=0.1"), "but the recipe has `train.entropy_coef`"),
         ((*RECORDED, "--model.head=score", "--validation.sampling.top_p=0.9"), "`validation.sampling`; remove it"),
-        ((*RECORDED, "--model.head=score", "--train.aggregation=token_mean"), "is of whole rows"),
+        ((*RECORDED, "--model.head=score", "--train.aggregation=token_mean"), "is per sequence"),
         (
             (*RECORDED, "--model.head=score", "--save.keep_best=validation/reward", "--validation.every=1"),
             "expected one of validation/accuracy, validation/accuracy_low, validation/accuracy_high, validation/margin",

@@ -192,7 +192,7 @@ def test_a_verb_of_rlkit_is_never_replaced(site: Site, capsys: pytest.CaptureFix
     assert main(["doctor", "--help"]) == 0
     assert "usage: rlkit doctor" in capsys.readouterr().out
     [note] = load_plugins().notes
-    assert "plugin 'rlkit-doctor' of rlkit-doctor 2.1 has a verb 'doctor', which is rlkit's own" in note
+    assert "plugin 'rlkit-doctor' of rlkit-doctor 2.1 has a verb 'doctor', which is a verb of rlkit" in note
     assert main(["plugins", "test", "rlkit-doctor"]) == 1
     assert "it is rlkit's own verb, which no plugin can replace" in capsys.readouterr().out
 

@@ -281,9 +281,9 @@ def test_a_teacher_behind_servers_teaches_as_one_that_is_loaded(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--teacher.urls=[]",), "teacher.urls names no server; add some"),
+        (("--teacher.urls=[]",), "teacher.urls names no server"),
         (('--teacher.urls=["127.0.0.1:3"]',), "teacher.urls has '127.0.0.1:3', expected http://"),
-        (("--teacher.path=null",), "teacher.path does not say which model they have"),
+        (("--teacher.path=null",), "teacher.path does not name their model"),
         (("--rollout.sampling.temperature=0.7",), "return log-probs of temperature 1; set it to 1"),
     ],
 )

@@ -33,7 +33,7 @@ from rlkit.rollout.participants import Participants
 from rlkit.rollout.service import RolloutService
 from rlkit.rollout.template import ChatTemplate
 from rlkit.rollout.workers import Workers
-from rlkit.sections import Conversation
+from rlkit.sections import ConversationLimits
 from rlkit.testing import ScriptedEngine, example_trajectory
 from rlkit.types import Completion, Message, Prompt, Request, Sampling, Score, Trajectory
 from tests.conftest import ROOT
@@ -130,7 +130,7 @@ def service(
     recipe = SimpleNamespace(
         rollout=SimpleNamespace(engine=engine, max_conversations=most),
         concurrency=1,
-        conversation=Conversation(seconds=seconds),
+        conversation=ConversationLimits(seconds=seconds),
         tools=others.tools or None,
         interaction=others.interaction,
         environment=others.environment,

@@ -236,7 +236,7 @@ def test_the_policy_with_more_in_its_context_is_its_teacher(tmp_path: Path, chan
     [
         (
             ("--teacher={}",),
-            "teacher.path is null: the policy itself, which without teacher.context knows nothing more",
+            "teacher.path is null: the policy itself, which without teacher.context has nothing to teach",
         ),
         (("--teacher.context={prompt} {hint}",), "no field 'hint' (teacher.context); the row has: answer, prompt"),
         (("--teacher.context={answer}",), "teacher.context is '{answer}', expected {prompt} in it"),

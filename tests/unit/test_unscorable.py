@@ -69,7 +69,7 @@ def test_a_run_without_a_row_that_can_be_scored_is_refused(
 ) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "?", "answer": "about 7"}))
     assert main(["recipe", "check", *options, "--rollout.unscorable=drop"]) == 2
-    assert "none is left" in capsys.readouterr().err
+    assert "no prompt is left" in capsys.readouterr().err
 
 
 def test_validation_rows_are_checked_too(

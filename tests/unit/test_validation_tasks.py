@@ -59,7 +59,7 @@ def test_no_task_is_refused() -> None:
         check(recipe(validation=Validation(tasks={})))
     for name in ("", "\x1b[2J"):
         with pytest.raises(rlkit.errors.RecipeError, match="validation.tasks has the name"):
-            check(recipe(validation=Validation(tasks={name: None})))
+            rlkit.Recipe("tiny", "Arithmetic", "ExactReward", validation=Validation(tasks={name: None})).yaml()
 
 
 def test_accuracies_of_other_prompts_are_not_paired() -> None:

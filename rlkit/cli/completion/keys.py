@@ -21,7 +21,7 @@ def values_by_key(registry: Registry) -> dict[str, tuple[str, ...]]:
 def _keys(cls: type, registry: Registry, prefix: str) -> Iterator[tuple[str, tuple[str, ...]]]:
     for name, option in options(cls).items():
         allowed, key = shape(option.hint, registry), f"{prefix}{name}"
-        inside = allowed.inside
+        inside = allowed.structure
         parts = tuple(inside.parts) if isinstance(inside, Choice) else ()
         yield key, (*parts, *_words(allowed.plain), *(("null",) if allowed.optional and parts else ()))
         if parts:

@@ -1,73 +1,59 @@
-"""Credentials in recipes: texts may refer to the environment, and what a run writes refers to nothing else."""
+"""Credentials in recipes: texts may refer to the environment; what a run writes has references in their place."""
 
 from __future__ import annotations
 
 import os
 import re
 
-import yaml
-from jsonargparse import Namespace
-
 from rlkit.errors import RecipeError
 from rlkit.text import SECRET_NAME, SECRETS, USERINFO
 
 REFERENCE = re.compile(r"\$\{([A-Z_][A-Z0-9_]*)\}")
-"""`${NAME}` in an option that is a text: the value of the environment's variable, one of rlkit's own."""
+"""`${NAME}` in an option that is a text: the value of an environment variable."""
 
 PREFIX = "RLKIT_"
-"""The prefix of the variables that a recipe may read: a recipe of unknown origin must not send the values of others."""
+"""The prefix of the variables that a recipe may read: one of unknown origin must not send other secrets anywhere."""
 
 HEADER = "# Credentials are left out: each ${NAME} is read from the environment when this recipe is run.\n"
 
 
-def expand(section: object, key: str = "") -> object:
-    """Return a parsed section in which references are replaced, in place where it can be.
+def expand(node: object, key: str = "") -> object:
+    """Return a recipe's tree in which references are replaced by the variables' values.
 
     Raises:
-        RecipeError: A variable is not set, or is none that a recipe may read.
+        RecipeError: A variable is not set, or a recipe may not read it.
     """
-    if isinstance(section, str):
-        return REFERENCE.sub(lambda found: _value(found[1], key), section)
-    if isinstance(section, Namespace):
-        for name, value in vars(section).items():
-            setattr(section, name, expand(value, _under(key, name)))
-    elif isinstance(section, dict):
-        return {name: expand(value, _under(key, name)) for name, value in section.items()}
-    elif isinstance(section, list):
-        return [expand(value, _under(key, i)) for i, value in enumerate(section)]
-    return section
+    if isinstance(node, str):
+        return REFERENCE.sub(lambda match: _value(match[1], key), node)
+    if isinstance(node, dict):
+        return {name: expand(child, _key_of(key, name)) for name, child in node.items()}
+    if isinstance(node, list):
+        return [expand(child, _key_of(key, index)) for index, child in enumerate(node)]
+    return node
 
 
-def withhold(recipe_yaml: str) -> str:
-    """Return a recipe in which references stand for credentials: options of such names, and logins and keys in URLs."""
-    recipe = yaml.safe_load(recipe_yaml)
-    clean = _clean(recipe, "")
-    if clean == recipe:
-        return recipe_yaml
-    return HEADER + str(yaml.safe_dump(clean, sort_keys=False, allow_unicode=True))
-
-
-def _clean(section: object, key: str) -> object:
-    if isinstance(section, dict):
-        return {name: _clean(value, _under(key, name)) for name, value in section.items()}
-    if isinstance(section, list):
-        return [_clean(value, _under(key, i)) for i, value in enumerate(section)]
-    if not isinstance(section, str) or not section or REFERENCE.search(section):
-        return section
+def withhold(node: object, key: str = "") -> object:
+    """Return a recipe's tree in which references stand for credentials: in options of such names, and in URLs."""
+    if isinstance(node, dict):
+        return {name: withhold(child, _key_of(key, name)) for name, child in node.items()}
+    if isinstance(node, list):
+        return [withhold(child, _key_of(key, index)) for index, child in enumerate(node)]
+    if not isinstance(node, str) or not node or REFERENCE.search(node):
+        return node
     name = PREFIX + re.sub(r"\W", "_", key).upper()
     if SECRET_NAME.search(key):
         return f"${{{name}}}"
-    if "://" not in section:
-        return section
-    text = USERINFO.sub(f"${{{name}_LOGIN}}", section)
+    if "://" not in node:
+        return node
+    text = USERINFO.sub(f"${{{name}_LOGIN}}", node)
     for pattern in SECRETS:
         text = pattern.sub(rf"\1${{{name}_KEY}}", text)
     return text
 
 
-def _under(key: str, name: object) -> str:
+def _key_of(parent: str, name: object) -> str:
     """Return the key of an option, as a user writes it."""
-    return key if name in ("class_path", "init_args") else f"{key}.{name}".lstrip(".")
+    return parent if name in ("class_path", "init_args") else f"{parent}.{name}".lstrip(".")
 
 
 def _value(name: str, key: str) -> str:

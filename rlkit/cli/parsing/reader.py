@@ -1,4 +1,4 @@
-"""Recipe files and values on the command line as plain data: YAML without surprises, refused where it has some."""
+"""Recipe files, and values of the command line, as plain data: YAML in which surprises are refused."""
 
 from __future__ import annotations
 
@@ -16,22 +16,20 @@ from rlkit.errors import RecipeError, shorten
 from rlkit.registry import RecipeFile
 
 MAX_BYTES, MAX_DEPTH, MAX_NODES = 1 << 20, 20, 20_000
-"""How large a recipe may be: its file, its nesting, and its nodes once every alias is written out.
-
-A part inside of a part is three levels deeper, and takes jsonargparse twice as long.
-"""
+"""Limits of a recipe: the size of its file, its depth, and its nodes with every alias expanded."""
 
 
 def find(recipe: str, named: Mapping[str, RecipeFile]) -> Path:
-    """Return the path of a recipe: a file, or the name of a shipped one or of a plugin's.
+    """Return the path of a recipe: a file, or the name of a recipe that rlkit or a plugin ships.
 
     Raises:
-        RecipeError: There is neither.
+        RecipeError: It is neither.
     """
-    if os.path.isfile(recipe):  # which is False for what can be no path, too
+    if os.path.isfile(recipe):  # False, too, for a text that cannot be a path
         return Path(recipe)
-    if (found := named.get(recipe.removesuffix(".yaml"))) is not None:
-        return found.path
+    shipped = named.get(recipe.removesuffix(".yaml"))
+    if shipped is not None:
+        return shipped.path
     near = get_close_matches(recipe, named, 1)
     hint = f"did you mean {near[0]!r}?" if near else f"recipes: {', '.join(named)}"
     raise RecipeError(f"--recipe is {shorten(recipe, 200)!r}, neither a file nor a known recipe; {hint}")
@@ -41,7 +39,7 @@ def read(path: Path) -> dict[str, object]:
     """Read a recipe file.
 
     Raises:
-        RecipeError: It cannot be read, or does not hold sections.
+        RecipeError: The file cannot be read, or does not hold sections.
     """
     try:
         if path.stat().st_size > MAX_BYTES:
@@ -60,7 +58,7 @@ def load(text: str) -> object:
     """Return the plain data in a YAML text.
 
     Raises:
-        ValueError: It is not YAML, has a tag, a key twice, an alias of itself, or is larger than any recipe.
+        ValueError: The text is not YAML, has a tag, a repeated key or a cyclic alias, or exceeds the limits.
     """
     try:
         _check(text)
@@ -68,12 +66,12 @@ def load(text: str) -> object:
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
     except TypeError as error:  # jsonargparse adds a colon to the only key of a mapping without a value
-        raise ValueError("its only key is no text, expected the name of an option") from error
+        raise ValueError("its only key is not text, expected the name of an option") from error
 
 
 @dataclass
 class _Open:
-    """A list or mapping whose end has not been read yet."""
+    """A list or mapping that is being read."""
 
     anchor: str | None
     mapping: bool
@@ -83,21 +81,27 @@ class _Open:
 
 
 def _check(text: str) -> None:
-    """Refuse what would surprise a reader or take forever, before anything is built."""
+    """Refuse tags, repeated keys, cyclic aliases and exponential expansion, before anything is built.
+
+    Raises:
+        ValueError: The text has one of these.
+    """
     stack = [_Open(None, mapping=False, size=0)]
     sizes: dict[str, int] = {}
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        anchor, line = getattr(event, "anchor", None), (event.start_mark.line if event.start_mark else 0) + 1
-        if (tag := getattr(event, "tag", None)) is not None and not re.fullmatch(r"!|tag:yaml\.org,2002:\w+", tag):
+        anchor = getattr(event, "anchor", None)
+        tag = getattr(event, "tag", None)
+        line = (event.start_mark.line if event.start_mark else 0) + 1
+        if tag is not None and not re.fullmatch(r"!|tag:yaml\.org,2002:\w+", tag):
             raise ValueError(f"line {line} has the tag {tag!r}, expected plain data")
         if isinstance(event, yaml.CollectionStartEvent):
             _note_child(stack[-1], None)
             stack.append(_Open(anchor, isinstance(event, yaml.MappingStartEvent)))
         elif isinstance(event, yaml.CollectionEndEvent):
-            done = stack.pop()
-            stack[-1].size += done.size
-            if done.anchor is not None:
-                sizes[done.anchor] = done.size
+            closed = stack.pop()
+            stack[-1].size += closed.size
+            if closed.anchor is not None:
+                sizes[closed.anchor] = closed.size
         elif isinstance(event, yaml.AliasEvent):
             if any(parent.anchor == anchor for parent in stack):
                 raise ValueError(f"line {line} has *{anchor} inside of &{anchor} itself")
@@ -112,10 +116,10 @@ def _check(text: str) -> None:
 
 
 def _note_child(parent: _Open, scalar: str | None) -> bool:
-    """Count a child; return whether it is a key that the mapping has already."""
+    """Count a child; return whether it is a repeated key."""
     parent.children += 1
     if not parent.mapping or parent.children % 2 == 0 or scalar is None:
         return False
-    known = scalar in parent.keys
+    is_repeated = scalar in parent.keys
     parent.keys.add(scalar)
-    return known
+    return is_repeated

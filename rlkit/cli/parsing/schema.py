@@ -1,4 +1,4 @@
-"""What a recipe may hold at each key, read from the signatures of sections and registered parts, and as text."""
+"""What a recipe may hold at each key, read from the signatures of sections and registered parts."""
 
 from __future__ import annotations
 
@@ -8,47 +8,55 @@ import operator
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from pathlib import PurePath
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from jsonargparse import ArgumentError, ArgumentParser
+from docstring_parser import DocstringStyle
+from docstring_parser import parse as parse_docstring
 
-from rlkit.cli.parsing.reader import load
 from rlkit.hooks import kinds_of
-from rlkit.ranges import expected
 from rlkit.registry import Part, Registry
 
 UNIONS = (Union, types.UnionType)
 
 
 class Untyped:
-    """Represents the type of an argument without an annotation."""
+    """The type of an argument without an annotation."""
 
 
 class Option(NamedTuple):
-    """An option of a section or of a part: its type, whether it has no default, and the class of a default part."""
+    """An option of a section or of a part.
+
+    Args:
+        hint: Its type.
+        default: Its default; `MISSING` if it is required.
+    """
 
     hint: object
-    required: bool
-    part: type | None = None
+    default: object = MISSING
+
+    @property
+    def required(self) -> bool:
+        """Whether the option has no default."""
+        return self.default is MISSING
 
 
 class Section(NamedTuple):
-    """A place for a dataclass's options."""
+    """A key that holds the options of a dataclass."""
 
     cls: type
 
 
 class Choice(NamedTuple):
-    """A place for a registered part: the closed set of what may be named."""
+    """A key that names a registered part: a closed set."""
 
     kind: str
     parts: dict[str, Part]
 
     def find(self, name: object) -> Part | None:
-        """Return the part that a class's name or path means; None if it is none of these."""
+        """Return the part with this class name or import path; None if there is no such part."""
         for part in self.parts.values():
             paths = import_paths(part.cls)
             if paths and name in (part.name, *paths):
@@ -56,8 +64,8 @@ class Choice(NamedTuple):
         return None
 
 
-class Names(NamedTuple):
-    """A place for names, each with a value of one type.
+class DictOf(NamedTuple):
+    """A key that holds a mapping from names to values of one type.
 
     Args:
         hint: The type of the values.
@@ -68,100 +76,117 @@ class Names(NamedTuple):
     key: object = str
 
 
-class Items(NamedTuple):
-    """A place for a list whose items are parts or sections."""
+class ListOf(NamedTuple):
+    """A key that holds a list of parts or sections."""
 
     hint: object
 
 
+Structure = Section | Choice | DictOf | ListOf
+"""A value with keys of its own."""
+
+
 class Shape(NamedTuple):
-    """What a type allows: null, something with keys of its own, and plain values of a type."""
+    """What a type allows.
+
+    Args:
+        optional: Whether null is allowed.
+        structure: The structured value that is allowed; None if there is none.
+        plain: The type of the plain values that are allowed; None if there are none.
+    """
 
     optional: bool
-    inside: Section | Choice | Names | Items | None
+    structure: Structure | None
     plain: object
-    """The type of plain values; None if there can be none."""
 
 
 def shape(hint: object, registry: Registry) -> Shape:
     """Return what a type allows."""
-    members = get_args(hint) if get_origin(hint) in UNIONS else (hint,)
-    members = tuple(Any if m is Untyped else m for m in members)
-    optional = type(None) in members or Any in members
-    inside, plain = None, []
-    for member in members:
-        found = _inside(member, registry)
-        inside = inside or found
-        if found is None and member is not type(None) and _is_data(member):
-            plain.append(member)
-    return Shape(optional, inside, functools.reduce(operator.or_, plain) if plain else None)
+    members = tuple(Any if member is Untyped else member for member in union_members(hint))
+    structures = {member: _structure(member, registry) for member in members if member is not type(None)}
+    plain = [member for member, structure in structures.items() if structure is None and _is_data(member)]
+    structure = next((structure for structure in structures.values() if structure is not None), None)
+    return Shape(
+        type(None) in members or Any in members,
+        structure,
+        functools.reduce(operator.or_, plain) if plain else None,  # type: ignore[arg-type]
+    )
 
 
-def _inside(hint: object, registry: Registry) -> Section | Choice | Names | Items | None:
+def options_in(structure: Structure | None, node: object) -> tuple[type, Mapping[str, object]] | None:
+    """Return the class that a node of a section or part describes, and its options; None for any other node."""
+    if isinstance(structure, Section) and isinstance(node, Mapping):
+        return structure.cls, node
+    part = structure.find(node["class_path"]) if isinstance(structure, Choice) and isinstance(node, Mapping) else None
+    return None if part is None else (part.cls, node.get("init_args") or {})  # type: ignore[attr-defined]
+
+
+def union_members(hint: object) -> tuple[object, ...]:
+    """Return the members of a union, or the type itself."""
+    return get_args(hint) if get_origin(hint) in UNIONS else (hint,)
+
+
+def _structure(hint: object, registry: Registry) -> Structure | None:
     origin, arguments = get_origin(hint), get_args(hint)
     if isinstance(hint, type) and is_dataclass(hint):
         return Section(hint)
-    if isinstance(hint, type) and (kinds := kinds_of(hint)):
+    kinds = kinds_of(hint) if isinstance(hint, type) else []
+    if isinstance(hint, type) and kinds:
         parts = registry.parts[kinds[0]]
         return Choice(kinds[0], {name: part for name, part in parts.items() if issubclass(part.cls, hint)})
     if isinstance(origin, type) and issubclass(origin, Mapping) and str in (arguments[0], *get_args(arguments[0])):
-        return Names(arguments[1], arguments[0])
-    listed = isinstance(origin, type) and issubclass(origin, Sequence) and origin is not tuple
-    return Items(arguments[0]) if listed and shape(arguments[0], registry).inside is not None else None
+        return DictOf(arguments[1], arguments[0])
+    is_list = isinstance(origin, type) and issubclass(origin, Sequence) and origin is not tuple
+    return ListOf(arguments[0]) if is_list and shape(arguments[0], registry).structure is not None else None
 
 
 def _is_data(hint: object) -> bool:
-    """Whether a plain value fits the type: nothing that would have to be imported, called or built."""
+    """Whether values of a type are plain data, so that nothing is imported, called or built."""
     origin = get_origin(hint)
     if origin is Annotated:
         return _is_data(get_args(hint)[0])
     if origin is Literal or hint is Any:
         return True
     if origin is not None:
-        kinds = origin in UNIONS or (isinstance(origin, type) and origin.__module__ in ("builtins", "collections.abc"))
-        inner = [a for a in get_args(hint) if a is not Ellipsis]
-        return kinds and origin is not type and origin is not Callable and all(_is_data(a) for a in inner)
+        is_container = isinstance(origin, type) and origin.__module__ in ("builtins", "collections.abc")
+        if origin in (type, Callable) or not (is_container or origin in UNIONS):
+            return False
+        return all(_is_data(argument) for argument in get_args(hint) if argument is not Ellipsis)
     if not isinstance(hint, type):
         return False
-    known = (str, int, float, bool, list, tuple, dict, set, frozenset, type(None))
-    return hint in known or issubclass(hint, Enum | PurePath) or hint.__module__ in ("datetime", "decimal")
+    types_of_data = (str, int, float, bool, list, tuple, dict, set, frozenset, type(None))
+    return hint in types_of_data or issubclass(hint, Enum | PurePath) or hint.__module__ in ("datetime", "decimal")
 
 
 @functools.cache
 def options(cls: type) -> dict[str, Option]:
     """Return the options of a section or of a part, by name, in the order of the constructor.
 
-    Those that `**kwargs` pass on to a base class are among them. A type that cannot be found out is `Any`.
+    Those that `**kwargs` pass on to a base class are included. A type that cannot be resolved is `Any`.
     """
     if is_dataclass(cls):
         hints = get_type_hints(cls, include_extras=True)
         return {
-            f.name: Option(hints[f.name], f.default is MISSING and f.default_factory is MISSING, _part(f))
+            f.name: Option(hints[f.name], f.default if f.default_factory is MISSING else f.default_factory())
             for f in fields(cls)
             if f.init
         }
-    found: dict[str, Option] = {}
+    by_name: dict[str, Option] = {}
     for base in cls.__mro__:
         init = vars(base).get("__init__")
         if init is None or base is object:
             continue
         parameters = list(inspect.signature(init).parameters.values())[1:]
         for p in parameters:
-            if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL) and p.name not in found:
-                found[p.name] = Option(_hint(p, init), p.default is p.empty)
+            if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL) and p.name not in by_name:
+                by_name[p.name] = Option(_hint(p, init), MISSING if p.default is p.empty else p.default)
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             break
-    return found
-
-
-def _part(option: Field[object]) -> type | None:
-    """Return the class of the part that an option is by default."""
-    made = option.default_factory
-    return made if isinstance(made, type) and kinds_of(made) else None
+    return by_name
 
 
 def _hint(parameter: inspect.Parameter, init: object) -> object:
-    """Return a parameter's type; Any where only type checkers know it."""
+    """Return a parameter's type; `Any` if only type checkers can resolve it."""
     if parameter.annotation is parameter.empty:
         return Untyped
     stub = types.SimpleNamespace(__annotations__={"x": parameter.annotation})
@@ -172,94 +197,27 @@ def _hint(parameter: inspect.Parameter, init: object) -> object:
 
 
 def import_paths(cls: type) -> list[str]:
-    """Return the paths by which loaded modules know a class, the shortest first; nothing is imported."""
+    """Return the paths from which loaded modules export a class, the shortest first; nothing is imported."""
     parts = cls.__module__.split(".")
     modules = [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
     return [f"{name}.{cls.__name__}" for name in modules if vars(sys.modules.get(name, types)).get(cls.__name__) is cls]
 
 
-def reachable(cls: type, registry: Registry, seen: set[type] | None = None) -> set[type]:
-    """Return a section's class, and all classes of sections and parts that can stand in it."""
-    seen = set() if seen is None else seen
-    if cls not in seen:
-        seen.add(cls)
-        for option in options(cls).values():
-            for inner in _classes(option.hint, registry):
-                reachable(inner, registry, seen)
-    return seen
+def summary(cls: type) -> str:
+    """Return the first sentence of a class's docstring."""
+    return parse_docstring(cls.__doc__ or "", DocstringStyle.GOOGLE).short_description or ""
 
 
-def _classes(hint: object, registry: Registry) -> Iterator[type]:
-    inside = shape(hint, registry).inside
-    if isinstance(inside, Section):
-        yield inside.cls
-    elif isinstance(inside, Choice):
-        yield from (part.cls for part in inside.parts.values())
-    elif inside is not None:
-        yield from _classes(inside.hint, registry)
+def descriptions(cls: type) -> dict[str, str]:
+    """Return the documentation of a class's options, from its docstring and those of its base classes."""
+    by_name: dict[str, str] = {}
+    for text in _docstrings(cls):
+        for parameter in parse_docstring(text, DocstringStyle.GOOGLE).params:
+            by_name.setdefault(parameter.arg_name, " ".join((parameter.description or "").split()))
+    return by_name
 
 
-def fits(value: object, hint: object) -> bool:
-    """Whether a plain value, or the text of one, is of a type and in its range."""
-    loaded = _loaded(value)
-    members = get_args(hint) if get_origin(hint) in UNIONS else (hint,)
-    if isinstance(loaded, bool) and not {bool, str, Any} & set(members):
-        return loaded in [a for m in members if get_origin(m) is Literal for a in get_args(m)]
-    try:
-        _checker(hint).parse_object({"value": value}, env=False)
-    except (ArgumentError, ValueError, TypeError, OverflowError):
-        return False
-    return True
-
-
-def _loaded(value: object) -> object:
-    try:
-        return load(value) if isinstance(value, str) else value
-    except ValueError:
-        return value
-
-
-@functools.cache
-def _checker(hint: object) -> ArgumentParser:
-    parser = ArgumentParser(exit_on_error=False, default_env=False)
-    parser.add_argument("--value", type=hint)
-    return parser
-
-
-def describe(hint: object, registry: Registry, value: object = None) -> str:
-    """Return in words what a type allows, for the message about a value that it does not allow."""
-    allowed = shape(hint, registry)
-    words = [_plain(allowed.plain, value)] if allowed.plain is not None else []
-    inside = allowed.inside
-    if isinstance(inside, Section):
-        name = "a section" if allowed.plain is None else inside.cls.__name__
-        words.append(f"{name} with: {', '.join(sorted(options(inside.cls)))}")
-    elif isinstance(inside, Choice):
-        words.append(f"the name of a class: {', '.join(inside.parts) or 'none is registered'}")
-    elif isinstance(inside, Names):
-        words.append(f"names, each with {describe(inside.hint, registry)}")
-    elif isinstance(inside, Items):
-        words.append(f"a list, each of it {describe(inside.hint, registry)}")
-    text = " or ".join(words) or "nothing that a recipe can hold"
-    return f"{text}, or null" if allowed.optional else text
-
-
-PLAIN: dict[object, str] = {
-    int: "a whole number", float: "a number", bool: "true or false", str: "text", Any: "anything",
-}  # fmt: skip
-
-
-def _plain(hint: object, value: object) -> str:
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        return expected(hint, value if arguments[0] is str else _loaded(value)) or _plain(arguments[0], value)
-    if origin is Literal:
-        return f"one of {', '.join(map(str, arguments))}" if len(arguments) > 1 else str(arguments[0])
-    if origin in UNIONS:
-        return " or ".join(_plain(a, value) for a in arguments)
-    if isinstance(origin, type) and arguments:
-        inner = [_plain(a, None) for a in arguments if a is not Ellipsis]
-        return f"a mapping to {inner[-1]}" if issubclass(origin, Mapping) else f"a list, each of it {inner[0]}"
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return f"one of {', '.join(member.name for member in hint)}"
-    return PLAIN.get(hint) or str(getattr(hint, "__name__", hint))
+def _docstrings(cls: type) -> Iterator[str]:
+    for base in cls.__mro__:
+        yield base.__doc__ or ""
+        yield getattr(vars(base).get("__init__"), "__doc__", None) or ""

@@ -5,22 +5,27 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
 from pathlib import PurePath
 
-from rlkit.cli.parsing.schema import Choice, Items, Names, Section, describe, import_paths, options, shape
+from rlkit.cli.parsing.schema import Choice, DictOf, ListOf, Section, import_paths, options, shape
+from rlkit.cli.parsing.values import describe
 from rlkit.installed import DISABLE_VARIABLE
 from rlkit.recipe import Recipe
 from rlkit.registry import Registry
 
-GONE = {
+NOT_OPTIONS = {
     "fabric.callbacks": "rlkit's callbacks are the recipe's own: `callbacks: [...]`; rlkit calls none of Fabric's",
     "fabric.loggers": "metrics go to `metrics.jsonl` and to what `log.loggers` names; remove it",
     "log.wandb": "loggers are a list: `log: {loggers: [{class_path: Wandb, init_args: {project: ...}}]}`",
 }
-"""Keys that a user of Lightning Fabric may look for, and what to do without them."""
+"""Keys that a user of Lightning Fabric may look for, and what to use instead."""
+REMEDIES = {
+    "fabric.precision": "in 16 bits most of AdamW's small updates of the weights round to zero, or gradients "
+    "overflow: use bf16-mixed"
+}
+"""Advice about values that an option does not take."""
 READERS = {".jsonl": "Jsonl", ".json": "HFDataset", ".parquet": "HFDataset", ".csv": "HFDataset"}
-"""The task that reads files of a kind."""
+"""The task that reads a file, by its extension."""
 PACKAGES = {
     "CalculatorMaze": "rlkit-env-games",
     "GuessNumber": "rlkit-env-games",
@@ -32,23 +37,28 @@ PACKAGES = {
     "PythonTool": "rlkit-tool-python",
     "SearchTool": "rlkit-tool-search",
 }
-"""The parts of rlkit's own plugins, which may not be installed."""
+"""The parts of rlkit's own plugins, by the distribution to install."""
 YAML = {None: "null", True: "true", False: "false"}
 
 
 def wrong_value(key: str, value: object, hint: object, registry: Registry) -> str:
-    """Return that a value is not of its option's type, or out of its range."""
-    remedy = f"; {_remedy(key)}" if _remedy(key) else ""
-    return f"{key} is {shown(value)}, expected {describe(hint, registry, value)}{remedy}"
+    """Return the message about a value of another type, or out of its range."""
+    remedy = f"; {REMEDIES[key]}" if key in REMEDIES else ""
+    return f"{key} is {quote(value)}, expected {describe(hint, registry, value)}{remedy}"
+
+
+def wrong_class(key: str, name: object, hint: object, registry: Registry) -> str:
+    """Return the message about a class where an option takes none."""
+    return f"{key} names the class {name!r}, expected {describe(hint, registry)}"
 
 
 def settable(key: str) -> str:
-    """Return the option by which the command line sets a key: a list as a whole."""
+    """Return the option by which the command line sets a key: a list is set as a whole."""
     return re.split(r"\.\d+(?:\.|$)", key, maxsplit=1)[0]
 
 
-def shown(value: object) -> str:
-    """Return a given value as a message shows it: numbers bare, other texts in quotes, and not all of a long one."""
+def quote(value: object) -> str:
+    """Return a value as a message shows it: numbers bare, other texts in quotes, a long one abbreviated."""
     if value is None or isinstance(value, bool):
         return YAML[value]
     text = str(value)
@@ -59,48 +69,43 @@ def shown(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:60]}... ({len(text)} characters)"
 
 
-def _remedy(key: str) -> str:
-    """Return the advice that a section's field has for values that it does not take."""
-    cls: object = Recipe
-    remedy = ""
-    for name in key.split("."):
-        found = {f.name: f for f in fields(cls)} if is_dataclass(cls) else {}
-        if name not in found:
-            return ""
-        remedy, cls = found[name].metadata.get("remedy", ""), options(cls)[name].hint
-    return str(remedy)
+def unknown_option(key: str, tree: Mapping[str, object], registry: Registry, siblings: Sequence[str] = ()) -> str:
+    """Return the message about an option that does not exist, with the nearest that this recipe could have.
 
-
-def unknown_option(key: str, tree: Mapping[str, object], registry: Registry) -> str:
-    """Return that there is no such option, with the nearest of those that this recipe could have."""
-    for gone, remedy in GONE.items():
-        if key == gone or key.startswith(f"{gone}."):
+    Args:
+        key: The dotted key.
+        tree: The recipe.
+        registry: The parts that the recipe may name.
+        siblings: The keys of the options beside it.
+    """
+    for absent, remedy in NOT_OPTIONS.items():
+        if key == absent or key.startswith(f"{absent}."):
             return f"{key} is not an option of rlkit: {remedy}"
-    every = known_keys(registry, tree)
-    return f"unknown option {key!r}; {nearest(key, list(every), [k for k, present in every.items() if present])}"
+    presence = dict.fromkeys(siblings, True) | known_keys(registry, tree)
+    return f"unknown option {key!r}; {nearest(key, list(presence), [k for k in presence if presence[k]])}"
 
 
-def nearest(given: str, known: Sequence[str], present: Sequence[str] = ()) -> str:
-    """Name the nearest of the known options: the same name elsewhere, or a similar one."""
-    parent, _, name = given.rpartition(".")
-    same = [k for k in known if k.rpartition(".")[2] == name]
-    near = [k for k in same if k in present]
-    near = [k for k in near if k.partition(".")[0] == given.partition(".")[0]] or near
-    if not near and not parent:  # in an optional section of one that is there
-        near = [k for k in same if k.partition(".")[0] in present]
-    siblings = {k.rpartition(".")[2]: k for k in known if k.rpartition(".")[0] == parent}
+def nearest(key: str, keys: Sequence[str], present: Sequence[str] = ()) -> str:
+    """Return the nearest of the options: the same name elsewhere, or a similar one."""
+    parent, _, name = key.rpartition(".")
+    namesakes = [k for k in keys if k.rpartition(".")[2] == name]
+    near = [k for k in namesakes if k in present]
+    near = [k for k in near if k.partition(".")[0] == key.partition(".")[0]] or near
+    if not near and not parent:  # in an optional section of one that is present
+        near = [k for k in namesakes if k.partition(".")[0] in present]
+    siblings = {k.rpartition(".")[2]: k for k in keys if k.rpartition(".")[0] == parent}
     near = near[:3] or [siblings[n] for n in difflib.get_close_matches(name, siblings, 1, 0.5)]
-    near = near or difflib.get_close_matches(given, known, 1, 0.5) or same[:1]
+    near = near or difflib.get_close_matches(key, keys, 1, 0.5) or namesakes[:1]
     if near:
         return f"did you mean {' or '.join(map(repr, near))}?"
-    listed = list(siblings) or known
+    listed = list(siblings) or keys
     return f"known: {', '.join(listed[:12])}" if listed else "it has none"
 
 
 def known_keys(registry: Registry, tree: Mapping[str, object]) -> dict[str, bool]:
     """Return every key that the recipe may have, and whether it lies in a section that the recipe has.
 
-    Of parts there are the options of the classes that the recipe names.
+    Of parts, these are the options of the classes that the recipe names.
     """
     return dict(sorted(_keys(Recipe, registry, tree, "")))
 
@@ -108,41 +113,48 @@ def known_keys(registry: Registry, tree: Mapping[str, object]) -> dict[str, bool
 def _keys(cls: type, registry: Registry, tree: object, prefix: str, present: bool = True) -> Iterator[tuple[str, bool]]:
     for name, option in options(cls).items():
         allowed = shape(option.hint, registry)
-        inside, node = allowed.inside, tree.get(name) if isinstance(tree, Mapping) else None
-        section = isinstance(inside, Section) and (allowed.optional or allowed.plain is not None)
-        here = present and not (section and node is None)
-        yield f"{prefix}{name}", here
-        part = inside.find(node["class_path"]) if isinstance(inside, Choice) and isinstance(node, Mapping) else None
-        if part is not None and isinstance(node, Mapping):
-            yield from _keys(part.cls, registry, node["init_args"], f"{prefix}{name}.", here)
-        elif isinstance(inside, Section):
-            yield from _keys(inside.cls, registry, node, f"{prefix}{name}.", here)
-        elif isinstance(inside, Names) and isinstance(of := shape(inside.hint, registry).inside, Section):
-            for inner, its in node.items() if isinstance(node, Mapping) else ():
-                yield from _keys(of.cls, registry, its, f"{prefix}{name}.{inner}.", here)
+        structure = allowed.structure
+        node = tree.get(name) if isinstance(tree, Mapping) else None
+        is_optional_section = isinstance(structure, Section) and (allowed.optional or allowed.plain is not None)
+        is_present = present and not (is_optional_section and node is None)
+        key = f"{prefix}{name}"
+        yield key, is_present
+        if isinstance(structure, Section):
+            yield from _keys(structure.cls, registry, node, f"{key}.", is_present)
+        elif isinstance(structure, Choice) and isinstance(node, Mapping):
+            part = structure.find(node["class_path"])
+            yield from () if part is None else _keys(part.cls, registry, node["init_args"], f"{key}.", is_present)
+        elif isinstance(structure, DictOf) and isinstance(node, Mapping):
+            section = shape(structure.hint, registry).structure
+            if isinstance(section, Section):
+                for child_name, child in node.items():
+                    yield from _keys(section.cls, registry, child, f"{key}.{child_name}.", is_present)
 
 
-def unknown_class(key: str, name: object, inside: Choice, registry: Registry) -> str:
-    """Return why a name is none of a key's classes: misspelt, of another kind, disabled, or missing; with a remedy."""
-    given = f"{key} is {shown(name)}"
-    listed = ", ".join(inside.parts) or "none"
+def unknown_class(key: str, name: object, choice: Choice, registry: Registry) -> str:
+    """Return why a name is none of a key's classes: misspelt, of another kind, disabled or missing; with a remedy."""
+    subject = f"{key} is {quote(name)}"
+    listed = ", ".join(choice.parts) or "none"
     if not isinstance(name, str):
-        return f"{given}, expected the name of a class: {listed}"
+        return f"{subject}, expected the name of a class: {listed}"
     bare, package = name.rpartition(".")[2], name.partition(".")[0]
-    if inside.kind == "tasks" and (reader := READERS.get(PurePath(name).suffix)):
-        return f"{given}, a file, expected a class: write --{key} {reader} --{key}.path {name}"
+    reader = READERS.get(PurePath(name).suffix)
+    if choice.kind == "tasks" and reader is not None:
+        return f"{subject}, a file, expected a class: write --{key} {reader} --{key}.path {name}"
     for kind, parts in registry.parts.items():
-        if kind != inside.kind and bare in parts and name in (bare, *import_paths(parts[bare].cls)):
-            return f"{given}, which is one of the {kind}; known {inside.kind}: {listed}"
+        if kind != choice.kind and bare in parts and name in (bare, *import_paths(parts[bare].cls)):
+            return f"{subject}, which is one of the {kind}; known {choice.kind}: {listed}"
     if "." in name and "/" not in name:
-        return f"{given}, {_not_offered(package, registry)}; known {inside.kind}: {listed}"
-    if distribution := PACKAGES.get(bare):
-        return f"{given}, which {_state(distribution, registry)}"
-    if near := difflib.get_close_matches(bare, inside.parts, 1, 0.6):
-        return f"{given}, which no plugin offers; did you mean {near[0]!r}?"
-    hidden = [p.name for p in registry.plugins if p.disabled]
-    also = f"; disabled by {DISABLE_VARIABLE}: {', '.join(hidden)}" if hidden else ""
-    return f"{given}, which no plugin offers; known: {listed}{also}"
+        return f"{subject}, {_not_offered(package, registry)}; known {choice.kind}: {listed}"
+    distribution = PACKAGES.get(bare)
+    if distribution is not None:
+        return f"{subject}, which {_state(distribution, registry)}"
+    near = difflib.get_close_matches(bare, choice.parts, 1, 0.6)
+    if near:
+        return f"{subject}, which no plugin offers; did you mean {near[0]!r}?"
+    disabled = [p.name for p in registry.plugins if p.disabled]
+    note = f"; disabled by {DISABLE_VARIABLE}: {', '.join(disabled)}" if disabled else ""
+    return f"{subject}, which no plugin offers; known: {listed}{note}"
 
 
 def _not_offered(package: str, registry: Registry) -> str:
@@ -156,6 +168,7 @@ def _not_offered(package: str, registry: Registry) -> str:
 
 
 def _state(distribution: str, registry: Registry) -> str:
+    """Return why a class of one of rlkit's plugins cannot be named: a relative clause."""
     for plugin in registry.plugins:
         if plugin.distribution == distribution and plugin.disabled:
             return f"the plugin {plugin.name!r} offers, but {DISABLE_VARIABLE} disables it; unset it"
@@ -166,10 +179,11 @@ def _state(distribution: str, registry: Registry) -> str:
 
 def classes_at(key: str, registry: Registry) -> Choice | Section | None:
     """Return what a key may name, or the section that it is, for its help; None if it is neither."""
-    inside: object = Section(Recipe)
+    structure: object = Section(Recipe)
     for name in key.split("."):
-        if not isinstance(inside, Section) or name not in options(inside.cls):
+        if not isinstance(structure, Section) or name not in options(structure.cls):
             return None
-        inside = shape(options(inside.cls)[name].hint, registry).inside
-        inside = shape(inside.hint, registry).inside if isinstance(inside, Names | Items) else inside
-    return inside if isinstance(inside, Choice | Section) else None
+        structure = shape(options(structure.cls)[name].hint, registry).structure
+        if isinstance(structure, DictOf | ListOf):
+            structure = shape(structure.hint, registry).structure
+    return structure if isinstance(structure, Choice | Section) else None

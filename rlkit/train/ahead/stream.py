@@ -15,7 +15,7 @@ from rlkit.interfaces.advantage import Needs
 from rlkit.rollout.collect import BusyTimer
 from rlkit.rollout.gate import Gate
 from rlkit.rollout.service import RolloutService
-from rlkit.sections import Replay
+from rlkit.sections import GroupReplay
 from rlkit.train.ahead.buffer import ReplayBuffer
 from rlkit.train.ahead.group import PromptGroup
 from rlkit.train.ahead.ledger import Ledger
@@ -84,7 +84,7 @@ class RolloutStream(ABC):
         """Of the groups that are being sampled, and of those whose sampling failed."""
         self._groups: dict[int, PromptGroup] = {}
         self._greedy = Needs.GREEDY in service.recipe.needs
-        replay = rollout.replay or Replay(0)
+        replay = rollout.replay or GroupReplay(0)
         self._slots_again = service.shard_for_rank(range(self._batch, self._batch + replay.size))
         self._buffer = ReplayBuffer(len(self._slots_again), replay.reuse, rollout.max_staleness)
 
