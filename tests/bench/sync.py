@@ -12,7 +12,7 @@ import statistics
 import time
 
 from rlkit.engines import SGLangServer
-from rlkit.engines.server.states import State
+from rlkit.engines.server.states import ServerState
 from rlkit.engines.sglang.launch import Launch
 from rlkit.models.lora import add_lora
 from rlkit.sections import Lora
@@ -37,7 +37,7 @@ def main() -> None:
         times: dict[str, list[float]] = {name: [] for name in engines}
         for _ in range(ROUNDS):
             for name, engine in engines.items():
-                engine._own[0].state = State.COLD  # for another has given the server its own weights
+                engine.fleet.owned[0].state = ServerState.COLD  # for another has given the server its own weights
                 trainer.publish(engine)
                 start = time.perf_counter()
                 trainer.publish(engine, bucket_bytes=256 * 1024 * 1024)

@@ -96,7 +96,7 @@ def children(pid: int) -> list[int]:
 
 def server_pid(engine: SGLangServer) -> int:
     """Return the process of the first server that an engine has started."""
-    process = engine._own[0].process
+    process = engine.fleet.owned[0].process
     assert process is not None
     assert process._supervisor is not None
     [pid] = children(process._supervisor.pid)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlkit.engines import SGLangServer
-from rlkit.engines.server.states import State
+from rlkit.engines.server.states import ServerState
 from rlkit.engines.sglang.launch import Launch
 from rlkit.errors import EngineError, RecipeError
 from rlkit.models.lora import add_lora
@@ -64,7 +64,7 @@ def publish(trainer: Trainer, engine: SGLangServer) -> int:
 
 
 def test_adapters_arrive_merged(adapted: Trainer, engine: SGLangServer, trainer: Trainer) -> None:
-    other = SGLangServer(urls=[engine._own[0].url], retry=RETRY)
+    other = SGLangServer(urls=[engine.fleet.owned[0].url], retry=RETRY)
     other.bind(adapted.runtime)
     learn(adapted, 31)
     assert publish(adapted, other) == 1
@@ -89,10 +89,10 @@ def test_adapters_travel_alone_after_the_base(adapted: Trainer, tmp_path: Path) 
         Watched.spoilt = True
         with pytest.raises(EngineError, match="lessens the gap for: the adapters"):
             publish(adapted, engine)
-        engine._own[0].state = State.COLD  # as after a restart
+        engine.fleet.owned[0].state = ServerState.COLD  # as after a restart
         assert publish(adapted, engine) == 1
         assert adapted.is_served_by(engine)
-        alone, urls = Launch(adapter_only=True), [engine._own[0].url]
+        alone, urls = Launch(adapter_only=True), [engine.fleet.owned[0].url]
         files = SGLangServer(urls=urls, transport="disk", retry=RETRY, launch=alone)
         files.bind(adapted.runtime)
         for seed, bases in ((34, 1), (35, 0)):

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from rlkit.engines import SGLangServer
-from rlkit.engines.server.api import Answer
-from rlkit.engines.server.node import Node
-from rlkit.engines.server.states import DEADLINES, State, Step
-from rlkit.engines.server.weight_check import ask_policy
+from rlkit.engines.server.api import ServerOutput
+from rlkit.engines.server.server import InferenceServer
+from rlkit.engines.server.states import DEADLINES, ServerState, UpdateStep
+from rlkit.engines.server.weight_check import policy_logps
 from rlkit.engines.sglang.launch import Launch
 from rlkit.errors import EngineError
 from rlkit.models.weights import PolicyWeights
@@ -30,7 +30,7 @@ def second(trainer: Trainer, engine: SGLangServer) -> Iterator[Any]:
     made: list[SGLangServer] = []
 
     def make(**options: Any) -> SGLangServer:
-        other = SGLangServer(urls=[engine._own[0].url], retry=RETRY, **options)
+        other = SGLangServer(urls=[engine.fleet.owned[0].url], retry=RETRY, **options)
         made.append(other)
         other.bind(trainer.runtime)
         return other
@@ -54,10 +54,10 @@ def test_greedy_output_equals_generate_before_and_after(trainer: Trainer, second
 def test_memory_is_released_and_weights_come_back_with_it(trainer: Trainer, second: Any) -> None:
     other = second(launch=Launch(release_memory=True))
     trainer.publish(other)
-    [node] = other._own
+    [node] = other.fleet.owned
     with other.on_device():
         assert trainer.is_served_by(other)
-    assert node.state is State.OFFLOADED
+    assert node.state is ServerState.OFFLOADED
     trainer.learn(13)
     trainer.publish(other)  # wakes it in the right order
     with other.on_device():
@@ -79,12 +79,12 @@ def test_what_is_interrupted_goes_on_after_the_memory_was_released(trainer: Trai
     async def interrupted() -> list[Completion]:
         running = [asyncio.create_task(other.generate(one)) for one in asked]
         await asyncio.sleep(0.3)
-        other._interruption.begin(other._nodes)
+        other.requests.interrupt()
         return list(await asyncio.wait_for(asyncio.gather(*running), 5))
 
     with other.on_device():
         parts = trainer.wait(interrupted())
-    assert other._own[0].state is State.OFFLOADED
+    assert other.fleet.owned[0].state is ServerState.OFFLOADED
     cut = [part.stop is StopReason.INTERRUPTED and 0 < len(part.tokens) < 300 for part in parts]
     assert sum(cut) > 12
     for one, part in zip(asked, parts, strict=True):
@@ -152,7 +152,7 @@ def test_a_tensor_that_is_corrupted_on_its_way_is_named(trainer: Trainer, engine
 def test_a_difference_that_stays_is_said_to_stay(trainer: Trainer, engine: SGLangServer) -> None:
     trainer.version += 1
     stream = Corrupt(trainer.policy, "model.layers.0.mlp.down_proj.weight", always=True)
-    with pytest.raises(EngineError, match="Sending all tensors again changes nothing"):
+    with pytest.raises(EngineError, match="Resending all tensors changes nothing"):
         trainer.wait(engine.sync(stream, trainer.version))
     trainer.publish(engine)
 
@@ -160,17 +160,17 @@ def test_a_difference_that_stays_is_said_to_stay(trainer: Trainer, engine: SGLan
 def test_weights_of_another_model_are_refused(trainer: Trainer, engine: SGLangServer) -> None:
     """The trainer whose log-probs are compared is not the one whose weights were sent."""
     other = Trainer(random_model("qwen2", seed=99))
-    ask, engine._ask = engine._ask, lambda rows: ask_policy(other.runtime, rows)
+    ask, engine.weights._policy_logps = engine.weights._policy_logps, lambda rows: policy_logps(other.runtime, rows)
     with pytest.raises(EngineError, match="other log-probs than the trainer"):
         trainer.publish(engine)
-    engine._ask = ask
+    engine.weights._policy_logps = ask
     trainer.publish(engine)
 
 
 def test_the_servers_own_words_are_in_the_error(
     trainer: Trainer, engine: SGLangServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine._own[0], "_retry", replace(RETRY, restarts=0))
+    monkeypatch.setattr(engine.fleet.owned[0], "_retry", replace(RETRY, restarts=0))
 
     class Cut(PolicyWeights):
         def buckets(self) -> Iterator[list[tuple[str, Tensor]]]:
@@ -188,7 +188,7 @@ def test_the_servers_own_words_are_in_the_error(
 def test_a_step_has_a_deadline(trainer: Trainer, second: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     other = second()
     trainer.publish(other)
-    monkeypatch.setitem(DEADLINES, Step.FLUSH, 1e-4)
+    monkeypatch.setitem(DEADLINES, UpdateStep.FLUSH, 1e-4)
     with pytest.raises(EngineError, match=r"could not flush the KV cache: .* within 0\.0001 s"):
         trainer.publish(other)
     monkeypatch.undo()
@@ -218,11 +218,11 @@ def test_requests_in_flight_go_on_with_the_new_weights(trainer: Trainer, engine:
 def test_stale_answers_are_never_taken_for_current_ones(trainer: Trainer, second: Any) -> None:
     other = second()
     trainer.publish(other)
-    [node] = other._own
+    [node] = other.fleet.owned
     asked: list[Any] = []
-    ask = Node.ask
+    ask = InferenceServer.ask
 
-    async def forgetful(self: Node, request: Request) -> Answer:
+    async def forgetful(self: InferenceServer, request: Request) -> ServerOutput:
         answer = await ask(self, request)
         asked.append(answer)
         if len(asked) > 1:
@@ -230,7 +230,7 @@ def test_stale_answers_are_never_taken_for_current_ones(trainer: Trainer, second
         return replace(answer, labels=["default"] * 24)  # as if somebody else had restarted it
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Node, "ask", forgetful)
+        patch.setattr(InferenceServer, "ask", forgetful)
         [answer] = trainer.ask(other, [request(PROMPTS[1], temperature=0.0)])
     assert len(asked) == 2
     assert set(answer.versions) == {trainer.version}

@@ -18,8 +18,9 @@ import torch
 
 from rlkit.concurrency.retry import RetryPolicy
 from rlkit.engines.sglang import teacher
-from rlkit.engines.sglang.teacher import Span, served_logps, served_top
+from rlkit.engines.sglang.teacher import SGLangTeacher
 from rlkit.errors import EngineError
+from rlkit.interfaces.teacher import TokenSpan
 from rlkit.testing import random_model
 from rlkit.testing.models import build_tokenizer
 from rlkit.train.distill import servers
@@ -93,18 +94,18 @@ def said_top(places: list[Any]) -> Any:
     return {"output_ids": [], "meta_info": {"input_top_logprobs": [None, *found]}}
 
 
-def ask(*servers: Server, spans: list[Span] | None = None) -> list[list[float]]:
-    found = served_logps([server.url for server in servers], spans or [Span([5, 6, 7, 8], 2)])
-    return asyncio.run(found)
+def ask(*servers: Server, spans: list[TokenSpan] | None = None) -> list[list[float]]:
+    teacher = SGLangTeacher([server.url for server in servers])
+    return asyncio.run(teacher.logps(spans or [TokenSpan([5, 6, 7, 8], 2)]))
 
 
 def test_rows_are_scored_from_their_starts_in_their_order(serve: Callable[[Answer], Server]) -> None:
     one, other = serve(said), serve(said)
-    spans = [Span(list(range(length)), 1 + length % 3) for length in range(4, 104)]
+    spans = [TokenSpan(list(range(length)), 1 + length % 3) for length in range(4, 104)]
     assert ask(one, other, spans=spans) == [[-float(i) for i in range(s.start, len(s.tokens))] for s in spans]
     assert one.asked + other.asked == 100
     assert min(one.asked, other.asked) > 0
-    assert ask(one, spans=[Span([3], 1)]) == [[]]
+    assert ask(one, spans=[TokenSpan([3], 1)]) == [[]]
 
 
 def test_each_server_scores_a_prompt_before_anything_is_spent(serve: Callable[[Answer], Server]) -> None:
@@ -163,10 +164,10 @@ def test_what_is_no_answer_ends_with_its_cause(
 @pytest.mark.parametrize(
     ("places", "message"),
     [
-        ([[(-0.1, 3), (-3.0, 4)]], "others than the 2 most likely tokens in each place"),
-        ([[(-0.1, 3), (-3.0, 3)]] * 2, "others than the 2 most likely tokens"),
-        ([[(-0.1, 3)]] * 2, "others than the 2 most likely tokens"),
-        ([[(-0.1, 3), (float("nan"), 4)]] * 2, "others than the 2 most likely tokens"),
+        ([[(-0.1, 3), (-3.0, 4)]], "not returned the 2 most likely tokens at each position"),
+        ([[(-0.1, 3), (-3.0, 3)]] * 2, "not returned the 2 most likely tokens"),
+        ([[(-0.1, 3)]] * 2, "not returned the 2 most likely tokens"),
+        ([[(-0.1, 3), (float("nan"), 4)]] * 2, "not returned the 2 most likely tokens"),
         ([None] * 2, "expected the most likely tokens"),
         ([[("x", 3), (-3.0, 4)]] * 2, "expected the most likely tokens"),
     ],
@@ -176,24 +177,26 @@ def test_most_likely_tokens_are_as_many_as_were_asked_for(
 ) -> None:
     monkeypatch.setattr(teacher, "RETRY", RetryPolicy(retries=0, request_seconds=5.0))
     fine = serve(lambda *_: said_top([[(-0.1, 3), (-3.0, 4)]] * 2))
-    spans = [Span([5, 6, 7, 8], 2)]
-    assert asyncio.run(served_top([fine.url], spans, 2)) == [[([3, 4], [-0.1, -3.0])] * 2]
+    spans = [TokenSpan([5, 6, 7, 8], 2)]
+    assert asyncio.run(SGLangTeacher([fine.url]).top_logps(spans, 2)) == [[([3, 4], [-0.1, -3.0])] * 2]
     broken = serve(lambda *_: said_top(places))
     with pytest.raises(EngineError, match=message):
-        asyncio.run(served_top([broken.url], spans, 2))
+        asyncio.run(SGLangTeacher([broken.url]).top_logps(spans, 2))
 
 
-def on_servers(monkeypatch: pytest.MonkeyPatch, answer: Any, columns: int) -> tuple[Any, list[Span]]:
+def on_servers(monkeypatch: pytest.MonkeyPatch, answer: Any, columns: int) -> tuple[Any, list[TokenSpan]]:
     """Return a context whose teacher's servers answer so, around a policy of so many columns, and what they score."""
-    asked: list[Span] = []
+    asked: list[TokenSpan] = []
 
-    async def served(urls: list[str], spans: list[Span], *count: int) -> Any:
-        assert urls == ["http://teacher"]
+    async def score(spans: list[TokenSpan], *count: int) -> Any:
         asked.extend(spans)
         return [answer] * len(spans)
 
-    monkeypatch.setattr(servers, "served_logps", served)
-    monkeypatch.setattr(servers, "served_top", served)
+    def connect(urls: list[str]) -> Any:
+        assert urls == ["http://teacher"]
+        return SimpleNamespace(logps=score, top_logps=score)
+
+    monkeypatch.setattr(servers, "connect_teacher", connect)
     monkeypatch.setattr(servers, "columns_of", lambda actor: columns)
     section = SimpleNamespace(urls=["http://teacher"])
     made = SimpleNamespace(recipe=SimpleNamespace(teacher=section), ranks=LocalRanks(), models=SimpleNamespace())
@@ -215,7 +218,7 @@ def test_a_row_is_sent_if_the_policy_chose_a_token_and_scored_from_the_first_of_
 ) -> None:
     made, asked = on_servers(monkeypatch, [-1.0, -2.0, -3.0], columns=9)
     logps = logps_on_servers(made, two_rows())
-    assert asked == [Span([4, 5, 6, 7, 8], 2)]
+    assert asked == [TokenSpan([4, 5, 6, 7, 8], 2)]
     assert logps.tolist() == [[0, 0, 0, 0, 0], [0, 0, -1, 0, -3]]
 
 
@@ -227,7 +230,7 @@ def test_a_place_where_the_teacher_prefers_a_token_that_the_policy_lacks_is_not_
     places = [([8, 3], [half, quarter]), ([1, 2], [half, quarter]), ([3, 9], [half, quarter])]
     made, asked = on_servers(monkeypatch, places, columns=9)
     ids, logps = top_on_servers(made, two_rows(), 2)
-    assert asked == [Span([4, 5, 6, 7, 8], 2)]
+    assert asked == [TokenSpan([4, 5, 6, 7, 8], 2)]
     assert ids[1].tolist() == [[0, 0], [0, 0], [8, 3], [0, 0], [0, 0]]
     assert logps[1, 2].tolist() == pytest.approx([half, quarter, quarter])
     assert logps[1, 4].isnan().all()

@@ -9,31 +9,31 @@ from typing import Any
 import pytest
 import torch
 
-from rlkit.engines.server.api import Answer
+from rlkit.engines.server.api import ServerOutput
 from rlkit.engines.server.transports import flatten
-from rlkit.engines.server.weight_check import Gap, Tolerance, gap_between
+from rlkit.engines.server.weight_check import LogpGap, Tolerance, gap_between
 from rlkit.engines.sglang.api import SGLangApi
 
 
 def test_log_probs_are_compared_by_hand() -> None:
     logps = torch.log(torch.tensor([[0.5, 0.25, 0.25], [0.125, 0.375, 0.5]]))
     # log 0.25 of token 1, off by 0.1; log 0.5 of token 2, which is the likeliest, off by 0.3
-    answer = Answer([1, 2], [math.log(0.25) + 0.1, math.log(0.5) - 0.3])
+    answer = ServerOutput([1, 2], [math.log(0.25) + 0.1, math.log(0.5) - 0.3])
     gap = gap_between([logps], [answer], 1)
-    assert (gap.mean, gap.most) == pytest.approx((0.2, 0.3))
+    assert (gap.mean, gap.max) == pytest.approx((0.2, 0.3))
 
 
 def test_greedy_tokens_that_the_trainer_finds_less_likely_count() -> None:
     logps = torch.log(torch.tensor([[0.5, 0.25, 0.25], [0.125, 0.5, 0.375]]))
     # the second is 0.375, where 0.5 was to be had: log(0.5 / 0.375) = 0.2877
-    answer = Answer([0, 2], [math.log(0.5), math.log(0.375)])
+    answer = ServerOutput([0, 2], [math.log(0.5), math.log(0.375)])
     gap = gap_between([logps], [answer], 2)
-    assert (gap.mean, gap.most) == pytest.approx((0.2877 / 2, 0.2877), abs=1e-4)
+    assert (gap.mean, gap.max) == pytest.approx((0.2877 / 2, 0.2877), abs=1e-4)
 
 
 def test_nan_is_never_within_the_tolerance() -> None:
-    gap = gap_between([torch.zeros(1, 1)], [Answer([0], [math.nan])], 1)
-    assert gap == Gap(math.inf, math.inf)
+    gap = gap_between([torch.zeros(1, 1)], [ServerOutput([0], [math.nan])], 1)
+    assert gap == LogpGap(math.inf, math.inf)
     assert not gap.within(Tolerance(1e9, 1e9))
 
 

@@ -20,8 +20,8 @@ from rlkit.cli.parsing.parser import parse
 from rlkit.engines import SGLangEngine, SGLangServer
 from rlkit.engines.server.http import Client, Fault
 from rlkit.engines.server.retry import ServerRetryPolicy
-from rlkit.engines.sglang.engine import gpus_of_trainers
-from rlkit.engines.sglang.launch import Launch, adapter_words, command, environment
+from rlkit.engines.sglang.engine import trainer_gpus
+from rlkit.engines.sglang.launch import Launch, adapter_arguments, command, environment
 from rlkit.models.load import load_policy
 from rlkit.sections import Lora, Model
 from rlkit.train.setup import fabric_for
@@ -94,7 +94,7 @@ def test_float32_has_an_attention_that_takes_it(dtype: str, gpu: int | None, bac
 
 
 def test_there_is_room_for_a_probe_without_adapters() -> None:
-    words = adapter_words(load_policy(Model("tiny", lora=Lora(rank=4))), None)
+    words = adapter_arguments(load_policy(Model("tiny", lora=Lora(rank=4))), None)
     assert words[words.index("--max-loras-per-batch") + 1] == "2"
 
 
@@ -116,10 +116,14 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Launch, int | None]]:
 
 def start(engine: SGLangServer | SGLangEngine, device: str) -> None:
     runtime: Any = SimpleNamespace(
-        policy=None, device=torch.device(device), tensor_parallel=1, gather_world=lambda x: [x]
+        policy=None,
+        device=torch.device(device),
+        stop_ids=frozenset(),
+        tensor_parallel=1,
+        gather_world=lambda x: [x],
     )
-    engine._runtime, engine._stop_ids, engine._dtype = runtime, frozenset(), torch.bfloat16
-    engine._trainers = gpus_of_trainers(runtime)
+    engine.runtime, engine.weight_dtype = runtime, torch.bfloat16
+    engine._trainer_gpus = trainer_gpus(runtime)
     for node in engine.start(0):
         node.close()
 
@@ -165,8 +169,8 @@ def test_a_process_is_told_how_long_it_may_hang(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("SGLANG_HEALTH_CHECK_TIMEOUT", raising=False)
     engine = SGLangEngine(retry=ServerRetryPolicy(hang_seconds=7.0))
     policy = load_policy(Model("tiny"))
-    runtime: Any = SimpleNamespace(policy=policy, device=torch.device("cpu"))
-    engine._runtime, engine._stop_ids, engine._dtype, engine._trainers = runtime, frozenset(), torch.float32, set()
+    runtime: Any = SimpleNamespace(policy=policy, device=torch.device("cpu"), stop_ids=frozenset())
+    engine.runtime, engine.weight_dtype, engine._trainer_gpus = runtime, torch.float32, set()
     process = engine.process(None)
     assert process.environment["SGLANG_HEALTH_CHECK_TIMEOUT"] == "7"
     process.close()

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from rlkit.engines import SGLangEngine, SGLangServer
-from rlkit.engines.server.api import Answer
-from rlkit.engines.server.node import Node
+from rlkit.engines.server.api import ServerOutput
 from rlkit.engines.server.push import Mismatch, Push
 from rlkit.engines.server.retry import ServerRetryPolicy
-from rlkit.engines.server.states import State
+from rlkit.engines.server.server import InferenceServer
+from rlkit.engines.server.states import ServerState
 from rlkit.engines.server.weight_check import TOLERANCES
 from rlkit.engines.sglang.launch import Launch
 from rlkit.errors import EngineError
@@ -83,7 +83,7 @@ class Pushes(Push):
 
     async def push(
         self, stream: Any, nodes: Any, label: str, expected: Any, base: bool = True
-    ) -> dict[Node, EngineError]:
+    ) -> dict[InferenceServer, EngineError]:
         self.bases.append(base)
         return {} if self.error is None else dict.fromkeys(nodes, self.error)
 
@@ -94,9 +94,8 @@ class Pushes(Push):
 def engine_of(rank: int, runtime: Any, push: Push) -> SGLangServer:
     """Return the engine of a rank; the first alone has a server, which has no weights yet."""
     engine = SGLangServer(launch=Launch(adapter_only=True), check_weights=False)
-    engine._runtime, engine._push, engine._run = runtime, push, "run"
-    node = engine.node("http://127.0.0.1:1")
-    engine._own = [node] if rank == 0 else []
+    engine.weights.bind(runtime, push, "run")
+    engine.fleet.owned = [engine.connect("http://127.0.0.1:1")] if rank == 0 else []
     return engine
 
 
@@ -106,9 +105,9 @@ def test_all_ranks_read_the_base_where_one_server_needs_it() -> None:
     def work(rank: int, runtime: Any) -> list[bool]:
         push = Pushes()
         engine = engine_of(rank, runtime, push)
-        for version, state in enumerate((State.COLD, State.READY)):
-            for node in engine._own:
-                node.state = state
+        for version, state in enumerate((ServerState.COLD, ServerState.READY)):
+            for server in engine.fleet.owned:
+                server.state = state
             asyncio.run(engine.sync(SimpleNamespace(), version))  # type: ignore[arg-type]
         return push.bases
 
@@ -129,8 +128,8 @@ def test_a_tensor_parallel_group_asks_the_policy_about_the_rows_of_its_first_ran
     asked: dict[int, Any] = {}
 
     def work(rank: int, runtime: Any) -> None:
-        async def probe(rows: Any, count: int, deadline: float) -> list[Answer]:
-            return [Answer([2, 3, *[7] * count], [0.0] * (2 + count))]
+        async def probe(rows: Any, count: int, deadline: float) -> list[ServerOutput]:
+            return [ServerOutput([2, 3, *[7] * count], [0.0] * (2 + count))]
 
         def ask(rows: Any) -> list[torch.Tensor]:
             asked[rank] = rows
@@ -138,8 +137,8 @@ def test_a_tensor_parallel_group_asks_the_policy_about_the_rows_of_its_first_ran
 
         push = Push(SimpleNamespace(), torch.float32, TOLERANCES[torch.float32], False, runtime.broadcast_tp)  # type: ignore[arg-type]
         api: Any = SimpleNamespace(probe=probe)
-        nodes = [Node(api, ServerRetryPolicy())] if rank == 0 else []
-        assert not asyncio.run(push.try_canary(nodes, [1, 2, 3], ask))
+        nodes = [InferenceServer(api, ServerRetryPolicy())] if rank == 0 else []
+        assert not asyncio.run(push.check_sampling(nodes, [1, 2, 3], ask))
 
     assert World().run(work) == [None] * RANKS
     assert asked == {0: [[1, 2, 3, *[7] * 16]], 1: [[1, 2, 3, *[7] * 16]], 2: [[1, 2, 3]], 3: [[1, 2, 3]]}
@@ -152,11 +151,11 @@ def test_engines_are_started_where_somebody_samples(
     """On the first rank of a tensor-parallel group; the others would have a server that nobody asks."""
     monkeypatch.setattr("rlkit.engines.sglang.engine.require_sglang", lambda: None)
     monkeypatch.setattr(SGLangEngine, "process", lambda self, gpu: gpu)
-    monkeypatch.setattr(SGLangEngine, "started", lambda self, gpu: gpu)
+    monkeypatch.setattr(SGLangEngine, "launch_server", lambda self, gpu: gpu)
     urls = []
     for rank in range(RANKS):
         engine = SGLangEngine(Launch(tensor_parallel=engine_ranks))
-        engine._runtime = World().runtime(rank)
-        engine._runtime.device = torch.device("cuda", rank)
+        engine.runtime = World().runtime(rank)
+        engine.runtime.device = torch.device("cuda", rank)
         urls.append([str(gpu) for gpu in engine.start(rank)])
-    assert [engine.serving(urls, rank) for rank in range(RANKS)] == [[str(gpu)] for gpu in first]
+    assert [engine.sampling_urls(urls, rank) for rank in range(RANKS)] == [[str(gpu)] for gpu in first]

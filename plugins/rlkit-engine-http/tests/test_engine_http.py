@@ -23,7 +23,7 @@ from rlkit_engine_http.server import Sampler, ServerRuntime, application, read_r
 from safetensors.torch import load_file, save_file
 
 from rlkit.engines import TorchEngine
-from rlkit.engines.server.api import Answer
+from rlkit.engines.server.api import ServerOutput
 from rlkit.engines.server.http import Client, Fault
 from rlkit.testing import random_model
 from rlkit.types import Request, SampleKey, Sampling
@@ -93,9 +93,9 @@ def test_a_pause_splits_an_answer_and_the_rest_comes_from_the_new_weights(policy
     save_file(dict(new.named_parameters()), tmp_path / "new.safetensors")
     whole = request(PROMPTS[0], max_tokens=40)
 
-    async def run() -> Answer:
+    async def run() -> ServerOutput:
         serving = sampler(old)
-        serving.go_on("run-0")
+        serving.resume("run-0")
         asked = asyncio.create_task(serving.generate(whole))
         while serving.engine.health()["rows_peak"] == 0:
             await asyncio.sleep(0)
@@ -103,7 +103,7 @@ def test_a_pause_splits_an_answer_and_the_rest_comes_from_the_new_weights(policy
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(asyncio.shield(asked), 0.1)
         serving.load(str(tmp_path / "new.safetensors"))
-        serving.go_on("run-1")
+        serving.resume("run-1")
         return await asked
 
     answer = asyncio.run(run())
@@ -122,7 +122,7 @@ async def together(policy: Any, *requests: Request) -> list[list[int]]:
 
 
 def test_probes_are_the_trainers_log_probs_and_its_likeliest_tokens(policy: Any) -> None:
-    async def run() -> list[Answer]:
+    async def run() -> list[ServerOutput]:
         client, api = await calls(policy)
         await api.client.post("/continue", {"label": "run-0"}, 5.0)
         found = await api.probe(PROMPTS, 3, 5.0)
@@ -208,7 +208,7 @@ def test_a_request_survives_its_way() -> None:
             return {"tokens": [7], "logps": [-0.5], "labels": ["run-0"], "stopped": True}
 
     answer = asyncio.run(HttpApi(Recorder()).generate(asked))  # type: ignore[arg-type]
-    assert answer == Answer([7], [-0.5], ["run-0"], True)
+    assert answer == ServerOutput([7], [-0.5], ["run-0"], True)
     found = read_request(sent[0])
     assert (found.tokens, found.sampling, found.key) == (asked.tokens, asked.sampling, asked.key)
 

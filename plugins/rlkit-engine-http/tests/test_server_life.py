@@ -20,9 +20,9 @@ import torch
 from rlkit_engine_http import HttpEngine
 from torch import Tensor, nn
 
-from rlkit.engines.server.node import Node
 from rlkit.engines.server.retry import ServerRetryPolicy
-from rlkit.engines.server.states import State
+from rlkit.engines.server.server import InferenceServer
+from rlkit.engines.server.states import ServerState
 from rlkit.errors import EngineError, RolloutError
 from rlkit.types import Completion, Request, SampleKey, Sampling
 
@@ -135,7 +135,7 @@ class Trainer:
 
         return self.wait(together())
 
-    def control(self, node: Node, **what: Any) -> Any:
+    def control(self, node: InferenceServer, **what: Any) -> Any:
         return self.wait(node.api.client.post("/control", what, 5.0))
 
 
@@ -143,7 +143,7 @@ def request(number: int, count: int = 10) -> Request:
     return Request((1, 2), Sampling(max_tokens=count), SampleKey(0, 1, str(number), 0), f"conversation {number}")
 
 
-def pid_of(node: Node) -> int:
+def pid_of(node: InferenceServer) -> int:
     """Return the process that serves, a child of its supervisor."""
     assert node.process is not None
     assert node.process._supervisor is not None
@@ -185,7 +185,7 @@ def test_a_server_that_dies_or_hangs_in_mid_request_is_replaced(
     trainer: Trainer, number: signal.Signals, retry: ServerRetryPolicy
 ) -> None:
     engine = trainer.engine(retry)
-    [node] = engine._own
+    [node] = engine.fleet.owned
     trainer.control(node, delay=0.03)
     before = pid_of(node)
     answers = trainer.ask(engine, 8, lambda: os.kill(before, number))
@@ -200,7 +200,7 @@ def test_a_server_that_dies_or_hangs_in_mid_request_is_replaced(
 def test_a_server_that_is_slow_is_left_alone(trainer: Trainer) -> None:
     """Requests take twice as long as a server may hang, but it answers that it lives."""
     engine = trainer.engine(HASTY)
-    trainer.control(engine._own[0], delay=0.08)
+    trainer.control(engine.fleet.owned[0], delay=0.08)
     assert all_written(trainer.ask(engine, 4), 1, trainer.version)
     assert (engine.health()["restarts"], engine.health()["retried"]) == (0, 0)
 
@@ -208,7 +208,7 @@ def test_a_server_that_is_slow_is_left_alone(trainer: Trainer) -> None:
 def test_a_server_that_dies_while_the_trainer_learns_gets_no_weights_before_the_next_sync(trainer: Trainer) -> None:
     """It is restarted at once, but nothing reads weights that the trainer is changing."""
     engine = trainer.engine()
-    [node] = engine._own
+    [node] = engine.fleet.owned
     trainer.control(node, delay=0.03)
     with engine.on_device():
         pass
@@ -219,7 +219,7 @@ def test_a_server_that_dies_while_the_trainer_learns_gets_no_weights_before_the_
         os.kill(pid_of(node), signal.SIGKILL)
         while not engine.needs_weights:
             await asyncio.sleep(0.01)
-        assert node.state is State.COLD
+        assert node.state is ServerState.COLD
         trainer.policy.likeliest(4)
         trainer.version += 1
         await engine.sync(Weights(trainer.policy), trainer.version)
@@ -235,21 +235,21 @@ def test_the_trainer_does_not_learn_while_a_server_is_restored(trainer: Trainer)
 
     class Watched(Weights):
         def buckets(self, merged: bool = True) -> Iterator[list[tuple[str, Tensor]]]:
-            held.append(engine._weights.locked())
+            held.append(engine.weights.lock.locked())
             yield from super().buckets(merged)
 
     trainer.wait(engine.sync(Watched(trainer.policy), 2))
     with engine.on_device():
-        trainer.control(engine._own[0], delay=0.03)
-        assert all_written(trainer.ask(engine, 2, lambda: os.kill(pid_of(engine._own[0]), signal.SIGKILL)), 1, 2)
-        assert not engine._weights.locked()
+        trainer.control(engine.fleet.owned[0], delay=0.03)
+        assert all_written(trainer.ask(engine, 2, lambda: os.kill(pid_of(engine.fleet.owned[0]), signal.SIGKILL)), 1, 2)
+        assert not engine.weights.lock.locked()
     assert held == [False, True]
-    assert engine._weights.locked()
+    assert engine.weights.lock.locked()
 
 
 def test_a_server_that_dies_between_rollouts_is_back_at_the_next_sync(trainer: Trainer) -> None:
     engine = trainer.engine()
-    [node] = engine._own
+    [node] = engine.fleet.owned
     os.kill(pid_of(node), signal.SIGKILL)
     wait_until(lambda: node.ended)
     trainer.sync(engine, 3)
@@ -259,7 +259,7 @@ def test_a_server_that_dies_between_rollouts_is_back_at_the_next_sync(trainer: T
 
 def test_a_server_that_dies_again_and_again_ends_the_run(trainer: Trainer) -> None:
     engine = trainer.engine(ServerRetryPolicy(request_seconds=30.0, start_seconds=20.0, restarts=0))
-    trainer.control(engine._own[0], dies=True)
+    trainer.control(engine.fleet.owned[0], dies=True)
     with pytest.raises(EngineError, match=r"(?s)could not go on: it failed 1 times since .* ended with exit code 7"):
         trainer.ask(engine, 1)
 
@@ -272,7 +272,7 @@ def test_a_server_that_cannot_start_is_named_with_its_log(trainer: Trainer, monk
 
 def test_stale_weights_are_noticed_and_replaced(trainer: Trainer) -> None:
     engine = trainer.engine()
-    [node] = engine._own
+    [node] = engine.fleet.owned
     trainer.control(node, label="another-run-7", weights={"a": [0.0] * 4 + [9.0], "b": [0.0] * 5})
     assert all_written(trainer.ask(engine, 1), 1, trainer.version)
     assert (engine.health()["stale"], engine.health()["restarts"]) == (1, 0)
@@ -280,20 +280,20 @@ def test_stale_weights_are_noticed_and_replaced(trainer: Trainer) -> None:
 
 def test_a_tensor_that_arrived_wrong_is_named(trainer: Trainer) -> None:
     engine = trainer.engine()
-    trainer.control(engine._own[0], spoils="b")
+    trainer.control(engine.fleet.owned[0], spoils="b")
     with pytest.raises(EngineError, match=r"other log-probs than the trainer: .* lessens the gap for: b \(now "):
         trainer.sync(engine, 2)
-    assert engine._own[0].state is State.UNCHECKED
+    assert engine.fleet.owned[0].state is ServerState.UNCHECKED
     trainer.sync(engine, 2)
     assert all_written(trainer.ask(engine, 2), 2, trainer.version)
 
 
 def test_what_is_no_answer_costs_its_conversation(trainer: Trainer) -> None:
     engine = trainer.engine(ServerRetryPolicy(request_seconds=30.0, retries=1))
-    trainer.control(engine._own[0], babbles=True)
-    with pytest.raises(RolloutError, match=r"no completion after 2 attempts: .* what is no completion \(KeyError"):
+    trainer.control(engine.fleet.owned[0], babbles=True)
+    with pytest.raises(RolloutError, match=r"no completion after 2 attempts: .* invalid completion \(KeyError"):
         trainer.ask(engine, 1)
-    trainer.control(engine._own[0], babbles=False)
+    trainer.control(engine.fleet.owned[0], babbles=False)
     assert all_written(trainer.ask(engine, 1), 1, trainer.version)
 
 
@@ -301,15 +301,15 @@ def test_64_conversations_over_4_servers_are_16_each_and_a_dead_one_gets_none(tr
     engine = trainer.engine(servers=4)
 
     def asked() -> list[int]:
-        return [0 if node.ended else trainer.control(node)["asked"] for node in engine._own]
+        return [0 if node.ended else trainer.control(node)["asked"] for node in engine.fleet.owned]
 
     assert all_written(trainer.ask(engine, 64), 1, trainer.version)
     assert asked() == [16] * 4
     assert all_written(trainer.ask(engine, 64), 1, trainer.version)  # each where it was before
     assert asked() == [32] * 4
-    engine._balance._homes.clear()
-    os.kill(pid_of(engine._own[2]), signal.SIGKILL)
-    wait_until(lambda: engine._own[2].ended)
+    engine.fleet.balancer._assignments.clear()
+    os.kill(pid_of(engine.fleet.owned[2]), signal.SIGKILL)
+    wait_until(lambda: engine.fleet.owned[2].ended)
     assert all_written(trainer.ask(engine, 63), 1, trainer.version)
     assert asked() == [53, 53, 0, 53]
     assert engine.health()["restarts"] == 0
@@ -317,7 +317,7 @@ def test_64_conversations_over_4_servers_are_16_each_and_a_dead_one_gets_none(tr
 
 def test_weights_that_arrive_in_mid_request_sample_its_rest(trainer: Trainer) -> None:
     engine = trainer.engine()
-    trainer.control(engine._own[0], delay=0.03)
+    trainer.control(engine.fleet.owned[0], delay=0.03)
 
     async def both() -> list[Completion]:
         asked = [asyncio.create_task(engine.generate(request(i, 20))) for i in range(3)]
@@ -348,9 +348,11 @@ def test_the_event_loop_goes_on_while_a_sync_blocks(trainer: Trainer, monkeypatc
         return call
 
     weights = Weights(trainer.policy)
-    monkeypatch.setattr(engine._runtime, "gather_world", slow("gather", engine._runtime.gather_world))
-    monkeypatch.setattr(engine, "_ask", slow("ask", engine._ask))
-    monkeypatch.setattr(engine._push.transport, "prepare", slow("write", engine._push.transport.prepare))
+    monkeypatch.setattr(engine.runtime, "gather_world", slow("gather", engine.runtime.gather_world))
+    monkeypatch.setattr(engine.weights, "_policy_logps", slow("ask", engine.weights._policy_logps))
+    monkeypatch.setattr(
+        engine.weights._push.transport, "prepare", slow("write", engine.weights._push.transport.prepare)
+    )
     monkeypatch.setattr(weights, "tensors", SlowItems(weights.tensors))
 
     async def ticks() -> int:
@@ -376,7 +378,7 @@ def test_a_cancelled_sync_ends_after_what_blocks(trainer: Trainer, monkeypatch: 
         ended.append("asked")
         return []
 
-    monkeypatch.setattr(engine, "_ask", slow)
+    monkeypatch.setattr(engine.weights, "_policy_logps", slow)
 
     async def cancelled() -> None:
         syncing = asyncio.create_task(engine.sync(Weights(trainer.policy), 2))
@@ -391,8 +393,8 @@ def test_a_cancelled_sync_ends_after_what_blocks(trainer: Trainer, monkeypatch: 
 
 def test_nothing_is_left_of_a_run(trainer: Trainer) -> None:
     engine = trainer.engine(servers=2)
-    processes = [node.process for node in engine._own if node.process is not None]
-    pids = [pid_of(node) for node in engine._own]
+    processes = [node.process for node in engine.fleet.owned if node.process is not None]
+    pids = [pid_of(node) for node in engine.fleet.owned]
     folders = [process.log.parent for process in processes]
     engine.close()
     assert not any(folder.exists() for folder in folders)
