@@ -34,7 +34,7 @@ class Recorded:
     def read(self) -> list[int]:
         held = self.decoder
         cached = [x for layer in held.layers for x in (layer.prompts, layer.rows)]
-        fixed = [held._tokens, held._positions, held._last, held._every, held._slots, held._places]
+        fixed = [held._tokens, held._positions, held._last, held._row_indices, held._slots, held._query_indices]
         return [x.data_ptr() for x in (*cached, *fixed, held._model()._rotations)]
 
     def __call__(self, run: Run, before: Run | None) -> Run:
