@@ -58,8 +58,8 @@ class Trainer:
 
     def learn(self, seed: int) -> None:
         """Take other weights."""
-        other = random_model("qwen2", seed=seed).state_dict()
-        self.policy.load_state_dict(other)
+        weights = random_model("qwen2", seed=seed).state_dict()
+        self.policy.load_state_dict(weights)
 
     def publish(self, engine: RolloutEngine, bucket_bytes: int = 8192) -> None:
         self.version += 1

@@ -26,7 +26,7 @@ from tests.sglang.conftest import PROMPTS, RETRY, Trainer, request, server_pid
 def rollout_with(trainer: Trainer, engine: SGLangServer, number: signal.Signals) -> None:
     """Send a signal to the server while it samples; all completions arrive, from the current weights."""
 
-    async def both() -> list[Any]:
+    async def run() -> list[Any]:
         running = [
             asyncio.create_task(engine.generate(request(PROMPTS[i % 5], i, session=str(i), max_tokens=400)))
             for i in range(32)
@@ -37,7 +37,7 @@ def rollout_with(trainer: Trainer, engine: SGLangServer, number: signal.Signals)
 
     restarts = engine.health()["restarts"]
     with pytest.warns(UserWarning, match="could not answer.*; restarting it"):
-        answers = trainer.wait(both())
+        answers = trainer.wait(run())
     assert all(a.tokens and set(a.versions) == {trainer.version} for a in answers)
     assert engine.health()["restarts"] == restarts + 1
     assert engine.health()["retried"] > 0

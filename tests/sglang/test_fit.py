@@ -49,8 +49,8 @@ def fit_and_kill(folder: Path, steps: int, step: int, *words: str) -> dict[str, 
 
 def supervisors(pid: int) -> list[int]:
     """Return the ids of those of a run's processes that stand between it and a server; rank 0's come first."""
-    found = [p for p in children(pid) if b"supervisor.py" in Path(f"/proc/{p}/cmdline").read_bytes()]
-    return found + [s for p in children(pid) if p not in found for s in supervisors(p)]
+    direct = [p for p in children(pid) if b"supervisor.py" in Path(f"/proc/{p}/cmdline").read_bytes()]
+    return direct + [s for p in children(pid) if p not in direct for s in supervisors(p)]
 
 
 def test_sglang_server_learns_while_its_server_is_killed(tmp_path: Path) -> None:
@@ -71,8 +71,8 @@ def test_sglang_engine_learns_from_a_sharded_trainer_and_releases_its_memory(tmp
 def test_a_server_samples_for_sharded_lora(tmp_path: Path, alone: str) -> None:
     words = ("--recipe=quickstart", "--rollout.engine=SGLangServer", *FAST, "--fabric.devices=2", "--out=out")
     lora = ("--model.lora.rank=4", "--train.lr=0.01", f"--rollout.engine.launch.adapter_only={alone}")
-    done = rlkit("fit", *words, "--fabric.strategy=fsdp2", *lora, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    process = rlkit("fit", *words, "--fabric.strategy=fsdp2", *lora, cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
     for row in read_jsonl(tmp_path / "out" / "metrics.jsonl"):
         assert row["mismatch/max"] < 1e-4
         assert row["rollout/failed"] == 0
@@ -83,8 +83,8 @@ def test_ranks_share_a_server_that_releases_its_memory(tmp_path: Path) -> None:
     """The server is given the weights in each rollout, and once for greedy and sampled answers."""
     words = ("--recipe=quickstart", "--rollout.engine=SGLangServer", *FAST, "--fabric.devices=2", "--out=out")
     release = ("--rollout.engine.launch.release_memory=true", "--train.offload_during_rollout=true")
-    done = rlkit("fit", *words, *release, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    process = rlkit("fit", *words, *release, cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
     for row in read_jsonl(tmp_path / "out" / "metrics.jsonl"):
         assert row["mismatch/max"] < 1e-4
         assert row["rollout/failed"] == row["engine/restarts"] == row["engine/retried"] == 0
@@ -96,8 +96,8 @@ def test_rollouts_run_ahead(tmp_path: Path, engine: str) -> None:
     """Beside the trainer, weights arrive in mid-request; on its device, requests are interrupted and go on."""
     words = ("--recipe=quick_tool", f"--rollout.engine={engine}", "--train.prompts_per_step=4", "--out=out")
     few = ("--train.steps=5", "--rollout.group_size=4", "--validation=null", "--log.rollouts.limit=null")
-    done = rlkit("fit", *words, *few, "--rollout.max_staleness=2", "--correction.high=2.0", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    process = rlkit("fit", *words, *few, "--rollout.max_staleness=2", "--correction.high=2.0", cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
     prompts: Counter[str] = Counter()
     for number in range(1, 6):
         for row in read_jsonl(tmp_path / "out" / "rollouts" / f"step-{number:05d}.jsonl.gz"):
@@ -115,18 +115,20 @@ def test_without_sglang_the_error_names_the_extra(tmp_path: Path) -> None:
     hide += "def version(name):\n    if name == 'sglang': raise m.PackageNotFoundError(name)\n    return found(name)\n"
     hide += "m.version = version\nfrom rlkit.cli.main import main; sys.exit(main())"
     words = (sys.executable, "-c", hide, "fit", "--recipe=quickstart", "--rollout.engine=SGLangServer", "--out=out")
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 1
-    assert "sglang is not installed in this environment; install it: pip install 'rlkit-fabric[sglang]'" in done.stderr
-    assert "Traceback" not in done.stderr
+    process = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    assert process.returncode == 1
+    assert (
+        "sglang is not installed in this environment; install it: pip install 'rlkit-fabric[sglang]'" in process.stderr
+    )
+    assert "Traceback" not in process.stderr
 
 
 def test_what_is_stopped_by_over_sampling_costs_no_other_request(tmp_path: Path) -> None:
     """The last step is then learned again, bit for bit, from the answers that were kept."""
     words = ("--recipe=quickstart", "--rollout.engine=SGLangServer", "--rollout.oversample=1.5", "--out=out")
     few = ("--train.steps=4", "--train.prompts_per_step=8", "--validation=null", "--save.every=2")
-    done = rlkit("fit", *words, *few, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    process = rlkit("fit", *words, *few, cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
     rows = read_jsonl(tmp_path / "out" / "metrics.jsonl")
     assert [(row["rollout/postponed"], row["rollout/samples"], row["rollout/failed"]) for row in rows] == [
         (4, 64, 0)

@@ -43,12 +43,12 @@ def test_a_teachers_log_probs_are_those_of_transformers(trainer: Trainer, engine
         expected = Actor(trainer.policy)(tokens, torch.ones_like(tokens, dtype=torch.bool)).logps[0, span.start :]
         assert len(logps) == len(expected)
         assert all(abs(logps - expected) < 1e-4 for logps, expected in zip(logps, expected.tolist(), strict=True))
-    for span, places in zip(spans, trainer.wait(SGLangTeacher(urls).top_logps(spans, 5)), strict=True):
+    for span, positions in zip(spans, trainer.wait(SGLangTeacher(urls).top_logps(spans, 5)), strict=True):
         logits = trainer.policy(input_ids=torch.tensor([span.tokens])).logits[0, span.start - 1 : -1]
         expected = logits.log_softmax(-1).topk(5)
-        assert [ids for ids, _ in places] == expected.indices.tolist()
-        found = torch.tensor([logps for _, logps in places]).view(-1, 5)
-        torch.testing.assert_close(found, expected.values, atol=1e-4, rtol=0.0)
+        assert [ids for ids, _ in positions] == expected.indices.tolist()
+        actual = torch.tensor([logps for _, logps in positions]).view(-1, 5)
+        torch.testing.assert_close(actual, expected.values, atol=1e-4, rtol=0.0)
     with pytest.raises(EngineError, match="longer than the model's context length"):
         trainer.wait(SGLangTeacher(urls).logps([TokenSpan([5] * 1000, 1)]))
 
@@ -72,8 +72,8 @@ def test_stop_ids_budgets_and_the_context_end_a_completion(trainer: Trainer, eng
 
 def test_truncated_sampling_reports_logps_of_the_full_softmax(trainer: Trainer, engine: SGLangServer) -> None:
     asked = [request(PROMPTS[0], **limits) for limits in ({"temperature": 0.0}, {"top_k": 1}, {"min_p": 1.0})]
-    greedy, *others = trainer.ask(engine, asked)
-    for likeliest in others:
+    greedy, *sampled = trainer.ask(engine, asked)
+    for likeliest in sampled:
         assert likeliest.tokens == greedy.tokens
         assert likeliest.logps == pytest.approx(greedy.logps, abs=1e-4)
 
@@ -83,8 +83,8 @@ def test_256_requests_at_once(trainer: Trainer, engine: SGLangServer) -> None:
     retried = engine.health()["retried"]
     answers = trainer.ask(engine, requests)
     for r, answer in zip(requests, answers, strict=True):
-        whole = len(answer.tokens) == r.sampling.max_tokens
-        assert whole or answer.stop is StopReason.STOP
+        full = len(answer.tokens) == r.sampling.max_tokens
+        assert full or answer.stop is StopReason.STOP
         assert len(answer.tokens) == len(answer.logps) == len(answer.versions)
     assert engine.health()["retried"] == retried
 
@@ -92,11 +92,11 @@ def test_256_requests_at_once(trainer: Trainer, engine: SGLangServer) -> None:
 def test_a_deadline_ends_one_request_and_no_other(trainer: Trainer, engine: SGLangServer) -> None:
     hasty = replace(request(PROMPTS[1], max_tokens=400, stop_ids=()), deadline=0.02)
 
-    async def both() -> list[Any]:
+    async def run() -> list[Any]:
         fine = engine.generate(request(PROMPTS[0], temperature=0.0))
         return await asyncio.gather(engine.generate(hasty), fine, return_exceptions=True)
 
-    late, fine = trainer.wait(both())
+    late, fine = trainer.wait(run())
     assert isinstance(late, TimeoutError)
     assert fine.tokens == trainer.greedy(PROMPTS[0], 24)
 
@@ -138,9 +138,9 @@ def test_requests_go_through_a_router_and_weights_past_it(trainer: Trainer, engi
         passed.append(incoming.path)
         async with (
             ClientSession() as session,
-            session.post(server + incoming.path, json=await incoming.json()) as found,
+            session.post(server + incoming.path, json=await incoming.json()) as response,
         ):
-            return web.json_response(await found.json(), status=found.status)
+            return web.json_response(await response.json(), status=response.status)
 
     async def start() -> web.AppRunner:
         app = web.Application()

@@ -31,12 +31,12 @@ class Watched(PolicyWeights):
         return super().buckets(merged)
 
     def adapter(self) -> Any:
-        found = super().adapter()
-        assert found is not None
+        adapter = super().adapter()
+        assert adapter is not None
         if Watched.spoilt:
             Watched.spoilt = False
-            found[1][0] = (found[1][0][0], found[1][0][1] + 1)
-        return found
+            adapter[1][0] = (adapter[1][0][0], adapter[1][0][1] + 1)
+        return adapter
 
 
 @pytest.fixture(scope="module")
@@ -64,12 +64,12 @@ def publish(trainer: Trainer, engine: SGLangServer) -> int:
 
 
 def test_adapters_arrive_merged(adapted: Trainer, engine: SGLangServer, trainer: Trainer) -> None:
-    other = SGLangServer(urls=[engine.fleet.owned[0].url], retry=RETRY)
-    other.bind(adapted.runtime)
+    second = SGLangServer(urls=[engine.fleet.owned[0].url], retry=RETRY)
+    second.bind(adapted.runtime)
     learn(adapted, 31)
-    assert publish(adapted, other) == 1
-    assert adapted.is_served_by(other)
-    other.close()
+    assert publish(adapted, second) == 1
+    assert adapted.is_served_by(second)
+    second.close()
     trainer.publish(engine)
 
 

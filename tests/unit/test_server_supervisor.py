@@ -26,11 +26,11 @@ def start(log: Path) -> tuple[subprocess.Popen[bytes], list[int]]:
     return supervisor, [int(word) for word in log.read_text().split()]
 
 
-def wait_until(done: Callable[[], bool]) -> bool:
+def wait_until(condition: Callable[[], bool]) -> bool:
     end = time.monotonic() + 10
-    while not done() and time.monotonic() < end:
+    while not condition() and time.monotonic() < end:
         time.sleep(0.05)
-    return done()
+    return condition()
 
 
 def gone(pid: int) -> bool:

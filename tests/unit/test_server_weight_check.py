@@ -52,9 +52,9 @@ def test_sglangs_scores_are_read() -> None:
             assert (path, body["input_ids"], body["logprob_start_len"]) == ("/generate", [[2, 1, 7]], 0)
             return [answer]
 
-    [found] = asyncio.run(SGLangApi(Server()).probe([[2, 1, 7]], 1, 1.0))  # type: ignore[arg-type]
-    assert found.tokens == [1, 7, 0]
-    assert found.logps == pytest.approx([-0.5, math.nan, -0.25], nan_ok=True)
+    [output] = asyncio.run(SGLangApi(Server()).probe([[2, 1, 7]], 1, 1.0))  # type: ignore[arg-type]
+    assert output.tokens == [1, 7, 0]
+    assert output.logps == pytest.approx([-0.5, math.nan, -0.25], nan_ok=True)
 
 
 def test_a_flat_bucket_holds_equal_tensors_in_one_buffer_of_each_type() -> None:

@@ -41,10 +41,14 @@ def test_a_server_has_nothing_of_the_trainers_group_launcher_and_allocator(monke
         monkeypatch.setenv(name, value)
     for name, value in {"CUDA_VISIBLE_DEVICES": "2,3", "NCCL_CUMEM_ENABLE": "0", "RANKING": "kept"}.items():
         monkeypatch.setenv(name, value)
-    found = environment(0, 60.0)
-    assert not found.keys() & TORCHRUN.keys()
-    assert (found["CUDA_VISIBLE_DEVICES"], found["NCCL_CUMEM_ENABLE"], found["RANKING"]) == ("2,3", "0", "kept")
-    assert "SGLANG_USE_CPU_ENGINE" not in found
+    variables = environment(0, 60.0)
+    assert not variables.keys() & TORCHRUN.keys()
+    assert (variables["CUDA_VISIBLE_DEVICES"], variables["NCCL_CUMEM_ENABLE"], variables["RANKING"]) == (
+        "2,3",
+        "0",
+        "kept",
+    )
+    assert "SGLANG_USE_CPU_ENGINE" not in variables
     assert environment(None, 60.0)["SGLANG_USE_CPU_ENGINE"] == "1"
 
 
@@ -101,17 +105,17 @@ def test_there_is_room_for_a_probe_without_adapters() -> None:
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Launch, int | None]]:
     """How servers were started: with what, and on which GPU; none is."""
-    found: list[tuple[Launch, int | None]] = []
+    launches: list[tuple[Launch, int | None]] = []
 
     def words(model: Path, port: int, launch: Launch, dtype: str, gpu: int | None) -> list[str]:
-        found.append((launch, gpu))
+        launches.append((launch, gpu))
         return []
 
     monkeypatch.setattr("rlkit.engines.sglang.engine.command", words)
     monkeypatch.setattr("rlkit.engines.sglang.engine.write_model", lambda *_: None)
     monkeypatch.setattr("rlkit.engines.sglang.engine.require_sglang", lambda: None)
     monkeypatch.setattr("rlkit.engines.server.process.ServerProcess.start", lambda _: None)
-    return found
+    return launches
 
 
 def start(engine: SGLangServer | SGLangEngine, device: str) -> None:
@@ -181,14 +185,14 @@ def test_rlkit_takes_what_the_release_of_its_extra_pins(name: str, version: str)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     [release] = [Requirement(line) for line in project["optional-dependencies"]["sglang"] if "sglang" in line]
     assert str(release.specifier) == "==0.5.21"  # with another one, the versions above change
-    [ours] = [found for line in project["dependencies"] if (found := Requirement(line)).name == name]
+    [ours] = [requirement for requirement in map(Requirement, project["dependencies"]) if requirement.name == name]
     assert ours.specifier.contains(version)
 
 
 def test_without_a_gpu_the_command_for_one_says_so() -> None:
     words = ("bash", str(ROOT / "tests" / "gpu" / "all.sh"))
     hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHON": sys.executable}
-    done = subprocess.run(words, env=hidden, capture_output=True, text=True, timeout=100, check=False)
-    assert (done.returncode, done.stdout) == (2, "no GPU: nothing was run\n")
+    process = subprocess.run(words, env=hidden, capture_output=True, text=True, timeout=100, check=False)
+    assert (process.returncode, process.stdout) == (2, "no GPU: nothing was run\n")
     lost = subprocess.run(words, env={**hidden, "PYTHON": "false"}, capture_output=True, text=True, check=False)
     assert (lost.returncode, lost.stdout[:18]) == (2, "false has no rlkit")

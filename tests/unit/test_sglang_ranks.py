@@ -32,12 +32,12 @@ class Group:
     def __init__(self, size: int) -> None:
         self.barrier, self.values = threading.Barrier(size, timeout=PATIENCE), [None] * size
 
-    def gather(self, place: int, value: Any) -> list[Any]:
-        self.values[place] = value
+    def gather(self, index: int, value: Any) -> list[Any]:
+        self.values[index] = value
         self.barrier.wait()
-        found = list(self.values)
+        values = list(self.values)
         self.barrier.wait()
-        return found
+        return values
 
 
 class World:
@@ -47,30 +47,30 @@ class World:
         self.all, self.pairs = Group(RANKS), [Group(TENSOR_PARALLEL) for _ in range(RANKS // TENSOR_PARALLEL)]
 
     def runtime(self, rank: int) -> Any:
-        pair, place = self.pairs[rank // TENSOR_PARALLEL], rank % TENSOR_PARALLEL
+        pair, index = self.pairs[rank // TENSOR_PARALLEL], rank % TENSOR_PARALLEL
         return SimpleNamespace(
             device=torch.device("cpu"),
             tensor_parallel=TENSOR_PARALLEL,
             gather_world=lambda value: self.all.gather(rank, value),
-            broadcast_tp=lambda value: pair.gather(place, value)[0],
+            broadcast_tp=lambda value: pair.gather(index, value)[0],
         )
 
     def run(self, work: Callable[[int, Any], Any]) -> list[Any]:
         """Return what a function returns, or raises, on every rank."""
-        found: list[Any] = [None] * RANKS
+        results: list[Any] = [None] * RANKS
 
-        def one(rank: int) -> None:
+        def work_on(rank: int) -> None:
             try:
-                found[rank] = work(rank, self.runtime(rank))
+                results[rank] = work(rank, self.runtime(rank))
             except Exception as error:
-                found[rank] = error
+                results[rank] = error
 
-        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(RANKS)]
+        threads = [threading.Thread(target=work_on, args=(rank,)) for rank in range(RANKS)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        return found
+        return results
 
 
 class Pushes(Push):
@@ -119,9 +119,9 @@ def test_all_ranks_fail_with_a_server_of_one(error: EngineError) -> None:
     def work(rank: int, runtime: Any) -> None:
         asyncio.run(engine_of(rank, runtime, Pushes(error)).sync(SimpleNamespace(), 0))  # type: ignore[arg-type]
 
-    first, *others = World().run(work)
+    first, *peer_errors = World().run(work)
     assert first is error
-    assert all("another rank" in str(other) for other in others)
+    assert all("another rank" in str(peer_error) for peer_error in peer_errors)
 
 
 def test_a_tensor_parallel_group_asks_the_policy_about_the_rows_of_its_first_rank() -> None:

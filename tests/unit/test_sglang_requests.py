@@ -237,9 +237,9 @@ def test_a_request_that_a_server_aborts_starts_over_unless_its_caller_goes_on(
         return answers.pop()
 
     monkeypatch.setattr(StubServer, "ask", ask_node)
-    found = asyncio.run(engine.generate(replace(request("a"), resumable=resumable)))
-    whole = Completion([7], [-0.5], [0], StopReason.STOP)
-    assert found == (Completion([5], [-0.1], [0], StopReason.INTERRUPTED) if resumable else whole)
+    completion = asyncio.run(engine.generate(replace(request("a"), resumable=resumable)))
+    complete = Completion([7], [-0.5], [0], StopReason.STOP)
+    assert completion == (Completion([5], [-0.1], [0], StopReason.INTERRUPTED) if resumable else complete)
 
 
 def test_the_context_that_sglang_leaves_is_the_runs(engine: SGLangServer) -> None:
@@ -329,11 +329,11 @@ def test_memory_that_ranks_share_is_released_before_any_goes_on(
 def test_an_engine_that_has_no_room_left_ends_a_conversation_by_its_context() -> None:
     conversation = Conversation(Prompt("p", []), 0, Limits(turns=8))
     conversation.begin([1, 2])
-    nothing = Completion([], [], [], StopReason.CONTEXT)
+    empty = Completion([], [], [], StopReason.CONTEXT)
     conversation.sampled(Completion([3], [-0.5], [0], StopReason.STOP))
     conversation.interact()
     conversation.observed("user", [4])
-    conversation.sampled(nothing)
+    conversation.sampled(empty)
     assert (conversation.stop, conversation.error, conversation.mask) == (
         StopReason.CONTEXT,
         None,
@@ -341,5 +341,5 @@ def test_an_engine_that_has_no_room_left_ends_a_conversation_by_its_context() ->
     )
     unanswered = Conversation(Prompt("p", []), 0, Limits(turns=8))
     unanswered.begin([1, 2])
-    unanswered.sampled(nothing)
+    unanswered.sampled(empty)
     assert unanswered.error == "the engine returned no tokens"

@@ -55,8 +55,8 @@ def test_the_gap_is_a_mean(run: tuple[Data, RolloutService], monkeypatch: pytest
 def test_an_engine_with_other_weights_is_refused(
     run: tuple[Data, RolloutService], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = r"log-probs of 4 tokens are 0\.3 away from the trainer's on average, expected at most 0\.2"
-    with pytest.raises(EngineError, match=said):
+    message = r"log-probs of 4 tokens are 0\.3 away from the trainer's on average, expected at most 0\.2"
+    with pytest.raises(EngineError, match=message):
         prove_with(run, [-0.3] * 4, monkeypatch)
 
 

@@ -55,10 +55,10 @@ class Stub(ThreadingHTTPServer):
         return {"tokens": tokens, "logps": logps, "labels": labels, "stopped": False}
 
     def probe(self, row: list[int], count: int) -> dict[str, Any]:
-        written, now = self.write(count), self.logps()
-        written["tokens"] = [*row[1:], *written["tokens"]]
-        written["logps"] = [*(now[token] for token in row[1:]), *written["logps"]]
-        return written
+        sampled, now = self.write(count), self.logps()
+        sampled["tokens"] = [*row[1:], *sampled["tokens"]]
+        sampled["logps"] = [*(now[token] for token in row[1:]), *sampled["logps"]]
+        return sampled
 
     def load(self, file: str) -> None:
         with open(file, "rb") as content:
@@ -66,7 +66,7 @@ class Stub(ThreadingHTTPServer):
         [size] = struct.unpack("<Q", data[:8])
         for name, spec in json.loads(data[8 : 8 + size]).items():
             if name != "__metadata__":
-                start, end = (8 + size + place for place in spec["data_offsets"])
+                start, end = (8 + size + offset for offset in spec["data_offsets"])
                 self.weights[name] = list(array.array("f", data[start:end]))
                 if name == self.spoils:
                     self.weights[name][0] += 3.0

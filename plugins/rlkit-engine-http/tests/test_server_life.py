@@ -160,9 +160,9 @@ def gone(pid: int) -> bool:
         return True
 
 
-def wait_until(done: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + 10
-    while not done():
+    while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
 
@@ -231,11 +231,11 @@ def test_a_server_that_dies_while_the_trainer_learns_gets_no_weights_before_the_
 
 def test_the_trainer_does_not_learn_while_a_server_is_restored(trainer: Trainer) -> None:
     engine = trainer.engine()
-    held: list[bool] = []
+    locked: list[bool] = []
 
     class Watched(Weights):
         def buckets(self, merged: bool = True) -> Iterator[list[tuple[str, Tensor]]]:
-            held.append(engine.weights.lock.locked())
+            locked.append(engine.weights.lock.locked())
             yield from super().buckets(merged)
 
     trainer.wait(engine.sync(Watched(trainer.policy), 2))
@@ -243,7 +243,7 @@ def test_the_trainer_does_not_learn_while_a_server_is_restored(trainer: Trainer)
         trainer.control(engine.fleet.owned[0], delay=0.03)
         assert all_written(trainer.ask(engine, 2, lambda: os.kill(pid_of(engine.fleet.owned[0]), signal.SIGKILL)), 1, 2)
         assert not engine.weights.lock.locked()
-    assert held == [False, True]
+    assert locked == [False, True]
     assert engine.weights.lock.locked()
 
 
@@ -319,7 +319,7 @@ def test_weights_that_arrive_in_mid_request_sample_its_rest(trainer: Trainer) ->
     engine = trainer.engine()
     trainer.control(engine.fleet.owned[0], delay=0.03)
 
-    async def both() -> list[Completion]:
+    async def run() -> list[Completion]:
         asked = [asyncio.create_task(engine.generate(request(i, 20))) for i in range(3)]
         await asyncio.sleep(0.15)
         trainer.policy.likeliest(4)
@@ -327,7 +327,7 @@ def test_weights_that_arrive_in_mid_request_sample_its_rest(trainer: Trainer) ->
         await engine.sync(Weights(trainer.policy), trainer.version)
         return list(await asyncio.gather(*asked))
 
-    for answer in trainer.wait(both()):
+    for answer in trainer.wait(run()):
         old = answer.versions.count(1)
         assert 0 < old < 20
         assert answer.versions == [1] * old + [2] * (20 - old)
