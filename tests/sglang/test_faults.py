@@ -112,11 +112,11 @@ def test_a_restoration_that_is_given_up_halfway_is_made_again(trainer: Trainer, 
 def test_an_error_of_the_server_is_tried_again(trainer: Trainer, engine: SGLangServer) -> None:
     ask, asked = InferenceServer.ask, []
 
-    async def failing(node: InferenceServer, request: Request) -> ServerOutput:
+    async def failing(server: InferenceServer, request: Request) -> ServerOutput:
         asked.append(request)
         if len(asked) == 1:
             raise Fault("answered 500: no luck", 500)
-        return await ask(node, request)
+        return await ask(server, request)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(InferenceServer, "ask", failing)

@@ -54,10 +54,10 @@ def test_greedy_output_equals_generate_before_and_after(trainer: Trainer, second
 def test_memory_is_released_and_weights_come_back_with_it(trainer: Trainer, second: Any) -> None:
     released = second(launch=Launch(release_memory=True))
     trainer.publish(released)
-    [node] = released.fleet.owned
+    [server] = released.fleet.owned
     with released.on_device():
         assert trainer.is_served_by(released)
-    assert node.state is ServerState.OFFLOADED
+    assert server.state is ServerState.OFFLOADED
     trainer.learn(13)
     trainer.publish(released)  # wakes it in the right order
     with released.on_device():
@@ -218,7 +218,7 @@ def test_requests_in_flight_go_on_with_the_new_weights(trainer: Trainer, engine:
 def test_stale_answers_are_never_taken_for_current_ones(trainer: Trainer, second: Any) -> None:
     fresh = second()
     trainer.publish(fresh)
-    [node] = fresh.fleet.owned
+    [server] = fresh.fleet.owned
     asked: list[Any] = []
     ask = InferenceServer.ask
 
@@ -236,6 +236,6 @@ def test_stale_answers_are_never_taken_for_current_ones(trainer: Trainer, second
     assert set(answer.versions) == {trainer.version}
     assert fresh.health()["stale"] == 1
     label = {"new_version": "somebody-else", "abort_all_requests": False}
-    trainer.wait(node.api.client.post("/update_weight_version", label, 10.0))
+    trainer.wait(server.api.client.post("/update_weight_version", label, 10.0))
     assert trainer.is_served_by(fresh)  # it was given the weights again
     assert fresh.health()["stale"] > 1

@@ -12,6 +12,7 @@ from torch import Tensor
 from rlkit.engines.torch.batch import Row, group_by_prompt
 from rlkit.engines.torch.blocks import PACKED_SIZE, FusedLinear, PackedLinear
 from rlkit.engines.torch.fused import GROWTH, FusedDecoder
+from rlkit.engines.torch.row_attention import RowAttention
 from rlkit.ops.attention import packed_attention
 from rlkit.ops.ragged import by_sdpa
 from rlkit.testing import random_model
@@ -67,15 +68,20 @@ def attended(queries: Tensor, prompts: Tensor, own: Tensor, mask: Tensor | None,
 
 def measured(patch: pytest.MonkeyPatch) -> list[float]:
     """Return how far what decoding attends to is from float64, an entry for each layer of each step to come."""
-    attend, gaps = FusedDecoder._attend, list[float]()
+    gaps = list[float]()
 
-    def compared(decoder: FusedDecoder, queries: Tensor, *others: Any) -> Tensor:
-        output = attend(decoder, queries, *others)
-        expected = attended(queries, *others, decoder.row_prompts)
-        gaps.append(float((output - expected).norm() / expected.norm()))
-        return output
+    class Compared(RowAttention):
+        def __init__(self, row_prompts: list[int], *arguments: Any) -> None:
+            super().__init__(row_prompts, *arguments)
+            self.row_prompts = row_prompts
 
-    patch.setattr(FusedDecoder, "_attend", compared)
+        def __call__(self, queries: Tensor, prompts: Tensor, own: Tensor, mask: Tensor | None) -> Tensor:
+            output = super().__call__(queries, prompts, own, mask)
+            expected = attended(queries, prompts, own, mask, self.row_prompts)
+            gaps.append(float((output - expected).norm() / expected.norm()))
+            return output
+
+    patch.setattr("rlkit.engines.torch.fused.RowAttention", Compared)
     return gaps
 
 

@@ -39,8 +39,8 @@ class Recorded:
             decoder._positions,
             decoder._last,
             decoder._row_indices,
-            decoder._slots,
-            decoder._query_indices,
+            decoder._attention.slots,
+            decoder._attention.query_indices,
         ]
         return [x.data_ptr() for x in (*cached, *fixed, decoder._model()._rotations)]
 

@@ -128,8 +128,8 @@ def start(engine: SGLangServer | SGLangEngine, device: str) -> None:
     )
     engine.runtime, engine.weight_dtype = runtime, torch.bfloat16
     engine._trainer_gpus = trainer_gpus(runtime)
-    for node in engine.start(0):
-        node.close()
+    for server in engine.start(0):
+        server.close()
 
 
 def test_an_engine_beside_the_trainer_leaves_it_room(started: list[tuple[Launch, int | None]]) -> None:

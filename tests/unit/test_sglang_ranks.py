@@ -82,10 +82,10 @@ class Pushes(Push):
         self.error = error
 
     async def push(
-        self, stream: Any, nodes: Any, label: str, expected: Any, base: bool = True
+        self, stream: Any, servers: Any, label: str, expected: Any, base: bool = True
     ) -> dict[InferenceServer, EngineError]:
         self.bases.append(base)
-        return {} if self.error is None else dict.fromkeys(nodes, self.error)
+        return {} if self.error is None else dict.fromkeys(servers, self.error)
 
     async def diagnose(self, stream: Any, wrong: Any, label: str, expected: Any) -> EngineError | None:
         return next(iter(wrong.values()), None)
@@ -137,8 +137,8 @@ def test_a_tensor_parallel_group_asks_the_policy_about_the_rows_of_its_first_ran
 
         push = Push(SimpleNamespace(), torch.float32, TOLERANCES[torch.float32], False, runtime.broadcast_tp)  # type: ignore[arg-type]
         api: Any = SimpleNamespace(probe=probe)
-        nodes = [InferenceServer(api, ServerRetryPolicy())] if rank == 0 else []
-        assert not asyncio.run(push.check_sampling(nodes, [1, 2, 3], ask))
+        servers = [InferenceServer(api, ServerRetryPolicy())] if rank == 0 else []
+        assert not asyncio.run(push.check_sampling(servers, [1, 2, 3], ask))
 
     assert World().run(work) == [None] * RANKS
     assert asked == {0: [[1, 2, 3, *[7] * 16]], 1: [[1, 2, 3, *[7] * 16]], 2: [[1, 2, 3]], 3: [[1, 2, 3]]}

@@ -54,9 +54,9 @@ class StubServer(InferenceServer):
 class Pushed:
     """Stands for the way in which weights travel."""
 
-    async def push(self, stream: Any, nodes: Sequence[InferenceServer], *_: Any) -> dict[InferenceServer, Any]:
-        for node in nodes:
-            node.state = ServerState.READY
+    async def push(self, stream: Any, servers: Sequence[InferenceServer], *_: Any) -> dict[InferenceServer, Any]:
+        for server in servers:
+            server.state = ServerState.READY
         return {}
 
 
@@ -83,18 +83,18 @@ def request(session: str, tokens: tuple[int, ...] = (5, 6), **sampling: Any) -> 
 
 def ask(engine: SGLangServer, sessions: Sequence[str]) -> list[int]:
     """Ask for a turn of each conversation at once; return how often each server was asked."""
-    before = [len(node.asked) for node in stubs(engine)]
+    before = [len(server.asked) for server in stubs(engine)]
 
     async def together() -> list[Completion]:
         return list(await asyncio.gather(*(engine.generate(request(session)) for session in sessions)))
 
     assert [answer.tokens for answer in asyncio.run(together())] == [[7]] * len(sessions)
-    assert [node.assigned for node in engine.fleet.servers] == [0] * len(engine.fleet.servers)
-    return [len(node.asked) - count for node, count in zip(stubs(engine), before, strict=True)]
+    assert [server.assigned for server in engine.fleet.servers] == [0] * len(engine.fleet.servers)
+    return [len(server.asked) - count for server, count in zip(stubs(engine), before, strict=True)]
 
 
 def stubs(engine: SGLangServer) -> list[StubServer]:
-    return [node for node in engine.fleet.servers if isinstance(node, StubServer)]
+    return [server for server in engine.fleet.servers if isinstance(server, StubServer)]
 
 
 SESSIONS = [f"conversation {i}" for i in range(64)]
@@ -111,9 +111,9 @@ def test_conversations_are_shared_out_evenly_and_stay_where_they_are(engine: SGL
 @pytest.mark.parametrize(
     "lose",
     [
-        lambda node: setattr(node, "state", ServerState.BROKEN),
-        lambda node: setattr(node, "state", ServerState.COLD),
-        lambda node: setattr(node, "process", SimpleNamespace(alive=False)),
+        lambda server: setattr(server, "state", ServerState.BROKEN),
+        lambda server: setattr(server, "state", ServerState.COLD),
+        lambda server: setattr(server, "process", SimpleNamespace(alive=False)),
     ],
 )
 def test_a_server_that_is_lost_gets_no_new_conversations(
@@ -137,7 +137,7 @@ def test_where_a_server_fails_one_request_brings_it_back_and_the_others_go_elsew
 def test_tokens_of_before_a_sync_that_begins_right_after_the_request_are_right(engine: SGLangServer) -> None:
     async def run() -> Completion:
         asked = asyncio.create_task(engine.generate(request("a")))
-        while not any(node.assigned for node in engine.fleet.servers):
+        while not any(server.assigned for server in engine.fleet.servers):
             await asyncio.sleep(0)
         engine.weights.version = 1
         return await asked
@@ -148,20 +148,20 @@ def test_tokens_of_before_a_sync_that_begins_right_after_the_request_are_right(e
 
 def test_requests_that_wait_for_a_server_are_interrupted_at_once(engine: SGLangServer) -> None:
     """Its restoration, which takes longer, goes on."""
-    for node in engine.fleet.servers:
-        node.state = ServerState.BROKEN
+    for server in engine.fleet.servers:
+        server.state = ServerState.BROKEN
 
     async def run() -> list[Completion]:
         asked = [asyncio.create_task(engine.generate(request(session))) for session in SESSIONS]
         await asyncio.sleep(0.05)
         engine.requests.interrupt()
         answers = list(await asyncio.wait_for(asyncio.gather(*asked), 0.2))
-        assert {node.state for node in engine.fleet.servers} == {ServerState.BROKEN}
+        assert {server.state for server in engine.fleet.servers} == {ServerState.BROKEN}
         await asyncio.sleep(0.6)
         return answers
 
     assert asyncio.run(run()) == [Completion([], [], [], StopReason.INTERRUPTED)] * 64
-    assert [(node.state, node.revived) for node in stubs(engine)] == [(ServerState.READY, 1)] * 4
+    assert [(server.state, server.revived) for server in stubs(engine)] == [(ServerState.READY, 1)] * 4
 
 
 def meta(reason: str, count: int, **more: Any) -> dict[str, Any]:

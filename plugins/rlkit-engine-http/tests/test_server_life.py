@@ -135,19 +135,19 @@ class Trainer:
 
         return self.wait(together())
 
-    def control(self, node: InferenceServer, **what: Any) -> Any:
-        return self.wait(node.api.client.post("/control", what, 5.0))
+    def control(self, server: InferenceServer, **what: Any) -> Any:
+        return self.wait(server.api.client.post("/control", what, 5.0))
 
 
 def request(number: int, count: int = 10) -> Request:
     return Request((1, 2), Sampling(max_tokens=count), SampleKey(0, 1, str(number), 0), f"conversation {number}")
 
 
-def pid_of(node: InferenceServer) -> int:
+def pid_of(server: InferenceServer) -> int:
     """Return the process that serves, a child of its supervisor."""
-    assert node.process is not None
-    assert node.process._supervisor is not None
-    path = Path(f"/proc/{node.process._supervisor.pid}/task/{node.process._supervisor.pid}/children")
+    assert server.process is not None
+    assert server.process._supervisor is not None
+    path = Path(f"/proc/{server.process._supervisor.pid}/task/{server.process._supervisor.pid}/children")
     [pid] = map(int, path.read_text().split())
     return pid
 
@@ -185,15 +185,15 @@ def test_a_server_that_dies_or_hangs_in_mid_request_is_replaced(
     trainer: Trainer, number: signal.Signals, retry: ServerRetryPolicy
 ) -> None:
     engine = trainer.engine(retry)
-    [node] = engine.fleet.owned
-    trainer.control(node, delay=0.03)
-    before = pid_of(node)
+    [server] = engine.fleet.owned
+    trainer.control(server, delay=0.03)
+    before = pid_of(server)
     answers = trainer.ask(engine, 8, lambda: os.kill(before, number))
     assert all_written(answers, 1, trainer.version)
     health = engine.health()
     assert (health["restarts"], health["servers_down"]) == (1, 0)
     assert health["retried"] >= 1
-    assert pid_of(node) != before
+    assert pid_of(server) != before
     wait_until(lambda: gone(before))
 
 
@@ -208,18 +208,18 @@ def test_a_server_that_is_slow_is_left_alone(trainer: Trainer) -> None:
 def test_a_server_that_dies_while_the_trainer_learns_gets_no_weights_before_the_next_sync(trainer: Trainer) -> None:
     """It is restarted at once, but nothing reads weights that the trainer is changing."""
     engine = trainer.engine()
-    [node] = engine.fleet.owned
-    trainer.control(node, delay=0.03)
+    [server] = engine.fleet.owned
+    trainer.control(server, delay=0.03)
     with engine.on_device():
         pass
 
     async def learn() -> list[Completion]:
         asked = [asyncio.create_task(engine.generate(request(i))) for i in range(3)]
         await asyncio.sleep(0.1)
-        os.kill(pid_of(node), signal.SIGKILL)
+        os.kill(pid_of(server), signal.SIGKILL)
         while not engine.needs_weights:
             await asyncio.sleep(0.01)
-        assert node.state is ServerState.COLD
+        assert server.state is ServerState.COLD
         trainer.policy.likeliest(4)
         trainer.version += 1
         await engine.sync(Weights(trainer.policy), trainer.version)
@@ -249,9 +249,9 @@ def test_the_trainer_does_not_learn_while_a_server_is_restored(trainer: Trainer)
 
 def test_a_server_that_dies_between_rollouts_is_back_at_the_next_sync(trainer: Trainer) -> None:
     engine = trainer.engine()
-    [node] = engine.fleet.owned
-    os.kill(pid_of(node), signal.SIGKILL)
-    wait_until(lambda: node.ended)
+    [server] = engine.fleet.owned
+    os.kill(pid_of(server), signal.SIGKILL)
+    wait_until(lambda: server.ended)
     trainer.sync(engine, 3)
     assert all_written(trainer.ask(engine, 4), 3, trainer.version)
     assert engine.health()["restarts"] == 1
@@ -272,8 +272,8 @@ def test_a_server_that_cannot_start_is_named_with_its_log(trainer: Trainer, monk
 
 def test_stale_weights_are_noticed_and_replaced(trainer: Trainer) -> None:
     engine = trainer.engine()
-    [node] = engine.fleet.owned
-    trainer.control(node, label="another-run-7", weights={"a": [0.0] * 4 + [9.0], "b": [0.0] * 5})
+    [server] = engine.fleet.owned
+    trainer.control(server, label="another-run-7", weights={"a": [0.0] * 4 + [9.0], "b": [0.0] * 5})
     assert all_written(trainer.ask(engine, 1), 1, trainer.version)
     assert (engine.health()["stale"], engine.health()["restarts"]) == (1, 0)
 
@@ -301,7 +301,7 @@ def test_64_conversations_over_4_servers_are_16_each_and_a_dead_one_gets_none(tr
     engine = trainer.engine(servers=4)
 
     def asked() -> list[int]:
-        return [0 if node.ended else trainer.control(node)["asked"] for node in engine.fleet.owned]
+        return [0 if server.ended else trainer.control(server)["asked"] for server in engine.fleet.owned]
 
     assert all_written(trainer.ask(engine, 64), 1, trainer.version)
     assert asked() == [16] * 4
@@ -393,8 +393,8 @@ def test_a_cancelled_sync_ends_after_what_blocks(trainer: Trainer, monkeypatch: 
 
 def test_nothing_is_left_of_a_run(trainer: Trainer) -> None:
     engine = trainer.engine(servers=2)
-    processes = [node.process for node in engine.fleet.owned if node.process is not None]
-    pids = [pid_of(node) for node in engine.fleet.owned]
+    processes = [server.process for server in engine.fleet.owned if server.process is not None]
+    pids = [pid_of(server) for server in engine.fleet.owned]
     folders = [process.log.parent for process in processes]
     engine.close()
     assert not any(folder.exists() for folder in folders)

@@ -14,7 +14,7 @@ from rlkit.engines.server.api import ServerOutput
 from rlkit.engines.server.http import UNREADABLE, Fault
 from rlkit.engines.server.server import InferenceServer
 from rlkit.engines.server.states import DEADLINES, ServerState, UpdateStep
-from rlkit.engines.server.threads import beside_loop
+from rlkit.engines.server.threads import off_loop
 from rlkit.engines.server.transports import Adapter, Bucket, Transport
 from rlkit.engines.server.update import finish, load, perform, prepare
 from rlkit.engines.server.weight_check import (
@@ -115,11 +115,11 @@ class Push:
                 failed |= {s: s.mark_broken("prepare for new weights", error) for s in servers if s not in failed}
         await on_all(lambda server: prepare(server, self.transport, base))
         buckets = self._buckets(stream) if base else iter(())  # agreed: `base` is the same in every rank's call
-        while (bucket := await self._beside_loop(lambda: next(buckets, None))) is not None:
+        while (bucket := await self._off_loop(lambda: next(buckets, None))) is not None:
             alive = [server for server in servers if server not in failed]
             if alive:
                 await self._load(bucket, alive, failed)
-        adapter = await self._beside_loop(lambda: self._adapter(stream))
+        adapter = await self._off_loop(lambda: self._adapter(stream))
         await on_all(lambda server: finish(server, self.transport, label, adapter))
         if expected is not None:
             await on_all(lambda server: self.check_weights(server, expected))
@@ -132,7 +132,7 @@ class Push:
     async def _load(self, bucket: Bucket, servers: Sequence[InferenceServer], failed: Failures) -> None:
         """Send one bucket to the servers."""
         try:
-            parcel = await self._beside_loop(lambda: self.transport.prepare(bucket))
+            parcel = await self._off_loop(lambda: self.transport.prepare(bucket))
         except (OSError, RuntimeError) as error:
             failed |= {server: _bucket_error(server, error) for server in servers}
             return
@@ -148,8 +148,8 @@ class Push:
         except (OSError, RuntimeError, TimeoutError) as error:
             failed |= {server: _bucket_error(server, error) for server in servers if server not in failed}
 
-    async def _beside_loop(self, function: Callable[[], T]) -> T:
-        return await beside_loop(self.device, function)
+    async def _off_loop(self, function: Callable[[], T]) -> T:
+        return await off_loop(self.device, function)
 
     def _buckets(self, stream: WeightStream) -> Iterator[Bucket]:
         # agreed: an option of the recipe
@@ -196,7 +196,7 @@ class Push:
             except Fault as fault:
                 wrong[server] = server.error("answer after the first sync", fault)
         rows = [[*row[:1], *output.tokens] for output in outputs.values()] or [list(row)]
-        logps = await self._beside_loop(lambda: policy_logps(self.broadcast_tp(rows)))
+        logps = await self._off_loop(lambda: policy_logps(self.broadcast_tp(rows)))
         new = slice(len(row) - 1, None)
         for (server, output), expected in zip(outputs.items(), logps, strict=False):
             sampled = ServerOutput(output.tokens[new], output.logps[new])

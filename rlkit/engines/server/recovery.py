@@ -9,7 +9,7 @@ from rlkit.engines.server.http import Fault
 from rlkit.engines.server.push import Mismatch
 from rlkit.engines.server.server import InferenceServer
 from rlkit.engines.server.states import ServerState
-from rlkit.engines.server.threads import detached
+from rlkit.engines.server.threads import run_detached
 from rlkit.engines.server.watch import Hung
 from rlkit.engines.server.weights import WeightSync
 from rlkit.errors import EngineError
@@ -47,7 +47,7 @@ class Recovery:
         while server.lock.locked() or server.state is not ServerState.READY:
             if not self._weights.pushed:
                 raise EngineError("a request came before the first sync: there are no weights yet")
-            await detached(self._bring_back(server))
+            await run_detached(self._bring_back(server))
             if server.state is ServerState.READY:  # the lock may stay taken by one waiting request after another
                 return
             self._weights.starved = True

@@ -16,7 +16,7 @@ T = TypeVar("T")
 _detached: set[asyncio.Task[Any]] = set()
 
 
-async def detached(work: Coroutine[object, None, T]) -> T:
+async def run_detached(work: Coroutine[object, None, T]) -> T:
     """Wait for work that continues if the caller is cancelled; its later errors are then not reported."""
     task = asyncio.create_task(work)
     _detached.add(task)
@@ -53,7 +53,7 @@ async def in_daemon_thread(device: torch.device, function: Callable[[], T]) -> T
     return await future
 
 
-async def beside_loop(device: torch.device, function: Callable[[], T]) -> T:
+async def off_loop(device: torch.device, function: Callable[[], T]) -> T:
     """Run a function that blocks on a device in a thread; a cancelled caller resumes only after it.
 
     This keeps collective calls of all ranks in order.

@@ -13,7 +13,7 @@ from rlkit.engines.server.fleet import Fleet
 from rlkit.engines.server.push import Failures, Mismatch, Push
 from rlkit.engines.server.server import InferenceServer
 from rlkit.engines.server.states import ServerState
-from rlkit.engines.server.threads import beside_loop
+from rlkit.engines.server.threads import off_loop
 from rlkit.engines.server.weight_check import ExpectedLogps, policy_logps, probe_rows
 from rlkit.errors import EngineError
 
@@ -92,7 +92,7 @@ class WeightSync:
         first = not self.pushed
         self._stream = stream
         if self._check:
-            logps = await beside_loop(self._runtime.device, lambda: self._policy_logps(self._rows))
+            logps = await off_loop(self._runtime.device, lambda: self._policy_logps(self._rows))
             self._expected = ExpectedLogps(self._rows, logps)
         async with contextlib.AsyncExitStack() as stack:
             for server in self._fleet.with_weights:  # also other ranks', or requests would start with old weights
@@ -156,7 +156,7 @@ class WeightSync:
 
     async def _anywhere(self, here: bool) -> bool:
         """Return whether something holds on any rank; every rank must call this. The event loop keeps running."""
-        return any(await beside_loop(self._runtime.device, lambda: self._runtime.gather_world(here)))
+        return any(await off_loop(self._runtime.device, lambda: self._runtime.gather_world(here)))
 
     # the run
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from rlkit.engines.torch.blocks import FusedModel
 from rlkit.engines.torch.decoder import SPARE
+from rlkit.engines.torch.row_attention import RowAttention, additive_mask
 from rlkit.ops.attention import Layout, packed_attention, token_indices
 from rlkit.ops.ragged import Span, by_sdpa
 
@@ -57,46 +58,6 @@ class _LayerCache:
         if self.rows is not None:
             columns = self.reserve(rows, 0)[:, :, :, :width]
             columns[:, to] = columns[:, old]
-
-
-class _PartialAttention(NamedTuple):
-    """Attention of queries to a part of their keys.
-
-    Weights are exp(scores - highest), with the `highest` score [B,Q,1]. `weighted_sum` [B,Q,D] is the sum of weighted
-    values, `total` [B,Q,1] the sum of weights.
-    """
-
-    weighted_sum: Tensor
-    total: Tensor
-    highest: Tensor
-
-    @classmethod
-    def to_values(cls, scores: Tensor, values: Tensor) -> _PartialAttention:
-        """Return the attention by scores [B,Q,K] to values [B,K,D]."""
-        highest = scores.amax(-1, keepdim=True).float()
-        weights = torch.sub(scores, highest).exp_()
-        return cls(torch.bmm(weights.to(values.dtype), values), weights.sum(-1, keepdim=True), highest)
-
-    def joined(self, part: _PartialAttention) -> Tensor:
-        """Return the attention [B,Q,D] to the keys of this part and another."""
-        highest = torch.maximum(self.highest, part.highest)
-        scale, part_scale = (self.highest - highest).exp_(), (part.highest - highest).exp_()
-        total = (self.total * scale).addcmul_(part.total, part_scale)
-        output = (self.weighted_sum * scale).addcmul_(part.weighted_sum, part_scale).div_(total)
-        return output.to(self.weighted_sum.dtype)
-
-
-def _scores(queries: Tensor, keys: Tensor) -> Tensor:
-    """Return the products [B,Q,K] of queries [B,Q,D] and keys [B,K,D], in float32 if these have 16 bits.
-
-    Biases of keys may exceed 100, and scores 1,000: bfloat16 would round them by up to 4.
-    """
-    keys = keys.transpose(1, 2)
-    if queries.dtype not in {torch.bfloat16, torch.float16}:
-        return torch.bmm(queries, keys)
-    if queries.is_cuda:
-        return torch.bmm(queries, keys, out_dtype=torch.float32)
-    return torch.bmm(queries.float(), keys.float())
 
 
 class _Admission:
@@ -209,7 +170,7 @@ class FusedDecoder:
         self.lengths += map(len, prompts)
         self.row_prompts += [first + i for i, n in enumerate(copies) for _ in range(n)]
         self.starts += [self.end - (end - start) for start, end in new.rows]
-        self._index()
+        self._index_rows()
         return logits
 
     def _prefill(self, new: _Admission) -> Callable[[int, Tensor], Tensor]:
@@ -253,7 +214,7 @@ class FusedDecoder:
         rows, heads = self.rows, self.config.num_attention_heads
         mask = None
         if last is not None:
-            mask = self._additive(torch.arange(width, device=self.device) <= last[:, None])[:, None]
+            mask = additive_mask(torch.arange(width, device=self.device) <= last[:, None], self._dtype())[:, None]
 
         def attend(index: int, projected: Tensor) -> Tensor:
             layer = self.layers[index]
@@ -264,7 +225,7 @@ class FusedDecoder:
             else:
                 own[:, self._row_indices, :, last] = new
             assert layer.prompts is not None
-            return self._attend(projected[:, :heads], layer.prompts, own[:, :rows, :, :width], mask)
+            return self._attention(projected[:, :heads], layer.prompts, own[:, :rows, :, :width], mask)
 
         model = self._model()
         return model.logits(model(tokens, positions, max(self.lengths) + width, attend))
@@ -291,72 +252,23 @@ class FusedDecoder:
         self.starts = [self.starts[r] - first for r in rows]
         self.lengths = lengths
         self.end -= first
-        self._index()
+        self._index_rows()
 
     def _model(self) -> FusedModel:
         if self._fused is None:
             self._fused = FusedModel(self.model, self._dtype())
         return self._fused
 
-    def _attend(self, queries: Tensor, prompts: Tensor, own: Tensor, mask: Tensor | None) -> Tensor:
-        """Return the attention of queries [R,heads,D] to their prompts, and to rows' own keys and values [2,R,H,C,D].
-
-        The two parts are joined by their sums, so that no tensor holds the scores of both.
-        """
-        rows, heads, size = queries.shape
-        keys, values = own.flatten(1, 2)
-        by_head = (len(keys), -1, size)
-        prompt_part = self._attend_prompts(queries, prompts)
-        scores = _scores(queries.reshape(by_head), keys)
-        if mask is not None:
-            scores.view(rows, -1, scores.shape[-1]).add_(mask)
-        own_part = _PartialAttention.to_values(scores, values)
-        prompt_part = _PartialAttention(*(x.view(*by_head[:2], x.shape[-1]) for x in prompt_part))
-        return own_part.joined(prompt_part).view(rows, heads, size)
-
-    def _attend_prompts(self, queries: Tensor, prompts: Tensor) -> _PartialAttention:
-        """Return the attention of queries [R,heads,D] to their prompts, as [R*heads,…]."""
-        size = queries.shape[-1]
-        keys, values = prompts.flatten(1, 2)
-        by_prompt = queries.reshape(-1, size).index_select(0, self._slots).view(len(keys), -1, size)
-        scores = _scores(by_prompt, keys)
-        if self._prompt_mask is not None:
-            scores.view(len(self.lengths), -1, scores.shape[-1]).add_(self._prompt_mask)
-        part = _PartialAttention.to_values(scores, values)
-        return _PartialAttention(*(x.flatten(0, 1).index_select(0, self._query_indices) for x in part))
-
-    def _index(self) -> None:
-        """Index the heads of each prompt's rows and the rows' lengths, after rows or prompts have changed."""
-        device, kv_heads = self.device, self.config.num_key_value_heads
-        queries = self.config.num_attention_heads // kv_heads
-        members: list[list[int]] = [[] for _ in self.lengths]
-        prompt_slots = []
-        for row, prompt in enumerate(self.row_prompts):
-            prompt_slots.append((prompt, len(members[prompt])))
-            members[prompt].append(row)
-        max_rows = max(map(len, members), default=0)
-        padded = [rows + [0] * (max_rows - len(rows)) for rows in members]
-        rows_by_prompt = torch.tensor(padded, dtype=torch.long, device=device)
-        heads = torch.arange(kv_heads * queries, device=device).view(kv_heads, 1, queries)
-        self._slots = (rows_by_prompt.view(len(members), 1, max_rows, 1) * kv_heads * queries + heads).flatten()
-        prompts, slots = torch.tensor(prompt_slots, dtype=torch.long, device=device).view(-1, 2).T[..., None, None]
-        group = torch.arange(kv_heads, device=device)[:, None]
-        self._query_indices = (
-            ((prompts * kv_heads + group) * max_rows + slots) * queries + torch.arange(queries, device=device)
-        ).flatten()
-        lengths = torch.tensor(self.lengths, dtype=torch.long, device=device)
-        width = max(self.lengths, default=0)
-        equal = min(self.lengths, default=0) == width
-        columns = torch.arange(width, device=device)
-        self._prompt_mask = None if equal else self._additive(columns < lengths[:, None])[:, None]
+    def _index_rows(self) -> None:
+        """Update what depends on the rows and their prompts, after either has changed."""
+        device = self.device
+        self._attention = RowAttention(self.row_prompts, self.lengths, self.config, self._dtype(), device)
         starts = torch.tensor(self.starts, dtype=torch.long, device=device)
-        self._offsets = lengths[prompts.flatten()] - starts
+        prompt_lengths = torch.tensor([self.lengths[p] for p in self.row_prompts], dtype=torch.long, device=device)
+        self._offsets = prompt_lengths - starts
         self._equally_long = len(set(self.starts)) < 2
         self._negative_starts = -starts
         self._row_indices = torch.arange(self.rows, device=device)
-
-    def _additive(self, visible: Tensor) -> Tensor:
-        return torch.zeros(visible.shape, dtype=self._dtype(), device=self.device).masked_fill_(~visible, -torch.inf)
 
     def _dtype(self) -> torch.dtype:
         with self.autocast():

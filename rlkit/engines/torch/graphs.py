@@ -41,9 +41,9 @@ class Graph:
     def __init__(self, run: Run, before: Graph | None = None) -> None:
         self._graph = torch.cuda.CUDAGraph()
         current = torch.cuda.current_stream()
-        beside = side_stream(current.device)
-        beside.wait_stream(current)
-        with torch.cuda.stream(beside):
+        stream = side_stream(current.device)
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
             take_workspaces(current.device)
             pool = None if before is None else before._graph.pool()
             self._graph.capture_begin(pool, capture_error_mode="thread_local")
@@ -51,7 +51,7 @@ class Graph:
                 self._output = run()
             finally:
                 self._graph.capture_end()
-        current.wait_stream(beside)
+        current.wait_stream(stream)
 
     def __call__(self) -> Tensor:
         """Launch the kernels; return the function's tensor."""
