@@ -1,4 +1,4 @@
-"""Servers that die, hang and fail in the middle of everything: nothing is lost, and nothing stale is kept."""
+"""Servers that die, hang and fail at any point: no completion is lost, and no stale one is used."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.sglang.conftest import PROMPTS, RETRY, Trainer, request, server_pid
 
 
 def rollout_with(trainer: Trainer, engine: SGLangServer, number: signal.Signals) -> None:
-    """Send a signal to the server while it samples; all completions arrive, from the current weights."""
+    """Send a signal to the server while it samples; check that all completions arrive, from the current weights."""
 
     async def run() -> list[Any]:
         running = [

@@ -22,7 +22,7 @@ from tests.sglang.conftest import RETRY, Trainer
 
 
 class Watched(PolicyWeights):
-    """Counts how often the base was read, and may spoil an adapter on its way."""
+    """Counts how often the base is read, and may corrupt an adapter."""
 
     bases, spoilt = 0, False
 
@@ -47,7 +47,7 @@ def adapted() -> Iterator[Trainer]:
 
 
 def learn(trainer: Trainer, seed: int) -> None:
-    """Take other adapters."""
+    """Replace the adapters."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, x in trainer.policy.named_parameters():
@@ -56,7 +56,7 @@ def learn(trainer: Trainer, seed: int) -> None:
 
 
 def publish(trainer: Trainer, engine: SGLangServer) -> int:
-    """Return the weights; return how often the base was read for it."""
+    """Push the weights; return how often the base was read."""
     before = Watched.bases
     trainer.version += 1
     trainer.wait(engine.sync(Watched(trainer.policy), trainer.version))
@@ -74,7 +74,7 @@ def test_adapters_arrive_merged(adapted: Trainer, engine: SGLangServer, trainer:
 
 
 def test_adapters_travel_alone_after_the_base(adapted: Trainer, tmp_path: Path) -> None:
-    """By memory and by file; the base follows where a server was restarted, and a wrong adapter is named."""
+    """Through memory and files; the base follows after a restart, and a wrong adapter is named."""
     random_model("qwen2").save_pretrained(tmp_path)
     words = ("--model-path", str(tmp_path), "--load-format", "auto")  # as others start servers
     engine = SGLangServer(retry=RETRY, launch=Launch(adapter_only=True, args=words))

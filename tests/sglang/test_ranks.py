@@ -1,4 +1,4 @@
-"""Trainers that divide matrices and data, two by two, with real SGLang servers."""
+"""Two-by-two tensor- and data-parallel trainers with real SGLang servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights on their way to a real SGLang server, by every transport; what is wrong with them is found."""
+"""Weights sent to a real SGLang server by every transport; wrong ones are found."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.sglang.conftest import PROMPTS, RETRY, Trainer, request
 
 @pytest.fixture
 def second(trainer: Trainer, engine: SGLangServer) -> Iterator[Any]:
-    """Makes further engines on the same server, as if it were somebody else's."""
+    """Return more engines on the same server, as if they had not started it."""
     engines: list[SGLangServer] = []
 
     def make(**options: Any) -> SGLangServer:
@@ -69,7 +69,7 @@ def test_memory_is_released_and_weights_come_back_with_it(trainer: Trainer, seco
 
 
 def test_what_is_interrupted_goes_on_after_the_memory_was_released(trainer: Trainer, second: Any) -> None:
-    """Partial answers come back with log-probs and versions; SGLang is idle then, or the release would end it."""
+    """Partial completions have log-probs and versions; SGLang is idle then, or the release would crash it."""
     released = second(launch=Launch(release_memory=True))
     trainer.publish(released)
     old = trainer.version
@@ -118,7 +118,7 @@ def noise(like: Tensor) -> Tensor:
 
 
 class Corrupt(PolicyWeights):
-    """Spoils one tensor on its way, or only the rows that one rank of two would hold; the first time or always."""
+    """Corrupts one tensor, or only the rows that one rank of two would hold; once or always."""
 
     def __init__(self, policy: Any, name: str, always: bool = False, shard: bool = False) -> None:
         super().__init__(policy, 8192)
@@ -158,7 +158,7 @@ def test_a_difference_that_stays_is_said_to_stay(trainer: Trainer, engine: SGLan
 
 
 def test_weights_of_another_model_are_refused(trainer: Trainer, engine: SGLangServer) -> None:
-    """The trainer whose log-probs are compared is not the one whose weights were sent."""
+    """The log-probs are compared with those of another trainer."""
     stranger = Trainer(random_model("qwen2", seed=99))
     ask, engine.weights._policy_logps = engine.weights._policy_logps, lambda rows: policy_logps(stranger.runtime, rows)
     with pytest.raises(EngineError, match="other log-probs than the trainer"):

@@ -1,4 +1,4 @@
-"""Recorded decode steps: what they read stays where it is, and they yield what plain steps do.
+"""Recorded decode steps: their inputs keep their addresses, and their logits equal those of plain steps.
 
 A recorded step is the step itself here, called again; on a GPU, `tests/gpu` records its kernels.
 """
@@ -24,7 +24,7 @@ Run = Callable[[], Tensor]
 
 
 class Recorded:
-    """Counts what is recorded and replayed, and holds every replay to the memory that was recorded."""
+    """Counts recordings and replays, and checks that every replay reads the recorded memory."""
 
     def __init__(self) -> None:
         self.decoder: GraphDecoder
@@ -79,7 +79,7 @@ def go(plain: Any, graphs: Any, steps: int) -> None:
 
 @pytest.mark.parametrize("kind", ["qwen2", "llama", "qwen3"])
 def test_recorded_steps_yield_what_plain_ones_do(kind: str) -> None:
-    """Rows that come and go, and more columns than a recorded step reads; whatever changes is recorded anew."""
+    """Rows join and leave, and columns exceed those of a recorded step; every change is recorded anew."""
     plain, graphs, recorded = decoders(kind)
     alike(plain, graphs, lambda decoder: decoder.admit([[5, 3, 4, 6], [5, 3]], [3, 2]))
     go(plain, graphs, 8)
@@ -110,7 +110,7 @@ def test_recorded_steps_yield_what_plain_ones_do(kind: str) -> None:
 
 
 class FakeCuda:
-    """What recording calls of `torch.cuda`, noting the order; `stream` is the current one."""
+    """A stub of `torch.cuda` that records the order of calls; `stream` is the current one."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, Any]] = []
@@ -202,7 +202,7 @@ def test_replays_that_differ_are_not_used(wrong: Callable[[Tensor], Tensor]) -> 
 
 
 def test_copies_of_the_weights_take_a_part_of_a_gpu_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model in float32, whose copies take half as much under autocast."""
+    """A model in float32, whose copies take half the memory under autocast."""
     policy = random_model("qwen2")
     size = 4 * sum(weight.numel() for weight in policy.parameters())
     for size_limit, half, fits in ((4 * size, False, True), (4 * size - 8, False, False), (2 * size, True, True)):

@@ -1,4 +1,4 @@
-"""A teacher that servers have: the same log-probs as of one that is loaded, and what happens where a server fails."""
+"""A teacher on servers: its log-probs equal those of a loaded teacher, and failures of a server are handled."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from tests.conftest import FAST, read_jsonl, rlkit_in_process
 from tests.unit.phases import LocalRanks, scored
 
 Answer = Callable[..., Any]
-"""From tokens, the place before the first that is scored and how many of the most likely tokens are wanted, if any are,
-to what a server answers, or an HTTP status."""
+"""From tokens, the index before the first scored token, and the number of most likely tokens if these are requested,
+to a response or an HTTP status."""
 
 RUN = ("--recipe=quick_distill", *FAST, "--validation=null", "--reward=null", "--teacher.path=teacher")
 
 
 class Server:
-    """Answers `/generate` as SGLang does, and counts the requests."""
+    """Serves `/generate` as SGLang does, and counts requests."""
 
     def __init__(self, answer: Answer) -> None:
         counter = self
@@ -86,7 +86,7 @@ def serve() -> Iterator[Callable[[Answer], Server]]:
 def token_response(
     tokens: list[int], start: int, logp: Callable[[int], float | None] = lambda position: -float(position)
 ) -> Any:
-    """Return SGLang's form of answer: an entry for each token from `start` on, none known of the first."""
+    """Return SGLang's response: an entry for each token from `start` on, the first without a log-prob."""
     entries = [
         [logp(position) if position > start else None, tokens[position], None] for position in range(start, len(tokens))
     ]
@@ -94,7 +94,7 @@ def token_response(
 
 
 def top_response(positions: list[Any]) -> Any:
-    """Return SGLang's form of answer with the most likely tokens in some places."""
+    """Return SGLang's response with the most likely tokens at each position."""
     entries = [top and [[logp, token, None] for logp, token in top] for top in positions]
     return {"output_ids": [], "meta_info": {"input_top_logprobs": [None, *entries]}}
 
@@ -190,7 +190,7 @@ def test_most_likely_tokens_are_as_many_as_were_asked_for(
 
 
 def on_servers(monkeypatch: pytest.MonkeyPatch, answer: Any, columns: int) -> tuple[Any, list[TokenSpan]]:
-    """Return a context whose teacher's servers answer so, around a policy of so many columns, and what they score."""
+    """Return a context whose teacher always returns `answer`, with a policy of `columns` tokens, and what it scores."""
     asked: list[TokenSpan] = []
 
     async def score(spans: list[TokenSpan], *count: int) -> Any:
@@ -230,7 +230,7 @@ def test_a_row_is_sent_if_the_policy_chose_a_token_and_scored_from_the_first_of_
 def test_a_place_where_the_teacher_prefers_a_token_that_the_policy_lacks_is_not_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The policy has the tokens 0 to 8; of the two most likely ones others have 1/4 of the mass."""
+    """The policy has the tokens 0 to 8; all but the two most likely ones have 1/4 of the mass."""
     half, quarter = math.log(0.5), math.log(0.25)
     positions = [([8, 3], [half, quarter]), ([1, 2], [half, quarter]), ([3, 9], [half, quarter])]
     context, asked = on_servers(monkeypatch, positions, columns=9)

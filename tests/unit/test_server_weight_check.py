@@ -1,4 +1,4 @@
-"""What is compared in a check of a server's weights, and what travels; nothing here needs SGLang."""
+"""What the check of a server's weights compares, and what is sent; SGLang is not needed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_nan_is_never_within_the_tolerance() -> None:
 
 
 def test_sglangs_scores_are_read() -> None:
-    """A row's first token has none, and a missing one of another is NaN."""
+    """A row's first token has no log-prob; if that of a later token is missing, it is NaN."""
     answer: dict[str, Any] = {
         "output_ids": [0],
         "meta_info": {

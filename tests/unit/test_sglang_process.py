@@ -1,4 +1,4 @@
-"""What a server is started with, beside whom, and how it is called; no SGLang is needed."""
+"""How a server is started, on which GPUs, and how it is called; SGLang is not needed."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_there_is_room_for_a_probe_without_adapters() -> None:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Launch, int | None]]:
-    """How servers were started: with what, and on which GPU; none is."""
+    """The options and the GPU of each server that would have been started."""
     launches: list[tuple[Launch, int | None]] = []
 
     def words(model: Path, port: int, launch: Launch, dtype: str, gpu: int | None) -> list[str]:
@@ -159,7 +159,7 @@ def test_servers_on_the_trainers_gpus_are_warned_of(started: list[tuple[Launch, 
 def test_nccl_is_set_alike_on_both_sides_of_a_group(
     options: list[str], zero: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NCCL reads its variables once, when the trainer makes its own group; what is set by hand stays."""
+    """NCCL reads its variables once, when the trainer makes its own group; values set by the user are kept."""
     monkeypatch.setenv("NCCL_NVLS_ENABLE", "1")
     monkeypatch.setenv("NCCL_CUMEM_ENABLE", "remembered by pytest, so that it is undone")
     monkeypatch.delenv("NCCL_CUMEM_ENABLE")

@@ -1,4 +1,4 @@
-"""What the ranks of a run decide together about their servers; here each rank is a thread, and nothing needs SGLang."""
+"""What ranks decide together about their servers; each rank is a thread here, and SGLang is not needed."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from rlkit.errors import EngineError
 
 RANKS, TENSOR_PARALLEL = 4, 2
 PATIENCE = 20.0
-"""Seconds after which a rank that the others have left alone fails."""
+"""Seconds after which a rank that waits for its peers fails."""
 
 
 class Group:
-    """Ranks that exchange values; each must be a thread of its own."""
+    """Ranks that exchange values; each must be a separate thread."""
 
     def __init__(self, size: int) -> None:
         self.barrier, self.values = threading.Barrier(size, timeout=PATIENCE), [None] * size
@@ -56,7 +56,7 @@ class World:
         )
 
     def run(self, work: Callable[[int, Any], Any]) -> list[Any]:
-        """Return what a function returns, or raises, on every rank."""
+        """Return the result or the exception of a function on every rank."""
         results: list[Any] = [None] * RANKS
 
         def work_on(rank: int) -> None:
@@ -74,7 +74,7 @@ class World:
 
 
 class Pushes(Push):
-    """Pushes nothing, and notes whether the base was to be pushed."""
+    """Pushes nothing, but records whether the base would have been pushed."""
 
     def __init__(self, error: EngineError | None = None) -> None:
         super().__init__(SimpleNamespace(), torch.float32, TOLERANCES[torch.float32])  # type: ignore[arg-type]
@@ -92,7 +92,7 @@ class Pushes(Push):
 
 
 def engine_of(rank: int, runtime: Any, push: Push) -> SGLangServer:
-    """Return the engine of a rank; the first alone has a server, which has no weights yet."""
+    """Return the engine of a rank; only the first rank has a server, without weights."""
     engine = SGLangServer(launch=Launch(adapter_only=True), check_weights=False)
     engine.weights.bind(runtime, push, "run")
     engine.fleet.owned = [engine.connect("http://127.0.0.1:1")] if rank == 0 else []
@@ -100,7 +100,7 @@ def engine_of(rank: int, runtime: Any, push: Push) -> SGLangServer:
 
 
 def test_all_ranks_read_the_base_where_one_server_needs_it() -> None:
-    """Ranks 1 and 3 have no data-parallel peer with a server; they must read the stream all the same."""
+    """Ranks 1 and 3 have no data-parallel peer with a server, but must read the stream too."""
 
     def work(rank: int, runtime: Any) -> list[bool]:
         push = Pushes()
@@ -148,7 +148,7 @@ def test_a_tensor_parallel_group_asks_the_policy_about_the_rows_of_its_first_ran
 def test_engines_are_started_where_somebody_samples(
     engine_ranks: int, first: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the first rank of a tensor-parallel group; the others would have a server that nobody asks."""
+    """On the first rank of a tensor-parallel group, the only one that samples."""
     monkeypatch.setattr("rlkit.engines.sglang.engine.require_sglang", lambda: None)
     monkeypatch.setattr(SGLangEngine, "process", lambda self, gpu: gpu)
     monkeypatch.setattr(SGLangEngine, "launch_server", lambda self, gpu: gpu)

@@ -1,4 +1,4 @@
-"""Which server a request goes to, what it says, and what happens where the context ends; no SGLang is needed."""
+"""Which server a request goes to, what it contains, and how it ends with the context; SGLang is not needed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rlkit.types import Completion, Prompt, Request, SampleKey, Sampling, StopRe
 
 
 class StubServer(InferenceServer):
-    """A server that takes a moment, answers with one token, and remembers what it was asked."""
+    """A server that returns one token after a moment, and records its requests."""
 
     def __init__(self, number: int, retry: Any) -> None:
         super().__init__(SGLangApi(Client(f"http://127.0.0.1:{number}")), retry)
@@ -52,7 +52,7 @@ class StubServer(InferenceServer):
 
 
 class Pushed:
-    """Stands for the way in which weights travel."""
+    """A stub of `Push` that always succeeds."""
 
     async def push(self, stream: Any, servers: Sequence[InferenceServer], *_: Any) -> dict[InferenceServer, Any]:
         for server in servers:
@@ -82,7 +82,7 @@ def request(session: str, tokens: tuple[int, ...] = (5, 6), **sampling: Any) -> 
 
 
 def ask(engine: SGLangServer, sessions: Sequence[str]) -> list[int]:
-    """Ask for a turn of each conversation at once; return how often each server was asked."""
+    """Request a turn of each conversation at once; return the number of requests to each server."""
     before = [len(server.asked) for server in stubs(engine)]
 
     async def together() -> list[Completion]:
@@ -102,9 +102,9 @@ SESSIONS = [f"conversation {i}" for i in range(64)]
 
 def test_conversations_are_shared_out_evenly_and_stay_where_they_are(engine: SGLangServer) -> None:
     assert ask(engine, SESSIONS) == [16, 16, 16, 16]
-    homes = dict(engine.fleet.balancer._assignments)
+    assignments = dict(engine.fleet.balancer._assignments)
     assert ask(engine, SESSIONS) == [16, 16, 16, 16]
-    assert engine.fleet.balancer._assignments == homes
+    assert engine.fleet.balancer._assignments == assignments
     assert ask(engine, SESSIONS[:1] * 5) == [5, 0, 0, 0]
 
 
@@ -147,7 +147,7 @@ def test_tokens_of_before_a_sync_that_begins_right_after_the_request_are_right(e
 
 
 def test_requests_that_wait_for_a_server_are_interrupted_at_once(engine: SGLangServer) -> None:
-    """Its restoration, which takes longer, goes on."""
+    """The servers' restoration, which takes longer, continues."""
     for server in engine.fleet.servers:
         server.state = ServerState.BROKEN
 
@@ -165,7 +165,7 @@ def test_requests_that_wait_for_a_server_are_interrupted_at_once(engine: SGLangS
 
 
 def meta(reason: str, count: int, **more: Any) -> dict[str, Any]:
-    """Return an answer's description, `count` log-probs and labels among it."""
+    """Return the `meta_info` of a response with `count` log-probs."""
     logps = {"output_token_logprobs": [[-0.5, 7]] * count} if count else {}
     return {"finish_reason": {"type": reason, **more}, "weight_version": "run-0", **logps}
 
@@ -181,7 +181,7 @@ def meta(reason: str, count: int, **more: Any) -> dict[str, Any]:
     ids=["cut", "stopped", "full", "waiting"],
 )  # fmt: skip
 def test_an_aborted_answer_has_what_there_is(tokens: list[int], about: dict[str, Any], answer: ServerOutput) -> None:
-    """One whose last token ends it anyway is whole."""
+    """One whose last token ends it anyway is complete."""
 
     class Server:
         async def post(self, path: str, body: Any, deadline: float) -> Any:
@@ -201,7 +201,7 @@ def test_an_answer_that_was_aborted_for_an_error_is_a_fault() -> None:
 
 
 def test_an_abort_names_the_requests_that_are_under_way() -> None:
-    """Other ranks may have some on the same server."""
+    """Other ranks may have requests on the same server."""
 
     class Server:
         def __init__(self) -> None:
@@ -230,7 +230,7 @@ def test_an_abort_names_the_requests_that_are_under_way() -> None:
 def test_a_request_that_a_server_aborts_starts_over_unless_its_caller_goes_on(
     engine: SGLangServer, resumable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As SGLang does where adapters alone are loaded."""
+    """SGLang does so when it loads adapters alone."""
     answers = [ServerOutput([7], [-0.5], ["run-0"], stopped=True), ServerOutput([5], [-0.1], ["run-0"], aborted=True)]
 
     async def ask_node(self: StubServer, request: Request) -> ServerOutput:
@@ -243,7 +243,7 @@ def test_a_request_that_a_server_aborts_starts_over_unless_its_caller_goes_on(
 
 
 def test_the_context_that_sglang_leaves_is_the_runs(engine: SGLangServer) -> None:
-    """Of 4,096 tokens SGLang fills 4,094; what is longer is refused or skipped before a run, not failed in it."""
+    """SGLang fills 4,094 of 4,096 tokens; longer prompts are refused or skipped before a run, and do not fail in it."""
     words = ["--recipe=quickstart", "--validation.limit=2"]
     torch = load_data(parse("fit", words).recipe)
     assert (
@@ -257,7 +257,7 @@ def test_the_context_that_sglang_leaves_is_the_runs(engine: SGLangServer) -> Non
 
 
 def test_a_sample_brings_its_own_seed() -> None:
-    """The same in every run and on every server, another one for every sample, within SGLang's signed 64 bits."""
+    """The same in every run and on every server, different for every sample, and within SGLang's signed 64 bits."""
     keys = [SampleKey(0, 1, "p", 0), SampleKey(0, 1, "p", 0), SampleKey(0, 1, "p", 1), SampleKey(0, 2, "p", 0)]
     asked: list[int] = []
 
@@ -313,7 +313,7 @@ def test_min_p_is_refused_where_it_would_end_the_server(engine: SGLangServer) ->
 def test_memory_that_ranks_share_is_released_before_any_goes_on(
     fails: bool, engine: SGLangServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The ranks gather after the release; where one has failed, none waits for the others."""
+    """Ranks gather after the release; if one has failed, none waits."""
     events: list[str] = []
     monkeypatch.setattr(SGLangApi, "release", lambda api, deadline: events.append("release"))
     monkeypatch.setattr(engine.runtime, "gather_world", lambda value: events.append("gather"), raising=False)

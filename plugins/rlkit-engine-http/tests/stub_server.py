@@ -1,4 +1,4 @@
-"""A server that speaks as `python -m rlkit_engine_http` does, and is up in a moment: `python stub_server.py PORT`.
+"""A stub of `python -m rlkit_engine_http` that starts in a moment: `python stub_server.py PORT`.
 
 Its model has two vectors, `a` and `b`, whose sum are the logits of every token. It writes the likeliest one again and
 again. `POST /control` makes it misbehave: see `Stub`.
@@ -17,7 +17,7 @@ from typing import Any
 
 
 class Stub(ThreadingHTTPServer):
-    """The server; port 0 takes a free one."""
+    """The server; port 0 for a free port."""
 
     daemon_threads = True
     request_queue_size = 256
@@ -29,13 +29,13 @@ class Stub(ThreadingHTTPServer):
         self.running = threading.Event()
         self.asked = 0
         self.delay = 0.0
-        """Seconds that a token takes."""
+        """Seconds per token."""
         self.spoils = ""
-        """The name of a tensor that it reads wrong, once."""
+        """The name of a tensor that it reads wrongly, once."""
         self.dies = False
         """Whether a request kills it."""
         self.babbles = False
-        """Whether it answers what is no completion."""
+        """Whether it returns invalid completions."""
 
     def logps(self) -> list[float]:
         logits = [a + b for a, b in zip(self.weights["a"], self.weights["b"], strict=True)]
@@ -43,7 +43,7 @@ class Stub(ThreadingHTTPServer):
         return [x - log_sum for x in logits]
 
     def write(self, count: int) -> dict[str, Any]:
-        """Return the likeliest token, `count` times, each from the weights that are there at its time."""
+        """Return the most likely token `count` times, each from the current weights."""
         tokens, logps, labels = [], [], []
         for _ in range(count):
             self.running.wait()

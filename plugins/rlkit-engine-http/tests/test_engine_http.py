@@ -1,4 +1,4 @@
-"""What a server samples, between which weights, and for whom; and HttpEngine in runs."""
+"""What a server samples, from which weights and for which callers; HttpEngine in runs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def sampler(policy: Any) -> Sampler:
 
 
 async def calls(policy: Any, secret: str = SECRET) -> tuple[TestClient[Any, Any], HttpApi]:
-    """Return a server, and an api that reaches it with a secret."""
+    """Return a server, and an api that calls it with a secret."""
     client = TestClient(TestServer(application(sampler(policy), SECRET)))
     await client.start_server()
     return client, HttpApi(Client(str(client.make_url("")), {"Authorization": f"Bearer {secret}"}))
@@ -62,7 +62,7 @@ def policy() -> Any:
 
 @pytest.mark.parametrize("pauses", [0, 5])
 def test_samples_are_those_of_torch_engine(policy: Any, pauses: int) -> None:
-    """Over HTTP, at once or with pauses: tokens, ends and, but for noise, log-probs."""
+    """Over HTTP, with and without pauses: tokens, stop reasons and, except for noise, log-probs."""
     asked = [request(p, i, temperature=0.9, top_k=50, stop_ids=(8, 9)) for i, p in enumerate(PROMPTS * 4)]
 
     async def run() -> None:
@@ -140,7 +140,7 @@ def test_probes_are_the_trainers_log_probs_and_its_likeliest_tokens(policy: Any)
 
 
 class Touch:
-    """Makes a file where it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -282,7 +282,7 @@ AHEAD = (
 
 
 def check_ahead(out: Path, steps: int) -> list[Any]:
-    """Each prompt was trained on once, no token was too old, versions only grow, and one answered each validation.
+    """Check that each prompt was trained on once, no token was too old, versions only grow, and validations have one.
 
     Returns:
         All conversations.
@@ -337,7 +337,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_at_staleness_0_a_stream_is_the_synchronous_trainer(site: str, tmp_path: Path) -> None:
-    """The same answers and weights bit for bit; log-probs have the noise of what shares a server's decode step."""
+    """Completions and weights are equal bit for bit; log-probs differ by the noise of a server's batch."""
     (tmp_path / "script.py").write_text(SYNCHRONOUS)
     words = ("--recipe=quickstart", *FAST, "--validation=null", "--log.rollouts.limit=null")
     command = (sys.executable, "script.py", "fit", *words, "--rollout.engine=HttpEngine")
@@ -354,8 +354,8 @@ def test_at_staleness_0_a_stream_is_the_synchronous_trainer(site: str, tmp_path:
 
 @pytest.mark.slow
 def test_without_a_lead_samples_are_those_of_the_synchronous_run(site: str, tmp_path: Path) -> None:
-    """Token for token. Log-probs, and with them weights, differ by what else was in a server's batch, as those of two
-    synchronous runs do: which requests arrive together is up to the clock."""
+    """Token for token. Log-probs, and so weights, depend on what else was in a server's batch, as in two synchronous
+    runs: which requests arrive together depends on the clock."""
     for name, ahead in (("sync", ("--rollout.max_staleness=0",)), ("ahead", ("--rollout.lead=0",))):
         process = rlkit("fit", *AHEAD, "--train.steps=3", *ahead, f"--out={name}", cwd=tmp_path, PYTHONPATH=site)
         assert process.returncode == 0, process.stderr
@@ -392,7 +392,7 @@ def test_a_run_that_is_interrupted_with_requests_in_flight_goes_on_from_its_chec
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_server_dies_while_groups_run_ahead(site: str, tmp_path: Path, devices: int) -> None:
-    """Wherever the run is then; ranks sync it together, and what it had not finished is requested again."""
+    """At any point of the run; all ranks sync it together, and its unfinished requests are repeated."""
     words = (*AHEAD, "--train.steps=12", "--rollout.lead=2", f"--fabric.devices={devices}", "--out=out")
     rows = fit_and_hit(site, tmp_path, signal.SIGKILL, *words)
     assert rows[-1]["engine/restarts"] == 1
@@ -412,7 +412,7 @@ def fit_and_hit(site: str, folder: Path, number: signal.Signals, *words: str) ->
 
 
 def started(site: str, folder: Path, *words: str) -> subprocess.Popen[bytes]:
-    """Return a run that has made three steps."""
+    """Start a run, and return it after three steps."""
     command = (sys.executable, "-m", "rlkit", "fit", *words)
     run = subprocess.Popen(command, cwd=folder, env={**os.environ, "PYTHONPATH": site})
     metrics = folder / "out" / "metrics.jsonl"
@@ -438,7 +438,7 @@ def children(pid: int) -> list[str]:
 
 
 def serving(pid: int) -> int:
-    """Return the server among a process's descendants."""
+    """Return the pid of the server among a process's descendants."""
     for child in map(int, children(pid)):
         words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
         if b"rlkit_engine_http" in words and not any(word.endswith(b"supervisor.py") for word in words):

@@ -1,5 +1,5 @@
-"""What becomes of a run's servers: death, hangs, slowness, stale and wrong weights. Each is a real process, in which a
-stub stands for the model; see `stub_server`."""
+"""Servers that die, hang, are slow, or have stale or wrong weights. Each is a real process with a stub of a model; see
+`stub_server`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HASTY = ServerRetryPolicy(request_seconds=30.0, start_seconds=20.0, hang_seconds
 
 
 class StubEngine(HttpEngine):
-    """HttpEngine, but for what its processes run."""
+    """HttpEngine, except for the program of its processes."""
 
     broken = False
 
@@ -43,7 +43,7 @@ class StubEngine(HttpEngine):
 
 
 class Policy(nn.Module):
-    """Logits that are the sum of two vectors, whatever came before."""
+    """A model whose logits are the sum of two vectors, whatever the tokens are."""
 
     config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(vocab_size=VOCABULARY))
 
@@ -54,13 +54,13 @@ class Policy(nn.Module):
 
     @torch.no_grad()
     def likeliest(self, token: int) -> None:
-        """Make a token the one that servers write."""
+        """Make a token the most likely one."""
         self.b.zero_()
         self.b[token] = 2.0
 
 
 class Weights:
-    """The policy's weights, one tensor a bucket."""
+    """The policy's weights, one tensor per bucket."""
 
     def __init__(self, policy: Policy) -> None:
         self.tensors = {name: x.detach().clone() for name, x in policy.named_parameters()}
@@ -93,7 +93,7 @@ class Trainer:
         self.engines: list[StubEngine] = []
 
     def engine(self, retry: ServerRetryPolicy = RETRY, servers: int = 1) -> StubEngine:
-        """Return an engine with weights."""
+        """Return an engine after its first sync."""
         engine = StubEngine(servers, retry=retry)
         self.engines.append(engine)
         engine.bind(self.runtime)
@@ -118,13 +118,13 @@ class Trainer:
         return self.runner.run(work)
 
     def sync(self, engine: StubEngine, token: int) -> None:
-        """Push weights under which a token is the likeliest."""
+        """Push weights that make a token the most likely one."""
         self.policy.likeliest(token)
         self.version += 1
         self.wait(engine.sync(Weights(self.policy), self.version))
 
     def ask(self, engine: StubEngine, count: int, meanwhile: Callable[[], None] | None = None) -> list[Completion]:
-        """Ask for ten tokens of so many conversations at once; `meanwhile` is called in the middle."""
+        """Request ten tokens for each of `count` conversations at once; `meanwhile` is called in the middle."""
 
         async def together() -> list[Completion]:
             asked = [asyncio.create_task(engine.generate(request(i))) for i in range(count)]
@@ -144,7 +144,7 @@ def request(number: int, count: int = 10) -> Request:
 
 
 def pid_of(server: InferenceServer) -> int:
-    """Return the process that serves, a child of its supervisor."""
+    """Return the pid of a server, a child of its supervisor."""
     assert server.process is not None
     assert server.process._supervisor is not None
     path = Path(f"/proc/{server.process._supervisor.pid}/task/{server.process._supervisor.pid}/children")
@@ -153,7 +153,7 @@ def pid_of(server: InferenceServer) -> int:
 
 
 def gone(pid: int) -> bool:
-    """Whether a process has ended; one that nobody has waited for yet has."""
+    """Whether a process has ended; a zombie has."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
@@ -198,7 +198,7 @@ def test_a_server_that_dies_or_hangs_in_mid_request_is_replaced(
 
 
 def test_a_server_that_is_slow_is_left_alone(trainer: Trainer) -> None:
-    """Requests take twice as long as a server may hang, but it answers that it lives."""
+    """Requests take twice as long as a server may hang, but its health checks succeed."""
     engine = trainer.engine(HASTY)
     trainer.control(engine.fleet.owned[0], delay=0.08)
     assert all_written(trainer.ask(engine, 4), 1, trainer.version)
@@ -206,7 +206,7 @@ def test_a_server_that_is_slow_is_left_alone(trainer: Trainer) -> None:
 
 
 def test_a_server_that_dies_while_the_trainer_learns_gets_no_weights_before_the_next_sync(trainer: Trainer) -> None:
-    """It is restarted at once, but nothing reads weights that the trainer is changing."""
+    """It is restarted at once, but does not read weights that the trainer is changing."""
     engine = trainer.engine()
     [server] = engine.fleet.owned
     trainer.control(server, delay=0.03)
@@ -335,7 +335,7 @@ def test_weights_that_arrive_in_mid_request_sample_its_rest(trainer: Trainer) ->
 
 
 def test_the_event_loop_goes_on_while_a_sync_blocks(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Collectives, the trainer's forward pass, gathering weights and writing them take 0.1 s each, beside the loop."""
+    """Collectives, the trainer's forward pass, gathering weights and writing them take 0.1 s each, in threads."""
     engine = trainer.engine()
     blocked: list[tuple[str, bool]] = []
 
@@ -370,7 +370,7 @@ def test_the_event_loop_goes_on_while_a_sync_blocks(trainer: Trainer, monkeypatc
 
 
 def test_a_cancelled_sync_ends_after_what_blocks(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A collective that was begun must not overlap with those that come after the sync."""
+    """A collective in progress must not overlap with those after the sync."""
     engine, ended = trainer.engine(), []
 
     def slow(rows: Any) -> Any:

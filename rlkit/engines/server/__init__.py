@@ -9,7 +9,7 @@ A product's package implements two classes, and a third for the way in which its
   transport, and `start` returns the servers that a rank pushes weights to: `launch_server(ServerProcess(...))`, or
   `connect(url)` for a running one. From `bind` on, `runtime`, `weight_dtype` and `fleet` may be read.
 - A `Transport` (in `transports`): shared files, shared memory or CUDA IPC, a process group, or a folder on disk. The
-  subclass adds the product's call, in `load`, `join` or `finish`.
+  subclass adds the product's calls, in `load`, `join`, `finish` or `adapt`.
 
 `states` defines the order in which a server takes weights; `ServerRetryPolicy` (in `retry`) the options of all engines.
 `fleet`, `weights`, `recovery` and `requests` do the rest and need nothing from a product. No product is named in this

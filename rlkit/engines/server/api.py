@@ -39,6 +39,7 @@ class ServerApi(ABC):
     """
 
     product: ClassVar[str] = "server"
+    """The product's name in errors."""
 
     tensor_parallel = 1
     """Processes of the server over which the model is sharded; each of them takes the weights."""
