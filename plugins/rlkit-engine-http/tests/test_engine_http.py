@@ -318,7 +318,7 @@ def test_sampling_goes_on_while_the_trainer_learns(site: str, tmp_path: Path) ->
 
 SYNCHRONOUS = """
 import sys
-import rlkit.train.rollouts as rollouts
+import rlkit.train.method as method
 from rlkit.cli.main import main
 from rlkit.train.ahead.beside import BesideStream
 from rlkit.train.ahead.stream import TrainedGroups
@@ -330,7 +330,7 @@ def obtain(data, service, number, meter):
 if __name__ == "__main__":
     streams = []
     assert main([*sys.argv[1:], "--out=plain"]) == 0
-    rollouts.sample = obtain
+    method.sample = obtain
     assert main([*sys.argv[1:], "--out=ahead"]) == 0
 """
 
