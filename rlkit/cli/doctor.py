@@ -6,14 +6,13 @@ import os
 import platform
 from collections.abc import Callable, Sequence
 from importlib import metadata
-from importlib.util import find_spec
 
 import torch
 
 from rlkit.cli.display import echo, show
 from rlkit.cli.plugins import show_plugins
-from rlkit.engines.sglang.launch import release
-from rlkit.errors import EngineError, RecipeError
+from rlkit.engines import OPTIONAL_PACKAGES
+from rlkit.errors import RecipeError
 from rlkit.models.load import context_length, load_config, load_tokenizer, stop_ids
 from rlkit.models.size import parameter_count
 from rlkit.registry import load_plugins
@@ -68,7 +67,7 @@ def facts() -> list[tuple[str, str]]:
     """Return what matters about this machine."""
     rows = [("python", f"{platform.python_version()} on {platform.platform()}")]
     rows += [(name, torch.__version__ if name == "torch" else metadata.version(name)) for name in PACKAGES]
-    checks: dict[str, Callable[[str], str]] = {"wandb": str, "tensorboard": str, "sglang": _sglang}
+    checks: dict[str, Callable[[str], str]] = {"wandb": str, "tensorboard": str, **OPTIONAL_PACKAGES}
     for name, check in checks.items():
         try:
             rows.append((name, check(metadata.version(name))))
@@ -78,14 +77,3 @@ def facts() -> list[tuple[str, str]]:
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     rows.append(("GPUs", ", ".join(gpus) or "none: runs use the CPU"))
     return rows
-
-
-def _sglang(version: str) -> str:
-    """Return what is missing in this SGLang."""
-    try:
-        release(version)
-    except EngineError as error:
-        return str(error)
-    if torch.cuda.is_available() and find_spec("torch_memory_saver") is None:
-        return f"{version}, without what launch.release_memory needs (pip install torch-memory-saver)"
-    return version

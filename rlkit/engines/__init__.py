@@ -1,7 +1,22 @@
-"""Rollout engines: one a file."""
+"""Rollout engines, one product or method a room, and what the rest of rlkit asks of products without naming them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
 
 from rlkit.engines.sglang.engine import SGLangEngine, SGLangServer
+from rlkit.engines.sglang.launch import describe_installation
+from rlkit.engines.sglang.teacher import SGLangTeacher
 from rlkit.engines.torch.engine import TorchEngine
 from rlkit.engines.torch.recorded import Recorded
+from rlkit.interfaces.teacher import ServedTeacher
 
 __all__ = ["Recorded", "SGLangEngine", "SGLangServer", "TorchEngine"]
+
+OPTIONAL_PACKAGES: Mapping[str, Callable[[str], str]] = {"sglang": describe_installation}
+"""Packages that engines need, by distribution: each describes an installed version, and what it lacks."""
+
+
+def connect_teacher(urls: Sequence[str]) -> ServedTeacher:
+    """Return the teacher at a recipe's `teacher.urls`."""
+    return SGLangTeacher(urls)

@@ -35,7 +35,7 @@ from rlkit_engine_http import HttpEngine
 
 from rlkit import Recipe, fit
 from rlkit.engines import TorchEngine
-from rlkit.engines.server.node import Node
+from rlkit.engines.server.server import InferenceServer
 from rlkit.interfaces.callback import Callback, StepEnd
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.sections import Rollout, Train
@@ -69,7 +69,7 @@ class Colocated(LogNormal, TorchEngine):
 class Beside(LogNormal, HttpEngine):
     """On the last core, while the trainer has the first one."""
 
-    def start(self, rank: int) -> list[Node]:
+    def start(self, rank: int) -> list[InferenceServer]:
         here = os.sched_getaffinity(0)
         os.sched_setaffinity(0, CORES[-1:])
         try:

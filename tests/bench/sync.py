@@ -12,7 +12,7 @@ import statistics
 import time
 
 from rlkit.engines import SGLangServer
-from rlkit.engines.server.states import State
+from rlkit.engines.server.states import ServerState
 from rlkit.engines.sglang.launch import Launch
 from rlkit.models.lora import add_lora
 from rlkit.sections import Lora
@@ -30,14 +30,14 @@ def main() -> None:
     try:
         engines["adapters alone"].bind(trainer.runtime)
         trainer.publish(engines["adapters alone"])
-        urls = [engines["adapters alone"]._own[0].url]
+        urls = [engines["adapters alone"].fleet.owned[0].url]
         for transport in ("tensor", "group", "disk"):
             engines[f"merged, {transport}"] = SGLangServer(urls=urls, transport=transport, retry=RETRY)
             engines[f"merged, {transport}"].bind(trainer.runtime)
         times: dict[str, list[float]] = {name: [] for name in engines}
         for _ in range(ROUNDS):
             for name, engine in engines.items():
-                engine._own[0].state = State.COLD  # for another has given the server its own weights
+                engine.fleet.owned[0].state = ServerState.COLD  # another engine has pushed its weights
                 trainer.publish(engine)
                 start = time.perf_counter()
                 trainer.publish(engine, bucket_bytes=256 * 1024 * 1024)

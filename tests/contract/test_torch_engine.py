@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from rlkit.engines import TorchEngine
-from rlkit.engines.torch import blocks, decoder
-from rlkit.engines.torch import engine as engine_module
+from rlkit.engines.torch import blocks, decoder, samplers
 from rlkit.engines.torch.blocks import FusedModel, why_not_fused
-from rlkit.engines.torch.decoder import Decoder, _Layer, why_not
+from rlkit.engines.torch.decoder import Decoder, _CacheLayer, why_not
 from rlkit.engines.torch.fused import FusedDecoder
+from rlkit.engines.torch.samplers import DecoderSampler
 from rlkit.errors import EngineError
 from rlkit.models.actor import Actor
 from rlkit.models.lora import add_lora, base_model
@@ -227,7 +227,7 @@ def test_the_cache_has_what_any_supported_release_of_transformers_asks_for() -> 
         @abstractmethod
         def get_max_length(self) -> int: ...
 
-    class Both(_Layer, Older, Newer): ...
+    class Both(_CacheLayer, Older, Newer): ...
 
     assert Both(None).get_max_cache_shape() == Both(None).get_max_length() == -1
 
@@ -237,7 +237,7 @@ def test_the_decoder_and_generate_sample_the_same_tokens(kind: str) -> None:
     """A token's random number belongs to its position, however it is sampled."""
     requests = [request(p, s, prompt=str(i), max_tokens=9 + s) for i, p in enumerate(PROMPTS) for s in range(2)]
     slow = bound(kind)
-    slow._decoder = None
+    slow._use(None)
     fast = ask(bound(kind), requests)
     assert [a.tokens for a in ask(slow, requests)] == [a.tokens for a in fast]
     assert [len(a.tokens) for a in fast] == [9, 10] * len(PROMPTS)
@@ -251,7 +251,10 @@ def test_requests_join_between_decode_steps() -> None:
 
     async def staggered() -> list[Completion]:
         first = asyncio.create_task(engine.generate(request(PROMPTS[1], max_tokens=40)))
-        while not engine._decoder.rows or engine._decoder.end < 5:
+        assert isinstance(engine._sampler, DecoderSampler)
+        working = engine._sampler.decoder
+        assert isinstance(working, FusedDecoder)
+        while not working.rows or working.end < 5:
             await asyncio.sleep(0)
         late = [engine.generate(request(p, i)) for i, p in enumerate(PROMPTS)]
         return [*(await asyncio.gather(*late)), await first]
@@ -392,13 +395,13 @@ def test_greedy_tokens_are_the_same_with_each_technique_on_and_off(
     assert len({len(tokens) for tokens in expected}) > 10  # rows end at different steps
     engine = bound("qwen2", max_rows=4 if technique == "refilled" else 256)
     if technique == "modules":
-        engine._decoder = Decoder(model("qwen2"))
+        engine._use(Decoder(model("qwen2")))
     elif technique == "never dropped":
         monkeypatch.setattr(FusedDecoder, "spare", 2.0)
     elif technique == "packed layers":  # which this model's are too small for
         monkeypatch.setattr(blocks, "PACKED_SIZE", 1)
     elif technique == "prompts apart":  # a pass for each
-        monkeypatch.setattr(engine_module, "PREFILL_TOKENS", 1)
+        monkeypatch.setattr(samplers, "PREFILL_TOKENS", 1)
     rounds = [[r] for r in requests] if technique == "alone" else [requests]
     assert [a.tokens for some in rounds for a in ask(engine, some)] == expected
 
@@ -418,9 +421,9 @@ def test_greedy_tokens_are_the_same_with_adapters_merged_into_the_copies(
         if "lora_B" in name:
             torch.nn.init.normal_(weight, 0, 0.5)
     engine = engine_of(policy)
-    assert isinstance(engine._decoder, FusedDecoder)
+    assert engine.health()["fused"] == 1.0
     merged = [answer.tokens for answer in ask(engine, requests)]
-    engine._decoder = Decoder(policy)
+    engine._use(Decoder(policy))
     assert [answer.tokens for answer in ask(engine, requests)] == merged != without
 
 

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from rlkit import sections
 from rlkit.cli.main import main
 from rlkit.distributed.fsdp2 import blocks, make_fabric
-from rlkit.engines.server.weight_check import ask_policy
+from rlkit.engines.server.weight_check import policy_logps
 from rlkit.models.actor import Actor
 from rlkit.models.load import load_policy
 from rlkit.models.lora import base_model
@@ -67,7 +67,7 @@ def asked(fabric: Fabric) -> tuple[int, int, int, int]:
     runtime: Any = SimpleNamespace(policy=base_model(actor.policy), device=fabric.device, logits=actor.logits)
     rows = [[5, 9, 20, 31], [7, 7, 12], [40, 3, 2, 8, 45, 61, 3, 9, 11]]
     share = local_bytes(actor.parameters())
-    found = ask_policy(runtime, rows)
+    found = policy_logps(runtime, rows)
     with torch.no_grad():
         for row, logps in zip(rows, found, strict=True):
             expected = torch.log_softmax(plain(torch.tensor([row])).logits[0].float(), -1)

@@ -120,6 +120,12 @@ def test_the_kit_for_servers_knows_no_product() -> None:
     ]
 
 
+def test_only_the_engines_name_a_product() -> None:
+    """Others reach it through an interface, or by `rlkit.engines`."""
+    files = [path for path in (ROOT / "rlkit").rglob("*.py") if "engines" not in path.relative_to(ROOT).parts]
+    assert not [f"{path.relative_to(ROOT)}: {m}" for path in files for m in imports(path) if "engines.sglang" in m]
+
+
 def test_heavy_libraries_are_imported_by_their_owners_only() -> None:
     wrong = []
     for path in (ROOT / "rlkit").rglob("*.py"):

@@ -15,7 +15,7 @@ import torch
 pytest.importorskip("sglang")
 
 from rlkit.engines import SGLangEngine
-from rlkit.engines.server.states import State
+from rlkit.engines.server.states import ServerState
 from rlkit.engines.sglang.launch import Launch
 from rlkit.models.weights import PolicyWeights
 from rlkit.testing import random_model, save_random_model
@@ -64,7 +64,7 @@ def test_engine_and_trainer_agree_across_syncs_and_released_memory(
         with engine.on_device():
             request = Request(tuple(range(3, 40)), Sampling(max_tokens=64), SampleKey(0, version, "p", 0), "s")
             answer = runner.run(engine.generate(request))
-        assert engine._own[0].state is State.OFFLOADED
+        assert engine.fleet.owned[0].state is ServerState.OFFLOADED
         assert set(answer.versions) == {version}
         tokens = torch.tensor([[*request.tokens, *answer.tokens]], device="cuda")
         with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):

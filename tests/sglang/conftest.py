@@ -57,9 +57,9 @@ class Trainer:
         return self.runner.run(work)
 
     def learn(self, seed: int) -> None:
-        """Take other weights."""
-        other = random_model("qwen2", seed=seed).state_dict()
-        self.policy.load_state_dict(other)
+        """Replace the weights."""
+        weights = random_model("qwen2", seed=seed).state_dict()
+        self.policy.load_state_dict(weights)
 
     def publish(self, engine: RolloutEngine, bucket_bytes: int = 8192) -> None:
         self.version += 1
@@ -72,14 +72,14 @@ class Trainer:
         return self.wait(all_of_them())
 
     def greedy(self, prompt: tuple[int, ...], count: int) -> list[int]:
-        """Return what transformers' own `generate` answers."""
+        """Return the tokens of transformers' own `generate`."""
         tokens = torch.tensor([prompt])
         attention = torch.ones_like(tokens)
         out = self.policy.generate(tokens, attention_mask=attention, max_new_tokens=count, do_sample=False)
         return out[0, len(prompt) :].tolist()
 
     def is_served_by(self, engine: RolloutEngine) -> bool:
-        """Whether greedy answers equal those of transformers, token for token, and carry the current version."""
+        """Whether greedy completions equal those of transformers token for token, and have the current version."""
         answers = self.ask(engine, [request(p, temperature=0.0) for p in PROMPTS])
         assert all(v == self.version for a in answers for v in a.versions)
         return [a.tokens for a in answers] == [self.greedy(p, 24) for p in PROMPTS]
@@ -96,7 +96,7 @@ def children(pid: int) -> list[int]:
 
 def server_pid(engine: SGLangServer) -> int:
     """Return the process of the first server that an engine has started."""
-    process = engine._own[0].process
+    process = engine.fleet.owned[0].process
     assert process is not None
     assert process._supervisor is not None
     [pid] = children(process._supervisor.pid)

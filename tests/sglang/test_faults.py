@@ -1,4 +1,4 @@
-"""Servers that die, hang and fail in the middle of everything: nothing is lost, and nothing stale is kept."""
+"""Servers that die, hang and fail at any point: no completion is lost, and no stale one is used."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pytest
 from torch import Tensor
 
 from rlkit.engines import SGLangServer
-from rlkit.engines.server.api import Answer
+from rlkit.engines.server.api import ServerOutput
 from rlkit.engines.server.http import Fault
-from rlkit.engines.server.node import Node
-from rlkit.engines.server.states import State
+from rlkit.engines.server.server import InferenceServer
+from rlkit.engines.server.states import ServerState
 from rlkit.errors import EngineError
 from rlkit.models.weights import PolicyWeights
 from rlkit.types import Request
@@ -24,9 +24,9 @@ from tests.sglang.conftest import PROMPTS, RETRY, Trainer, request, server_pid
 
 
 def rollout_with(trainer: Trainer, engine: SGLangServer, number: signal.Signals) -> None:
-    """Send a signal to the server while it samples; all completions arrive, from the current weights."""
+    """Send a signal to the server while it samples; check that all completions arrive, from the current weights."""
 
-    async def both() -> list[Any]:
+    async def run() -> list[Any]:
         running = [
             asyncio.create_task(engine.generate(request(PROMPTS[i % 5], i, session=str(i), max_tokens=400)))
             for i in range(32)
@@ -37,7 +37,7 @@ def rollout_with(trainer: Trainer, engine: SGLangServer, number: signal.Signals)
 
     restarts = engine.health()["restarts"]
     with pytest.warns(UserWarning, match="could not answer.*; restarting it"):
-        answers = trainer.wait(both())
+        answers = trainer.wait(run())
     assert all(a.tokens and set(a.versions) == {trainer.version} for a in answers)
     assert engine.health()["restarts"] == restarts + 1
     assert engine.health()["retried"] > 0
@@ -82,7 +82,7 @@ def test_a_server_that_dies_between_rollout_and_sync_takes_part_in_it(trainer: T
 def test_a_server_that_dies_too_often_ends_the_run_with_its_log(
     trainer: Trainer, engine: SGLangServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine._own[0], "_retry", replace(RETRY, restarts=0))
+    monkeypatch.setattr(engine.fleet.owned[0], "_retry", replace(RETRY, restarts=0))
     os.kill(server_pid(engine), signal.SIGKILL)
     with pytest.raises(EngineError, match=r"(?s)could not go on: it failed .* times since the last sync: .* its log "):
         trainer.ask(engine, [request(PROMPTS[0])])
@@ -100,33 +100,33 @@ def test_a_restoration_that_is_given_up_halfway_is_made_again(trainer: Trainer, 
         await asyncio.wait([hasty])
 
     hasty: Any = None
-    stream, engine._stream = engine._stream, Slow(trainer.policy, 8192)
-    engine._own[0].state = State.COLD
+    stream, engine.weights._stream = engine.weights._stream, Slow(trainer.policy, 8192)
+    engine.fleet.owned[0].state = ServerState.COLD
     trainer.wait(cancelled())
     assert hasty.cancelled()
-    assert engine._own[0].state is State.BROKEN
-    engine._stream = stream
+    assert engine.fleet.owned[0].state is ServerState.BROKEN
+    engine.weights._stream = stream
     assert trainer.is_served_by(engine)
 
 
 def test_an_error_of_the_server_is_tried_again(trainer: Trainer, engine: SGLangServer) -> None:
-    ask, asked = Node.ask, []
+    ask, asked = InferenceServer.ask, []
 
-    async def failing(node: Node, request: Request) -> Answer:
+    async def failing(server: InferenceServer, request: Request) -> ServerOutput:
         asked.append(request)
         if len(asked) == 1:
             raise Fault("answered 500: no luck", 500)
-        return await ask(node, request)
+        return await ask(server, request)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Node, "ask", failing)
+        patch.setattr(InferenceServer, "ask", failing)
         [answer] = trainer.ask(engine, [request(PROMPTS[0], temperature=0.0)])
     assert len(asked) == 2
     assert answer.tokens == trainer.greedy(PROMPTS[0], 24)
 
 
 def test_nothing_is_sampled_before_the_first_sync(trainer: Trainer, engine: SGLangServer) -> None:
-    fresh = SGLangServer(urls=[engine._own[0].url], retry=RETRY)
+    fresh = SGLangServer(urls=[engine.fleet.owned[0].url], retry=RETRY)
     fresh.bind(trainer.runtime)
     with pytest.raises(EngineError, match="before the first sync"):
         trainer.ask(fresh, [request(PROMPTS[0])])

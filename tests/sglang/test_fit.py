@@ -1,4 +1,4 @@
-"""`rlkit fit` with SGLang from end to end: it learns, also where its server is killed."""
+"""`rlkit fit` with SGLang from end to end: it learns, even if its server is killed."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tests.sglang.conftest import children
 
 
 def check_versions(out: Path, steps: int) -> None:
-    """Nothing was learned from weights other than the step's own."""
+    """Nothing was learned from tokens of other weights than the step's own."""
     for number in range(1, steps + 1):
         for row in read_jsonl(out / "rollouts" / f"step-{number:05d}.jsonl.gz"):
             assert {v for v, chosen in zip(row["versions"], row["mask"], strict=True) if chosen} == {number - 1}
 
 
 def fit_and_kill(folder: Path, steps: int, step: int, *words: str) -> dict[str, Any]:
-    """Run `fit` and kill a server after one of the steps, wherever the run is then; give the validation."""
+    """Run `fit`, kill a server after one of the steps, at any point, and return the validation."""
     options = ("--recipe=quickstart", f"--train.steps={steps}", "--validation.limit=100", "--out=out", *words)
     run = subprocess.Popen((sys.executable, "-m", "rlkit", "fit", *options), cwd=folder)
     metrics = folder / "out" / "metrics.jsonl"
@@ -48,9 +48,9 @@ def fit_and_kill(folder: Path, steps: int, step: int, *words: str) -> dict[str, 
 
 
 def supervisors(pid: int) -> list[int]:
-    """Return the ids of those of a run's processes that stand between it and a server; rank 0's come first."""
-    found = [p for p in children(pid) if b"supervisor.py" in Path(f"/proc/{p}/cmdline").read_bytes()]
-    return found + [s for p in children(pid) if p not in found for s in supervisors(p)]
+    """Return the pids of a run's supervisors, those of rank 0 first."""
+    direct = [p for p in children(pid) if b"supervisor.py" in Path(f"/proc/{p}/cmdline").read_bytes()]
+    return direct + [s for p in children(pid) if p not in direct for s in supervisors(p)]
 
 
 def test_sglang_server_learns_while_its_server_is_killed(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_sglang_server_learns_while_its_server_is_killed(tmp_path: Path) -> None
 
 
 def test_sglang_engine_learns_from_a_sharded_trainer_and_releases_its_memory(tmp_path: Path) -> None:
-    """Two ranks under FSDP2, an engine each, one of which is killed; TorchEngine gains as much in as many steps."""
+    """Two ranks under FSDP2 with an engine each, one of which is killed, learn as much as with TorchEngine."""
     ranks = ("--fabric.devices=2", "--fabric.strategy=fsdp2", "--rollout.engine.launch.release_memory=true")
     words = ("--rollout.engine=SGLangEngine", "--train.prompts_per_step=24")
     validation = fit_and_kill(tmp_path, 14, 6, *words, *ranks)
@@ -71,8 +71,8 @@ def test_sglang_engine_learns_from_a_sharded_trainer_and_releases_its_memory(tmp
 def test_a_server_samples_for_sharded_lora(tmp_path: Path, alone: str) -> None:
     words = ("--recipe=quickstart", "--rollout.engine=SGLangServer", *FAST, "--fabric.devices=2", "--out=out")
     lora = ("--model.lora.rank=4", "--train.lr=0.01", f"--rollout.engine.launch.adapter_only={alone}")
-    done = rlkit("fit", *words, "--fabric.strategy=fsdp2", *lora, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    process = rlkit("fit", *words, "--fabric.strategy=fsdp2", *lora, cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
     for row in read_jsonl(tmp_path / "out" / "metrics.jsonl"):
         assert row["mismatch/max"] < 1e-4
         assert row["rollout/failed"] == 0
@@ -80,11 +80,11 @@ def test_a_server_samples_for_sharded_lora(tmp_path: Path, alone: str) -> None:
 
 
 def test_ranks_share_a_server_that_releases_its_memory(tmp_path: Path) -> None:
-    """The server is given the weights in each rollout, and once for greedy and sampled answers."""
+    """The server gets the weights once per rollout, and once for greedy and sampled completions."""
     words = ("--recipe=quickstart", "--rollout.engine=SGLangServer", *FAST, "--fabric.devices=2", "--out=out")
     release = ("--rollout.engine.launch.release_memory=true", "--train.offload_during_rollout=true")
-    done = rlkit("fit", *words, *release, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    process = rlkit("fit", *words, *release, cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
     for row in read_jsonl(tmp_path / "out" / "metrics.jsonl"):
         assert row["mismatch/max"] < 1e-4
         assert row["rollout/failed"] == row["engine/restarts"] == row["engine/retried"] == 0
@@ -93,11 +93,11 @@ def test_ranks_share_a_server_that_releases_its_memory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("engine", ["SGLangServer", "SGLangEngine"])
 def test_rollouts_run_ahead(tmp_path: Path, engine: str) -> None:
-    """Beside the trainer, weights arrive in mid-request; on its device, requests are interrupted and go on."""
+    """Beside the trainer, weights arrive during requests; on its device, requests are interrupted and continue."""
     words = ("--recipe=quick_tool", f"--rollout.engine={engine}", "--train.prompts_per_step=4", "--out=out")
     few = ("--train.steps=5", "--rollout.group_size=4", "--validation=null", "--log.rollouts.limit=null")
-    done = rlkit("fit", *words, *few, "--rollout.max_staleness=2", "--correction.high=2.0", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    process = rlkit("fit", *words, *few, "--rollout.max_staleness=2", "--correction.high=2.0", cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
     prompts: Counter[str] = Counter()
     for number in range(1, 6):
         for row in read_jsonl(tmp_path / "out" / "rollouts" / f"step-{number:05d}.jsonl.gz"):
@@ -115,18 +115,20 @@ def test_without_sglang_the_error_names_the_extra(tmp_path: Path) -> None:
     hide += "def version(name):\n    if name == 'sglang': raise m.PackageNotFoundError(name)\n    return found(name)\n"
     hide += "m.version = version\nfrom rlkit.cli.main import main; sys.exit(main())"
     words = (sys.executable, "-c", hide, "fit", "--recipe=quickstart", "--rollout.engine=SGLangServer", "--out=out")
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 1
-    assert "sglang is not installed in this environment; install it: pip install 'rlkit-fabric[sglang]'" in done.stderr
-    assert "Traceback" not in done.stderr
+    process = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    assert process.returncode == 1
+    assert (
+        "sglang is not installed in this environment; install it: pip install 'rlkit-fabric[sglang]'" in process.stderr
+    )
+    assert "Traceback" not in process.stderr
 
 
 def test_what_is_stopped_by_over_sampling_costs_no_other_request(tmp_path: Path) -> None:
-    """The last step is then learned again, bit for bit, from the answers that were kept."""
+    """The last step is then repeated bit for bit from the saved completions."""
     words = ("--recipe=quickstart", "--rollout.engine=SGLangServer", "--rollout.oversample=1.5", "--out=out")
     few = ("--train.steps=4", "--train.prompts_per_step=8", "--validation=null", "--save.every=2")
-    done = rlkit("fit", *words, *few, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    process = rlkit("fit", *words, *few, cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
     rows = read_jsonl(tmp_path / "out" / "metrics.jsonl")
     assert [(row["rollout/postponed"], row["rollout/samples"], row["rollout/failed"]) for row in rows] == [
         (4, 64, 0)

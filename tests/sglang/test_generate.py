@@ -12,8 +12,9 @@ import torch
 from rlkit.engines import SGLangServer
 from rlkit.engines.server.http import Client
 from rlkit.engines.server.process import free_port
-from rlkit.engines.sglang.teacher import Span, served_logps, served_top
+from rlkit.engines.sglang.teacher import SGLangTeacher
 from rlkit.errors import EngineError, RolloutError
+from rlkit.interfaces.teacher import TokenSpan
 from rlkit.models.actor import Actor
 from rlkit.types import StopReason
 from tests.sglang.conftest import PROMPTS, RETRY, Trainer, request
@@ -35,21 +36,21 @@ def test_logps_equal_the_trainers(trainer: Trainer, engine: SGLangServer, temper
 
 
 def test_a_teachers_log_probs_are_those_of_transformers(trainer: Trainer, engine: SGLangServer) -> None:
-    spans = [Span(list(tokens), start) for tokens in PROMPTS for start in (1, 3) if start <= len(tokens)]
-    urls = [engine._own[0].api.client.url] * 2
-    for span, logps in zip(spans, trainer.wait(served_logps(urls, spans)), strict=True):
+    spans = [TokenSpan(list(tokens), start) for tokens in PROMPTS for start in (1, 3) if start <= len(tokens)]
+    urls = [engine.fleet.owned[0].api.client.url] * 2
+    for span, logps in zip(spans, trainer.wait(SGLangTeacher(urls).logps(spans)), strict=True):
         tokens = torch.tensor([span.tokens])
         expected = Actor(trainer.policy)(tokens, torch.ones_like(tokens, dtype=torch.bool)).logps[0, span.start :]
         assert len(logps) == len(expected)
         assert all(abs(logps - expected) < 1e-4 for logps, expected in zip(logps, expected.tolist(), strict=True))
-    for span, places in zip(spans, trainer.wait(served_top(urls, spans, 5)), strict=True):
+    for span, positions in zip(spans, trainer.wait(SGLangTeacher(urls).top_logps(spans, 5)), strict=True):
         logits = trainer.policy(input_ids=torch.tensor([span.tokens])).logits[0, span.start - 1 : -1]
         expected = logits.log_softmax(-1).topk(5)
-        assert [ids for ids, _ in places] == expected.indices.tolist()
-        found = torch.tensor([logps for _, logps in places]).view(-1, 5)
-        torch.testing.assert_close(found, expected.values, atol=1e-4, rtol=0.0)
+        assert [ids for ids, _ in positions] == expected.indices.tolist()
+        actual = torch.tensor([logps for _, logps in positions]).view(-1, 5)
+        torch.testing.assert_close(actual, expected.values, atol=1e-4, rtol=0.0)
     with pytest.raises(EngineError, match="longer than the model's context length"):
-        trainer.wait(served_logps(urls, [Span([5] * 1000, 1)]))
+        trainer.wait(SGLangTeacher(urls).logps([TokenSpan([5] * 1000, 1)]))
 
 
 def test_samples_of_one_prompt_differ(trainer: Trainer, engine: SGLangServer) -> None:
@@ -71,8 +72,8 @@ def test_stop_ids_budgets_and_the_context_end_a_completion(trainer: Trainer, eng
 
 def test_truncated_sampling_reports_logps_of_the_full_softmax(trainer: Trainer, engine: SGLangServer) -> None:
     asked = [request(PROMPTS[0], **limits) for limits in ({"temperature": 0.0}, {"top_k": 1}, {"min_p": 1.0})]
-    greedy, *others = trainer.ask(engine, asked)
-    for likeliest in others:
+    greedy, *sampled = trainer.ask(engine, asked)
+    for likeliest in sampled:
         assert likeliest.tokens == greedy.tokens
         assert likeliest.logps == pytest.approx(greedy.logps, abs=1e-4)
 
@@ -82,8 +83,8 @@ def test_256_requests_at_once(trainer: Trainer, engine: SGLangServer) -> None:
     retried = engine.health()["retried"]
     answers = trainer.ask(engine, requests)
     for r, answer in zip(requests, answers, strict=True):
-        whole = len(answer.tokens) == r.sampling.max_tokens
-        assert whole or answer.stop is StopReason.STOP
+        full = len(answer.tokens) == r.sampling.max_tokens
+        assert full or answer.stop is StopReason.STOP
         assert len(answer.tokens) == len(answer.logps) == len(answer.versions)
     assert engine.health()["retried"] == retried
 
@@ -91,11 +92,11 @@ def test_256_requests_at_once(trainer: Trainer, engine: SGLangServer) -> None:
 def test_a_deadline_ends_one_request_and_no_other(trainer: Trainer, engine: SGLangServer) -> None:
     hasty = replace(request(PROMPTS[1], max_tokens=400, stop_ids=()), deadline=0.02)
 
-    async def both() -> list[Any]:
+    async def run() -> list[Any]:
         fine = engine.generate(request(PROMPTS[0], temperature=0.0))
         return await asyncio.gather(engine.generate(hasty), fine, return_exceptions=True)
 
-    late, fine = trainer.wait(both())
+    late, fine = trainer.wait(run())
     assert isinstance(late, TimeoutError)
     assert fine.tokens == trainer.greedy(PROMPTS[0], 24)
 
@@ -131,15 +132,15 @@ def test_turns_of_a_conversation_find_their_prefix_in_the_cache(trainer: Trainer
 def test_requests_go_through_a_router_and_weights_past_it(trainer: Trainer, engine: SGLangServer) -> None:
     from aiohttp import ClientSession, web
 
-    server, passed = engine._own[0].url, []
+    server, passed = engine.fleet.owned[0].url, []
 
     async def forward(incoming: web.Request) -> web.Response:
         passed.append(incoming.path)
         async with (
             ClientSession() as session,
-            session.post(server + incoming.path, json=await incoming.json()) as found,
+            session.post(server + incoming.path, json=await incoming.json()) as response,
         ):
-            return web.json_response(await found.json(), status=found.status)
+            return web.json_response(await response.json(), status=response.status)
 
     async def start() -> web.AppRunner:
         app = web.Application()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlkit.engines import SGLangServer
-from rlkit.engines.server.states import State
+from rlkit.engines.server.states import ServerState
 from rlkit.engines.sglang.launch import Launch
 from rlkit.errors import EngineError, RecipeError
 from rlkit.models.lora import add_lora
@@ -22,7 +22,7 @@ from tests.sglang.conftest import RETRY, Trainer
 
 
 class Watched(PolicyWeights):
-    """Counts how often the base was read, and may spoil an adapter on its way."""
+    """Counts how often the base is read, and may corrupt an adapter."""
 
     bases, spoilt = 0, False
 
@@ -31,12 +31,12 @@ class Watched(PolicyWeights):
         return super().buckets(merged)
 
     def adapter(self) -> Any:
-        found = super().adapter()
-        assert found is not None
+        adapter = super().adapter()
+        assert adapter is not None
         if Watched.spoilt:
             Watched.spoilt = False
-            found[1][0] = (found[1][0][0], found[1][0][1] + 1)
-        return found
+            adapter[1][0] = (adapter[1][0][0], adapter[1][0][1] + 1)
+        return adapter
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def adapted() -> Iterator[Trainer]:
 
 
 def learn(trainer: Trainer, seed: int) -> None:
-    """Take other adapters."""
+    """Replace the adapters."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, x in trainer.policy.named_parameters():
@@ -56,7 +56,7 @@ def learn(trainer: Trainer, seed: int) -> None:
 
 
 def publish(trainer: Trainer, engine: SGLangServer) -> int:
-    """Return the weights; return how often the base was read for it."""
+    """Push the weights; return how often the base was read."""
     before = Watched.bases
     trainer.version += 1
     trainer.wait(engine.sync(Watched(trainer.policy), trainer.version))
@@ -64,17 +64,17 @@ def publish(trainer: Trainer, engine: SGLangServer) -> int:
 
 
 def test_adapters_arrive_merged(adapted: Trainer, engine: SGLangServer, trainer: Trainer) -> None:
-    other = SGLangServer(urls=[engine._own[0].url], retry=RETRY)
-    other.bind(adapted.runtime)
+    second = SGLangServer(urls=[engine.fleet.owned[0].url], retry=RETRY)
+    second.bind(adapted.runtime)
     learn(adapted, 31)
-    assert publish(adapted, other) == 1
-    assert adapted.is_served_by(other)
-    other.close()
+    assert publish(adapted, second) == 1
+    assert adapted.is_served_by(second)
+    second.close()
     trainer.publish(engine)
 
 
 def test_adapters_travel_alone_after_the_base(adapted: Trainer, tmp_path: Path) -> None:
-    """By memory and by file; the base follows where a server was restarted, and a wrong adapter is named."""
+    """Through memory and files; the base follows after a restart, and a wrong adapter is named."""
     random_model("qwen2").save_pretrained(tmp_path)
     words = ("--model-path", str(tmp_path), "--load-format", "auto")  # as others start servers
     engine = SGLangServer(retry=RETRY, launch=Launch(adapter_only=True, args=words))
@@ -89,10 +89,10 @@ def test_adapters_travel_alone_after_the_base(adapted: Trainer, tmp_path: Path) 
         Watched.spoilt = True
         with pytest.raises(EngineError, match="lessens the gap for: the adapters"):
             publish(adapted, engine)
-        engine._own[0].state = State.COLD  # as after a restart
+        engine.fleet.owned[0].state = ServerState.COLD  # as after a restart
         assert publish(adapted, engine) == 1
         assert adapted.is_served_by(engine)
-        alone, urls = Launch(adapter_only=True), [engine._own[0].url]
+        alone, urls = Launch(adapter_only=True), [engine.fleet.owned[0].url]
         files = SGLangServer(urls=urls, transport="disk", retry=RETRY, launch=alone)
         files.bind(adapted.runtime)
         for seed, bases in ((34, 1), (35, 0)):

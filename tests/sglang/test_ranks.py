@@ -1,4 +1,4 @@
-"""Trainers that divide matrices and data, two by two, with real SGLang servers."""
+"""Two-by-two tensor- and data-parallel trainers with real SGLang servers."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def test_four_ranks_train_two_by_two(tmp_path: Path) -> None:
     """
     words = ("--recipe=quickstart", "--rollout.engine=SGLangServer", *FAST, "--validation.limit=4", "--out=out")
     best = ("--save.every=1", "--save.keep_best=validation/reward", "--validation.every=1")
-    done = rlkit("fit", *words, *FOUR, *LORA, *best, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    process = rlkit("fit", *words, *FOUR, *LORA, *best, cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
     rows = read_jsonl(tmp_path / "out" / "metrics.jsonl")
     assert len(rows) == 2
     for row in rows:

@@ -1,4 +1,4 @@
-"""Weights on their way to a real SGLang server, by every transport; what is wrong with them is found."""
+"""Weights sent to a real SGLang server by every transport; wrong ones are found."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from rlkit.engines import SGLangServer
-from rlkit.engines.server.api import Answer
-from rlkit.engines.server.node import Node
-from rlkit.engines.server.states import DEADLINES, State, Step
-from rlkit.engines.server.weight_check import ask_policy
+from rlkit.engines.server.api import ServerOutput
+from rlkit.engines.server.server import InferenceServer
+from rlkit.engines.server.states import DEADLINES, ServerState, UpdateStep
+from rlkit.engines.server.weight_check import policy_logps
 from rlkit.engines.sglang.launch import Launch
 from rlkit.errors import EngineError
 from rlkit.models.weights import PolicyWeights
@@ -26,82 +26,82 @@ from tests.sglang.conftest import PROMPTS, RETRY, Trainer, request
 
 @pytest.fixture
 def second(trainer: Trainer, engine: SGLangServer) -> Iterator[Any]:
-    """Makes further engines on the same server, as if it were somebody else's."""
-    made: list[SGLangServer] = []
+    """Return more engines on the same server, as if they had not started it."""
+    engines: list[SGLangServer] = []
 
     def make(**options: Any) -> SGLangServer:
-        other = SGLangServer(urls=[engine._own[0].url], retry=RETRY, **options)
-        made.append(other)
-        other.bind(trainer.runtime)
-        return other
+        server_engine = SGLangServer(urls=[engine.fleet.owned[0].url], retry=RETRY, **options)
+        engines.append(server_engine)
+        server_engine.bind(trainer.runtime)
+        return server_engine
 
     yield make
-    for other in made:
-        other.close()
+    for server_engine in engines:
+        server_engine.close()
     trainer.publish(engine)
 
 
 @pytest.mark.parametrize("transport", ["tensor", "disk", "group"])
 def test_greedy_output_equals_generate_before_and_after(trainer: Trainer, second: Any, transport: str) -> None:
-    other = second(transport=transport)
+    fresh = second(transport=transport)
     for seed in (11, 12):
         trainer.learn(seed)
-        trainer.publish(other)
-        assert trainer.is_served_by(other)
-        assert other.health()["weight_gap"] < 1e-4
+        trainer.publish(fresh)
+        assert trainer.is_served_by(fresh)
+        assert fresh.health()["weight_gap"] < 1e-4
 
 
 def test_memory_is_released_and_weights_come_back_with_it(trainer: Trainer, second: Any) -> None:
-    other = second(launch=Launch(release_memory=True))
-    trainer.publish(other)
-    [node] = other._own
-    with other.on_device():
-        assert trainer.is_served_by(other)
-    assert node.state is State.OFFLOADED
+    released = second(launch=Launch(release_memory=True))
+    trainer.publish(released)
+    [server] = released.fleet.owned
+    with released.on_device():
+        assert trainer.is_served_by(released)
+    assert server.state is ServerState.OFFLOADED
     trainer.learn(13)
-    trainer.publish(other)  # wakes it in the right order
-    with other.on_device():
-        assert trainer.is_served_by(other)
-    with other.on_device():  # without a sync in between
-        assert trainer.is_served_by(other)
-    with other.on_device():
-        trainer.publish(other)
+    trainer.publish(released)  # wakes it in the right order
+    with released.on_device():
+        assert trainer.is_served_by(released)
+    with released.on_device():  # without a sync in between
+        assert trainer.is_served_by(released)
+    with released.on_device():
+        trainer.publish(released)
 
 
 def test_what_is_interrupted_goes_on_after_the_memory_was_released(trainer: Trainer, second: Any) -> None:
-    """Partial answers come back with log-probs and versions; SGLang is idle then, or the release would end it."""
-    other = second(launch=Launch(release_memory=True))
-    trainer.publish(other)
+    """Partial completions have log-probs and versions; SGLang is idle then, or the release would crash it."""
+    released = second(launch=Launch(release_memory=True))
+    trainer.publish(released)
     old = trainer.version
     asked = [request(PROMPTS[i % 5], i, str(i), max_tokens=300, temperature=0.0) for i in range(24)]
-    asked = [replace(one, resumable=True) for one in asked]
+    asked = [replace(original, resumable=True) for original in asked]
 
     async def interrupted() -> list[Completion]:
-        running = [asyncio.create_task(other.generate(one)) for one in asked]
+        running = [asyncio.create_task(released.generate(original)) for original in asked]
         await asyncio.sleep(0.3)
-        other._interruption.begin(other._nodes)
+        released.requests.interrupt()
         return list(await asyncio.wait_for(asyncio.gather(*running), 5))
 
-    with other.on_device():
+    with released.on_device():
         parts = trainer.wait(interrupted())
-    assert other._own[0].state is State.OFFLOADED
+    assert released.fleet.owned[0].state is ServerState.OFFLOADED
     cut = [part.stop is StopReason.INTERRUPTED and 0 < len(part.tokens) < 300 for part in parts]
     assert sum(cut) > 12
-    for one, part in zip(asked, parts, strict=True):
+    for original, part in zip(asked, parts, strict=True):
         assert len(part.logps) == len(part.versions) == len(part.tokens)
         assert set(part.versions) <= {old}
-        assert part.tokens == trainer.greedy(one.tokens, len(part.tokens))
-        assert part.logps == pytest.approx(logps_of(trainer, one.tokens, part.tokens), abs=1e-4)
+        assert part.tokens == trainer.greedy(original.tokens, len(part.tokens))
+        assert part.logps == pytest.approx(logps_of(trainer, original.tokens, part.tokens), abs=1e-4)
     trainer.learn(14)
-    trainer.publish(other)
-    rest = [
-        replace(one, tokens=(*one.tokens, *part.tokens), sampling=one.sampling.within(20))
-        for one, part, unfinished in zip(asked, parts, cut, strict=True)
+    trainer.publish(released)
+    continuations = [
+        replace(original, tokens=(*original.tokens, *part.tokens), sampling=original.sampling.within(20))
+        for original, part, unfinished in zip(asked, parts, cut, strict=True)
         if unfinished
     ]
-    with other.on_device():
-        for one, answer in zip(rest, trainer.ask(other, rest), strict=True):
-            assert answer.tokens == trainer.greedy(one.tokens, 20)
+    with released.on_device():
+        for continuation, answer in zip(continuations, trainer.ask(released, continuations), strict=True):
+            assert answer.tokens == trainer.greedy(continuation.tokens, 20)
             assert set(answer.versions) == {trainer.version}
 
 
@@ -109,8 +109,8 @@ def logps_of(trainer: Trainer, prompt: tuple[int, ...], tokens: list[int]) -> li
     """Return the trainer's log-probs of tokens after a prompt."""
     row = torch.tensor([[*prompt, *tokens]])
     logps = torch.log_softmax(trainer.policy(row).logits[0, :-1].float(), -1)
-    found: list[float] = logps.gather(-1, row[0, 1:, None]).squeeze(-1)[len(prompt) - 1 :].tolist()
-    return found
+    expected: list[float] = logps.gather(-1, row[0, 1:, None]).squeeze(-1)[len(prompt) - 1 :].tolist()
+    return expected
 
 
 def noise(like: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ def noise(like: Tensor) -> Tensor:
 
 
 class Corrupt(PolicyWeights):
-    """Spoils one tensor on its way, or only the rows that one rank of two would hold; the first time or always."""
+    """Corrupts one tensor, or only the rows that one rank of two would hold; once or always."""
 
     def __init__(self, policy: Any, name: str, always: bool = False, shard: bool = False) -> None:
         super().__init__(policy, 8192)
@@ -152,25 +152,25 @@ def test_a_tensor_that_is_corrupted_on_its_way_is_named(trainer: Trainer, engine
 def test_a_difference_that_stays_is_said_to_stay(trainer: Trainer, engine: SGLangServer) -> None:
     trainer.version += 1
     stream = Corrupt(trainer.policy, "model.layers.0.mlp.down_proj.weight", always=True)
-    with pytest.raises(EngineError, match="Sending all tensors again changes nothing"):
+    with pytest.raises(EngineError, match="Resending all tensors changes nothing"):
         trainer.wait(engine.sync(stream, trainer.version))
     trainer.publish(engine)
 
 
 def test_weights_of_another_model_are_refused(trainer: Trainer, engine: SGLangServer) -> None:
-    """The trainer whose log-probs are compared is not the one whose weights were sent."""
-    other = Trainer(random_model("qwen2", seed=99))
-    ask, engine._ask = engine._ask, lambda rows: ask_policy(other.runtime, rows)
+    """The log-probs are compared with those of another trainer."""
+    stranger = Trainer(random_model("qwen2", seed=99))
+    ask, engine.weights._policy_logps = engine.weights._policy_logps, lambda rows: policy_logps(stranger.runtime, rows)
     with pytest.raises(EngineError, match="other log-probs than the trainer"):
         trainer.publish(engine)
-    engine._ask = ask
+    engine.weights._policy_logps = ask
     trainer.publish(engine)
 
 
 def test_the_servers_own_words_are_in_the_error(
     trainer: Trainer, engine: SGLangServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine._own[0], "_retry", replace(RETRY, restarts=0))
+    monkeypatch.setattr(engine.fleet.owned[0], "_retry", replace(RETRY, restarts=0))
 
     class Cut(PolicyWeights):
         def buckets(self) -> Iterator[list[tuple[str, Tensor]]]:
@@ -186,20 +186,20 @@ def test_the_servers_own_words_are_in_the_error(
 
 
 def test_a_step_has_a_deadline(trainer: Trainer, second: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = second()
-    trainer.publish(other)
-    monkeypatch.setitem(DEADLINES, Step.FLUSH, 1e-4)
+    fresh = second()
+    trainer.publish(fresh)
+    monkeypatch.setitem(DEADLINES, UpdateStep.FLUSH, 1e-4)
     with pytest.raises(EngineError, match=r"could not flush the KV cache: .* within 0\.0001 s"):
-        trainer.publish(other)
+        trainer.publish(fresh)
     monkeypatch.undo()
-    trainer.publish(other)  # a failed sync can be made again
-    assert trainer.is_served_by(other)
+    trainer.publish(fresh)  # a failed sync can be made again
+    assert trainer.is_served_by(fresh)
 
 
 def test_requests_in_flight_go_on_with_the_new_weights(trainer: Trainer, engine: SGLangServer) -> None:
     before = trainer.version
 
-    async def both() -> list[Any]:
+    async def run() -> list[Any]:
         long = request(PROMPTS[0], max_tokens=400)
         running = [asyncio.create_task(engine.generate(long)) for _ in range(32)]
         await asyncio.sleep(0.2)
@@ -208,7 +208,7 @@ def test_requests_in_flight_go_on_with_the_new_weights(trainer: Trainer, engine:
         await engine.sync(PolicyWeights(trainer.policy, 8192), trainer.version)
         return await asyncio.gather(*running)
 
-    answers = trainer.wait(both())
+    answers = trainer.wait(run())
     mixed = [a.versions for a in answers if set(a.versions) == {before, before + 1}]
     assert mixed
     assert all(versions == sorted(versions) for versions in mixed)
@@ -216,13 +216,13 @@ def test_requests_in_flight_go_on_with_the_new_weights(trainer: Trainer, engine:
 
 
 def test_stale_answers_are_never_taken_for_current_ones(trainer: Trainer, second: Any) -> None:
-    other = second()
-    trainer.publish(other)
-    [node] = other._own
+    fresh = second()
+    trainer.publish(fresh)
+    [server] = fresh.fleet.owned
     asked: list[Any] = []
-    ask = Node.ask
+    ask = InferenceServer.ask
 
-    async def forgetful(self: Node, request: Request) -> Answer:
+    async def forgetful(self: InferenceServer, request: Request) -> ServerOutput:
         answer = await ask(self, request)
         asked.append(answer)
         if len(asked) > 1:
@@ -230,12 +230,12 @@ def test_stale_answers_are_never_taken_for_current_ones(trainer: Trainer, second
         return replace(answer, labels=["default"] * 24)  # as if somebody else had restarted it
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Node, "ask", forgetful)
-        [answer] = trainer.ask(other, [request(PROMPTS[1], temperature=0.0)])
+        patch.setattr(InferenceServer, "ask", forgetful)
+        [answer] = trainer.ask(fresh, [request(PROMPTS[1], temperature=0.0)])
     assert len(asked) == 2
     assert set(answer.versions) == {trainer.version}
-    assert other.health()["stale"] == 1
+    assert fresh.health()["stale"] == 1
     label = {"new_version": "somebody-else", "abort_all_requests": False}
-    trainer.wait(node.api.client.post("/update_weight_version", label, 10.0))
-    assert trainer.is_served_by(other)  # it was given the weights again
-    assert other.health()["stale"] > 1
+    trainer.wait(server.api.client.post("/update_weight_version", label, 10.0))
+    assert trainer.is_served_by(fresh)  # it was given the weights again
+    assert fresh.health()["stale"] > 1

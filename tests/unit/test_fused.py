@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlkit.engines.torch.batch import Row, by_prompt
-from rlkit.engines.torch.blocks import PACKED_SIZE, Matrix, Packed
+from rlkit.engines.torch.batch import Row, group_by_prompt
+from rlkit.engines.torch.blocks import PACKED_SIZE, FusedLinear, PackedLinear
 from rlkit.engines.torch.fused import GROWTH, FusedDecoder
+from rlkit.engines.torch.row_attention import RowAttention
 from rlkit.ops.attention import packed_attention
 from rlkit.ops.ragged import by_sdpa
 from rlkit.testing import random_model
@@ -22,9 +23,9 @@ from rlkit.types import Completion, Request, SampleKey, Sampling
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_packed_layers_compute_what_plain_ones_do(rows: int, with_bias: bool) -> None:
     torch.manual_seed(rows)
-    plain = Matrix(torch.randn(500, 300) / 17, torch.randn(500) if with_bias else None)
+    plain = FusedLinear(torch.randn(500, 300) / 17, torch.randn(500) if with_bias else None)
     packed = plain.to(torch.float32)
-    assert isinstance(packed, Packed)
+    assert isinstance(packed, PackedLinear)
     x, other = torch.randn(rows, 300), torch.randn(rows, 500)
     torch.testing.assert_close(packed(x), plain(x), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(packed.plus(x, other), plain(x) + other, rtol=1e-5, atol=1e-5)
@@ -33,8 +34,8 @@ def test_packed_layers_compute_what_plain_ones_do(rows: int, with_bias: bool) ->
 
 
 def test_small_layers_and_half_precision_ones_are_not_packed() -> None:
-    assert not isinstance(Matrix(torch.zeros(PACKED_SIZE // 8 - 1, 8), None).to(torch.float32), Packed)
-    assert not isinstance(Matrix(torch.zeros(500, 300), None).to(torch.bfloat16), Packed)
+    assert not isinstance(FusedLinear(torch.zeros(PACKED_SIZE // 8 - 1, 8), None).to(torch.float32), PackedLinear)
+    assert not isinstance(FusedLinear(torch.zeros(500, 300), None).to(torch.bfloat16), PackedLinear)
 
 
 def test_rows_that_joined_after_the_cache_was_made_smaller_may_move_before_their_first_step() -> None:
@@ -55,10 +56,10 @@ def test_rows_that_joined_after_the_cache_was_made_smaller_may_move_before_their
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def attended(queries: Tensor, prompts: Tensor, own: Tensor, mask: Tensor | None, of_row: list[int]) -> Tensor:
+def attended(queries: Tensor, prompts: Tensor, own: Tensor, mask: Tensor | None, row_prompts: list[int]) -> Tensor:
     """Return what queries [R,heads,D] attend to in float64, from keys and values of prompts and rows [2,R,H,C,D]."""
     groups = queries.shape[1] // own.shape[2]
-    keys, values = torch.cat([prompts[:, of_row], own], 3).double().repeat_interleave(groups, 2)
+    keys, values = torch.cat([prompts[:, row_prompts], own], 3).double().repeat_interleave(groups, 2)
     scores = torch.einsum("rhd,rhcd->rhc", queries.double(), keys)
     if mask is not None:
         scores[..., prompts.shape[3] :] += mask
@@ -67,15 +68,20 @@ def attended(queries: Tensor, prompts: Tensor, own: Tensor, mask: Tensor | None,
 
 def measured(patch: pytest.MonkeyPatch) -> list[float]:
     """Return how far what decoding attends to is from float64, an entry for each layer of each step to come."""
-    attend, gaps = FusedDecoder._attend, list[float]()
+    gaps = list[float]()
 
-    def compared(decoder: FusedDecoder, queries: Tensor, *others: Any) -> Tensor:
-        output = attend(decoder, queries, *others)
-        expected = attended(queries, *others, decoder.of_row)
-        gaps.append(float((output - expected).norm() / expected.norm()))
-        return output
+    class Compared(RowAttention):
+        def __init__(self, row_prompts: list[int], *arguments: Any) -> None:
+            super().__init__(row_prompts, *arguments)
+            self.row_prompts = row_prompts
 
-    patch.setattr(FusedDecoder, "_attend", compared)
+        def __call__(self, queries: Tensor, prompts: Tensor, own: Tensor, mask: Tensor | None) -> Tensor:
+            output = super().__call__(queries, prompts, own, mask)
+            expected = attended(queries, prompts, own, mask, self.row_prompts)
+            gaps.append(float((output - expected).norm() / expected.norm()))
+            return output
+
+    patch.setattr("rlkit.engines.torch.fused.RowAttention", Compared)
     return gaps
 
 
@@ -133,15 +139,15 @@ def test_rows_that_join_with_tokens_of_their_own_are_computed_as_whole_ones(
 
 def test_rows_go_by_their_prompts_unless_a_pass_would_take_too_many_tokens() -> None:
     rows = [row((1, 2, 3, 4), resumed) for resumed in (0, 2, 1, 2)] + [row((1, 2, 7, 7, 7), 3), row((1, 2, 3, 4), 0)]
-    whole = by_prompt(rows, False, 4)
+    whole = group_by_prompt(rows, False, 4)
     assert [(g.prompt, len(g.rows), g.tokens) for g in whole] == [((1, 2, 3, 4), 5, 4), ((1, 2, 7, 7, 7), 1, 5)]
-    apart = by_prompt(rows, True, 99)
+    apart = group_by_prompt(rows, True, 99)
     assert [(g.prompt, g.rows, g.tokens) for g in apart] == [
         ((1, 2, 3, 4), [rows[0], rows[5]], 4),
         ((1, 2), [rows[1], rows[3], rows[4]], 9),
         ((1, 2, 3), [rows[2]], 4),
     ]
-    assert [(g.prompt, g.tokens) for g in by_prompt(rows, True, 6)] == [
+    assert [(g.prompt, g.tokens) for g in group_by_prompt(rows, True, 6)] == [
         ((1, 2, 3, 4), 4), ((1, 2), 6), ((1, 2, 3), 4), ((1, 2), 5),
     ]  # fmt: skip
 

@@ -21,8 +21,8 @@ from rlkit.types import Completion, Request, SampleKey, Sampling, StopReason
 PROMPTS = [(5, 9, 200, 31), (7, 7, 7, 12, 99, 104, 32, 8, 45, 61, 3), (5, 9, 200, 31), (40,), tuple(range(3, 23))]
 
 
-def bound(kind: str) -> TorchEngine:
-    engine, policy = TorchEngine(), random_model(kind)
+def bound(kind: str, max_rows: int = 256) -> TorchEngine:
+    engine, policy = TorchEngine(max_rows), random_model(kind)
     plain: dict[str, Any] = {"autocast": nullcontext, "unsharded": nullcontext, "stop_ids": frozenset(range(16))}
     device = next(policy.parameters()).device
     runtime = SimpleNamespace(policy=policy, device=device, context=512, tensor_parallel=1, **plain)
@@ -126,8 +126,7 @@ def test_interrupted_answers_go_on_together_from_prompts_that_are_run_once() -> 
 
 def test_requests_of_earlier_steps_come_first() -> None:
     """Where the order must not depend on time: step 9 before step 10."""
-    engine, gate = bound("qwen2"), Gate()
-    engine.max_rows = 1
+    engine, gate = bound("qwen2", max_rows=1), Gate()
     engine.follow(gate.calm)
     done: list[int] = []
 
@@ -150,7 +149,7 @@ def test_a_model_without_a_decoder_is_interrupted_between_tokens() -> None:
 
     async def run() -> Completion:
         task = asyncio.create_task(engine.generate(requests(400)[0]))
-        while not engine._batch.rows:
+        while not engine._loop.batch.rows:
             await asyncio.sleep(0.001)
         engine.interrupt()
         return await task

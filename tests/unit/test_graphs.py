@@ -1,4 +1,4 @@
-"""Recorded decode steps: what they read stays where it is, and they yield what plain steps do.
+"""Recorded decode steps: their inputs keep their addresses, and their logits equal those of plain steps.
 
 A recorded step is the step itself here, called again; on a GPU, `tests/gpu` records its kernels.
 """
@@ -24,7 +24,7 @@ Run = Callable[[], Tensor]
 
 
 class Recorded:
-    """Counts what is recorded and replayed, and holds every replay to the memory that was recorded."""
+    """Counts recordings and replays, and checks that every replay reads the recorded memory."""
 
     def __init__(self) -> None:
         self.decoder: GraphDecoder
@@ -32,19 +32,26 @@ class Recorded:
         self.before: list[Any] = []
 
     def read(self) -> list[int]:
-        held = self.decoder
-        cached = [x for layer in held.layers for x in (layer.prompts, layer.rows)]
-        fixed = [held._tokens, held._positions, held._last, held._every, held._slots, held._places]
-        return [x.data_ptr() for x in (*cached, *fixed, held._model()._rotations)]
+        decoder = self.decoder
+        cached = [x for layer in decoder.layers for x in (layer.prompts, layer.rows)]
+        fixed = [
+            decoder._tokens,
+            decoder._positions,
+            decoder._last,
+            decoder._row_indices,
+            decoder._attention.slots,
+            decoder._attention.query_indices,
+        ]
+        return [x.data_ptr() for x in (*cached, *fixed, decoder._model()._rotations)]
 
     def __call__(self, run: Run, before: Run | None) -> Run:
         self.recorded += 1
         self.before.append(before)
-        known = self.read()
+        inputs = self.read()
 
         def replay() -> Tensor:
             self.replayed += 1
-            assert self.read() == known
+            assert self.read() == inputs
             return run()
 
         return replay
@@ -57,9 +64,9 @@ def decoders(kind: str = "qwen2") -> tuple[FusedDecoder, GraphDecoder, Recorded]
 
 
 def alike(plain: Any, graphs: Any, call: Callable[[Any], Any]) -> None:
-    expected, found = call(plain), call(graphs)
+    expected, replayed = call(plain), call(graphs)
     if expected is not None:
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(replayed, expected, rtol=1e-4, atol=1e-4)
     assert graphs.positions().tolist() == plain.positions().tolist()
     assert (graphs.end, graphs.starts) == (plain.end, plain.starts)
 
@@ -72,7 +79,7 @@ def go(plain: Any, graphs: Any, steps: int) -> None:
 
 @pytest.mark.parametrize("kind", ["qwen2", "llama", "qwen3"])
 def test_recorded_steps_yield_what_plain_ones_do(kind: str) -> None:
-    """Rows that come and go, and more columns than a recorded step reads; whatever changes is recorded anew."""
+    """Rows join and leave, and columns exceed those of a recorded step; every change is recorded anew."""
     plain, graphs, recorded = decoders(kind)
     alike(plain, graphs, lambda decoder: decoder.admit([[5, 3, 4, 6], [5, 3]], [3, 2]))
     go(plain, graphs, 8)
@@ -103,7 +110,7 @@ def test_recorded_steps_yield_what_plain_ones_do(kind: str) -> None:
 
 
 class FakeCuda:
-    """What recording calls of `torch.cuda`, noting the order; `stream` is the current one."""
+    """A stub of `torch.cuda` that records the order of calls; `stream` is the current one."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, Any]] = []
@@ -112,7 +119,7 @@ class FakeCuda:
 
     def Stream(self, device: Any) -> Any:
         self.streams += 1
-        return SimpleNamespace(number=self.streams, device=torch.device(device), wait_stream=lambda other: None)
+        return SimpleNamespace(number=self.streams, device=torch.device(device), wait_stream=lambda stream: None)
 
     def CUDAGraph(self) -> Any:
         return SimpleNamespace(
@@ -134,9 +141,9 @@ def test_all_graphs_are_recorded_on_one_stream_that_has_its_workspaces(monkeypat
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: cuda.stream)
 
-    def noted(one: Tensor, other: Tensor) -> Tensor:
+    def noted(first: Tensor, second: Tensor) -> Tensor:
         cuda.events.append(("product", cuda.stream.number))
-        return product(one, other)
+        return product(first, second)
 
     monkeypatch.setattr(torch, "bmm", noted)
     side_stream.cache_clear()
@@ -195,12 +202,12 @@ def test_replays_that_differ_are_not_used(wrong: Callable[[Tensor], Tensor]) -> 
 
 
 def test_copies_of_the_weights_take_a_part_of_a_gpu_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model in float32, whose copies take half as much under autocast."""
+    """A model in float32, whose copies take half the memory under autocast."""
     policy = random_model("qwen2")
     size = 4 * sum(weight.numel() for weight in policy.parameters())
-    for held, half, fits in ((4 * size, False, True), (4 * size - 8, False, False), (2 * size, True, True)):
+    for size_limit, half, fits in ((4 * size, False, True), (4 * size - 8, False, False), (2 * size, True, True)):
         runtime: Any = SimpleNamespace(policy=policy, device=torch.device("cuda"), autocast=nullcontext)
-        gpu = SimpleNamespace(total_memory=held)
+        gpu = SimpleNamespace(total_memory=size_limit)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, gpu=gpu: gpu)
         monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind, half=half: half)
         assert _has_room(runtime) is fits

@@ -1,4 +1,4 @@
-"""A teacher that servers have: the same log-probs as of one that is loaded, and what happens where a server fails."""
+"""A teacher on servers: its log-probs equal those of a loaded teacher, and failures of a server are handled."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ import torch
 
 from rlkit.concurrency.retry import RetryPolicy
 from rlkit.engines.sglang import teacher
-from rlkit.engines.sglang.teacher import Span, served_logps, served_top
+from rlkit.engines.sglang.teacher import SGLangTeacher
 from rlkit.errors import EngineError
+from rlkit.interfaces.teacher import TokenSpan
 from rlkit.testing import random_model
 from rlkit.testing.models import build_tokenizer
 from rlkit.train.distill import servers
@@ -30,27 +31,28 @@ from tests.conftest import FAST, read_jsonl, rlkit_in_process
 from tests.unit.phases import LocalRanks, scored
 
 Answer = Callable[..., Any]
-"""From tokens, the place before the first that is scored and how many of the most likely tokens are wanted, if any are,
-to what a server answers, or an HTTP status."""
+"""From tokens, the index before the first scored token, and the number of most likely tokens if these are requested,
+to a response or an HTTP status."""
 
 RUN = ("--recipe=quick_distill", *FAST, "--validation=null", "--reward=null", "--teacher.path=teacher")
 
 
 class Server:
-    """Answers `/generate` as SGLang does, and counts the requests."""
+    """Serves `/generate` as SGLang does, and counts requests."""
 
     def __init__(self, answer: Answer) -> None:
-        outer, self.asked = self, 0
+        counter = self
+        self.asked = 0
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                outer.asked += 1
+                counter.asked += 1
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 assert body["sampling_params"] == {"max_new_tokens": 0}
                 top = (body["top_logprobs_num"],) if "top_logprobs_num" in body else ()
-                found = answer(body["input_ids"], body["logprob_start_len"], *top)
-                text = json.dumps(found).encode()
-                self.send_response(found if isinstance(found, int) else 200)
+                response = answer(body["input_ids"], body["logprob_start_len"], *top)
+                text = json.dumps(response).encode()
+                self.send_response(response if isinstance(response, int) else 200)
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(text)))
                 self.end_headers()
@@ -81,34 +83,38 @@ def serve() -> Iterator[Callable[[Answer], Server]]:
         server.close()
 
 
-def said(tokens: list[int], start: int, logp: Callable[[int], float | None] = lambda place: -float(place)) -> Any:
-    """Return SGLang's form of answer: an entry for each token from `start` on, none known of the first."""
-    entries = [[logp(place) if place > start else None, tokens[place], None] for place in range(start, len(tokens))]
+def token_response(
+    tokens: list[int], start: int, logp: Callable[[int], float | None] = lambda position: -float(position)
+) -> Any:
+    """Return SGLang's response: an entry for each token from `start` on, the first without a log-prob."""
+    entries = [
+        [logp(position) if position > start else None, tokens[position], None] for position in range(start, len(tokens))
+    ]
     return {"output_ids": [], "meta_info": {"input_token_logprobs": entries}}
 
 
-def said_top(places: list[Any]) -> Any:
-    """Return SGLang's form of answer with the most likely tokens in some places."""
-    found = [some and [[logp, token, None] for logp, token in some] for some in places]
-    return {"output_ids": [], "meta_info": {"input_top_logprobs": [None, *found]}}
+def top_response(positions: list[Any]) -> Any:
+    """Return SGLang's response with the most likely tokens at each position."""
+    entries = [top and [[logp, token, None] for logp, token in top] for top in positions]
+    return {"output_ids": [], "meta_info": {"input_top_logprobs": [None, *entries]}}
 
 
-def ask(*servers: Server, spans: list[Span] | None = None) -> list[list[float]]:
-    found = served_logps([server.url for server in servers], spans or [Span([5, 6, 7, 8], 2)])
-    return asyncio.run(found)
+def ask(*servers: Server, spans: list[TokenSpan] | None = None) -> list[list[float]]:
+    teacher = SGLangTeacher([server.url for server in servers])
+    return asyncio.run(teacher.logps(spans or [TokenSpan([5, 6, 7, 8], 2)]))
 
 
 def test_rows_are_scored_from_their_starts_in_their_order(serve: Callable[[Answer], Server]) -> None:
-    one, other = serve(said), serve(said)
-    spans = [Span(list(range(length)), 1 + length % 3) for length in range(4, 104)]
-    assert ask(one, other, spans=spans) == [[-float(i) for i in range(s.start, len(s.tokens))] for s in spans]
-    assert one.asked + other.asked == 100
-    assert min(one.asked, other.asked) > 0
-    assert ask(one, spans=[Span([3], 1)]) == [[]]
+    first, second = serve(token_response), serve(token_response)
+    spans = [TokenSpan(list(range(length)), 1 + length % 3) for length in range(4, 104)]
+    assert ask(first, second, spans=spans) == [[-float(i) for i in range(s.start, len(s.tokens))] for s in spans]
+    assert first.asked + second.asked == 100
+    assert min(first.asked, second.asked) > 0
+    assert ask(first, spans=[TokenSpan([3], 1)]) == [[]]
 
 
 def test_each_server_scores_a_prompt_before_anything_is_spent(serve: Callable[[Answer], Server]) -> None:
-    first, second = serve(said), serve(said)
+    first, second = serve(token_response), serve(token_response)
     data = SimpleNamespace(
         teacher_prompts=SimpleNamespace(prompt=lambda prompt: prompt),
         prompt=lambda row: SimpleNamespace(messages=[row], tools=None),
@@ -131,18 +137,18 @@ def test_each_server_scores_a_prompt_before_anything_is_spent(serve: Callable[[A
 
 
 def test_a_request_that_fails_goes_to_the_next_server(serve: Callable[[Answer], Server]) -> None:
-    broken, whole = serve(lambda *_: 503), serve(said)
-    assert ask(broken, whole) == [[-2.0, -3.0]]
-    assert (broken.asked, whole.asked) == (1, 1)
+    broken, healthy = serve(lambda *_: 503), serve(token_response)
+    assert ask(broken, healthy) == [[-2.0, -3.0]]
+    assert (broken.asked, healthy.asked) == (1, 1)
 
 
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (lambda tokens, start: said([9, *tokens[1:3], 9], start), "has scored other tokens than it was sent"),
-        (lambda tokens, start: said(tokens[:-1], start), "has scored other tokens than it was sent"),
-        (lambda tokens, start: said(tokens, start, lambda place: float("nan")), "has scored other tokens"),
-        (lambda tokens, start: said(tokens, start, lambda place: None), "expected log-probs of the input"),
+        (lambda tokens, start: token_response([9, *tokens[1:3], 9], start), "has scored other tokens than it was sent"),
+        (lambda tokens, start: token_response(tokens[:-1], start), "has scored other tokens than it was sent"),
+        (lambda tokens, start: token_response(tokens, start, lambda position: float("nan")), "has scored other tokens"),
+        (lambda tokens, start: token_response(tokens, start, lambda position: None), "expected log-probs of the input"),
         (lambda *_: {"meta_info": {"input_token_logprobs": [None, 3]}}, "expected log-probs of the input"),
         (lambda *_: ["\u001b[31m"], "expected log-probs of the input"),
         (lambda *_: 400, "answered 400: 400"),
@@ -161,44 +167,46 @@ def test_what_is_no_answer_ends_with_its_cause(
 
 
 @pytest.mark.parametrize(
-    ("places", "message"),
+    ("positions", "message"),
     [
-        ([[(-0.1, 3), (-3.0, 4)]], "others than the 2 most likely tokens in each place"),
-        ([[(-0.1, 3), (-3.0, 3)]] * 2, "others than the 2 most likely tokens"),
-        ([[(-0.1, 3)]] * 2, "others than the 2 most likely tokens"),
-        ([[(-0.1, 3), (float("nan"), 4)]] * 2, "others than the 2 most likely tokens"),
+        ([[(-0.1, 3), (-3.0, 4)]], "not returned the 2 most likely tokens at each position"),
+        ([[(-0.1, 3), (-3.0, 3)]] * 2, "not returned the 2 most likely tokens"),
+        ([[(-0.1, 3)]] * 2, "not returned the 2 most likely tokens"),
+        ([[(-0.1, 3), (float("nan"), 4)]] * 2, "not returned the 2 most likely tokens"),
         ([None] * 2, "expected the most likely tokens"),
         ([[("x", 3), (-3.0, 4)]] * 2, "expected the most likely tokens"),
     ],
 )
 def test_most_likely_tokens_are_as_many_as_were_asked_for(
-    serve: Callable[[Answer], Server], monkeypatch: pytest.MonkeyPatch, places: Any, message: str
+    serve: Callable[[Answer], Server], monkeypatch: pytest.MonkeyPatch, positions: Any, message: str
 ) -> None:
     monkeypatch.setattr(teacher, "RETRY", RetryPolicy(retries=0, request_seconds=5.0))
-    fine = serve(lambda *_: said_top([[(-0.1, 3), (-3.0, 4)]] * 2))
-    spans = [Span([5, 6, 7, 8], 2)]
-    assert asyncio.run(served_top([fine.url], spans, 2)) == [[([3, 4], [-0.1, -3.0])] * 2]
-    broken = serve(lambda *_: said_top(places))
+    fine = serve(lambda *_: top_response([[(-0.1, 3), (-3.0, 4)]] * 2))
+    spans = [TokenSpan([5, 6, 7, 8], 2)]
+    assert asyncio.run(SGLangTeacher([fine.url]).top_logps(spans, 2)) == [[([3, 4], [-0.1, -3.0])] * 2]
+    broken = serve(lambda *_: top_response(positions))
     with pytest.raises(EngineError, match=message):
-        asyncio.run(served_top([broken.url], spans, 2))
+        asyncio.run(SGLangTeacher([broken.url]).top_logps(spans, 2))
 
 
-def on_servers(monkeypatch: pytest.MonkeyPatch, answer: Any, columns: int) -> tuple[Any, list[Span]]:
-    """Return a context whose teacher's servers answer so, around a policy of so many columns, and what they score."""
-    asked: list[Span] = []
+def on_servers(monkeypatch: pytest.MonkeyPatch, answer: Any, columns: int) -> tuple[Any, list[TokenSpan]]:
+    """Return a context whose teacher always returns `answer`, with a policy of `columns` tokens, and what it scores."""
+    asked: list[TokenSpan] = []
 
-    async def served(urls: list[str], spans: list[Span], *count: int) -> Any:
-        assert urls == ["http://teacher"]
+    async def score(spans: list[TokenSpan], *count: int) -> Any:
         asked.extend(spans)
         return [answer] * len(spans)
 
-    monkeypatch.setattr(servers, "served_logps", served)
-    monkeypatch.setattr(servers, "served_top", served)
+    def connect(urls: list[str]) -> Any:
+        assert urls == ["http://teacher"]
+        return SimpleNamespace(logps=score, top_logps=score)
+
+    monkeypatch.setattr(servers, "connect_teacher", connect)
     monkeypatch.setattr(servers, "columns_of", lambda actor: columns)
     section = SimpleNamespace(urls=["http://teacher"])
-    made = SimpleNamespace(recipe=SimpleNamespace(teacher=section), ranks=LocalRanks(), models=SimpleNamespace())
-    made.models.actor, made.rollouts = None, SimpleNamespace(wait=asyncio.run)
-    return made, asked
+    context = SimpleNamespace(recipe=SimpleNamespace(teacher=section), ranks=LocalRanks(), models=SimpleNamespace())
+    context.models.actor, context.rollouts = None, SimpleNamespace(wait=asyncio.run)
+    return context, asked
 
 
 def two_rows() -> RolloutBatch:
@@ -213,21 +221,21 @@ def two_rows() -> RolloutBatch:
 def test_a_row_is_sent_if_the_policy_chose_a_token_and_scored_from_the_first_of_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made, asked = on_servers(monkeypatch, [-1.0, -2.0, -3.0], columns=9)
-    logps = logps_on_servers(made, two_rows())
-    assert asked == [Span([4, 5, 6, 7, 8], 2)]
+    context, asked = on_servers(monkeypatch, [-1.0, -2.0, -3.0], columns=9)
+    logps = logps_on_servers(context, two_rows())
+    assert asked == [TokenSpan([4, 5, 6, 7, 8], 2)]
     assert logps.tolist() == [[0, 0, 0, 0, 0], [0, 0, -1, 0, -3]]
 
 
 def test_a_place_where_the_teacher_prefers_a_token_that_the_policy_lacks_is_not_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The policy has the tokens 0 to 8; of the two most likely ones others have 1/4 of the mass."""
+    """The policy has the tokens 0 to 8; all but the two most likely ones have 1/4 of the mass."""
     half, quarter = math.log(0.5), math.log(0.25)
-    places = [([8, 3], [half, quarter]), ([1, 2], [half, quarter]), ([3, 9], [half, quarter])]
-    made, asked = on_servers(monkeypatch, places, columns=9)
-    ids, logps = top_on_servers(made, two_rows(), 2)
-    assert asked == [Span([4, 5, 6, 7, 8], 2)]
+    positions = [([8, 3], [half, quarter]), ([1, 2], [half, quarter]), ([3, 9], [half, quarter])]
+    context, asked = on_servers(monkeypatch, positions, columns=9)
+    ids, logps = top_on_servers(context, two_rows(), 2)
+    assert asked == [TokenSpan([4, 5, 6, 7, 8], 2)]
     assert ids[1].tolist() == [[0, 0], [0, 0], [8, 3], [0, 0], [0, 0]]
     assert logps[1, 2].tolist() == pytest.approx([half, quarter, quarter])
     assert logps[1, 4].isnan().all()
@@ -250,26 +258,26 @@ def test_a_teacher_behind_servers_teaches_as_one_that_is_loaded(
         if count:
             top = logps[start:-1].topk(count)
             pairs = zip(top.values.tolist(), top.indices.tolist(), strict=True)
-            return said_top([list(zip(*pair, strict=True)) for pair in pairs])
-        return said(tokens, start, lambda place: logps[place - 1, tokens[place]].item())
+            return top_response([list(zip(*pair, strict=True)) for pair in pairs])
+        return token_response(tokens, start, lambda position: logps[position - 1, tokens[position]].item())
 
     server = serve(answer)
     urls = f'--teacher.urls=["{server.url}"]'
     for name, words in (("loaded", ()), ("served", (urls,))):
-        done = rlkit_in_process("fit", *RUN, f"--loss={loss}", *words, f"--out={name}", cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
+        process = rlkit_in_process("fit", *RUN, f"--loss={loss}", *words, f"--out={name}", cwd=tmp_path)
+        assert process.returncode == 0, process.stderr
     loaded, served = (read_jsonl(tmp_path / name / "metrics.jsonl") for name in ("loaded", "served"))
-    for one, other in zip(loaded, served, strict=True):
-        assert one["teacher/kl" if loss == "PolicyGradient" else "policy/divergence"] > 0.1
-        assert one.keys() == other.keys()
+    for loaded_row, served_row in zip(loaded, served, strict=True):
+        assert loaded_row["teacher/kl" if loss == "PolicyGradient" else "policy/divergence"] > 0.1
+        assert loaded_row.keys() == served_row.keys()
         for name in {
             "teacher/kl",
             "advantage/abs_mean",
             "policy/loss",
             "policy/teacher_mass",
             "grad_norm",
-        } & one.keys():
-            assert other[name] == pytest.approx(one[name], rel=1e-4), name
+        } & loaded_row.keys():
+            assert served_row[name] == pytest.approx(loaded_row[name], rel=1e-4), name
     assert server.asked == 1 + sum(line["rollout/samples"] for line in served)  # one before the first step
     monkeypatch.setattr(teacher, "RETRY", RetryPolicy(retries=0, request_seconds=5.0))
     gone = rlkit_in_process("fit", *RUN, '--teacher.urls=["http://127.0.0.1:9"]', "--out=gone", cwd=tmp_path)
@@ -289,6 +297,6 @@ def test_a_teacher_behind_servers_teaches_as_one_that_is_loaded(
 )
 def test_what_does_not_go_with_servers(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
     urls = '--teacher.urls=["http://127.0.0.1:9"]'
-    done = rlkit_in_process("recipe", "check", "quick_distill", "--teacher.path=tiny", urls, *words, cwd=tmp_path)
-    assert done.returncode == 2
-    assert message in done.stderr
+    process = rlkit_in_process("recipe", "check", "quick_distill", "--teacher.path=tiny", urls, *words, cwd=tmp_path)
+    assert process.returncode == 2
+    assert message in process.stderr

@@ -4,85 +4,104 @@ from __future__ import annotations
 
 import pytest
 
-from rlkit.engines.server.states import DEADLINES, PATH_FROM_LOADING, PATH_TO_LOADING, TABLE, State, Step, after, walk
+from rlkit.engines.server.states import (
+    DEADLINES,
+    PATH_FROM_LOADING,
+    PATH_TO_LOADING,
+    TRANSITIONS,
+    ServerState,
+    UpdateStep,
+    needed_steps,
+    state_after,
+)
 from rlkit.engines.sglang.launch import Launch, release
 from rlkit.errors import EngineError
 from rlkit.ranges import outside
 
 AWAKE = [
-    Step.PAUSE, Step.BEGIN, Step.LOAD, Step.LOAD, Step.END, Step.FLUSH, Step.LABEL, Step.CONTINUE, Step.CHECK,
+    UpdateStep.PAUSE, UpdateStep.BEGIN, UpdateStep.LOAD, UpdateStep.LOAD, UpdateStep.END, UpdateStep.FLUSH,
+    UpdateStep.LABEL, UpdateStep.CONTINUE, UpdateStep.CHECK,
 ]  # fmt: skip
 RELEASED = [
-    Step.PAUSE, Step.RELEASE, Step.RESUME_WEIGHTS, Step.BEGIN, Step.LOAD, Step.LOAD, Step.END, Step.RESUME_KV,
-    Step.FLUSH, Step.LABEL, Step.CONTINUE, Step.CHECK,
+    UpdateStep.PAUSE, UpdateStep.RELEASE, UpdateStep.RESUME_WEIGHTS, UpdateStep.BEGIN, UpdateStep.LOAD,
+    UpdateStep.LOAD, UpdateStep.END, UpdateStep.RESUME_KV, UpdateStep.FLUSH, UpdateStep.LABEL, UpdateStep.CONTINUE,
+    UpdateStep.CHECK,
 ]  # fmt: skip
-ADAPTERS = [Step.PAUSE, Step.ADAPT, Step.FLUSH, Step.LABEL, Step.CONTINUE, Step.CHECK]
+ADAPTERS = [
+    UpdateStep.PAUSE, UpdateStep.ADAPT, UpdateStep.FLUSH, UpdateStep.LABEL, UpdateStep.CONTINUE, UpdateStep.CHECK,
+]  # fmt: skip
 BOTH = [
-    Step.PAUSE, Step.BEGIN, Step.LOAD, Step.END, Step.ADAPT, Step.FLUSH, Step.LABEL, Step.CONTINUE, Step.CHECK,
+    UpdateStep.PAUSE, UpdateStep.BEGIN, UpdateStep.LOAD, UpdateStep.END, UpdateStep.ADAPT, UpdateStep.FLUSH,
+    UpdateStep.LABEL, UpdateStep.CONTINUE, UpdateStep.CHECK,
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("state", "steps"),
     [
-        (State.COLD, AWAKE),
-        (State.COLD, BOTH),
-        (State.READY, ADAPTERS),
-        (State.READY, AWAKE),
-        (State.READY, RELEASED),
-        (State.UNCHECKED, AWAKE),
+        (ServerState.COLD, AWAKE),
+        (ServerState.COLD, BOTH),
+        (ServerState.READY, ADAPTERS),
+        (ServerState.READY, AWAKE),
+        (ServerState.READY, RELEASED),
+        (ServerState.UNCHECKED, AWAKE),
     ],
 )
-def test_a_sync_ends_ready(state: State, steps: list[Step]) -> None:
+def test_a_sync_ends_ready(state: ServerState, steps: list[UpdateStep]) -> None:
     for step in steps:
-        state = after(state, step)
-    assert state is State.READY
+        state = state_after(state, step)
+    assert state is ServerState.READY
 
 
 @pytest.mark.parametrize(
     ("state", "step"),
     [
-        (State.OFFLOADED, Step.FLUSH),  # the KV cache is not there
-        (State.LOADED_BARE, Step.FLUSH),
-        (State.OFFLOADED, Step.RESUME_KV),  # the weights come first
-        (State.PAUSED_BARE, Step.RESUME_KV),
-        (State.LOADING, Step.CONTINUE),  # with half of the weights
-        (State.LOADED, Step.CONTINUE),  # with prefixes of the old weights
-        (State.FLUSHED, Step.CONTINUE),  # under the old version
-        (State.LOADING, Step.BEGIN),  # twice
-        (State.LOADING, Step.ADAPT),  # with half of the base
-        (State.ADAPTED, Step.CONTINUE),  # with prefixes of the old adapters
-        (State.COLD, Step.LOAD),
-        (State.COLD, Step.CHECK),  # of what?
-        (State.LOADING, Step.RELEASE),
-        (State.READY, Step.RELEASE),  # SGLang crashes if it is not idle
-        (State.PAUSED, Step.RESUME_WEIGHTS),  # SGLang crashes if nothing was released
-        (State.BROKEN, Step.PAUSE),
+        (ServerState.OFFLOADED, UpdateStep.FLUSH),  # the KV cache is not there
+        (ServerState.LOADED_BARE, UpdateStep.FLUSH),
+        (ServerState.OFFLOADED, UpdateStep.RESUME_KV),  # the weights come first
+        (ServerState.PAUSED_BARE, UpdateStep.RESUME_KV),
+        (ServerState.LOADING, UpdateStep.CONTINUE),  # with half of the weights
+        (ServerState.LOADED, UpdateStep.CONTINUE),  # with prefixes of the old weights
+        (ServerState.FLUSHED, UpdateStep.CONTINUE),  # under the old version
+        (ServerState.LOADING, UpdateStep.BEGIN),  # twice
+        (ServerState.LOADING, UpdateStep.ADAPT),  # with half of the base
+        (ServerState.ADAPTED, UpdateStep.CONTINUE),  # with prefixes of the old adapters
+        (ServerState.COLD, UpdateStep.LOAD),
+        (ServerState.COLD, UpdateStep.CHECK),  # of what?
+        (ServerState.LOADING, UpdateStep.RELEASE),
+        (ServerState.READY, UpdateStep.RELEASE),  # SGLang crashes if it is not idle
+        (ServerState.PAUSED, UpdateStep.RESUME_WEIGHTS),  # SGLang crashes if nothing was released
+        (ServerState.BROKEN, UpdateStep.PAUSE),
     ],
 )
-def test_steps_out_of_order_are_refused(state: State, step: Step) -> None:
+def test_steps_out_of_order_are_refused(state: ServerState, step: UpdateStep) -> None:
     with pytest.raises(EngineError, match=f"a server in state '{state}' cannot {step}; legal steps: "):
-        after(state, step)
+        state_after(state, step)
 
 
 def test_what_was_not_released_is_not_resumed() -> None:
-    assert list(walk(State.READY, PATH_TO_LOADING)) == [Step.PAUSE, Step.BEGIN]
-    assert list(walk(State.OFFLOADED, PATH_TO_LOADING)) == [Step.RESUME_WEIGHTS, Step.BEGIN]
-    assert list(walk(State.LOADING, PATH_FROM_LOADING)) == [Step.END, Step.FLUSH, Step.LABEL, Step.CONTINUE]
-    assert list(walk(State.LOADING_BARE, PATH_FROM_LOADING)) == [
-        Step.END, Step.RESUME_KV, Step.FLUSH, Step.LABEL, Step.CONTINUE,
+    assert list(needed_steps(ServerState.READY, PATH_TO_LOADING)) == [UpdateStep.PAUSE, UpdateStep.BEGIN]
+    assert list(needed_steps(ServerState.OFFLOADED, PATH_TO_LOADING)) == [UpdateStep.RESUME_WEIGHTS, UpdateStep.BEGIN]
+    assert list(needed_steps(ServerState.LOADING, PATH_FROM_LOADING)) == [
+        UpdateStep.END,
+        UpdateStep.FLUSH,
+        UpdateStep.LABEL,
+        UpdateStep.CONTINUE,
+    ]
+    assert list(needed_steps(ServerState.LOADING_BARE, PATH_FROM_LOADING)) == [
+        UpdateStep.END, UpdateStep.RESUME_KV, UpdateStep.FLUSH, UpdateStep.LABEL, UpdateStep.CONTINUE,
     ]  # fmt: skip
 
 
 def test_every_state_leads_to_ready_and_every_step_has_a_deadline() -> None:
-    assert set(TABLE) == set(State)
-    assert set(DEADLINES) == set(Step)
-    for start in State:
+    assert set(TRANSITIONS) == set(ServerState)
+    assert set(DEADLINES) == set(UpdateStep)
+    for start in ServerState:
         reached, front = {start}, {start}
         while front:
-            front = {then for state in front for then in TABLE[state].values()} - reached
+            front = {then for state in front for then in TRANSITIONS[state].values()} - reached
             reached |= front
-        assert State.READY in reached
+        assert ServerState.READY in reached
 
 
 @pytest.mark.parametrize(("version", "numbers"), [("0.5.17", (0, 5, 17)), ("0.5.21.post1", (0, 5, 21))])

@@ -1,4 +1,4 @@
-"""The process between a server and the trainer, with `sleep` for a server."""
+"""The supervisor between a server and the trainer, with `sleep` as the server."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def start(log: Path) -> tuple[subprocess.Popen[bytes], list[int]]:
     return supervisor, [int(word) for word in log.read_text().split()]
 
 
-def wait_until(done: Callable[[], bool]) -> bool:
+def wait_until(condition: Callable[[], bool]) -> bool:
     end = time.monotonic() + 10
-    while not done() and time.monotonic() < end:
+    while not condition() and time.monotonic() < end:
         time.sleep(0.05)
-    return done()
+    return condition()
 
 
 def gone(pid: int) -> bool:
-    """Whether a process has ended; a zombie that nobody waits for has."""
+    """Whether a process has ended; a zombie has."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
@@ -60,7 +60,7 @@ def test_nothing_is_left_whoever_ends_first(tmp_path: Path, how: str) -> None:
 
 
 def test_once_a_supervisor_has_ended_its_server_is_gone(tmp_path: Path) -> None:
-    """With the memory that it held, which takes the kernel a while to free."""
+    """Its memory too, which the kernel takes a while to free."""
     code = "import os, time; held = b'rlkit' * (200 << 20); print(os.getpid(), flush=True); time.sleep(100)"
     log = tmp_path / "log"
     words = (sys.executable, "-S", "-E", str(SUPERVISOR), str(log), sys.executable, "-c", code)

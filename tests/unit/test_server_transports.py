@@ -1,4 +1,4 @@
-"""How weights travel to servers: what is serialised how often, in which group, from where; no SGLang is needed."""
+"""How weights are sent to servers: what is serialized, how often, and in which group; SGLang is not needed."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
 @pytest.fixture
 def chosen(monkeypatch: pytest.MonkeyPatch) -> dict[int, torch.device]:
-    """The GPU that each thread has made its own; without that, it is the first of the machine."""
+    """The GPU that each thread has selected; by default it is the machine's first."""
     devices: dict[int, torch.device] = {}
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: devices.update({threading.get_ident(): device}))
     return devices
 
 
 class Recorder:
-    """Stands for a server; remembers what it was sent."""
+    """A stub of a server that records its calls."""
 
     url = "http://127.0.0.1:1"
 
@@ -49,7 +49,7 @@ class Recorder:
 
 @pytest.mark.parametrize("tp", [1, 4])
 def test_each_process_of_a_server_has_handles_of_its_own(tp: int) -> None:
-    """One handle that several processes open is counted off several times, and its memory used again too early."""
+    """If several processes opened one handle, its memory would be reused too early."""
     transport, client = SGLangTensors(CPU), Recorder()
     api = SGLangApi(client)  # type: ignore[arg-type]
     api.tensor_parallel, api.adapter = tp, "adapter"
@@ -152,7 +152,7 @@ def test_weights_that_shared_memory_has_no_room_for_go_to_disk(tmp_path: Path, m
 
 
 def test_a_file_that_cannot_be_written_is_an_error_of_the_operating_system(tmp_path: Path) -> None:
-    """Which a push reports for its servers; safetensors raises an exception of its own."""
+    """A push reports it for its servers; safetensors raises an exception of its own."""
     with pytest.raises(OSError, match="cannot be written: "):
         save(BUCKET, tmp_path / "absent" / "file")
 
@@ -169,9 +169,9 @@ def trainers() -> Iterator[Any]:
 
 
 def test_the_group_with_servers_is_none_of_the_trainers(trainers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bound to a device, torch splits new groups off the default one, for which all trainers would have to come.
+    """If the default group is bound to a device, torch splits new groups off it, which all ranks would have to join.
 
-    Under torchrun the store is served here all the same.
+    The store is served here, even under torchrun.
     """
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     make, bound = c10d._new_process_group_helper, []

@@ -1,4 +1,4 @@
-"""What a server is started with, beside whom, and how it is called; no SGLang is needed."""
+"""How a server is started, on which GPUs, and how it is called; SGLang is not needed."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from rlkit.cli.parsing.parser import parse
 from rlkit.engines import SGLangEngine, SGLangServer
 from rlkit.engines.server.http import Client, Fault
 from rlkit.engines.server.retry import ServerRetryPolicy
-from rlkit.engines.sglang.engine import gpus_of_trainers
-from rlkit.engines.sglang.launch import Launch, adapter_words, command, environment
+from rlkit.engines.sglang.engine import trainer_gpus
+from rlkit.engines.sglang.launch import Launch, adapter_arguments, command, environment
 from rlkit.models.load import load_policy
 from rlkit.sections import Lora, Model
 from rlkit.train.setup import fabric_for
@@ -41,10 +41,14 @@ def test_a_server_has_nothing_of_the_trainers_group_launcher_and_allocator(monke
         monkeypatch.setenv(name, value)
     for name, value in {"CUDA_VISIBLE_DEVICES": "2,3", "NCCL_CUMEM_ENABLE": "0", "RANKING": "kept"}.items():
         monkeypatch.setenv(name, value)
-    found = environment(0, 60.0)
-    assert not found.keys() & TORCHRUN.keys()
-    assert (found["CUDA_VISIBLE_DEVICES"], found["NCCL_CUMEM_ENABLE"], found["RANKING"]) == ("2,3", "0", "kept")
-    assert "SGLANG_USE_CPU_ENGINE" not in found
+    variables = environment(0, 60.0)
+    assert not variables.keys() & TORCHRUN.keys()
+    assert (variables["CUDA_VISIBLE_DEVICES"], variables["NCCL_CUMEM_ENABLE"], variables["RANKING"]) == (
+        "2,3",
+        "0",
+        "kept",
+    )
+    assert "SGLANG_USE_CPU_ENGINE" not in variables
     assert environment(None, 60.0)["SGLANG_USE_CPU_ENGINE"] == "1"
 
 
@@ -94,34 +98,38 @@ def test_float32_has_an_attention_that_takes_it(dtype: str, gpu: int | None, bac
 
 
 def test_there_is_room_for_a_probe_without_adapters() -> None:
-    words = adapter_words(load_policy(Model("tiny", lora=Lora(rank=4))), None)
+    words = adapter_arguments(load_policy(Model("tiny", lora=Lora(rank=4))), None)
     assert words[words.index("--max-loras-per-batch") + 1] == "2"
 
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Launch, int | None]]:
-    """How servers were started: with what, and on which GPU; none is."""
-    found: list[tuple[Launch, int | None]] = []
+    """The options and the GPU of each server that would have been started."""
+    launches: list[tuple[Launch, int | None]] = []
 
     def words(model: Path, port: int, launch: Launch, dtype: str, gpu: int | None) -> list[str]:
-        found.append((launch, gpu))
+        launches.append((launch, gpu))
         return []
 
     monkeypatch.setattr("rlkit.engines.sglang.engine.command", words)
     monkeypatch.setattr("rlkit.engines.sglang.engine.write_model", lambda *_: None)
     monkeypatch.setattr("rlkit.engines.sglang.engine.require_sglang", lambda: None)
     monkeypatch.setattr("rlkit.engines.server.process.ServerProcess.start", lambda _: None)
-    return found
+    return launches
 
 
 def start(engine: SGLangServer | SGLangEngine, device: str) -> None:
     runtime: Any = SimpleNamespace(
-        policy=None, device=torch.device(device), tensor_parallel=1, gather_world=lambda x: [x]
+        policy=None,
+        device=torch.device(device),
+        stop_ids=frozenset(),
+        tensor_parallel=1,
+        gather_world=lambda x: [x],
     )
-    engine._runtime, engine._stop_ids, engine._dtype = runtime, frozenset(), torch.bfloat16
-    engine._trainers = gpus_of_trainers(runtime)
-    for node in engine.start(0):
-        node.close()
+    engine.runtime, engine.weight_dtype = runtime, torch.bfloat16
+    engine._trainer_gpus = trainer_gpus(runtime)
+    for server in engine.start(0):
+        server.close()
 
 
 def test_an_engine_beside_the_trainer_leaves_it_room(started: list[tuple[Launch, int | None]]) -> None:
@@ -151,7 +159,7 @@ def test_servers_on_the_trainers_gpus_are_warned_of(started: list[tuple[Launch, 
 def test_nccl_is_set_alike_on_both_sides_of_a_group(
     options: list[str], zero: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NCCL reads its variables once, when the trainer makes its own group; what is set by hand stays."""
+    """NCCL reads its variables once, when the trainer makes its own group; values set by the user are kept."""
     monkeypatch.setenv("NCCL_NVLS_ENABLE", "1")
     monkeypatch.setenv("NCCL_CUMEM_ENABLE", "remembered by pytest, so that it is undone")
     monkeypatch.delenv("NCCL_CUMEM_ENABLE")
@@ -165,8 +173,8 @@ def test_a_process_is_told_how_long_it_may_hang(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("SGLANG_HEALTH_CHECK_TIMEOUT", raising=False)
     engine = SGLangEngine(retry=ServerRetryPolicy(hang_seconds=7.0))
     policy = load_policy(Model("tiny"))
-    runtime: Any = SimpleNamespace(policy=policy, device=torch.device("cpu"))
-    engine._runtime, engine._stop_ids, engine._dtype, engine._trainers = runtime, frozenset(), torch.float32, set()
+    runtime: Any = SimpleNamespace(policy=policy, device=torch.device("cpu"), stop_ids=frozenset())
+    engine.runtime, engine.weight_dtype, engine._trainer_gpus = runtime, torch.float32, set()
     process = engine.process(None)
     assert process.environment["SGLANG_HEALTH_CHECK_TIMEOUT"] == "7"
     process.close()
@@ -177,14 +185,14 @@ def test_rlkit_takes_what_the_release_of_its_extra_pins(name: str, version: str)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     [release] = [Requirement(line) for line in project["optional-dependencies"]["sglang"] if "sglang" in line]
     assert str(release.specifier) == "==0.5.21"  # with another one, the versions above change
-    [ours] = [found for line in project["dependencies"] if (found := Requirement(line)).name == name]
+    [ours] = [requirement for requirement in map(Requirement, project["dependencies"]) if requirement.name == name]
     assert ours.specifier.contains(version)
 
 
 def test_without_a_gpu_the_command_for_one_says_so() -> None:
     words = ("bash", str(ROOT / "tests" / "gpu" / "all.sh"))
     hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHON": sys.executable}
-    done = subprocess.run(words, env=hidden, capture_output=True, text=True, timeout=100, check=False)
-    assert (done.returncode, done.stdout) == (2, "no GPU: nothing was run\n")
+    process = subprocess.run(words, env=hidden, capture_output=True, text=True, timeout=100, check=False)
+    assert (process.returncode, process.stdout) == (2, "no GPU: nothing was run\n")
     lost = subprocess.run(words, env={**hidden, "PYTHON": "false"}, capture_output=True, text=True, check=False)
     assert (lost.returncode, lost.stdout[:18]) == (2, "false has no rlkit")

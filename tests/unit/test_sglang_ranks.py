@@ -1,4 +1,4 @@
-"""What the ranks of a run decide together about their servers; here each rank is a thread, and nothing needs SGLang."""
+"""What ranks decide together about their servers; each rank is a thread here, and SGLang is not needed."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ import pytest
 import torch
 
 from rlkit.engines import SGLangEngine, SGLangServer
-from rlkit.engines.server.api import Answer
-from rlkit.engines.server.node import Node
+from rlkit.engines.server.api import ServerOutput
 from rlkit.engines.server.push import Mismatch, Push
 from rlkit.engines.server.retry import ServerRetryPolicy
-from rlkit.engines.server.states import State
+from rlkit.engines.server.server import InferenceServer
+from rlkit.engines.server.states import ServerState
 from rlkit.engines.server.weight_check import TOLERANCES
 from rlkit.engines.sglang.launch import Launch
 from rlkit.errors import EngineError
 
 RANKS, TENSOR_PARALLEL = 4, 2
 PATIENCE = 20.0
-"""Seconds after which a rank that the others have left alone fails."""
+"""Seconds after which a rank that waits for its peers fails."""
 
 
 class Group:
-    """Ranks that exchange values; each must be a thread of its own."""
+    """Ranks that exchange values; each must be a separate thread."""
 
     def __init__(self, size: int) -> None:
         self.barrier, self.values = threading.Barrier(size, timeout=PATIENCE), [None] * size
 
-    def gather(self, place: int, value: Any) -> list[Any]:
-        self.values[place] = value
+    def gather(self, index: int, value: Any) -> list[Any]:
+        self.values[index] = value
         self.barrier.wait()
-        found = list(self.values)
+        values = list(self.values)
         self.barrier.wait()
-        return found
+        return values
 
 
 class World:
@@ -47,34 +47,34 @@ class World:
         self.all, self.pairs = Group(RANKS), [Group(TENSOR_PARALLEL) for _ in range(RANKS // TENSOR_PARALLEL)]
 
     def runtime(self, rank: int) -> Any:
-        pair, place = self.pairs[rank // TENSOR_PARALLEL], rank % TENSOR_PARALLEL
+        pair, index = self.pairs[rank // TENSOR_PARALLEL], rank % TENSOR_PARALLEL
         return SimpleNamespace(
             device=torch.device("cpu"),
             tensor_parallel=TENSOR_PARALLEL,
             gather_world=lambda value: self.all.gather(rank, value),
-            broadcast_tp=lambda value: pair.gather(place, value)[0],
+            broadcast_tp=lambda value: pair.gather(index, value)[0],
         )
 
     def run(self, work: Callable[[int, Any], Any]) -> list[Any]:
-        """Return what a function returns, or raises, on every rank."""
-        found: list[Any] = [None] * RANKS
+        """Return the result or the exception of a function on every rank."""
+        results: list[Any] = [None] * RANKS
 
-        def one(rank: int) -> None:
+        def work_on(rank: int) -> None:
             try:
-                found[rank] = work(rank, self.runtime(rank))
+                results[rank] = work(rank, self.runtime(rank))
             except Exception as error:
-                found[rank] = error
+                results[rank] = error
 
-        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(RANKS)]
+        threads = [threading.Thread(target=work_on, args=(rank,)) for rank in range(RANKS)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        return found
+        return results
 
 
 class Pushes(Push):
-    """Pushes nothing, and notes whether the base was to be pushed."""
+    """Pushes nothing, but records whether the base would have been pushed."""
 
     def __init__(self, error: EngineError | None = None) -> None:
         super().__init__(SimpleNamespace(), torch.float32, TOLERANCES[torch.float32])  # type: ignore[arg-type]
@@ -82,33 +82,32 @@ class Pushes(Push):
         self.error = error
 
     async def push(
-        self, stream: Any, nodes: Any, label: str, expected: Any, base: bool = True
-    ) -> dict[Node, EngineError]:
+        self, stream: Any, servers: Any, label: str, expected: Any, base: bool = True
+    ) -> dict[InferenceServer, EngineError]:
         self.bases.append(base)
-        return {} if self.error is None else dict.fromkeys(nodes, self.error)
+        return {} if self.error is None else dict.fromkeys(servers, self.error)
 
     async def diagnose(self, stream: Any, wrong: Any, label: str, expected: Any) -> EngineError | None:
         return next(iter(wrong.values()), None)
 
 
 def engine_of(rank: int, runtime: Any, push: Push) -> SGLangServer:
-    """Return the engine of a rank; the first alone has a server, which has no weights yet."""
+    """Return the engine of a rank; only the first rank has a server, without weights."""
     engine = SGLangServer(launch=Launch(adapter_only=True), check_weights=False)
-    engine._runtime, engine._push, engine._run = runtime, push, "run"
-    node = engine.node("http://127.0.0.1:1")
-    engine._own = [node] if rank == 0 else []
+    engine.weights.bind(runtime, push, "run")
+    engine.fleet.owned = [engine.connect("http://127.0.0.1:1")] if rank == 0 else []
     return engine
 
 
 def test_all_ranks_read_the_base_where_one_server_needs_it() -> None:
-    """Ranks 1 and 3 have no data-parallel peer with a server; they must read the stream all the same."""
+    """Ranks 1 and 3 have no data-parallel peer with a server, but must read the stream too."""
 
     def work(rank: int, runtime: Any) -> list[bool]:
         push = Pushes()
         engine = engine_of(rank, runtime, push)
-        for version, state in enumerate((State.COLD, State.READY)):
-            for node in engine._own:
-                node.state = state
+        for version, state in enumerate((ServerState.COLD, ServerState.READY)):
+            for server in engine.fleet.owned:
+                server.state = state
             asyncio.run(engine.sync(SimpleNamespace(), version))  # type: ignore[arg-type]
         return push.bases
 
@@ -120,17 +119,17 @@ def test_all_ranks_fail_with_a_server_of_one(error: EngineError) -> None:
     def work(rank: int, runtime: Any) -> None:
         asyncio.run(engine_of(rank, runtime, Pushes(error)).sync(SimpleNamespace(), 0))  # type: ignore[arg-type]
 
-    first, *others = World().run(work)
+    first, *peer_errors = World().run(work)
     assert first is error
-    assert all("another rank" in str(other) for other in others)
+    assert all("another rank" in str(peer_error) for peer_error in peer_errors)
 
 
 def test_a_tensor_parallel_group_asks_the_policy_about_the_rows_of_its_first_rank() -> None:
     asked: dict[int, Any] = {}
 
     def work(rank: int, runtime: Any) -> None:
-        async def probe(rows: Any, count: int, deadline: float) -> list[Answer]:
-            return [Answer([2, 3, *[7] * count], [0.0] * (2 + count))]
+        async def probe(rows: Any, count: int, deadline: float) -> list[ServerOutput]:
+            return [ServerOutput([2, 3, *[7] * count], [0.0] * (2 + count))]
 
         def ask(rows: Any) -> list[torch.Tensor]:
             asked[rank] = rows
@@ -138,8 +137,8 @@ def test_a_tensor_parallel_group_asks_the_policy_about_the_rows_of_its_first_ran
 
         push = Push(SimpleNamespace(), torch.float32, TOLERANCES[torch.float32], False, runtime.broadcast_tp)  # type: ignore[arg-type]
         api: Any = SimpleNamespace(probe=probe)
-        nodes = [Node(api, ServerRetryPolicy())] if rank == 0 else []
-        assert not asyncio.run(push.try_canary(nodes, [1, 2, 3], ask))
+        servers = [InferenceServer(api, ServerRetryPolicy())] if rank == 0 else []
+        assert not asyncio.run(push.check_sampling(servers, [1, 2, 3], ask))
 
     assert World().run(work) == [None] * RANKS
     assert asked == {0: [[1, 2, 3, *[7] * 16]], 1: [[1, 2, 3, *[7] * 16]], 2: [[1, 2, 3]], 3: [[1, 2, 3]]}
@@ -149,14 +148,14 @@ def test_a_tensor_parallel_group_asks_the_policy_about_the_rows_of_its_first_ran
 def test_engines_are_started_where_somebody_samples(
     engine_ranks: int, first: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the first rank of a tensor-parallel group; the others would have a server that nobody asks."""
+    """On the first rank of a tensor-parallel group, the only one that samples."""
     monkeypatch.setattr("rlkit.engines.sglang.engine.require_sglang", lambda: None)
     monkeypatch.setattr(SGLangEngine, "process", lambda self, gpu: gpu)
-    monkeypatch.setattr(SGLangEngine, "started", lambda self, gpu: gpu)
+    monkeypatch.setattr(SGLangEngine, "launch_server", lambda self, gpu: gpu)
     urls = []
     for rank in range(RANKS):
         engine = SGLangEngine(Launch(tensor_parallel=engine_ranks))
-        engine._runtime = World().runtime(rank)
-        engine._runtime.device = torch.device("cuda", rank)
+        engine.runtime = World().runtime(rank)
+        engine.runtime.device = torch.device("cuda", rank)
         urls.append([str(gpu) for gpu in engine.start(rank)])
-    assert [engine.serving(urls, rank) for rank in range(RANKS)] == [[str(gpu)] for gpu in first]
+    assert [engine.sampling_urls(urls, rank) for rank in range(RANKS)] == [[str(gpu)] for gpu in first]

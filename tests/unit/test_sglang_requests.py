@@ -1,4 +1,4 @@
-"""Which server a request goes to, what it says, and what happens where the context ends; no SGLang is needed."""
+"""Which server a request goes to, what it contains, and how it ends with the context; SGLang is not needed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ import pytest
 from rlkit.cli.parsing.parser import parse
 from rlkit.data.data import load_data
 from rlkit.engines import SGLangServer
-from rlkit.engines.server.api import Answer
+from rlkit.engines.server.api import ServerOutput
 from rlkit.engines.server.http import Client, Fault
-from rlkit.engines.server.node import Node
-from rlkit.engines.server.routing import Balance
-from rlkit.engines.server.states import State
+from rlkit.engines.server.server import InferenceServer
+from rlkit.engines.server.states import ServerState
 from rlkit.engines.sglang.api import SGLangApi
 from rlkit.engines.sglang.launch import Launch
 from rlkit.errors import EngineError
@@ -26,22 +25,22 @@ from rlkit.rollout.conversation import Conversation, Limits
 from rlkit.types import Completion, Prompt, Request, SampleKey, Sampling, StopReason
 
 
-class StubNode(Node):
-    """A server that takes a moment, answers with one token, and remembers what it was asked."""
+class StubServer(InferenceServer):
+    """A server that returns one token after a moment, and records its requests."""
 
     def __init__(self, number: int, retry: Any) -> None:
         super().__init__(SGLangApi(Client(f"http://127.0.0.1:{number}")), retry)
-        self.state = State.READY
+        self.state = ServerState.READY
         self.asked: list[Request] = []
         self.failures: list[Fault] = []
         self.revived = 0
 
-    async def ask(self, request: Request) -> Answer:
+    async def ask(self, request: Request) -> ServerOutput:
         self.asked.append(request)
         await asyncio.sleep(0.001)
         if self.failures:
             raise self.failures.pop()
-        return Answer([7], [-0.5], ["run-0"], stopped=True)
+        return ServerOutput([7], [-0.5], ["run-0"], stopped=True)
 
     async def healthy(self, deadline: float) -> bool:
         return False
@@ -49,27 +48,32 @@ class StubNode(Node):
     async def restart(self) -> None:
         self.revived += 1
         await asyncio.sleep(0.4)  # longer than the pause of the others
-        self.state = State.COLD
+        self.state = ServerState.COLD
 
 
 class Pushed:
-    """Stands for the way in which weights travel."""
+    """A stub of `Push` that always succeeds."""
 
-    async def push(self, stream: Any, nodes: Sequence[Node], *_: Any) -> dict[Node, Any]:
-        for node in nodes:
-            node.state = State.READY
+    async def push(self, stream: Any, servers: Sequence[InferenceServer], *_: Any) -> dict[InferenceServer, Any]:
+        for server in servers:
+            server.state = ServerState.READY
         return {}
 
 
 @pytest.fixture
 def engine() -> SGLangServer:
     engine = SGLangServer(urls=["http://127.0.0.1:1"])
-    engine._runtime = SimpleNamespace(context=62)  # type: ignore[assignment]
-    engine._vocabulary, engine._stop_ids, engine._run, engine.version = 100, frozenset({2}), "run", 0
-    engine._stream, engine._sharded, engine._push = object(), False, Pushed()  # type: ignore[assignment]
-    engine._nodes = [StubNode(number, engine.retry) for number in range(1, 5)]
-    engine._own = engine._nodes
-    engine._balance = Balance(engine.fronts())
+    config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(vocab_size=100))
+    policy = SimpleNamespace(config=config)
+    tokenizer = SimpleNamespace(encode=lambda text, **_: [1, 2])
+    runtime: Any = SimpleNamespace(context=62, stop_ids=frozenset({2}), policy=policy, tokenizer=tokenizer)
+    engine.runtime = runtime
+    engine.requests.bind(runtime)
+    engine.weights.bind(runtime, Pushed(), "run")  # type: ignore[arg-type]
+    engine.weights.version, engine.weights._stream = 0, object()  # type: ignore[assignment]
+    servers: list[InferenceServer] = [StubServer(number, engine.retry) for number in range(1, 5)]
+    engine.fleet.owned = servers
+    engine.fleet.use(servers, engine.endpoints(servers))
     return engine
 
 
@@ -78,19 +82,19 @@ def request(session: str, tokens: tuple[int, ...] = (5, 6), **sampling: Any) -> 
 
 
 def ask(engine: SGLangServer, sessions: Sequence[str]) -> list[int]:
-    """Ask for a turn of each conversation at once; return how often each server was asked."""
-    before = [len(node.asked) for node in stubs(engine)]
+    """Request a turn of each conversation at once; return the number of requests to each server."""
+    before = [len(server.asked) for server in stubs(engine)]
 
     async def together() -> list[Completion]:
         return list(await asyncio.gather(*(engine.generate(request(session)) for session in sessions)))
 
     assert [answer.tokens for answer in asyncio.run(together())] == [[7]] * len(sessions)
-    assert [node.assigned for node in engine._nodes] == [0] * len(engine._nodes)
-    return [len(node.asked) - count for node, count in zip(stubs(engine), before, strict=True)]
+    assert [server.assigned for server in engine.fleet.servers] == [0] * len(engine.fleet.servers)
+    return [len(server.asked) - count for server, count in zip(stubs(engine), before, strict=True)]
 
 
-def stubs(engine: SGLangServer) -> list[StubNode]:
-    return [node for node in engine._nodes if isinstance(node, StubNode)]
+def stubs(engine: SGLangServer) -> list[StubServer]:
+    return [server for server in engine.fleet.servers if isinstance(server, StubServer)]
 
 
 SESSIONS = [f"conversation {i}" for i in range(64)]
@@ -98,22 +102,24 @@ SESSIONS = [f"conversation {i}" for i in range(64)]
 
 def test_conversations_are_shared_out_evenly_and_stay_where_they_are(engine: SGLangServer) -> None:
     assert ask(engine, SESSIONS) == [16, 16, 16, 16]
-    homes = dict(engine._balance._homes)
+    assignments = dict(engine.fleet.balancer._assignments)
     assert ask(engine, SESSIONS) == [16, 16, 16, 16]
-    assert engine._balance._homes == homes
+    assert engine.fleet.balancer._assignments == assignments
     assert ask(engine, SESSIONS[:1] * 5) == [5, 0, 0, 0]
 
 
 @pytest.mark.parametrize(
     "lose",
     [
-        lambda node: setattr(node, "state", State.BROKEN),
-        lambda node: setattr(node, "state", State.COLD),
-        lambda node: setattr(node, "process", SimpleNamespace(alive=False)),
+        lambda server: setattr(server, "state", ServerState.BROKEN),
+        lambda server: setattr(server, "state", ServerState.COLD),
+        lambda server: setattr(server, "process", SimpleNamespace(alive=False)),
     ],
 )
-def test_a_server_that_is_lost_gets_no_new_conversations(engine: SGLangServer, lose: Callable[[Node], None]) -> None:
-    lose(engine._nodes[1])
+def test_a_server_that_is_lost_gets_no_new_conversations(
+    engine: SGLangServer, lose: Callable[[InferenceServer], None]
+) -> None:
+    lose(engine.fleet.servers[1])
     assert ask(engine, SESSIONS[:63]) == [21, 0, 21, 21]
 
 
@@ -124,42 +130,42 @@ def test_where_a_server_fails_one_request_brings_it_back_and_the_others_go_elsew
     assert sum(asked) == 64 + 16
     assert asked[0] == 16 + 1  # the first waits for it and asks again
     assert dying.revived == 1
-    assert dying.state is State.READY
-    assert engine._counts["restarts"] == 1
+    assert dying.state is ServerState.READY
+    assert engine.fleet.restarts == 1
 
 
 def test_tokens_of_before_a_sync_that_begins_right_after_the_request_are_right(engine: SGLangServer) -> None:
     async def run() -> Completion:
         asked = asyncio.create_task(engine.generate(request("a")))
-        while not any(node.assigned for node in engine._nodes):
+        while not any(server.assigned for server in engine.fleet.servers):
             await asyncio.sleep(0)
-        engine.version = 1
+        engine.weights.version = 1
         return await asked
 
     assert asyncio.run(run()) == Completion([7], [-0.5], [0], StopReason.STOP)
-    assert engine._counts["stale"] == 0
+    assert engine.requests.health()["stale"] == 0
 
 
 def test_requests_that_wait_for_a_server_are_interrupted_at_once(engine: SGLangServer) -> None:
-    """Its restoration, which takes longer, goes on."""
-    for node in engine._nodes:
-        node.state = State.BROKEN
+    """The servers' restoration, which takes longer, continues."""
+    for server in engine.fleet.servers:
+        server.state = ServerState.BROKEN
 
     async def run() -> list[Completion]:
         asked = [asyncio.create_task(engine.generate(request(session))) for session in SESSIONS]
         await asyncio.sleep(0.05)
-        engine._interruption.begin(engine._nodes)
+        engine.requests.interrupt()
         answers = list(await asyncio.wait_for(asyncio.gather(*asked), 0.2))
-        assert {node.state for node in engine._nodes} == {State.BROKEN}
+        assert {server.state for server in engine.fleet.servers} == {ServerState.BROKEN}
         await asyncio.sleep(0.6)
         return answers
 
     assert asyncio.run(run()) == [Completion([], [], [], StopReason.INTERRUPTED)] * 64
-    assert [(node.state, node.revived) for node in stubs(engine)] == [(State.READY, 1)] * 4
+    assert [(server.state, server.revived) for server in stubs(engine)] == [(ServerState.READY, 1)] * 4
 
 
 def meta(reason: str, count: int, **more: Any) -> dict[str, Any]:
-    """Return an answer's description, `count` log-probs and labels among it."""
+    """Return the `meta_info` of a response with `count` log-probs."""
     logps = {"output_token_logprobs": [[-0.5, 7]] * count} if count else {}
     return {"finish_reason": {"type": reason, **more}, "weight_version": "run-0", **logps}
 
@@ -167,15 +173,15 @@ def meta(reason: str, count: int, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("tokens", "about", "answer"),
     [
-        ([7, 8], meta("abort", 2, status_code=None), Answer([7, 8], [-0.5] * 2, ["run-0"] * 2, aborted=True)),
-        ([7, 2], meta("abort", 2), Answer([7, 2], [-0.5] * 2, ["run-0"] * 2, stopped=True)),
-        ([7, 8, 9], meta("abort", 3), Answer([7, 8, 9], [-0.5] * 3, ["run-0"] * 3)),
-        ([], meta("abort", 0, message="Abort in waiting queue"), Answer([], [], [], aborted=True)),
+        ([7, 8], meta("abort", 2, status_code=None), ServerOutput([7, 8], [-0.5] * 2, ["run-0"] * 2, aborted=True)),
+        ([7, 2], meta("abort", 2), ServerOutput([7, 2], [-0.5] * 2, ["run-0"] * 2, stopped=True)),
+        ([7, 8, 9], meta("abort", 3), ServerOutput([7, 8, 9], [-0.5] * 3, ["run-0"] * 3)),
+        ([], meta("abort", 0, message="Abort in waiting queue"), ServerOutput([], [], [], aborted=True)),
     ],
     ids=["cut", "stopped", "full", "waiting"],
 )  # fmt: skip
-def test_an_aborted_answer_has_what_there_is(tokens: list[int], about: dict[str, Any], answer: Answer) -> None:
-    """One whose last token ends it anyway is whole."""
+def test_an_aborted_answer_has_what_there_is(tokens: list[int], about: dict[str, Any], answer: ServerOutput) -> None:
+    """One whose last token ends it anyway is complete."""
 
     class Server:
         async def post(self, path: str, body: Any, deadline: float) -> Any:
@@ -195,7 +201,7 @@ def test_an_answer_that_was_aborted_for_an_error_is_a_fault() -> None:
 
 
 def test_an_abort_names_the_requests_that_are_under_way() -> None:
-    """Other ranks may have some on the same server."""
+    """Other ranks may have requests on the same server."""
 
     class Server:
         def __init__(self) -> None:
@@ -208,7 +214,7 @@ def test_an_abort_names_the_requests_that_are_under_way() -> None:
             await self.aborted.setdefault(body["rid"], asyncio.Event()).wait()
             return {"output_ids": [], "meta_info": meta("abort", 0)}
 
-    async def run() -> list[Answer]:
+    async def run() -> list[ServerOutput]:
         api = SGLangApi(Server())  # type: ignore[arg-type]
         asked = [asyncio.create_task(api.generate(request(str(i)))) for i in range(3)]
         await asyncio.sleep(0)
@@ -217,27 +223,27 @@ def test_an_abort_names_the_requests_that_are_under_way() -> None:
         await api.abort(1.0)  # nothing is left
         return answers
 
-    assert asyncio.run(run()) == [Answer([], [], [], aborted=True)] * 3
+    assert asyncio.run(run()) == [ServerOutput([], [], [], aborted=True)] * 3
 
 
 @pytest.mark.parametrize("resumable", [False, True])
 def test_a_request_that_a_server_aborts_starts_over_unless_its_caller_goes_on(
     engine: SGLangServer, resumable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As SGLang does where adapters alone are loaded."""
-    answers = [Answer([7], [-0.5], ["run-0"], stopped=True), Answer([5], [-0.1], ["run-0"], aborted=True)]
+    """SGLang does so when it loads adapters alone."""
+    answers = [ServerOutput([7], [-0.5], ["run-0"], stopped=True), ServerOutput([5], [-0.1], ["run-0"], aborted=True)]
 
-    async def ask_node(self: StubNode, request: Request) -> Answer:
+    async def ask_node(self: StubServer, request: Request) -> ServerOutput:
         return answers.pop()
 
-    monkeypatch.setattr(StubNode, "ask", ask_node)
-    found = asyncio.run(engine.generate(replace(request("a"), resumable=resumable)))
-    whole = Completion([7], [-0.5], [0], StopReason.STOP)
-    assert found == (Completion([5], [-0.1], [0], StopReason.INTERRUPTED) if resumable else whole)
+    monkeypatch.setattr(StubServer, "ask", ask_node)
+    completion = asyncio.run(engine.generate(replace(request("a"), resumable=resumable)))
+    complete = Completion([7], [-0.5], [0], StopReason.STOP)
+    assert completion == (Completion([5], [-0.1], [0], StopReason.INTERRUPTED) if resumable else complete)
 
 
 def test_the_context_that_sglang_leaves_is_the_runs(engine: SGLangServer) -> None:
-    """Of 4,096 tokens SGLang fills 4,094; what is longer is refused or skipped before a run, not failed in it."""
+    """SGLang fills 4,094 of 4,096 tokens; longer prompts are refused or skipped before a run, and do not fail in it."""
     words = ["--recipe=quickstart", "--validation.limit=2"]
     torch = load_data(parse("fit", words).recipe)
     assert (
@@ -251,7 +257,7 @@ def test_the_context_that_sglang_leaves_is_the_runs(engine: SGLangServer) -> Non
 
 
 def test_a_sample_brings_its_own_seed() -> None:
-    """The same in every run and on every server, another one for every sample, within SGLang's signed 64 bits."""
+    """The same in every run and on every server, different for every sample, and within SGLang's signed 64 bits."""
     keys = [SampleKey(0, 1, "p", 0), SampleKey(0, 1, "p", 0), SampleKey(0, 1, "p", 1), SampleKey(0, 2, "p", 0)]
     asked: list[int] = []
 
@@ -267,7 +273,9 @@ def test_a_sample_brings_its_own_seed() -> None:
 
     api = SGLangApi(Server())  # type: ignore[arg-type]
     for key in keys:
-        assert asyncio.run(api.generate(Request((5,), Sampling(), key, "s"))) == Answer([7], [-0.5], ["run-0"], True)
+        assert asyncio.run(api.generate(Request((5,), Sampling(), key, "s"))) == ServerOutput(
+            [7], [-0.5], ["run-0"], True
+        )
     assert asked[0] == asked[1] == keys[0].hash()
     assert len(set(asked)) == 3
     assert all(-(2**63) <= seed < 2**63 for seed in asked)
@@ -305,12 +313,12 @@ def test_min_p_is_refused_where_it_would_end_the_server(engine: SGLangServer) ->
 def test_memory_that_ranks_share_is_released_before_any_goes_on(
     fails: bool, engine: SGLangServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The ranks gather after the release; where one has failed, none waits for the others."""
+    """Ranks gather after the release; if one has failed, none waits."""
     events: list[str] = []
-    monkeypatch.setattr(StubNode, "release", lambda node: events.append("release"))
-    monkeypatch.setattr(engine._runtime, "gather_world", lambda value: events.append("gather"), raising=False)
+    monkeypatch.setattr(SGLangApi, "release", lambda api, deadline: events.append("release"))
+    monkeypatch.setattr(engine.runtime, "gather_world", lambda value: events.append("gather"), raising=False)
     engine.release_memory = True
-    engine._own = engine._nodes[:1]
+    engine.fleet.owned = engine.fleet.servers[:1]
     with suppress(RuntimeError), engine.on_device():
         if fails:
             raise RuntimeError("a rollout failed")
@@ -321,11 +329,11 @@ def test_memory_that_ranks_share_is_released_before_any_goes_on(
 def test_an_engine_that_has_no_room_left_ends_a_conversation_by_its_context() -> None:
     conversation = Conversation(Prompt("p", []), 0, Limits(turns=8))
     conversation.begin([1, 2])
-    nothing = Completion([], [], [], StopReason.CONTEXT)
+    empty = Completion([], [], [], StopReason.CONTEXT)
     conversation.sampled(Completion([3], [-0.5], [0], StopReason.STOP))
     conversation.interact()
     conversation.observed("user", [4])
-    conversation.sampled(nothing)
+    conversation.sampled(empty)
     assert (conversation.stop, conversation.error, conversation.mask) == (
         StopReason.CONTEXT,
         None,
@@ -333,5 +341,5 @@ def test_an_engine_that_has_no_room_left_ends_a_conversation_by_its_context() ->
     )
     unanswered = Conversation(Prompt("p", []), 0, Limits(turns=8))
     unanswered.begin([1, 2])
-    unanswered.sampled(nothing)
+    unanswered.sampled(empty)
     assert unanswered.error == "the engine returned no tokens"

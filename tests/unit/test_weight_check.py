@@ -1,4 +1,4 @@
-"""The proof, before the first rollout, that the engine samples from the trainer's weights."""
+"""The check, before the first rollout, that the engine samples from the trainer's weights."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run() -> Iterator[tuple[Data, RolloutService]]:
 
 
 def prove_with(run: tuple[Data, RolloutService], gaps: list[float], monkeypatch: pytest.MonkeyPatch) -> float:
-    """Prove an engine whose i-th answer's log-prob is `gaps[i]` away from what it should be."""
+    """Check an engine whose i-th log-prob is off by `gaps[i]`."""
     ask = TorchEngine.generate
 
     async def wrong(engine: TorchEngine, request: Request) -> Completion:
@@ -48,15 +48,15 @@ def prove_with(run: tuple[Data, RolloutService], gaps: list[float], monkeypatch:
 
 
 def test_the_gap_is_a_mean(run: tuple[Data, RolloutService], monkeypatch: pytest.MonkeyPatch) -> None:
-    """One token of four may be further away in bfloat16, as the least likely ones are: (0.4 + 0.2 + 0 + 0.1) / 4."""
+    """In bfloat16 one token of four may be further off, as unlikely ones are: (0.4 + 0.2 + 0 + 0.1) / 4."""
     assert prove_with(run, [-0.4, -0.2, 0.0, -0.1], monkeypatch) == pytest.approx(0.175, abs=1e-4)
 
 
 def test_an_engine_with_other_weights_is_refused(
     run: tuple[Data, RolloutService], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = r"log-probs of 4 tokens are 0\.3 away from the trainer's on average, expected at most 0\.2"
-    with pytest.raises(EngineError, match=said):
+    message = r"log-probs of 4 tokens are 0\.3 away from the trainer's on average, expected at most 0\.2"
+    with pytest.raises(EngineError, match=message):
         prove_with(run, [-0.3] * 4, monkeypatch)
 
 

@@ -1,4 +1,4 @@
-"""A server that speaks as `python -m rlkit_engine_http` does, and is up in a moment: `python stub_server.py PORT`.
+"""A stub of `python -m rlkit_engine_http` that starts in a moment: `python stub_server.py PORT`.
 
 Its model has two vectors, `a` and `b`, whose sum are the logits of every token. It writes the likeliest one again and
 again. `POST /control` makes it misbehave: see `Stub`.
@@ -17,7 +17,7 @@ from typing import Any
 
 
 class Stub(ThreadingHTTPServer):
-    """The server; port 0 takes a free one."""
+    """The server; port 0 for a free port."""
 
     daemon_threads = True
     request_queue_size = 256
@@ -29,13 +29,13 @@ class Stub(ThreadingHTTPServer):
         self.running = threading.Event()
         self.asked = 0
         self.delay = 0.0
-        """Seconds that a token takes."""
+        """Seconds per token."""
         self.spoils = ""
-        """The name of a tensor that it reads wrong, once."""
+        """The name of a tensor that it reads wrongly, once."""
         self.dies = False
         """Whether a request kills it."""
         self.babbles = False
-        """Whether it answers what is no completion."""
+        """Whether it returns invalid completions."""
 
     def logps(self) -> list[float]:
         logits = [a + b for a, b in zip(self.weights["a"], self.weights["b"], strict=True)]
@@ -43,7 +43,7 @@ class Stub(ThreadingHTTPServer):
         return [x - log_sum for x in logits]
 
     def write(self, count: int) -> dict[str, Any]:
-        """Return the likeliest token, `count` times, each from the weights that are there at its time."""
+        """Return the most likely token `count` times, each from the current weights."""
         tokens, logps, labels = [], [], []
         for _ in range(count):
             self.running.wait()
@@ -55,10 +55,10 @@ class Stub(ThreadingHTTPServer):
         return {"tokens": tokens, "logps": logps, "labels": labels, "stopped": False}
 
     def probe(self, row: list[int], count: int) -> dict[str, Any]:
-        written, now = self.write(count), self.logps()
-        written["tokens"] = [*row[1:], *written["tokens"]]
-        written["logps"] = [*(now[token] for token in row[1:]), *written["logps"]]
-        return written
+        sampled, now = self.write(count), self.logps()
+        sampled["tokens"] = [*row[1:], *sampled["tokens"]]
+        sampled["logps"] = [*(now[token] for token in row[1:]), *sampled["logps"]]
+        return sampled
 
     def load(self, file: str) -> None:
         with open(file, "rb") as content:
@@ -66,7 +66,7 @@ class Stub(ThreadingHTTPServer):
         [size] = struct.unpack("<Q", data[:8])
         for name, spec in json.loads(data[8 : 8 + size]).items():
             if name != "__metadata__":
-                start, end = (8 + size + place for place in spec["data_offsets"])
+                start, end = (8 + size + offset for offset in spec["data_offsets"])
                 self.weights[name] = list(array.array("f", data[start:end]))
                 if name == self.spoils:
                     self.weights[name][0] += 3.0

@@ -1,4 +1,4 @@
-"""What a server samples, between which weights, and for whom; and HttpEngine in runs."""
+"""What a server samples, from which weights and for which callers; HttpEngine in runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rlkit_engine_http.server import Sampler, ServerRuntime, application, read_r
 from safetensors.torch import load_file, save_file
 
 from rlkit.engines import TorchEngine
-from rlkit.engines.server.api import Answer
+from rlkit.engines.server.api import ServerOutput
 from rlkit.engines.server.http import Client, Fault
 from rlkit.testing import random_model
 from rlkit.types import Request, SampleKey, Sampling
@@ -49,7 +49,7 @@ def sampler(policy: Any) -> Sampler:
 
 
 async def calls(policy: Any, secret: str = SECRET) -> tuple[TestClient[Any, Any], HttpApi]:
-    """Return a server, and an api that reaches it with a secret."""
+    """Return a server, and an api that calls it with a secret."""
     client = TestClient(TestServer(application(sampler(policy), SECRET)))
     await client.start_server()
     return client, HttpApi(Client(str(client.make_url("")), {"Authorization": f"Bearer {secret}"}))
@@ -62,10 +62,10 @@ def policy() -> Any:
 
 @pytest.mark.parametrize("pauses", [0, 5])
 def test_samples_are_those_of_torch_engine(policy: Any, pauses: int) -> None:
-    """Over HTTP, at once or with pauses: tokens, ends and, but for noise, log-probs."""
+    """Over HTTP, with and without pauses: tokens, stop reasons and, except for noise, log-probs."""
     asked = [request(p, i, temperature=0.9, top_k=50, stop_ids=(8, 9)) for i, p in enumerate(PROMPTS * 4)]
 
-    async def both() -> None:
+    async def run() -> None:
         client, api = await calls(policy)
         await api.client.post("/continue", {"label": "run-3"}, 5.0)
         asking = asyncio.gather(*map(api.generate, asked))
@@ -73,37 +73,37 @@ def test_samples_are_those_of_torch_engine(policy: Any, pauses: int) -> None:
             await asyncio.sleep(0.01)
             await api.client.post("/pause", {}, 5.0)
             await api.client.post("/continue", {"label": "run-3"}, 5.0)
-        found = await asking
+        outputs = await asking
         engine = torch_engine(policy)
         plain = await asyncio.gather(*map(engine.generate, asked))
-        for answer, completion in zip(found, plain, strict=True):
+        for answer, completion in zip(outputs, plain, strict=True):
             assert answer.tokens == completion.tokens
             assert answer.logps == pytest.approx(completion.logps, abs=1e-5)
             assert answer.labels == ["run-3"] * len(completion.tokens)
             assert answer.stopped == (completion.stop == "stop")
-        assert len({tuple(answer.tokens) for answer in found}) == len(asked)
+        assert len({tuple(answer.tokens) for answer in outputs}) == len(asked)
         api.client.close()
         await client.close()
 
-    asyncio.run(both())
+    asyncio.run(run())
 
 
 def test_a_pause_splits_an_answer_and_the_rest_comes_from_the_new_weights(policy: Any, tmp_path: Path) -> None:
     old, new = random_model("qwen2", seed=1).eval(), random_model("qwen2", seed=2).eval()
     save_file(dict(new.named_parameters()), tmp_path / "new.safetensors")
-    whole = request(PROMPTS[0], max_tokens=40)
+    uninterrupted = request(PROMPTS[0], max_tokens=40)
 
-    async def run() -> Answer:
+    async def run() -> ServerOutput:
         serving = sampler(old)
-        serving.go_on("run-0")
-        asked = asyncio.create_task(serving.generate(whole))
+        serving.resume("run-0")
+        asked = asyncio.create_task(serving.generate(uninterrupted))
         while serving.engine.health()["rows_peak"] == 0:
             await asyncio.sleep(0)
         await serving.pause()
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(asyncio.shield(asked), 0.1)
         serving.load(str(tmp_path / "new.safetensors"))
-        serving.go_on("run-1")
+        serving.resume("run-1")
         return await asked
 
     answer = asyncio.run(run())
@@ -118,17 +118,17 @@ def test_a_pause_splits_an_answer_and_the_rest_comes_from_the_new_weights(policy
 
 async def together(policy: Any, *requests: Request) -> list[list[int]]:
     engine = torch_engine(policy)
-    return [done.tokens for done in await asyncio.gather(*map(engine.generate, requests))]
+    return [completion.tokens for completion in await asyncio.gather(*map(engine.generate, requests))]
 
 
 def test_probes_are_the_trainers_log_probs_and_its_likeliest_tokens(policy: Any) -> None:
-    async def run() -> list[Answer]:
+    async def run() -> list[ServerOutput]:
         client, api = await calls(policy)
         await api.client.post("/continue", {"label": "run-0"}, 5.0)
-        found = await api.probe(PROMPTS, 3, 5.0)
+        outputs = await api.probe(PROMPTS, 3, 5.0)
         api.client.close()
         await client.close()
-        return found
+        return outputs
 
     for row, answer in zip(PROMPTS, asyncio.run(run()), strict=True):
         assert answer.tokens[: len(row) - 1] == list(row[1:])
@@ -140,7 +140,7 @@ def test_probes_are_the_trainers_log_probs_and_its_likeliest_tokens(policy: Any)
 
 
 class Touch:
-    """Makes a file where it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -208,9 +208,9 @@ def test_a_request_survives_its_way() -> None:
             return {"tokens": [7], "logps": [-0.5], "labels": ["run-0"], "stopped": True}
 
     answer = asyncio.run(HttpApi(Recorder()).generate(asked))  # type: ignore[arg-type]
-    assert answer == Answer([7], [-0.5], ["run-0"], True)
-    found = read_request(sent[0])
-    assert (found.tokens, found.sampling, found.key) == (asked.tokens, asked.sampling, asked.key)
+    assert answer == ServerOutput([7], [-0.5], ["run-0"], True)
+    received = read_request(sent[0])
+    assert (received.tokens, received.sampling, received.key) == (asked.tokens, asked.sampling, asked.key)
 
 
 @pytest.fixture(scope="module")
@@ -233,11 +233,11 @@ def sampled(out: Path) -> list[Any]:
 def test_runs_sample_the_same_tokens_with_either_engine(site: str, tmp_path: Path) -> None:
     for name, options in (("TorchEngine", ()), ("HttpEngine", ("--rollout.engine.servers=2",))):
         words = ("--recipe=quickstart", *FAST, f"--rollout.engine={name}", *options, f"--out={name}")
-        done = rlkit("fit", *words, cwd=tmp_path, PYTHONPATH=site)
-        assert done.returncode == 0, done.stderr
-    found = sampled(tmp_path / "HttpEngine")
-    assert len(found) == 2 * 4 * 4
-    assert found == sampled(tmp_path / "TorchEngine")
+        process = rlkit("fit", *words, cwd=tmp_path, PYTHONPATH=site)
+        assert process.returncode == 0, process.stderr
+    samples = sampled(tmp_path / "HttpEngine")
+    assert len(samples) == 2 * 4 * 4
+    assert samples == sampled(tmp_path / "TorchEngine")
     results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("TorchEngine", "HttpEngine")]
     assert results[0]["validation"] == results[1]["validation"]
 
@@ -256,8 +256,8 @@ def test_a_server_samples_from_the_policy_that_is_trained(
     options: tuple[str, ...], gap: float, site: str, tmp_path: Path
 ) -> None:
     words = ("--recipe=quickstart", *FAST, "--rollout.engine=HttpEngine", *options, "--out=out")
-    done = rlkit("fit", *words, cwd=tmp_path, PYTHONPATH=site)
-    assert done.returncode == 0, done.stderr
+    process = rlkit("fit", *words, cwd=tmp_path, PYTHONPATH=site)
+    assert process.returncode == 0, process.stderr
     for row in read_jsonl(tmp_path / "out" / "metrics.jsonl"):
         assert row["mismatch/max"] < gap
         assert row["rollout/failed"] == row["engine/restarts"] == 0
@@ -266,8 +266,8 @@ def test_a_server_samples_from_the_policy_that_is_trained(
 @pytest.mark.slow
 def test_ranks_share_servers(site: str, tmp_path: Path) -> None:
     words = ("--recipe=quickstart", *FAST, "--rollout.engine=HttpEngine", "--fabric.devices=2", "--out=out")
-    done = rlkit("fit", *words, cwd=tmp_path, PYTHONPATH=site)
-    assert done.returncode == 0, done.stderr
+    process = rlkit("fit", *words, cwd=tmp_path, PYTHONPATH=site)
+    assert process.returncode == 0, process.stderr
     for row in read_jsonl(tmp_path / "out" / "metrics.jsonl"):
         assert row["engine/servers"] == 1
         assert row["mismatch/max"] < 1e-3
@@ -282,7 +282,7 @@ AHEAD = (
 
 
 def check_ahead(out: Path, steps: int) -> list[Any]:
-    """Each prompt was trained on once, no token was too old, versions only grow, and one answered each validation.
+    """Check that each prompt was trained on once, no token was too old, versions only grow, and validations have one.
 
     Returns:
         All conversations.
@@ -307,10 +307,10 @@ def check_ahead(out: Path, steps: int) -> list[Any]:
 def test_sampling_goes_on_while_the_trainer_learns(site: str, tmp_path: Path) -> None:
     """Weights arrive in the middle of conversations, and of turns."""
     words = (*AHEAD, "--train.steps=8", "--rollout.lead=2", "--out=out")
-    done = rlkit("fit", *words, cwd=tmp_path, PYTHONPATH=site)
-    assert done.returncode == 0, done.stderr
-    found = check_ahead(tmp_path / "out", 8)
-    assert any(len(set(row["versions"]) - {-1}) > 1 for row in found)
+    process = rlkit("fit", *words, cwd=tmp_path, PYTHONPATH=site)
+    assert process.returncode == 0, process.stderr
+    rows = check_ahead(tmp_path / "out", 8)
+    assert any(len(set(row["versions"]) - {-1}) > 1 for row in rows)
     for row in read_jsonl(tmp_path / "out" / "metrics.jsonl"):
         assert row["staleness/max"] <= 2
         assert row["rollout/failed"] == row["engine/retried"] == row["engine/stale"] == 0
@@ -318,7 +318,7 @@ def test_sampling_goes_on_while_the_trainer_learns(site: str, tmp_path: Path) ->
 
 SYNCHRONOUS = """
 import sys
-import rlkit.train.rollouts as rollouts
+import rlkit.train.method as method
 from rlkit.cli.main import main
 from rlkit.train.ahead.beside import BesideStream
 from rlkit.train.ahead.stream import TrainedGroups
@@ -330,14 +330,14 @@ def obtain(data, service, number, meter):
 if __name__ == "__main__":
     streams = []
     assert main([*sys.argv[1:], "--out=plain"]) == 0
-    rollouts.sample = obtain
+    method.sample = obtain
     assert main([*sys.argv[1:], "--out=ahead"]) == 0
 """
 
 
 @pytest.mark.slow
 def test_at_staleness_0_a_stream_is_the_synchronous_trainer(site: str, tmp_path: Path) -> None:
-    """The same answers and weights bit for bit; log-probs have the noise of what shares a server's decode step."""
+    """Completions and weights are equal bit for bit; log-probs differ by the noise of a server's batch."""
     (tmp_path / "script.py").write_text(SYNCHRONOUS)
     words = ("--recipe=quickstart", *FAST, "--validation=null", "--log.rollouts.limit=null")
     command = (sys.executable, "script.py", "fit", *words, "--rollout.engine=HttpEngine")
@@ -354,14 +354,16 @@ def test_at_staleness_0_a_stream_is_the_synchronous_trainer(site: str, tmp_path:
 
 @pytest.mark.slow
 def test_without_a_lead_samples_are_those_of_the_synchronous_run(site: str, tmp_path: Path) -> None:
-    """Token for token. Log-probs, and with them weights, differ by what else was in a server's batch, as those of two
-    synchronous runs do: which requests arrive together is up to the clock."""
+    """Token for token. Log-probs, and so weights, depend on what else was in a server's batch, as in two synchronous
+    runs: which requests arrive together depends on the clock."""
     for name, ahead in (("sync", ("--rollout.max_staleness=0",)), ("ahead", ("--rollout.lead=0",))):
-        done = rlkit("fit", *AHEAD, "--train.steps=3", *ahead, f"--out={name}", cwd=tmp_path, PYTHONPATH=site)
-        assert done.returncode == 0, done.stderr
+        process = rlkit("fit", *AHEAD, "--train.steps=3", *ahead, f"--out={name}", cwd=tmp_path, PYTHONPATH=site)
+        assert process.returncode == 0, process.stderr
     assert sampled(tmp_path / "sync") == sampled(tmp_path / "ahead")
-    one, other = (load_file(tmp_path / name / "final" / "model.safetensors") for name in ("sync", "ahead"))
-    assert all(torch.allclose(one[name], other[name], atol=1e-5) for name in one)
+    synchronous, ahead_weights = (
+        load_file(tmp_path / name / "final" / "model.safetensors") for name in ("sync", "ahead")
+    )
+    assert all(torch.allclose(synchronous[name], ahead_weights[name], atol=1e-5) for name in synchronous)
 
 
 @pytest.mark.slow
@@ -382,15 +384,15 @@ def test_a_run_that_is_interrupted_with_requests_in_flight_goes_on_from_its_chec
         run.kill()
     assert not Path(f"/proc/{server}").exists()
     assert json.loads((tmp_path / "out" / "result.json").read_text())["status"] == "interrupted"
-    done = rlkit("fit", "--resume=out", cwd=tmp_path, PYTHONPATH=site)
-    assert done.returncode == 0, done.stderr
+    process = rlkit("fit", "--resume=out", cwd=tmp_path, PYTHONPATH=site)
+    assert process.returncode == 0, process.stderr
     check_ahead(tmp_path / "out", 8)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_server_dies_while_groups_run_ahead(site: str, tmp_path: Path, devices: int) -> None:
-    """Wherever the run is then; ranks sync it together, and what it had not finished is requested again."""
+    """At any point of the run; all ranks sync it together, and its unfinished requests are repeated."""
     words = (*AHEAD, "--train.steps=12", "--rollout.lead=2", f"--fabric.devices={devices}", "--out=out")
     rows = fit_and_hit(site, tmp_path, signal.SIGKILL, *words)
     assert rows[-1]["engine/restarts"] == 1
@@ -410,7 +412,7 @@ def fit_and_hit(site: str, folder: Path, number: signal.Signals, *words: str) ->
 
 
 def started(site: str, folder: Path, *words: str) -> subprocess.Popen[bytes]:
-    """Return a run that has made three steps."""
+    """Start a run, and return it after three steps."""
     command = (sys.executable, "-m", "rlkit", "fit", *words)
     run = subprocess.Popen(command, cwd=folder, env={**os.environ, "PYTHONPATH": site})
     metrics = folder / "out" / "metrics.jsonl"
@@ -436,11 +438,12 @@ def children(pid: int) -> list[str]:
 
 
 def serving(pid: int) -> int:
-    """Return the server among a process's descendants."""
+    """Return the pid of the server among a process's descendants."""
     for child in map(int, children(pid)):
         words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
         if b"rlkit_engine_http" in words and not any(word.endswith(b"supervisor.py") for word in words):
             return child
-        if found := serving(child):
-            return found
+        descendant = serving(child)
+        if descendant:
+            return descendant
     return 0

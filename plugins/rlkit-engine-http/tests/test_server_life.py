@@ -1,5 +1,5 @@
-"""What becomes of a run's servers: death, hangs, slowness, stale and wrong weights. Each is a real process, in which a
-stub stands for the model; see `stub_server`."""
+"""Servers that die, hang, are slow, or have stale or wrong weights. Each is a real process with a stub of a model; see
+`stub_server`."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ import torch
 from rlkit_engine_http import HttpEngine
 from torch import Tensor, nn
 
-from rlkit.engines.server.node import Node
 from rlkit.engines.server.retry import ServerRetryPolicy
-from rlkit.engines.server.states import State
+from rlkit.engines.server.server import InferenceServer
+from rlkit.engines.server.states import ServerState
 from rlkit.errors import EngineError, RolloutError
 from rlkit.types import Completion, Request, SampleKey, Sampling
 
@@ -33,7 +33,7 @@ HASTY = ServerRetryPolicy(request_seconds=30.0, start_seconds=20.0, hang_seconds
 
 
 class StubEngine(HttpEngine):
-    """HttpEngine, but for what its processes run."""
+    """HttpEngine, except for the program of its processes."""
 
     broken = False
 
@@ -43,7 +43,7 @@ class StubEngine(HttpEngine):
 
 
 class Policy(nn.Module):
-    """Logits that are the sum of two vectors, whatever came before."""
+    """A model whose logits are the sum of two vectors, whatever the tokens are."""
 
     config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(vocab_size=VOCABULARY))
 
@@ -54,13 +54,13 @@ class Policy(nn.Module):
 
     @torch.no_grad()
     def likeliest(self, token: int) -> None:
-        """Make a token the one that servers write."""
+        """Make a token the most likely one."""
         self.b.zero_()
         self.b[token] = 2.0
 
 
 class Weights:
-    """The policy's weights, one tensor a bucket."""
+    """The policy's weights, one tensor per bucket."""
 
     def __init__(self, policy: Policy) -> None:
         self.tensors = {name: x.detach().clone() for name, x in policy.named_parameters()}
@@ -93,7 +93,7 @@ class Trainer:
         self.engines: list[StubEngine] = []
 
     def engine(self, retry: ServerRetryPolicy = RETRY, servers: int = 1) -> StubEngine:
-        """Return an engine with weights."""
+        """Return an engine after its first sync."""
         engine = StubEngine(servers, retry=retry)
         self.engines.append(engine)
         engine.bind(self.runtime)
@@ -118,13 +118,13 @@ class Trainer:
         return self.runner.run(work)
 
     def sync(self, engine: StubEngine, token: int) -> None:
-        """Push weights under which a token is the likeliest."""
+        """Push weights that make a token the most likely one."""
         self.policy.likeliest(token)
         self.version += 1
         self.wait(engine.sync(Weights(self.policy), self.version))
 
     def ask(self, engine: StubEngine, count: int, meanwhile: Callable[[], None] | None = None) -> list[Completion]:
-        """Ask for ten tokens of so many conversations at once; `meanwhile` is called in the middle."""
+        """Request ten tokens for each of `count` conversations at once; `meanwhile` is called in the middle."""
 
         async def together() -> list[Completion]:
             asked = [asyncio.create_task(engine.generate(request(i))) for i in range(count)]
@@ -135,34 +135,34 @@ class Trainer:
 
         return self.wait(together())
 
-    def control(self, node: Node, **what: Any) -> Any:
-        return self.wait(node.api.client.post("/control", what, 5.0))
+    def control(self, server: InferenceServer, **what: Any) -> Any:
+        return self.wait(server.api.client.post("/control", what, 5.0))
 
 
 def request(number: int, count: int = 10) -> Request:
     return Request((1, 2), Sampling(max_tokens=count), SampleKey(0, 1, str(number), 0), f"conversation {number}")
 
 
-def pid_of(node: Node) -> int:
-    """Return the process that serves, a child of its supervisor."""
-    assert node.process is not None
-    assert node.process._supervisor is not None
-    path = Path(f"/proc/{node.process._supervisor.pid}/task/{node.process._supervisor.pid}/children")
+def pid_of(server: InferenceServer) -> int:
+    """Return the pid of a server, a child of its supervisor."""
+    assert server.process is not None
+    assert server.process._supervisor is not None
+    path = Path(f"/proc/{server.process._supervisor.pid}/task/{server.process._supervisor.pid}/children")
     [pid] = map(int, path.read_text().split())
     return pid
 
 
 def gone(pid: int) -> bool:
-    """Whether a process has ended; one that nobody has waited for yet has."""
+    """Whether a process has ended; a zombie has."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
         return True
 
 
-def wait_until(done: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + 10
-    while not done():
+    while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
 
@@ -185,41 +185,41 @@ def test_a_server_that_dies_or_hangs_in_mid_request_is_replaced(
     trainer: Trainer, number: signal.Signals, retry: ServerRetryPolicy
 ) -> None:
     engine = trainer.engine(retry)
-    [node] = engine._own
-    trainer.control(node, delay=0.03)
-    before = pid_of(node)
+    [server] = engine.fleet.owned
+    trainer.control(server, delay=0.03)
+    before = pid_of(server)
     answers = trainer.ask(engine, 8, lambda: os.kill(before, number))
     assert all_written(answers, 1, trainer.version)
     health = engine.health()
     assert (health["restarts"], health["servers_down"]) == (1, 0)
     assert health["retried"] >= 1
-    assert pid_of(node) != before
+    assert pid_of(server) != before
     wait_until(lambda: gone(before))
 
 
 def test_a_server_that_is_slow_is_left_alone(trainer: Trainer) -> None:
-    """Requests take twice as long as a server may hang, but it answers that it lives."""
+    """Requests take twice as long as a server may hang, but its health checks succeed."""
     engine = trainer.engine(HASTY)
-    trainer.control(engine._own[0], delay=0.08)
+    trainer.control(engine.fleet.owned[0], delay=0.08)
     assert all_written(trainer.ask(engine, 4), 1, trainer.version)
     assert (engine.health()["restarts"], engine.health()["retried"]) == (0, 0)
 
 
 def test_a_server_that_dies_while_the_trainer_learns_gets_no_weights_before_the_next_sync(trainer: Trainer) -> None:
-    """It is restarted at once, but nothing reads weights that the trainer is changing."""
+    """It is restarted at once, but does not read weights that the trainer is changing."""
     engine = trainer.engine()
-    [node] = engine._own
-    trainer.control(node, delay=0.03)
+    [server] = engine.fleet.owned
+    trainer.control(server, delay=0.03)
     with engine.on_device():
         pass
 
     async def learn() -> list[Completion]:
         asked = [asyncio.create_task(engine.generate(request(i))) for i in range(3)]
         await asyncio.sleep(0.1)
-        os.kill(pid_of(node), signal.SIGKILL)
+        os.kill(pid_of(server), signal.SIGKILL)
         while not engine.needs_weights:
             await asyncio.sleep(0.01)
-        assert node.state is State.COLD
+        assert server.state is ServerState.COLD
         trainer.policy.likeliest(4)
         trainer.version += 1
         await engine.sync(Weights(trainer.policy), trainer.version)
@@ -231,27 +231,27 @@ def test_a_server_that_dies_while_the_trainer_learns_gets_no_weights_before_the_
 
 def test_the_trainer_does_not_learn_while_a_server_is_restored(trainer: Trainer) -> None:
     engine = trainer.engine()
-    held: list[bool] = []
+    locked: list[bool] = []
 
     class Watched(Weights):
         def buckets(self, merged: bool = True) -> Iterator[list[tuple[str, Tensor]]]:
-            held.append(engine._weights.locked())
+            locked.append(engine.weights.lock.locked())
             yield from super().buckets(merged)
 
     trainer.wait(engine.sync(Watched(trainer.policy), 2))
     with engine.on_device():
-        trainer.control(engine._own[0], delay=0.03)
-        assert all_written(trainer.ask(engine, 2, lambda: os.kill(pid_of(engine._own[0]), signal.SIGKILL)), 1, 2)
-        assert not engine._weights.locked()
-    assert held == [False, True]
-    assert engine._weights.locked()
+        trainer.control(engine.fleet.owned[0], delay=0.03)
+        assert all_written(trainer.ask(engine, 2, lambda: os.kill(pid_of(engine.fleet.owned[0]), signal.SIGKILL)), 1, 2)
+        assert not engine.weights.lock.locked()
+    assert locked == [False, True]
+    assert engine.weights.lock.locked()
 
 
 def test_a_server_that_dies_between_rollouts_is_back_at_the_next_sync(trainer: Trainer) -> None:
     engine = trainer.engine()
-    [node] = engine._own
-    os.kill(pid_of(node), signal.SIGKILL)
-    wait_until(lambda: node.ended)
+    [server] = engine.fleet.owned
+    os.kill(pid_of(server), signal.SIGKILL)
+    wait_until(lambda: server.ended)
     trainer.sync(engine, 3)
     assert all_written(trainer.ask(engine, 4), 3, trainer.version)
     assert engine.health()["restarts"] == 1
@@ -259,7 +259,7 @@ def test_a_server_that_dies_between_rollouts_is_back_at_the_next_sync(trainer: T
 
 def test_a_server_that_dies_again_and_again_ends_the_run(trainer: Trainer) -> None:
     engine = trainer.engine(ServerRetryPolicy(request_seconds=30.0, start_seconds=20.0, restarts=0))
-    trainer.control(engine._own[0], dies=True)
+    trainer.control(engine.fleet.owned[0], dies=True)
     with pytest.raises(EngineError, match=r"(?s)could not go on: it failed 1 times since .* ended with exit code 7"):
         trainer.ask(engine, 1)
 
@@ -272,28 +272,28 @@ def test_a_server_that_cannot_start_is_named_with_its_log(trainer: Trainer, monk
 
 def test_stale_weights_are_noticed_and_replaced(trainer: Trainer) -> None:
     engine = trainer.engine()
-    [node] = engine._own
-    trainer.control(node, label="another-run-7", weights={"a": [0.0] * 4 + [9.0], "b": [0.0] * 5})
+    [server] = engine.fleet.owned
+    trainer.control(server, label="another-run-7", weights={"a": [0.0] * 4 + [9.0], "b": [0.0] * 5})
     assert all_written(trainer.ask(engine, 1), 1, trainer.version)
     assert (engine.health()["stale"], engine.health()["restarts"]) == (1, 0)
 
 
 def test_a_tensor_that_arrived_wrong_is_named(trainer: Trainer) -> None:
     engine = trainer.engine()
-    trainer.control(engine._own[0], spoils="b")
+    trainer.control(engine.fleet.owned[0], spoils="b")
     with pytest.raises(EngineError, match=r"other log-probs than the trainer: .* lessens the gap for: b \(now "):
         trainer.sync(engine, 2)
-    assert engine._own[0].state is State.UNCHECKED
+    assert engine.fleet.owned[0].state is ServerState.UNCHECKED
     trainer.sync(engine, 2)
     assert all_written(trainer.ask(engine, 2), 2, trainer.version)
 
 
 def test_what_is_no_answer_costs_its_conversation(trainer: Trainer) -> None:
     engine = trainer.engine(ServerRetryPolicy(request_seconds=30.0, retries=1))
-    trainer.control(engine._own[0], babbles=True)
-    with pytest.raises(RolloutError, match=r"no completion after 2 attempts: .* what is no completion \(KeyError"):
+    trainer.control(engine.fleet.owned[0], babbles=True)
+    with pytest.raises(RolloutError, match=r"no completion after 2 attempts: .* invalid completion \(KeyError"):
         trainer.ask(engine, 1)
-    trainer.control(engine._own[0], babbles=False)
+    trainer.control(engine.fleet.owned[0], babbles=False)
     assert all_written(trainer.ask(engine, 1), 1, trainer.version)
 
 
@@ -301,15 +301,15 @@ def test_64_conversations_over_4_servers_are_16_each_and_a_dead_one_gets_none(tr
     engine = trainer.engine(servers=4)
 
     def asked() -> list[int]:
-        return [0 if node.ended else trainer.control(node)["asked"] for node in engine._own]
+        return [0 if server.ended else trainer.control(server)["asked"] for server in engine.fleet.owned]
 
     assert all_written(trainer.ask(engine, 64), 1, trainer.version)
     assert asked() == [16] * 4
     assert all_written(trainer.ask(engine, 64), 1, trainer.version)  # each where it was before
     assert asked() == [32] * 4
-    engine._balance._homes.clear()
-    os.kill(pid_of(engine._own[2]), signal.SIGKILL)
-    wait_until(lambda: engine._own[2].ended)
+    engine.fleet.balancer._assignments.clear()
+    os.kill(pid_of(engine.fleet.owned[2]), signal.SIGKILL)
+    wait_until(lambda: engine.fleet.owned[2].ended)
     assert all_written(trainer.ask(engine, 63), 1, trainer.version)
     assert asked() == [53, 53, 0, 53]
     assert engine.health()["restarts"] == 0
@@ -317,9 +317,9 @@ def test_64_conversations_over_4_servers_are_16_each_and_a_dead_one_gets_none(tr
 
 def test_weights_that_arrive_in_mid_request_sample_its_rest(trainer: Trainer) -> None:
     engine = trainer.engine()
-    trainer.control(engine._own[0], delay=0.03)
+    trainer.control(engine.fleet.owned[0], delay=0.03)
 
-    async def both() -> list[Completion]:
+    async def run() -> list[Completion]:
         asked = [asyncio.create_task(engine.generate(request(i, 20))) for i in range(3)]
         await asyncio.sleep(0.15)
         trainer.policy.likeliest(4)
@@ -327,7 +327,7 @@ def test_weights_that_arrive_in_mid_request_sample_its_rest(trainer: Trainer) ->
         await engine.sync(Weights(trainer.policy), trainer.version)
         return list(await asyncio.gather(*asked))
 
-    for answer in trainer.wait(both()):
+    for answer in trainer.wait(run()):
         old = answer.versions.count(1)
         assert 0 < old < 20
         assert answer.versions == [1] * old + [2] * (20 - old)
@@ -335,7 +335,7 @@ def test_weights_that_arrive_in_mid_request_sample_its_rest(trainer: Trainer) ->
 
 
 def test_the_event_loop_goes_on_while_a_sync_blocks(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Collectives, the trainer's forward pass, gathering weights and writing them take 0.1 s each, beside the loop."""
+    """Collectives, the trainer's forward pass, gathering weights and writing them take 0.1 s each, in threads."""
     engine = trainer.engine()
     blocked: list[tuple[str, bool]] = []
 
@@ -348,9 +348,11 @@ def test_the_event_loop_goes_on_while_a_sync_blocks(trainer: Trainer, monkeypatc
         return call
 
     weights = Weights(trainer.policy)
-    monkeypatch.setattr(engine._runtime, "gather_world", slow("gather", engine._runtime.gather_world))
-    monkeypatch.setattr(engine, "_ask", slow("ask", engine._ask))
-    monkeypatch.setattr(engine._push.transport, "prepare", slow("write", engine._push.transport.prepare))
+    monkeypatch.setattr(engine.runtime, "gather_world", slow("gather", engine.runtime.gather_world))
+    monkeypatch.setattr(engine.weights, "_policy_logps", slow("ask", engine.weights._policy_logps))
+    monkeypatch.setattr(
+        engine.weights._push.transport, "prepare", slow("write", engine.weights._push.transport.prepare)
+    )
     monkeypatch.setattr(weights, "tensors", SlowItems(weights.tensors))
 
     async def ticks() -> int:
@@ -368,7 +370,7 @@ def test_the_event_loop_goes_on_while_a_sync_blocks(trainer: Trainer, monkeypatc
 
 
 def test_a_cancelled_sync_ends_after_what_blocks(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A collective that was begun must not overlap with those that come after the sync."""
+    """A collective in progress must not overlap with those after the sync."""
     engine, ended = trainer.engine(), []
 
     def slow(rows: Any) -> Any:
@@ -376,7 +378,7 @@ def test_a_cancelled_sync_ends_after_what_blocks(trainer: Trainer, monkeypatch: 
         ended.append("asked")
         return []
 
-    monkeypatch.setattr(engine, "_ask", slow)
+    monkeypatch.setattr(engine.weights, "_policy_logps", slow)
 
     async def cancelled() -> None:
         syncing = asyncio.create_task(engine.sync(Weights(trainer.policy), 2))
@@ -391,8 +393,8 @@ def test_a_cancelled_sync_ends_after_what_blocks(trainer: Trainer, monkeypatch: 
 
 def test_nothing_is_left_of_a_run(trainer: Trainer) -> None:
     engine = trainer.engine(servers=2)
-    processes = [node.process for node in engine._own if node.process is not None]
-    pids = [pid_of(node) for node in engine._own]
+    processes = [server.process for server in engine.fleet.owned if server.process is not None]
+    pids = [pid_of(server) for server in engine.fleet.owned]
     folders = [process.log.parent for process in processes]
     engine.close()
     assert not any(folder.exists() for folder in folders)

@@ -1,4 +1,4 @@
-"""Calls of a server: JSON over HTTP, every call with a deadline, errors with the server's own text."""
+"""HTTP calls to a server: JSON, every call with a deadline, errors with the server's own text."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from rlkit.concurrency.retry import ServiceError
 if TYPE_CHECKING:
     import aiohttp
 
-SHOWN = 2000
-"""Characters of a server's answer that an error repeats."""
+MAX_QUOTED = 2000
+"""Characters of a server's response that an error message quotes."""
 
 IDLE_SECONDS = 2.0
-"""A connection idle for longer is not used again: servers close theirs (uvicorn after 5 s), maybe at that moment."""
+"""Connections idle for longer are not reused: servers close theirs (uvicorn after 5 s), possibly at that moment."""
 
 
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Ignores any proxy of the environment, as aiohttp does."""
-
+"""Ignores proxies set in the environment, as aiohttp does."""
 
 UNREADABLE = (AttributeError, IndexError, KeyError, TypeError, ValueError)
-"""What reading an answer raises that is not of the form that it should have."""
+"""Errors that reading a malformed response raises."""
 
 
 class Fault(ServiceError):
@@ -36,8 +35,8 @@ class Client:
     """Calls one server.
 
     Args:
-        url: Its address.
-        headers: Sent with every call.
+        url: The server's address.
+        headers: Headers of every call.
     """
 
     def __init__(self, url: str, headers: Mapping[str, str] | None = None) -> None:
@@ -47,30 +46,31 @@ class Client:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def get(self, path: str, deadline: float) -> Any:
-        """Return the answer to a GET.
+        """Return the response to a GET.
 
         Raises:
-            Fault: There was none in time, or one with an error.
+            Fault: No response came in time, or it was an error.
         """
         return await self._call("GET", path, None, deadline)
 
     async def post(self, path: str, body: Any, deadline: float) -> Any:
-        """Return the answer to a POST of a JSON body.
+        """Return the response to a POST of a JSON body.
 
         Raises:
-            Fault: There was none in time, or one with an error.
+            Fault: No response came in time, or it was an error.
         """
         return await self._call("POST", path, body, deadline)
 
     def post_now(self, path: str, body: Any, deadline: float) -> None:
-        """Post from outside of an event loop.
+        """Post a JSON body from outside of an event loop.
 
         Raises:
-            Fault: There was no answer in time, or one with an error.
+            Fault: No response came in time, or it was an error.
         """
-        data, kind = json.dumps(body).encode(), {"Content-Type": "application/json", **self._headers}
+        headers = {"Content-Type": "application/json", **self._headers}
+        request = urllib.request.Request(self.url + path, json.dumps(body).encode(), headers)
         try:
-            with _DIRECT.open(urllib.request.Request(self.url + path, data, kind), timeout=deadline):
+            with _DIRECT.open(request, timeout=deadline):
                 pass
         except OSError as error:
             raise Fault(f"POST {self.url}{path} failed with {type(error).__name__}: {error}") from error
@@ -78,21 +78,22 @@ class Client:
     async def _call(self, method: str, path: str, body: Any, deadline: float) -> Any:
         import aiohttp
 
-        where = f"{method} {self.url}{path}"
-        limit = aiohttp.ClientTimeout(total=deadline)
+        call = f"{method} {self.url}{path}"
+        timeout = aiohttp.ClientTimeout(total=deadline)
         try:
-            async with self._open().request(method, self.url + path, json=body, timeout=limit) as answer:
-                text = await answer.text()
-                if answer.status != 200:
-                    raise Fault(f"{where} answered {answer.status}: {text[:SHOWN]}", answer.status)
-                found = await answer.json() if answer.content_type == "application/json" and text else text
+            async with self._open().request(method, self.url + path, json=body, timeout=timeout) as response:
+                text = await response.text()
+                if response.status != 200:
+                    raise Fault(f"{call} answered {response.status}: {text[:MAX_QUOTED]}", response.status)
+                is_json = response.content_type == "application/json" and text
+                content = await response.json() if is_json else text
         except TimeoutError as error:
-            raise Fault(f"{where} did not answer within {deadline:g} s") from error
+            raise Fault(f"{call} did not answer within {deadline:g} s") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise Fault(f"{where} failed with {type(error).__name__}: {error}") from error
-        if isinstance(found, dict) and found.get("success") is False:
-            raise Fault(f"{where} answered: {str(found.get('message', found))[:SHOWN]}", 200)
-        return found
+            raise Fault(f"{call} failed with {type(error).__name__}: {error}") from error
+        if isinstance(content, dict) and content.get("success") is False:
+            raise Fault(f"{call} answered: {str(content.get('message', content))[:MAX_QUOTED]}", 200)
+        return content
 
     def _open(self) -> aiohttp.ClientSession:
         import aiohttp
@@ -106,17 +107,20 @@ class Client:
         return self._session
 
     async def finish(self) -> None:
-        """Close the connections, from the event loop that they were opened on."""
-        session, self._session = self._session, None
+        """Close the connections, on the event loop that they were opened on."""
+        session = self._session
+        self._session = None
         if session is not None:
             await session.close()
 
     def close(self) -> None:
-        """Drop the connections, from anywhere."""
-        session, loop, self._session = self._session, self._loop, None
+        """Drop the connections, from any thread."""
+        session = self._session
+        loop = self._loop
+        self._session = None
         if session is None or loop is None or loop.is_closed():
             return
-        if loop.is_running():  # here, or in another thread
+        if loop.is_running():  # in this thread or another
             self._closing = asyncio.run_coroutine_threadsafe(session.close(), loop)
         else:
             loop.run_until_complete(session.close())

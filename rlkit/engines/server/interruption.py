@@ -1,4 +1,4 @@
-"""Requests that end before their answers are whole."""
+"""Interrupting requests in flight."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from rlkit.engines.server.http import Fault
-from rlkit.engines.server.node import Node
+from rlkit.engines.server.server import InferenceServer
 
 T = TypeVar("T")
 
 ABORT_SECONDS = 10.0
-"""For a server's answer to an abort."""
+"""Time limit of a server's response to an abort."""
 
-AGAIN_SECONDS = 0.05
-"""Between two aborts: a request may have been on its way to the server at the first."""
+REPEAT_SECONDS = 0.05
+"""Pause between two aborts: the first may overtake a request on its way to the server."""
 
 
 class Interruption:
-    """Requests in flight: those that a server has are aborted there, all others are cancelled."""
+    """Interrupts requests: aborts those that a server has, and cancels those that still wait."""
 
     def __init__(self) -> None:
         self._in_server: dict[asyncio.Task[Any], bool] = {}
         self._ending: asyncio.Task[None] | None = None
 
     async def watch(self, work: Coroutine[object, None, T]) -> T | None:
-        """Return what a request's work returns; None where it was interrupted while no server had it."""
+        """Return the result of a request; None if it was interrupted before a server had it."""
         task, caller = asyncio.create_task(work), asyncio.current_task()
         self._in_server[task] = False
         try:
@@ -41,7 +41,7 @@ class Interruption:
 
     @contextmanager
     def in_server(self) -> Iterator[None]:
-        """Note that a server has the request of the current task."""
+        """Mark the current task's request as being in a server."""
         task = asyncio.current_task()
         assert task is not None
         self._in_server[task] = True
@@ -50,16 +50,16 @@ class Interruption:
         finally:
             self._in_server[task] = False
 
-    def begin(self, nodes: Sequence[Node]) -> None:
-        """Interrupt all requests that these servers have, or none."""
-        self._ending = asyncio.create_task(self._end(set(self._in_server), nodes))
+    def interrupt(self, servers: Sequence[InferenceServer]) -> None:
+        """Interrupt all requests, whether one of these servers has them or none."""
+        self._ending = asyncio.create_task(self._end(set(self._in_server), servers))
 
-    async def _end(self, tasks: set[asyncio.Task[Any]], nodes: Sequence[Node]) -> None:
-        while left := tasks & self._in_server.keys():
-            for task in left:
+    async def _end(self, tasks: set[asyncio.Task[Any]], servers: Sequence[InferenceServer]) -> None:
+        while unfinished := tasks & self._in_server.keys():
+            for task in unfinished:
                 if not self._in_server[task]:
                     task.cancel()
-            for node in nodes:
-                with suppress(Fault):  # its requests fail as well, and are cancelled then
-                    await node.api.abort(ABORT_SECONDS)
-            await asyncio.sleep(AGAIN_SECONDS)
+            for server in servers:
+                with suppress(Fault):  # its requests fail too, and are then cancelled
+                    await server.api.abort(ABORT_SECONDS)
+            await asyncio.sleep(REPEAT_SECONDS)

@@ -1,4 +1,4 @@
-"""A server that rlkit starts: its process, its environment, its log."""
+"""The process of a server that rlkit starts, with its environment and its log."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ SUPERVISOR = Path(supervisor.__file__)
 TAIL_LINES = 25
 PORTS = range(20000, 30000)
 
-OF_TRAINERS = re.compile(
+TRAINER_VARIABLES = re.compile(
     "(LOCAL_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|NODE_RANK|(GROUP|ROLE)_.*|TORCHELASTIC_.*|TORCH_NCCL_.*|PYTORCH_.*ALLOC_CONF"
 )
-"""Environment variables of the trainer's process group, launcher, watchdog and allocator; a server has its own of each.
+"""Environment variables of the trainer's process group, launcher, watchdog and allocator, which servers do not inherit.
 
-Under torchrun's `TORCHELASTIC_USE_AGENT_STORE` its store would wait for one that does not exist.
+With torchrun's `TORCHELASTIC_USE_AGENT_STORE`, a server would wait for a store that does not exist.
 """
 
-HERE = "127.0.0.1,localhost"
+LOCAL_HOSTS = "127.0.0.1,localhost"
 
 
 def free_port() -> int:
-    """Return a port of 127.0.0.1 that is free.
+    """Return a free port of 127.0.0.1.
 
-    It is below those that the kernel assigns, one of which a server's own sockets may take before it listens.
+    It is below the ports that the kernel assigns: a server's own sockets may take one of those before it listens.
     """
     for port in random.sample(PORTS, len(PORTS)):
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -48,7 +48,7 @@ def free_port() -> int:
 
 
 def write_model(folder: Path, policy: Any, stop_ids: frozenset[int]) -> None:
-    """Write what a server needs to build the model; its weights come from the trainer."""
+    """Write the configuration that a server builds the model from; the trainer sends the weights."""
     folder.mkdir(parents=True, exist_ok=True)
     config = copy.deepcopy(policy.config)
     config.architectures = config.architectures or [type(policy).__name__]
@@ -59,20 +59,20 @@ def write_model(folder: Path, policy: Any, stop_ids: frozenset[int]) -> None:
 
 
 def server_environment() -> dict[str, str]:
-    """Return the trainer's environment, but for what is the trainer's own."""
-    found = {name: value for name, value in os.environ.items() if not OF_TRAINERS.fullmatch(name)}
+    """Return this process's environment without the variables of a trainer."""
+    environment = {name: value for name, value in os.environ.items() if not TRAINER_VARIABLES.fullmatch(name)}
     for name in ("no_proxy", "NO_PROXY"):
-        found[name] = ",".join(filter(None, (found.get(name), HERE)))
-    return found
+        environment[name] = ",".join(filter(None, (environment.get(name), LOCAL_HOSTS)))
+    return environment
 
 
 class ServerProcess:
-    """A server under its supervisor, on a port of this machine only.
+    """A server under its supervisor, which listens on this machine only.
 
     Args:
-        product: What it is called in the name of its folder.
-        command: Returns its command line, given its folder, which it may fill, and its port.
-        environment: Its environment variables.
+        product: The product's name, part of the folder's name.
+        command: Returns the command line for a folder, which it may write to, and a port.
+        environment: Environment variables of the process.
     """
 
     def __init__(
@@ -84,13 +84,13 @@ class ServerProcess:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.environment = environment
-        self._words = command(self._folder, port)
+        self._command = command(self._folder, port)
 
     def start(self) -> None:
-        """Start it, or start it again; some time later it answers at `url`."""
+        """Start or restart the server; after a while it responds at `url`."""
         self.kill()
         self._supervisor = subprocess.Popen(
-            (sys.executable, "-S", "-E", str(SUPERVISOR), str(self.log), *self._words),
+            (sys.executable, "-S", "-E", str(SUPERVISOR), str(self.log), *self._command),
             stdin=subprocess.PIPE,
             env=self.environment,
             start_new_session=True,
@@ -98,17 +98,19 @@ class ServerProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether the server runs."""
+        """Whether the server is running."""
         return self._supervisor is not None and self._supervisor.poll() is None
 
     def tail(self) -> str:
-        """Return the end of its log, and the last exceptions that stand before it."""
-        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines() if os.path.exists(self.log) else []
+        """Return the end of the log, after the last exceptions that were logged before it."""
+        if not os.path.exists(self.log):
+            return ""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
         raised = [line for line in lines[-1000:-TAIL_LINES] if re.match(r"[\w.]*(Error|Exception)\b", line)]
         return "\n".join([*raised[-3:], *lines[-TAIL_LINES:]])
 
     def kill(self) -> None:
-        """End it at once, with all its children."""
+        """Kill the server and all its children."""
         if self._supervisor is not None:
             assert self._supervisor.stdin is not None
             self._supervisor.stdin.close()
@@ -120,6 +122,6 @@ class ServerProcess:
         self._supervisor = None
 
     def close(self) -> None:
-        """End it and remove its folder."""
+        """Kill the server and remove its folder."""
         self.kill()
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,21 +1,30 @@
-"""Pushing weights to several servers at once, checking that they have them, and finding what went wrong."""
+"""Pushing weights to several servers at once, checking that they arrived, and finding the tensors that did not."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from rlkit.engines.server.api import Answer
+from rlkit.engines.server.api import ServerOutput
 from rlkit.engines.server.http import UNREADABLE, Fault
-from rlkit.engines.server.node import Node
-from rlkit.engines.server.states import DEADLINES, State, Step
-from rlkit.engines.server.threads import beside_loop
+from rlkit.engines.server.server import InferenceServer
+from rlkit.engines.server.states import DEADLINES, ServerState, UpdateStep
+from rlkit.engines.server.threads import off_loop
 from rlkit.engines.server.transports import Adapter, Bucket, Transport
-from rlkit.engines.server.weight_check import CANARY_TOKENS, Ask, Expected, Gap, Tolerance, gap_between
+from rlkit.engines.server.update import finish, load, perform, prepare
+from rlkit.engines.server.weight_check import (
+    CANARY_TOKENS,
+    ExpectedLogps,
+    LogpGap,
+    PolicyLogps,
+    Tolerance,
+    gap_between,
+)
 from rlkit.errors import EngineError
 
 if TYPE_CHECKING:
@@ -23,32 +32,34 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-SUSPECTS = 256
-"""Tensors are sent again in at most so many portions."""
+MAX_PORTIONS = 256
+"""Tensors are resent in at most this many portions."""
 
-NAMED = 5
-MENDS = 0.05
-"""A tensor is to blame if sending it again takes this share off the gap."""
+MAX_SUSPECTS = 5
+"""Suspects that an error names."""
+
+SUSPECT_SHARE = 0.05
+"""A tensor is suspect if resending it reduces the gap by this share."""
 
 
 class Mismatch(EngineError):
-    """A server has weights, but other log-probs than the trainer."""
+    """A server has taken the weights, but has other log-probs than the trainer."""
 
 
-Failures = dict[Node, EngineError]
+Failures = dict[InferenceServer, EngineError]
 
 
 @dataclass
 class Push:
-    """A way to push the trainer's weights to servers.
+    """Pushes the trainer's weights to servers.
 
     Args:
-        transport: How tensors travel.
-        dtype: The engine's type; tensors are rounded to it before they travel.
-        tolerance: How far log-probs may be apart.
-        adapter_only: Adapters travel by themselves, and servers apply them.
-        broadcast_tp: Returns what the first rank of this rank's tensor-parallel group has.
-        device: The trainer's.
+        transport: Sends tensors.
+        dtype: The engine's dtype; tensors are rounded to it before they are sent.
+        tolerance: The accepted difference of log-probs.
+        adapter_only: Whether adapters are sent by themselves, and servers apply them.
+        broadcast_tp: Returns the value of the first rank of this rank's tensor-parallel group.
+        device: The trainer's device.
     """
 
     transport: Transport[object]
@@ -57,66 +68,77 @@ class Push:
     adapter_only: bool = False
     broadcast_tp: Callable[[list[list[int]]], list[list[int]]] = lambda rows: rows
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    gap: Gap = field(default_factory=lambda: Gap(0.0, 0.0))
+    gap: LogpGap = field(default_factory=lambda: LogpGap(0.0, 0.0))
+    """The gap of the last check."""
 
     async def push(
-        self, stream: WeightStream, nodes: Sequence[Node], label: str, expected: Expected | None, base: bool = True
+        self,
+        stream: WeightStream,
+        servers: Sequence[InferenceServer],
+        label: str,
+        expected: ExpectedLogps | None,
+        base: bool = True,
     ) -> Failures:
-        """Push all weights to the servers, or the adapters but not the `base`, and check them.
+        """Push all weights to the servers, or the adapters without the `base`, and check them.
 
-        A failure of one server is none of the others. The stream is read to its end whatever happens to them, since
-        other ranks may read it with this one.
+        Servers fail independently. The stream is read to its end even if all servers fail, since other ranks may read
+        it together with this one.
         """
         try:
-            return await self._push(stream, nodes, label, expected, base)
+            return await self._push(stream, servers, label, expected, base)
         except BaseException as error:  # cancelled halfway, or the stream itself failed
-            for node in nodes:
-                node.broken("finish the update", error)
+            for server in servers:
+                server.mark_broken("finish the update", error)
             raise
         finally:
             self.transport.end()
 
     async def _push(
-        self, stream: WeightStream, nodes: Sequence[Node], label: str, expected: Expected | None, base: bool
+        self,
+        stream: WeightStream,
+        servers: Sequence[InferenceServer],
+        label: str,
+        expected: ExpectedLogps | None,
+        base: bool,
     ) -> Failures:
         failed: Failures = {}
 
-        async def each(step: Callable[[Node], Coroutine[object, None, None]]) -> None:
-            await _each([n for n in nodes if n not in failed], step, failed)
+        async def on_all(step: Callable[[InferenceServer], Coroutine[object, None, None]]) -> None:
+            await _concurrently([s for s in servers if s not in failed], step, failed)
 
-        await each(lambda node: node.wait_ready())
-        targets = [node.api for node in nodes if node not in failed]
+        await on_all(lambda server: server.wait_ready())
+        targets = [server.api for server in servers if server not in failed]
         if base and targets:
             try:
                 await self.transport.open(targets)
             except (Fault, OSError, RuntimeError, TimeoutError) as error:
-                failed |= {n: n.broken("prepare for new weights", error) for n in nodes if n not in failed}
-        await each(lambda node: node.prepare(self.transport, base))
+                failed |= {s: s.mark_broken("prepare for new weights", error) for s in servers if s not in failed}
+        await on_all(lambda server: prepare(server, self.transport, base))
         buckets = self._buckets(stream) if base else iter(())  # agreed: `base` is the same in every rank's call
-        while (bucket := await self._beside_loop(lambda: next(buckets, None))) is not None:
-            alive = [node for node in nodes if node not in failed]
+        while (bucket := await self._off_loop(lambda: next(buckets, None))) is not None:
+            alive = [server for server in servers if server not in failed]
             if alive:
                 await self._load(bucket, alive, failed)
-        adapter = await self._beside_loop(lambda: self._adapter(stream))
-        await each(lambda node: node.finish(self.transport, label, adapter))
+        adapter = await self._off_loop(lambda: self._adapter(stream))
+        await on_all(lambda server: finish(server, self.transport, label, adapter))
         if expected is not None:
-            await each(lambda node: self.check_weights(node, expected))
+            await on_all(lambda server: self.check_weights(server, expected))
         else:
-            await each(lambda node: node.perform(Step.CHECK, lambda: asyncio.sleep(0)))
+            await on_all(lambda server: perform(server, UpdateStep.CHECK, lambda: asyncio.sleep(0)))
         if failed:
             self.transport.close_group()
         return failed
 
-    async def _load(self, bucket: Bucket, nodes: Sequence[Node], failed: Failures) -> None:
+    async def _load(self, bucket: Bucket, servers: Sequence[InferenceServer], failed: Failures) -> None:
         """Send one bucket to the servers."""
         try:
-            parcel = await self._beside_loop(lambda: self.transport.prepare(bucket))
+            parcel = await self._off_loop(lambda: self.transport.prepare(bucket))
         except (OSError, RuntimeError) as error:
-            failed |= {node: _broken(node, error) for node in nodes}
+            failed |= {server: _bucket_error(server, error) for server in servers}
             return
         sending = asyncio.create_task(self.transport.send(parcel))
-        await _each(nodes, lambda node: node.load(self.transport, parcel), failed)
-        if any(node in failed for node in nodes):
+        await _concurrently(servers, lambda server: load(server, self.transport, parcel), failed)
+        if any(server in failed for server in servers):
             sending.cancel()
         try:
             await sending
@@ -124,10 +146,10 @@ class Push:
             if not sending.cancelled():
                 raise
         except (OSError, RuntimeError, TimeoutError) as error:
-            failed |= {node: _broken(node, error) for node in nodes if node not in failed}
+            failed |= {server: _bucket_error(server, error) for server in servers if server not in failed}
 
-    async def _beside_loop(self, function: Callable[[], T]) -> T:
-        return await beside_loop(self.device, function)
+    async def _off_loop(self, function: Callable[[], T]) -> T:
+        return await off_loop(self.device, function)
 
     def _buckets(self, stream: WeightStream) -> Iterator[Bucket]:
         # agreed: an option of the recipe
@@ -135,139 +157,153 @@ class Push:
             yield [(name, x.to(self.dtype) if x.is_floating_point() else x) for name, x in bucket]
 
     def _adapter(self, stream: WeightStream) -> Adapter | None:
-        found = stream.adapter() if self.adapter_only else None  # agreed: an option of the recipe
-        return None if found is None else (found[0], [(name, x.to(self.dtype)) for name, x in found[1]])
+        adapter = stream.adapter() if self.adapter_only else None  # agreed: an option of the recipe
+        if adapter is None:
+            return None
+        config, tensors = adapter
+        return config, [(name, x.to(self.dtype)) for name, x in tensors]
 
-    async def check_weights(self, node: Node, expected: Expected) -> None:
+    # checks
+
+    async def check_weights(self, server: InferenceServer, expected: ExpectedLogps) -> None:
         """Compare a server's log-probs with the trainer's.
 
         Raises:
             Mismatch: They differ.
         """
-        self.gap = await node.perform(Step.CHECK, lambda: self._probe(node, expected))
+        self.gap = await perform(server, UpdateStep.CHECK, partial(self._measure_gap, server, expected))
         if not self.gap.within(self.tolerance):
-            node.state = State.UNCHECKED
-            raise Mismatch(self._explain(node, self.gap))
+            server.state = ServerState.UNCHECKED
+            raise Mismatch(
+                f"{server.api.product} server {server.url} has taken the weights, but has other log-probs than the "
+                f"trainer: {self.gap.mean:.3g} nats apart on average and {self.gap.max:.3g} at most, expected "
+                f"{self.tolerance.mean:g} and {self.tolerance.max:g} for {self.dtype}."
+            )
 
-    async def try_canary(self, nodes: Sequence[Node], row: Sequence[int], ask: Ask) -> Failures:
-        """Have servers write some tokens greedily, and compare them with what the trainer finds likeliest.
+    async def check_sampling(
+        self, servers: Sequence[InferenceServer], row: Sequence[int], policy_logps: PolicyLogps
+    ) -> Failures:
+        """Let servers continue a row greedily, and compare their tokens with those that the trainer finds most likely.
 
-        Every rank runs the trainer's forward pass once, also where it has no servers; those of a tensor-parallel group
-        on the rows of its first rank, which alone has some.
+        Every rank runs the trainer's forward pass once, even without servers; those of a tensor-parallel group on the
+        rows of its first rank, the only one with servers.
         """
         wrong: Failures = {}
-        written: dict[Node, Answer] = {}
-        for node in nodes:
+        outputs: dict[InferenceServer, ServerOutput] = {}
+        for server in servers:
             try:
-                [written[node]] = await self._probes(node, [row], CANARY_TOKENS)
+                [outputs[server]] = await self._probe(server, [row], CANARY_TOKENS)
             except Fault as fault:
-                wrong[node] = node.error("answer after the first sync", fault)
-        rows = [[*row[:1], *answer.tokens] for answer in written.values()] or [list(row)]
-        logps = await self._beside_loop(lambda: ask(self.broadcast_tp(rows)))
-        for (node, answer), expected in zip(written.items(), logps, strict=False):
-            new = slice(len(row) - 1, None)
-            gap = gap_between([expected[:-1][new]], [Answer(answer.tokens[new], answer.logps[new])], CANARY_TOKENS)
+                wrong[server] = server.error("answer after the first sync", fault)
+        rows = [[*row[:1], *output.tokens] for output in outputs.values()] or [list(row)]
+        logps = await self._off_loop(lambda: policy_logps(self.broadcast_tp(rows)))
+        new = slice(len(row) - 1, None)
+        for (server, output), expected in zip(outputs.items(), logps, strict=False):
+            sampled = ServerOutput(output.tokens[new], output.logps[new])
+            gap = gap_between([expected[:-1][new]], [sampled], CANARY_TOKENS)
             if not gap.within(self.tolerance):
-                node.state = State.UNCHECKED
-                wrong[node] = Mismatch(
-                    f"{node.api.product} server {node.url} writes other tokens than the trainer after the first sync: "
-                    f"{gap.mean:.3g} nats apart on average, {gap.most:.3g} at most."
+                server.state = ServerState.UNCHECKED
+                wrong[server] = Mismatch(
+                    f"{server.api.product} server {server.url} samples other tokens than the trainer after the first "
+                    f"sync: {gap.mean:.3g} nats apart on average, {gap.max:.3g} at most."
                 )
         return wrong
 
-    async def _probe(self, node: Node, expected: Expected) -> Gap:
-        return gap_between(expected.logps, await self._probes(node, expected.rows, 1), 1)
+    async def _measure_gap(self, server: InferenceServer, expected: ExpectedLogps) -> LogpGap:
+        return gap_between(expected.logps, await self._probe(server, expected.rows, 1), 1)
 
-    async def _probes(self, node: Node, rows: Sequence[Sequence[int]], count: int) -> list[Answer]:
-        """Return the log-probs that a server has for rows of tokens and `count` tokens that it adds to each.
+    async def _probe(self, server: InferenceServer, rows: Sequence[Sequence[int]], count: int) -> list[ServerOutput]:
+        """Return a server's log-probs of rows of tokens and of `count` tokens that it adds to each.
 
         Raises:
-            Fault: It returned none, or of other tokens.
+            Fault: The server returned none, or those of other tokens.
         """
         try:
-            answers = await node.api.probe(rows, count, DEADLINES[Step.CHECK])
+            outputs = await server.api.probe(rows, count, DEADLINES[UpdateStep.CHECK])
         except UNREADABLE as error:
             raise Fault(f"its log-probs cannot be read ({type(error).__name__}: {error})") from error
-        lengths = [(len(answer.tokens), len(answer.logps)) for answer in answers]
+        lengths = [(len(output.tokens), len(output.logps)) for output in outputs]
         if lengths != [(len(row) - 1 + count,) * 2 for row in rows]:
             raise Fault(f"it returned {lengths} tokens and log-probs for {len(rows)} rows of tokens")
-        return answers
+        return outputs
 
-    def _explain(self, node: Node, gap: Gap) -> str:
-        limit = self.tolerance
-        return (
-            f"{node.api.product} server {node.url} has taken the weights, but has other log-probs than the trainer: "
-            f"{gap.mean:.3g} nats apart on average and {gap.most:.3g} at most, expected {limit.mean:g} and "
-            f"{limit.most:g} for {self.dtype}."
-        )
+    # diagnosis
 
     async def diagnose(
-        self, stream: WeightStream, wrong: Failures, label: str, expected: Expected | None
+        self, stream: WeightStream, wrong: Failures, label: str, expected: ExpectedLogps | None
     ) -> EngineError | None:
-        """Send tensors again, one by one, to the first server that is wrong; return an error that names those to blame.
+        """Resend tensors one by one to the first server that is wrong; return an error that names the suspects.
 
-        The stream is read to its end on every rank, also where no server is wrong.
+        The stream is read to its end on every rank, even if no server is wrong.
         """
-        node = next(iter(wrong), None)
-        before, stopped = self.gap, ""
-        worst: list[tuple[float, str]] = []
-        for name, part, adapter in self._portions(stream):
-            if node is None or expected is None or stopped:
+        server = next(iter(wrong), None)
+        before = self.gap
+        stopped = ""
+        suspects: list[tuple[float, str]] = []
+        for name, portion, adapter in self._portions(stream):
+            if server is None or expected is None or stopped:
                 continue
             try:
-                gap = await self._again(node, part, adapter, label, expected)
+                gap = await self._resend(server, portion, adapter, label, expected)
             except EngineError as error:
                 stopped = f" The search ended early: {error}"
                 continue
-            if not before.within(self.tolerance) and gap.mean < (1 - MENDS) * before.mean:
-                worst.append((before.mean - gap.mean, f"{name} (now {gap.mean:.3g})"))
+            if not before.within(self.tolerance) and gap.mean < (1 - SUSPECT_SHARE) * before.mean:
+                suspects.append((before.mean - gap.mean, f"{name} (now {gap.mean:.3g})"))
             before = gap
-        if node is None or expected is None:
-            return None if node is None else wrong[node]
-        if worst:
-            named = "; ".join(name for _, name in sorted(worst, reverse=True)[:NAMED])
-            return EngineError(f"{wrong[node]} Sending a tensor again lessens the gap for: {named}.{stopped}")
+        if server is None or expected is None:
+            return None if server is None else wrong[server]
+        if suspects:
+            names = "; ".join(name for _, name in sorted(suspects, reverse=True)[:MAX_SUSPECTS])
+            return EngineError(f"{wrong[server]} Resending a tensor lessens the gap for: {names}.{stopped}")
         return EngineError(
-            f"{wrong[node]} Sending all tensors again changes nothing, so {node.api.product} reads some of them, or "
-            f"computes, otherwise than transformers does for this model; choose rollout.engine: TorchEngine.{stopped}"
+            f"{wrong[server]} Resending all tensors changes nothing, so {server.api.product} reads some of them, or "
+            f"computes, differently from transformers for this model; choose rollout.engine: TorchEngine.{stopped}"
         )
 
     def _portions(self, stream: WeightStream) -> Iterator[tuple[str, Bucket, Adapter | None]]:
-        """Return what can be sent again by itself, with its name: the adapters, then a few tensors at a time."""
-        if adapter := self._adapter(stream):
+        """Yield what can be resent by itself, with its name: the adapters, then a few tensors at a time."""
+        adapter = self._adapter(stream)
+        if adapter is not None:
             yield "the adapters", [], adapter
-        size = max(1, len(stream.specs) // SUSPECTS)
+        size = max(1, len(stream.specs) // MAX_PORTIONS)
         for bucket in self._buckets(stream):
             for start in range(0, len(bucket), size):
-                part = bucket[start : start + size]
-                yield ", ".join(name for name, _ in part), part, None
+                portion = bucket[start : start + size]
+                yield ", ".join(name for name, _ in portion), portion, None
 
-    async def _again(self, node: Node, part: Bucket, adapter: Adapter | None, label: str, expected: Expected) -> Gap:
-        """Send some tensors again, or the adapters; return the gap that is left."""
+    async def _resend(
+        self, server: InferenceServer, portion: Bucket, adapter: Adapter | None, label: str, expected: ExpectedLogps
+    ) -> LogpGap:
+        """Resend some tensors, or the adapters; return the gap that remains."""
         failed: Failures = {}
-        if part:
-            await self.transport.open([node.api])
-        await node.prepare(self.transport, base=bool(part))
-        if part:
-            await self._load(part, [node], failed)
+        if portion:
+            await self.transport.open([server.api])
+        await prepare(server, self.transport, base=bool(portion))
+        if portion:
+            await self._load(portion, [server], failed)
         if failed:
-            raise failed[node]
-        await node.finish(self.transport, label, adapter)
-        gap: Gap = await node.perform(Step.CHECK, lambda: self._probe(node, expected))
-        node.state = State.UNCHECKED
+            raise failed[server]
+        await finish(server, self.transport, label, adapter)
+        gap = await perform(server, UpdateStep.CHECK, partial(self._measure_gap, server, expected))
+        server.state = ServerState.UNCHECKED
         return gap
 
 
-async def _each(nodes: Sequence[Node], step: Callable[[Node], Coroutine[object, None, None]], failed: Failures) -> None:
+async def _concurrently(
+    servers: Sequence[InferenceServer],
+    step: Callable[[InferenceServer], Coroutine[object, None, None]],
+    failed: Failures,
+) -> None:
     """Run a step on all servers concurrently; record those that fail."""
-    results = await asyncio.gather(*(step(node) for node in nodes), return_exceptions=True)
-    for node, result in zip(nodes, results, strict=True):
+    results = await asyncio.gather(*(step(server) for server in servers), return_exceptions=True)
+    for server, result in zip(servers, results, strict=True):
         if isinstance(result, EngineError):
-            failed[node] = result
+            failed[server] = result
         elif result is not None:
-            node.state = State.BROKEN
+            server.state = ServerState.BROKEN
             raise result
 
 
-def _broken(node: Node, error: BaseException) -> EngineError:
-    return node.broken("take a bucket of weights", Fault(f"{type(error).__name__}: {error}"))
+def _bucket_error(server: InferenceServer, error: BaseException) -> EngineError:
+    return server.mark_broken("take a bucket of weights", Fault(f"{type(error).__name__}: {error}"))

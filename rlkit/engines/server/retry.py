@@ -1,4 +1,4 @@
-"""How long servers are waited for."""
+"""How long to wait for servers."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from rlkit.ranges import Repeats, Seconds
 
 @dataclass(frozen=True)
 class ServerRetryPolicy(RetryPolicy):
-    """How long servers are waited for, and how often they may fail.
+    """How long to wait for servers, and how often they may fail.
 
     Args:
         retries: Further attempts of a request, with growing pauses.
-        request_seconds: For one request, all attempts and pauses included, unless it states its own deadline.
-        attempt_seconds: For one attempt; null for as long as the request may take.
-        start_seconds: Until a server that was started answers.
-        hang_seconds: Without an answer to a health check, after which a server that has work counts as dead.
-        restarts: Of each server between two syncs, before the run ends.
+        request_seconds: Time limit of a request with all attempts and pauses, unless it has its own deadline.
+        attempt_seconds: Time limit of one attempt; null for that of the request.
+        start_seconds: Time limit for a started server's first healthy response.
+        hang_seconds: Time without a response to a health check after which a busy server counts as dead.
+        restarts: Restarts of each server between two syncs before the run ends.
     """
 
     start_seconds: Seconds = 600.0

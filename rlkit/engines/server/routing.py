@@ -5,35 +5,37 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
-from rlkit.engines.server.node import Node
+from rlkit.engines.server.server import InferenceServer
 
-SESSIONS = 65536
+MAX_SESSIONS = 65536
 """Conversations whose server is remembered."""
 
 
-class Balance:
-    """Distributes conversations among servers, and keeps each with the server that has its prefix in the cache.
+class LoadBalancer:
+    """Distributes conversations among endpoints; each stays with the one that has its prefix in the cache.
 
     Args:
-        fronts: What requests are sent to, each with the servers behind it: itself, if it is no router.
+        endpoints: Servers or routers that requests are sent to, each with the servers behind it (a server itself).
     """
 
-    def __init__(self, fronts: Mapping[Node, Sequence[Node]]) -> None:
-        self.fronts = fronts
-        self._homes: OrderedDict[str, Node] = OrderedDict()
+    def __init__(self, endpoints: Mapping[InferenceServer, Sequence[InferenceServer]]) -> None:
+        self.endpoints = endpoints
+        self._assignments: OrderedDict[str, InferenceServer] = OrderedDict()
 
-    def choose(self, session: str) -> Node:
-        """Return the conversation's server; a new one's is the one with the fewest requests, a lost one the last."""
-        node = self._homes.pop(session, None) or min(self.fronts, key=lambda n: (self._lost(n), n.assigned))
-        self._homes[session] = node
-        if len(self._homes) > SESSIONS:
-            self._homes.popitem(last=False)
-        return node
+    def choose(self, session: str) -> InferenceServer:
+        """Return the conversation's endpoint; a new conversation gets the least busy one that is not lost."""
+        endpoint = self._assignments.pop(session, None)
+        if endpoint is None:
+            endpoint = min(self.endpoints, key=lambda e: (self._lost(e), e.assigned))
+        self._assignments[session] = endpoint
+        if len(self._assignments) > MAX_SESSIONS:
+            self._assignments.popitem(last=False)
+        return endpoint
 
-    def leave_lost(self, session: str) -> None:
-        """Let a conversation choose another server, if its own is lost."""
-        if session in self._homes and self._lost(self._homes[session]):
-            del self._homes[session]
+    def reassign_if_lost(self, session: str) -> None:
+        """Let a conversation choose another endpoint if its own is lost."""
+        if session in self._assignments and self._lost(self._assignments[session]):
+            del self._assignments[session]
 
-    def _lost(self, front: Node) -> bool:
-        return all(server.lost for server in self.fronts[front])
+    def _lost(self, endpoint: InferenceServer) -> bool:
+        return all(server.lost for server in self.endpoints[endpoint])

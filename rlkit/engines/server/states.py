@@ -1,7 +1,7 @@
-"""The order in which a server takes new weights: a table, and nothing that does I/O.
+"""The order in which a server takes new weights: a table of states, without any I/O.
 
-Seen to go wrong in other trainers: flushing while the KV cache is released, sampling from weights whose memory was
-released and never written again, forgetting to end an update. A step that the table does not allow is refused.
+Other trainers have had these bugs: flushing a KV cache that is released, sampling from weights that were released and
+never written again, not ending an update. A step that the table does not allow is refused.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from enum import StrEnum
 from rlkit.errors import EngineError
 
 
-class State(StrEnum):
-    """The state of a server as the trainer tracks it. In the `bare` ones the KV cache's memory is released."""
+class ServerState(StrEnum):
+    """The state of a server as the trainer tracks it; in the `bare` states the KV cache's memory is released."""
 
-    COLD = "cold"  # it answers, with weights that are not the trainer's
-    READY = "ready"  # it serves the trainer's weights, and they were checked
-    OFFLOADED = "offloaded"  # paused, the memory of weights and KV cache released with their contents
+    COLD = "cold"  # it responds, with weights that are not the trainer's
+    READY = "ready"  # it serves the trainer's weights, and has passed the check
+    OFFLOADED = "offloaded"  # paused; weights and KV cache are released, and their contents lost
     PAUSED_BARE = "paused, bare"
     LOADING_BARE = "loading, bare"
     LOADED_BARE = "loaded, bare"
@@ -31,7 +31,7 @@ class State(StrEnum):
     BROKEN = "broken"  # a step failed: its weights are unknown
 
 
-class Step(StrEnum):
+class UpdateStep(StrEnum):
     """A step of a weight update."""
 
     RELEASE = "release memory"
@@ -49,68 +49,80 @@ class Step(StrEnum):
     RESET = "reset"
 
 
-TABLE: dict[State, dict[Step, State]] = {
-    State.COLD: {Step.PAUSE: State.PAUSED},
-    State.READY: {Step.PAUSE: State.PAUSED},
-    State.OFFLOADED: {Step.RESUME_WEIGHTS: State.PAUSED_BARE},
-    State.PAUSED_BARE: {Step.BEGIN: State.LOADING_BARE},
-    State.LOADING_BARE: {Step.LOAD: State.LOADING_BARE, Step.END: State.LOADED_BARE},
-    State.LOADED_BARE: {Step.RESUME_KV: State.LOADED},
-    State.PAUSED: {Step.BEGIN: State.LOADING, Step.ADAPT: State.ADAPTED, Step.RELEASE: State.OFFLOADED},
-    State.LOADING: {Step.LOAD: State.LOADING, Step.END: State.LOADED},
-    State.LOADED: {Step.ADAPT: State.ADAPTED, Step.FLUSH: State.FLUSHED},
-    State.ADAPTED: {Step.FLUSH: State.FLUSHED},
-    State.FLUSHED: {Step.LABEL: State.LABELLED},
-    State.LABELLED: {Step.CONTINUE: State.UNCHECKED},
-    State.UNCHECKED: {Step.PAUSE: State.PAUSED, Step.CHECK: State.READY},
-    State.BROKEN: {Step.RESET: State.COLD},
+TRANSITIONS: dict[ServerState, dict[UpdateStep, ServerState]] = {
+    ServerState.COLD: {UpdateStep.PAUSE: ServerState.PAUSED},
+    ServerState.READY: {UpdateStep.PAUSE: ServerState.PAUSED},
+    ServerState.OFFLOADED: {UpdateStep.RESUME_WEIGHTS: ServerState.PAUSED_BARE},
+    ServerState.PAUSED_BARE: {UpdateStep.BEGIN: ServerState.LOADING_BARE},
+    ServerState.LOADING_BARE: {UpdateStep.LOAD: ServerState.LOADING_BARE, UpdateStep.END: ServerState.LOADED_BARE},
+    ServerState.LOADED_BARE: {UpdateStep.RESUME_KV: ServerState.LOADED},
+    ServerState.PAUSED: {
+        UpdateStep.BEGIN: ServerState.LOADING,
+        UpdateStep.ADAPT: ServerState.ADAPTED,
+        UpdateStep.RELEASE: ServerState.OFFLOADED,
+    },
+    ServerState.LOADING: {UpdateStep.LOAD: ServerState.LOADING, UpdateStep.END: ServerState.LOADED},
+    ServerState.LOADED: {UpdateStep.ADAPT: ServerState.ADAPTED, UpdateStep.FLUSH: ServerState.FLUSHED},
+    ServerState.ADAPTED: {UpdateStep.FLUSH: ServerState.FLUSHED},
+    ServerState.FLUSHED: {UpdateStep.LABEL: ServerState.LABELLED},
+    ServerState.LABELLED: {UpdateStep.CONTINUE: ServerState.UNCHECKED},
+    ServerState.UNCHECKED: {UpdateStep.PAUSE: ServerState.PAUSED, UpdateStep.CHECK: ServerState.READY},
+    ServerState.BROKEN: {UpdateStep.RESET: ServerState.COLD},
 }
 
-DEADLINES: dict[Step, float] = {
-    Step.RELEASE: 60.0,
-    Step.PAUSE: 60.0,
-    Step.RESUME_WEIGHTS: 60.0,
-    Step.BEGIN: 120.0,
-    Step.LOAD: 600.0,
-    Step.END: 600.0,
-    Step.RESUME_KV: 60.0,
-    Step.ADAPT: 600.0,
-    Step.FLUSH: 60.0,
-    Step.LABEL: 60.0,
-    Step.CONTINUE: 60.0,
-    Step.CHECK: 300.0,
-    Step.RESET: 60.0,
+DEADLINES: dict[UpdateStep, float] = {
+    UpdateStep.RELEASE: 60.0,
+    UpdateStep.PAUSE: 60.0,
+    UpdateStep.RESUME_WEIGHTS: 60.0,
+    UpdateStep.BEGIN: 120.0,
+    UpdateStep.LOAD: 600.0,
+    UpdateStep.END: 600.0,
+    UpdateStep.RESUME_KV: 60.0,
+    UpdateStep.ADAPT: 600.0,
+    UpdateStep.FLUSH: 60.0,
+    UpdateStep.LABEL: 60.0,
+    UpdateStep.CONTINUE: 60.0,
+    UpdateStep.CHECK: 300.0,
+    UpdateStep.RESET: 60.0,
 }
-"""Seconds that a step may take."""
+"""The time limit of each step, in seconds."""
 
-PATH_TO_LOADING = (Step.PAUSE, Step.RESUME_WEIGHTS, Step.BEGIN)
-PATH_FROM_LOADING = (Step.END, Step.RESUME_KV, Step.FLUSH, Step.LABEL, Step.CONTINUE)
-PATH_WITH_ADAPTERS = (Step.END, Step.RESUME_KV, Step.ADAPT, Step.FLUSH, Step.LABEL, Step.CONTINUE)
+PATH_TO_LOADING = (UpdateStep.PAUSE, UpdateStep.RESUME_WEIGHTS, UpdateStep.BEGIN)
+PATH_FROM_LOADING = (UpdateStep.END, UpdateStep.RESUME_KV, UpdateStep.FLUSH, UpdateStep.LABEL, UpdateStep.CONTINUE)
+PATH_WITH_ADAPTERS = (
+    UpdateStep.END,
+    UpdateStep.RESUME_KV,
+    UpdateStep.ADAPT,
+    UpdateStep.FLUSH,
+    UpdateStep.LABEL,
+    UpdateStep.CONTINUE,
+)
 
 
-def after(state: State, step: Step) -> State:
-    """Return the state in which a step leaves a server.
+def state_after(state: ServerState, step: UpdateStep) -> ServerState:
+    """Return the state of a server after a step.
 
     Raises:
-        EngineError: The step may not be made in this state.
+        EngineError: The step is not allowed in this state.
     """
-    allowed = TABLE[state]
+    allowed = TRANSITIONS[state]
     if step not in allowed:
         legal = ", ".join(repr(str(s)) for s in allowed) or "none"
         raise EngineError(f"a server in state {str(state)!r} cannot {step}; legal steps: {legal}")
     return allowed[step]
 
 
-def walk(state: State, path: tuple[Step, ...]) -> Iterator[Step]:
-    """Return the steps of a path that a server in this state needs.
+def needed_steps(state: ServerState, path: tuple[UpdateStep, ...]) -> Iterator[UpdateStep]:
+    """Yield the steps of a path that a server in this state needs.
 
-    Memory that was not released is not resumed, an offloaded server is not paused, and an update that was not begun is
+    Memory that is not released is not resumed, an offloaded server is not paused, and an update that was not begun is
     not ended.
     """
     for step in path:
-        optional = step in {Step.RESUME_WEIGHTS, Step.RESUME_KV}
-        optional |= (step, state) in {(Step.PAUSE, State.OFFLOADED), (Step.END, State.PAUSED)}
-        if optional and step not in TABLE[state]:
+        optional = step in {UpdateStep.RESUME_WEIGHTS, UpdateStep.RESUME_KV}
+        optional |= step is UpdateStep.PAUSE and state is ServerState.OFFLOADED
+        optional |= step is UpdateStep.END and state is ServerState.PAUSED
+        if optional and step not in TRANSITIONS[state]:
             continue
-        state = after(state, step)
+        state = state_after(state, step)
         yield step

@@ -1,8 +1,8 @@
-"""Runs a server and outlives it: `python supervisor.py LOG COMMAND…`, with a pipe to the trainer as its input.
+"""Runs a server and outlives it: `python supervisor.py LOG COMMAND…`, with a pipe from the trainer as standard input.
 
-Some servers kill their parent when they crash; this one stands between them and the trainer. The server has a
-process group of its own, which is killed when the server ends, when the trainer closes the pipe, and when it dies.
-It imports nothing but the standard library, so that it is there at once.
+Some servers kill their parent when they crash; the supervisor is that parent, so that the trainer survives. The server
+runs in its own process group, which is killed when the server ends, the trainer closes the pipe, or the trainer dies.
+The supervisor imports only the standard library, so that it starts immediately.
 """
 
 import contextlib
@@ -17,13 +17,13 @@ PR_SET_PDEATHSIG = 1
 
 
 def _die_with_parent() -> None:
-    """Be killed when the supervisor is, where the kernel can do that."""
+    """Ask the kernel to kill this process when the supervisor dies, if it can (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _kill(server: "subprocess.Popen[bytes]") -> None:
-    """Kill the server and what it started."""
+    """Kill the server's process group."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(server.pid, signal.SIGKILL)
 
@@ -35,9 +35,9 @@ def _wait_for_trainer(server: "subprocess.Popen[bytes]") -> None:
 
 
 def main(log: str, command: list[str]) -> None:
-    """Start the server and wait for its end, which that of the trainer brings about.
+    """Start the server and wait until it ends; the end of the trainer ends it.
 
-    Once this process has ended, the server has, and what memory it held is free.
+    This process ends after the server, whose memory is free by then.
     """
     for number in (signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""Work beside a caller: threads for what blocks, and tasks that go on if the caller is cancelled."""
+"""Threads for blocking calls, and tasks that outlive a cancelled caller."""
 
 from __future__ import annotations
 
@@ -16,23 +16,27 @@ T = TypeVar("T")
 _detached: set[asyncio.Task[Any]] = set()
 
 
-async def detached(work: Coroutine[object, None, T]) -> T:
-    """Wait for work that goes on if the caller is cancelled; what it raises then is not reported."""
+async def run_detached(work: Coroutine[object, None, T]) -> T:
+    """Wait for work that continues if the caller is cancelled; its later errors are then not reported."""
     task = asyncio.create_task(work)
     _detached.add(task)
     task.add_done_callback(_detached.discard)
-    task.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+    task.add_done_callback(lambda ended: None if ended.cancelled() else ended.exception())
     return await asyncio.shield(task)
 
 
 async def in_daemon_thread(device: torch.device, function: Callable[[], T]) -> T:
-    """Run what blocks on a device in a thread that, if it never returns, does not keep the process from ending."""
+    """Run a function that blocks on a device in a daemon thread, which never keeps the process alive."""
     loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
+    future: asyncio.Future[T] = loop.create_future()
 
     def set_result(result: T | None, error: BaseException | None) -> None:
-        if not done.done():
-            done.set_result(result) if error is None else done.set_exception(error)  # type: ignore[arg-type]
+        if future.done():
+            return
+        if error is None:
+            future.set_result(result)  # type: ignore[arg-type]
+        else:
+            future.set_exception(error)
 
     def work() -> None:
         result: T | None = None
@@ -46,17 +50,17 @@ async def in_daemon_thread(device: torch.device, function: Callable[[], T]) -> T
             loop.call_soon_threadsafe(set_result, result, failure)
 
     threading.Thread(target=work, daemon=True).start()
-    return await done
+    return await future
 
 
-async def beside_loop(device: torch.device, function: Callable[[], T]) -> T:
-    """Run what blocks on a device in a thread; a cancelled caller goes on only after it.
+async def off_loop(device: torch.device, function: Callable[[], T]) -> T:
+    """Run a function that blocks on a device in a thread; a cancelled caller resumes only after it.
 
-    So what ranks do together, one call after another, stays in order.
+    This keeps collective calls of all ranks in order.
     """
-    running = asyncio.ensure_future(in_daemon_thread(device, function))
+    task = asyncio.ensure_future(in_daemon_thread(device, function))
     try:
-        return await asyncio.shield(running)
+        return await asyncio.shield(task)
     except asyncio.CancelledError:
-        await asyncio.wait((running,))
+        await asyncio.wait((task,))
         raise

@@ -1,8 +1,7 @@
-"""Ways for weights to reach servers: shared memory on one machine, a process group between machines, files always.
+"""How weights reach servers: shared memory on one machine, a process group between machines, or files anywhere.
 
-A transport is called bucket by bucket, for one server at a time or for all at once: `prepare` once a bucket, then
-`load` for every server. `finish` ends an update, when a server has had all buckets. What a product is called for it
-is in subclasses.
+A transport works bucket by bucket: `prepare` once for each bucket, then `load` for every server. `finish` ends the
+update of a server that has received all buckets. Subclasses add a product's calls.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from torch import Tensor
 from rlkit.distributed.sender_group import SenderGroup
 from rlkit.engines.server.api import ServerApi
 from rlkit.engines.server.process import free_port, write_model
-from rlkit.engines.server.states import DEADLINES, Step
+from rlkit.engines.server.states import DEADLINES, UpdateStep
 from rlkit.engines.server.threads import in_daemon_thread
 from rlkit.errors import EngineError
 from rlkit.types import JsonObject
@@ -37,48 +36,49 @@ from rlkit.types import JsonObject
 SHARED_MEMORY = Path("/dev/shm")
 
 Parcel = TypeVar("Parcel")
-"""What `prepare` makes of a bucket."""
+"""A bucket as `prepare` returns it."""
 
 Bucket = list[tuple[str, Tensor]]
 
 Adapter = tuple[JsonObject, Bucket]
-"""Adapters: their configuration and their tensors, in the form in which peft saves them."""
+"""Adapters: their configuration and their tensors, named as peft saves them."""
 
 
 class Transport(ABC, Generic[Parcel]):
-    """Brings buckets of tensors to servers. One that `brackets` is called between an update's begin and its end."""
+    """Sends buckets of tensors to servers."""
 
     brackets = True
+    """Whether servers receive tensors between the steps that begin and end an update."""
 
     async def open(self, targets: Sequence[ServerApi]) -> None:
-        """Prepare for an update of these servers."""
+        """Prepare to update these servers."""
 
     @abstractmethod
     def prepare(self, bucket: Bucket) -> Parcel:
         """Prepare a bucket for `load`, once for all servers."""
 
     async def send(self, parcel: Parcel) -> None:
-        """Do, beside all servers' `load`, what is done once for all of them."""
+        """Do the part of sending that all servers share, concurrently with each server's `load`."""
 
     @abstractmethod
     async def load(self, api: ServerApi, parcel: Parcel) -> None:
         """Send a prepared bucket to a server."""
 
     async def finish(self, api: ServerApi) -> None:
-        """Finish after a server has received all buckets."""
+        """End the update of a server that has received all buckets."""
 
     async def adapt(self, api: ServerApi, adapter: Adapter) -> None:
-        """Send a server adapters under the name `api.adapter`, in place of those that had it."""
+        """Send adapters to a server, in place of those named `api.adapter`."""
         raise NotImplementedError
 
     def end(self) -> None:
-        """Free what only the update that is over needed."""
+        """Free what only the finished update needed."""
 
     def close_group(self) -> None:
-        """Leave the servers' process group, where there is one: some of its members are no more."""
+        """Leave the servers' process group, if there is one: some of its members may be dead."""
 
     def close(self) -> None:
-        """Free what is held for updates."""
+        """Free everything held for updates."""
 
 
 def save(bucket: Bucket, file: Path) -> None:
@@ -97,7 +97,7 @@ def save(bucket: Bucket, file: Path) -> None:
 
 
 class FileTransport(Transport[Path]):
-    """Writes each bucket to a safetensors file that servers map: in shared memory, or on disk where that is full."""
+    """Writes each bucket to a safetensors file that servers map: in shared memory, or on disk if that is full."""
 
     def __init__(self) -> None:
         self._file: Path | None = None
@@ -106,8 +106,8 @@ class FileTransport(Transport[Path]):
         self.end()
         size = sum(tensor.numel() * tensor.element_size() for _, tensor in bucket)
         fits = os.path.isdir(SHARED_MEMORY) and shutil.disk_usage(SHARED_MEMORY).free > 1.1 * size
-        number, name = tempfile.mkstemp(".safetensors", "rlkit-weights-", SHARED_MEMORY if fits else None)
-        os.close(number)
+        descriptor, name = tempfile.mkstemp(".safetensors", "rlkit-weights-", SHARED_MEMORY if fits else None)
+        os.close(descriptor)
         self._file = Path(name)
         save(bucket, self._file)
         return self._file
@@ -122,13 +122,13 @@ class FileTransport(Transport[Path]):
 
 
 class TensorTransport(Transport[Bucket]):
-    """Shared memory on a CPU and CUDA IPC on a GPU: only handles travel over HTTP.
+    """Shares memory on a CPU and uses CUDA IPC on a GPU: only handles travel over HTTP.
 
-    The tensors of a bucket are copied into one flat buffer of each type, which lives until all servers have answered.
-    Each process of a server opens handles of its own: every opening counts one off what the sender has lent.
+    The tensors of a bucket are copied into one flat buffer per dtype, which lives until all servers have responded.
+    Each process of a server opens its own handles, since opening a handle decrements the sender's reference count.
 
     Args:
-        device: The trainer's.
+        device: The trainer's device.
 
     Raises:
         EngineError: The trainer's allocator makes memory that other processes cannot open by CUDA IPC.
@@ -152,18 +152,18 @@ class TensorTransport(Transport[Bucket]):
 
 
 def flatten(bucket: Bucket) -> Bucket:
-    """Return the same tensors as views of one new buffer of each type, so that they share one memory handle."""
-    found: dict[str, Tensor] = {}
+    """Return the same tensors as views of one new buffer per dtype, so that they share one memory handle."""
+    views: dict[str, Tensor] = {}
     for dtype in {tensor.dtype for _, tensor in bucket}:
         named = [(name, tensor) for name, tensor in bucket if tensor.dtype == dtype]
         flat = torch.cat([tensor.reshape(-1) for _, tensor in named])
         parts = torch.split(flat, [tensor.numel() for _, tensor in named])
-        found |= {name: part.view(tensor.shape) for (name, tensor), part in zip(named, parts, strict=True)}
-    return [(name, found[name]) for name, _ in bucket]
+        views |= {name: part.view(tensor.shape) for (name, tensor), part in zip(named, parts, strict=True)}
+    return [(name, views[name]) for name, _ in bucket]
 
 
 def serialize(bucket: Bucket | dict[str, Tensor]) -> str:
-    """Return handles to tensors' memory as text, to be opened once by each process of a server."""
+    """Return handles to the tensors' memory as text; one process of a server can open it, once."""
     with _shared_by_name():
         buffer = io.BytesIO()
         ForkingPickler(buffer).dump(bucket)
@@ -172,7 +172,7 @@ def serialize(bucket: Bucket | dict[str, Tensor]) -> str:
 
 @contextmanager
 def _shared_by_name() -> Iterator[None]:
-    """Share memory by name: a file descriptor cannot be sent to a process that is no child of this one."""
+    """Share memory by name: file descriptors can be sent to child processes only."""
     strategy = torch.multiprocessing.get_sharing_strategy()  # type: ignore[no-untyped-call]
     torch.multiprocessing.set_sharing_strategy("file_system")  # type: ignore[no-untyped-call]
     try:
@@ -182,11 +182,11 @@ def _shared_by_name() -> Iterator[None]:
 
 
 class DiskTransport(Transport[None]):
-    """Writes a Hugging Face folder that servers read: slow, and always there.
+    """Writes a Hugging Face folder that servers read: slow, but always possible.
 
     Args:
-        policy: Whose configuration goes with the weights.
-        folder: Where to write, on a disk that all servers see; None takes a temporary folder of this machine.
+        policy: The model whose configuration is written with the weights.
+        folder: Parent folder on a disk that all servers see; None for a temporary folder of this machine.
     """
 
     brackets = False
@@ -211,7 +211,7 @@ class DiskTransport(Transport[None]):
         pass
 
     def write_adapter(self, adapter: Adapter) -> str:
-        """Write adapters as peft does; return their folder."""
+        """Write adapters as peft does, and return their folder."""
         config, tensors = adapter
         folder = self.folder / "adapter"
         folder.mkdir(exist_ok=True)
@@ -224,7 +224,7 @@ class DiskTransport(Transport[None]):
 
 
 class Joining(NamedTuple):
-    """How a server joins the process group: the address of its store, and its own first rank of `world`."""
+    """How a server joins the process group: the address of the store, and the server's first rank of `world`."""
 
     host: str
     port: int
@@ -236,10 +236,10 @@ class Joining(NamedTuple):
 class GroupTransport(Transport[Bucket]):
     """Broadcasts tensors over a process group of the trainer and all servers: nccl for GPUs, gloo for CPUs.
 
-    The group is created again whenever the servers of an update differ from those of the last one, or were restarted.
+    The group is recreated when the servers of an update differ from those of the last one, or were restarted.
 
     Args:
-        device: The trainer's, from which the tensors are sent.
+        device: The trainer's device, from which the tensors are sent.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -247,12 +247,12 @@ class GroupTransport(Transport[Bucket]):
         self.backend = "nccl" if device.type == "cuda" else "gloo"
         self._members: list[str] = []
         self._group: SenderGroup | None = None
-        self._made = 0
+        self._group_count = 0
 
     @property
     def name(self) -> str:
-        """The group's name in the servers."""
-        return f"rlkit-{self._made}"
+        """The group's name on the servers."""
+        return f"rlkit-{self._group_count}"
 
     @abstractmethod
     async def join(self, api: ServerApi, joining: Joining) -> None:
@@ -263,43 +263,45 @@ class GroupTransport(Transport[Bucket]):
         if self._group is not None and members == self._members:
             return
         self.close_group()
-        self._made += 1
-        first = Joining(_reachable(members), free_port(), 1, 1 + sum(api.tensor_parallel for api in targets), self.name)
+        self._group_count += 1
+        host, port, seconds = _own_address(members), free_port(), DEADLINES[UpdateStep.BEGIN]
+        world = 1 + sum(api.tensor_parallel for api in targets)
+        create = partial(SenderGroup, self.backend, (host, port), world, self.name, seconds)
+        trainer = asyncio.create_task(in_daemon_thread(self._device, create))
         servers: list[asyncio.Task[None]] = []
-        address, world, seconds = (first.host, first.port), first.world, DEADLINES[Step.BEGIN]
-        own = partial(SenderGroup, self.backend, address, world, self.name, seconds)
-        trainer = asyncio.create_task(in_daemon_thread(self._device, own))
+        first_rank = 1
         for api in targets:
-            servers.append(asyncio.create_task(self.join(api, first)))
-            first = first._replace(first_rank=first.first_rank + api.tensor_parallel)
-        self._group, *_ = await asyncio.wait_for(asyncio.gather(trainer, *servers), DEADLINES[Step.BEGIN])
+            servers.append(asyncio.create_task(self.join(api, Joining(host, port, first_rank, world, self.name))))
+            first_rank += api.tensor_parallel
+        self._group, *_ = await asyncio.wait_for(asyncio.gather(trainer, *servers), seconds)
         self._members = members
 
     def prepare(self, bucket: Bucket) -> Bucket:
-        return [(name, tensor.to(self._device).contiguous()) for name, tensor in bucket]  # offloaded ones too
+        return [(name, tensor.to(self._device).contiguous()) for name, tensor in bucket]  # they may be offloaded
 
     async def send(self, parcel: Bucket) -> None:
         group = self._group
         assert group is not None
         work = in_daemon_thread(self._device, lambda: group.broadcast(x for _, x in parcel))
-        await asyncio.wait_for(work, DEADLINES[Step.LOAD])
+        await asyncio.wait_for(work, DEADLINES[UpdateStep.LOAD])
 
     def close_group(self) -> None:
         if self._group is not None:
             self._group.close()
-        self._group, self._members = None, []
+        self._group = None
+        self._members = []
 
     def close(self) -> None:
         self.close_group()
 
 
 def is_local(url: str) -> bool:
-    """Whether a server is on this machine, by its address."""
+    """Whether a server's address is on this machine."""
     return "://127.0.0.1" in url or "://localhost" in url
 
 
-def _reachable(urls: Sequence[str]) -> str:
-    """Return the address of this machine by which the servers can reach it."""
+def _own_address(urls: Sequence[str]) -> str:
+    """Return the address by which servers can reach this machine."""
     if all(map(is_local, urls)):
         return "127.0.0.1"
     return socket.gethostbyname(socket.gethostname())

@@ -16,13 +16,13 @@ from annotated_types import Ge, Le
 from rlkit.engines.server.api import ServerApi
 from rlkit.engines.server.engine import ServerEngine
 from rlkit.engines.server.http import Client
-from rlkit.engines.server.node import Node
 from rlkit.engines.server.process import ServerProcess, write_model
 from rlkit.engines.server.retry import ServerRetryPolicy
+from rlkit.engines.server.server import InferenceServer
 from rlkit.engines.server.transports import Transport, is_local
 from rlkit.engines.sglang.api import SGLangApi
-from rlkit.engines.sglang.launch import BESIDE_TRAINER, Launch, adapter_words, command, environment, require_sglang
-from rlkit.engines.sglang.transports import AS_SGLANG, SGLangDisk, SGLangGroup, SGLangTensors
+from rlkit.engines.sglang.launch import BESIDE_TRAINER, Launch, adapter_arguments, command, environment, require_sglang
+from rlkit.engines.sglang.transports import SGLANG_NCCL, SGLangDisk, SGLangGroup, SGLangTensors
 from rlkit.errors import EngineError, RecipeError
 from rlkit.names import OutputPath
 from rlkit.ranges import NUMBER, Count
@@ -41,7 +41,7 @@ class SGLangRollouts(ServerEngine):
 
     Args:
         launch: How servers are started.
-        retry: How long servers are waited for, and how often they may fail.
+        retry: How long to wait for servers, and how often they may fail.
         check_weights: Compare log-probs with the trainer's after every sync.
     """
 
@@ -58,10 +58,10 @@ class SGLangRollouts(ServerEngine):
         self.launch = launch
 
     @abstractmethod
-    def start(self, rank: int) -> list[Node]: ...
+    def start(self, rank: int) -> list[InferenceServer]: ...
 
     def bind(self, runtime: Runtime) -> None:
-        self._trainers = gpus_of_trainers(runtime)
+        self._trainer_gpus = trainer_gpus(runtime)
         super().bind(runtime)
 
     def api(self, client: Client) -> ServerApi:
@@ -76,43 +76,45 @@ class SGLangRollouts(ServerEngine):
         return await super().generate(request)
 
     def process(self, gpu: int | None) -> ServerProcess:
-        """Return a server that is to run on a GPU and its successors, or on the CPU."""
-        policy, dtype, launch = self._runtime.policy, str(self._dtype).removeprefix("torch."), self.launch
+        """Return the process of a server on a GPU and its successors, or on the CPU."""
+        policy = self.runtime.policy
+        dtype = str(self.weight_dtype).removeprefix("torch.")
+        launch = self.launch
         if self._shared(gpu) and launch.memory_fraction is None:
             launch = replace(launch, memory_fraction=BESIDE_TRAINER)
 
-        def words(folder: Path, port: int) -> list[str]:
-            write_model(folder / "model", policy, self._stop_ids)
-            adapters = adapter_words(policy, gpu) if launch.adapter_only else []
+        def command_line(folder: Path, port: int) -> list[str]:
+            write_model(folder / "model", policy, self.runtime.stop_ids)
+            adapters = adapter_arguments(policy, gpu) if launch.adapter_only else []
             return [*command(folder / "model", port, launch, dtype, gpu), *adapters, *launch.args]
 
-        return ServerProcess("sglang", words, environment(gpu, self.retry.hang_seconds))
+        return ServerProcess("sglang", command_line, environment(gpu, self.retry.hang_seconds))
 
     def _shared(self, gpu: int | None) -> set[int]:
-        """Return those GPUs of a server, from its first one on, that the trainer uses too."""
-        return set() if gpu is None else self._trainers.intersection(range(gpu, gpu + self.launch.tensor_parallel))
+        """Return the GPUs that a server, from its first one on, shares with the trainer."""
+        return set() if gpu is None else self._trainer_gpus.intersection(range(gpu, gpu + self.launch.tensor_parallel))
 
 
 class SGLangServer(SGLangRollouts):
     """SGLang servers that all ranks share: running ones at `urls`, or ones that rlkit starts on this machine.
 
-    Requests go to the server with the least to do, and all turns of a conversation to the same one, which has its
-    prefix in the cache. A server that dies, hangs, fails or comes back with old weights is restarted (if it is
-    rlkit's) or waited for, synced again, and what it had not finished is requested again. Every token's
-    version is checked. After every sync servers' log-probs are compared with the trainer's. What
-    is sampled can be repeated where servers run deterministic inference, for which each request brings a seed that
-    its sample names; elsewhere SGLang's random numbers depend on what else is in the batch.
+    Requests go to the least busy server, and all turns of a conversation to the same one, which has its prefix in the
+    cache. A server that dies, hangs, fails or comes back with old weights is restarted (if rlkit started it) or waited
+    for, then synced again, and its unfinished requests are repeated. The version of every token is checked. After every
+    sync, servers' log-probs are compared with the trainer's. Samples are repeatable if servers run deterministic
+    inference, since each request carries its sample's seed; otherwise SGLang's random numbers depend on what else is in
+    the batch.
 
     Args:
-        urls: Running servers; none starts `servers` here.
+        urls: Running servers; if empty, rlkit starts `servers` here.
         router: An SGLang router in front of `urls`: requests go to it, weights to the servers themselves.
-        servers: How many to start.
+        servers: Number of servers to start.
         first_gpu: The index of the first server's first GPU; the next server takes the next `launch.tensor_parallel`.
-        transport: How weights travel: `tensor` (memory of this machine), `group` (a process group, between machines),
-            `disk` (files); `auto` is `tensor` where all servers are on this machine and `group` elsewhere.
-        folder: Where `disk` writes, seen by all servers; null takes a temporary folder of this machine.
+        transport: How weights are sent: `tensor` (memory of this machine), `group` (a process group, between machines),
+            `disk` (files); `auto` is `tensor` if all servers are on this machine, otherwise `group`.
+        folder: Folder that `disk` writes to, visible to all servers; null for a temporary folder of this machine.
         launch: How servers are started.
-        retry: How long servers are waited for, and how often they may fail.
+        retry: How long to wait for servers, and how often they may fail.
         check_weights: Compare log-probs with the trainer's after every sync.
     """
 
@@ -132,11 +134,11 @@ class SGLangServer(SGLangRollouts):
         super().__init__(launch, retry, check_weights)
         self.beside = not launch.release_memory
         if router is not None and not urls:
-            raise RecipeError(f"SGLangServer has router={router!r} and no urls; add those of the servers behind it")
+            raise RecipeError(f"SGLangServer has router={router!r} without urls; add those of the servers behind it")
         if launch.adapter_only and transport == "disk" and not urls:
             raise RecipeError(
-                "launch.adapter_only is true and transport is disk for servers that rlkit starts, which "
-                "take adapters from memory alone; leave transport out"
+                "launch.adapter_only is true and transport is disk, but servers that rlkit starts take adapters from "
+                "memory alone; leave transport out"
             )
         for url in (*urls, *([router] if router else ())):
             if not url.startswith(("http://", "https://")):
@@ -150,57 +152,57 @@ class SGLangServer(SGLangRollouts):
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """Return what SGLang sets for NCCL, where the trainer may be in one group with its servers."""
+        """Return SGLang's settings of NCCL if the trainer may share a process group with servers."""
         local = self.transport == "auto" and all(map(is_local, self.urls))
-        return {} if local or self.transport in ("tensor", "disk") else AS_SGLANG
+        return {} if local or self.transport in ("tensor", "disk") else SGLANG_NCCL
 
-    def start(self, rank: int) -> list[Node]:
+    def start(self, rank: int) -> list[InferenceServer]:
         if rank > 0:
             return []
         if self.urls:
-            return [self.node(url) for url in self.urls]
+            return [self.connect(url) for url in self.urls]
         require_sglang()
-        gpus = self._runtime.device.type == "cuda"
-        firsts = [self.first_gpu + i * self.launch.tensor_parallel if gpus else None for i in range(self.servers)]
-        taken = sorted({gpu for first in firsts for gpu in self._shared(first)})
-        if taken:
+        on_gpus = self.runtime.device.type == "cuda"
+        firsts = [self.first_gpu + i * self.launch.tensor_parallel if on_gpus else None for i in range(self.servers)]
+        shared_gpus = sorted({gpu for first in firsts for gpu in self._shared(first)})
+        if shared_gpus:
             warnings.warn(
-                f"SGLangServer starts its servers on GPUs {taken}, which the trainer uses too; set first_gpu to the "
-                "first one that is free, or choose SGLangEngine, which shares each rank's GPU",
+                f"SGLangServer starts its servers on GPUs {shared_gpus}, which the trainer uses too; set first_gpu to "
+                "the first free one, or choose SGLangEngine, which shares each rank's GPU",
                 stacklevel=2,
             )
-        return [self.started(self.process(first)) for first in firsts]
+        return [self.launch_server(self.process(first)) for first in firsts]
 
-    def fronts(self) -> dict[Node, list[Node]]:
+    def endpoints(self, servers: list[InferenceServer]) -> dict[InferenceServer, list[InferenceServer]]:
         if self.router is None:
-            return super().fronts()
-        return {self.node(self.router, owned=False): self._nodes}
+            return super().endpoints(servers)
+        return {self.connect(self.router, owned=False): servers}
 
     def make_transport(self) -> Transport[Any]:
         if self.transport == "disk":
-            return SGLangDisk(self._runtime.policy, self.folder)
-        here = all(is_local(node.url) for node in self._nodes)
-        if self.transport == "tensor" or (self.transport == "auto" and here):
-            return SGLangTensors(self._runtime.device)
+            return SGLangDisk(self.runtime.policy, self.folder)
+        all_local = all(is_local(server.url) for server in self.fleet.servers)
+        if self.transport == "tensor" or (self.transport == "auto" and all_local):
+            return SGLangTensors(self.runtime.device)
         if self.launch.adapter_only:
             raise EngineError(
-                "launch.adapter_only is true, and adapters cannot travel over a process group; set transport: disk and "
-                "a folder that the servers see, or leave launch.adapter_only out"
+                "launch.adapter_only is true, but adapters cannot be sent over a process group; set transport: disk "
+                "and a folder that the servers see, or leave launch.adapter_only out"
             )
-        return SGLangGroup(self._runtime.device)
+        return SGLangGroup(self.runtime.device)
 
 
 class SGLangEngine(SGLangRollouts):
     """An SGLang engine on each rank's own device, which it shares with the trainer.
 
-    It is a server that rlkit starts and that listens on 127.0.0.1 only, not a `sglang.Engine` in the trainer's
-    process: if SGLang crashes, it kills its parent. Tensors do not pass through HTTP: they travel in shared
-    memory, or by CUDA IPC on a GPU. With `launch.tensor_parallel` above 1, so many neighbouring ranks share one
-    engine over their GPUs. Everything else is as in `SGLangServer`.
+    rlkit starts it as a server that listens on 127.0.0.1 only, not as a `sglang.Engine` in the trainer's process: when
+    SGLang crashes, it kills its parent. Tensors do not pass through HTTP, but through shared memory, or CUDA IPC on a
+    GPU. With `launch.tensor_parallel` above 1, that many neighbouring ranks share one engine over their GPUs. In all
+    else it behaves as `SGLangServer`.
 
     Args:
         launch: How the engine is started.
-        retry: How long it is waited for, and how often it may fail.
+        retry: How long to wait for the engine, and how often it may fail.
         check_weights: Compare log-probs with the trainer's after every sync.
     """
 
@@ -210,31 +212,31 @@ class SGLangEngine(SGLangRollouts):
         super().__init__(launch, retry, check_weights)
 
     def interrupt(self) -> None:
-        self._interruption.begin(self._nodes)
+        self.requests.interrupt()
 
-    def start(self, rank: int) -> list[Node]:
+    def start(self, rank: int) -> list[InferenceServer]:
         require_sglang()
-        device = self._runtime.device
-        if rank % self._span:
+        device = self.runtime.device
+        if rank % self._group_size:
             return []
         if device.type == "cpu" and self.launch.tensor_parallel > 1:
             raise EngineError(f"launch.tensor_parallel is {self.launch.tensor_parallel} on a CPU, expected 1")
-        return [self.started(self.process(device.index or 0 if device.type == "cuda" else None))]
+        return [self.launch_server(self.process(device.index or 0 if device.type == "cuda" else None))]
 
-    def serving(self, urls: Sequence[Sequence[str]], rank: int) -> list[str]:
-        return list(urls[rank - rank % self._span])
+    def sampling_urls(self, urls: Sequence[Sequence[str]], rank: int) -> list[str]:
+        return list(urls[rank - rank % self._group_size])
 
     @property
-    def _span(self) -> int:
-        """Return how many neighbouring ranks share an engine; only the first of a tensor-parallel group samples."""
-        return lcm(self.launch.tensor_parallel, self._runtime.tensor_parallel)
+    def _group_size(self) -> int:
+        """How many neighbouring ranks share an engine; only the first of a tensor-parallel group samples."""
+        return lcm(self.launch.tensor_parallel, self.runtime.tensor_parallel)
 
     def make_transport(self) -> Transport[Any]:
-        return SGLangTensors(self._runtime.device)
+        return SGLangTensors(self.runtime.device)
 
 
-def gpus_of_trainers(runtime: Runtime) -> set[int]:
-    """Return the indices of the GPUs on this machine that some rank trains on; all ranks must call this."""
+def trainer_gpus(runtime: Runtime) -> set[int]:
+    """Return the indices of this machine's GPUs that ranks train on; all ranks must call this."""
     device, host = runtime.device, socket.gethostname()
-    mine = (host, device.index or 0 if device.type == "cuda" else None)
-    return {gpu for where, gpu in runtime.gather_world(mine) if where == host and gpu is not None}
+    here = (host, device.index or 0 if device.type == "cuda" else None)
+    return {gpu for other_host, gpu in runtime.gather_world(here) if other_host == host and gpu is not None}

@@ -1,4 +1,4 @@
-"""How SGLang is started: its releases, its command line, its environment."""
+"""How SGLang is started: its supported releases, its command line, its environment."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
+
+import torch
 
 from rlkit.engines.server.process import server_environment
 from rlkit.errors import EngineError
@@ -17,15 +20,15 @@ from rlkit.names import USER_ONLY
 from rlkit.ranges import Count, ShareBelowOne
 
 FIRST, LAST = (0, 5, 17), (0, 5, 23)
-"""The releases that rlkit's tests drive lie between these."""
+"""The first and last release that rlkit is tested with."""
 
 CPU_TOKENS = "65536"
-"""Tokens of KV cache on a CPU, where SGLang would take most of the memory otherwise."""
+"""Tokens of KV cache on a CPU, where SGLang would otherwise take most of the memory."""
 
 BESIDE_TRAINER = 0.4
 """`memory_fraction` of a server on a GPU that the trainer uses too."""
 
-Kind = Literal["auto", "float32", "bfloat16", "float16"]
+DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True)
@@ -34,18 +37,19 @@ class Launch:
 
     Args:
         tensor_parallel: GPUs of one server, over which it shards the model.
-        dtype: The weights' type in the engine; `auto` is the type in which the trainer computes. In float32 attention
-            is slow on GPUs, since SGLang's kernels take 16 bit.
-        memory_fraction: Share of the GPU memory that is free when a server starts, for weights and KV cache; null takes
-            0.4 on the trainer's GPUs, and leaves it to SGLang elsewhere.
+        dtype: The weights' dtype in the engine; `auto` for the dtype in which the trainer computes. In float32,
+            attention is slow on GPUs, since SGLang's kernels need 16 bits.
+        memory_fraction: Share of the GPU memory, of what is free when a server starts, for weights and KV cache; null
+            for 0.4 on the trainer's GPUs, and for SGLang's choice elsewhere.
         release_memory: Release the memory while the trainer learns, for engines on the trainer's GPUs.
-        adapter_only: With LoRA, push the base to servers once and then the adapters alone, which they apply themselves;
-            they arrive merged otherwise. Running servers need SGLang's `--enable-lora`; requests in flight start over.
-        args: Further arguments of `python -m sglang.launch_server`.
+        adapter_only: With LoRA, push the base to servers once and then the adapters alone, which servers apply;
+            otherwise weights arrive merged. Running servers need SGLang's `--enable-lora`; requests in flight start
+            over.
+        args: Additional arguments of `python -m sglang.launch_server`.
     """
 
     tensor_parallel: Count = 1
-    dtype: Kind = "auto"
+    dtype: DtypeName = "auto"
     memory_fraction: ShareBelowOne | None = None
     release_memory: bool = False
     adapter_only: bool = False
@@ -53,7 +57,7 @@ class Launch:
 
 
 def release(version: str) -> tuple[int, ...]:
-    """Return a release's first three numbers.
+    """Return the first three numbers of a version.
 
     Raises:
         EngineError: The release is not supported.
@@ -62,7 +66,7 @@ def release(version: str) -> tuple[int, ...]:
     if not FIRST <= numbers <= LAST:
         first, last = (".".join(map(str, x)) for x in (FIRST, LAST))
         raise EngineError(
-            f"SGLang is {version}, but rlkit works with {first} to {last}; install rlkit's: "
+            f"SGLang is {version}, but rlkit works with {first} to {last}; install a supported release: "
             "pip install 'rlkit-fabric[sglang]'"
         )
     return numbers
@@ -75,17 +79,28 @@ def require_sglang() -> None:
         EngineError: SGLang is not installed, or its release is not supported.
     """
     try:
-        found = metadata.version("sglang")
+        version = metadata.version("sglang")
     except metadata.PackageNotFoundError:
         raise EngineError(
             "sglang is not installed in this environment; install it: pip install 'rlkit-fabric[sglang]', set the "
             "urls of running servers, or choose rollout.engine: TorchEngine"
         ) from None
-    release(found)
+    release(version)
+
+
+def describe_installation(version: str) -> str:
+    """Return an installed version of SGLang, with what it lacks."""
+    try:
+        release(version)
+    except EngineError as error:
+        return str(error)
+    if torch.cuda.is_available() and find_spec("torch_memory_saver") is None:
+        return f"{version}, without what launch.release_memory needs (pip install torch-memory-saver)"
+    return version
 
 
 def command(model: Path, port: int, launch: Launch, dtype: str, gpu: int | None) -> list[str]:
-    """Return a server's command line without `launch.args`; `gpu` is the index of its first one, None on a CPU."""
+    """Return a server's command line without `launch.args`; `gpu` is the index of its first GPU, None for a CPU."""
     words = [
         sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--load-format", "dummy",
         "--skip-tokenizer-init", "--skip-server-warmup", "--host", "127.0.0.1", "--port", str(port), "--dtype", dtype,
@@ -98,17 +113,17 @@ def command(model: Path, port: int, launch: Launch, dtype: str, gpu: int | None)
         ]  # fmt: skip
     else:
         words += ["--base-gpu-id", str(gpu)]
-        words += ["--attention-backend", "torch_native"] if dtype == "float32" else []  # others take 16 bit only
+        words += ["--attention-backend", "torch_native"] if dtype == "float32" else []  # other backends need 16 bits
         words += ["--enable-memory-saver"] if launch.release_memory else []
     if launch.memory_fraction is not None:
         words += ["--mem-fraction-static", str(launch.memory_fraction)]
     return words
 
 
-def adapter_words(policy: Any, gpu: int | None) -> list[str]:
-    """Return the arguments with which a server makes room for a set of adapters like the policy's, and for none.
+def adapter_arguments(policy: Any, gpu: int | None) -> list[str]:
+    """Return the arguments that make room for a set of adapters like the policy's, and for requests without adapters.
 
-    Its own health probes have none, and would displace a single set.
+    A server's own health checks are such requests, and would displace a single set.
     """
     from rlkit.models.lora import adapted_layers
 
@@ -123,12 +138,12 @@ def environment(gpu: int | None, hang_seconds: float) -> dict[str, str]:
     """Return a server's environment.
 
     Args:
-        gpu: The index of its first GPU; None for a CPU.
-        hang_seconds: How long the server may take for a health probe before it calls itself unhealthy.
+        gpu: The index of the server's first GPU; None for a CPU.
+        hang_seconds: Time after which a health check counts as failed.
     """
-    found = server_environment()
-    found.setdefault("SGLANG_HEALTH_CHECK_TIMEOUT", str(math.ceil(hang_seconds)))
+    variables = server_environment()
+    variables.setdefault("SGLANG_HEALTH_CHECK_TIMEOUT", str(math.ceil(hang_seconds)))
     if gpu is None:
-        found["SGLANG_USE_CPU_ENGINE"] = "1"
-        found.setdefault("OMP_NUM_THREADS", "1")
-    return found
+        variables["SGLANG_USE_CPU_ENGINE"] = "1"
+        variables.setdefault("OMP_NUM_THREADS", "1")
+    return variables

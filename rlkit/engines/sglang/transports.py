@@ -1,4 +1,4 @@
-"""The endpoints by which SGLang servers take weights, for each way in which these travel."""
+"""SGLang's endpoints for weights, one class for each transport."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from rlkit.engines.server.api import ServerApi
 from rlkit.engines.server.http import Fault
-from rlkit.engines.server.states import DEADLINES, Step
+from rlkit.engines.server.states import DEADLINES, UpdateStep
 from rlkit.engines.server.transports import (
     Adapter,
     Bucket,
@@ -18,13 +18,13 @@ from rlkit.engines.server.transports import (
     serialize,
 )
 
-AS_SGLANG = {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
-"""What SGLang sets for its side of a group; NCCL reads it once, when a process makes its first group."""
+SGLANG_NCCL = {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
+"""SGLang's settings of NCCL for process groups; NCCL reads them once, when a process makes its first group."""
 
 
 async def _adapt(api: ServerApi, path: str, body: Mapping[str, object]) -> None:
-    """Load adapters in place of those that have the name; a server refuses to unload where it has none."""
-    deadline = DEADLINES[Step.ADAPT]
+    """Load adapters in place of those with the same name; a server without any refuses to unload them."""
+    deadline = DEADLINES[UpdateStep.ADAPT]
     try:
         await api.client.post("/unload_lora_adapter", {"lora_name": api.adapter}, deadline)
     except Fault as fault:
@@ -39,7 +39,7 @@ class SGLangTensors(TensorTransport):
     async def load(self, api: ServerApi, parcel: Bucket) -> None:
         handles = [serialize(parcel) for _ in range(api.tensor_parallel)]
         body = {"serialized_named_tensors": handles, "flush_cache": False}
-        await api.client.post("/update_weights_from_tensor", body, DEADLINES[Step.LOAD])
+        await api.client.post("/update_weights_from_tensor", body, DEADLINES[UpdateStep.LOAD])
 
     async def adapt(self, api: ServerApi, adapter: Adapter) -> None:
         config, tensors = adapter
@@ -54,7 +54,7 @@ class SGLangDisk(DiskTransport):
 
     async def finish(self, api: ServerApi) -> None:
         body = {"model_path": str(self.folder), "load_format": "auto", "flush_cache": False}
-        await api.client.post("/update_weights_from_disk", body, DEADLINES[Step.END])
+        await api.client.post("/update_weights_from_disk", body, DEADLINES[UpdateStep.END])
 
     async def adapt(self, api: ServerApi, adapter: Adapter) -> None:
         await _adapt(api, "/load_lora_adapter", {"lora_path": self.write_adapter(adapter)})
@@ -68,7 +68,7 @@ class SGLangGroup(GroupTransport):
             "master_address": joining.host, "master_port": joining.port, "rank_offset": joining.first_rank,
             "world_size": joining.world, "group_name": joining.name, "backend": self.backend,
         }  # fmt: skip
-        await api.client.post("/init_weights_update_group", body, DEADLINES[Step.BEGIN])
+        await api.client.post("/init_weights_update_group", body, DEADLINES[UpdateStep.BEGIN])
 
     async def load(self, api: ServerApi, parcel: Bucket) -> None:
         body = {
@@ -78,4 +78,4 @@ class SGLangGroup(GroupTransport):
             "group_name": self.name,
             "flush_cache": False,
         }
-        await api.client.post("/update_weights_from_distributed", body, DEADLINES[Step.LOAD])
+        await api.client.post("/update_weights_from_distributed", body, DEADLINES[UpdateStep.LOAD])

@@ -1,4 +1,4 @@
-"""The requests that TorchEngine samples for at once."""
+"""The requests that TorchEngine samples together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlkit.ops.sampling import Truncation, choose
 from rlkit.types import Completion, Request, StopReason
 
 GROWTH = 64
-"""Tokens by which the memory of a row grows at least."""
+"""The least number of tokens by which the memory of a row grows."""
 
 
 @dataclass(eq=False)
@@ -29,7 +29,7 @@ class Row:
     future: asyncio.Future[Completion]
     key: int
     versions: list[tuple[int, int]] = field(default_factory=list)
-    """How many tokens there were when a version of the weights was used first, and the version."""
+    """For each version of the weights that sampled tokens: the number of tokens before it, and the version."""
     completion: Completion | None = None
     interrupted: bool = False
     failure: EngineError | None = None
@@ -39,7 +39,7 @@ class Row:
         return self.completion is not None
 
     def finish(self, tokens: list[int], logps: list[float]) -> None:
-        """Note what was sampled; it ends where a log-prob is not finite."""
+        """Complete the row with its tokens; one that ends with a log-prob that is not finite has failed."""
         ends = [count for count, _ in self.versions[1:]] + [len(tokens)]
         versions = [v for (start, v), end in zip(self.versions, ends, strict=True) for _ in range(end - start)]
         self.completion = Completion(tokens, logps, versions, self._stop(tokens))
@@ -56,8 +56,8 @@ class Row:
             return StopReason.INTERRUPTED if self.interrupted else StopReason.ERROR
         return StopReason.LENGTH if self.budget == self.request.sampling.max_tokens else StopReason.CONTEXT
 
-    def answer(self) -> None:
-        """Resolve the future with what was sampled, or with why that failed, unless it was cancelled."""
+    def resolve(self) -> None:
+        """Resolve the future with the completion or the failure, unless it was cancelled."""
         assert self.completion is not None
         if self.future.done():
             return
@@ -68,71 +68,70 @@ class Row:
 
 
 @dataclass
-class Group:
-    """Rows that go on from one prompt, and the tokens of a pass over it and over what they have of their own."""
+class PromptGroup:
+    """Rows that continue one prompt, and the number of tokens in a pass over the prompt and the rows' own tokens."""
 
     prompt: tuple[int, ...]
     rows: list[Row]
     tokens: int
 
 
-def by_prompt(rows: Sequence[Row], resumed: bool, most: int) -> list[Group]:
-    """Return rows by their prompts, in the order of their first rows.
+def group_by_prompt(rows: Sequence[Row], resumed: bool, max_tokens: int) -> list[PromptGroup]:
+    """Group rows by their prompts, in the order of each prompt's first row.
 
-    If `resumed`, what a row had sampled before is not part of its prompt. A prompt is there again where its pass would
-    take more than `most` tokens.
+    If `resumed`, tokens that a row sampled before are not part of its prompt. A prompt gets another group if a pass
+    would otherwise take more than `max_tokens`.
     """
-    found: list[Group] = []
-    latest: dict[tuple[int, ...], Group] = {}
+    groups: list[PromptGroup] = []
+    latest: dict[tuple[int, ...], PromptGroup] = {}
     for row in rows:
         own = row.request.resumed if resumed else 0
         prompt = row.request.tokens[: len(row.request.tokens) - own]
         group = latest.get(prompt)
-        if group is None or (own and group.tokens + own > most):
-            group = latest[prompt] = Group(prompt, [], len(prompt))
-            found.append(group)
+        if group is None or (own and group.tokens + own > max_tokens):
+            group = latest[prompt] = PromptGroup(prompt, [], len(prompt))
+            groups.append(group)
         group.rows.append(row)
         group.tokens += own
-    return found
+    return groups
 
 
-class Batch:
-    """Rows, in the order of their logits, and on the device what they sample next and have sampled.
-
-    `positions` [R] i64 are those of the tokens that come next, and `last` [R] i64 the tokens that came last.
-    """
+class DecodeBatch:
+    """Rows in the order of their logits, with their sampling options and sampled tokens on the device."""
 
     def __init__(self, device: torch.device) -> None:
         self.rows: list[Row] = []
         self.cancelled = False
-        """Whether a row's future was cancelled since `sample` last looked."""
+        """Whether a row's future was cancelled since the last call of `sample`."""
         self._device = device
         self._version: int | None = None
-        self._most = 0
+        self._longest = 0
         self._columns: dict[str, Tensor] = {}
-        self._plain = self._whole = True
+        self._temperature_is_1 = True
+        self._untruncated = True
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @property
     def last(self) -> Tensor:
+        """The last token [R] i64 of each row."""
         return self._columns["last"]
 
     @torch.inference_mode()
     def add(self, rows: Sequence[Row]) -> None:
         """Append rows."""
-        most = max((len(r.stop_ids) for r in (*rows, *self.rows)), default=0)
-        of = [row.request.sampling for row in rows]
-        self._plain = self._plain and all(s.temperature == 1 for s in of)
-        self._whole = self._whole and all(s.top_p == 1 and s.top_k == 0 and s.min_p == 0 for s in of)
+        max_stops = max((len(r.stop_ids) for r in (*rows, *self.rows)), default=0)
+        options = [row.request.sampling for row in rows]
+        self._temperature_is_1 &= all(s.temperature == 1 for s in options)
+        self._untruncated &= all(s.top_p == 1 and s.top_k == 0 and s.min_p == 0 for s in options)
         new = {
             "key": [row.key for row in rows],
-            "temperature": [float(s.temperature) for s in of],
-            "top_p": [float(s.top_p) for s in of],
-            "top_k": [s.top_k for s in of],
-            "min_p": [float(s.min_p) for s in of],
-            "stops": [sorted(row.stop_ids) + [-1] * (most - len(row.stop_ids)) for row in rows],
+            "temperature": [float(s.temperature) for s in options],
+            "top_p": [float(s.top_p) for s in options],
+            "top_k": [s.top_k for s in options],
+            "min_p": [float(s.min_p) for s in options],
+            "stops": [sorted(row.stop_ids) + [-1] * (max_stops - len(row.stop_ids)) for row in rows],
             "budget": [row.budget for row in rows],
             "position": [len(row.request.tokens) for row in rows],
             "count": [0 for _ in rows],
@@ -140,29 +139,29 @@ class Batch:
             "alive": [True for _ in rows],
         }
         columns = {name: torch.tensor(values, device=self._device) for name, values in new.items()}
-        columns["stops"] = columns["stops"].view(len(rows), most).long()
+        columns["stops"] = columns["stops"].view(len(rows), max_stops).long()
         columns["tokens"] = torch.zeros(len(rows), 0, dtype=torch.long, device=self._device)
         columns["logps"] = torch.zeros(len(rows), 0, device=self._device)
         for name, column in columns.items():
             old = self._columns.get(name, column[:0])
-            self._columns[name] = torch.cat(_as_wide(old, column, -1 if name == "stops" else 0))
+            self._columns[name] = torch.cat(_equally_wide(old, column, -1 if name == "stops" else 0))
         self.rows += rows
         self._version = None
 
     @torch.inference_mode()
     def sample(self, logits: Tensor, version: int, first: int = 0) -> list[Row]:
         """Sample a token for each row from `first` on; return the rows that ended."""
-        self._note(version)
-        if self._columns["tokens"].shape[1] <= self._most:
+        self._note_version(version)
+        if self._columns["tokens"].shape[1] <= self._longest:
             self._grow()
-        self._most += 1
+        self._longest += 1
         part = {name: column[first:] for name, column in self._columns.items()}
-        temperature = None if self._plain else part["temperature"]
-        truncation = None if self._whole else Truncation(part["top_p"], part["top_k"], part["min_p"])
+        temperature = None if self._temperature_is_1 else part["temperature"]
+        truncation = None if self._untruncated else Truncation(part["top_p"], part["top_k"], part["min_p"])
         tokens, logps = choose(logits, uniform(part["key"], part["position"]), temperature, truncation)
-        at = part["count"][:, None]
-        part["tokens"].scatter_(1, at, tokens[:, None])
-        part["logps"].scatter_(1, at, logps[:, None])
+        index = part["count"][:, None]
+        part["tokens"].scatter_(1, index, tokens[:, None])
+        part["logps"].scatter_(1, index, logps[:, None])
         part["last"].copy_(tokens)
         part["count"] += 1
         part["position"] += 1
@@ -170,8 +169,8 @@ class Batch:
         ended = [first + i for i in (ends & part["alive"]).nonzero().squeeze(-1).tolist()]
         if self.cancelled:
             self.cancelled = False
-            gone = (i for i, row in enumerate(self.rows) if row.future.done() and not row.finished)
-            ended = sorted({*ended, *gone})
+            cancelled = (i for i, row in enumerate(self.rows) if row.future.done() and not row.finished)
+            ended = sorted({*ended, *cancelled})
         if ended:
             self._finish(ended)
         return [self.rows[i] for i in ended]
@@ -179,23 +178,23 @@ class Batch:
     @torch.inference_mode()
     def interrupt(self) -> list[Row]:
         """End all rows as they are; return them."""
-        going = [i for i, row in enumerate(self.rows) if not row.finished]
-        for i in going:
+        unfinished = [i for i, row in enumerate(self.rows) if not row.finished]
+        for i in unfinished:
             self.rows[i].interrupted = True
-        if going:
-            self._finish(going)
-        return [self.rows[i] for i in going]
+        if unfinished:
+            self._finish(unfinished)
+        return [self.rows[i] for i in unfinished]
 
     @torch.inference_mode()
     def keep(self, rows: Sequence[int]) -> None:
-        """Keep these rows, in this order."""
+        """Keep the rows at these indices, in this order."""
         index = torch.tensor(rows, dtype=torch.long, device=self._device)
         self._columns = {name: column[index] for name, column in self._columns.items()}
         self.rows = [self.rows[i] for i in rows]
-        self._most = int(self._columns["count"].max()) if rows else 0
+        self._longest = int(self._columns["count"].max()) if rows else 0
 
-    def _note(self, version: int) -> None:
-        """Note which version of the weights samples the next tokens."""
+    def _note_version(self, version: int) -> None:
+        """Record the version of the weights that samples the next tokens."""
         if version == self._version:
             return
         for row, count in zip(self.rows, self._columns["count"].tolist(), strict=True):
@@ -204,9 +203,9 @@ class Batch:
         self._version = version
 
     def _grow(self) -> None:
-        more = max(GROWTH, self._most // 4)
+        columns = max(GROWTH, self._longest // 4)
         for name in ("tokens", "logps"):
-            self._columns[name] = torch.nn.functional.pad(self._columns[name], (0, more))
+            self._columns[name] = torch.nn.functional.pad(self._columns[name], (0, columns))
 
     def _finish(self, ended: Sequence[int]) -> None:
         index = torch.tensor(ended, device=self._device)
@@ -214,11 +213,11 @@ class Batch:
         counts = self._columns["count"][index].tolist()
         tokens = self._columns["tokens"][index].tolist()
         logps = self._columns["logps"][index].tolist()
-        for i, n, sampled, found in zip(ended, counts, tokens, logps, strict=True):
-            self.rows[i].finish(sampled[:n], found[:n])
+        for i, count, row_tokens, row_logps in zip(ended, counts, tokens, logps, strict=True):
+            self.rows[i].finish(row_tokens[:count], row_logps[:count])
 
 
-def _as_wide(old: Tensor, new: Tensor, fill: int) -> list[Tensor]:
+def _equally_wide(old: Tensor, new: Tensor, fill: int) -> list[Tensor]:
     """Pad two tensors [N,C] to the same number of columns."""
     if old.dim() == 1:
         return [old, new]

@@ -13,19 +13,19 @@ from torch.nn.functional import linear, rms_norm, silu
 from rlkit.models.lora import delta
 from rlkit.ops.layers import inverse_rms
 
-KINDS = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+MODEL_CLASSES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 """Classes whose blocks are RMSNorm, rotary attention, RMSNorm and a gated SiLU."""
 
-
 PACKED_SIZE = 1 << 17
-"""The smallest weight that is packed: a call costs 25 us more than a plain one, measured on an AMD EPYC."""
+"""The smallest weight that is packed: a call takes 25 us longer than a plain one, measured on an AMD EPYC."""
+
 PACKED_ROWS = 128
-"""The number of rows that packed weights are ordered for; other numbers work as well."""
+"""The number of rows that packed weights are optimized for; other numbers work too."""
 
 
 @dataclass(frozen=True)
-class Matrix:
-    """A linear layer, or several of one input: weight [O,I] and bias [O]."""
+class FusedLinear:
+    """A linear layer, or several with the same input: weight [O,I] and bias [O]."""
 
     weight: Tensor
     bias: Tensor | None
@@ -34,81 +34,81 @@ class Matrix:
         """Return the output [N,O] of tokens [N,I]."""
         return linear(x, self.weight, self.bias)
 
-    def plus(self, x: Tensor, total: Tensor) -> Tensor:
-        """Return `self(x) + total`."""
-        return torch.addmm(total if self.bias is None else total + self.bias, x, self.weight.T)
+    def plus(self, x: Tensor, addend: Tensor) -> Tensor:
+        """Return `self(x) + addend`."""
+        return torch.addmm(addend if self.bias is None else addend + self.bias, x, self.weight.T)
 
-    def times(self, x: Tensor, by: Tensor) -> Tensor:
-        """Return `self(x) * by`."""
-        return self(x).mul_(by)
+    def times(self, x: Tensor, factor: Tensor) -> Tensor:
+        """Return `self(x) * factor`."""
+        return self(x).mul_(factor)
 
     def silu(self, x: Tensor) -> Tensor:
         """Return `silu(self(x))`."""
         return silu(self(x), inplace=True)
 
-    def scaled(self, by: Tensor | float) -> Matrix:
-        """Return a layer whose outputs are multiplied by a number, or each by its own [O]."""
-        column = by if isinstance(by, float) else by[:, None]
-        return Matrix(self.weight * column, None if self.bias is None else self.bias * by)
+    def scaled(self, factor: float) -> FusedLinear:
+        """Return a layer whose outputs are multiplied by a factor."""
+        return FusedLinear(self.weight * factor, None if self.bias is None else self.bias * factor)
 
-    def interleaved(self, size: int) -> Matrix:
-        """Reorder the outputs of each head of `size` as `order` does."""
-        places = order(size).to(self.weight.device)
-        weight = self.weight.view(-1, size, self.weight.shape[1])[:, places].flatten(0, 1)
-        return Matrix(weight, None if self.bias is None else self.bias.view(-1, size)[:, places].flatten())
+    def interleaved(self, size: int) -> FusedLinear:
+        """Return a layer with the outputs of each head of `size` in the order of `rotation_order`."""
+        channels = rotation_order(size).to(self.weight.device)
+        weight = self.weight.view(-1, size, self.weight.shape[1])[:, channels].flatten(0, 1)
+        return FusedLinear(weight, None if self.bias is None else self.bias.view(-1, size)[:, channels].flatten())
 
-    def to(self, kind: torch.dtype) -> Matrix:
-        """Return a layer of a type, packed if `packs`."""
-        weight, bias = self.weight.to(kind), None if self.bias is None else self.bias.to(kind)
-        if not packs(weight):
-            return Matrix(weight, bias)
-        return Packed(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_ROWS), bias)
+    def to(self, dtype: torch.dtype) -> FusedLinear:
+        """Return a layer of a dtype, packed if `should_pack`."""
+        weight = self.weight.to(dtype)
+        bias = None if self.bias is None else self.bias.to(dtype)
+        if not should_pack(weight):
+            return FusedLinear(weight, bias)
+        return PackedLinear(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_ROWS), bias)
 
 
-class Packed(Matrix):
-    """A linear layer in the order of oneDNN's kernels for few rows: on a CPU 1.3 to 1.8 times as fast as plain ones.
+class PackedLinear(FusedLinear):
+    """A linear layer in the layout of oneDNN's kernels for few rows: on a CPU, 1.3 to 1.8 times as fast as a plain one.
 
-    Kernels are compiled for each number of rows; oneDNN keeps 1,024 of them.
+    oneDNN compiles a kernel for each number of rows, and keeps 1,024 of them.
     """
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._alone(x, "none")
+        return self._unary(x, "none")
 
-    def plus(self, x: Tensor, total: Tensor) -> Tensor:
-        return self._with(x, total, "add")
+    def plus(self, x: Tensor, addend: Tensor) -> Tensor:
+        return self._binary(x, addend, "add")
 
-    def times(self, x: Tensor, by: Tensor) -> Tensor:
-        return self._with(x, by, "mul")
+    def times(self, x: Tensor, factor: Tensor) -> Tensor:
+        return self._binary(x, factor, "mul")
 
     def silu(self, x: Tensor) -> Tensor:
-        return self._alone(x, "swish")
+        return self._unary(x, "swish")
 
-    def _alone(self, x: Tensor, then: str) -> Tensor:
-        found: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, then, [], "")
-        return found
+    def _unary(self, x: Tensor, operator: str) -> Tensor:
+        output: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, operator, [], "")
+        return output
 
-    def _with(self, x: Tensor, other: Tensor, then: str) -> Tensor:
-        found: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, other, self.weight, self.bias, then)
-        return found
+    def _binary(self, x: Tensor, operand: Tensor, operator: str) -> Tensor:
+        output: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, operand, self.weight, self.bias, operator)
+        return output
 
 
 @dataclass(frozen=True)
 class Block:
-    """A block's weights; the scales of its norms are part of the matrices that follow them.
+    """A block's weights; the scales of its norms are part of the layers that follow them.
 
-    `inputs` yields the queries, keys and values of all heads. In a query or a key, channels that are rotated together
-    are neighbours, so that a rotation is one complex product; queries are divided by the root of their `size`.
-    `head_norms` [turned,D] scale queries and keys in Qwen3, of which there are `turned` heads.
+    `inputs` computes the queries, keys and values of all heads. In queries and keys, channels that are rotated together
+    are neighbours, so that a rotation is one complex product. Queries are divided by the square root of `size`.
+    `head_norms` [rotated,D] scale queries and keys in Qwen3; the first `rotated` heads are queries and keys.
     """
 
     size: int
-    turned: int
-    inputs: Matrix
+    rotated: int
+    inputs: FusedLinear
     head_norms: Tensor | None
-    outputs: Matrix
-    gate: Matrix
-    up: Matrix
-    down: Matrix
+    outputs: FusedLinear
+    gate: FusedLinear
+    up: FusedLinear
+    down: FusedLinear
 
 
 class FusedModel:
@@ -116,20 +116,20 @@ class FusedModel:
 
     Args:
         model: A causal language model for which `why_not_fused` returns None.
-        kind: The type of the copies.
+        dtype: The dtype of the copies.
     """
 
-    def __init__(self, model: Any, kind: torch.dtype) -> None:
+    def __init__(self, model: Any, dtype: torch.dtype) -> None:
         self._model = model
-        self._kind = kind
+        self._dtype = dtype
         self._eps: float = model.config.get_text_config().rms_norm_eps
-        self._blocks = [fuse(layer, kind) for layer in model.model.layers]
-        self._head = fuse_head(model.get_output_embeddings(), model.model.norm, kind)
+        self._blocks = [fuse(layer, dtype) for layer in model.model.layers]
+        self._head = fuse_head(model.get_output_embeddings(), model.model.norm, dtype)
         self._versions = [weight._version for weight in model.parameters()]
         self._rotations: Tensor | None = None
 
     def outdated(self) -> bool:
-        """Whether the model's own weights were written since."""
+        """Whether the model's weights have been written since they were copied."""
         return self._versions != [weight._version for weight in self._model.parameters()]
 
     def __call__(
@@ -140,15 +140,15 @@ class FusedModel:
         Args:
             tokens: [N] i64.
             positions: [N] i64, below `longest`.
-            longest: The number of positions to have rotations for.
-            attend: From a block's index and the queries, keys and values [N,heads,D] of all heads to what queries
-                attend to [N,heads,D].
+            longest: The number of positions that need rotations.
+            attend: Attention: from a block's index, and the queries, keys and values [N,heads,D] of all heads, to the
+                outputs of the queries' heads [N,heads,D].
         """
-        hidden: Tensor = self._model.model.embed_tokens(tokens).to(self._kind)
+        hidden: Tensor = self._model.model.embed_tokens(tokens).to(self._dtype)
         rotation = self._rotation(longest).index_select(0, positions)[:, None]
         for i, block in enumerate(self._blocks):
-            found = self._project(block, self._normalized(hidden), rotation)
-            hidden = block.outputs.plus(attend(i, found).reshape(len(hidden), -1), hidden)
+            heads = self._project(block, self._normalized(hidden), rotation)
+            hidden = block.outputs.plus(attend(i, heads).reshape(len(hidden), -1), hidden)
             x = self._normalized(hidden)
             hidden = block.down.plus(block.up.times(x, block.gate.silu(x)), hidden)
         return hidden
@@ -159,107 +159,109 @@ class FusedModel:
 
     def _project(self, block: Block, x: Tensor, rotation: Tensor) -> Tensor:
         """Return queries, keys and values [N,heads,D] of normalized tokens [N,H]."""
-        found = block.inputs(x).view(len(x), -1, block.size)
-        turned = found[:, : block.turned]
-        wide = turned if block.head_norms is None else self._normalized(turned) * block.head_norms
-        wide = wide.float()
-        torch.view_as_complex(wide.view(*wide.shape[:2], -1, 2)).mul_(rotation)
-        if wide is not turned:
-            turned.copy_(wide)
-        return found
+        heads = block.inputs(x).view(len(x), -1, block.size)
+        queries_keys = heads[:, : block.rotated]
+        scaled = queries_keys if block.head_norms is None else self._normalized(queries_keys) * block.head_norms
+        rotated = scaled.float()
+        torch.view_as_complex(rotated.view(*rotated.shape[:2], -1, 2)).mul_(rotation)
+        if rotated is not queries_keys:
+            queries_keys.copy_(rotated)
+        return heads
 
     def _rotation(self, count: int) -> Tensor:
         """Return the rotations [M,D/2] of at least the first `count` positions."""
         if self._rotations is None or len(self._rotations) < count:
             like = self._model.model.norm.weight.new_empty(0, dtype=torch.float32)
-            every = torch.arange(max(256, 2 * count), device=like.device)[None]
-            cos, sin = (x[0, :, : x.shape[-1] // 2] for x in self._model.model.rotary_emb(like, every))
+            positions = torch.arange(max(256, 2 * count), device=like.device)[None]
+            cos, sin = (x[0, :, : x.shape[-1] // 2] for x in self._model.model.rotary_emb(like, positions))
             self._rotations = torch.complex(cos, sin)
         return self._rotations
 
     def _normalized(self, x: Tensor) -> Tensor:
-        if x.device.type == "cpu" and x.dtype == torch.float32:  # where rms_norm is five operators, one of them slow
+        if x.device.type == "cpu" and x.dtype == torch.float32:  # here rms_norm is five operators, one of them slow
             return x * inverse_rms(x, self._eps)
         return rms_norm(x, x.shape[-1:], None, self._eps)
 
 
-def packs(weight: Tensor) -> bool:
-    """Whether to pack a weight: if it is large, and this build of PyTorch has the operators that it compiles to."""
-    here = weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() >= PACKED_SIZE
-    return here and all(hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_reorder_linear_weight"))
+def should_pack(weight: Tensor) -> bool:
+    """Whether a weight is large enough to be packed, and this build of PyTorch has the operators."""
+    large = weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() >= PACKED_SIZE
+    return large and all(hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_reorder_linear_weight"))
 
 
 def why_not_fused(model: Any) -> str | None:
-    """Return why a model's blocks are of no kind that `fuse` takes."""
+    """Return why `fuse` does not support a model's blocks; None if it does."""
     config = model.config.get_text_config()
-    kinds = getattr(config, "layer_types", None)
-    window = getattr(config, "sliding_window", None) if kinds is None else None
-    if type(model).__name__ not in KINDS:
-        return f"its class is none of {', '.join(KINDS)}"
+    layer_types = getattr(config, "layer_types", None)
+    window = getattr(config, "sliding_window", None) if layer_types is None else None
+    if type(model).__name__ not in MODEL_CLASSES:
+        return f"its class is none of {', '.join(MODEL_CLASSES)}"
     if config.hidden_act != "silu":
         return f"its activation is {config.hidden_act}, expected silu"
-    if window is not None or not set(kinds or ()) <= {"full_attention"}:
+    if window is not None or not set(layer_types or ()) <= {"full_attention"}:
         return "it attends in a sliding window"
     rotation = getattr(model.model.rotary_emb, "rope_type", "default")
     return f"its rotations are {rotation}, expected fixed ones" if rotation in {"dynamic", "longrope"} else None
 
 
 @torch.no_grad()
-def fuse(layer: Any, kind: torch.dtype) -> Block:
-    """Copy a block's weights, in a type."""
+def fuse(layer: Any, dtype: torch.dtype) -> Block:
+    """Return copies of a block's weights in a dtype."""
     attention, mlp = layer.self_attn, layer.mlp
-    size, shrink = attention.head_dim, float(attention.head_dim**-0.5)
+    size = attention.head_dim
+    query_scale = float(size**-0.5)
     queries, keys, values = (
         _scaled(p, layer.input_layernorm) for p in (attention.q_proj, attention.k_proj, attention.v_proj)
     )
     head_norms = None
     if hasattr(attention, "q_norm"):
-        heads = [m.weight.shape[0] // size for m in (queries, keys)]
-        norms = (attention.q_norm.weight * shrink, attention.k_norm.weight)
-        head_norms = torch.cat([n[order(size).to(n.device)].expand(h, -1) for n, h in zip(norms, heads, strict=True)])
+        heads = [layer.weight.shape[0] // size for layer in (queries, keys)]
+        norms = (attention.q_norm.weight * query_scale, attention.k_norm.weight)
+        channels = rotation_order(size).to(norms[0].device)
+        head_norms = torch.cat([n[channels].expand(h, -1) for n, h in zip(norms, heads, strict=True)])
     else:
-        queries = queries.scaled(shrink)
+        queries = queries.scaled(query_scale)
     return Block(
         size,
         (queries.weight.shape[0] + keys.weight.shape[0]) // size,
-        _joined([queries.interleaved(size), keys.interleaved(size), values]).to(kind),
-        None if head_norms is None else head_norms.to(kind),
-        _merged(attention.o_proj).to(kind),
-        _scaled(mlp.gate_proj, layer.post_attention_layernorm).to(kind),
-        _scaled(mlp.up_proj, layer.post_attention_layernorm).to(kind),
-        _merged(mlp.down_proj).to(kind),
+        _joined([queries.interleaved(size), keys.interleaved(size), values]).to(dtype),
+        None if head_norms is None else head_norms.to(dtype),
+        _merged(attention.o_proj).to(dtype),
+        _scaled(mlp.gate_proj, layer.post_attention_layernorm).to(dtype),
+        _scaled(mlp.up_proj, layer.post_attention_layernorm).to(dtype),
+        _merged(mlp.down_proj).to(dtype),
     )
 
 
 @torch.no_grad()
-def fuse_head(head: Any, norm: Any, kind: torch.dtype) -> Matrix:
-    """Copy the output layer, with the scale of the norm before it."""
-    return _scaled(head, norm).to(kind)
+def fuse_head(head: Any, norm: Any, dtype: torch.dtype) -> FusedLinear:
+    """Return a copy of the output layer that includes the scale of the norm before it."""
+    return _scaled(head, norm).to(dtype)
 
 
-def order(size: int) -> Tensor:
-    """Return the places [size] of channels 0, size/2, 1, size/2 + 1 …: those that are rotated together."""
+def rotation_order(size: int) -> Tensor:
+    """Return the channels [size] 0, size/2, 1, size/2 + 1 …: pairs of channels that are rotated together."""
     return torch.arange(size).view(2, -1).T.flatten()
 
 
-def _merged(projection: Any) -> Matrix:
+def _merged(projection: Any) -> FusedLinear:
     """Return a layer with its adapters merged."""
     if not hasattr(projection, "get_delta_weight"):
-        return Matrix(projection.weight, projection.bias)
+        return FusedLinear(projection.weight, projection.bias)
     base = projection.get_base_layer()
-    return Matrix(base.weight.float() + delta(projection), base.bias)
+    return FusedLinear(base.weight.float() + delta(projection), base.bias)
 
 
-def _scaled(projection: Any, norm: Any) -> Matrix:
+def _scaled(projection: Any, norm: Any) -> FusedLinear:
     """Return a layer that includes the scale of the norm before it."""
-    matrix = _merged(projection)
-    return Matrix(matrix.weight * norm.weight, matrix.bias)
+    merged = _merged(projection)
+    return FusedLinear(merged.weight * norm.weight, merged.bias)
 
 
-def _joined(matrices: list[Matrix]) -> Matrix:
-    weight = torch.cat([m.weight for m in matrices])
-    if all(m.bias is None for m in matrices):
-        return Matrix(weight, None)
-    return Matrix(
-        weight, torch.cat([m.weight.new_zeros(len(m.weight)) if m.bias is None else m.bias for m in matrices])
-    )
+def _joined(layers: list[FusedLinear]) -> FusedLinear:
+    """Return layers of one input as one layer."""
+    weight = torch.cat([layer.weight for layer in layers])
+    if all(layer.bias is None for layer in layers):
+        return FusedLinear(weight, None)
+    biases = [layer.weight.new_zeros(len(layer.weight)) if layer.bias is None else layer.bias for layer in layers]
+    return FusedLinear(weight, torch.cat(biases))

@@ -1,4 +1,4 @@
-"""Decoding with a model's key-value cache: rows of different age, one token a step."""
+"""Decoding with a model's key-value cache: rows of different lengths, one token per step."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from rlkit.models.packing import masked_attention
 
 GROWTH = 64
-"""Columns by which the cache grows at least."""
+"""The least number of columns by which the cache grows."""
 
 SPARE = 1 / 32
-"""The `spare` of steps on a CPU: dropping a row costs as much as its step in a small model."""
+"""`spare` on a CPU: in a small model, dropping a row costs as much as its share of a step."""
 
-GAPS = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
-"""How far a probe's logits may be from a plain forward's, as a share of their standard deviation, by the weights' type.
+MAX_GAPS = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
+"""The largest accepted distance of a probe's logits from a plain forward's, in standard deviations, by dtype.
 
-A wrong mask makes it 0.24 or more in tiny random models of five architectures.
+A wrong mask yields 0.24 or more in tiny random models of five architectures.
 """
 
 
-class _Layer(CacheLayerMixin):  # type: ignore[misc]
+class _CacheLayer(CacheLayerMixin):  # type: ignore[misc]
     """One layer's keys and values [R,H,C,D]; all rows end at the same column."""
 
     is_sliding = False
@@ -37,7 +37,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         key_states = key_states.to(value_states.dtype)  # under autocast, rotations return them in float32
-        if self.decoder is None:  # prefill: what comes is all there is
+        if self.decoder is None:  # prefill: the cache is empty
             self.keys, self.values = key_states, value_states
             return key_states, value_states
         rows, start, end = self.decoder.rows, self.decoder.first, self.decoder.end
@@ -53,7 +53,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
     def get_max_length(self) -> int:
         return -1
 
-    def get_max_cache_shape(self) -> int:  # what transformers up to 5.12 calls it
+    def get_max_cache_shape(self) -> int:  # the name in transformers up to 5.12
         return -1
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -61,13 +61,13 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class AnyDecoder(Protocol):
-    """What decodes rows: `admit` adds them, `step` adds a token to each, `keep` drops them."""
+    """Decodes rows: `admit` adds rows, `step` adds a token to each, `keep` drops rows."""
 
     spare: float
-    """Finished rows, which are computed with the others, are dropped once they are this share of all."""
+    """The share of finished rows, which are still computed, from which on they are dropped."""
 
     resumes: bool
-    """Whether rows may be admitted with tokens of their own, which follow the prompt that they share."""
+    """Whether rows may be admitted with their own tokens after a shared prompt."""
 
     @property
     def rows(self) -> int: ...
@@ -87,18 +87,18 @@ class AnyDecoder(Protocol):
     def release(self) -> None: ...
 
     def health(self) -> dict[str, float]:
-        """Return gauges: `fused` is 1 if weights are fused; `recorded` is the share of steps that were replayed."""
+        """Return gauges: `fused` is 1 if weights are fused, `recorded` the share of steps that were replayed."""
         ...
 
 
 class Decoder:
-    """Decodes rows on a preallocated cache; rows come with `admit` and go with `keep`.
+    """Decodes rows on a preallocated cache.
 
-    A row's tokens end at column `end`, the same for all, and begin at its own `starts[r]`; what lies before is masked.
+    All rows end at column `end`; row `r` begins at `starts[r]`, and the columns before it are masked.
 
     Args:
         model: A causal language model with a plain key-value cache; see `why_not`.
-        autocast: Makes the precision context of each forward pass.
+        autocast: Returns the precision context of a forward pass.
     """
 
     spare = SPARE
@@ -112,7 +112,7 @@ class Decoder:
         self.rows: int
         self.end: int
         self.starts: list[int]
-        self.layers: list[_Layer]
+        self.layers: list[_CacheLayer]
         self.release()
         parameters = inspect.signature(model.forward).parameters
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
@@ -123,7 +123,7 @@ class Decoder:
         return min(self.starts, default=0)
 
     def positions(self) -> Tensor:
-        """Return the position [R] i64 of the token that comes next in each row."""
+        """Return the position [R] i64 of each row's next token."""
         return self.end - torch.tensor(self.starts, device=self.device)
 
     @torch.inference_mode()
@@ -141,7 +141,7 @@ class Decoder:
         visible = (columns[None, None] >= starts[:, None, None]) & (columns[None, :, None] >= columns[None, None])
         visible = visible | torch.eye(width, dtype=torch.bool, device=self.device)
         positions = (columns[None] - starts[:, None]).clamp(min=0)
-        layers = [_Layer(None) for _ in self.layers]
+        layers = [_CacheLayer(None) for _ in self.layers]
         logits = self._forward(tokens.to(self.device), visible, positions, Cache(layers=list(layers)))
         repeats = torch.tensor(copies, device=self.device)
         self._append(layers, repeats, [width - len(p) for p, n in zip(prompts, copies, strict=True) for _ in range(n)])
@@ -160,7 +160,7 @@ class Decoder:
 
     @torch.inference_mode()
     def keep(self, rows: Sequence[int]) -> None:
-        """Drop all other rows."""
+        """Keep the rows at these indices, and drop all others."""
         index = torch.tensor(rows, dtype=torch.long, device=self.device)
         self.starts = [self.starts[r] for r in rows]
         first = self.first
@@ -172,15 +172,17 @@ class Decoder:
             self.end = 0
 
     def refresh(self) -> None:
-        """Do nothing: the weights are read where they are."""
+        """Do nothing: the model's own weights are read."""
 
     def health(self) -> dict[str, float]:
         return {"fused": 0.0}
 
     def release(self) -> None:
         """Drop all rows and release their memory."""
-        self.rows, self.end, self.starts = 0, 0, []
-        self.layers = [_Layer(self) for _ in range(self.config.num_hidden_layers)]
+        self.rows = 0
+        self.end = 0
+        self.starts = []
+        self.layers = [_CacheLayer(self) for _ in range(self.config.num_hidden_layers)]
         self.cache = Cache(layers=list(self.layers))
 
     def _forward(self, tokens: Tensor, visible: Tensor, positions: Tensor, cache: Cache) -> Tensor:
@@ -196,7 +198,7 @@ class Decoder:
         logits: Tensor = output.logits[:, -1]
         return logits
 
-    def _append(self, layers: Sequence[_Layer], repeats: Tensor, starts: list[int]) -> None:
+    def _append(self, layers: Sequence[_CacheLayer], repeats: Tensor, starts: list[int]) -> None:
         width = layers[0].keys.shape[2]
         if width > self.end:
             self._shift(width - self.end)
@@ -212,7 +214,7 @@ class Decoder:
         self.rows += len(starts)
 
     def _shift(self, by: int) -> None:
-        """Move all rows to the right (or, by less than 0, to the left)."""
+        """Move all rows to the right, or to the left if `by` is negative."""
         first, end = self.first, self.end
         self.end += by
         self.starts = [s + by for s in self.starts]
@@ -223,59 +225,64 @@ class Decoder:
                     buffer[: self.rows, :, first + by : end + by] = buffer[: self.rows, :, first:end].clone()
 
     def _reserve(self, rows: int, columns: int, shifting: bool = False) -> None:
-        """Reclaim the columns that no row uses any more, else grow."""
-        have_rows, _, have_columns, _ = self.layers[0].keys.shape
-        if rows <= have_rows and columns <= have_columns:
+        """Make room for rows and columns: reclaim columns that no row uses, or grow the cache."""
+        row_capacity, _, column_capacity, _ = self.layers[0].keys.shape
+        if rows <= row_capacity and columns <= column_capacity:
             return
-        if columns > have_columns and self.rows and not shifting and 2 * self.first >= have_columns > GROWTH:
+        if columns > column_capacity and self.rows and not shifting and 2 * self.first >= column_capacity > GROWTH:
             self._shift(-self.first)
             return
-        more = max(columns + GROWTH, have_columns * 5 // 4) if columns > have_columns else have_columns
-        most = max(rows, have_rows * 5 // 4) if rows > have_rows else have_rows
+        new_rows, new_columns = row_capacity, column_capacity
+        if rows > row_capacity:
+            new_rows = max(rows, row_capacity * 5 // 4)
+        if columns > column_capacity:
+            new_columns = max(columns + GROWTH, column_capacity * 5 // 4)
         for layer in self.layers:
             for name in ("keys", "values"):
                 old = getattr(layer, name)
-                grown = old.new_zeros(most, old.shape[1], more, old.shape[3])
-                grown[:have_rows, :, :have_columns] = old
+                grown = old.new_zeros(new_rows, old.shape[1], new_columns, old.shape[3])
+                grown[:row_capacity, :, :column_capacity] = old
                 setattr(layer, name, grown)
 
 
 def why_not(model: Any, make: Callable[[Any], AnyDecoder] = Decoder) -> str | None:
-    """Return why a model cannot be decoded by a class: it has no plain cache, or a probe differs from a plain forward.
+    """Return why a decoder does not support a model: no plain cache, or a probe differs from a plain forward pass.
 
-    Differences are measured against the spread of the logits, since half-precision weights round at every layer.
+    Differences are measured relative to the spread of the logits, since half-precision weights round at every layer.
     """
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if getattr(model, "_is_stateful", False):
         return "it keeps a state instead of keys and values"
-    if unknown := kinds - {"full_attention", "sliding_attention"}:
+    unknown = kinds - {"full_attention", "sliding_attention"}
+    if unknown:
         return f"it has layers of type {', '.join(sorted(unknown))}"
     try:
         with masked_attention(model):
-            found, plain = _probe(model, make(model))
+            decoded, plain = _probe(model, make(model))
     except (AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
         return f"a probe failed with {type(error).__name__}: {error}"
-    off, spread = float((found - plain).square().mean().sqrt()), max(float(plain.std()), 1e-6)
-    limit = GAPS.get(next(model.parameters()).dtype, 1e-3)
-    if off <= limit * spread:
+    gap = float((decoded - plain).square().mean().sqrt())
+    spread = max(float(plain.std()), 1e-6)
+    limit = MAX_GAPS.get(next(model.parameters()).dtype, 1e-3)
+    if gap <= limit * spread:
         return None
-    return f"a probe's logits are {off / spread:.2g} of their spread away, expected at most {limit:g}"
+    return f"a probe's logits are {gap / spread:.2g} of their spread away, expected at most {limit:g}"
 
 
 @torch.inference_mode()
 def _probe(model: Any, decoder: AnyDecoder) -> tuple[Tensor, Tensor]:
-    """Return the logits [2,V] f32 after a decode step of two rows of different lengths, and those of plain forwards."""
+    """Return the logits [2,V] f32 of a decode step of two rows of different lengths, and of plain forward passes."""
     prompts, last = [[3, 5, 4, 6, 7], [5, 3]], [4, 6]
     decoder.admit(prompts, [1, 1])
     device = next(model.parameters()).device
-    found = decoder.step(torch.tensor(last, device=device))
+    decoded = decoder.step(torch.tensor(last, device=device))
     rows = [torch.tensor([[*prompt, token]], device=device) for prompt, token in zip(prompts, last, strict=True)]
-    return found.float(), torch.stack([model(input_ids=row).logits[0, -1] for row in rows]).float()
+    return decoded.float(), torch.stack([model(input_ids=row).logits[0, -1] for row in rows]).float()
 
 
 def attention_masks(config: Any, visible: Tensor) -> Any:
-    """Turn which columns [B,Q,K] a token sees into what a model's attention reads, for each type of layer it has."""
+    """Return the masks that a model's attention reads, by type of layer, from the columns [B,Q,K] that a token sees."""
     device = visible.device
     masks = {"full_attention": visible}
     window = getattr(config, "sliding_window", None)

@@ -11,11 +11,11 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 Choose = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""From logits [N,V] to tokens [N] and which rows have finished, [N] bool."""
+"""From logits [N,V] to tokens [N] i64, and whether each row has finished, [N] bool."""
 
 
 class _Chooser(LogitsProcessor):  # type: ignore[misc]
-    """Chooses the tokens, and leaves `generate` nothing but to take them."""
+    """Chooses the tokens, by leaving `generate` no other."""
 
     def __init__(self, choose: Choose) -> None:
         self.choose = choose

@@ -1,4 +1,4 @@
-"""Decode steps recorded in CUDA graphs: one launch instead of some hundred a step."""
+"""Decode steps recorded in CUDA graphs: one launch per step instead of some hundreds."""
 
 from __future__ import annotations
 
@@ -14,76 +14,77 @@ from torch import Tensor
 from rlkit.engines.torch.fused import FusedDecoder
 
 COLUMNS = 64
-"""Columns of the cache that a recorded step reads are a multiple of this."""
+"""A recorded step reads a multiple of this many columns of the cache."""
 
 EAGER = 2
-"""Steps of the same rows and columns that are run before one is recorded: kernels are loaded in the first."""
+"""Steps of the same rows and columns that are run before one is recorded: the first of them loads kernels."""
 
-GAP = 0.05
-"""How far a replayed step's logits may be from those of the same step run, as a share of their standard deviation."""
+MAX_GAP = 0.05
+"""The largest accepted distance of a replayed step's logits from those of the step itself, in standard deviations."""
 
 Run = Callable[[], Tensor]
 
 
 class Graph:
-    """The kernels that a function launches, recorded without being run; a call launches them.
+    """The kernels of a function, recorded without being run; a call launches them.
 
-    Other threads may use the device meanwhile.
+    Other threads may use the device while they are recorded.
 
     Args:
-        run: Returns a tensor, which each call writes again.
-        before: Another one, never called again, whose memory is used.
+        run: Returns a tensor, which each call overwrites.
+        before: A graph that is never called again, whose memory is reused.
 
     Raises:
         RuntimeError: The function does something that cannot be recorded.
     """
 
     def __init__(self, run: Run, before: Graph | None = None) -> None:
-        self._graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-        beside = side_stream(current.device)
-        beside.wait_stream(current)
-        with torch.cuda.stream(beside):
+        self._graph = torch.cuda.CUDAGraph()
+        current = torch.cuda.current_stream()
+        stream = side_stream(current.device)
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
             take_workspaces(current.device)
             pool = None if before is None else before._graph.pool()
             self._graph.capture_begin(pool, capture_error_mode="thread_local")
             try:
-                self._found = run()
+                self._output = run()
             finally:
                 self._graph.capture_end()
-        current.wait_stream(beside)
+        current.wait_stream(stream)
 
     def __call__(self) -> Tensor:
         """Launch the kernels; return the function's tensor."""
         self._graph.replay()
-        return self._found
+        return self._output
 
 
 @cache
 def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the one stream that steps are recorded on: a pool's memory is used again on its own stream alone."""
+    """Return the one stream that steps are recorded on: a pool's memory is reused on its own stream only."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call, no-any-return]
 
 
 def take_workspaces(device: torch.device) -> None:
-    """Let cuBLAS allocate its workspaces for this thread and stream: the pool of a graph would keep them."""
+    """Let cuBLAS allocate its workspaces for this thread and stream, or the pool of a graph would keep them."""
     x = torch.ones(8, 8, dtype=torch.bfloat16, device=device)
     torch.bmm(x[None], x[None])
-    torch.addmm(x[0], x, x)  # cuBLASLt may have another
+    torch.addmm(x[0], x, x)  # cuBLASLt may have its own
 
 
 class GraphDecoder(FusedDecoder):
-    """A `FusedDecoder` whose steps are recorded and replayed while its rows, prompts and columns stay what they are.
+    """A `FusedDecoder` that records a step, and replays it while its rows, prompts and columns stay the same.
 
-    A step reads and writes memory of fixed addresses, and counts positions there: nothing waits for the host. If a
-    step cannot be recorded, or a replay differs from the step itself, steps are run as they are from then on.
+    A step reads and writes memory at fixed addresses, and counts positions there: nothing waits for the host. If a step
+    cannot be recorded, or a replay differs from the step itself, steps are no longer recorded.
 
     Args:
-        model: As of `FusedDecoder`.
-        autocast: As of `FusedDecoder`.
-        record: Records a step, given what it recorded last: see `Graph`.
+        model: As in `FusedDecoder`.
+        autocast: As in `FusedDecoder`.
+        record: Records a step, given the last recording: see `Graph`.
     """
 
-    spare = 1 / 4  # a step of fewer rows is hardly faster on a GPU, and must be recorded anew
+    spare = 1 / 4  # on a GPU a step of fewer rows is hardly faster, and must be recorded anew
 
     def __init__(
         self,
@@ -94,9 +95,11 @@ class GraphDecoder(FusedDecoder):
         self._record: Callable[[Run, Any], Run] | None = record
         self._replay: Run | None = None
         self._stale: Run | None = None
-        """What was recorded last, unless it is `_replay`."""
-        self._runs = self._columns = 0
-        self._steps = self._replays = 0
+        """The last recording, unless it is `_replay`."""
+        self._runs = 0
+        self._columns = 0
+        self._steps = 0
+        self._replays = 0
         self._tokens: Tensor
         super().__init__(model, autocast)
 
@@ -130,7 +133,7 @@ class GraphDecoder(FusedDecoder):
         return super().admit(prompts, copies, own)
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Drop all other rows, and the prompts that no row has any more."""
+        """Keep the rows at these indices; drop all others, and the prompts that no row uses."""
         self._forget()
         super().keep(rows)
 
@@ -141,7 +144,7 @@ class GraphDecoder(FusedDecoder):
         super().release()
 
     def refresh(self) -> None:
-        """Drop the copies of the weights, since these have changed or nothing is decoded for now."""
+        """Drop the copies of the weights: the weights have changed, or nothing is decoded for now."""
         self._forget()
         super().refresh()
 
@@ -149,35 +152,37 @@ class GraphDecoder(FusedDecoder):
         return super().health() | {"recorded": self._replays / max(self._steps, 1)}
 
     def _forget(self) -> None:
-        """Replay the recorded step no more: what it reads is not what it was."""
-        self._stale, self._replay = self._replay or self._stale, None
-        self._runs = self._columns = 0
+        """Stop replaying the recorded step, whose inputs have changed."""
+        self._stale = self._replay or self._stale
+        self._replay = None
+        self._runs = 0
+        self._columns = 0
 
     def _fix(self) -> None:
-        """Put what a step reads where it stays."""
+        """Allocate a step's inputs at fixed addresses."""
         for layer in self.layers:
-            layer.room(self.rows, self._columns)
+            layer.reserve(self.rows, self._columns)
         self._tokens = torch.empty(self.rows, dtype=torch.long, device=self.device)
         self._positions = self.positions()
-        self._last = self._ages + self.end
+        self._last = self._negative_starts + self.end
 
     def _run(self) -> Tensor:
-        """Run a step on what `_fix` has put there."""
+        """Run a step on the inputs of `_fix`."""
         logits = self._pass(self._tokens, self._positions, self._last, self._columns)
         self._positions += 1
         self._last += 1
         return logits
 
     def _try_record(self, logits: Tensor) -> None:
-        """Record the step that has just been run, and replay it to see that it yields the same."""
+        """Record the step that has just been run, and check that a replay returns the same logits."""
         assert self._record is not None
         try:
             replay = self._record(self._run, self._stale)
             self._positions -= 1
             self._last -= 1
-            finite = logits.isfinite()  # a row may have logits that are not, whose requests fail
+            finite = logits.isfinite()  # a row whose logits are not finite fails by itself
             gap = float((replay() - logits)[finite].float().square().mean().sqrt() / logits[finite].float().std())
-            problem = None if gap <= GAP else f"a replay's logits are {gap:.2g} of their spread away"
+            problem = None if gap <= MAX_GAP else f"a replay's logits are {gap:.2g} of their spread away"
         except RuntimeError as error:
             problem = str(error).partition("\n")[0]
         self._stale = None

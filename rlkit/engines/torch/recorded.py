@@ -1,4 +1,4 @@
-"""An engine that samples nothing in training: the data set has the answers."""
+"""An engine that samples only in validation: training reads recorded completions."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rlkit.types import Completion, Request
 
 
 class Recorded(RolloutEngine):
-    """Trains on the answers that the data set has: supervised and preference training, and reward models.
+    """Trains on recorded completions (SFT, preferences, reward models).
 
-    Each prompt brings its own answers (`Prompt.recorded`), however many: `rollout.group_size` does not count.
-    Validation samples as in any run.
+    Each prompt brings any number of completions (`Prompt.recorded`): `rollout.group_size` does not apply. Validation
+    samples as in any run.
 
     Args:
-        validation: Samples where the run validates; null for `TorchEngine`.
+        validation: The engine that samples in validation; null for `TorchEngine`.
     """
 
     recorded = True
@@ -49,7 +49,7 @@ class Recorded(RolloutEngine):
 
     @property
     def needs_weights(self) -> bool:
-        """Whether weights must be synced before a validation: they are not sent after each step."""
+        """Whether weights must be synced before a validation, since they are not synced after each step."""
         return self._outdated or self._engine.needs_weights
 
     @contextmanager

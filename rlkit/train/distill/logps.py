@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from rlkit.data.data import Data
-from rlkit.engines.sglang.teacher import Span, served_logps
+from rlkit.engines import connect_teacher
+from rlkit.interfaces.teacher import TokenSpan
 from rlkit.ops.masked import masked_sum
 from rlkit.sections import Teacher
 from rlkit.train.describe import source_of
@@ -87,9 +88,9 @@ def check_servers(context: TrainContext) -> None:
     if section is None or section.urls is None or data.teacher_prompts is None or not context.ranks.lead:
         return
     prompt = data.teacher_prompts.prompt(data.prompt(data.order.rows[0]))
-    span = Span(data.dialogue.template.start(prompt.messages, prompt.tools), 1)
+    span = TokenSpan(data.dialogue.template.start(prompt.messages, prompt.tools), 1)
     for url in section.urls:
-        context.rollouts.wait(served_logps([url], [span]))
+        context.rollouts.wait(connect_teacher([url]).logps([span]))
 
 
 def read_rows(data: Data, batch: RolloutBatch, trajectories: Sequence[Trajectory]) -> TeacherRows:

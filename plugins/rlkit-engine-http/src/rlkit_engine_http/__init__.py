@@ -1,4 +1,4 @@
-"""rlkit's TorchEngine in processes of their own: another core or GPU samples, and a crash costs no run."""
+"""rlkit's TorchEngine in separate processes: other cores or GPUs sample, and a crash does not end the run."""
 
 from __future__ import annotations
 

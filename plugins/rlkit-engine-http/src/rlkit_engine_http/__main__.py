@@ -1,4 +1,4 @@
-"""`python -m rlkit_engine_http MODEL --port …`: a server of one model, which HttpEngine starts."""
+"""`python -m rlkit_engine_http MODEL --port …`: a server for one model, started by HttpEngine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m rlkit_engine_http", description=__doc__)
     parser.add_argument("model", type=Path, help="the folder with the model's config.json; weights come later")
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--context", type=int, required=True, help="tokens that a conversation may have")
+    parser.add_argument("--context", type=int, required=True, help="tokens in a conversation")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
     parser.add_argument("--max-rows", type=int, default=256)
@@ -30,7 +30,7 @@ def main() -> int:
     options = parser.parse_args()
     secret = os.environ.get(TOKEN)
     if not secret:
-        print(f"{TOKEN} is not set: the secret that callers must bring", file=sys.stderr)
+        print(f"{TOKEN} is not set: the secret that callers must send", file=sys.stderr)
         return 2
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     device, dtype = torch.device(options.device), getattr(torch, options.dtype)

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Ge, Le
 
-from rlkit.engines.server.api import Answer, ServerApi
+from rlkit.engines.server.api import ServerApi, ServerOutput
 from rlkit.engines.server.engine import ServerEngine
 from rlkit.engines.server.http import Client
-from rlkit.engines.server.node import Node
 from rlkit.engines.server.process import ServerProcess, server_environment, write_model
 from rlkit.engines.server.retry import ServerRetryPolicy
-from rlkit.engines.server.states import DEADLINES, Step
+from rlkit.engines.server.server import InferenceServer
+from rlkit.engines.server.states import DEADLINES, UpdateStep
 from rlkit.engines.server.transports import FileTransport, Transport
 from rlkit.ranges import NUMBER, Count, PositiveInt
 from rlkit.types import Request
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 RETRY = ServerRetryPolicy()
 TOKEN = "RLKIT_ENGINE_TOKEN"
-"""The environment variable with the secret that every call must bring."""
+"""The environment variable with the secret that every call must send."""
 
 PACKAGES = Path(__file__).parents[1]
 
@@ -41,10 +41,10 @@ class HttpApi(ServerApi):
         await self.client.get("/health", deadline)
 
     async def weight_version(self) -> str:
-        answer = await self.client.get("/health", 10.0)
-        return str(answer["label"])
+        response = await self.client.get("/health", 10.0)
+        return str(response["label"])
 
-    async def generate(self, request: Request) -> Answer:
+    async def generate(self, request: Request) -> ServerOutput:
         sampling = request.sampling
         body = {
             "tokens": request.tokens,
@@ -56,47 +56,48 @@ class HttpApi(ServerApi):
             "min_p": sampling.min_p,
             "stop_ids": sampling.stop_ids,
         }
-        return read_answer(await self.client.post("/generate", body, request.deadline or DEADLINES[Step.CHECK]))
+        return read_output(await self.client.post("/generate", body, request.deadline or DEADLINES[UpdateStep.CHECK]))
 
-    async def probe(self, rows: Sequence[Sequence[int]], count: int, deadline: float) -> list[Answer]:
-        return [read_answer(a) for a in await self.client.post("/probe", {"rows": rows, "count": count}, deadline)]
+    async def probe(self, rows: Sequence[Sequence[int]], count: int, deadline: float) -> list[ServerOutput]:
+        responses = await self.client.post("/probe", {"rows": rows, "count": count}, deadline)
+        return [read_output(response) for response in responses]
 
-    async def perform(self, step: Step, label: str, brackets: bool) -> None:
-        if step is Step.PAUSE:
+    async def perform(self, step: UpdateStep, label: str, brackets: bool) -> None:
+        if step is UpdateStep.PAUSE:
             await self.client.post("/pause", {}, DEADLINES[step])
-        if step is Step.CONTINUE:
+        if step is UpdateStep.CONTINUE:
             await self.client.post("/continue", {"label": label}, DEADLINES[step])
 
 
-def read_answer(answer: Any) -> Answer:
-    """Read what a server returned; raises one of `UNREADABLE` if it is no answer."""
-    labels = [str(label) for label in answer["labels"]]
-    return Answer(
-        list(map(int, answer["tokens"])), list(map(float, answer["logps"])), labels, answer["stopped"] is True
-    )
+def read_output(response: Any) -> ServerOutput:
+    """Return the output in a server's response; raises one of `UNREADABLE` if it has none."""
+    labels = [str(label) for label in response["labels"]]
+    tokens = [int(token) for token in response["tokens"]]
+    logps = [float(logp) for logp in response["logps"]]
+    return ServerOutput(tokens, logps, labels, response["stopped"] is True)
 
 
 class SharedFiles(FileTransport):
-    """Weights in files of shared memory; only their names travel over HTTP."""
+    """Weights in files of shared memory; only the files' names travel over HTTP."""
 
     async def load(self, api: ServerApi, parcel: Path) -> None:
-        await api.client.post("/weights", {"file": str(parcel)}, DEADLINES[Step.LOAD])
+        await api.client.post("/weights", {"file": str(parcel)}, DEADLINES[UpdateStep.LOAD])
 
 
 class HttpEngine(ServerEngine):
-    """TorchEngine in processes of their own on this machine, which sample on other cores or GPUs than the trainer.
+    """TorchEngine in separate processes on this machine, which sample on other cores or GPUs than the trainer.
 
-    Samples are those of TorchEngine, token for token, but for floating-point noise. A server that dies or hangs is
-    restarted and synced again, and what it had not finished is requested again. It listens on 127.0.0.1 only, and
-    answers calls only that bring the run's secret.
+    Samples equal those of TorchEngine token for token, except for floating-point noise. A server that dies or hangs is
+    restarted and synced again, and its unfinished requests are repeated. Servers listen on 127.0.0.1 only, and refuse
+    calls without the run's secret.
 
     Args:
-        servers: How many to start.
-        first_gpu: The index of the first server's GPU, where the trainer is on a GPU; the next server takes the next.
+        servers: Number of servers to start.
+        first_gpu: The index of the first server's GPU, if the trainer is on a GPU; the next server takes the next GPU.
         threads: CPU threads of each server.
-        max_rows: Requests in a server's batch at once; others wait.
-        max_kv_tokens: Bound of a server's key-value cache, as rows times the longest row.
-        retry: How long servers are waited for, and how often they may fail.
+        max_rows: Largest number of requests in a server's batch; further requests wait.
+        max_kv_tokens: Largest size of a server's key-value cache, as rows times the longest row.
+        retry: How long to wait for servers, and how often they may fail.
         check_weights: Compare log-probs with the trainer's after every sync.
     """
 
@@ -131,22 +132,22 @@ class HttpEngine(ServerEngine):
     def make_transport(self) -> Transport[Any]:
         return SharedFiles()
 
-    def start(self, rank: int) -> list[Node]:
-        return [self.started(self.process(number)) for number in range(self.servers)] if rank == 0 else []
+    def start(self, rank: int) -> list[InferenceServer]:
+        return [self.launch_server(self.process(number)) for number in range(self.servers)] if rank == 0 else []
 
     def process(self, number: int) -> ServerProcess:
-        """Return a server that is to run."""
+        """Return the process of a server."""
         environment = server_environment() | {TOKEN: self._secret, "OMP_NUM_THREADS": str(self.threads)}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(PACKAGES), environment.get("PYTHONPATH"))))
         return ServerProcess("engine-http", lambda folder, port: self.command(folder, port, number), environment)
 
     def command(self, folder: Path, port: int, number: int) -> list[str]:
-        """Return a server's command line; write what it needs to build the model."""
-        write_model(folder / "model", self._runtime.policy, frozenset())
-        device = "cpu" if self._runtime.device.type == "cpu" else f"cuda:{self.first_gpu + number}"
+        """Return a server's command line; write the configuration that it builds the model from."""
+        write_model(folder / "model", self.runtime.policy, frozenset())
+        device = "cpu" if self.runtime.device.type == "cpu" else f"cuda:{self.first_gpu + number}"
         options = {
-            "port": port, "context": self._runtime.context, "device": device, "max-rows": self.max_rows,
-            "dtype": str(self._dtype).removeprefix("torch."), "max-kv-tokens": self.max_kv_tokens,
+            "port": port, "context": self.runtime.context, "device": device, "max-rows": self.max_rows,
+            "dtype": str(self.weight_dtype).removeprefix("torch."), "max-kv-tokens": self.max_kv_tokens,
         }  # fmt: skip
         words = (sys.executable, "-P", "-m", "rlkit_engine_http", str(folder / "model"))
         return [*words, *(f"--{name}={value}" for name, value in options.items())]

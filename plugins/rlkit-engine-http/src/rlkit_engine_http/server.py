@@ -1,4 +1,4 @@
-"""The server's side: TorchEngine behind HTTP, with weights that arrive while it is paused."""
+"""The server's side: TorchEngine behind HTTP; weights arrive while it is paused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from aiohttp import web
 from safetensors import SafetensorError, safe_open
 
-from rlkit.engines.server.api import Answer
+from rlkit.engines.server.api import ServerOutput
 from rlkit.engines.server.http import UNREADABLE
 from rlkit.engines.torch.engine import TorchEngine
 from rlkit.rollout.gate import Gate
@@ -26,13 +26,13 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True)
 class ServerRuntime:
-    """What TorchEngine reads of a `Runtime`."""
+    """The part of a `Runtime` that TorchEngine reads."""
 
     policy: Any
     context: int
     device: torch.device
     stop_ids: frozenset[int] = frozenset()
-    """None: a request names its own."""
+    """Empty: each request names its own."""
     tensor_parallel: int = 1
 
     def unsharded(self) -> AbstractContextManager[None]:
@@ -44,17 +44,17 @@ class ServerRuntime:
 
 @dataclass
 class Sampler:
-    """Samples while it is not paused; it begins so, without weights.
+    """Samples unless it is paused; it starts paused, without weights.
 
     Args:
-        engine: What samples.
+        engine: The engine that samples.
         policy: The engine's model, into which weights are copied.
     """
 
     engine: TorchEngine
     policy: Any
     _labels: list[str] = field(default_factory=lambda: [""])
-    """Of the engine's versions of the weights."""
+    """The label of each version of the engine's weights."""
     _gate: Gate = field(default_factory=Gate)
 
     def __post_init__(self) -> None:
@@ -63,36 +63,37 @@ class Sampler:
 
     @property
     def label(self) -> str:
-        """Of the weights."""
+        """The label of the current weights."""
         return self._labels[-1]
 
-    async def generate(self, request: Request) -> Answer:
-        """Continue a request's tokens; what follows a pause in its middle comes from the weights then."""
-        done = await self._gate.ask(request, self.engine.generate)
-        labels = [self._labels[version] for version in done.versions]
-        return Answer(done.tokens, done.logps, labels, done.stop is StopReason.STOP)
+    async def generate(self, request: Request) -> ServerOutput:
+        """Continue a request's tokens; after a pause in the middle, the new weights continue them."""
+        completion = await self._gate.ask(request, self.engine.generate)
+        labels = [self._labels[version] for version in completion.versions]
+        return ServerOutput(completion.tokens, completion.logps, labels, completion.stop is StopReason.STOP)
 
-    async def probe(self, row: list[int], count: int) -> Answer:
-        """Return a row's tokens but the first, and `count` likeliest ones, with their log-probs."""
+    async def probe(self, row: list[int], count: int) -> ServerOutput:
+        """Return a row's tokens after the first, and then `count` greedy ones, with their log-probs."""
         greedy = Sampling(max_tokens=count, temperature=0.0)
-        written = await self.generate(Request(tuple(row), greedy, SampleKey(0, 0, "probe", 0), "probe"))
-        return Answer([*row[1:], *written.tokens], [*await asyncio.to_thread(self._score, row), *written.logps])
+        sampled = await self.generate(Request(tuple(row), greedy, SampleKey(0, 0, "probe", 0), "probe"))
+        logps = await asyncio.to_thread(self._score, row)
+        return ServerOutput([*row[1:], *sampled.tokens], [*logps, *sampled.logps])
 
     @torch.inference_mode()
     def _score(self, row: list[int]) -> list[float]:
         tokens = torch.tensor([row], device=self.device)
-        logps = torch.log_softmax(self.policy(input_ids=tokens, use_cache=False).logits[0, :-1].float(), -1)
-        found: list[float] = logps.gather(-1, tokens[0, 1:, None]).squeeze(-1).tolist()
-        return found
+        logps_TV = torch.log_softmax(self.policy(input_ids=tokens, use_cache=False).logits[0, :-1].float(), -1)
+        logps: list[float] = logps_TV.gather(-1, tokens[0, 1:, None]).squeeze(-1).tolist()
+        return logps
 
     async def pause(self) -> None:
-        """Interrupt sampling; returns when nothing is sampled any more."""
+        """Interrupt sampling; return once no request is sampled."""
         self._gate.close()
         self.engine.interrupt()
         await self._gate.quiet()
 
-    def go_on(self, label: str) -> None:
-        """Sample on, from weights of this label."""
+    def resume(self, label: str) -> None:
+        """Resume sampling from weights with this label."""
         self._labels.append(label)
         self.engine.version = len(self._labels) - 1
         self._gate.open()
@@ -101,22 +102,22 @@ class Sampler:
         """Copy weights from a safetensors file.
 
         Raises:
-            ValueError: It is not paused, or the file has a tensor that the model has not.
-            SafetensorError: It is no such file.
+            ValueError: Sampling is not paused, or a tensor does not fit the model.
+            SafetensorError: The file is not a safetensors file.
         """
         if self._gate.is_open:
-            raise ValueError("weights came while the server samples; pause it first")
+            raise ValueError("weights arrived while the server samples; pause it first")
         with safe_open(file, framework="pt") as tensors, torch.no_grad():
             for name in tensors.keys():  # noqa: SIM118 (no mapping)
-                tensor, mine = tensors.get_tensor(name), self._parameters.get(name)
-                if mine is None or mine.shape != tensor.shape:
-                    expected = "none" if mine is None else list(mine.shape)
+                tensor, parameter = tensors.get_tensor(name), self._parameters.get(name)
+                if parameter is None or parameter.shape != tensor.shape:
+                    expected = "none" if parameter is None else list(parameter.shape)
                     raise ValueError(f"{name} has the shape {list(tensor.shape)}, expected {expected}")
-                mine.copy_(tensor)
+                parameter.copy_(tensor)
 
 
 def application(sampler: Sampler, secret: str) -> web.Application:
-    """Return the endpoints: JSON in and out, for callers that bring the secret."""
+    """Return the endpoints: JSON in and out, for callers that send the secret."""
 
     @web.middleware
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -147,21 +148,21 @@ def application(sampler: Sampler, secret: str) -> web.Application:
         await asyncio.to_thread(sampler.load, str((await request.json())["file"]))
         return web.json_response({})
 
-    async def go_on(request: web.Request) -> web.Response:
-        sampler.go_on(str((await request.json())["label"]))
+    async def resume(request: web.Request) -> web.Response:
+        sampler.resume(str((await request.json())["label"]))
         return web.json_response({})
 
     app = web.Application(middlewares=[guarded], client_max_size=LARGEST_BODY)
     app.router.add_get("/health", health)
     for path, handler in (
-        ("/generate", generate), ("/probe", probe), ("/pause", pause), ("/weights", weights), ("/continue", go_on),
+        ("/generate", generate), ("/probe", probe), ("/pause", pause), ("/weights", weights), ("/continue", resume),
     ):  # fmt: skip
         app.router.add_post(path, handler)
     return app
 
 
 def read_request(body: Any) -> Request:
-    """Read what to sample; raises one of `UNREADABLE` if it is nothing that can be sampled."""
+    """Return the request in a call's body; raises one of `UNREADABLE` if it has none."""
     seed, step, prompt, sample, attempt = body["key"]
     sampling = Sampling(
         temperature=float(body["temperature"]),

@@ -1,0 +1,60 @@
+"""The servers of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rlkit.engines.server.routing import LoadBalancer
+from rlkit.engines.server.server import InferenceServer
+from rlkit.engines.server.states import ServerState
+
+SERVING = frozenset({ServerState.READY, ServerState.OFFLOADED})
+"""States of servers that are not down."""
+
+
+class Fleet:
+    """The servers of a run from one rank's side; empty until `bind`."""
+
+    def __init__(self) -> None:
+        self.owned: list[InferenceServer] = []
+        """Servers that this rank pushes weights to."""
+        self.servers: list[InferenceServer] = []
+        """Servers that sample this rank's requests."""
+        self.balancer = LoadBalancer({})
+        self.restarts = 0
+
+    def use(
+        self, servers: Sequence[InferenceServer], endpoints: Mapping[InferenceServer, Sequence[InferenceServer]]
+    ) -> None:
+        """Sample requests on these servers, each of them behind one of the endpoints."""
+        self.servers = list(servers)
+        self.balancer = LoadBalancer(endpoints)
+
+    @property
+    def with_weights(self) -> list[InferenceServer]:
+        """All servers that hold the trainer's weights, whichever rank pushes these."""
+        return list(dict.fromkeys((*self.owned, *self.servers)))
+
+    @property
+    def endpoints(self) -> list[InferenceServer]:
+        """All addresses of this rank: the servers, and a router in front of them."""
+        return list(dict.fromkeys((*self.with_weights, *self.balancer.endpoints)))
+
+    async def restart(self, server: InferenceServer) -> None:
+        """Restart a server, or wait for one that rlkit did not start.
+
+        Raises:
+            EngineError: The server was restarted too often, or does not come back.
+        """
+        self.restarts += 1
+        await server.restart()
+
+    def health(self) -> dict[str, float]:
+        """Return how many servers there are, and how many of them are down."""
+        down = sum(server.state not in SERVING for server in self.servers)
+        return {"servers": float(len(self.servers)), "servers_down": float(down)}
+
+    def close(self) -> None:
+        """Drop all connections, and kill the servers that rlkit started."""
+        for endpoint in self.endpoints:
+            endpoint.close()

@@ -1,0 +1,196 @@
+"""One server from the engine's side: its state, its requests, its restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import warnings
+from collections.abc import Iterator
+
+from rlkit.engines.server.api import ServerApi, ServerOutput
+from rlkit.engines.server.http import UNREADABLE, Fault
+from rlkit.engines.server.process import ServerProcess
+from rlkit.engines.server.retry import ServerRetryPolicy
+from rlkit.engines.server.states import DEADLINES, ServerState, UpdateStep
+from rlkit.engines.server.watch import HealthWatch, Hung
+from rlkit.errors import EngineError
+from rlkit.types import Request
+
+POLL_SECONDS = 0.2
+WATCH_SECONDS = 2.0
+
+
+class InferenceServer:
+    """A running server, or one that rlkit starts.
+
+    Args:
+        api: The server's calls.
+        retry: How long to wait for the server, and how often it may fail.
+        process: The server's process if rlkit starts it.
+        owned: Whether this rank pushes weights to the server, rather than another rank.
+    """
+
+    def __init__(
+        self, api: ServerApi, retry: ServerRetryPolicy, process: ServerProcess | None = None, owned: bool = True
+    ) -> None:
+        self.api = api
+        self.process = process
+        self.owned = owned
+        self.state = ServerState.COLD
+        self.assigned = 0
+        """Requests routed to the server, including those that still wait."""
+        self.restarts = 0
+        """Restarts since the last sync."""
+        self.repairs = 0
+        """Faults that have been checked."""
+        self.trouble = ""
+        """The last failure."""
+        self.lock = asyncio.Lock()
+        self._retry = retry
+        self._inspected = False
+        self._watch = HealthWatch(self._alive, min(WATCH_SECONDS, retry.hang_seconds / 4))
+
+    @property
+    def url(self) -> str:
+        """The server's address."""
+        return self.api.client.url
+
+    @property
+    def ended(self) -> bool:
+        """Whether rlkit started the server's process and it is no longer running."""
+        return self.process is not None and not self.process.alive
+
+    @property
+    def lost(self) -> bool:
+        """Whether the server has ended or has no weights, so that requests to it wait until it is restored."""
+        return self.state in {ServerState.COLD, ServerState.BROKEN} or self.ended
+
+    @contextlib.contextmanager
+    def assign(self) -> Iterator[None]:
+        """Count a request as this server's before it first waits, so that the next ones choose another server."""
+        self.assigned += 1
+        try:
+            yield
+        finally:
+            self.assigned -= 1
+
+    def error(self, doing: str, fault: BaseException) -> EngineError:
+        """Return an error that names what failed, with the server's own text and the end of its log."""
+        text = f"{self.api.product} server {self.url} could not {doing}: {_reason(fault)}"
+        if self.process is not None:
+            text += f"\nThe end of its log {self.process.log}:\n{self.process.tail()}"
+        return EngineError(text)
+
+    def mark_broken(self, doing: str, fault: BaseException) -> EngineError:
+        """Record that the server's weights are unknown; return the error."""
+        self.state = ServerState.BROKEN
+        self.trouble = f"could not {doing}: {_reason(fault)}"
+        return self.error(doing, fault)
+
+    # life
+
+    async def wait_ready(self) -> None:
+        """Wait until the server is healthy, then inspect it; return at once if this was done before.
+
+        Raises:
+            EngineError: The server is not healthy in time, its process ends, or its release is not supported.
+        """
+        if self._inspected:
+            return
+        deadline = time.monotonic() + self._retry.start_seconds
+        while not await self.healthy(10.0):
+            if self.ended:
+                raise self.error("start", Fault("its process ended"))
+            if time.monotonic() > deadline:
+                fault = Fault(f"there was no healthy answer within {self._retry.start_seconds:g} s")
+                raise self.error("start", fault)
+            await asyncio.sleep(POLL_SECONDS)
+        try:
+            await self.api.inspect(self.process is not None)
+        except Fault as fault:
+            raise self.error("be inspected", fault) from fault
+        self._inspected = True
+
+    async def healthy(self, deadline: float) -> bool:
+        """Return whether the server responds that it is healthy."""
+        try:
+            await self.api.health(deadline)
+        except Fault:
+            return False
+        return True
+
+    async def weight_version(self) -> str | None:
+        """Return the label of the server's weights; None if it does not respond."""
+        try:
+            return await self.api.weight_version()
+        except Fault:
+            return None
+
+    async def restart(self) -> None:
+        """Make the server able to take weights again: restart it if rlkit started it, otherwise wait for it.
+
+        Raises:
+            EngineError: The server was restarted too often, or does not come back.
+        """
+        self._watch.stop()
+        if self.restarts >= self._retry.restarts:
+            raise self.error("go on", Fault(f"it failed {self.restarts + 1} times since the last sync: {self.trouble}"))
+        self.restarts += 1
+        remedy = "waiting for it" if self.process is None else "restarting it"
+        warnings.warn(f"{self.api.product} server {self.url} {self.trouble}; {remedy}", stacklevel=2)
+        self._inspected = False
+        if self.process is None:
+            await self._reset()
+        else:
+            self.api.client.close()
+            await asyncio.to_thread(self.process.start)
+        await self.wait_ready()
+        self.state = ServerState.COLD
+
+    async def _reset(self) -> None:
+        """Close whatever a failed sync left open, once the server responds."""
+        deadline = time.monotonic() + self._retry.start_seconds
+        while await self.weight_version() is None:
+            if time.monotonic() > deadline:
+                raise self.error("go on", Fault(f"it does not answer since: {self.trouble}"))
+            await asyncio.sleep(POLL_SECONDS)
+        try:
+            await self.api.reset(DEADLINES[UpdateStep.RESET])
+        except Fault as fault:
+            raise self.error(UpdateStep.RESET, fault) from fault
+
+    def close(self) -> None:
+        """Drop the connections, and kill the server if rlkit started it."""
+        self._watch.stop()
+        self.api.client.close()
+        if self.process is not None:
+            self.process.close()
+
+    # requests
+
+    async def ask(self, request: Request) -> ServerOutput:
+        """Return the server's completion of a request.
+
+        Raises:
+            Fault: The request failed, or the server stopped responding to health checks.
+        """
+        with self._watch.request() as hung:
+            call = asyncio.create_task(self.api.generate(request))
+            try:
+                await asyncio.wait((call, hung), return_when=asyncio.FIRST_COMPLETED)
+                if not call.done():
+                    raise Hung(f"{self.url} did not answer a health check within {self._retry.hang_seconds:g} s")
+                return call.result()
+            except UNREADABLE as error:
+                raise Fault(f"{self.url} returned an invalid completion ({type(error).__name__}: {error})") from error
+            finally:
+                call.cancel()
+
+    async def _alive(self) -> bool:
+        """Return whether a server with requests is alive; one whose weights are updated is not asked."""
+        return not self.ended and (self.lock.locked() or await self.healthy(self._retry.hang_seconds))
+
+
+def _reason(fault: BaseException) -> str:
+    return str(fault) or type(fault).__name__

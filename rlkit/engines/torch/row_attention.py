@@ -1,0 +1,122 @@
+"""Attention of decoded rows to the prompts that they share, and to their own tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class PartialAttention(NamedTuple):
+    """Attention of queries to a part of their keys.
+
+    Weights are exp(scores - highest), with the `highest` score [B,Q,1]. `weighted_sum` [B,Q,D] is the sum of weighted
+    values, `total` [B,Q,1] the sum of weights.
+    """
+
+    weighted_sum: Tensor
+    total: Tensor
+    highest: Tensor
+
+    @classmethod
+    def to_values(cls, scores: Tensor, values: Tensor) -> PartialAttention:
+        """Return the attention by scores [B,Q,K] to values [B,K,D]."""
+        highest = scores.amax(-1, keepdim=True).float()
+        weights = torch.sub(scores, highest).exp_()
+        return cls(torch.bmm(weights.to(values.dtype), values), weights.sum(-1, keepdim=True), highest)
+
+    def joined(self, part: PartialAttention) -> Tensor:
+        """Return the attention [B,Q,D] to the keys of this part and another."""
+        highest = torch.maximum(self.highest, part.highest)
+        scale, part_scale = (self.highest - highest).exp_(), (part.highest - highest).exp_()
+        total = (self.total * scale).addcmul_(part.total, part_scale)
+        output = (self.weighted_sum * scale).addcmul_(part.weighted_sum, part_scale).div_(total)
+        return output.to(self.weighted_sum.dtype)
+
+
+def _scores(queries: Tensor, keys: Tensor) -> Tensor:
+    """Return the products [B,Q,K] of queries [B,Q,D] and keys [B,K,D], in float32 if these have 16 bits.
+
+    Biases of keys may exceed 100, and scores 1,000: bfloat16 would round them by up to 4.
+    """
+    keys = keys.transpose(1, 2)
+    if queries.dtype not in {torch.bfloat16, torch.float16}:
+        return torch.bmm(queries, keys)
+    if queries.is_cuda:
+        return torch.bmm(queries, keys, out_dtype=torch.float32)
+    return torch.bmm(queries.float(), keys.float())
+
+
+class RowAttention:
+    """Attention of rows to the prompts that they share, and to their own keys and values.
+
+    Args:
+        row_prompts: The index of each row's prompt.
+        lengths: The number of tokens of each prompt.
+        config: The model's configuration, with its numbers of heads.
+        dtype: The dtype of masks.
+        device: The model's device.
+    """
+
+    def __init__(
+        self, row_prompts: Sequence[int], lengths: Sequence[int], config: Any, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        kv_heads = config.num_key_value_heads
+        queries = config.num_attention_heads // kv_heads
+        members: list[list[int]] = [[] for _ in lengths]
+        prompt_slots = []
+        for row, prompt in enumerate(row_prompts):
+            prompt_slots.append((prompt, len(members[prompt])))
+            members[prompt].append(row)
+        max_rows = max(map(len, members), default=0)
+        padded = [rows + [0] * (max_rows - len(rows)) for rows in members]
+        rows_by_prompt = torch.tensor(padded, dtype=torch.long, device=device)
+        heads = torch.arange(kv_heads * queries, device=device).view(kv_heads, 1, queries)
+        self.slots = (rows_by_prompt.view(len(members), 1, max_rows, 1) * kv_heads * queries + heads).flatten()
+        """For each prompt and key head, the queries of its rows."""
+        prompts, slots = torch.tensor(prompt_slots, dtype=torch.long, device=device).view(-1, 2).T[..., None, None]
+        group = torch.arange(kv_heads, device=device)[:, None]
+        self.query_indices = (
+            ((prompts * kv_heads + group) * max_rows + slots) * queries + torch.arange(queries, device=device)
+        ).flatten()
+        """For each row and head, the index of its query among `slots`."""
+        width = max(lengths, default=0)
+        self._prompt_mask: Tensor | None = None
+        if min(lengths, default=0) != width:
+            visible = torch.arange(width, device=device) < torch.tensor(lengths, device=device)[:, None]
+            self._prompt_mask = additive_mask(visible, dtype)[:, None]
+        self._prompts = len(lengths)
+
+    def __call__(self, queries: Tensor, prompts: Tensor, own: Tensor, mask: Tensor | None) -> Tensor:
+        """Return the attention of queries [R,heads,D] to their prompts [2,P,H,W,D], and to rows' own [2,R,H,C,D].
+
+        The two parts are joined by their sums, so that no tensor holds the scores of both.
+        """
+        rows, heads, size = queries.shape
+        keys, values = own.flatten(1, 2)
+        by_head = (len(keys), -1, size)
+        prompt_part = self._to_prompts(queries, prompts)
+        scores = _scores(queries.reshape(by_head), keys)
+        if mask is not None:
+            scores.view(rows, -1, scores.shape[-1]).add_(mask)
+        own_part = PartialAttention.to_values(scores, values)
+        prompt_part = PartialAttention(*(x.view(*by_head[:2], x.shape[-1]) for x in prompt_part))
+        return own_part.joined(prompt_part).view(rows, heads, size)
+
+    def _to_prompts(self, queries: Tensor, prompts: Tensor) -> PartialAttention:
+        """Return the attention of queries [R,heads,D] to their prompts, as [R*heads,…]."""
+        size = queries.shape[-1]
+        keys, values = prompts.flatten(1, 2)
+        by_prompt = queries.reshape(-1, size).index_select(0, self.slots).view(len(keys), -1, size)
+        scores = _scores(by_prompt, keys)
+        if self._prompt_mask is not None:
+            scores.view(self._prompts, -1, scores.shape[-1]).add_(self._prompt_mask)
+        part = PartialAttention.to_values(scores, values)
+        return PartialAttention(*(x.flatten(0, 1).index_select(0, self.query_indices) for x in part))
+
+
+def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a mask to add to scores: 0 where a key is visible, -inf elsewhere."""
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -torch.inf)

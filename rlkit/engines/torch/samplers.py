@@ -1,0 +1,182 @@
+"""How rows are sampled: step by step with a decoder, or through a model's own `generate`.
+
+`select` runs on the event loop, everything else in the worker thread.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from rlkit.engines.torch.batch import DecodeBatch, Row, group_by_prompt
+from rlkit.engines.torch.queue import RequestQueue
+from rlkit.engines.torch.worker import Worker
+from rlkit.ops.batching import micro_batches
+
+if TYPE_CHECKING:
+    from rlkit.engines.torch.decoder import AnyDecoder
+    from rlkit.interfaces.runtime import Runtime
+
+PREFILL_TOKENS = 16384
+"""Tokens of one prefill pass, padding included."""
+
+
+class Sampler(ABC):
+    """Selects waiting rows, and samples those of a batch."""
+
+    @abstractmethod
+    def select(self, rows: Sequence[Row]) -> list[Row]:
+        """Remove and return the waiting rows that join `rows`."""
+
+    @abstractmethod
+    def run(self, batch: DecodeBatch, joined: Sequence[Row]) -> Sequence[Row]:
+        """Add rows to the batch and sample; return the rows that ended."""
+
+    def compact(self, batch: DecodeBatch) -> None:
+        """Drop finished rows if that saves time."""
+
+    def refresh(self) -> None:
+        """Note that the weights have changed."""
+
+    def release(self) -> None:
+        """Drop all rows and release their memory."""
+
+    @abstractmethod
+    def health(self) -> dict[str, float]:
+        """Return gauges."""
+
+
+class DecoderSampler(Sampler):
+    """Samples with a decoder: rows join between two steps.
+
+    Args:
+        decoder: Runs the model.
+        queue: Holds the waiting rows.
+        worker: Runs this sampler; its other calls interrupt decoding.
+        max_rows: Largest number of rows in the batch.
+        max_kv_tokens: Largest size of the key-value cache, as rows times the longest row.
+    """
+
+    def __init__(
+        self, decoder: AnyDecoder, queue: RequestQueue, worker: Worker, max_rows: int, max_kv_tokens: int
+    ) -> None:
+        self.decoder = decoder
+        self._queue = queue
+        self._worker = worker
+        self._max_rows = max_rows
+        self._max_kv_tokens = max_kv_tokens
+        self._peak = 0
+
+    def select(self, rows: Sequence[Row]) -> list[Row]:
+        joined: list[Row] = []
+        waiting = self._queue.waiting
+        widest = max((len(r.request.tokens) + r.budget for r in rows), default=0)
+        while waiting and len(rows) + len(joined) < self._max_rows:
+            row = waiting[0]
+            if row.future.done():  # cancelled, or past its deadline
+                waiting.popleft()
+                continue
+            widest = max(widest, len(row.request.tokens) + row.budget)
+            count = len(rows) + len(joined) + 1
+            if count > 1 and count * widest > self._max_kv_tokens:
+                break
+            joined.append(waiting.popleft())
+        return joined
+
+    def run(self, batch: DecodeBatch, joined: Sequence[Row]) -> list[Row]:
+        """Admit rows, then decode until a row ends, other rows or calls wait, or requests are interrupted."""
+        queue = self._queue
+        ended = self._admit(batch, joined)
+        while batch.rows and not ended:
+            ended = batch.sample(self.decoder.step(batch.last), queue.version)
+            if queue.waiting or self._worker.has_calls or queue.interrupting:
+                break
+        self.compact(batch)
+        return ended
+
+    def compact(self, batch: DecodeBatch) -> None:
+        """Drop finished rows once there are enough, or once other rows wait; the last rows fill the gaps."""
+        active = [i for i, row in enumerate(batch.rows) if not row.finished]
+        count, total = len(active), len(batch.rows)
+        if count == total or (total - count < self.decoder.spare * total and not self._queue.waiting):
+            return
+        tail = [i for i in active if i >= count]
+        remaining = [i if not batch.rows[i].finished else tail.pop() for i in range(count)]
+        self.decoder.keep(remaining)
+        batch.keep(remaining)
+
+    def refresh(self) -> None:
+        self.decoder.refresh()
+
+    def release(self) -> None:
+        self.decoder.release()
+
+    def health(self) -> dict[str, float]:
+        return {"rows_peak": float(self._peak), "slow_path": 0.0, **self.decoder.health()}
+
+    def _admit(self, batch: DecodeBatch, joined: Sequence[Row]) -> list[Row]:
+        """Run each distinct prompt once and sample the next token of each row; return the rows that ended."""
+        groups = group_by_prompt(joined, self.decoder.resumes, PREFILL_TOKENS)
+        ended: list[Row] = []
+        for indices in micro_batches([group.tokens for group in groups], PREFILL_TOKENS):
+            chunk = [groups[i] for i in indices]
+            rows = [row for group in chunk for row in group.rows]
+            own = [row.request.tokens[len(group.prompt) :] for group in chunk for row in group.rows]
+            logits = self.decoder.admit([g.prompt for g in chunk], [len(g.rows) for g in chunk], own)
+            first = len(batch.rows)
+            batch.add(rows)
+            ended += batch.sample(logits, self._queue.version, first)
+        self._peak = max(self._peak, len(batch.rows))
+        return ended
+
+
+class GenerateSampler(Sampler):
+    """Samples through `generate`, prompts of one length at a time: for models without a plain cache.
+
+    Args:
+        runtime: The run, with the policy.
+        queue: Holds the waiting rows.
+        max_rows: Largest number of rows at once.
+    """
+
+    def __init__(self, runtime: Runtime, queue: RequestQueue, max_rows: int) -> None:
+        self._runtime = runtime
+        self._queue = queue
+        self._max_rows = max_rows
+
+    def select(self, rows: Sequence[Row]) -> list[Row]:
+        queue = self._queue
+        length = len(queue.waiting[0].request.tokens)
+        joined = [row for row in queue.waiting if len(row.request.tokens) == length][: self._max_rows]
+        queue.waiting = deque(row for row in queue.waiting if row not in joined)
+        return [row for row in joined if not row.future.done()]
+
+    def run(self, batch: DecodeBatch, joined: Sequence[Row]) -> Sequence[Row]:
+        """Sample rows until they end or are interrupted; the batch is empty before and after."""
+        from rlkit.engines.torch.generate import generate
+
+        if not joined:
+            return joined
+        batch.add(joined)
+
+        def choose(logits: Tensor) -> tuple[Tensor, Tensor]:
+            batch.sample(logits, self._queue.version)
+            finished = [row.finished or self._queue.interrupting for row in joined]
+            return batch.last, torch.tensor(finished, device=logits.device)
+
+        prompts = [row.request.tokens for row in joined]
+        budget = max(row.budget for row in joined)
+        try:
+            generate(self._runtime.policy, prompts, choose, budget, self._runtime.autocast())
+            batch.interrupt()
+        finally:
+            batch.keep([])
+        return joined
+
+    def health(self) -> dict[str, float]:
+        return {"rows_peak": 0.0, "slow_path": 1.0, "fused": 0.0}
