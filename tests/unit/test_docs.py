@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import json
 import os
@@ -272,8 +273,6 @@ def test_every_metric_in_the_code_is_listed() -> None:
     [
         ("losses", r'"(\w+)"\]?(?:: | = )masked_mean', "policy"),
         ("rollout", r'conversation\.count\("(\w+)"\)|self\.counts\["(\w+)"\] =', "conversation"),
-        ("engines", r'_counts\["(\w+)"\] \+=|^ {12}"(\w+)": (?:float\(|self\._)', "engine"),
-        ("engines/torch", r'return \{"(\w+)": float|, "(\w+)": float', "engine"),
         ("train", r'meter\.timed\("(\w+)"\)', "time"),
     ],
 )
@@ -282,6 +281,17 @@ def test_every_metric_that_is_named_elsewhere_is_listed_by_its_name(folder: str,
     found = {name for text in texts for groups in re.findall(pattern, text, re.M) for name in tuple_of(groups) if name}
     assert len(found) > 1
     assert {f"{prefix}/{name}" for name in found} - metrics_of(page("metrics")) == set()
+
+
+def test_every_gauge_of_an_engine_is_listed() -> None:
+    names = set()
+    for path in (ROOT / "rlkit" / "engines").rglob("*.py"):
+        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(function, ast.FunctionDef) and function.name in ("health", "gauges"):
+                constants = [node.value for node in ast.walk(function) if isinstance(node, ast.Constant)]
+                names |= {value for value in constants if isinstance(value, str) and value.isidentifier()}
+    assert {"restarts", "servers_down", "rows_peak", "fused", "sync_seconds"} <= names
+    assert {f"engine/{name}" for name in names} - metrics_of(page("metrics")) == set()
 
 
 def tuple_of(groups: str | tuple[str, ...]) -> tuple[str, ...]:
