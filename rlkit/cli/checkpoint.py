@@ -27,15 +27,15 @@ def with_checkpoint(argv: Sequence[str]) -> list[str]:
         RecipeError: It is given no path.
         CheckpointError: There is no policy.
     """
-    _, places = _taken_apart(argv)
-    if not places:
+    _, paths = _split_arguments(argv)
+    if not paths:
         return list(argv)
-    place = places[-1]
-    source = locate(place)
+    path = paths[-1]
+    source = locate(path)
     if source.base is None and not os.path.isfile(Path(source.location, "config.json")):
-        raise CheckpointError(f"{FLAG} is {place!r}, expected a run folder, its final/ or a checkpoint")
+        raise CheckpointError(f"{FLAG} is {path!r}, expected a run folder, its final/ or a checkpoint")
     lora = "null" if source.lora is None else json.dumps(asdict(source.lora))
-    return [*_with_recipe(argv, [place]), f"--model.path={source.location}", f"--model.lora={lora}"]
+    return [*_with_recipe(argv, [path]), f"--model.path={source.location}", f"--model.lora={lora}"]
 
 
 def each_checkpoint(argv: Sequence[str]) -> dict[str, list[str]]:
@@ -47,36 +47,37 @@ def each_checkpoint(argv: Sequence[str]) -> dict[str, list[str]]:
         RecipeError: One is given no path, or is given twice.
         CheckpointError: There is no policy.
     """
-    others, places = _taken_apart(argv)
-    twice = [place for place in places if places.count(place) > 1]
-    if twice:
-        raise RecipeError(f"{FLAG} {twice[0]} is given twice, expected different ones")
-    others = _with_recipe(others, places)
-    return {place: with_checkpoint([*others, f"{FLAG}={place}"]) for place in places} or {"": others}
+    other_arguments, paths = _split_arguments(argv)
+    repeated = [path for path in paths if paths.count(path) > 1]
+    if repeated:
+        raise RecipeError(f"{FLAG} {repeated[0]} is given twice, expected different ones")
+    other_arguments = _with_recipe(other_arguments, paths)
+    return {path: with_checkpoint([*other_arguments, f"{FLAG}={path}"]) for path in paths} or {"": other_arguments}
 
 
-def _taken_apart(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+def _split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the other arguments, and the paths of `--checkpoint`."""
-    others: list[str] = []
-    places: list[str] = []
+    other_arguments: list[str] = []
+    paths: list[str] = []
     words = list(argv)
     while words:
         word = words.pop(0)
-        flag, joined, place = word.partition("=")
+        flag, joined, path = word.partition("=")
         if flag != FLAG:
-            others.append(word)
+            other_arguments.append(word)
             continue
-        place = place if joined else words.pop(0) if words else ""
-        if not place or place.startswith("--"):
+        path = path if joined else words.pop(0) if words else ""
+        if not path or path.startswith("--"):
             raise RecipeError(f"{FLAG} has no value, expected a run folder, its final/ or a checkpoint")
-        places.append(place)
-    return others, places
+        paths.append(path)
+    return other_arguments, paths
 
 
-def _with_recipe(argv: Sequence[str], places: Sequence[str]) -> list[str]:
+def _with_recipe(argv: Sequence[str], paths: Sequence[str]) -> list[str]:
     """Return the arguments with the recipe of the first run among the places, unless they name one."""
     named = bool(argv) and not argv[0].startswith("-") and "=" not in argv[0]
     if not named and not any(argument.partition("=")[0] == "--recipe" for argument in argv):
-        homes = (home for place in places if (home := home_of(place)))
-        return [word for home in homes for word in ("--recipe", str(home / "recipe.yaml"))][:2] + list(argv)
+        home = next(filter(None, map(home_of, paths)), None)
+        if home is not None:
+            return ["--recipe", str(home / "recipe.yaml"), *argv]
     return list(argv)

@@ -48,17 +48,17 @@ LONGEST = 20_000
 
 def echo(text: str, *, error: bool = False) -> None:
     """Print a text as it is, whoever wrote it: no markup, no control codes, no credentials."""
-    print(shown(text), file=sys.stderr if error else sys.stdout)
+    print(printable(text), file=sys.stderr if error else sys.stdout)
 
 
-def shown(text: str) -> str:
+def printable(text: str) -> str:
     """Return what a terminal may be given of a text."""
     return safe(shorten(text, LONGEST))
 
 
 def cell(text: str) -> Text:
     """Return a text as a table's cell: no markup, no control codes, no credentials."""
-    return Text(shown(text))
+    return Text(printable(text))
 
 
 def show(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -92,7 +92,7 @@ class Pace:
             self._seconds.append(now - self._last)
         self._last = now
 
-    def left(self, steps: int) -> str | None:
+    def time_left(self, steps: int) -> str | None:
         """Return the time that so many steps take; None if that is unknown."""
         return _clock(fmean(self._seconds) * steps) if self._seconds else None
 
@@ -133,14 +133,15 @@ class Display:
     def step(self, number: int, metrics: dict[str, float]) -> None:
         self._pace.step()
         self._rewards += [metrics["reward/mean"]] if "reward/mean" in metrics else []
-        left = self._pace.left(self.steps - number)
+        time_left = self._pace.time_left(self.steps - number)
         if not self.console.is_terminal:
-            self.console.print(f"step {number}/{self.steps}  {_summary(metrics)}{f'  left {left}' if left else ''}")
+            suffix = f"  left {time_left}" if time_left else ""
+            self.console.print(f"step {number}/{self.steps}  {_summary(metrics)}{suffix}")
             return
         if self._live is None:
             self._live = Live(console=self.console, auto_refresh=False)
             self._live.start()
-        self._live.update(self._table(number, metrics, left), refresh=True)
+        self._live.update(self._table(number, metrics, time_left), refresh=True)
 
     def finish(self, result: dict[str, Any], advice: str) -> None:
         if self._live is not None:
@@ -151,12 +152,12 @@ class Display:
         steps = f"{result['steps']} step{'s' * (result['steps'] != 1)}"
         self.note(f"{result['status']}: {steps} in {_clock(result['seconds'])}; {advice}")
 
-    def _table(self, number: int, metrics: Mapping[str, float], left: str | None) -> Table:
+    def _table(self, number: int, metrics: Mapping[str, float], time_left: str | None) -> Table:
         """Return what a terminal shows after a step: where the run is, what it learns, where the time goes."""
         table = Table.grid(padding=(0, 2))
-        done = round(BAR * number / max(self.steps, 1))
-        passed = f"{_clock(time.monotonic() - self._start)} passed{f', {left} left' if left else ''}"
-        rows = [("step", f"{'━' * done}{'╌' * (BAR - done)} {number}/{self.steps}  {passed}")]
+        filled = round(BAR * number / max(self.steps, 1))
+        passed = f"{_clock(time.monotonic() - self._start)} passed" + (f", {time_left} left" if time_left else "")
+        rows = [("step", f"{'━' * filled}{'╌' * (BAR - filled)} {number}/{self.steps}  {passed}")]
         rows.append(("metrics", _summary(metrics)))
         if len(self._rewards) > 1:
             rows.append(("reward", f"{fmean(self._rewards):.3f}, mean of {len(self._rewards)} steps"))
@@ -190,15 +191,15 @@ def comparison(before: dict[str, float], after: dict[str, float]) -> Table:
 
 def by_checkpoint(metrics: Mapping[str, Mapping[str, float]]) -> Table:
     """Return the table of several checkpoints' validation metrics, with p-values of comparisons with the first."""
-    texts = {checkpoint: dict(metric_rows(one)) for checkpoint, one in metrics.items()}
+    texts = {checkpoint: dict(metric_rows(own)) for checkpoint, own in metrics.items()}
     rows = []
-    for name in dict.fromkeys(name for one in texts.values() for name in one):
-        if name.endswith(("failed", "unscored")) and not any(one.get(name) for one in metrics.values()):
+    for name in dict.fromkeys(name for own in texts.values() for name in own):
+        if name.endswith(("failed", "unscored")) and not any(own.get(name) for own in metrics.values()):
             continue
-        for number, (checkpoint, one) in enumerate(metrics.items()):
-            p_value = one.get(f"{name}_p_first")
-            shown = "" if p_value is None else f"{p_value:.2g}"
-            rows.append(("" if number else name, checkpoint, texts[checkpoint].get(name, "-"), shown))
+        for number, (checkpoint, own) in enumerate(metrics.items()):
+            p_value = own.get(f"{name}_p_first")
+            p_text = "" if p_value is None else f"{p_value:.2g}"
+            rows.append(("" if number else name, checkpoint, texts[checkpoint].get(name, "-"), p_text))
     return make_table(("validation", "checkpoint", "", "p if equal"), rows)
 
 
@@ -233,15 +234,15 @@ def _memory(metrics: Mapping[str, float]) -> str:
 
 
 def _summary(metrics: Mapping[str, float]) -> str:
-    shown: dict[str, str] = {}
+    entries: dict[str, str] = {}
     for name, label, form in SHOWN:
         of_advantages = name == "policy/loss" and "advantage/abs_mean" in metrics  # which says nothing by itself
         if name in metrics and not of_advantages:
-            shown.setdefault(label, f"{label} {metrics[name]:{form}}")
-    return "  ".join(shown.values())
+            entries.setdefault(label, f"{label} {metrics[name]:{form}}")
+    return "  ".join(entries.values())
 
 
 def _clock(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
+    minutes, seconds = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

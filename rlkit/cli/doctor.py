@@ -30,7 +30,8 @@ def run(argv: Sequence[str]) -> int:
     if argv and argv[0] in ("-h", "--help"):
         print(USAGE, end="")
         return 0
-    if (path := _model(argv)) is not None:
+    path = _model(argv)
+    if path is not None:
         return _examine(Model(path))
     show(("what", "found"), facts())
     registry = load_plugins()
@@ -55,12 +56,12 @@ def _examine(model: Model) -> int:
     size = f"{parameter_count(model):,} parameters, context {context_length(config)}"
     echo(f"{model.path}: {config.model_type}, {size}")
     echo(f"a turn ends with: {', '.join(repr(tokenizer.decode([i])) for i in sorted(ends))}")
-    found = ChatTemplate(tokenizer, ends).check()
-    for fact in found.facts:
+    check = ChatTemplate(tokenizer, ends).check()
+    for fact in check.facts:
         echo(f"template: {fact}")
-    for warning in found.warnings:
+    for warning in check.warnings:
         echo(f"warning: {warning}")
-    return 1 if found.warnings else 0
+    return 1 if check.warnings else 0
 
 
 def facts() -> list[tuple[str, str]]:

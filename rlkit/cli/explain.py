@@ -37,7 +37,8 @@ def explain(recipe: Recipe) -> Iterator[tuple[str, str]]:
     yield from _reward(recipe)
     if recipe.advantage is not None:
         yield _name("advantage", recipe.advantage), recipe.advantage.explain()
-    if (teacher := recipe.teacher) is not None:
+    teacher = recipe.teacher
+    if teacher is not None:
         plus = "A =" if recipe.advantage is None else "A +"
         credit = f"{plus} {teacher.coef:g} (log pi_teacher - log pi_old), token by token; "
         yield (
@@ -67,7 +68,8 @@ def _data(recipe: Recipe) -> Iterator[tuple[str, str]]:
         f"{train.epochs} epochs x {train.minibatches} mini-batches = "
         f"{train.epochs * train.minibatches} optimizer steps; {train.steps} steps in all",
     )
-    if (replay := rollout.replay) is not None:
+    replay = rollout.replay
+    if replay is not None:
         yield "replay", f"and up to {replay.size} groups of earlier steps, each {replay.reuse} times more at most"
     if rollout.filter is not None:
         yield "filter", f"{type(rollout.filter).__name__}, dropped places are filled {rollout.filter.max_refills} times"
@@ -81,7 +83,8 @@ def _reward(recipe: Recipe) -> Iterator[tuple[str, str]]:
         text += ", divided by its running standard deviation" if recipe.shaping.normalize else ""
         text += f", clipped to +-{recipe.shaping.clip}" if recipe.shaping.clip else ""
     yield "reward", f"{text}; on the last token that the policy chose"
-    if (section := recipe.kl_reward) is not None:
+    section = recipe.kl_reward
+    if section is not None:
         adapts = "" if section.target is None else f", beta adapts to KL {section.target} (horizon {section.horizon})"
         yield "KL in the reward", f"r_t - {section.coef} {section.estimator}(old policy, reference){adapts}"
 
@@ -90,17 +93,18 @@ def _loss(recipe: Recipe) -> Iterator[tuple[str, str]]:
     yield _name("loss", recipe.loss), recipe.loss.explain()
     if Inputs.OLD_LOGPS in recipe.loss.inputs:
         yield "old policy", _old_policy(recipe)
-    if (weigh := recipe.correction) is not None:
+    weigh = recipe.correction
+    if weigh is not None:
         how = f"capped at {weigh.high}" if weigh.low is None else f"0 outside [{weigh.low}, {weigh.high}]"
         yield "correction", f"each token's loss times pi_trainer / pi_engine ({weigh.level}), {how}"
-    if (reject := recipe.rejection) is not None:
+    reject = recipe.rejection
+    if reject is not None:
         low = f"{1 / reject.highest if reject.low is None else reject.low:g} <= " if reject.statistic == "k1" else ""
-        kept = "in" if reject.keep_in_denominator else "out of"
-        yield (
-            "rejection",
-            f"keep {low}{reject.statistic}({reject.level}) <= {reject.highest}; the rest is {kept} the denominator",
-        )
-    if (threshold := recipe.train.off_policy_mask_threshold) is not None:
+        side = "in" if reject.keep_in_denominator else "out of"
+        bounds = f"{low}{reject.statistic}({reject.level}) <= {reject.highest}"
+        yield "rejection", f"keep {bounds}; the rest is {side} the denominator"
+    threshold = recipe.train.off_policy_mask_threshold
+    if threshold is not None:
         yield "off-policy mask", f"0 where A < 0 and the sequence's mean of log pi_engine - log pi > {threshold}"
     mode = recipe.train.aggregation or recipe.loss.aggregation
     yield (
@@ -154,25 +158,26 @@ def _reference(recipe: Recipe) -> str:
         return "the policy without its adapters"
     if recipe.reference is None:
         return "the initial policy, frozen"
-    every = recipe.reference.refresh_every
+    refresh_steps = recipe.reference.refresh_every
     mix = recipe.reference.mix
-    return f"follows the policy every {every} steps: {mix} policy + {1 - mix:g} reference"
+    return f"follows the policy every {refresh_steps} steps: {mix} policy + {1 - mix:g} reference"
 
 
 def _teacher(teacher: Teacher, averaged: bool) -> str:
     itself = "the policy's averaged weights" if averaged else "the policy as the run began"
     served = "" if teacher.urls is None else f" on {len(teacher.urls)} servers"
-    others = f"{teacher.path or (itself if teacher.context is not None else 'none')}{served}"
-    named = [f"{path} for {source}" for source, path in (teacher.sources or {}).items()]
+    default_teacher = f"{teacher.path or (itself if teacher.context is not None else 'none')}{served}"
+    by_source = [f"{path} for {source}" for source, path in (teacher.sources or {}).items()]
     reads = "" if teacher.context is None else f", which reads {teacher.context!r}"
-    return "; ".join([*named, f"{others} for others" if named else others]) + reads
+    return "; ".join([*by_source, f"{default_teacher} for others" if by_source else default_teacher]) + reads
 
 
 def _training(recipe: Recipe) -> Iterator[tuple[str, str]]:
     train, lora = recipe.train, recipe.model.lora
     weights = "all weights" if lora is None else f"LoRA of rank {lora.rank} on {lora.targets}, the rest is frozen"
     yield "policy" if recipe.generates else "reward model", f"{recipe.model.path}: {weights}; {_optimizer(train)}"
-    if (critic := recipe.critic) is not None:
+    critic = recipe.critic
+    if critic is not None:
         bound = "" if critic.clip is None else f", values clipped to the old ones +-{critic.clip}"
         alone = f"; learns alone for {critic.policy_delay_steps} steps" if critic.policy_delay_steps else ""
         yield "critic", f"0.5 mean_tokens (V - returns)^2{bound}; {_optimizer(critic)}{alone}"

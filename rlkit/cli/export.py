@@ -36,6 +36,6 @@ def run(argv: Sequence[str]) -> int:
     out = output_path(options.out)
     if os.path.exists(out) and any(out.iterdir()):
         raise RecipeError(f"--out is {options.out!r}, which holds something; choose a new folder")
-    place = export(options.checkpoint, out, options.merge_lora, options.dtype, options.trust_remote_code)
-    echo(f"{place} is exported to {out}")
+    source = export(options.checkpoint, out, options.merge_lora, options.dtype, options.trust_remote_code)
+    echo(f"{source} is exported to {out}")
     return 0

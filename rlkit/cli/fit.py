@@ -39,12 +39,12 @@ def run(argv: Sequence[str]) -> int:
 
 def _with_recipe(argv: Sequence[str]) -> list[str]:
     """Where a run folder is resumed without a recipe, take its own."""
-    given = split(argv, OPTIONS)
-    if given.options.resume is None or given.recipes:
+    command_line = split(argv, OPTIONS)
+    if command_line.options.resume is None or command_line.recipes:
         return list(argv)
     from rlkit.run.launch import home_of
 
-    resume = given.options.resume
+    resume = command_line.options.resume
     home = home_of(resume)
     if home is None and resume != "auto" and "://" not in resume:
         what = "holds no recipe.yaml; pass its recipe by --recipe" if os.path.exists(resume) else "does not exist"

@@ -58,7 +58,7 @@ async def _unscored(group: list[Trajectory]) -> None:
 def paint(trajectory: Trajectory, tokenizer: object) -> Text:
     """Show the conversation: given tokens dim, sampled ones from green (likely) to red (unlikely)."""
     text = Text()
-    for token, mine, logp in zip(trajectory.tokens, trajectory.mask, trajectory.logps, strict=True):
-        style = "dim" if not mine else "green" if logp > -0.1 else "yellow" if logp > -1.5 else "red"
+    for token, sampled, logp in zip(trajectory.tokens, trajectory.mask, trajectory.logps, strict=True):
+        style = "dim" if not sampled else "green" if logp > -0.1 else "yellow" if logp > -1.5 else "red"
         text.append(visible(tokenizer.decode([token])), style)  # type: ignore[attr-defined]
     return text

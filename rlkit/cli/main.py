@@ -52,17 +52,17 @@ def _run(args: list[str]) -> int:
         print(f"rlkit {__version__}")
         return 0
     debug = "--debug" in args
-    rest = [a for a in args[1:] if a != "--debug"]
+    arguments = [a for a in args[1:] if a != "--debug"]
     try:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         if args[0] not in VERBS:
-            return run_plugin_verb(args[0], rest)
+            return run_plugin_verb(args[0], arguments)
         from rlkit.concurrency.imports import import_lazily
 
         import_lazily()
         with uncollected():
             verb = import_module(f"rlkit.cli.{args[0]}")
-        return int(verb.run(rest))
+        return int(verb.run(arguments))
     except RlkitError as error:
         if debug:
             raise

@@ -36,21 +36,21 @@ USAGE = f"""usage: rlkit plugins list          installed plugins, the rlkit that
 
 def run(argv: Sequence[str]) -> int:
     """List, show, make or test; return the exit status: 2 where a listed plugin is broken, 1 where a check failed."""
-    verb, rest = (argv[0], list(argv[1:])) if argv else ("", [])
+    verb, arguments = (argv[0], list(argv[1:])) if argv else ("", [])
     if verb == "new":
-        return _new(rest)
-    if verb in ("", "-h", "--help") or {"-h", "--help"} & set(rest):
+        return _new(arguments)
+    if verb in ("", "-h", "--help") or {"-h", "--help"} & set(arguments):
         print(USAGE, end="")
         return 0 if verb else 2
-    if verb not in ("list", "show", "test") or len(rest) != (verb != "list"):
+    if verb not in ("list", "show", "test") or len(arguments) != (verb != "list"):
         expected = "`list`, `show NAME`, `new NAME --kind KIND` or `test NAME`"
         raise RecipeError(f"the arguments of rlkit plugins are {' '.join(argv)!r}, expected {expected}")
     registry = load_plugins()
     if verb == "show":
-        echo(_show(rest[0], registry))
+        echo(_show(arguments[0], registry))
         return 0
     if verb == "test":
-        return _test(rest[0], registry)
+        return _test(arguments[0], registry)
     show_plugins(registry)
     for note in registry.notes:
         echo(f"note: {note}")
@@ -91,13 +91,13 @@ def _check_recipes(plugin: Plugin, registry: Registry) -> Iterator[Finding]:
 
 def _find_plugins(name: str, registry: Registry) -> list[Plugin]:
     """Return the plugin of a name, or those of a distribution."""
-    found = [p for p in registry.plugins if _plain(name) in (_plain(p.name), _plain(p.distribution))]
-    if not found:
-        known = [plugin.name for plugin in registry.plugins]
-        near = difflib.get_close_matches(name, known, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"installed: {', '.join(known)}"
+    plugins = [p for p in registry.plugins if _plain(name) in (_plain(p.name), _plain(p.distribution))]
+    if not plugins:
+        names = [plugin.name for plugin in registry.plugins]
+        near = difflib.get_close_matches(name, names, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"installed: {', '.join(names)}"
         raise RecipeError(f"no plugin or distribution is named {name!r}; {hint}")
-    return found
+    return plugins
 
 
 def _plain(name: str) -> str:
@@ -127,19 +127,19 @@ def _offers(plugin: Plugin, registry: Registry) -> str:
 def _show(name: str, registry: Registry) -> str:
     if name in EXAMPLES:
         return EXAMPLES[name].read_text(encoding="utf-8").rstrip()
-    types = reference.known()
+    types = reference.public_classes()
     parts = [part for parts in registry.parts.values() for part in parts.values()]
-    shown = [_describe(part) for part in parts if name in (part.name, part.plugin.name)]
-    shown += [_describe_kind(kind, registry) for kind, (single, _, _) in KINDS.items() if name in (kind, single)]
-    shown += [_describe_rest(plugin, registry) for plugin in registry.plugins if plugin.name == name]
-    shown += [reference.describe(types[name])] if name in types else []
-    if not shown:
+    descriptions = [_describe(part) for part in parts if name in (part.name, part.plugin.name)]
+    descriptions += [_describe_kind(kind, registry) for kind, (single, _, _) in KINDS.items() if name in (kind, single)]
+    descriptions += [_describe_rest(plugin, registry) for plugin in registry.plugins if plugin.name == name]
+    descriptions += [reference.describe(types[name])] if name in types else []
+    if not descriptions:
         plugins = [plugin.name for plugin in registry.plugins]
         names = [*(part.name for part in parts), *plugins, *types, *KINDS, *EXAMPLES]
         near = difflib.get_close_matches(name, names, 1)
         hint = f"did you mean {near[0]!r}?" if near else "see rlkit plugins list"
         raise RecipeError(f"no part, plugin, kind or type is named {name!r}; {hint}")
-    return "\n\n".join(filter(None, shown))
+    return "\n\n".join(filter(None, descriptions))
 
 
 def _describe_kind(kind: str, registry: Registry) -> str:

@@ -52,20 +52,20 @@ DEEP = ("--deep", {"action": "store_true", "help": "Load models, run code of the
 
 def run(argv: Sequence[str]) -> int:
     """List, show, write or check; return the exit status."""
-    verb, rest = (argv[0], list(argv[1:])) if argv else ("", [])
+    verb, arguments = (argv[0], list(argv[1:])) if argv else ("", [])
     if verb in ("", "-h", "--help"):
         print(USAGE, end="")
         return 0 if verb else 2
     if verb == "list":
         return _list(load_plugins())
     if verb == "new":
-        return _new(rest)
+        return _new(arguments)
     if verb not in ("show", "check"):
         raise RecipeError(f"rlkit recipe has no verb {verb!r}, expected list, show, new or check")
-    parsed = parse(f"recipe {verb}", rest, [DEEP if verb == "check" else PYTHON])
+    parsed = parse(f"recipe {verb}", arguments, [DEEP if verb == "check" else PYTHON])
     if verb == "show":
-        shown = as_python(parsed.yaml, f"The recipe {parsed.name}.", parsed.registry)
-        print(shown if parsed.options.python else parsed.yaml, end="")
+        script = as_python(parsed.yaml, f"The recipe {parsed.name}.", parsed.registry)
+        print(script if parsed.options.python else parsed.yaml, end="")
         return 0
     if parsed.recipe.model.trust_remote_code and not parsed.options.deep:
         raise RecipeError(
@@ -81,10 +81,10 @@ def run(argv: Sequence[str]) -> int:
 
 def _new(argv: Sequence[str]) -> int:
     """Write a recipe with every option to a file that does not exist yet."""
-    file, rest = (argv[0], list(argv[1:])) if argv and not argv[0].startswith("-") else ("", list(argv))
+    file, words_after = (argv[0], list(argv[1:])) if argv and not argv[0].startswith("-") else ("", list(argv))
     if not file:
         raise RecipeError("rlkit recipe new needs a file to write: rlkit recipe new mine.yaml --from grpo_gsm8k")
-    words = [("--recipe" + word.removeprefix(FROM)) if word.partition("=")[0] == FROM else word for word in rest]
+    words = [("--recipe" + word.removeprefix(FROM)) if word.partition("=")[0] == FROM else word for word in words_after]
     if not any(word.partition("=")[0] == "--recipe" for word in words):
         raise RecipeError(f"rlkit recipe new needs {FROM} NAME, the recipe to begin with; see rlkit recipe list")
     parsed = parse("recipe new", words, [])
@@ -125,9 +125,10 @@ def _check(parsed: Parsed, data: Data) -> int:
     ranks, shards = _ranks(fabric)
     for line in plan.lines(data, ranks):
         echo(line)
-    for fact in (found := data.dialogue.template.check()).facts:
+    template_check = data.dialogue.template.check()
+    for fact in template_check.facts:
         echo(f"template: {fact}")
-    for warning in found.warnings:
+    for warning in template_check.warnings:
         echo(f"warning: {warning}")
     measured = [data.lengths.measure([prompt])[0] for prompt in data.examples(EXAMPLES)]
     prompt = sum(measured) / len(measured)
@@ -142,7 +143,8 @@ def _check(parsed: Parsed, data: Data) -> int:
 
 
 def _try_reward(recipe: Recipe, reward: RewardManager, data: Data, fabric: Fabric) -> None:
-    if reason := _untried(reward):
+    reason = _untried(reward)
+    if reason:
         echo(f"reward: not tried, since it {reason}; add --deep to try it")
         return
     workers = Workers(1)
@@ -161,8 +163,9 @@ def _untried(reward: RewardManager) -> str | None:
         return f"runs {reward.function}"
     if isinstance(reward, ModelReward):
         return f"loads {reward.path}"
-    inner = [v for value in vars(reward).values() for v in (value.values() if isinstance(value, dict) else [value])]
-    return next((reason for r in inner if isinstance(r, RewardManager) and (reason := _untried(r))), None)
+    parts = [v for value in vars(reward).values() for v in (value.values() if isinstance(value, dict) else [value])]
+    reasons = (_untried(part) for part in parts if isinstance(part, RewardManager))
+    return next(filter(None, reasons), None)
 
 
 def _check_without_data(parsed: Parsed, missing: UnavailableError) -> int:
@@ -199,28 +202,28 @@ def _ranks(fabric: Fabric) -> tuple[int, int]:
     ) else 1
 
 
-def _estimate(known: estimate.Setting) -> None:
-    for line in estimate.lines(known):
+def _estimate(setting: estimate.Setting) -> None:
+    for line in estimate.lines(setting):
         echo(line)
-    for phase, size in estimate.memory(known).items():
+    for phase, size in estimate.memory(setting).items():
         echo(f"memory, estimated: {size:,.0f} MiB for {phase}")
 
 
 def _measure(parsed: Parsed, data: Data, fabric: Fabric) -> None:
     """Load the models, try the reward and the longest rows."""
     fabric.launch()
-    context, reward, found = prepare_training(parsed.recipe, data, fabric), parsed.recipe.reward, None
+    context, reward, trial = prepare_training(parsed.recipe, data, fabric), parsed.recipe.reward, None
     try:
         if reward is not None:
-            found = context.rollouts.wait(
+            trial = context.rollouts.wait(
                 plan.try_reward(lambda t: context.rollouts.score(reward, t), *data.examples(1))
             )
         measured = dry_run(context)
     finally:
         context.rollouts.close()
     if fabric.is_global_zero:
-        if found is not None:
-            _show(found)
+        if trial is not None:
+            _show(trial)
         for phase, size in measured.items():
             print(f"memory, measured: {size:,.0f} MiB at most, after {phase}")
 

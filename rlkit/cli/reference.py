@@ -12,12 +12,12 @@ from typing import Any
 from rlkit import batch, interfaces, types
 
 
-def known() -> dict[str, type]:
+def public_classes() -> dict[str, type]:
     """Return all public classes of `rlkit.types` and `rlkit.interfaces`, by name."""
     modules = [
         types,
         batch,
-        *(import_module(f"rlkit.interfaces.{found.name}") for found in pkgutil.iter_modules(interfaces.__path__)),
+        *(import_module(f"rlkit.interfaces.{module.name}") for module in pkgutil.iter_modules(interfaces.__path__)),
     ]
     return {
         name: value
@@ -40,17 +40,17 @@ def _members(cls: type) -> Iterator[tuple[str, str]]:
     """Yield the properties and methods of a class and of rlkit's classes that it extends, these first."""
     bases = [base for base in reversed(cls.__mro__) if base.__module__.startswith("rlkit.")]
     for name, member in {name: member for base in bases for name, member in vars(base).items()}.items():
-        inner: Any = member.__func__ if isinstance(member, classmethod | staticmethod) else member
-        doc = inspect.getdoc(inner) if inspect.isfunction(inner) or isinstance(inner, property) else None
+        function: Any = member.__func__ if isinstance(member, classmethod | staticmethod) else member
+        doc = inspect.getdoc(function) if inspect.isfunction(function) or isinstance(function, property) else None
         if doc is None or (name.startswith("_") and name != "__call__"):
             continue
-        if isinstance(inner, property):
-            yield f"{name}: {inspect.signature(inner.fget).return_annotation}", doc  # type: ignore[arg-type]
+        if isinstance(function, property):
+            yield f"{name}: {inspect.signature(function.fget).return_annotation}", doc  # type: ignore[arg-type]
         else:
-            kind = "async def" if inspect.iscoroutinefunction(inner) else "def"
-            plain = str(inspect.signature(inner)).replace("'", "")
+            kind = "async def" if inspect.iscoroutinefunction(function) else "def"
+            plain = str(inspect.signature(function)).replace("'", "")
             yield (
-                f"{kind} {name}{plain}" + ("  (abstract)" if getattr(inner, "__isabstractmethod__", False) else ""),
+                f"{kind} {name}{plain}" + ("  (abstract)" if getattr(function, "__isabstractmethod__", False) else ""),
                 doc,
             )
 

@@ -46,12 +46,13 @@ class _Made:
     arguments: dict[str, object]
 
 
-def _arguments(given: Mapping[str, object], cls: type, registry: Registry) -> dict[str, object]:
+def _arguments(values: Mapping[str, object], cls: type, registry: Registry) -> dict[str, object]:
     """Return the options of a section or of a part, but for those that have their default value."""
-    defaults, known = _defaults(cls), options(cls)
-    found = {name: _node(value, known[name].hint, registry) for name, value in given.items()}
-    usual = {name: _node(as_data(value, registry), known[name].hint, registry) for name, value in defaults.items()}
-    return {name: node for name, node in found.items() if name not in usual or usual[name] != node}
+    hints = {name: option.hint for name, option in options(cls).items()}
+    defaults = {name: as_data(value, registry) for name, value in _defaults(cls).items()}
+    nodes = {name: _node(value, hints[name], registry) for name, value in values.items()}
+    default_nodes = {name: _node(value, hints[name], registry) for name, value in defaults.items()}
+    return {name: node for name, node in nodes.items() if name not in default_nodes or default_nodes[name] != node}
 
 
 def _node(value: Any, hint: object, registry: Registry) -> object:
@@ -70,13 +71,13 @@ def _node(value: Any, hint: object, registry: Registry) -> object:
 def _defaults(cls: type) -> dict[str, object]:
     """Return the default values of a class's options, as far as it has any."""
     if is_dataclass(cls):
-        made = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields(cls)}
-        return {name: value for name, value in made.items() if value is not MISSING}
-    found: dict[str, object] = {}
+        of_fields = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields(cls)}
+        return {name: value for name, value in of_fields.items() if value is not MISSING}
+    defaults: dict[str, object] = {}
     for base in reversed([c for c in cls.__mro__ if "__init__" in vars(c) and c is not object]):
         parameters = inspect.signature(base.__init__).parameters  # type: ignore[misc]
-        found |= {p.name: p.default for p in parameters.values() if p.default is not p.empty}
-    return {name: value for name, value in found.items() if name in options(cls)}
+        defaults |= {p.name: p.default for p in parameters.values() if p.default is not p.empty}
+    return {name: value for name, value in defaults.items() if name in options(cls)}
 
 
 class _Printer:
@@ -87,13 +88,13 @@ class _Printer:
         """By the name in the script: a class's module, and its name there."""
 
     def call(self, name: str, arguments: Mapping[str, object], indent: int) -> str:
-        written = [f"{key}={self._value(value, indent + 4)}" for key, value in arguments.items()]
-        return self._within(f"{name}(", written, ")", indent)
+        written_arguments = [f"{key}={self._value(value, indent + 4)}" for key, value in arguments.items()]
+        return self._within(f"{name}(", written_arguments, ")", indent)
 
     def imports(self) -> str:
         lines = defaultdict(list)
-        for name, (module, known) in sorted(self._known.items()):
-            lines[module].append(known if name == known else f"{known} as {name}")
+        for name, (module, original) in sorted(self._known.items()):
+            lines[module].append(original if name == original else f"{original} as {name}")
         return "".join(f"from {module} import {', '.join(names)}\n" for module, names in sorted(lines.items()))
 
     def _value(self, value: object, indent: int) -> str:
@@ -115,8 +116,8 @@ class _Printer:
 
     def _name(self, cls: type) -> str:
         """Return what the script calls a class, which it imports."""
-        module, _, known = import_paths(cls)[0].rpartition(".")
-        name = known
-        while self._known.setdefault(name, (module, known)) != (module, known):
+        module, _, class_name = import_paths(cls)[0].rpartition(".")
+        name = class_name
+        while self._known.setdefault(name, (module, class_name)) != (module, class_name):
             name += "_"
         return name

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TextIO
 
 
-class Stream:
+class UnfailingStream:
     """A text stream whose writes never raise.
 
     A character that the encoding lacks becomes `?`. Once a write fails because the reader has gone, or the disk is
@@ -63,7 +63,7 @@ def unfailing() -> Iterator[None]:
     while (number := os.open(os.devnull, os.O_RDWR)) < 3:
         pass  # a standard descriptor was closed: no file of the run may get its number
     os.close(number)
-    sys.stdout, sys.stderr = (Stream(s or open(os.devnull, "w", encoding="utf-8")) for s in before)  # type: ignore[assignment]  # noqa: SIM115
+    sys.stdout, sys.stderr = (UnfailingStream(s or open(os.devnull, "w", encoding="utf-8")) for s in before)  # type: ignore[assignment]  # noqa: SIM115
     try:
         yield
     finally:

@@ -47,7 +47,7 @@ OWN: list[tuple[str, dict[str, Any]]] = [
 
 
 @dataclass
-class Job:
+class ValidationJob:
     """What one policy answers: prompts, or a harness's tasks; it holds the policy once it is loaded."""
 
     parsed: Parsed
@@ -83,21 +83,21 @@ class Report:
         """Whether there is more than one policy, so that they must be told apart."""
         return len(self.checkpoints) > 1
 
-    def add(self, name: str, made: Validated, rank: int) -> None:
+    def add(self, name: str, validated: Validated, rank: int) -> None:
         """Compare a policy with the first one, write its answers, and free them."""
         first = self.done.get(self.checkpoints[0])
-        self.done[name] = made
-        if first is not None and first.prompts == made.prompts:
-            made.found.compare("first", first.found.accuracies)
+        self.done[name] = validated
+        if first is not None and first.prompts == validated.prompts:
+            validated.found.compare("first", first.found.accuracies)
         elif first is not None and rank == 0:
             echo(f"note: {name} is not compared with {self.checkpoints[0]}, which had other prompts", error=True)
         if self.out is not None:
             answers = f"answers-{self.checkpoints.index(name) + 1}" if self.several else "answers"
-            _attempt(self.out / of_rank(answers, rank), made.write)
-            made.entry["answers"] = answers
-        made.found.answers.clear()
+            _attempt(self.out / of_rank(answers, rank), validated.write)
+            validated.entry["answers"] = answers
+        validated.found.answers.clear()
         if self.out is not None and rank == 0:
-            content = {"results": [made.entry for made in self.done.values()], **self.about}
+            content = {"results": [validated.entry for validated in self.done.values()], **self.about}
             try:
                 write_atomically(self.out / "results.json", json_text(content))
             except OSError as error:
@@ -105,7 +105,7 @@ class Report:
 
     def show(self) -> None:
         """Print the metrics."""
-        metrics = {name: made.found.metrics for name, made in self.done.items()}
+        metrics = {name: validated.found.metrics for name, validated in self.done.items()}
         name, first = next(iter(self.done.items()))
         if self.json:
             print(json.dumps(metrics if self.several else metrics[name]))
@@ -121,7 +121,7 @@ def run(argv: Sequence[str]) -> int:
 
     Where one of several checkpoints fails, or no file can be written, the metrics that there are are printed first.
     """
-    jobs: dict[str, Job] = {}
+    jobs: dict[str, ValidationJob] = {}
     arguments = each_checkpoint(argv)
     for name, words in arguments.items():
         with _naming(name, len(arguments)):
@@ -152,17 +152,17 @@ def _clear_frames(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
-def _prepare(argv: Sequence[str]) -> Job:
+def _prepare(argv: Sequence[str]) -> ValidationJob:
     parsed = parse("validate", argv, OWN)
     if parsed.options.harness:
-        return Job(parsed, _harness(parsed))
+        return ValidationJob(parsed, _harness(parsed))
     if parsed.options.harness_path:
         raise RecipeError(
             "--harness-path is where tasks of --harness are looked for, but there is no --harness; add it"
         )
     if parsed.recipe.validation is None:
         raise RecipeError("validation is off, so there is nothing to validate: set the section validation")
-    return Job(parsed, load_data(parsed.recipe))
+    return ValidationJob(parsed, load_data(parsed.recipe))
 
 
 def _harness(parsed: Parsed) -> Harness:
@@ -186,7 +186,7 @@ def _open(checkpoints: list[str], parsed: Parsed) -> tuple[Report, Fabric]:
     return Report(checkpoints, parsed.options.json, out, about), fabric
 
 
-def _run(job: Job, name: str, fabric: Fabric) -> Validated:
+def _run(job: ValidationJob, name: str, fabric: Fabric) -> Validated:
     """Return what came of a job."""
     model, work = job.parsed.recipe.model, job.work
     entry: dict[str, object] = {
@@ -198,9 +198,9 @@ def _run(job: Job, name: str, fabric: Fabric) -> Validated:
         result = work.run(model, fabric.device, "bfloat16" if half else "float32")
         entry |= {"metrics": result.metrics, "harness": result.details}
         return Validated(entry, Evaluation(metrics=result.metrics), [], result.write)
-    found, prompts = _validate(job.parsed.recipe, work, fabric), [prompt.id for prompt in work.validation]
-    entry |= {"prompts": len(prompts), "metrics": found.metrics}
-    return Validated(entry, found, prompts, lambda stem: write_answers(stem, found))
+    evaluation, prompts = _validate(job.parsed.recipe, work, fabric), [prompt.id for prompt in work.validation]
+    entry |= {"prompts": len(prompts), "metrics": evaluation.metrics}
+    return Validated(entry, evaluation, prompts, lambda stem: write_answers(stem, evaluation))
 
 
 def _validate(recipe: Recipe, data: Data, fabric: Fabric) -> Evaluation:

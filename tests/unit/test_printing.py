@@ -12,7 +12,7 @@ import pytest
 
 from rlkit.cli.display import Display, echo, show
 from rlkit.cli.main import main
-from rlkit.cli.streams import Stream, unfailing
+from rlkit.cli.streams import UnfailingStream, unfailing
 from rlkit.run.metrics_log import MetricsLog
 from tests.conftest import read_jsonl
 
@@ -21,7 +21,7 @@ def test_a_reader_that_is_gone_silences_the_descriptor() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as pipe:
-        stream = Stream(pipe)
+        stream = UnfailingStream(pipe)
         for _ in range(3):
             stream.write("x" * 100_000)
             stream.flush()
@@ -31,7 +31,7 @@ def test_a_reader_that_is_gone_silences_the_descriptor() -> None:
 def test_what_an_encoding_does_not_know_is_replaced() -> None:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii", write_through=True)
-    Stream(stream).write("Grüße ✓ \ud800\n")
+    UnfailingStream(stream).write("Grüße ✓ \ud800\n")
     assert raw.getvalue() == b"Gr??e ? ?\n"
 
 

@@ -38,7 +38,7 @@ def documented(cls: type) -> dict[str, str]:
 
 
 def test_every_field_is_documented_and_tensors_say_their_shape() -> None:
-    known = reference.known()
+    known = reference.public_classes()
     assert set(known) >= NAMED | {"RewardFunction", "AdvantageEstimator", "PolicyLoss", "Tool", "WeightStream"}
     for name, cls in known.items():
         names = [f.name for f in fields(cls)] if is_dataclass(cls) else list(getattr(cls, "_fields", ()))
@@ -53,7 +53,7 @@ def test_every_field_is_documented_and_tensors_say_their_shape() -> None:
 
 
 def test_every_member_of_the_runtime_is_documented() -> None:
-    runtime = reference.known()["Runtime"]
+    runtime = reference.public_classes()["Runtime"]
     public = {name: value for name, value in vars(runtime).items() if not name.startswith("_")}
     members = {name for name, value in public.items() if callable(value) or isinstance(value, property)}
     shown = reference.describe(runtime)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rlkit.cli.main import main
-from rlkit.cli.reward.compare import Comparison, RescoredGroup
+from rlkit.cli.reward.compare import RescoredGroup, RewardComparison
 from rlkit.run.folder import json_lines
 from rlkit.run.rows import SavedRow, as_row
 from rlkit.testing.models import build_tokenizer
@@ -224,13 +224,13 @@ def group(*rewards: tuple[float | None, float | None]) -> RescoredGroup:
 
 
 def test_rewards_that_differ_by_rounding_are_the_same() -> None:
-    found = Comparison()
+    found = RewardComparison()
     found.add(group((1.0, 1.0 + 1e-7), (0.0, 0.0)))
     assert (found.metrics()["changed"], found.metrics()["reordered"], found.metrics()["agreement"]) == (0, 0, 1.0)
 
 
 def test_groups_of_one_and_rows_without_a_saved_reward_are_no_comparison() -> None:
-    found = Comparison()
+    found = RewardComparison()
     found.add(group((1.0, 0.0)))
     found.add(group((None, 0.5), (None, None)))
     assert (found.rows, found.scored, found.groups) == (3, 2, 0)

@@ -85,6 +85,7 @@ def test_what_is_written_is_found_and_conforms(kind: str, packages: Path, monkey
     cls = "My" + "".join(word.capitalize() for word in kind.split("-"))
     name = f"rlkit_my_{kind}".replace("-", "_")
     module = importlib.import_module(name)
+    sys.modules.pop(name)  # `plugins new` refuses the name of a module that is imported
     part = load_plugins([(f"my-{kind}", module)], entry_points=False).parts[PLURALS[kind]][cls]
     assert part.plugin.name == f"my-{kind}"
     assert {f.state for f in check_plugin(f"my-{kind}", module)} == {"ok"}

@@ -94,11 +94,12 @@ def verbs_parser(registry: Registry) -> ArgumentParser:
     for verb, what in VERBS.items():
         added = verbs.add_parser(verb, help=what, add_help=False)
         text = _help_of(verb)
-        if nested := list(dict.fromkeys(re.findall(rf"^(?:usage:)? *rlkit {verb} ([a-z]+)\b", text, re.M))):
-            inner = added.add_subparsers()
+        nested = list(dict.fromkeys(re.findall(rf"^(?:usage:)? *rlkit {verb} ([a-z]+)\b", text, re.M)))
+        if nested:
+            subverbs = added.add_subparsers()
             for name in nested:
                 lines = re.findall(rf"^(?:usage:)? *rlkit {verb} ({name}\b.*(?:\n {{10,}}\S.*)*)", text, re.M)
-                _fill(inner.add_parser(name, help=name, add_help=False), verb, "\n".join(lines), registry, keys)
+                _fill(subverbs.add_parser(name, help=name, add_help=False), verb, "\n".join(lines), registry, keys)
         else:
             _fill(added, verb, text, registry, keys)
     for verb in filter(WORD.fullmatch, plugin_verbs()):
@@ -130,7 +131,7 @@ def _fill(parser: ArgumentParser, verb: str, text: str, registry: Registry, keys
             parser.add_argument(flag, action="store_true")
     for key, values in keys.items():
         parser.add_argument(f"--{key}", choices=values or None)
-    parts = [name for some in registry.parts.values() for name in some]
+    parts = [name for of_kind in registry.parts.values() for name in of_kind]
     first: Collection[str] = {"docs": topics(), "recipe": RECIPE, "plugins": parts, "completion": SHELLS}.get(
         verb, shtab.FILE
     )

@@ -12,10 +12,10 @@ from rlkit.registry import Registry
 
 def values_by_key(registry: Registry) -> dict[str, tuple[str, ...]]:
     """Return every key of a recipe with the names of its parts, or its words; of others with nothing."""
-    found: dict[str, tuple[str, ...]] = {}
+    values_of: dict[str, tuple[str, ...]] = {}
     for key, values in _keys(Recipe, registry, ""):
-        found[key] = tuple(dict.fromkeys((*found.get(key, ()), *values)))
-    return found
+        values_of[key] = tuple(dict.fromkeys((*values_of.get(key, ()), *values)))
+    return values_of
 
 
 def _keys(cls: type, registry: Registry, prefix: str) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -26,11 +26,11 @@ def _keys(cls: type, registry: Registry, prefix: str) -> Iterator[tuple[str, tup
         yield key, (*parts, *_words(allowed.plain), *(("null",) if allowed.optional and parts else ()))
         if parts:
             yield f"{key}.help", parts
-        inner = [inside.cls] if isinstance(inside, Section) else []
+        nested = [inside.cls] if isinstance(inside, Section) else []
         if isinstance(inside, Choice) and prefix.count(".") < 2:  # a part inside of a part is written in a recipe
-            inner = [part.cls for part in inside.parts.values()]
-        for one in inner:
-            yield from _keys(one, registry, f"{key}.")
+            nested = [part.cls for part in inside.parts.values()]
+        for cls_inside in nested:
+            yield from _keys(cls_inside, registry, f"{key}.")
 
 
 def _words(hint: object) -> tuple[str, ...]:
@@ -39,7 +39,7 @@ def _words(hint: object) -> tuple[str, ...]:
     if origin is Annotated:
         return _words(arguments[0])
     if origin in UNIONS:
-        return tuple(word for one in arguments for word in _words(one))
+        return tuple(word for argument in arguments for word in _words(argument))
     if origin is Literal:
         return tuple(map(str, arguments))
     return ("true", "false") if hint is bool else ()

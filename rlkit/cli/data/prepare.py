@@ -60,8 +60,8 @@ def as_row(prompt: Prompt) -> JsonObject:
     row = {**prompt.meta, "id": prompt.id, "prompt": prompt.messages, "answer": prompt.answer}
     if prompt.tools is not None:
         arguments = prompt.meta.get("tools")
-        known = arguments if isinstance(arguments, Mapping) else {}
-        row["tools"] = {name: known.get(name, {}) for name in prompt.tools}
+        of_tools = arguments if isinstance(arguments, Mapping) else {}
+        row["tools"] = {name: of_tools.get(name, {}) for name in prompt.tools}
     return {key: _plain(value) for key, value in row.items()}
 
 
@@ -70,5 +70,5 @@ def _plain(value: object) -> object:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
-    return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
+        return {str(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -41,24 +41,24 @@ def stats(data: Data, as_json: bool) -> None:
     train = [make_prompt(data.recipe.task, data.train, i) for i in track(rows, "reading rows", console=console)]
     splits = {"train": train} | ({"validation": data.held_out} if data.held_out else {})
     lengths = {name: data.lengths.measure(prompts) for name, prompts in splits.items()}
-    found = {name: _split(data, prompts, lengths[name]) for name, prompts in splits.items()}
-    found["train"] |= _unscorable(unscorable_training(data.recipe, train))
+    statistics = {name: _split(data, prompts, lengths[name]) for name, prompts in splits.items()}
+    statistics["train"] |= _unscorable(unscorable_training(data.recipe, train))
     if data.held_out:
-        found["validation"] |= _unscorable(unscorable_validation(data.recipe, data.held_out))
-    whole: JsonObject = {
+        statistics["validation"] |= _unscorable(unscorable_validation(data.recipe, data.held_out))
+    report: JsonObject = {
         "limit": data.lengths.limit,
         "context": data.dialogue.context,
         "max_tokens": data.recipe.rollout.sampling.max_tokens,
         "overlong": data.recipe.rollout.overlong,
-        "splits": found,
+        "splits": statistics,
         "duplicates": _duplicates(train),
         "overlap": _overlap(train, data.held_out),
-        "histogram": {name: histogram(known) for name, known in lengths.items()},
+        "histogram": {name: histogram(of_split) for name, of_split in lengths.items()},
     }
     if as_json:
-        print(json.dumps(whole))
+        print(json.dumps(report))
     else:
-        _print(whole)
+        _print(report)
 
 
 def _split(data: Data, prompts: Sequence[Prompt], lengths: Sequence[int]) -> JsonObject:
@@ -98,7 +98,8 @@ def _duplicates(prompts: Sequence[Prompt]) -> JsonObject:
     first: dict[bytes, str] = {}
     pairs = []
     for prompt in prompts:
-        if (digest := _digest(prompt)) in first:
+        digest = _digest(prompt)
+        if digest in first:
             pairs.append((first[digest], prompt.id))
         else:
             first[digest] = prompt.id
@@ -107,8 +108,8 @@ def _duplicates(prompts: Sequence[Prompt]) -> JsonObject:
 
 def _overlap(train: Sequence[Prompt], held_out: Sequence[Prompt]) -> JsonObject:
     """Return how many validation prompts have the messages of a training prompt."""
-    known = {_digest(prompt) for prompt in train} if held_out else set()
-    shared = [prompt.id for prompt in held_out if _digest(prompt) in known]
+    training_digests = {_digest(prompt) for prompt in train} if held_out else set()
+    shared = [prompt.id for prompt in held_out if _digest(prompt) in training_digests]
     return {"count": len(shared), "ids": shared[:NAMED]}
 
 
@@ -120,38 +121,38 @@ def histogram(lengths: Sequence[int]) -> list[tuple[int, int, int]]:
     return [(i * width, (i + 1) * width - 1, counts[i]) for i in range(low // width, high // width + 1)]
 
 
-def _print(whole: JsonObject) -> None:
-    splits = whole["splits"].values()
+def _print(report: JsonObject) -> None:
+    splits = report["splits"].values()
     rows = [[label, *(f"{split[key]:,.{digits}f}" for split in splits)] for key, label, digits in SHOWN]
-    show_table(("prompts", *whole["splits"]), rows)
-    for line in _lines(whole):
+    show_table(("prompts", *report["splits"]), rows)
+    for line in _lines(report):
         echo(line)
 
 
-def _lines(whole: JsonObject) -> Iterator[str]:
+def _lines(report: JsonObject) -> Iterator[str]:
     """Yield what stands below the table."""
-    for name, bins in whole["histogram"].items():
+    for name, bins in report["histogram"].items():
         yield f"\ntokens of {name} prompts, tools and template included:"
-        most, digits = max(count for *_, count in bins), len(str(bins[-1][1]))
+        highest, digits = max(count for *_, count in bins), len(str(bins[-1][1]))
         for first, last, count in bins:
-            bar = "#" * ceil(WIDEST * count / most)
+            bar = "#" * ceil(WIDEST * count / highest)
             span = f"{first:>{digits}}" if first == last else f"{first:>{digits}}-{last:<{digits}}"
             yield f"  {span}  {bar} {count:,}"
     yield ""
-    for name, split in whole["splits"].items():
+    for name, split in report["splits"].items():
         sources = split["sources"]
         if len(sources) > 1:
-            shown = ", ".join(f"{source or 'none'} {n:,}" for source, n in list(sources.items())[:NAMED])
-            yield f"{name} sources ({len(sources)}): {shown}" + ", ..." * (len(sources) > NAMED)
+            listed = ", ".join(f"{source or 'none'} {n:,}" for source, n in list(sources.items())[:NAMED])
+            yield f"{name} sources ({len(sources)}): {listed}" + ", ..." * (len(sources) > NAMED)
         if split["too_long"]:
             yield (
-                f"{split['too_long']:,} {name} prompts have more than {whole['limit']} tokens: rollout.overlong is "
-                f"{whole['overlong']}"
+                f"{split['too_long']:,} {name} prompts have more than {report['limit']} tokens: rollout.overlong is "
+                f"{report['overlong']}"
             )
         if split["answers_cut"]:
             yield (
-                f"after {split['answers_cut']:,} {name} prompts the context of {whole['context']} ends before "
-                f"{whole['max_tokens']} tokens of an answer"
+                f"after {split['answers_cut']:,} {name} prompts the context of {report['context']} ends before "
+                f"{report['max_tokens']} tokens of an answer"
             )
         if split["without_answer"]:
             names = ", ".join(split["without_answer_ids"])
@@ -159,13 +160,13 @@ def _lines(whole: JsonObject) -> Iterator[str]:
         if split["unscorable"]:
             yield f"the reward cannot score {split['unscorable']:,} {name} prompts:"
             yield from (f"  {reason}" for reason in split["unscorable_rows"])
-    yield from _repeated(whole)
+    yield from _repeated(report)
 
 
-def _repeated(whole: JsonObject) -> Iterator[str]:
-    duplicates, overlap = whole["duplicates"], whole["overlap"]
-    examples = ", ".join(f"{other} (of {one})" for one, other in duplicates["pairs"])
+def _repeated(report: JsonObject) -> Iterator[str]:
+    duplicates, overlap = report["duplicates"], report["overlap"]
+    examples = ", ".join(f"{second} (of {first})" for first, second in duplicates["pairs"])
     yield f"duplicates in training: {duplicates['count']:,}" + (examples and f", such as {examples}")
-    if "validation" in whole["splits"]:
+    if "validation" in report["splits"]:
         names = ", ".join(overlap["ids"])
         yield f"validation prompts that are in training too: {overlap['count']:,}" + (names and f", such as {names}")

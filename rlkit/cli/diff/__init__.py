@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rlkit.cli.diff.compare import Comparison, compare
+from rlkit.cli.diff.compare import RunComparison, compare
 from rlkit.cli.display import echo, show
 from rlkit.errors import RecipeError
 from rlkit.run.launch import home_of
@@ -24,57 +24,58 @@ def run(argv: Sequence[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(USAGE, end="")
         return 0 if argv else 2
-    places = [word for word in argv if word != "--json"]
-    if len(places) != 2 or any(place.startswith("-") for place in places):
+    folders = [word for word in argv if word != "--json"]
+    if len(folders) != 2 or any(folder.startswith("-") for folder in folders):
         raise RecipeError("rlkit diff needs two run folders: rlkit diff runs/a runs/b")
-    first, second = map(folder_of, places)
-    found = compare(first, second)
-    if len(places) < len(argv):
-        print(json.dumps(found.as_json()))
+    first, second = map(folder_of, folders)
+    comparison = compare(first, second)
+    if len(folders) < len(argv):
+        print(json.dumps(comparison.as_json()))
     else:
-        _report(found, places)
-    return 1 if found.differs else 0
+        _report(comparison, folders)
+    return 1 if comparison.differs else 0
 
 
-def folder_of(place: str) -> Path:
+def folder_of(name: str) -> Path:
     """Return a run folder.
 
     Raises:
         RecipeError: It is none.
     """
-    folder = Path(place)
-    if not os.path.isdir(folder) or home_of(place) != folder:
-        raise RecipeError(f"{place!r} is no run folder, expected one with recipe.yaml")
+    folder = Path(name)
+    if not os.path.isdir(folder) or home_of(name) != folder:
+        raise RecipeError(f"{name!r} is no run folder, expected one with recipe.yaml")
     return folder
 
 
-def _report(found: Comparison, places: Sequence[str]) -> None:
-    for title, pairs in (("recipe", found.recipe), ("environment", found.environment)):
+def _report(comparison: RunComparison, folders: Sequence[str]) -> None:
+    for title, pairs in (("recipe", comparison.recipe), ("environment", comparison.environment)):
         if pairs:
-            show((title, *places), [(key, *map(_text, pair)) for key, pair in pairs.items()])
+            show((title, *folders), [(key, *map(_text, pair)) for key, pair in pairs.items()])
         else:
             echo(f"{title}: the same")
-    for line in lines(found):
+    for line in lines(comparison):
         echo(line)
 
 
-def lines(found: Comparison) -> Iterator[str]:
+def lines(comparison: RunComparison) -> Iterator[str]:
     """Yield what is said of the steps, the answers and the tensors of two runs."""
-    if found.step is None:
-        yield f"metrics: the same in the {found.steps} steps that both have"
+    if comparison.step is None:
+        yield f"metrics: the same in the {comparison.steps} steps that both have"
     else:
-        names = ", ".join(f"{name} {_text(a)} and {_text(b)}" for name, (a, b) in found.step.metrics.items())
-        others = f", and {found.step.others} others" if found.step.others else ""
-        yield f"metrics: the first step that differs is {found.step.number}: {names}{others}"
-    if found.answer is None:
+        names = ", ".join(f"{name} {_text(a)} and {_text(b)}" for name, (a, b) in comparison.step.metrics.items())
+        more = f", and {comparison.step.others} others" if comparison.step.others else ""
+        yield f"metrics: the first step that differs is {comparison.step.number}: {names}{more}"
+    if comparison.answer is None:
         yield "answers: the same in all rollouts that both have"
     else:
-        yield f"answers: the first that differs is in {found.answer.file}, row {found.answer.row}: {found.answer.what}"
-    if found.tensor is not None:
-        where = f"{found.tensor.name} in {found.tensor.checkpoint}"
-        yield f"tensors: the first that differs is {where}: {found.tensor.what}"
+        answer = comparison.answer
+        yield f"answers: the first that differs is in {answer.file}, row {answer.row}: {answer.what}"
+    if comparison.tensor is not None:
+        where = f"{comparison.tensor.name} in {comparison.tensor.checkpoint}"
+        yield f"tensors: the first that differs is {where}: {comparison.tensor.what}"
     else:
-        listed = ", ".join(found.checkpoints)
+        listed = ", ".join(comparison.checkpoints)
         yield f"tensors: the same in {listed}" if listed else "tensors: the runs have no checkpoint in common"
 
 

@@ -60,7 +60,7 @@ class TensorDifference(NamedTuple):
 
 
 @dataclass
-class Comparison:
+class RunComparison:
     """What differs between two runs."""
 
     recipe: Pairs = field(default_factory=dict)
@@ -85,7 +85,7 @@ class Comparison:
         return {**vars(self), **named, "differs": self.differs}
 
 
-def compare(first: Path, second: Path, ignored: tuple[str, ...] = ()) -> Comparison:
+def compare(first: Path, second: Path, ignored: tuple[str, ...] = ()) -> RunComparison:
     """Compare two run folders.
 
     Args:
@@ -97,24 +97,24 @@ def compare(first: Path, second: Path, ignored: tuple[str, ...] = ()) -> Compari
         RecipeError: A file cannot be read.
         CheckpointError: A checkpoint is damaged.
     """
-    found = Comparison()
-    found.recipe = _pairs(recipe_of(first), recipe_of(second))
-    found.environment = _pairs(_environment(first), _environment(second))
-    one, other = ({line["step"]: line for line in metrics(run)} for run in (first, second))
-    both = {step: (one[step], other[step]) for step in one if step in other}
-    found.steps = len(both)
-    found.step = _first_step(both, (*IGNORED, *ignored))
-    found.answer = _first_answer(first, second)
+    comparison = RunComparison()
+    comparison.recipe = _pairs(recipe_of(first), recipe_of(second))
+    comparison.environment = _pairs(_environment(first), _environment(second))
+    first_steps, second_steps = ({line["step"]: line for line in metrics(run)} for run in (first, second))
+    shared = {step: (first_steps[step], second_steps[step]) for step in first_steps if step in second_steps}
+    comparison.steps = len(shared)
+    comparison.step = _first_step(shared, (*IGNORED, *ignored))
+    comparison.answer = _first_answer(first, second)
     stores = [Store(str(run / "checkpoints")) for run in (first, second)]
-    found.checkpoints = sorted(set.intersection(*(set(store.names()) for store in stores)), key=step_of)
-    found.tensor = _first_tensor(stores[0], stores[1], found.checkpoints)
-    return found
+    comparison.checkpoints = sorted(set.intersection(*(set(store.names()) for store in stores)), key=step_of)
+    comparison.tensor = _first_tensor(stores[0], stores[1], comparison.checkpoints)
+    return comparison
 
 
 def _pairs(first: Mapping[str, object], second: Mapping[str, object]) -> Pairs:
     keys = dict.fromkeys([*first, *second])
-    both = {key: (first.get(key), second.get(key)) for key in keys}
-    return {key: (a, b) for key, (a, b) in both.items() if json.dumps(a) != json.dumps(b)}  # NaN is equal to itself
+    values = {key: (first.get(key), second.get(key)) for key in keys}
+    return {key: (a, b) for key, (a, b) in values.items() if json.dumps(a) != json.dumps(b)}  # NaN is equal to itself
 
 
 def recipe_of(run: Path) -> dict[str, object]:
@@ -133,12 +133,12 @@ def recipe_of(run: Path) -> dict[str, object]:
 def _environment(run: Path) -> dict[str, object]:
     path = run / "environment.json"
     try:
-        found = json.loads(path.read_text(encoding="utf-8")) if os.path.exists(path) else {}
-        found["command"] = " ".join(found.get("command", ()))
-        found["plugins"] = ", ".join(f"{p['name']} {p['version']}" for p in found.get("plugins", ()))
+        environment = json.loads(path.read_text(encoding="utf-8")) if os.path.exists(path) else {}
+        environment["command"] = " ".join(environment.get("command", ()))
+        environment["plugins"] = ", ".join(f"{p['name']} {p['version']}" for p in environment.get("plugins", ()))
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise RecipeError(f"{path} cannot be read: {explain(error)}") from error
-    return {key: value for key, value in flat(found).items() if key != "run_id"}
+    return {key: value for key, value in flat(environment).items() if key != "run_id"}
 
 
 def metrics(run: Path) -> list[JsonObject]:
@@ -151,9 +151,10 @@ def metrics(run: Path) -> list[JsonObject]:
 
 
 def _first_step(steps: Mapping[int, tuple[JsonObject, JsonObject]], ignored: tuple[str, ...]) -> StepDifference | None:
-    for number, both in steps.items():
-        kept = ({k: v for k, v in row.items() if not k.startswith(ignored)} for row in both)
-        if pairs := _pairs(*kept):
+    for number, rows in steps.items():
+        compared = ({k: v for k, v in row.items() if not k.startswith(ignored)} for row in rows)
+        pairs = _pairs(*compared)
+        if pairs:
             return StepDifference(number, dict(list(pairs.items())[:SHOWN]), max(0, len(pairs) - SHOWN))
     return None
 
@@ -162,41 +163,45 @@ def _first_answer(first: Path, second: Path) -> AnswerDifference | None:
     """Return the first row that differs, in the files of the steps that both have, then in those of validations."""
     names = [{path.name for path in (run / "rollouts").glob("*.jsonl.gz")} for run in (first, second)]
     for name in sorted(names[0] & names[1], key=lambda name: (not name.startswith("step-"), name)):
-        both = (_rows(run / "rollouts" / name) for run in (first, second))
-        for number, (one, other) in enumerate(zip_longest(*both), 1):
-            if what := _differs(one, other):
+        files = (_rows(run / "rollouts" / name) for run in (first, second))
+        for number, (first_row, second_row) in enumerate(zip_longest(*files), 1):
+            what = _differs(first_row, second_row)
+            if what:
                 return AnswerDifference(name, number, what)
     return None
 
 
-def _differs(one: JsonObject | None, other: JsonObject | None) -> str | None:
+def _differs(first: JsonObject | None, second: JsonObject | None) -> str | None:
     """Return how two rows differ: the first thing of those that cause the others."""
-    if one is None or other is None:
+    if first is None or second is None:
         return "only one of the runs has it"
     for key in ("prompt", "messages", "tokens", "logps", "reward", "advantages"):
-        a, b = one.get(key), other.get(key)
+        a, b = first.get(key), second.get(key)
         if a == b:
             continue
         if not isinstance(a, list) or not isinstance(b, list) or key == "messages":
             return f"{key} {a!r} and {b!r}" if len(repr(a)) < 100 else f"its {key}"
-        place = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-        values = " and ".join(str(x[place]) if place < len(x) else "its end" for x in (a, b))
-        return f"prompt {one['prompt']!r}, {key}[{place}] is {values}"
+        index = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+        values = " and ".join(str(x[index]) if index < len(x) else "its end" for x in (a, b))
+        return f"prompt {first['prompt']!r}, {key}[{index}] is {values}"
     return None
 
 
 def _first_tensor(first: Store, second: Store, names: list[str]) -> TensorDifference | None:
     for name in names:
-        here, there = tensor_shapes(first, name), tensor_shapes(second, name)
-        for tensor in sorted(here.keys() | there.keys()):
-            if here.get(tensor) != there.get(tensor):
-                if tensor not in here or tensor not in there:
+        first_shapes, second_shapes = tensor_shapes(first, name), tensor_shapes(second, name)
+        for tensor in sorted(first_shapes.keys() | second_shapes.keys()):
+            if first_shapes.get(tensor) != second_shapes.get(tensor):
+                if tensor not in first_shapes or tensor not in second_shapes:
                     return TensorDifference(name, tensor, "only one of the runs has it")
-                return TensorDifference(name, tensor, f"shapes {list(here[tensor])} and {list(there[tensor])}")
-        for group in _groups(here):
-            one, other = read_tensors(first, name, group), read_tensors(second, name, group)
+                shapes = (list(first_shapes[tensor]), list(second_shapes[tensor]))
+                return TensorDifference(name, tensor, f"shapes {shapes[0]} and {shapes[1]}")
+        for group in _groups(first_shapes):
+            first_tensors = read_tensors(first, name, group)
+            second_tensors = read_tensors(second, name, group)
             for tensor in group:
-                if what := _unequal(one[tensor], other[tensor]):
+                what = _unequal(first_tensors[tensor], second_tensors[tensor])
+                if what:
                     return TensorDifference(name, tensor, what)
     return None
 
@@ -213,14 +218,15 @@ def _groups(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[list[str]]:
     yield group
 
 
-def _unequal(one: Tensor, other: Tensor) -> str | None:
-    if one.dtype != other.dtype:
-        return f"{one.dtype} and {other.dtype}"
-    if torch.equal(one, other):
+def _unequal(first: Tensor, second: Tensor) -> str | None:
+    if first.dtype != second.dtype:
+        return f"{first.dtype} and {second.dtype}"
+    if torch.equal(first, second):
         return None
-    apart = (one.double() - other.double()).abs()
-    count, most = int((one != other).sum()), float(apart.nan_to_num(float("inf")).max())
-    return f"{count:,} of {one.numel():,} elements, by {most:.3g} at most"
+    distance = (first.double() - second.double()).abs()
+    count = int((first != second).sum())
+    largest = float(distance.nan_to_num(float("inf")).max())
+    return f"{count:,} of {first.numel():,} elements, by {largest:.3g} at most"
 
 
 def _rows(path: Path) -> Iterator[JsonObject]:

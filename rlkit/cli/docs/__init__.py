@@ -51,26 +51,27 @@ def run(argv: Sequence[str]) -> int:
 
 def topics() -> list[str]:
     """Return the names of all pages, those on each kind of plugin at the end."""
-    found = files("rlkit").joinpath("docs", PLUGINS).iterdir()
-    return [*ORDER, *sorted(f"{PLUGINS}{path.name.removesuffix('.md')}" for path in found)]
+    pages = files("rlkit").joinpath("docs", PLUGINS).iterdir()
+    return [*ORDER, *sorted(f"{PLUGINS}{path.name.removesuffix('.md')}" for path in pages)]
 
 
-def find(given: str) -> str:
+def find(topic_name: str) -> str:
     """Return the topic that is meant.
 
     Raises:
         RecipeError: There is none, or more than one.
     """
-    word, known = given.lower().removesuffix(".md"), topics()
+    word, names = topic_name.lower().removesuffix(".md"), topics()
     kind = PLUGINS + word.removeprefix(PLUGINS)
-    tries = [[name] for name in (word, kind) if name in known]
-    tries += [[topic for topic in some if topic.startswith(name)] for some, name in ((ORDER, word), (known, kind))]
-    found = next(filter(None, tries), []) if word else []
-    if len(found) == 1:
-        return found[0]
-    near = found or get_close_matches(word, known, 3, 0.5) or [t for t in ORDER if word and word in t.split("-")]
+    tries = [[name] for name in (word, kind) if name in names]
+    prefixes = ((ORDER, word), (names, kind))
+    tries += [[topic for topic in candidates if topic.startswith(prefix)] for candidates, prefix in prefixes]
+    matches = next(filter(None, tries), []) if word else []
+    if len(matches) == 1:
+        return matches[0]
+    near = matches or get_close_matches(word, names, 3, 0.5) or [t for t in ORDER if word and word in t.split("-")]
     hint = f"did you mean {' or '.join(near)}?" if near else f"topics: {', '.join(ORDER)}"
-    raise RecipeError(f"{show(given, 60)} is no topic of the documentation; {hint}")
+    raise RecipeError(f"{show(topic_name, 60)} is no topic of the documentation; {hint}")
 
 
 def page(topic: str) -> str:

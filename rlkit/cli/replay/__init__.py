@@ -61,15 +61,15 @@ def run(argv: Sequence[str]) -> int:
             reporters.append(first)
             return Display(parsed.recipe.train.steps, quiet=not first)
 
-        outcome, made = launch(job, display)
+        outcome, folder = launch(job, display)
         if outcome.status == "interrupted":
             return INTERRUPTED
         if not all(reporters):
             return 0
-        found = compare(home, made, OTHERWISE)
-        for line in lines(found):
+        comparison = compare(home, folder, OTHERWISE)
+        for line in lines(comparison):
             echo(line)
-    return 1 if found.step or found.answer or found.tensor else 0
+    return 1 if comparison.step or comparison.answer or comparison.tensor else 0
 
 
 def _job(home: Path, parsed: Parsed) -> Job:
@@ -86,20 +86,20 @@ def _job(home: Path, parsed: Parsed) -> Job:
             "the run has sampled ahead of its steps (rollout.max_staleness), so that one alone cannot be sampled "
             "again; add --phase learn"
         )
-    known = [line["step"] for line in metrics(home)]
-    if number not in known:
-        steps = f"one from {known[0]} to {known[-1]}" if known else "a run with steps"
-        raise RecipeError(f"--step is {parsed.options.step}, expected {steps}, as {home} has them")
+    steps = [line["step"] for line in metrics(home)]
+    if number not in steps:
+        expected = f"one from {steps[0]} to {steps[-1]}" if steps else "a run with steps"
+        raise RecipeError(f"--step is {parsed.options.step}, expected {expected}, as {home} has them")
     store = Store(str(recipe_of(home).get("save.folder", home / "checkpoints")))
-    start = max((step for name in store.names() if (step := step_of(name)) < number), default=0)
-    if not start and known[0] > 1:
-        raise RecipeError(f"{home} begins with step {known[0]} and has no checkpoint before step {number}")
+    start = max((step for step in map(step_of, store.names()) if step < number), default=0)
+    if not start and steps[0] > 1:
+        raise RecipeError(f"{home} begins with step {steps[0]} and has no checkpoint before step {number}")
     if learn and not isinstance(parsed.recipe.rollout.engine, TorchEngine | Recorded):
         parsed.recipe.rollout.engine = TorchEngine()  # nothing is sampled
     replay = Replay(number, KeptRollouts(home)) if learn else Replay(number)
     resume = f"{store.url}/{name_of(start)}" if start else None
-    named = parsed.options.out
-    out = default_folder(f"{home.resolve().name}-step-{number:05d}") if named is None else output_path(named)
+    out_option = parsed.options.out
+    out = default_folder(f"{home.resolve().name}-step-{number:05d}") if out_option is None else output_path(out_option)
     if os.path.isdir(out) and any(out.iterdir()):
         raise RecipeError(f"--out is {str(out)!r}, which holds something; choose a new folder")
     return Job(parsed.recipe, parsed.yaml, parsed.registry, parsed.name, str(out), resume, True, replay)

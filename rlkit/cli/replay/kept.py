@@ -34,27 +34,29 @@ class KeptRollouts:
         """
         data.prompts(number)  # the order of prompts is a state, which goes on
         ranks, filtered = service.ranks, service.recipe.rollout.filter is not None
-        found = self._read(number, ranks.fabric.global_rank, service.actor.policy.config.get_text_config().vocab_size)
-        new = [t for t in found if "again" not in t.credit]
-        kept = ranks.gather_dp(len(new))
-        if sum(kept) != self.samples[number]:
+        vocabulary = service.actor.policy.config.get_text_config().vocab_size
+        trajectories = self._read(number, ranks.fabric.global_rank, vocabulary)
+        new = [t for t in trajectories if "again" not in t.credit]
+        counts = ranks.gather_dp(len(new))
+        if sum(counts) != self.samples[number]:
             raise RecipeError(
-                f"{self.run} has kept {sum(kept)} of the {self.samples[number]} trajectories of step {number} on "
+                f"{self.run} has kept {sum(counts)} of the {self.samples[number]} trajectories of step {number} on "
                 f"{ranks.count} rank{'s' * (ranks.count > 1)}; leave out --phase learn to sample them again, or train "
                 "with log.rollouts.limit: null and log.rollouts.every: 1"
             )
         rollouts = Rollouts(new)
-        rollouts.sampled = [t for t in found if t.error is None and ("advantages" in t.credit or not filtered)]
-        if greedy := {t.group: float(t.credit["greedy_reward"]) for t in found if "greedy_reward" in t.credit}:
+        rollouts.sampled = [t for t in trajectories if t.error is None and ("advantages" in t.credit or not filtered)]
+        greedy = {t.group: float(t.credit["greedy_reward"]) for t in trajectories if "greedy_reward" in t.credit}
+        if greedy:
             rollouts.greedy = greedy
         return share_groups(rollouts, ranks, meter)
 
     def _read(self, number: int, rank: int, vocabulary: int) -> list[Trajectory]:
-        found = []
+        trajectories = []
         for row in read_rows(self.run / "rollouts" / f"{of_rank(f'step-{number:05d}', rank)}.jsonl.gz"):
             if not all(0 <= token < vocabulary for token in row.trajectory.tokens):
                 raise RecipeError(
                     f"{row.location} has token ids that the policy has not, expected 0 to {vocabulary - 1}"
                 )
-            found.append(row.trajectory)
-        return found
+            trajectories.append(row.trajectory)
+        return trajectories

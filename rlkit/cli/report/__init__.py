@@ -47,7 +47,7 @@ def run(argv: Sequence[str]) -> int:
     if unknown:
         raise RecipeError(f"rlkit report has no option {unknown[0]!r}; see rlkit report --help")
     _check(options)
-    folders = [_folder(place) for place in dict.fromkeys(options.runs)]
+    folders = [_folder(name) for name in dict.fromkeys(options.runs)]
     max_bytes = options.max_mb * 1e6 / len(folders)
     if options.serve:
         return serve(folders, max_bytes, PORT if options.port is None else options.port)
@@ -65,22 +65,22 @@ def _check(options: argparse.Namespace) -> None:
         raise RecipeError("--port is of the page that --serve serves; add --serve")
 
 
-def _write(path: Path, found: Sequence[RunFiles]) -> int:
+def _write(path: Path, runs: Sequence[RunFiles]) -> int:
     _writable(path)
     try:
-        rows = write_page(path, found)
+        rows = write_page(path, runs)
     except OSError as error:
         raise RecipeError(f"--out is {str(path)!r}, which cannot be written: {error}") from error
-    for note in (note for one in found for note in one.notes):
+    for note in (note for run in runs for note in run.notes):
         echo(f"warning: {note}")
     echo(f"{path}: {rows:,} rollouts, {path.stat().st_size / 1e6:.1f} MB")
     return 0
 
 
-def _folder(place: str) -> Path:
-    folder = Path(place)
+def _folder(name: str) -> Path:
+    folder = Path(name)
     if not os.path.isfile(folder / "recipe.yaml"):
-        raise RecipeError(f"{place!r} is no run folder, expected one with recipe.yaml")
+        raise RecipeError(f"{name!r} is no run folder, expected one with recipe.yaml")
     return folder
 
 
@@ -88,10 +88,10 @@ def _writable(path: Path) -> None:
     """Check that nothing is lost at a path: only an earlier report is replaced."""
     try:
         with path.open("rb") as file:
-            known = file.read(len(MARK)) == MARK
+            is_report = file.read(len(MARK)) == MARK
     except FileNotFoundError:
         return
     except OSError as error:
         raise RecipeError(f"--out is {str(path)!r}, which cannot be written: {error}") from error
-    if not known:
+    if not is_report:
         raise RecipeError(f"--out is {str(path)!r}, which is no report of rlkit; choose another name")

@@ -26,16 +26,16 @@ EXCERPT = 120
 """Characters of a text that the index has."""
 
 
-class Names:
+class Numbering:
     """Numbers names from 0 in the order in which they come."""
 
     def __init__(self) -> None:
         self._numbers: dict[bytes, int] = {}
         self.excerpts: list[str] = []
 
-    def number(self, name: object, *others: object) -> int:
+    def number(self, name: object, *qualifiers: object) -> int:
         """Return the number of a name; `others` tell apart what has the same name."""
-        key = blake2b(repr((name, others)).encode("utf-8", "backslashreplace"), digest_size=16).digest()
+        key = blake2b(repr((name, qualifiers)).encode("utf-8", "backslashreplace"), digest_size=16).digest()
         if key not in self._numbers:
             self._numbers[key] = len(self.excerpts)
             self.excerpts.append(_short(name))
@@ -54,15 +54,15 @@ class Index:
 
     columns: dict[str, list[float | None]] = field(default_factory=lambda: {name: [] for name in COLUMNS})
     excerpts: list[str] = field(default_factory=list)
-    names: dict[str, Names] = field(
-        default_factory=lambda: {name: Names() for name in ("when", "prompt", "group", "stop", "source")}
+    names: dict[str, Numbering] = field(
+        default_factory=lambda: {name: Numbering() for name in ("when", "prompt", "group", "stop", "source")}
     )
     prompts: dict[int, str] = field(default_factory=dict)
     """The beginning of a prompt's text by its number."""
     samples: Counter[int] = field(default_factory=Counter)
     """Rows of each group so far."""
 
-    def add(self, run: int, file: RolloutFile, row: JsonObject, page: int, place: int) -> None:
+    def add(self, run: int, file: RolloutFile, row: JsonObject, page: int, row_index: int) -> None:
         """Add a row that is at a place of a page."""
         prompt = self.names["prompt"].number(row.get("prompt"), row.get("messages"))
         group = self.names["group"].number(
@@ -80,7 +80,7 @@ class Index:
             "stop": self.names["stop"].number(row.get("stop")),
             "source": self.names["source"].number(_source(row)),
             "page": page,
-            "place": place,
+            "place": row_index,
         }
         self.samples[group] += 1
         for name, value in values.items():
@@ -149,8 +149,8 @@ def _finite(value: object) -> object:
     if isinstance(value, float):
         return value if abs(value) < float("inf") else json.dumps(value)  # its name, as a text
     if isinstance(value, dict):
-        return {name: _finite(inner) for name, inner in value.items()}
-    return [_finite(inner) for inner in value] if isinstance(value, list) else value
+        return {name: _finite(item) for name, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list) else value
 
 
 def _short(value: object) -> str:
@@ -160,8 +160,8 @@ def _short(value: object) -> str:
 
 def _number(value: object) -> float | None:
     """Return a finite number, None for anything else."""
-    known = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
-    return value if known and isinstance(value, int | float) else None
+    is_finite = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+    return value if is_finite and isinstance(value, int | float) else None
 
 
 def _source(row: JsonObject) -> object:

@@ -70,13 +70,14 @@ class RunFiles:
         steps, values = self.metrics(result)
         phases = [name for name in values if name.startswith("time/") and not NOT_PHASES.search(name)]
         environment = self._json("environment.json")
-        found = {"name": str(self.path), "recipe": self.recipe(), "environment": environment, "result": result}
+        about = {"name": str(self.path), "recipe": self.recipe(), "environment": environment, "result": result}
         metrics = {"steps": steps, "metrics": values, "phases": phases}
-        return {**found, **metrics, "profile": self.profile(), "notes": self.notes}
+        return {**about, **metrics, "profile": self.profile(), "notes": self.notes}
 
     def state(self) -> dict[Path, tuple[int, ...]]:
         """Return what changes when a file does that is read: its number, size and time."""
-        return {path: found for path in self._sources() if (found := _stamp(path))}
+        stamps = {path: _stamp(path) for path in self._sources()}
+        return {path: stamp for path, stamp in stamps.items() if stamp}
 
     def _sources(self) -> Iterator[Path]:
         yield from (self.path / name for name in ("recipe.yaml", "environment.json", "metrics.jsonl", "result.json"))
@@ -94,13 +95,13 @@ class RunFiles:
     def metrics(self, result: JsonObject) -> Metrics:
         """Return the metrics of `metrics.jsonl`, and those of the validations before and after training."""
         rows = {row["step"]: row for row in self._rows("metrics.jsonl") if type(row.get("step")) is int}
-        known, last = result.get("validation"), result.get("steps")
+        validation, last = result.get("validation"), result.get("steps")
         for when, step in (("before", 0), ("after", last if type(last) is int else max(rows, default=0))):
-            found = known.get(when) if isinstance(known, dict) else None
-            if not isinstance(found, dict) and when == "before":
-                found = self._validated_before()
-            if isinstance(found, dict) and found:
-                rows[step] = {f"validation/{name}": value for name, value in found.items()} | rows.get(step, {})
+            of_when = validation.get(when) if isinstance(validation, dict) else None
+            if not isinstance(of_when, dict) and when == "before":
+                of_when = self._validated_before()
+            if isinstance(of_when, dict) and of_when:
+                rows[step] = {f"validation/{name}": value for name, value in of_when.items()} | rows.get(step, {})
         steps = sorted(rows)
         names = sorted({name for row in rows.values() for name, value in row.items() if _is_number(value)} - {"step"})
         columns = {name: [rows[step].get(name) for step in steps] for name in names}
@@ -118,7 +119,7 @@ class RunFiles:
 
     def profile(self) -> list[JsonObject]:
         """Return the files of `profile/` with their sizes, and the texts of those that are texts."""
-        found: list[JsonObject] = []
+        profiles: list[JsonObject] = []
         for path in sorted((self.path / "profile").glob("*"))[:MAX_PROFILES]:
             text = ""
             if path.suffix == ".txt":
@@ -126,8 +127,8 @@ class RunFiles:
                     text = path.read_bytes()[:MAX_TEXT].decode("utf-8", "replace")
                 except OSError as error:
                     self.notes.append(f"{path} cannot be read: {explain(error)}")
-            found.append({"name": f"profile/{path.name}", "bytes": sum(_stamp(path)[2:]), "text": text})
-        return found
+            profiles.append({"name": f"profile/{path.name}", "bytes": sum(_stamp(path)[2:]), "text": text})
+        return profiles
 
     def rollouts(self) -> Iterator[tuple[RolloutFile, JsonObject, bytes]]:
         """Yield the rows of `rollouts/` in the order of steps, each with the file and the line that it is from."""
@@ -144,16 +145,16 @@ class RunFiles:
 
     def _files(self) -> list[RolloutFile]:
         matches = ((path, NAME.fullmatch(path.name)) for path in (self.path / "rollouts").glob("*.jsonl.gz"))
-        found = [RolloutFile(path, m[1], m[2], int(m[3] or 0)) for path, m in matches if m]
-        found.sort(key=lambda file: file.order)
-        steps = sorted({file.step for file in found if file.kind == "step" and file.step is not None})
-        every = -int(-sum(sum(_stamp(file.path)[2:]) for file in found) // self.max_bytes)
-        if every > 1:
-            kept = {*steps[::every], *steps[-1:]}
-            found = [file for file in found if file.kind != "step" or file.step in kept]
-            note = f"{self.path}: rollouts of {len(kept):,} of {len(steps):,} steps, for size; raise --max-mb for more"
-            self.notes.append(note)
-        return found
+        rollout_files = [RolloutFile(path, m[1], m[2], int(m[3] or 0)) for path, m in matches if m]
+        rollout_files.sort(key=lambda file: file.order)
+        steps = sorted({file.step for file in rollout_files if file.kind == "step" and file.step is not None})
+        stride = -int(-sum(sum(_stamp(file.path)[2:]) for file in rollout_files) // self.max_bytes)
+        if stride > 1:
+            shown_steps = {*steps[::stride], *steps[-1:]}
+            rollout_files = [file for file in rollout_files if file.kind != "step" or file.step in shown_steps]
+            count = f"{len(shown_steps):,} of {len(steps):,} steps"
+            self.notes.append(f"{self.path}: rollouts of {count}, for size; raise --max-mb for more")
+        return rollout_files
 
     def _json(self, name: str) -> JsonObject:
         """Return a JSON file's object; an empty one where there is none yet."""
@@ -182,10 +183,10 @@ class RunFiles:
 def _stamp(path: Path) -> tuple[int, ...]:
     """Return a file's number, time and size; nothing where there is none."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:  # it was replaced meanwhile, and reading it will tell
         return ()
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def _is_number(value: object) -> bool:
@@ -198,10 +199,10 @@ def _is_number(value: object) -> bool:
 def _parsed(line: bytes) -> JsonObject | None:
     """Return the object of a line; None if it is none. Numbers that are not finite become texts."""
     try:
-        found = json.loads(line, parse_constant=str)
+        row = json.loads(line, parse_constant=str)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return row if isinstance(row, dict) else None
 
 
 def token_ids(row: JsonObject) -> list[int]:

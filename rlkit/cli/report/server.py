@@ -147,7 +147,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Send the page."""
-        if built := self._answer():
+        built = self._answer()
+        if built:
             for offset in range(0, built.size, PIECE):
                 self.wfile.write(os.pread(built.file.fileno(), PIECE, offset))
 

@@ -37,8 +37,8 @@ class TokenTexts:
 
     def of(self, tokens: Iterable[int]) -> dict[str, str]:
         """Return the texts of ids, by the id as JSON's keys are."""
-        found = {token: self._text(token) for token in sorted(tokens)}
-        return {str(token): text for token, text in found.items() if text is not None}
+        texts = {token: self._text(token) for token in sorted(tokens)}
+        return {str(token): text for token, text in texts.items() if text is not None}
 
     def _text(self, token: int) -> str | None:
         if token not in self._known:
@@ -63,9 +63,9 @@ def _bytes(piece: str) -> str:
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     numbers = {letter: number for number, letter in bytes_to_unicode().items()}
-    known = [numbers.get(letter) for letter in piece]
-    named = piece.startswith("<0x") and piece.endswith(">")
-    return piece if named or None in known else f"⟨{' '.join(f'{number:02x}' for number in known)}⟩"
+    bytes_of = [numbers.get(letter) for letter in piece]
+    is_hexadecimal = piece.startswith("<0x") and piece.endswith(">")
+    return piece if is_hexadecimal or None in bytes_of else f"⟨{' '.join(f'{number:02x}' for number in bytes_of)}⟩"
 
 
 def texts_of(run: RunFiles) -> TokenTexts:
@@ -75,7 +75,7 @@ def texts_of(run: RunFiles) -> TokenTexts:
     of the run says so.
     """
     try:
-        return _loaded(_place(run))
+        return _loaded(_tokenizer_folder(run))
     except Exception as error:  # transformers raises what it likes of a folder that is no tokenizer's
         why = error if isinstance(error, RlkitError) else explain(error).splitlines()[0]
         run.notes.append(f"{run.path}: tokens are shown as ids, as its tokenizer cannot be loaded: {why}")
@@ -83,13 +83,13 @@ def texts_of(run: RunFiles) -> TokenTexts:
 
 
 @lru_cache(maxsize=8)
-def _loaded(place: str) -> TokenTexts:
+def _loaded(folder: str) -> TokenTexts:
     from transformers import AutoTokenizer
 
-    return TokenTexts(AutoTokenizer.from_pretrained(place, local_files_only=True, trust_remote_code=False))
+    return TokenTexts(AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False))
 
 
-def _place(run: RunFiles) -> str:
+def _tokenizer_folder(run: RunFiles) -> str:
     import yaml
 
     from rlkit.models.source import locate

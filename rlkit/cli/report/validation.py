@@ -27,5 +27,7 @@ def metrics_of(files: Sequence[tuple[Path, object]]) -> dict[str, float]:
         for row in read_rows(path):
             kind = row.group[0]
             answers["" if kind == "greedy" else f"{kind}_"].append(GradedCompletion.of(row.trajectory))
-    found = {prefix: metrics(sorted(some, key=lambda answer: answer.prompt)) for prefix, some in answers.items()}
-    return {f"{prefix}{name}": value for prefix, some in found.items() for name, value in some}
+    metrics_by_kind = {
+        prefix: metrics(sorted(rows, key=lambda answer: answer.prompt)) for prefix, rows in answers.items()
+    }
+    return {f"{prefix}{name}": value for prefix, rows in metrics_by_kind.items() for name, value in rows}

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import track
 
 from rlkit.cli.parsing.parser import parse
-from rlkit.cli.reward.compare import Comparison
+from rlkit.cli.reward.compare import RewardComparison
 from rlkit.cli.reward.report import report
 from rlkit.cli.reward.rescore import Rescorer
 from rlkit.cli.without_policy import bound_without_policy
@@ -44,47 +44,51 @@ def run(argv: Sequence[str]) -> int:
     parsed = parse("reward try", _with_recipe(argv[1:]), OWN)
     if parsed.options.rollouts is None:
         raise RecipeError("rlkit reward try needs --rollouts PATH: a run folder, or a file of rollouts")
-    files, found = rollout_files(parsed.options.rollouts), Comparison()
+    files, comparison = rollout_files(parsed.options.rollouts), RewardComparison()
     with ExitStack() as stack:
         out = _open(stack, parsed.options.out, files)
         scorer = Rescorer(parsed.recipe, stack.enter_context(bound_without_policy(parsed.recipe, parsed.recipe.scorer)))
         console = Console(stderr=True, quiet=len(files) < 2 or not Console(stderr=True).is_terminal)
         for path in track(files, "scoring", console=console, transient=True):
             for group in scorer.score(path):
-                found.add(group)
+                comparison.add(group)
                 if out is not None:
                     _write(out, group.lines())
     if parsed.options.json:
-        print(json.dumps(found.metrics()))
+        print(json.dumps(comparison.metrics()))
     else:
-        report(found, len(files))
-    return 0 if found.scored else 1
+        report(comparison, len(files))
+    return 0 if comparison.scored else 1
 
 
-def rollout_files(place: str) -> list[Path]:
+def rollout_files(location: str) -> list[Path]:
     """Return the files of rollouts: those of a run's steps, or of its validations if there are no others.
 
     Raises:
         RecipeError: There are none.
     """
-    path = Path(place)
+    path = Path(location)
     if os.path.isfile(path):
         return [path]
     folder = path / "rollouts" if os.path.isdir(path / "rollouts") else path
     for pattern in ("step-*.jsonl.gz", "*.jsonl.gz", "*.jsonl"):
-        if files := sorted(folder.glob(pattern)):
+        files = sorted(folder.glob(pattern))
+        if files:
             return files
     what = "a folder without rollouts" if os.path.isdir(path) else "neither a file nor a folder"
-    raise RecipeError(f"--rollouts is {place!r}, {what}; expected a run folder, or a .jsonl or .jsonl.gz of rollouts")
+    raise RecipeError(
+        f"--rollouts is {location!r}, {what}; expected a run folder, or a .jsonl or .jsonl.gz of rollouts"
+    )
 
 
 def _with_recipe(argv: Sequence[str]) -> list[str]:
     """Return the arguments with the recipe of the run that the rollouts are of, if none is given."""
     own = list(argv)
-    given = any(word.partition("=")[0] == "--recipe" for word in own) or (own and not own[0].startswith("-"))
+    has_recipe = any(word.partition("=")[0] == "--recipe" for word in own) or (own and not own[0].startswith("-"))
     words = enumerate(own, 1)
-    places = [word.partition("=")[2] or "".join(own[i : i + 1]) for i, word in words if _is_rollouts(word)]
-    if given or not places or (home := home_of(places[-1])) is None:
+    locations = [word.partition("=")[2] or "".join(own[i : i + 1]) for i, word in words if _is_rollouts(word)]
+    home = None if has_recipe or not locations else home_of(locations[-1])
+    if home is None:
         return own
     return ["--recipe", str(home / "recipe.yaml"), *own]
 
@@ -111,9 +115,9 @@ def _open(stack: ExitStack, out: str | None, inputs: Sequence[Path]) -> FileIO |
 
 def _write(out: FileIO, lines: Iterable[JsonObject]) -> None:
     text = "".join(json.dumps(line, ensure_ascii=False, default=str) + "\n" for line in lines)
-    rest = memoryview(text.encode("utf-8", "backslashreplace"))
+    unwritten = memoryview(text.encode("utf-8", "backslashreplace"))
     try:
-        while rest:
-            rest = rest[out.write(rest) :]
+        while unwritten:
+            unwritten = unwritten[out.write(unwritten) :]
     except OSError as error:
         raise RecipeError(f"--out is {out.name!r}, which cannot be written: {explain(error)}") from error

@@ -33,8 +33,8 @@ class RescoredGroup:
 
     def pairs(self) -> list[tuple[SavedRow, float, float]]:
         """Return the rows that have both rewards, each with the saved and the new one."""
-        both = ((row, row.reward, row.trajectory.reward) for row in self.rows if not row.failed)
-        return [(row, old, new) for row, old, new in both if old is not None and new is not None]
+        rewards = ((row, row.reward, row.trajectory.reward) for row in self.rows if not row.failed)
+        return [(row, old, new) for row, old, new in rewards if old is not None and new is not None]
 
     def lines(self) -> Iterator[JsonObject]:
         """Yield what is written of each row."""
@@ -67,7 +67,7 @@ class Difference(NamedTuple):
 
 
 @dataclass
-class Comparison:
+class RewardComparison:
     """What the new reward changes, collected group by group."""
 
     rows: int = 0
@@ -123,16 +123,17 @@ class Comparison:
         self.saved.append(saved)
         self.new.append(new)
         score = row.trajectory.score
-        for place, components in enumerate((row.components, {} if score is None else score.components)):
+        for side, components in enumerate((row.components, {} if score is None else score.components)):
             for name, value in components.items():
-                self.components[name][place].append(value)
-        if (size := round(abs(new - saved), SAME)) > 0:
+                self.components[name][side].append(value)
+        size = round(abs(new - saved), SAME)
+        if size > 0:
             prompt = row.trajectory.prompt
             question = shorten(str(prompt.messages[-1]["content"]), LONGEST)
             answer = None if prompt.answer is None else shorten(prompt.answer, LONGEST)
             text = shorten(row.trajectory.text, LONGEST)
-            found = Difference(size, -len(self.saved), row.location, saved, new, question, answer, text)
-            heapq.heappush(self.differences, found)
+            difference = Difference(size, -len(self.saved), row.location, saved, new, question, answer, text)
+            heapq.heappush(self.differences, difference)
             if len(self.differences) > SHOWN:
                 heapq.heappop(self.differences)
 
@@ -170,7 +171,7 @@ class Comparison:
             "reference_forms": _by_form(self.reference_forms),
             "answer_forms": _by_form(self.answer_forms),
             "failures": dict(self.failures.most_common(100)),
-            "differences": [one._asdict() for one in self.most_different()],
+            "differences": [difference._asdict() for difference in self.most_different()],
         }
 
     def most_different(self) -> list[Difference]:
@@ -196,10 +197,10 @@ class _Levels(NamedTuple):
 
 
 def _levels(rewards: Sequence[float]) -> _Levels:
-    known = [round(reward, SAME) for reward in rewards]
-    place = {value: i for i, value in enumerate(sorted(set(known)))}
-    distances = [round(value - fmean(known), SAME) for value in known]
-    return _Levels([place[value] for value in known], [(x > 0) - (x < 0) for x in distances])
+    rounded = [round(reward, SAME) for reward in rewards]
+    rank = {value: i for i, value in enumerate(sorted(set(rounded)))}
+    distances = [round(value - fmean(rounded), SAME) for value in rounded]
+    return _Levels([rank[value] for value in rounded], [(x > 0) - (x < 0) for x in distances])
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlkit.cli.display import echo, show
-from rlkit.cli.reward.compare import OUTCOMES, SHOWN, Comparison
+from rlkit.cli.reward.compare import OUTCOMES, SHOWN, RewardComparison
 from rlkit.types import JsonObject
 
 
-def report(found: Comparison, files: int) -> None:
+def report(comparison: RewardComparison, files: int) -> None:
     """Print what changes."""
-    metrics = found.metrics()
+    metrics = comparison.metrics()
     rows = [("reward", _number(metrics["saved"]), _number(metrics["new"]))]
     rows += [(name, _number(x["saved"]), _number(x["new"])) for name, x in metrics["components"].items()]
     show(("mean", "saved", "new"), rows)
@@ -19,37 +19,39 @@ def report(found: Comparison, files: int) -> None:
         forms = [(form, *(f"{counts[outcome]:,}" for outcome in OUTCOMES)) for form, counts in metrics[key].items()]
         if forms:
             show((title, *OUTCOMES), forms)
-    for line in _lines(found, metrics, files):
+    for line in _lines(comparison, metrics, files):
         echo(line)
-    for one in found.most_different():
-        echo(f"\n{one.place}: {one.saved:g} -> {one.new:g}")
-        echo(f"  question: {one.question}")
-        if one.answer is not None:
-            echo(f"  reference: {one.answer}")
-        echo(f"  answer: {one.text}")
+    for difference in comparison.most_different():
+        echo(f"\n{difference.place}: {difference.saved:g} -> {difference.new:g}")
+        echo(f"  question: {difference.question}")
+        if difference.answer is not None:
+            echo(f"  reference: {difference.answer}")
+        echo(f"  answer: {difference.text}")
 
 
-def _lines(found: Comparison, metrics: JsonObject, files: int) -> Iterator[str]:
+def _lines(comparison: RewardComparison, metrics: JsonObject, files: int) -> Iterator[str]:
     count = metrics["compared"]
-    yield f"{count:,} of {found.rows:,} rows of {files} file{'s' * (files > 1)} have both rewards"
-    if found.failed_conversations:
-        yield f"{found.failed_conversations:,} conversations had failed, and are left out"
-    if found.without_columns:
+    yield f"{count:,} of {comparison.rows:,} rows of {files} file{'s' * (files > 1)} have both rewards"
+    if comparison.failed_conversations:
+        yield f"{comparison.failed_conversations:,} conversations had failed, and are left out"
+    if comparison.without_columns:
         yield (
-            f"{found.without_columns:,} rows lack columns of the data that were no JSON or too long (meta_left_out in "
-            "the file): a reward that reads them may fail"
+            f"{comparison.without_columns:,} rows lack columns of the data that were no JSON or too long "
+            "(meta_left_out in the file): a reward that reads them may fail"
         )
     if count:
         yield f"{metrics['changed']:,} rewards changed ({metrics['changed'] / count:.1%})"
     if metrics["rank_correlation"] is not None:
         yield f"rank correlation (Spearman) {metrics['rank_correlation']:.3f}"
-    if found.groups:
-        names = ", ".join(found.reordered[:SHOWN]) + (", ..." if len(found.reordered) > SHOWN else "")
-        yield f"{len(found.reordered):,} of {found.groups:,} groups are ordered otherwise" + (names and f": {names}")
+    if comparison.groups:
+        names = ", ".join(comparison.reordered[:SHOWN]) + (", ..." if len(comparison.reordered) > SHOWN else "")
+        count = f"{len(comparison.reordered):,} of {comparison.groups:,}"
+        yield f"{count} groups are ordered otherwise" + (names and f": {names}")
         yield f"{metrics['agreement']:.1%} of their samples stay on the same side of their group's mean"
-    for text, times in found.failures.most_common(SHOWN):
+    for text, times in comparison.failures.most_common(SHOWN):
         yield f"failed {times:,} times: {text}"
-    if (more := len(found.failures) - SHOWN) > 0:
+    more = len(comparison.failures) - SHOWN
+    if more > 0:
         yield f"and {more:,} other causes; --json has up to 100"
 
 

@@ -36,10 +36,10 @@ class Rescorer:
         groups: dict[tuple[str, ...], list[SavedRow]] = defaultdict(list)
         for row in read_rows(path, self._tokenize):
             groups[row.group].append(row)
-        given = [[row for row in rows if not row.failed] for rows in groups.values()]
-        found = self.bound.loop.run(self._score(given))
-        for rows, known, scores in zip(groups.values(), given, found, strict=True):
-            for row, new in zip(known, scores, strict=True):
+        scored = [[row for row in rows if not row.failed] for rows in groups.values()]
+        scores_of = self.bound.loop.run(self._score(scored))
+        for rows, group_rows, scores in zip(groups.values(), scored, scores_of, strict=True):
+            for row, new in zip(group_rows, scores, strict=True):
                 row.trajectory.score = new
             yield RescoredGroup(rows)
 

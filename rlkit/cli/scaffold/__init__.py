@@ -30,7 +30,7 @@ WRITTEN = [*PLURALS, "command", "recipe"]
 PREFIX = "rlkit-"
 
 
-class Names(NamedTuple):
+class PackageNames(NamedTuple):
     """What a package's parts are called: `rlkit-my-tool` has the plugin `my-tool` and the class `MyTool`."""
 
     name: str
@@ -61,8 +61,8 @@ def scaffold(name: str, kind: str, out: Path) -> Path:
         RecipeError: The name cannot be used, or the folder is not empty.
     """
     names = names_of(name)
-    summary, *rest = re.split(r"^==== (\w+)\n", _read(kind), flags=re.M)
-    sections = dict(zip(rest[::2], rest[1::2], strict=True))
+    summary, *parts = re.split(r"^==== (\w+)\n", _read(kind), flags=re.M)
+    sections = dict(zip(parts[::2], parts[1::2], strict=True))
     _check_free(names, kind, sections.get("part", ""))
     if os.path.exists(out) and (not os.path.isdir(out) or any(out.iterdir())):
         raise RecipeError(f"{out} exists and is not an empty folder; choose a new one with --out DIR")
@@ -75,7 +75,7 @@ def scaffold(name: str, kind: str, out: Path) -> Path:
     return out
 
 
-def _files(names: Names, kind: str, values: dict[str, str], sections: dict[str, str]) -> dict[str, str]:
+def _files(names: PackageNames, kind: str, values: dict[str, str], sections: dict[str, str]) -> dict[str, str]:
     """Return the texts of a package's files by path."""
     filled = {section: Template(text).substitute(values).strip() for section, text in sections.items()}
     if kind in PLURALS:
@@ -92,7 +92,7 @@ def _files(names: Names, kind: str, values: dict[str, str], sections: dict[str, 
     return files
 
 
-def names_of(name: str) -> Names:
+def names_of(name: str) -> PackageNames:
     """Derive a package's names from its distribution's.
 
     Raises:
@@ -106,10 +106,10 @@ def names_of(name: str) -> Names:
     cls = "".join(word.capitalize() for word in plugin.split("-"))
     if not cls.isidentifier() or keyword.iskeyword(module) or keyword.iskeyword(cls):
         raise RecipeError(f"NAME is {name!r}, which names no class of Python ({cls}); try {PREFIX}my-{plugin}")
-    return Names(name, plugin, module, cls)
+    return PackageNames(name, plugin, module, cls)
 
 
-def _check_free(names: Names, kind: str, part: str) -> None:
+def _check_free(names: PackageNames, kind: str, part: str) -> None:
     """Refuse names that something else has: the package could not be imported, or not be loaded beside it."""
     if find_spec(names.module) is not None:
         raise RecipeError(
@@ -117,15 +117,15 @@ def _check_free(names: Names, kind: str, part: str) -> None:
         )
     registry = load_plugins(entry_points=False)
     if kind == "command":
-        taken, what = names.plugin in VERBS, f"the verb {names.plugin!r}"
+        in_use, what = names.plugin in VERBS, f"the verb {names.plugin!r}"
     elif kind == "recipe":
-        taken, what = names.plugin in registry.recipes, f"a recipe {names.plugin!r}"
+        in_use, what = names.plugin in registry.recipes, f"a recipe {names.plugin!r}"
     else:
-        taken, what = (
+        in_use, what = (
             names.cls in registry.parts[PLURALS[kind]] or bool(re.search(rf"\b{names.cls}\b", part)),
             names.cls,
         )
-    if taken:
+    if in_use:
         raise RecipeError(f"NAME is {names.name!r}, but rlkit has {what} itself; try {PREFIX}my-{names.plugin}")
 
 
