@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rlkit.api import Recipe, fit
     from rlkit.hooks import hookimpl
-    from rlkit.tools.function import tool
+    from rlkit.tools import tool
 
 __version__ = "0.1.0"
 __all__ = ["Recipe", "__version__", "fit", "hookimpl", "tool"]
 
-_HOMES = {"Recipe": "api", "fit": "api", "hookimpl": "hooks", "tool": "tools.function"}
+_HOMES = {"Recipe": "api", "fit": "api", "hookimpl": "hooks", "tool": "tools"}
 """Where names come from that are imported when they are asked for: `import rlkit` loads nothing."""
 
 

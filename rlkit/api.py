@@ -43,7 +43,7 @@ from rlkit.registry import Registry, load_plugins
 from rlkit.rewards.python import AsyncFunctionReward, FunctionReward
 from rlkit.run.signals import raised
 from rlkit.tasks.rows import Rows
-from rlkit.tools.function import tool
+from rlkit.tools import tool
 
 Data = Mapping[str, Any]
 """A section's options, or a part's `class_path` and `init_args`, as in YAML."""

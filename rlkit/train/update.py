@@ -40,6 +40,22 @@ class Term(NamedTuple):
     weight: float = 1.0
 
 
+class MiniBatch(NamedTuple):
+    """The rows of this rank that an optimizer step trains on; ranks may have unequal numbers of rows, or none.
+
+    Args:
+        batch: The step's rows of this rank.
+        rows: Indices of the rows of this mini-batch.
+        noise: Noise on the embeddings of all rows of the batch, in passes with a gradient; None without.
+        record: Whether the log-probs of this pass become `batch.trainer_logps`, since no phase has computed them.
+    """
+
+    batch: TrainBatch
+    rows: list[int]
+    noise: RowNoise | None = None
+    record: bool = False
+
+
 class Update(NamedTuple):
     """An optimizer step: the gradient's norm before clipping, and this rank's shares of losses, by their prefixes."""
 
@@ -88,7 +104,7 @@ def update_models(context: TrainContext, scored: Batch, step: int, meter: Meter)
             own_groups = zip(mixtures, mixture_groups, strict=True)
             terms = [mixture_term(mixture, own, meter, update) for mixture, own in own_groups]  # agreed: of the recipe
             noise = embedding_noise(batch, context.recipe, update)
-            update_policy(context, batch, rows, meter, record, noise=noise, mixtures=terms)
+            update_policy(context, MiniBatch(batch, rows, noise, record), meter, terms)
             record = False
     count_work(context, batch, step, meter)
     for mixture in mixtures:
@@ -165,21 +181,10 @@ def log_share(share: LossShare, batch: TrainBatch, meter: Meter, prefix: str) ->
 
 
 def update_policy(
-    context: TrainContext,
-    batch: TrainBatch,
-    rows: list[int],
-    meter: Meter,
-    record: bool = False,
-    *,
-    noise: RowNoise | None = None,
-    mixtures: Sequence[Term | None] = (),
+    context: TrainContext, mini_batch: MiniBatch, meter: Meter, mixtures: Sequence[Term | None] = ()
 ) -> None:
-    """Make one optimizer step of the policy from the rows of this rank; ranks may have unequal rows, or none.
-
-    With `record`, the log-probs of this pass become `batch.trainer_logps`. `noise` of all rows of the batch is added to
-    the embeddings in passes with a gradient. The terms of mixtures are added to the loss.
-    """
-    ranks, own = context.ranks, policy_term(context, batch, rows, meter, record=record, noise=noise)
+    """Make one optimizer step of the policy; the terms of mixtures are added to the loss of the mini-batch."""
+    ranks, own = context.ranks, policy_term(context, mini_batch, meter)
     if own is None:
         meter.count("update/empty", 1 / ranks.count)
     terms = [term for term in (own, *mixtures) if term is not None]
@@ -201,7 +206,7 @@ def mixture_term(mixture: Mixed, groups: set[int], meter: Meter, update: str) ->
     """
     context, batch, prefix = mixture.context, mixture.batch, f"mix/{mixture.name}"
     rows, noise = rows_of(mixture.groups, groups), embedding_noise(batch, context.recipe, update)
-    term = policy_term(context, batch, rows, meter, noise=noise, prefix=prefix, weight=mixture.weight)
+    term = policy_term(context, MiniBatch(batch, rows, noise), meter, prefix, mixture.weight)
     if term is None or term.weight:  # agreed: tokens are counted over all ranks
         return term
     with torch.no_grad():
@@ -211,21 +216,14 @@ def mixture_term(mixture: Mixed, groups: set[int], meter: Meter, update: str) ->
 
 
 def policy_term(
-    context: TrainContext,
-    batch: TrainBatch,
-    rows: list[int],
-    meter: Meter,
-    *,
-    noise: RowNoise | None,
-    record: bool = False,
-    prefix: str = "policy",
-    weight: float = 1.0,
+    context: TrainContext, mini_batch: MiniBatch, meter: Meter, prefix: str = "policy", weight: float = 1.0
 ) -> Term | None:
-    """Return the loss of some rows of this rank, after computing those without a gradient, to log and record them.
+    """Return the loss of a mini-batch, after computing the rows without a gradient, to log and record them.
 
     Returns:
         None if no rank has a token to learn from.
     """
+    batch, rows, noise, record = mini_batch
     recipe, ranks, policy = context.recipe, context.ranks, context.models.policy
     objective = Objective.of(recipe, context.rollouts.version, strict=context.rollouts.version == 0)
     counts = objective.count(batch, rows, recipe.groups_per_step, ranks.all_reduce_sum)

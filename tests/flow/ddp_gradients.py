@@ -16,7 +16,7 @@ from rlkit.interfaces.loss import PolicyLoss
 from rlkit.losses import DPO, ClipLoss, CrossEntropy, Distillation
 from rlkit.train.metrics import Meter
 from rlkit.train.setup import TrainContext, prepare_training
-from rlkit.train.update import embedding_noise, update_policy
+from rlkit.train.update import MiniBatch, embedding_noise, update_policy
 from rlkit.types import Batch, TrainBatch
 
 LENGTHS = (9, 17, 12, 30, 8, 21, 15, 11)
@@ -69,7 +69,7 @@ def gradient(run: TrainContext, rows: list[int], loss: str = "ClipLoss") -> torc
     handle = run.models.policy.optimizer.optimizer.register_step_pre_hook(look)
     batch = TrainBatch.of(example(rows))
     noise = embedding_noise(batch, run.recipe, "1/0")
-    update_policy(run, batch, list(range(len(batch))), Meter(), noise=noise)
+    update_policy(run, MiniBatch(batch, list(range(len(batch))), noise=noise), Meter())
     handle.remove()
     return seen[0]
 

@@ -29,8 +29,7 @@ from rlkit.rollout.template import ChatTemplate
 from rlkit.rollout.workers import Workers
 from rlkit.testing import ScriptedEngine
 from rlkit.testing.models import build_tokenizer
-from rlkit.tools import Calculator
-from rlkit.tools.calculator import evaluate
+from rlkit.tools import Calculator, evaluate
 from rlkit.types import Completion, Message, Prompt, Request, Sampling, Score, StopReason, Trajectory
 
 TOKENIZER = build_tokenizer()

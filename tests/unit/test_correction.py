@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from rlkit.advantages import ReMax
-from rlkit.filters.zero_signal import ZeroSignal
+from rlkit.filters import ZeroSignal
 from rlkit.models.ema import WeightAverage
 from rlkit.ops.correction import (
     accepted,

@@ -21,7 +21,7 @@ from rlkit.ops.random import RowNoise
 from rlkit.sections import Lora, Model
 from rlkit.testing import random_model
 from rlkit.train.metrics import Meter
-from rlkit.train.update import embedding_noise, update_policy
+from rlkit.train.update import MiniBatch, embedding_noise, update_policy
 from rlkit.types import PolicyOutput, Reads
 from tests.conftest import read_jsonl, rlkit_in_process
 from tests.unit.phases import context, ready, recipe
@@ -143,7 +143,7 @@ def test_noise_is_in_passes_with_a_gradient_alone() -> None:
     batch.accepted = batch.accepted.clone()
     noise = embedding_noise(batch, made.recipe, "1/0")
     made.data.token_limit = 6
-    update_policy(made, batch, [0, 1, 2, 3], Meter(), noise=noise)
+    update_policy(made, MiniBatch(batch, [0, 1, 2, 3], noise=noise), Meter())
     assert len(seen) == 3
     for (grad, added), rows in zip(seen, ([2], [0, 3], [1]), strict=True):
         assert grad
@@ -153,7 +153,7 @@ def test_noise_is_in_passes_with_a_gradient_alone() -> None:
     batch.advantages = torch.zeros_like(batch.advantages)
     batch.advantages[2] = 1.0
     seen.clear()
-    update_policy(made, batch, [0, 1, 2, 3], Meter(), noise=noise)
+    update_policy(made, MiniBatch(batch, [0, 1, 2, 3], noise=noise), Meter())
     assert [(grad, added is not None) for grad, added in seen] == [(False, False), (False, False), (True, True)]
 
 

@@ -33,7 +33,7 @@ from rlkit.tasks import Arithmetic
 from rlkit.train.logps import compute_logps
 from rlkit.train.metrics import Meter
 from rlkit.train.mixtures import Mixed, answers_to_policy, mixed
-from rlkit.train.update import mixture_term, update_policy
+from rlkit.train.update import MiniBatch, mixture_term, update_policy
 from rlkit.types import TrainBatch
 from tests.conftest import read_jsonl, rlkit_in_process
 from tests.unit.phases import LocalRanks, context, ready, recipe, scored
@@ -154,7 +154,7 @@ def step(made: Any, *mixtures: Mixed) -> dict[str, float]:
     """Make an optimizer step with mixtures; return the metrics."""
     meter = Meter()
     terms = [mixture_term(one, {0, 1}, meter, "1/0") for one in mixtures]
-    update_policy(made, ready(), ROWS, meter, mixtures=terms)
+    update_policy(made, MiniBatch(ready(), ROWS), meter, terms)
     return meter.result(made.ranks)
 
 
@@ -197,7 +197,7 @@ def test_a_mixture_teaches_where_the_step_itself_has_no_token(weight: float) -> 
     made, meter = context(recipe(), LocalRanks(2)), Meter()
     term = mixture_term(of(weight, part(), made), {0, 1}, meter, "1/0")
     none = ready(accepted=torch.zeros(4, 4, dtype=torch.bool))
-    update_policy(made, none, ROWS, meter, mixtures=[term])
+    update_policy(made, MiniBatch(none, ROWS), meter, [term])
     assert made.models.policy.weight == pytest.approx(1 + weight * OTHER / 2)
     found = meter.result(made.ranks)
     assert (found["update/empty"], found.get("update/steps", 0)) == (1, 1 if weight else 0)

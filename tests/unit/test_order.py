@@ -236,6 +236,6 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path, rows: Path, capsys
         assert main(["fit", *FIT, f"--task.path={rows}", *options, f"--out={tmp_path / 'out'}"]) == 2
         return " ".join(capsys.readouterr().err.split())
 
-    assert "needs a greedy answer to every prompt as well" in refused("--advantage=ReMax", "--rollout.oversample=1.5")
+    assert "needs a greedy completion" in refused("--advantage=ReMax", "--rollout.oversample=1.5")
     assert "rollout.oversample" in refused("--rollout.oversample=2.5")
     assert "has level None, expected a finite number" in refused("--curriculum=Difficulty", "--curriculum.field=level")

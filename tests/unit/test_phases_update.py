@@ -21,6 +21,7 @@ from rlkit.sections import Critic, KLLoss, Rejection, Train
 from rlkit.train.metrics import Meter
 from rlkit.train.objective import LossShare
 from rlkit.train.update import (
+    MiniBatch,
     Term,
     Update,
     accumulate_and_step,
@@ -119,7 +120,7 @@ def test_metrics_count_by_their_tokens() -> None:
 def test_accumulation_gives_the_step_of_the_unsplit_batch(limit: int, order: list[int]) -> None:
     made = context(recipe(train={"max_tokens_per_micro_batch": limit}))
     meter = Meter()
-    update_policy(made, ready(), order, meter)
+    update_policy(made, MiniBatch(ready(), order), meter)
     assert made.models.policy.weight == pytest.approx(1 + GRADIENT)
     found = metrics(meter)
     assert found["policy/loss"] == pytest.approx(-GRADIENT)
@@ -143,7 +144,7 @@ def test_a_loss_of_groups_gives_the_step_of_the_unsplit_batch(limit: int, order:
     made.models.policy.inner.passes = PackedPasses(None)
     made.models.policy.inner.passes.packed = packed
     meter = Meter()
-    update_policy(made, paired(), order, meter)
+    update_policy(made, MiniBatch(paired(), order), meter)
     assert made.models.policy.weight == pytest.approx(1 + (FIRST + SECOND) / 2)
     found = metrics(meter)
     assert found["policy/loss"] == pytest.approx((math.log1p(math.exp(-0.1)) + math.log1p(math.exp(0.3))) / 2)
@@ -157,19 +158,19 @@ def test_a_loss_of_groups_gives_the_step_of_the_unsplit_batch(limit: int, order:
 def test_groups_of_equal_rewards_count_nowhere(limit: int) -> None:
     made = context(recipe(loss=DPO(), train={"max_tokens_per_micro_batch": limit}))
     batch, meter = paired(rewards=torch.tensor([1.0, 0.0, 1.0, 1.0])), Meter()
-    update_policy(made, batch, ROWS, meter, record=True)
+    update_policy(made, MiniBatch(batch, ROWS, record=True), meter)
     assert made.models.policy.weight == pytest.approx(1 + FIRST)
     assert metrics(meter)["policy/preference_accuracy"] == 1
     assert not batch.trainer_logps.isnan().any()  # what is logged is of all rows
     unknown = Meter()
-    update_policy(made, paired(rewards=torch.ones(4)), ROWS, unknown)
+    update_policy(made, MiniBatch(paired(rewards=torch.ones(4)), ROWS), unknown)
     assert metrics(unknown) == {"update/empty": 1}
 
 
 def test_groups_count_over_all_ranks() -> None:
     """A second rank has as many pairs: this one's share of the gradient is half as large."""
     made = context(recipe(loss=DPO()), ranks=LocalRanks(2))
-    update_policy(made, paired(), ROWS, Meter())
+    update_policy(made, MiniBatch(paired(), ROWS), Meter())
     assert made.models.policy.weight == pytest.approx(1 + (FIRST + SECOND) / 4)
 
 
@@ -206,7 +207,7 @@ def test_rows_without_an_advantage_need_no_backward_pass(zero: list[int]) -> Non
         meter, batch = Meter(), ready()
         batch.advantages[zero] = 0.0
         made = context(recipe(loss=loss))
-        update_policy(made, batch, ROWS, meter, record=True)
+        update_policy(made, MiniBatch(batch, ROWS, record=True), meter)
         seen = {grad: sum(n for n, with_grad in loss.calls if with_grad == grad) for grad in (True, False)}
         assert seen == ({True: 4 - len(zero), False: len(zero)} if skips else {True: 4, False: 0})
         found.append((made.models.policy.weight, metrics(meter), batch.trainer_logps.tolist()))
@@ -217,7 +218,7 @@ def test_a_loss_of_groups_sees_them_whole_whatever_their_advantages() -> None:
     loss, batch = Watched(), ready()
     loss.inputs |= Inputs.GROUPS  # type: ignore[misc]
     batch.advantages[[0, 3]] = 0.0
-    update_policy(context(recipe(loss=loss, train={"max_tokens_per_micro_batch": 1})), batch, ROWS, Meter())
+    update_policy(context(recipe(loss=loss, train={"max_tokens_per_micro_batch": 1})), MiniBatch(batch, ROWS), Meter())
     assert loss.calls == [(2, True), (2, True)]
 
 
@@ -228,7 +229,7 @@ class Wrong(PolicyGradient):
 
 def test_usable_rows_of_another_shape_name_the_loss() -> None:
     with pytest.raises(PartError, match=r"Wrong.*: `usable_rows` selected torch.bool \(4, 4\), expected bool \(4,\)"):
-        update_policy(context(recipe(loss=Wrong())), ready(), ROWS, Meter())
+        update_policy(context(recipe(loss=Wrong())), MiniBatch(ready(), ROWS), Meter())
 
 
 @pytest.mark.parametrize("more", [{"kl_loss": KLLoss()}, {"train": {"entropy_coef": 0.1}}])
@@ -236,21 +237,21 @@ def test_all_rows_are_differentiated_where_more_than_the_advantage_counts(more: 
     loss, batch = Watched(), ready()
     batch.advantages[:] = 0.0
     batch.ref_logps = batch.old_logps
-    update_policy(context(recipe(loss=loss, **more)), batch, ROWS, Meter())
+    update_policy(context(recipe(loss=loss, **more)), MiniBatch(batch, ROWS), Meter())
     assert loss.calls == [(4, True)]
 
 
 def test_the_denominator_counts_the_tokens_of_all_ranks() -> None:
     """A second rank has as many tokens: this one's share of the gradient is half as large."""
     made = context(recipe(), ranks=LocalRanks(2))
-    update_policy(made, ready(), ROWS, Meter())
+    update_policy(made, MiniBatch(ready(), ROWS), Meter())
     assert made.models.policy.weight == pytest.approx(1 + GRADIENT / 2)
 
 
 def test_only_the_rows_of_the_mini_batch_count_at_the_rollouts_temperature() -> None:
     made = context(recipe(temperature=2.0))
     batch = ready()
-    update_policy(made, batch, [1, 3], Meter())  # (-4 - 2 (3 + 2)) / 2 / 3 tokens
+    update_policy(made, MiniBatch(batch, [1, 3]), Meter())  # (-4 - 2 (3 + 2)) / 2 / 3 tokens
     assert batch.trainer_logps.isnan().all()  # no log-probs are recorded unless they are asked for
     assert made.models.policy.weight == pytest.approx(1 - 14 / 2 / 3)
     assert {temperature for _, temperature in made.models.actor.seen} == {2.0}
@@ -262,13 +263,13 @@ def test_rejected_tokens_in_and_out_of_the_denominator() -> None:
     accepted[1] = False
     for keep, tokens in ((False, 7), (True, 8)):
         made = context(recipe(rejection=Rejection(keep_in_denominator=keep)))
-        update_policy(made, ready(accepted=accepted), ROWS, Meter())
+        update_policy(made, MiniBatch(ready(accepted=accepted), ROWS), Meter())
         assert made.models.policy.weight == pytest.approx(1 + (GRADIENT * 8 + 4) / tokens)
 
 
 def test_a_mini_batch_without_tokens_is_no_update() -> None:
     made, meter = context(recipe(), ranks=LocalRanks(2)), Meter()
-    update_policy(made, ready(accepted=torch.zeros(4, 4, dtype=torch.bool)), ROWS, meter)
+    update_policy(made, MiniBatch(ready(accepted=torch.zeros(4, 4, dtype=torch.bool)), ROWS), meter)
     assert made.models.policy.events == []
     assert meter.result(LocalRanks(2)) == {"update/empty": 1}  # type: ignore[arg-type]
 
@@ -278,7 +279,7 @@ def test_a_rank_without_rows_takes_part_in_the_passes_of_the_others() -> None:
     ranks.all_reduce_sum = lambda x: x + 8  # type: ignore[method-assign]
     ranks.all_reduce_max = lambda value: value + 2  # type: ignore[method-assign]
     made = context(recipe(), ranks=ranks)
-    update_policy(made, ready(), [], Meter())
+    update_policy(made, MiniBatch(ready(), []), Meter())
     assert made.models.policy.events.count("backward") == 2
     assert [tokens for tokens, _ in made.models.actor.seen] == [[[0, 0]]] * 4  # two of rows without an advantage
     assert made.models.policy.weight == 1
@@ -286,12 +287,12 @@ def test_a_rank_without_rows_takes_part_in_the_passes_of_the_others() -> None:
 
 def test_the_first_steps_loss_must_be_finite() -> None:
     made, meter = context(recipe(loss=Broken())), Meter()
-    update_policy(made, ready(), ROWS, meter, record=True)
+    update_policy(made, MiniBatch(ready(), ROWS, record=True), meter)
     assert made.models.policy.weight == 1
     assert metrics(meter)["update/not_finite"] == 1
     made.rollouts.version = 0
     with pytest.raises(PartError, match="Broken.*: `__call__` returned a loss that is not finite"):
-        update_policy(made, ready(), ROWS, Meter(), record=True)
+        update_policy(made, MiniBatch(ready(), ROWS, record=True), Meter())
 
 
 class Broken(PolicyGradient):
@@ -304,7 +305,7 @@ def test_a_first_pass_compares_with_itself_without_a_gradient(limit: int) -> Non
     """At a ratio of 1 the clipped loss has the gradient of the plain one."""
     made = context(recipe(loss=ClipLoss(), train={"max_tokens_per_micro_batch": limit}))
     batch = ready()
-    update_policy(made, batch, ROWS, Meter(), record=True)
+    update_policy(made, MiniBatch(batch, ROWS, record=True), Meter())
     assert made.models.policy.weight == pytest.approx(1 + GRADIENT)
     assert torch.equal(batch.trainer_logps, (batch.tokens * batch.mask).float())
     assert not batch.trainer_logps.requires_grad
@@ -370,7 +371,7 @@ def test_a_loss_selects_by_log_linear_old_log_probs() -> None:
 
 def test_what_is_selected_changes_the_update() -> None:
     made = context(recipe(loss=Selects()))
-    update_policy(made, ready(), ROWS, Meter())
+    update_policy(made, MiniBatch(ready(), ROWS), Meter())
     assert made.models.policy.weight == pytest.approx(1 + (3 - 4 + 2 * 5 - 2 * 3) / 8)
 
 

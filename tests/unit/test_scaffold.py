@@ -85,7 +85,6 @@ def test_what_is_written_is_found_and_conforms(kind: str, packages: Path, monkey
     cls = "My" + "".join(word.capitalize() for word in kind.split("-"))
     name = f"rlkit_my_{kind}".replace("-", "_")
     module = importlib.import_module(name)
-    sys.modules.pop(name)  # `plugins new` refuses the name of a module that is imported
     part = load_plugins([(f"my-{kind}", module)], entry_points=False).parts[PLURALS[kind]][cls]
     assert part.plugin.name == f"my-{kind}"
     assert {f.state for f in check_plugin(f"my-{kind}", module)} == {"ok"}
@@ -93,6 +92,7 @@ def test_what_is_written_is_found_and_conforms(kind: str, packages: Path, monkey
     assert cls in str(yaml.safe_load(fragment))
     assert f'my-{kind} = "{name}"' in (package / "pyproject.toml").read_text()
     assert not re.search(r"\$\w", "".join(p.read_text() for p in package.rglob("*.*") if p.suffix != ".pyc"))
+    sys.modules.pop(name)  # `plugins new` refuses the name of a module that is imported
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,18 @@
-"""From easy to hard, by a column of the data."""
+"""Curricula: which training prompts come sooner, and which more often."""
 
 from __future__ import annotations
+
+from typing import Annotated
+
+from annotated_types import Ge, Le
 
 from rlkit.errors import RecipeError, show
 from rlkit.interfaces.reward import as_number
 from rlkit.interfaces.task import Curriculum, field_of
+from rlkit.ranges import NUMBER, Share
 from rlkit.types import Prompt
+
+__all__ = ["Difficulty", "SuccessRate"]
 
 
 class Difficulty(Curriculum):
@@ -30,3 +37,28 @@ class Difficulty(Curriculum):
                 f"curriculum Difficulty: prompt {prompt.id!r} has {self.field} {show(value)}, expected a finite number"
             ) from error
         return -number if self.hardest_first else number
+
+
+class SuccessRate(Curriculum):
+    """Prompts whose samples were all right or all wrong teach nothing, and come in every n-th epoch only.
+
+    Each time that such a prompt comes, its new rate decides when it comes again: one that the policy forgets, or begins
+    to solve, is in every epoch then. No prompt is ever left out for good.
+
+    Args:
+        every: How many epochs such a prompt waits.
+        unsolved: The highest success rate that counts as never solved.
+        solved: The lowest success rate that counts as always solved.
+    """
+
+    def __init__(
+        self, every: Annotated[int, Ge(2), Le(1000), NUMBER] = 4, unsolved: Share = 0.0, solved: Share = 1.0
+    ) -> None:
+        if unsolved >= solved:
+            raise RecipeError(f"SuccessRate has unsolved={unsolved} and solved={solved}, expected unsolved < solved")
+        self.every = every
+        self.unsolved = unsolved
+        self.solved = solved
+
+    def wait(self, rate: float) -> int:
+        return 1 if self.unsolved < rate < self.solved else self.every

@@ -1,4 +1,4 @@
-"""Filters of groups."""
+"""Group filters: one a file."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from rlkit.interfaces.filter import GroupFilter
 from rlkit.ranges import Repeats
 from rlkit.types import Trajectory
+
+__all__ = ["ZeroSignal"]
 
 
 class ZeroSignal(GroupFilter):

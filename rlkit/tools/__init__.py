@@ -1,5 +1,0 @@
-"""Tools that come with rlkit."""
-
-from rlkit.tools.calculator import Calculator
-
-__all__ = ["Calculator"]
