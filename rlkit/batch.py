@@ -1,6 +1,6 @@
-"""A step's trajectories as tensors, phase by phase: `RolloutBatch`, with rewards `Batch`, for updates `TrainBatch`.
+"""The trajectories of a step as tensors: `RolloutBatch`, then `Batch` with rewards, then `TrainBatch` for updates.
 
-Legend: B trajectories on this rank, T tokens. `x[b,t]` is about `tokens[b,t]`, so that nothing is shifted:
+Legend: B trajectories on this rank, T tokens. `x[b,t]` describes `tokens[b,t]`: nothing is shifted, and
 `logps[b,t] = log p(tokens[b,t] | tokens[b,:t])`.
 """
 
@@ -40,8 +40,8 @@ PROVIDERS = {
 class RolloutBatch:
     """Trajectories as right-padded tensors, before they have rewards.
 
-    B is 0 on some ranks, T is the longest row's. All rows of a group are on one rank. What may be None is there where
-    the recipe needs it; `required` returns it or names what provides it.
+    B may be 0 on some ranks; T is the length of the longest row. All rows of a group are on one rank. Optional fields
+    are set if the recipe needs them; `required` returns such a field, or raises an error that names its provider.
 
     Args:
         tokens: [B,T] i64, 0 in the padding.

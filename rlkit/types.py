@@ -1,8 +1,13 @@
-"""The data that flows through a step: read this file first.
+"""The data that flows through a step, in its order: read this file first.
 
-Legend: P prompts, G samples of a prompt, B = P*G trajectories on this rank, T tokens, V vocabulary.
-Before `collate` everything is a ragged Python object; after it, a tensor `x[b,t]` is about `tokens[b,t]`, so that
-`logps[b,t] = log p(tokens[b,t] | tokens[b,:t])` and nothing is shifted.
+    Prompt -> Request -> Completion -> Trajectory -> Score -> RolloutBatch -> Batch -> TrainBatch -> LossOutput
+
+A task makes prompts. The engine answers requests with completions: turns of the policy. A trajectory is a complete
+conversation, scored by the reward. Batches hold the trajectories of a step as tensors (`rlkit.batch`).
+
+Legend: P prompts, G samples of a prompt, B = P*G trajectories on this rank, T tokens, V vocabulary. Before `collate`,
+data are ragged Python objects. After it, a tensor `x[b,t]` describes `tokens[b,t]`: nothing is shifted, and
+`logps[b,t] = log p(tokens[b,t] | tokens[b,:t])`.
 """
 
 from __future__ import annotations
@@ -45,11 +50,11 @@ JsonObject = dict[str, Any]
 Row = Mapping[str, Any]
 """A row of a data set, by column."""
 Message = JsonObject
-"""A chat message: `role`, `content` (text or typed parts) and whatever else the chat template reads."""
+"""A chat message: `role`, `content` (text or typed parts) and other keys that the chat template reads."""
 
 
 class StopReason(StrEnum):
-    """Why a completion or a conversation ended; INTERRUPTED is a completion that goes on with other weights."""
+    """Why a completion or a conversation ended; an INTERRUPTED completion continues with other weights."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -62,13 +67,13 @@ class StopReason(StrEnum):
 
 @dataclass
 class RecordedAnswer:
-    """An answer to a prompt that the data set has: what `rollout.engine: Recorded` trains on.
+    """A recorded completion of a prompt, on which `rollout.engine: Recorded` trains.
 
     Args:
-        messages: What follows the prompt: turns of the policy (`assistant`), the last one too, and between them those
-            of tools and users.
-        reward: How good it is, compared with the prompt's other answers.
-        turn_rewards: Rewards besides, one for each turn of the policy; empty for none.
+        messages: The messages after the prompt. The first and the last are turns of the policy (`assistant`); turns of
+            tools and users may be between them.
+        reward: The reward; it ranks the recorded completions of a prompt.
+        turn_rewards: Additional rewards, one for each turn of the policy; empty for none.
     """
 
     messages: list[Message]
@@ -78,18 +83,17 @@ class RecordedAnswer:
 
 @dataclass
 class Prompt:
-    """One row of a task: what the policy sees, and what the reward needs to grade the answer.
+    """A prompt: what the policy reads, and what the reward needs to grade completions.
 
     Args:
-        id: Names the row in logs and error messages; random numbers derive from it, so it must not change between runs.
-        messages: The chat messages that the template renders, with at least `role` and `content`.
-        answer: The reference answer, where there is one; the policy never sees it.
-        meta: Everything else of the row: `data_source` for `Router`, `tools` for the arguments of tools, and whatever
-            a reward, an interaction or an environment reads.
-        tools: The names of the tools that its conversations have, of those in the recipe; None for all.
-        source: Where it is from, by which validation shows metrics apart: its name in `validation.tasks`; None for
-            `data_source`.
-        recorded: Answers that the data set has, the best first. Without messages before them they are plain texts.
+        id: Name in logs and error messages. Random numbers derive from it, so it must not change between runs.
+        messages: Chat messages that the template renders, with at least `role` and `content`.
+        answer: The reference answer, if there is one; the policy never sees it.
+        meta: The other columns of the row: `data_source` for `Router`, `tools` for the arguments of tools, and what a
+            reward, an interaction or an environment reads.
+        tools: Names of the recipe's tools that the conversation may use; None for all.
+        source: Name in `validation.tasks`, by which validation shows metrics apart; None for `data_source`.
+        recorded: Recorded completions, the best first. Without messages before them they are plain texts.
     """
 
     id: str
@@ -108,15 +112,15 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen.
+    """How the engine samples tokens.
 
     Args:
         temperature: Divides the logits; 0 chooses the most likely token.
-        max_tokens: The response budget of one turn, in tokens.
+        max_tokens: Most tokens of one turn.
         top_p: Keep the smallest set of tokens with this probability mass (validation only).
         top_k: Keep the k most likely tokens; 0 keeps all (validation only).
-        min_p: Keep tokens at least this share of the most likely one's probability; 0 keeps all (validation only).
-        stop_ids: Token ids that end a turn, besides the model's own end tokens.
+        min_p: Keep tokens with at least this share of the highest probability; 0 keeps all (validation only).
+        stop_ids: Token ids that end a turn, in addition to the model's own.
     """
 
     temperature: Temperature = 1.0
@@ -127,24 +131,24 @@ class Sampling:
     stop_ids: tuple[NonNegativeInt, ...] = ()
 
     def within(self, tokens: int) -> Sampling:
-        """Return the same with another budget."""
+        """Return the same options with another limit of tokens."""
         return replace(self, max_tokens=tokens)
 
     @property
     def truncates(self) -> bool:
-        """Whether some tokens can never be sampled, so that log-probs are not those of the full softmax."""
+        """Whether some tokens can never be sampled: log-probs then differ from those of the full softmax."""
         return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
 
 class SampleKey(NamedTuple):
-    """Names one sample of a run; all its random numbers derive from this and the token's position.
+    """Identifies one sample of a run: its random numbers derive from this key and the token's index alone.
 
     Args:
-        seed: The run's.
-        step: The step, from 1; 0 in validation and before the first step.
-        prompt: The group's number and the prompt's id.
-        sample: The number of the sample in its group, from 0.
-        attempt: How many prompts had this place in the step before and were dropped by the filter.
+        seed: Seed of the run.
+        step: Number of the step, from 1; 0 in validation and before the first step.
+        prompt: Number of the group and id of the prompt.
+        sample: Index of the sample in its group, from 0.
+        attempt: Number of prompts that the filter dropped from this index of the step before.
     """
 
     seed: int
@@ -161,17 +165,17 @@ class SampleKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Request:
-    """A request to an engine: token ids, how to continue them, and whose sample it is.
+    """A request to an engine to continue token ids.
 
     Args:
-        tokens: The whole conversation so far, as ids.
-        sampling: How to continue; `max_tokens` is what this turn may have.
-        key: What random numbers derive from.
-        session: The same for all turns of a conversation, so that an engine may keep its cache or its server.
+        tokens: Ids of the complete conversation so far.
+        sampling: How to sample; `max_tokens` is the limit of this turn.
+        key: The key from which random numbers derive.
+        session: The same for all turns of a conversation, so that an engine can reuse its cache or its server.
         media: Reserved for images; None.
-        deadline: Seconds from the call; None for none.
-        resumable: Whether the answer may be INTERRUPTED: the caller then requests what is missing.
-        resumed: How many of the last tokens come from requests for the same answer that were interrupted.
+        deadline: Seconds from the call; None for no deadline.
+        resumable: Whether the completion may be INTERRUPTED; the caller then requests the missing tokens.
+        resumed: Number of the last tokens that come from interrupted requests for the same completion.
     """
 
     tokens: tuple[int, ...]
@@ -186,13 +190,13 @@ class Request:
 
 @dataclass
 class Completion:
-    """What an engine answers: n sampled tokens, 1 <= n <= `sampling.max_tokens`.
+    """A sampled turn of the policy: n tokens, 1 <= n <= `sampling.max_tokens`.
 
     Args:
-        tokens: The ids, the stop id included where there is one.
-        logps: The log-prob of each, under softmax(logits / temperature).
-        versions: The version of the weights that sampled each: that of the last sync.
-        stop: STOP where the last token is a stop id, LENGTH where the budget ended it, CONTEXT where the context did.
+        tokens: Sampled ids, including the stop id if there is one.
+        logps: Log-prob of each token under softmax(logits / temperature).
+        versions: Version of the weights that sampled each token: that of the last sync.
+        stop: STOP if the last token is a stop id, LENGTH at `max_tokens`, CONTEXT at the end of the context.
     """
 
     tokens: list[int]
@@ -202,12 +206,12 @@ class Completion:
 
 
 class Turn(NamedTuple):
-    """A span `tokens[start:end]` of a trajectory and who wrote it.
+    """A span `tokens[start:end]` of a trajectory, and its author.
 
     Args:
-        role: `assistant` for the policy; `user` for the prompt and for users and environments; `tool`.
-        start: The first token's place.
-        end: The place after the last token.
+        role: `assistant` for the policy; `user` for the prompt, users and environments; `tool` for tools.
+        start: Index of the first token.
+        end: Index after the last token.
     """
 
     role: str
@@ -217,17 +221,17 @@ class Turn(NamedTuple):
 
 @dataclass
 class Score:
-    """A reward, or the reason why there is none.
+    """The reward of a trajectory, or the reason why it failed.
 
     Args:
-        reward: A finite number, which counts at the trajectory's last chosen token; None if the reward failed.
+        reward: A finite number, credited to the last token that the policy chose; None if the reward failed.
         components: Metrics by name, logged as means `reward/<name>` (`accuracy` under its own name) and read by
-            estimators such as `GDPO`. They add nothing to the reward.
-        turn_rewards: Rewards besides, one for each turn of the policy, each at the last token of its turn.
-        error: Why the reward is None; the prompt's group is then left out of the step, and counted.
+            estimators such as `GDPO`. They are not added to the reward.
+        turn_rewards: Additional rewards, one for each turn of the policy, credited to the turn's last token.
+        error: Why `reward` is None. The prompt's group is then left out of the step, and counted.
         ungradable: Whether the reward is low because the text broke its grader; counted.
-        answer: The final answer that was found in the text, by which samples of a prompt vote in `maj@k`, equal ones in
-            one form; empty where none was found, None if the reward looks for none.
+        answer: Final answer in the text, by which the samples of a prompt vote in `maj@k`: equal answers have one form.
+            Empty if the text has none, None if the reward does not look for it.
     """
 
     reward: float | None
@@ -240,27 +244,27 @@ class Score:
 
 @dataclass
 class Trajectory:
-    """A finished conversation as one flat run of tokens with a mask.
+    """A finished conversation as one flat sequence of tokens with a mask.
 
-    All lists over tokens have one length t; nothing is ever tokenised again, so they are what the engine had.
+    Lists over tokens have the same length t. Tokens are the engine's own: nothing is tokenised again.
 
     Args:
-        prompt: The row that it began with.
-        group: The number of its prompt in the step, shared by that prompt's samples.
-        tokens: [t] The ids of the whole conversation.
-        mask: [t] True where the policy chose the token; only there is anything learned.
+        prompt: The prompt.
+        group: Number of the prompt in the step, shared by its samples.
+        tokens: [t] Ids of the complete conversation.
+        mask: [t] True if the policy chose the token; training reads these tokens only.
         logps: [t] The engine's log-prob of each chosen token, 0.0 elsewhere.
-        versions: [t] The version of the weights that sampled each chosen token, -1 elsewhere.
-        stop: Why it ended.
-        turns: Its spans, in order and without gaps.
+        versions: [t] Version of the weights that sampled each chosen token, -1 elsewhere.
+        stop: Why the conversation ended.
+        turns: Spans of the turns, in order and without gaps.
         text: The policy's last turn as text, without special tokens: what most rewards grade.
-        messages: The whole conversation as chat messages, the prompt's first; made of `prompt` and `text` if not given.
+        messages: The complete conversation as chat messages; `prompt` and `text` by default.
         media: Reserved for images; None.
-        score: From the reward; None before it is scored.
+        score: The reward's score; None before it is scored.
         error: Why the conversation failed; it is then neither scored nor trained on.
-        turn_rewards: Rewards of tools, a user or an environment besides the score, one for each of the policy's turns.
-        counts: What happened on the way, for the metrics `conversation/*`: tool calls, errors of tools …
-        credit: What the estimator made of it, for the run folder: `advantages` by token, and what it read besides.
+        turn_rewards: Rewards of tools, a user or an environment, one for each turn of the policy, added to the score.
+        counts: Events for the metrics `conversation/*`, such as tool calls.
+        credit: Tensors of the step for the run folder, such as `advantages` by token.
     """
 
     prompt: Prompt
@@ -286,26 +290,26 @@ class Trajectory:
 
     @property
     def response_length(self) -> int:
-        """How many tokens the policy chose."""
+        """Number of tokens that the policy chose."""
         return sum(self.mask)
 
     @property
     def reward(self) -> float | None:
-        """The whole reward: the score's, and that of each turn; None if the score failed."""
+        """The total reward: of the score and of all turns; None if the reward failed."""
         if self.score is None or self.score.reward is None:
             return None
         return self.score.reward + sum(self.score.turn_rewards or ()) + sum(self.turn_rewards)
 
 
 class Reads(NamedTuple):
-    """Which statistics of each token's distribution are read besides its log-prob: others are not computed.
+    """Statistics of each token's distribution to compute besides its log-prob.
 
     Args:
-        entropy: The entropy.
-        squares: The sum of squared probabilities.
-        mean: The mean of the log-probs of all tokens of the vocabulary.
-        top: How many of the most likely tokens: their ids and log-probs.
-        columns: These are among the first so many of the vocabulary; None for all.
+        entropy: Whether to compute the entropy.
+        squares: Whether to compute the sum of squared probabilities.
+        mean: Whether to compute the mean log-prob over the vocabulary.
+        top: Number of most likely tokens whose ids and log-probs to compute.
+        columns: Size of the vocabulary's beginning to which `top` is limited; None for all of it.
     """
 
     entropy: bool = True
@@ -316,17 +320,17 @@ class Reads(NamedTuple):
 
 
 class PolicyOutput(NamedTuple):
-    """What the actor's forward returns and a loss reads; all are 0 outside the mask.
+    """The output of the policy's forward pass, which a loss reads. Tensors are 0 outside the mask.
 
     Args:
-        logps: [B,T] f32, of the tokens under the current policy, with a gradient.
-        entropy: [B,T] f32, of the distribution at each token.
-        sum_pi_squared: [B,T] f32, the sum of its squared probabilities, without a gradient.
-        scores: [B,T] f32, of a reward model (`model.head: score`), whose log-probs are 0: the score of the conversation
+        logps: [B,T] f32, log-probs of the tokens under the current policy, with a gradient.
+        entropy: [B,T] f32, entropy of the distribution at each token.
+        sum_pi_squared: [B,T] f32, sum of the distribution's squared probabilities, without a gradient.
+        scores: [B,T] f32, of a reward model (`model.head: score`), whose `logps` are 0: the score of the conversation
             up to and including the token, with a gradient.
-        mean_logps: [B,T] f32, the mean of the log-probs of all tokens of the vocabulary, with a gradient.
-        top_ids: [B,T,K] i64, chosen tokens: the most likely ones, or those that a teacher finds most likely.
-        top_logps: [B,T,K+1] f32, their log-probs, and last that of all others together, with a gradient.
+        mean_logps: [B,T] f32, mean log-prob over the vocabulary, with a gradient.
+        top_ids: [B,T,K] i64, the most likely tokens, of the policy or of a teacher.
+        top_logps: [B,T,K+1] f32, their log-probs, and last that of all other tokens together, with a gradient.
     """
 
     logps: Tensor
@@ -339,13 +343,13 @@ class PolicyOutput(NamedTuple):
 
 
 class LossOutput(NamedTuple):
-    """A policy loss before aggregation: the loop weighs tokens, adds entropy and KL terms, and divides once.
+    """A policy loss before aggregation: the training loop weights tokens, adds entropy and KL terms, and divides once.
 
     Args:
-        per_token: [B,T] f32, the loss of each token, finite also outside the mask, where it does not count.
-        metrics: Tensors of one number each, without a gradient, usually means over the mask. The run logs
-            `policy/<name>`: the mean over all micro-batches, optimizer steps and ranks of a step, in which each counts
-            by its number of chosen tokens, or of rows for a `SequenceLoss`.
+        per_token: [B,T] f32, loss of each token. It is finite also outside the mask, where it is ignored.
+        metrics: Scalars by name, without a gradient, usually means over the mask. The run logs `policy/NAME`, the mean
+            over all micro-batches, optimizer steps and ranks of a step, weighted by the number of chosen tokens, or of
+            rows for a `SequenceLoss`.
     """
 
     per_token: Tensor

@@ -16,7 +16,7 @@ HEAP = ((-8, 1), (-1, 512 << 20), (-3, 32 << 20))
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Leave cycles alone meanwhile: for the import of large libraries, which leaves none to speak of."""
+    """Leave cycles alone meanwhile: for the import of large libraries, which creates almost no garbage."""
     enabled = gc.isenabled()
     gc.disable()
     try:

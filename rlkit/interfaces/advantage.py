@@ -11,7 +11,7 @@ from rlkit.types import Batch
 
 
 class Needs(Flag):
-    """What an estimator reads besides rewards and mask; the recipe must provide it."""
+    """What an estimator reads besides rewards and mask. The recipe must provide it."""
 
     NOTHING = 0
     GROUPS = auto()
@@ -19,7 +19,7 @@ class Needs(Flag):
     VALUES = auto()
     """A critic's values."""
     GREEDY = auto()
-    """The reward of a greedy answer to each prompt."""
+    """The reward of a greedy completion of each prompt."""
     COMPONENTS = auto()
     """A reward that reports its components."""
     OLD_LOGPS = auto()
@@ -29,7 +29,7 @@ class Needs(Flag):
 
 
 class AdvantageEstimator(ReducingPart):
-    """Fills `batch.advantages` [B,T] f32, 0 outside the mask; and `batch.returns` where a critic learns."""
+    """Fills `batch.advantages` [B,T] f32, 0 outside the mask, and `batch.returns` if the recipe has a critic."""
 
     needs: ClassVar[Needs] = Needs.NOTHING
 

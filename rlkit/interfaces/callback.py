@@ -1,4 +1,4 @@
-"""The interfaces of what watches a run: callbacks, and the loggers of its metrics."""
+"""The interfaces of callbacks, which watch a run, and of loggers, which log its metrics."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class RunStart:
     """The run, before its first step.
 
     Args:
-        folder: The run folder, which all ranks see.
+        folder: Run folder, visible to all ranks.
         recipe: All options by section, as plain data.
-        steps: The last step's number.
-        done: Steps that are done: 0 unless the run is resumed.
-        rank: This rank among `world_size`.
-        world_size: Ranks.
+        steps: Number of the last step.
+        done: Number of completed steps: 0 unless the run is resumed.
+        rank: Index of this rank.
+        world_size: Number of ranks.
     """
 
     folder: Path
@@ -38,11 +38,11 @@ class RunStart:
 
 @dataclass(frozen=True)
 class RolloutsEnd:
-    """A step's trajectories, sampled and not yet scored.
+    """The trajectories of a step, sampled but not scored yet.
 
     Args:
-        step: The step, from 1.
-        trajectories: Those that this rank sampled, failed conversations included.
+        step: Number of the step, from 1.
+        trajectories: Trajectories of this rank, including failed ones.
     """
 
     step: int
@@ -51,11 +51,11 @@ class RolloutsEnd:
 
 @dataclass(frozen=True)
 class TrainingBatch:
-    """The batch that the models are about to learn from.
+    """The batch of the next update.
 
     Args:
-        step: The step, from 1.
-        batch: This rank's rows, with rewards, log-probs and advantages. Read it: whatever is changed in it is learned.
+        step: Number of the step, from 1.
+        batch: Rows of this rank, with rewards, log-probs and advantages. Changes to it change the update.
     """
 
     step: int
@@ -64,12 +64,12 @@ class TrainingBatch:
 
 @dataclass(frozen=True)
 class StepEnd:
-    """A step that is done.
+    """A completed step.
 
     Args:
-        step: The step, from 1.
-        metrics: Its line of `metrics.jsonl`, the same on all ranks. Metrics that a callback adds arrive in that line
-            and in loggers: finite numbers by new names; of several ranks' values, the mean.
+        step: Number of the step, from 1.
+        metrics: The step's line of `metrics.jsonl`, the same on all ranks. A callback may add finite numbers under new
+            names, which are logged as means over the ranks that add them.
     """
 
     step: int
@@ -78,12 +78,12 @@ class StepEnd:
 
 @dataclass(frozen=True)
 class ValidationEnd:
-    """Held-out prompts that have been answered.
+    """A completed validation.
 
     Args:
-        step: Steps that are done: 0 before training.
-        metrics: `accuracy`, `reward` …, the same on all ranks.
-        trajectories: This rank's answers, scored.
+        step: Number of completed steps: 0 before training.
+        metrics: `accuracy`, `reward` and so on, the same on all ranks.
+        trajectories: Scored trajectories of this rank.
     """
 
     step: int
@@ -93,11 +93,11 @@ class ValidationEnd:
 
 @dataclass(frozen=True)
 class CheckpointSaved:
-    """A checkpoint that is whole.
+    """A complete checkpoint.
 
     Args:
-        step: The step after which it was taken; the run may be further.
-        place: Its folder or fsspec URL.
+        step: The step that it was taken after; the run may be further.
+        place: Folder or fsspec URL of the checkpoint.
     """
 
     step: int
@@ -110,8 +110,8 @@ class RunEnd:
 
     Args:
         status: `ok`, `interrupted` or `failed`.
-        steps: Steps that are done.
-        error: What ended it, where it failed.
+        steps: Number of completed steps.
+        error: The error that ended the run; None if it did not fail.
     """
 
     status: str
@@ -120,12 +120,12 @@ class RunEnd:
 
 
 class Callback(BoundPart):
-    """Watches a run, on every rank: override what you need.
+    """Watches a run on every rank. Override the methods that you need.
 
-    A call blocks the run. One that takes longer than its budget is named in a warning, once a method. An exception ends
-    the run on all ranks, as with Lightning's callbacks, and names the callback and the rank; in `on_run_end`, which is
-    not waited for beyond its budget, it is a warning. Setting `should_stop` on any rank makes the step in progress the
-    last one. What `state_dict` returns is in each checkpoint and comes back on resume.
+    A call blocks the run; a method that exceeds its budget is named in one warning. An exception ends the run on all
+    ranks, as with Lightning's callbacks, and names the callback and the rank. In `on_run_end`, which ends after its
+    budget, it is a warning. Setting `should_stop` on any rank makes the step in progress the last one. The return value
+    of `state_dict` is part of each checkpoint and is restored on resume.
     """
 
     budgets: ClassVar[Mapping[str, float]] = {
@@ -137,41 +137,41 @@ class Callback(BoundPart):
         "on_checkpoint": 5.0,
         "on_run_end": 10.0,
     }
-    """Seconds that a call may take before a warning names it; a class may have others."""
+    """Seconds that a call of each method may take before a warning names it; a class may change them."""
 
     should_stop: bool = False
-    """Whether the step in progress shall be the last."""
+    """Whether the step in progress is the last one."""
 
     lr_factor: float = 1.0
-    """Multiplies the learning rates of later steps, the critic's included; rank 0's counts, and checkpoints hold it."""
+    """Factor of the later steps' learning rates, the critic's included; rank 0's is used, and checkpoints hold it."""
 
     def on_run_start(self, event: RunStart) -> None:
-        """Models are loaded and, on resume, the checkpoint; `load_state_dict` has been called, and no step begun."""
+        """Called once models and, on resume, the checkpoint are loaded, after `load_state_dict` and before any step."""
 
     def on_rollouts(self, event: RolloutsEnd) -> None:
-        """A step's trajectories are sampled; their rewards may still be computed."""
+        """Called once the trajectories of a step are sampled; their rewards may still be being scored."""
 
     def on_batch(self, event: TrainingBatch) -> None:
-        """Advantages are known; the update comes next."""
+        """Called once advantages are computed, before the update."""
 
     def on_step_end(self, event: StepEnd) -> None:
-        """The models are updated, the engine has the weights, and the step's metrics are complete."""
+        """Called once the models are updated, the engine has the weights, and the step's metrics are complete."""
 
     def on_validation(self, event: ValidationEnd) -> None:
-        """Held-out prompts are answered: before training, after each `validation.every` steps and after training."""
+        """Called after each validation: before training, every `validation.every` steps and after training."""
 
     def on_checkpoint(self, event: CheckpointSaved) -> None:
-        """A checkpoint is whole. It is written beside the run, so that this comes after a later step, or at the end."""
+        """Called once a checkpoint is complete, after a later step or at the end, since the run continues meanwhile."""
 
     def on_run_end(self, event: RunEnd) -> None:
-        """The run has ended, but for one that a second signal ended at once; `final/` and `result.json` are written."""
+        """Called once `final/` and `result.json` are written, unless a second signal ended the run at once."""
 
     def state_dict(self) -> dict[str, Json]:
-        """Return what shall be in the next checkpoint, as JSON holds it; that of rank 0 is kept."""
+        """Return the state for the next checkpoint, as JSON values; rank 0's is saved."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back, on every rank, what `state_dict` returned."""
+        """Restore on every rank what `state_dict` returned."""
 
 
 @dataclass(frozen=True)
@@ -179,10 +179,10 @@ class LoggedRun:
     """The run whose metrics are logged.
 
     Args:
-        folder: The run folder.
-        run_id: Names the run wherever it is logged; a resumed run has the same.
+        folder: Run folder.
+        run_id: Name of the run in loggers; a resumed run has the same.
         recipe: All options by section, as plain data.
-        done: Steps that are done: 0 unless the run is resumed; later steps may have been logged before and come again.
+        done: Number of completed steps: 0 unless the run is resumed. Later steps may have been logged before.
     """
 
     folder: Path
@@ -192,21 +192,21 @@ class LoggedRun:
 
 
 class Logger(ABC):
-    """Logs the metrics of each step, on rank 0 alone, in a thread of its own: the run does not wait for it.
+    """Logs the metrics of each step on rank 0, in a thread of its own: the run does not wait for it.
 
-    A package that is missing refuses the run (`rlkit.errors.RecipeError`, raised by `open`). Anything else that fails,
-    and metrics that a slow logger has no place for, is a warning.
+    `open` refuses the run with `rlkit.errors.RecipeError` if a package is missing. Other failures, and metrics that a
+    slow logger drops, are warnings.
     """
 
     def open(self, run: LoggedRun) -> None:
-        """Start, before any model is loaded."""
+        """Start logging, before any model is loaded."""
 
     @abstractmethod
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
-        """Log a step's line of `metrics.jsonl`."""
+        """Log the metrics of a step."""
 
     def log_answers(self, answers: Sequence[Mapping[str, str | float | None]], step: int) -> None:
-        """Log some greedy answers of a validation: `prompt`, `answer` (the reference), `text`, `reward`, `stop` …"""
+        """Log greedy completions of a validation, with `prompt`, `answer` (the reference), `text`, `reward` and `stop`."""
 
     def finalize(self, status: str) -> None:
-        """End; `status` is `success` or `failed`."""
+        """End logging; `status` is `success` or `failed`."""

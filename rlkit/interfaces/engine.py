@@ -16,35 +16,35 @@ if TYPE_CHECKING:
 
 
 class RolloutEngine(BoundPart):
-    """Continues token ids. The caller sends one request at a time; the engine batches them.
+    """Continues token ids. A caller sends one request at a time; the engine batches them.
 
-    Constructors store options; models and servers are touched in `bind` and later.
+    Constructors store options only; models and servers are opened in `bind` and later.
     """
 
     reads_policy: bool = False
-    """Whether it samples from the trainer's own weights, which then stay on the device."""
+    """Whether the engine samples from the trainer's own weights, which then stay on the device."""
 
     interruptible: bool = False
-    """Whether it has `interrupt`, so that rollouts may run ahead of the trainer."""
+    """Whether the engine implements `interrupt`, so that rollouts can run ahead of the trainer."""
 
     beside: bool = False
-    """Whether it samples on devices of its own and takes weights in the middle of requests, so that it goes on while
-    the trainer learns; rollouts may then run ahead without `interrupt`."""
+    """Whether the engine samples on devices of its own and takes weights in the middle of requests. It then continues
+    while the trainer learns, and rollouts can run ahead without `interrupt`."""
 
     recorded: bool = False
-    """Whether training takes the answers that the data set has, and the engine samples in validation alone."""
+    """Whether the run trains on recorded completions, and the engine samples for validation only."""
 
     reserved: int = 0
     """Tokens of the model's context that the engine cannot use; subtracted from the run's context and its limits."""
 
     @property
     def capacity(self) -> int | None:
-        """Return how many conversations it can hold at once, on this rank; None for any number."""
+        """Number of conversations that the engine can hold at once on this rank; None for any number."""
         return None
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """Return environment variables that ranks need before their first collective; those already set are kept."""
+        """Environment variables to set before the first collective, unless they are set already."""
         return {}
 
     @abstractmethod
@@ -57,7 +57,7 @@ class RolloutEngine(BoundPart):
 
     @abstractmethod
     async def generate(self, request: Request) -> Completion:
-        """Continue the request's tokens until a stop id, its budget or the context's end.
+        """Continue the request's tokens until a stop id, `max_tokens` or the end of the context.
 
         `Completion.logps` are those of `log_softmax(logits / temperature)`, and a stop id is part of the tokens.
 
@@ -73,32 +73,32 @@ class RolloutEngine(BoundPart):
 
     @property
     def needs_weights(self) -> bool:
-        """Whether weights must be synced before more is sampled: their memory was released, or they were lost.
+        """Whether weights must be synced before the next request: they were released or lost.
 
         Checked before and during rollouts; the engines of all ranks are synced together if any needs it.
         """
         return False
 
     def interrupt(self) -> None:
-        """Answer all requests soon with the tokens that there are, under `StopReason.INTERRUPTED`.
+        """Answer all requests soon with the tokens sampled so far, under `StopReason.INTERRUPTED`.
 
-        Called on the event loop of `generate`, where rollouts run ahead of the trainer on its own device.
+        Called on the event loop of `generate`, if rollouts run ahead of the trainer on its own device.
 
         Raises:
-            EngineError: It cannot.
+            EngineError: The engine cannot interrupt requests.
         """
         raise EngineError(f"{type(self).__name__} cannot interrupt requests; set rollout.max_staleness: 0")
 
     def follow(self, calm: Callable[[], Awaitable[None]]) -> None:
-        """Take what waits until all conversations wait for the engine: one that decodes only then is repeatable.
+        """Set the all-idle callback: an engine that decodes only while all conversations wait is repeatable.
 
-        Called before the first request, where rollouts run ahead of the trainer; other engines ignore it.
+        Called before the first request, if rollouts run ahead of the trainer; other engines ignore it.
         """
 
     def on_device(self) -> AbstractContextManager[None]:
-        """Keep the engine's memory allocated while sampling; an engine that shares a device may release it outside.
+        """Return a context in which the engine samples; outside it, an engine on a shared device may release memory.
 
-        All ranks enter it together, and leave it only once no rank samples any more.
+        All ranks enter it together and leave it once no rank samples.
         """
         return nullcontext()
 

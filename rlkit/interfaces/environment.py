@@ -1,4 +1,4 @@
-"""The interface of environments: a text game, or anything else that maps actions to observations."""
+"""The interface of environments, which map the policy's actions to observations, such as text games."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Observation(NamedTuple):
     """The result of an action.
 
     Args:
-        text: The text that the policy reads, but for the middle of one above `conversation.max_reply_tokens`.
-        reward: The reward of the action, at the last token of its turn.
+        text: The text that the policy reads; its middle is left out above `conversation.max_reply_tokens`.
+        reward: Reward for the action, credited to the last token of its turn.
         done: Whether the episode is over.
     """
 
@@ -28,10 +28,10 @@ class Observation(NamedTuple):
 
 
 class Environment(BoundPart):
-    """Plays one episode a conversation: an observation is a user's message, the policy's turn is the action.
+    """Plays one episode in each conversation: observations are a user's messages, the policy's turns are actions.
 
-    All samples of a prompt have the same seed, so that they play the same game. Methods are coroutines of the
-    trainer's event loop. One that raises or takes longer than `timeout` ends its conversation with an error.
+    All samples of a prompt have the same seed and therefore play the same game. Methods are coroutines of the trainer's
+    event loop. A method that raises or exceeds `timeout` ends its conversation with an error.
     """
 
     timeout: float = 30.0

@@ -12,7 +12,7 @@ from rlkit.types import Trajectory
 class GroupFilter(RunPart):
     """Keeps or drops the scored samples of one prompt.
 
-    `max_refills` is how many times a dropped group's place is filled with another prompt; 0 leaves it empty.
+    `max_refills` is how many times another prompt replaces a dropped one; with 0, nothing does.
     """
 
     max_refills: int = 0

@@ -1,4 +1,4 @@
-"""The interface of interactions: a simulated user who replies to the policy."""
+"""The interface of interactions: simulated users that reply to the policy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Reply(NamedTuple):
     Args:
         messages: Chat messages for the policy; an empty list ends the conversation.
         done: Whether the conversation is over.
-        reward: The reward of the policy's turn.
+        reward: Reward for the policy's turn.
     """
 
     messages: Sequence[Message]
@@ -29,10 +29,10 @@ class Reply(NamedTuple):
 
 
 class Interaction(BoundPart):
-    """Replies to the policy's turns, to train on feedback; one instance serves many conversations.
+    """Replies to the policy's turns, to train on feedback. One instance serves many conversations.
 
-    Methods are coroutines of the trainer's event loop. One that raises or takes longer than `timeout` ends its
-    conversation with an error.
+    Methods are coroutines of the trainer's event loop. A method that raises or exceeds `timeout` ends its conversation
+    with an error.
     """
 
     timeout: float = 30.0

@@ -1,4 +1,4 @@
-"""The interfaces of an optimizer, from groups of weights to one of torch's, and of a learning-rate schedule."""
+"""The interfaces of optimizers and of learning-rate schedules."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class WeightKind(StrEnum):
-    """What a weight is.
+    """The kind of a weight.
 
-    MATRIX is a matrix in a transformer block, EMBEDDING an embedding, an output head or any other matrix, and VECTOR a
-    bias or a norm's scale.
+    MATRIX is a matrix in a transformer block; EMBEDDING an embedding, an output head or any other matrix; VECTOR a bias
+    or the scale of a norm.
     """
 
     MATRIX = "matrix"
@@ -25,10 +25,10 @@ class WeightKind(StrEnum):
 
 
 class WeightGroup(NamedTuple):
-    """Weights of one kind whose shards lie on the same ranks, so that they can be updated together.
+    """Weights of one kind whose shards are on the same ranks, so that they can be updated together.
 
     Args:
-        kind: What they are.
+        kind: Kind of all the weights.
         weights: Trainable tensors, in the order of the model.
         weight_decay: The recipe's; 0 for vectors.
     """
@@ -43,7 +43,7 @@ class WeightGroup(NamedTuple):
 
 
 class Optimizer(ABC):
-    """Makes the optimizer of the policy or of the critic; the constructor holds the algorithm's own numbers.
+    """Makes the optimizer of the policy or of the critic. The constructor takes the algorithm's own options.
 
     The learning rate, the weight decay and the clipping of gradients are the loop's: `train.lr`, `train.weight_decay`
     and `train.max_grad_norm`. Before each step the loop sets `lr` in every parameter group. A checkpoint holds the
@@ -66,7 +66,7 @@ class Optimizer(ABC):
 
 
 class Schedule(ABC):
-    """How the learning rate goes on after the warm-up.
+    """The course of the learning rate after the warm-up.
 
     It has no state: a resumed run takes the rate from the number of the step.
     """
@@ -78,8 +78,7 @@ class Schedule(ABC):
     def factor(self, progress: float) -> float:
         """Return the share of `lr` for a step, finite and not negative.
 
-        `progress` is the share of the steps after the warm-up that are done: 0 at the first of them, below 1 at the
-        last.
+        `progress` is the completed share of the steps after the warm-up: 0 at the first of them, below 1 at the last.
         """
 
     def explain(self) -> str:

@@ -155,7 +155,7 @@ def _messages(messages: object) -> bool:
 
 
 def of_wait(epochs: object) -> str | None:
-    """Check in how many epochs a curriculum lets a prompt come again."""
+    """Check the number of epochs after which a curriculum reschedules a prompt."""
     if isinstance(epochs, bool) or not isinstance(epochs, int) or not 1 <= epochs <= LONGEST_WAIT:
         return f"returned {show(epochs)}, expected a whole number of epochs from 1 to {LONGEST_WAIT}"
     return None

@@ -15,8 +15,8 @@ class ToolCall:
 
     Args:
         name: The tool's name.
-        arguments: By name; checked against the tool's schema afterwards.
-        error: Why the call cannot be made; `arguments` are then empty.
+        arguments: Arguments by name; checked against the tool's schema afterwards.
+        error: Why the call is malformed; `arguments` are then empty.
     """
 
     name: str
@@ -29,7 +29,7 @@ class ParsedTurn:
     """A turn of the policy.
 
     Args:
-        text: The text besides the calls.
+        text: The text without the calls.
         calls: The calls, in order.
     """
 
@@ -38,7 +38,7 @@ class ParsedTurn:
 
 
 class ToolParser(RunPart):
-    """Reads the calls out of a turn's text, special tokens included (but not the token that ended the turn)."""
+    """Reads the calls in a turn's text, which has its special tokens, but not the token that ended the turn."""
 
     @classmethod
     @abstractmethod

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 LONGEST_ANSWER = 500
-"""The characters of a final answer that are kept."""
+"""Most characters of a final answer."""
 
 OnError = Literal["drop", "retry", "raise"]
-"""What happens to a group in which a reward failed."""
+"""What a run does with a group in which a reward failed."""
 
 
 class RewardManager(BoundPart):
@@ -31,28 +31,29 @@ class RewardManager(BoundPart):
     Subclass it for rewards that await a service, need the run's device, or combine other rewards. Plain code belongs
     in a `RewardFunction`, which runs in a process that can be killed.
 
-    `timeout` is in seconds, from the start of the work. `on_error` is what happens to the prompt's group when a score
-    fails: `drop` leaves the group out of the step, `retry` scores once more and then drops, `raise` ends the run.
-    Failures are counted in every case and never become a reward of 0.
+    `timeout` is in seconds, from the start of the work. If a score fails, `on_error` decides: `drop` leaves the
+    prompt's group out of the step, `retry` scores once more and then drops, `raise` ends the run. Failures are always
+    counted, and never become a reward of 0.
     """
 
     timeout: float = 60.0
     on_error: OnError = "drop"
     concurrency: int | None = None
-    """How many calls of a `RewardFunction` may run at once; None means the machine's number of CPUs."""
+    """Most calls of a `RewardFunction` at once; None for the number of CPUs."""
     components: Sequence[str] | None = None
-    """The names of the components of its scores; None if they are not known before a run."""
+    """Names of the components of its scores; None if they are unknown before a run."""
 
     @abstractmethod
     async def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
         """Return one score per trajectory, in order; an accuracy is the component `accuracy`.
 
-        All trajectories of a call belong to ONE prompt. In training they are the samples of its group, without failed
-        conversations; for greedy answers, in validation and before a run they are fewer; on a retry, those that failed.
+        All trajectories of a call belong to one prompt. In training they are the samples of its group, without failed
+        conversations. There are fewer for greedy completions, in validation and before a run. A retry has those that
+        failed.
         """
 
     def unscorable(self, prompt: Prompt) -> str | None:
-        """Return why no answer to a prompt can be scored, such as a reference that cannot be read; None if all can.
+        """Return why no completion of a prompt can be scored, such as an unreadable reference; None if it can be.
 
         Called in the trainer's process for the rows that a run uses, before any model is loaded and before `bind`.
         """
@@ -77,26 +78,26 @@ class RewardFunction(RewardManager):
         """Return the score; an accuracy is the component `accuracy`."""
 
     def grade_at_once(self, trajectory: Trajectory) -> Score | None:
-        """Return the score where `grade` is sure to take microseconds; None leaves the trajectory to a worker.
+        """Return the score if `grade` is sure to take microseconds; None leaves the trajectory to a worker.
 
-        Called in the trainer's process, on the event loop of all rollouts, so it may not read long texts or wait.
+        Called in the trainer's process on the event loop of all rollouts, so it must not read long texts or wait.
         """
         return None
 
     def control(self, trajectory: Trajectory) -> Trajectory | None:
-        """Return a gradable answer to the same prompt, such as the reference; None if there is none.
+        """Return a gradable completion of the same prompt, such as the reference; None if there is none.
 
-        Where `grade` raises, hangs or dies on an answer but not on its control, the answer is at fault: its score
-        is `ungradable()`, and it is counted, so that a policy cannot evade its score. Otherwise the score fails.
+        If `grade` raises, hangs or dies on a completion but not on its control, the completion is at fault. Its score
+        is then `ungradable()` and is counted, so that a policy cannot evade its score. Otherwise the score fails.
         """
         return None
 
     def ungradable(self) -> Score:
-        """Return the score of an answer on which `grade` fails, though not on its `control`."""
+        """Return the score of a completion on which `grade` fails, though not on its `control`."""
         return Score(0.0, ungradable=True)
 
     async def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
-        """Grade in this process; a run grades in a worker instead."""
+        """Return scores graded in this process; a run grades in a worker instead."""
         return [as_score(self.grade(trajectory)) for trajectory in trajectories]
 
 

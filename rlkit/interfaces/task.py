@@ -1,4 +1,4 @@
-"""The interfaces of tasks, the source of prompts, and of curricula, which decide when each comes."""
+"""The interfaces of tasks, which provide prompts, and of curricula, which schedule them."""
 
 from __future__ import annotations
 
@@ -49,19 +49,19 @@ class Task(RunPart):
 
 
 class Curriculum(RunPart):
-    """Decides which training prompts come sooner, and which more often; see `rlkit.tasks.order.Order`.
+    """Schedules training prompts: which come sooner, and which more often; see `rlkit.tasks.order.Order`.
 
     It has no state: a checkpoint holds when each row is due.
     """
 
     def difficulty(self, prompt: Prompt) -> float:
-        """Return a finite number; an epoch goes from the lowest to the highest, equal ones are in random order."""
+        """Return a finite number. An epoch goes from the lowest to the highest, with equal ones in random order."""
         return 0.0
 
     def wait(self, rate: float) -> int:
-        """Return in how many epochs a prompt is due again, 1 to 1,000; 1 is the next one.
+        """Return the number of epochs until a prompt is due again, from 1, the next one, to 1,000.
 
         Args:
-            rate: The mean accuracy of the prompt's samples in this step; of the reward, where it has no accuracy.
+            rate: Mean accuracy of the prompt's samples in this step, or mean reward if there is no accuracy.
         """
         return 1

@@ -9,15 +9,15 @@ from rlkit.interfaces.runtime import BoundPart
 from rlkit.types import JsonObject
 
 State = dict[str, Any]
-"""What a tool, an interaction or an environment stores for one conversation; empty at its start."""
+"""The state of a tool, an interaction or an environment in one conversation; empty at its start."""
 
 
 class ToolReply(NamedTuple):
     """The result of a call.
 
     Args:
-        text: The text that the policy reads, but for the middle of one above `conversation.max_reply_tokens`.
-        reward: The reward for having made the call, at the last token of its turn.
+        text: The text that the policy reads; its middle is left out above `conversation.max_reply_tokens`.
+        reward: Reward for the call, credited to the last token of its turn.
     """
 
     text: str
@@ -25,15 +25,16 @@ class ToolReply(NamedTuple):
 
 
 class Tool(BoundPart):
-    """Called by the policy: in a conversation after `create` and before `release`; one instance serves many of them.
+    """A tool that the policy may call in a conversation, after `create` and before `release`.
 
-    Methods are coroutines of the trainer's event loop, so they must await whatever takes time; plain code that may
-    take long or hang belongs in a function under `rlkit.tool`, which runs in a process that is killed at its deadline.
-    When a method raises, or takes longer than `timeout`, the policy reads an error message and the failure is counted.
+    One instance serves many conversations. Methods are coroutines of the trainer's event loop, so they must await
+    everything that takes time. Plain code that may take long or hang belongs in a function under `rlkit.tool`, which
+    runs in a process that is killed at its deadline. If a method raises or exceeds `timeout`, the policy reads an error
+    message, and the failure is counted.
 
-    `name`, `description` and `parameters` (the JSON schema of the arguments, an object) are shown to the policy.
-    Keyword arguments of a phase come from the row of the data: `tools: {name: {create: {...}, call: {...}}}`. A row
-    without `tools` has all tools of the recipe.
+    The policy reads `name`, `description` and `parameters`, the JSON schema of the arguments, an object. Keyword
+    arguments of a phase come from the row: `tools: {name: {create: {...}, call: {...}}}`. A row without `tools` may use
+    all tools of the recipe.
     """
 
     name: str
@@ -42,7 +43,7 @@ class Tool(BoundPart):
     timeout: float = 30.0
     """Seconds for one call, from the start of the work."""
     concurrency: int | None = None
-    """How many calls may run at once, over all conversations; None for any number."""
+    """Most calls at once, over all conversations; None for any number."""
 
     async def create(self, state: State, **kwargs: object) -> None:
         """Prepare one conversation's state."""

@@ -60,7 +60,7 @@ class Gate:
             self._calm.set()
 
     async def ask(self, request: Request, generate: Callable[[Request], Awaitable[Completion]]) -> Completion:
-        """Return the whole answer to a request, requested again with what there is of it whenever it is interrupted."""
+        """Return the complete answer to a request; after an interruption, request the rest again."""
         tokens: list[int] = []
         logps: list[float] = []
         versions: list[int] = []

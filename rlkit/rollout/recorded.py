@@ -1,4 +1,4 @@
-"""Trajectories of answers that the data set has, as the engine would have had their tokens."""
+"""Trajectories of recorded completions, with the tokens that an engine would have."""
 
 from __future__ import annotations
 

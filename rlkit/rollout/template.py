@@ -130,7 +130,7 @@ class ChatTemplate:
         return self._ids(self.turn_text(message))
 
     def turn_text(self, message: Message) -> str:
-        """Return a turn of the policy that the data set has, the token that ends it included.
+        """Return a recorded turn of the policy as text, including the token that ends it.
 
         A text is as it is. With more than that, such as calls of tools, it is what the template writes.
 

@@ -56,7 +56,7 @@ def mixed(context: TrainContext, scored: Batch, number: int, meter: Meter) -> li
 
 
 def recorded_rows(context: TrainContext, number: int) -> TrainBatch:
-    """Return a step's rows of this rank with the answers that the data set has; all ranks must call this."""
+    """Return a step's recorded completions of this rank; all ranks must call this."""
     rows = recorded(context.data, context.rollouts, number, Meter()).train_on
     batch = collate(rows).to(context.device)
     compute_logps(context, batch)

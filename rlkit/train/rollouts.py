@@ -52,7 +52,7 @@ Obtain = Callable[[Data, RolloutService, int, Meter], Rollouts]
 
 
 def recorded(data: Data, service: RolloutService, number: int, meter: Meter) -> Rollouts:
-    """Return this rank's prompts of a step with the completions that the data set has."""
+    """Return this rank's recorded completions of a step."""
     rollouts = Rollouts()
     for group, prompt in service.shard_for_rank(data.prompts(number)):
         rollouts.all += recorded_group(data.dialogue.template, prompt, group, data.dialogue.context)

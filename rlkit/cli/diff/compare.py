@@ -89,8 +89,8 @@ def compare(first: Path, second: Path, ignored: tuple[str, ...] = ()) -> RunComp
     """Compare two run folders.
 
     Args:
-        first: One.
-        second: The other.
+        first: Folder of one run.
+        second: Folder of the other run.
         ignored: What the names of metrics begin with that are not compared, besides those that measure the machine.
 
     Raises:

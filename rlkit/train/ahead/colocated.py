@@ -12,7 +12,7 @@ from rlkit.train.metrics import Meter
 
 
 class ColocatedStream(RolloutStream):
-    """Samples between steps alone: the requests that a step interrupts go on with the weights after it.
+    """Samples between steps only: the requests that a step interrupts continue with the weights after it.
 
     The engine decodes only while all conversations wait for it: which tokens are sampled by which weights is
     repeatable, if the engine can do so.

@@ -63,7 +63,7 @@ class PromptGroup:
         rollouts.sampled += [replace(t, group=slot, credit={"again": self.again}) for t in self.complete]
 
     def oldest_token(self, version: int) -> int:
-        """Return the version of the oldest token that may be trained on; the given one where there is none."""
+        """Return the version of the oldest token that may be trained on; `version` if there is no such token."""
         return min((v for t in self.trajectories for v in t.versions if v >= 0), default=version)
 
     async def passes(self, group_filter: GroupFilter) -> bool:

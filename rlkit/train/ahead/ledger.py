@@ -29,7 +29,7 @@ class Ledger:
         batch: Groups of a step.
         staleness: The largest age of a group that is trained on.
         lead: How far to run ahead normally, in batches; `staleness` at most.
-        total: Groups that there are.
+        total: Number of all groups.
     """
 
     batch: int

@@ -1,4 +1,4 @@
-"""Rollouts that run ahead of the trainer: a step learns from the groups that are whole first."""
+"""Rollouts that run ahead of the trainer: a step trains on the first groups to complete."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class TrainedGroups(NamedTuple):
         return TrainedGroups(low, tuple(sorted(beyond)))
 
     def next_untrained(self, number: int) -> list[int]:
-        """Return the first so many that are left, in order."""
+        """Return the first n remaining positions, in order."""
         beyond = set(self.beyond)
         return list(islice((position for position in count(self.low) if position not in beyond), number))
 
 
 class RolloutStream(ABC):
-    """Obtains the rollouts of each step; groups that are not whole by then go on, and later steps learn from them.
+    """Obtains the rollouts of each step; unfinished groups continue, and later steps train on them.
 
     An error of any group, be it of its sampling or its scoring, is raised when the next step begins at the latest; one
     is also raised if the trainer waits and nothing happens for `train.deadline` seconds.
