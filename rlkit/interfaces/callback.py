@@ -206,7 +206,7 @@ class Logger(ABC):
         """Log the metrics of a step."""
 
     def log_answers(self, answers: Sequence[Mapping[str, str | float | None]], step: int) -> None:
-        """Log greedy completions of a validation, with `prompt`, `answer` (the reference), `text`, `reward` and `stop`."""
+        """Log greedy completions of a validation: `prompt`, `answer` (the reference), `text`, `reward`, `stop`."""
 
     def finalize(self, status: str) -> None:
         """End logging; `status` is `success` or `failed`."""
