@@ -11,14 +11,24 @@ from typing import NamedTuple
 
 
 class TokenSpan(NamedTuple):
-    """A row of tokens that is scored from index `start` on; `start` is at least 1, since nothing predicts token 0."""
+    """A row of tokens to score from an index on.
+
+    Args:
+        tokens: Ids of the row.
+        start: Index of the first token to score; at least 1, since nothing predicts token 0.
+    """
 
     tokens: list[int]
     start: int
 
 
 class TopTokens(NamedTuple):
-    """The most likely tokens at one position, with their log-probs."""
+    """The most likely tokens at one position.
+
+    Args:
+        ids: Ids of the tokens, the most likely first.
+        logps: Their log-probs.
+    """
 
     ids: list[int]
     logps: list[float]

@@ -70,7 +70,7 @@ def test_they_are_shown(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_is_shown_says_what_authors_asked(capsys: pytest.CaptureFixture[str]) -> None:
     for name, text in (
         ("LossOutput", "the mean over all micro-batches, optimizer steps and ranks"),
-        ("RewardManager", "trajectories of a call belong to ONE prompt"),
+        ("RewardManager", "trajectories of a call belong to one prompt"),
         ("TrainBatch", "mask: [B,T] bool, True where the policy chose the token"),
     ):
         assert main(["plugins", "show", name]) == 0
