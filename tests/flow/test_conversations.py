@@ -131,7 +131,7 @@ def test_conversations_on_two_ranks_are_those_of_one(tmp_path: Path) -> None:
 
 def test_what_does_not_fit_together_is_refused(tmp_path: Path) -> None:
     for args, message in (
-        (("--conversation.turns=3",), "a question and its answer are one turn"),
+        (("--conversation.turns=3",), "all its conversations have a single turn"),
         (("--parser=HermesParser",), "no `tools:`"),
     ):
         done = rlkit_in_process("recipe", "check", "quickstart", *args, cwd=tmp_path)
