@@ -109,7 +109,7 @@ def test_adapters_alone_need_adapters_and_a_way_to_travel(adapted: Trainer, trai
     alone = Launch(adapter_only=True)
     with pytest.raises(EngineError, match=r"launch\.adapter_only is true, but there are no adapters"):
         SGLangServer(launch=alone).bind(trainer.runtime)
-    with pytest.raises(RecipeError, match=r"launch\.adapter_only is true and transport is disk for servers that rlkit"):
+    with pytest.raises(RecipeError, match=r"launch\.adapter_only is true and transport is disk"):
         SGLangServer(transport="disk", launch=alone)
-    with pytest.raises(EngineError, match="adapters cannot travel over a process group; set transport: disk"):
+    with pytest.raises(EngineError, match="process group.*transport: disk"):
         SGLangServer(urls=["http://10.0.0.7:9"], launch=alone).bind(adapted.runtime)
