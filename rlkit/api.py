@@ -23,12 +23,12 @@ from typing import Any
 
 from rlkit import recipe as built
 from rlkit import sections
-from rlkit.cli.display import Display
+from rlkit.base.errors import RecipeError
 from rlkit.cli.parsing.compose import Composer
 from rlkit.cli.parsing.objects import as_data
 from rlkit.cli.parsing.parser import build
 from rlkit.cli.streams import unfailing
-from rlkit.errors import RecipeError
+from rlkit.cli.views.display import Display
 from rlkit.interfaces.advantage import AdvantageEstimator
 from rlkit.interfaces.callback import Callback
 from rlkit.interfaces.environment import Environment

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlkit.errors import CommandError, PluginError, RecipeError, RlkitError, explain, show
+from rlkit.base.errors import CommandError, PluginError, RecipeError, RlkitError, explain, show
 
 if TYPE_CHECKING:
-    from rlkit.installed import Plugin
+    from rlkit.base.installed import Plugin
 
 VERBS = {
     "fit": "train a policy from a recipe",
@@ -99,7 +99,7 @@ def run_plugin_verb(verb: str, argv: Sequence[str]) -> int:
 
 
 def _owner(verb: str) -> Plugin:
-    from rlkit.installed import DISABLE_VARIABLE, installed
+    from rlkit.base.installed import DISABLE_VARIABLE, installed
 
     plugins = installed()
     owners = [plugin for plugin in plugins if verb in plugin.commands]

@@ -6,10 +6,10 @@ from typing import Annotated
 
 from annotated_types import Ge, Le
 
-from rlkit.errors import RecipeError, show
+from rlkit.base.errors import RecipeError, show
+from rlkit.base.ranges import NUMBER, Share
 from rlkit.interfaces.reward import as_number
 from rlkit.interfaces.task import Curriculum, field_of
-from rlkit.ranges import NUMBER, Share
 from rlkit.types import Prompt
 
 __all__ = ["Difficulty", "SuccessRate"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rlkit.base.ranges import Repeats
 from rlkit.interfaces.filter import GroupFilter
-from rlkit.ranges import Repeats
 from rlkit.types import Trajectory
 
 __all__ = ["ZeroSignal"]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rlkit.errors import RecipeError, RolloutError
+from rlkit.base.errors import RecipeError, RolloutError
+from rlkit.base.ranges import NonNegativeFloat, Repeats, Seconds
 from rlkit.interfaces.interaction import Interaction, Reply
 from rlkit.interfaces.tool import State
 from rlkit.ops.answers import equal, final_answer, reference_of
-from rlkit.ranges import NonNegativeFloat, Repeats, Seconds
 from rlkit.registry import close_parts
 from rlkit.types import Message, Prompt
 

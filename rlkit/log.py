@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from rlkit.base.ranges import NonNegativeInt, PositiveInt
 from rlkit.interfaces.callback import Logger
-from rlkit.ranges import NonNegativeInt, PositiveInt
 
 
 @dataclass

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from rlkit.base.ranges import Share
 from rlkit.interfaces.optimizer import Schedule
-from rlkit.ranges import Share
 
 __all__ = ["Constant", "Cosine", "Linear"]
 

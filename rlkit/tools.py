@@ -8,10 +8,10 @@ import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
-from rlkit.errors import PluginError
+from rlkit.base.errors import PluginError
+from rlkit.base.ranges import Count, FiniteFloat, Seconds
 from rlkit.interfaces.reward import as_number
 from rlkit.interfaces.tool import State, Tool, ToolReply
-from rlkit.ranges import Count, FiniteFloat, Seconds
 
 if TYPE_CHECKING:
     from rlkit.interfaces.runtime import Runtime

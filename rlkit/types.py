@@ -18,9 +18,9 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rlkit.base.names import source_name
+from rlkit.base.ranges import NonNegativeInt, PositiveInt, PositiveShare, Share, Temperature
 from rlkit.batch import Batch, RolloutBatch, TrainBatch
-from rlkit.names import source_name
-from rlkit.ranges import NonNegativeInt, PositiveInt, PositiveShare, Share, Temperature
 
 if TYPE_CHECKING:
     from torch import Tensor

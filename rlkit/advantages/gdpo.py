@@ -6,11 +6,11 @@ from typing import ClassVar
 
 import torch
 
-from rlkit.errors import RecipeError
+from rlkit.base.errors import RecipeError
+from rlkit.base.ranges import FiniteFloat
 from rlkit.interfaces.advantage import AdvantageEstimator, Needs
 from rlkit.ops.groups import normalized
 from rlkit.ops.masked import whiten
-from rlkit.ranges import FiniteFloat
 from rlkit.types import Batch
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+from rlkit.base.ranges import PositiveFloat
 from rlkit.interfaces.advantage import AdvantageEstimator, Needs
 from rlkit.ops.groups import normalized
 from rlkit.ops.masked import sample_std
-from rlkit.ranges import PositiveFloat
 from rlkit.types import Batch
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from rlkit.base.ranges import Share
 from rlkit.interfaces.advantage import AdvantageEstimator, Needs
 from rlkit.ops.groups import normalized
 from rlkit.ops.masked import whiten
 from rlkit.ops.returns import discounted
-from rlkit.ranges import Share
 from rlkit.types import Batch
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from rlkit.base.ranges import Share
 from rlkit.interfaces.advantage import AdvantageEstimator, Needs
 from rlkit.ops.returns import discounted
-from rlkit.ranges import Share
 from rlkit.types import Batch
 
 

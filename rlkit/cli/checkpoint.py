@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rlkit.errors import CheckpointError, RecipeError
+from rlkit.base.errors import CheckpointError, RecipeError
 from rlkit.models.source import locate
 from rlkit.run.launch import home_of
 

@@ -9,10 +9,10 @@ from importlib import metadata
 
 import torch
 
-from rlkit.cli.display import echo, show
+from rlkit.base.errors import RecipeError
 from rlkit.cli.plugins import show_plugins
+from rlkit.cli.views.display import echo, show
 from rlkit.engines import OPTIONAL_PACKAGES
-from rlkit.errors import RecipeError
 from rlkit.models.load import context_length, load_config, load_tokenizer, stop_ids
 from rlkit.models.size import parameter_count
 from rlkit.registry import load_plugins

@@ -6,8 +6,8 @@ import argparse
 import os
 from collections.abc import Sequence
 
-from rlkit.cli.display import echo
-from rlkit.errors import RecipeError
+from rlkit.base.errors import RecipeError
+from rlkit.cli.views.display import echo
 from rlkit.run.checkpoint.export import export
 from rlkit.run.folder import output_path
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from rlkit.base.errors import RecipeError
+from rlkit.base.garbage import uncollected
 from rlkit.cli.parsing.parser import parse, split
-from rlkit.concurrency.garbage import uncollected
-from rlkit.errors import RecipeError
 from rlkit.run.signals import raised
 
 OPTIONS = (
@@ -29,7 +29,7 @@ def run(argv: Sequence[str]) -> int:
         parsed = parse("fit", _with_recipe(argv), OPTIONS, trains=True)
         options, steps = parsed.options, parsed.recipe.train.steps
         with uncollected():
-            from rlkit.cli.display import Display
+            from rlkit.cli.views.display import Display
             from rlkit.run.fit import INTERRUPTED
             from rlkit.run.launch import Job, launch
         job = Job(parsed.recipe, parsed.yaml, parsed.registry, parsed.name, options.out, options.resume, options.force)

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
+from rlkit.base.errors import RecipeError
+from rlkit.base.text import visible
 from rlkit.cli.checkpoint import CHECKPOINT, with_checkpoint
 from rlkit.cli.parsing.parser import parse
 from rlkit.data.data import load_data
-from rlkit.errors import RecipeError
 from rlkit.rollout.collect import collect
-from rlkit.text import visible
 from rlkit.train.setup import fabric_for, prepare_rollouts
 from rlkit.types import Prompt, Trajectory
 

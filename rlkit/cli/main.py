@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from rlkit import __version__
+from rlkit.base.errors import RlkitError, shorten
+from rlkit.base.garbage import uncollected
+from rlkit.base.text import safe
 from rlkit.cli.streams import unfailing
 from rlkit.commands import VERBS, plugin_verbs, run_plugin_verb
-from rlkit.concurrency.garbage import uncollected
-from rlkit.errors import RlkitError, shorten
-from rlkit.text import safe
 
 LONGEST = 20_000
 """Characters of an error that are shown."""
@@ -57,7 +57,7 @@ def _run(args: list[str]) -> int:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         if args[0] not in VERBS:
             return run_plugin_verb(args[0], arguments)
-        from rlkit.concurrency.imports import import_lazily
+        from rlkit.base.imports import import_lazily
 
         import_lazily()
         with uncollected():

@@ -9,14 +9,14 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rlkit.cli import reference
-from rlkit.cli.display import echo, show
+from rlkit.base.errors import RecipeError, RlkitError
+from rlkit.base.installed import Plugin
 from rlkit.cli.parsing.parser import parse
 from rlkit.cli.scaffold import WRITTEN
+from rlkit.cli.views import reference
+from rlkit.cli.views.display import echo, show
 from rlkit.commands import VERBS
-from rlkit.errors import RecipeError, RlkitError
 from rlkit.hooks import KINDS
-from rlkit.installed import Plugin
 from rlkit.registry import Part, Registry, load_plugins
 from rlkit.testing.conformance import Finding, examine
 

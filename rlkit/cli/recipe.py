@@ -8,14 +8,14 @@ from pathlib import Path
 
 from lightning.fabric import Fabric
 
-from rlkit.cli.display import echo
+from rlkit.base.errors import RecipeError, UnavailableError, explain
+from rlkit.base.installed import DISTRIBUTION
 from rlkit.cli.parsing.annotate import annotated
 from rlkit.cli.parsing.parser import Parsed, parse
-from rlkit.cli.script import as_python
+from rlkit.cli.parsing.script import as_python
+from rlkit.cli.views.display import echo
 from rlkit.data.data import Data, load_data
 from rlkit.distributed.fsdp2 import FSDP2Strategy
-from rlkit.errors import RecipeError, UnavailableError, explain
-from rlkit.installed import DISTRIBUTION
 from rlkit.interfaces.reward import RewardManager
 from rlkit.recipe import Recipe
 from rlkit.registry import Registry, load_plugins

@@ -14,19 +14,19 @@ from typing import Any
 from lightning.fabric import Fabric
 from rich.console import Console
 
+from rlkit.base.errors import CheckpointError, RecipeError, RlkitError, explain
 from rlkit.cli.checkpoint import CHECKPOINT, each_checkpoint
-from rlkit.cli.display import by_checkpoint, echo, metric_rows, show
 from rlkit.cli.parsing.parser import Parsed, parse
+from rlkit.cli.views.display import by_checkpoint, echo, metric_rows, show
 from rlkit.data.data import Data, load_data
 from rlkit.distributed.offload import free_cached
-from rlkit.errors import CheckpointError, RecipeError, RlkitError, explain
 from rlkit.recipe import Recipe
 from rlkit.run.answers import write_answers
 from rlkit.run.checkpoint.state import as_data
+from rlkit.run.evaluate import Evaluation, evaluate, samplings
 from rlkit.run.folder import environment, json_text, new_folder, of_rank, write_atomically
 from rlkit.run.harness import Harness
 from rlkit.train.setup import fabric_for, prepare_rollouts
-from rlkit.train.validation.evaluate import Evaluation, evaluate, samplings
 
 OWN: list[tuple[str, dict[str, Any]]] = [
     ("--json", {"action": "store_true", "help": "Print the metrics as a JSON object; of several checkpoints by name."}),

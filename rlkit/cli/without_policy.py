@@ -8,14 +8,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
+from rlkit.base.errors import RecipeError
+from rlkit.base.text import part_name
 from rlkit.distributed.offload import use_device
-from rlkit.errors import RecipeError
 from rlkit.interfaces.runtime import BoundPart
 from rlkit.recipe import Recipe
 from rlkit.registry import calling
 from rlkit.rollout.loop import EventLoop, close_on_loop
 from rlkit.rollout.workers import Workers
-from rlkit.text import part_name
 from rlkit.train.runtime import NoPolicyError, RuntimeWithoutPolicy
 from rlkit.train.setup import fabric_for
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rlkit.errors import RecipeError, show
+from rlkit.base.errors import RecipeError, show
 from rlkit.interfaces.model import Tokenizer
 from rlkit.models.load import load_vocabulary, naming
 from rlkit.recipe import Recipe

@@ -12,14 +12,14 @@ from typing import TypeVar
 
 import torch
 
-from rlkit.concurrency.garbage import uncollected
+from rlkit.base.errors import RecipeError
+from rlkit.base.garbage import uncollected
 from rlkit.data.checks import check_sources, check_tokenizers
 from rlkit.data.lengths import PromptLengths
 from rlkit.data.mixtures import naming_mixture, recipe_of
 from rlkit.data.order import RowOrder
 from rlkit.data.prompts import held_out, make_prompt, rows_of
 from rlkit.data.teacher import TeacherPrompts, teacher_prompts
-from rlkit.errors import RecipeError
 from rlkit.interfaces import outputs
 from rlkit.interfaces.task import Curriculum
 from rlkit.models.activations import token_limit

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rlkit.base.errors import RecipeError
 from rlkit.data.teacher import TeacherPrompts
-from rlkit.errors import RecipeError
 from rlkit.rollout.dialogue import Dialogue
 from rlkit.rollout.lengths import measure, shorten
 from rlkit.types import Prompt

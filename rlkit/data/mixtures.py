@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from rlkit.base.errors import RecipeError
 from rlkit.engines import Recorded
-from rlkit.errors import RecipeError
 from rlkit.losses import CrossEntropy
 from rlkit.recipe import Recipe
 from rlkit.sections import Mixture, Rollout

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rlkit.errors import RecipeError
+from rlkit.base.errors import RecipeError
 from rlkit.interfaces import outputs
 from rlkit.interfaces.task import Split, Task
 from rlkit.recipe import Recipe

@@ -7,9 +7,9 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import Literal
 
-from rlkit.errors import RecipeError, show
+from rlkit.base.errors import RecipeError, show
+from rlkit.base.ranges import LARGEST
 from rlkit.models.load import context_length, load_config, naming
-from rlkit.ranges import LARGEST
 from rlkit.recipe import Recipe
 from rlkit.rollout.lengths import Side, measure, shorten
 from rlkit.rollout.template import ChatTemplate

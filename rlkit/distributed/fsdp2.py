@@ -33,9 +33,9 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from rlkit import sections
-from rlkit.concurrency.garbage import reuse_memory
+from rlkit.base.errors import RecipeError
+from rlkit.base.garbage import reuse_memory
 from rlkit.distributed.kernels import choose_kernels
-from rlkit.errors import RecipeError
 
 DEADLINE = timedelta(seconds=1800)
 

@@ -13,8 +13,8 @@ from lightning.fabric import Fabric
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from rlkit.base.errors import RlkitError
 from rlkit.distributed.fsdp2 import FSDP2Strategy
-from rlkit.errors import RlkitError
 
 T = TypeVar("T")
 

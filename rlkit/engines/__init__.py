@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from rlkit.engines.sglang.engine import SGLangEngine, SGLangServer
-from rlkit.engines.sglang.launch import describe_installation
-from rlkit.engines.sglang.teacher import SGLangTeacher
+from rlkit.engines.sglang import SGLangEngine, SGLangServer
+from rlkit.engines.sglang_launch import describe_installation
+from rlkit.engines.sglang_teacher import SGLangTeacher
 from rlkit.engines.torch.engine import TorchEngine
 from rlkit.engines.torch.recorded import Recorded
 from rlkit.interfaces.teacher import ServedTeacher

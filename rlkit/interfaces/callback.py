@@ -194,8 +194,8 @@ class LoggedRun:
 class Logger(ABC):
     """Logs the metrics of each step on rank 0, in a thread of its own: the run does not wait for it.
 
-    `open` refuses the run with `rlkit.errors.RecipeError` if a package is missing. Other failures, and metrics that a
-    slow logger drops, are warnings.
+    `open` refuses the run with `rlkit.base.errors.RecipeError` if a package is missing. Other failures, and metrics
+    that a slow logger drops, are warnings.
     """
 
     def open(self, run: LoggedRun) -> None:

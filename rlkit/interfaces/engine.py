@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
-from rlkit.errors import EngineError
+from rlkit.base.errors import EngineError
 from rlkit.interfaces.runtime import BoundPart
 from rlkit.types import Completion, Request
 

@@ -11,9 +11,9 @@ from collections.abc import Collection, Mapping
 
 import torch
 
-from rlkit.errors import show
+from rlkit.base.errors import show
+from rlkit.base.ranges import LARGEST_FLOAT
 from rlkit.interfaces.reward import as_number
-from rlkit.ranges import LARGEST_FLOAT
 from rlkit.types import Batch, Completion, LossOutput, Prompt, RecordedAnswer, Request, StopReason
 
 LONGEST_WAIT = 1000

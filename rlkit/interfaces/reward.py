@@ -8,10 +8,10 @@ from math import nan
 from numbers import Real
 from typing import TYPE_CHECKING, Literal
 
-from rlkit.errors import shorten, show
+from rlkit.base.errors import shorten, show
+from rlkit.base.ranges import LARGEST_FLOAT
+from rlkit.base.text import part_name
 from rlkit.interfaces.runtime import BoundPart
-from rlkit.ranges import LARGEST_FLOAT
-from rlkit.text import part_name
 from rlkit.types import Prompt, Score, Trajectory
 
 if TYPE_CHECKING:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from rlkit.base.ranges import NonNegativeFloat, Share
 from rlkit.interfaces.loss import AdvantageLoss
 from rlkit.ops.masked import masked_mean
-from rlkit.ranges import NonNegativeFloat, Share
 from rlkit.types import LossOutput, PolicyOutput, TrainBatch
 
 

@@ -7,9 +7,9 @@ from typing import Annotated
 import torch
 from annotated_types import Gt, Le
 
+from rlkit.base.ranges import LARGEST_FLOAT, NUMBER, NonNegativeFloat, Share
 from rlkit.interfaces.loss import AdvantageLoss
 from rlkit.ops.masked import masked_mean
-from rlkit.ranges import LARGEST_FLOAT, NUMBER, NonNegativeFloat, Share
 from rlkit.types import LossOutput, PolicyOutput, TrainBatch
 
 

@@ -7,11 +7,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rlkit.errors import RecipeError
+from rlkit.base.errors import RecipeError
+from rlkit.base.ranges import NonNegativeFloat, PositiveFloat, PositiveShare, Share
 from rlkit.interfaces.loss import TokenLoss
 from rlkit.ops.masked import masked_mean, masked_sum
 from rlkit.ops.random import uniform
-from rlkit.ranges import NonNegativeFloat, PositiveFloat, PositiveShare, Share
 from rlkit.types import LossOutput, PolicyOutput, TrainBatch
 
 

@@ -6,8 +6,8 @@ from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Lt
 
+from rlkit.base.ranges import NUMBER, NonNegativeFloat
 from rlkit.interfaces.loss import ForwardOptions, Inputs, TokenLoss
-from rlkit.ranges import NUMBER, NonNegativeFloat
 from rlkit.types import LossOutput, PolicyOutput, Reads, TrainBatch
 
 

@@ -6,10 +6,10 @@ from typing import ClassVar
 
 import torch
 
+from rlkit.base.ranges import Count, Share
 from rlkit.interfaces.loss import ForwardOptions, Inputs, TokenLoss
 from rlkit.ops.kl import jensen_shannon
 from rlkit.ops.masked import masked_mean
-from rlkit.ranges import Count, Share
 from rlkit.types import LossOutput, PolicyOutput, TrainBatch
 
 LOWEST = -1e4

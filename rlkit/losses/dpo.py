@@ -7,10 +7,10 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Ge, Lt
 from torch import Tensor, nn
 
-from rlkit.errors import RecipeError
+from rlkit.base.errors import RecipeError
+from rlkit.base.ranges import NUMBER, PositiveFloat
 from rlkit.interfaces.loss import Inputs, PairLoss
 from rlkit.ops.masked import masked_sum
-from rlkit.ranges import NUMBER, PositiveFloat
 from rlkit.types import PolicyOutput, TrainBatch
 
 Smoothing = Annotated[float, Ge(0), Lt(0.5), NUMBER]

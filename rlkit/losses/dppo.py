@@ -8,9 +8,9 @@ import torch
 from annotated_types import Ge, Le
 from torch import Tensor
 
+from rlkit.base.ranges import LARGEST_FLOAT, NUMBER, NonNegativeFloat
 from rlkit.interfaces.loss import AdvantageLoss
 from rlkit.ops.masked import masked_mean
-from rlkit.ranges import LARGEST_FLOAT, NUMBER, NonNegativeFloat
 from rlkit.types import LossOutput, PolicyOutput, TrainBatch
 
 

@@ -6,10 +6,10 @@ from typing import ClassVar
 
 import torch
 
+from rlkit.base.ranges import NonNegativeFloat, Share
 from rlkit.interfaces.loss import AdvantageLoss, Inputs
 from rlkit.ops.aggregate import Aggregation
 from rlkit.ops.masked import masked_mean, masked_sum
-from rlkit.ranges import NonNegativeFloat, Share
 from rlkit.types import LossOutput, PolicyOutput, TrainBatch
 
 

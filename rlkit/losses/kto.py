@@ -7,9 +7,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from rlkit.base.ranges import FiniteFloat, NonNegativeFloat, PositiveFloat
 from rlkit.interfaces.loss import Inputs, SequenceLoss, SequenceOutput
 from rlkit.ops.masked import masked_sum
-from rlkit.ranges import FiniteFloat, NonNegativeFloat, PositiveFloat
 from rlkit.types import PolicyOutput, TrainBatch
 
 

@@ -7,9 +7,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from rlkit.base.ranges import NonNegativeFloat
 from rlkit.interfaces.loss import AdvantageLoss
 from rlkit.ops.masked import masked_mean
-from rlkit.ranges import NonNegativeFloat
 from rlkit.types import LossOutput, PolicyOutput, TrainBatch
 
 

@@ -6,9 +6,9 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from rlkit.base.ranges import NonNegativeFloat
 from rlkit.interfaces.loss import PairLoss
 from rlkit.ops.masked import masked_sum
-from rlkit.ranges import NonNegativeFloat
 from rlkit.types import PolicyOutput, TrainBatch
 
 

@@ -6,10 +6,10 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from rlkit.base.ranges import NonNegativeFloat
 from rlkit.interfaces.loss import Inputs, ScoreLoss, SequenceOutput
 from rlkit.ops.groups import group_stats, mean_over_pairs, pairs
 from rlkit.ops.masked import ends_of, last_of, masked_sum
-from rlkit.ranges import NonNegativeFloat
 from rlkit.types import TrainBatch
 
 

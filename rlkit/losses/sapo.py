@@ -6,10 +6,10 @@ from typing import ClassVar
 
 import torch
 
+from rlkit.base.ranges import PositiveFloat
 from rlkit.interfaces.loss import AdvantageLoss
 from rlkit.ops.aggregate import Aggregation
 from rlkit.ops.masked import masked_mean
-from rlkit.ranges import PositiveFloat
 from rlkit.types import LossOutput, PolicyOutput, TrainBatch
 
 

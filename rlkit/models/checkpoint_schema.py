@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AliasChoices, BaseModel, Field, StringConstraints
 
-from rlkit.ranges import FiniteFloat, NonNegativeFloat, NonNegativeInt
+from rlkit.base.ranges import FiniteFloat, NonNegativeFloat, NonNegativeInt
 from rlkit.types import JsonObject
 
 MANIFEST = "manifest.json"

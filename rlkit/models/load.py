@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import nn
 
-from rlkit.errors import RecipeError, UnavailableError, shorten, show, unreachable
+from rlkit.base.errors import RecipeError, UnavailableError, shorten, show, unreachable
 from rlkit.models.checkpoints import load_checkpoint_alone, verify
 from rlkit.models.lora import add_lora, has_lora, load_adapter, merge_adapters, score_head
 from rlkit.models.source import ADAPTER_WEIGHTS, Source, base_name, classifies, locate, source_of

@@ -12,8 +12,8 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from rlkit.base.errors import RecipeError
 from rlkit.distributed.fsdp2 import full_tensor
-from rlkit.errors import RecipeError
 from rlkit.sections import Lora
 from rlkit.types import JsonObject
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from safetensors import SafetensorError
 
-from rlkit.errors import CheckpointError
+from rlkit.base.errors import CheckpointError
 from rlkit.models.lora import has_lora, score_head
 
 if TYPE_CHECKING:

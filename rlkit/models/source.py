@@ -12,11 +12,11 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from rlkit.errors import RecipeError
+from rlkit.base.errors import RecipeError
+from rlkit.base.ranges import LARGEST
 from rlkit.models.checkpoint_schema import MANIFEST, STATE
 from rlkit.models.checkpoints import CheckpointRef, open_checkpoint
 from rlkit.models.store import Store, step_of
-from rlkit.ranges import LARGEST
 from rlkit.sections import Lora, Model
 from rlkit.types import JsonObject
 

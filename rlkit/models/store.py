@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import fsspec  # type: ignore[import-untyped]
 from pydantic import BaseModel, ValidationError
 
-from rlkit.errors import CheckpointError
+from rlkit.base.errors import CheckpointError
 from rlkit.models.checkpoint_schema import FORMAT, MANIFEST, STATE, FormatVersion, Manifest, RunState
 from rlkit.models.tensor_files import first_problem
 

@@ -32,7 +32,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from rlkit.errors import CheckpointError
+from rlkit.base.errors import CheckpointError
 
 HEADER_LIMIT = 100_000_000
 """Maximum bytes of a header, as in the safetensors library."""

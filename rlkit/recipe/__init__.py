@@ -1,7 +1,7 @@
 """The recipe: the typed sections and parts of a run, and the checks of how they fit together.
 
 `Recipe` is the built recipe, `check` refuses options that contradict each other, a module for each topic. Values of
-single options are not checked here: their types do that, in `rlkit.cli.parsing` (see `rlkit.ranges`). Nothing here
+single options are not checked here: their types do that, in `rlkit.cli.parsing` (see `rlkit.base.ranges`). Nothing here
 reads data or loads a model.
 """
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from rlkit.errors import RecipeError, show
+from rlkit.base.errors import RecipeError, show
+from rlkit.base.text import part_name
 from rlkit.interfaces.advantage import Needs
 from rlkit.interfaces.loss import Inputs, SequenceLoss
-from rlkit.plugin_checks import method_problems
 from rlkit.recipe.mixture import check_mixtures
 from rlkit.recipe.model import check_model
 from rlkit.recipe.recipe import Recipe, option
@@ -15,7 +15,7 @@ from rlkit.recipe.recorded import check_recorded
 from rlkit.recipe.staleness import check_staleness
 from rlkit.recipe.teacher import check_teacher
 from rlkit.recipe.validation import check_best, check_validation
-from rlkit.text import part_name
+from rlkit.registry.checks import method_problems
 
 COLDEST = 0.01
 """The lowest temperature above 0: below it samples are greedy, and logits may overflow."""

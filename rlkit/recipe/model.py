@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from importlib.util import find_spec
 
-from rlkit.errors import show
+from rlkit.base.errors import show
 from rlkit.interfaces.loss import Inputs
 from rlkit.recipe.recipe import Recipe, option
 

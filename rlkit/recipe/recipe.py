@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rlkit import sections
-from rlkit.errors import RecipeError
+from rlkit.base.errors import RecipeError
+from rlkit.base.names import Name
 from rlkit.interfaces.advantage import AdvantageEstimator, Needs
 from rlkit.interfaces.callback import Callback
 from rlkit.interfaces.environment import Environment
@@ -17,7 +18,6 @@ from rlkit.interfaces.runtime import RunPart
 from rlkit.interfaces.task import Curriculum, Task
 from rlkit.interfaces.tool import Tool
 from rlkit.log import Log
-from rlkit.names import Name
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rlkit.errors import RecipeError
+from rlkit.base.errors import RecipeError
 from rlkit.interfaces import outputs
 from rlkit.interfaces.reward import RewardManager
 from rlkit.recipe.recipe import Recipe

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rlkit.errors import RecipeError
+from rlkit.base.errors import RecipeError
+from rlkit.base.names import Name
+from rlkit.base.ranges import FiniteFloat, Seconds
 from rlkit.interfaces.reward import OnError, RewardManager
-from rlkit.names import Name
-from rlkit.ranges import FiniteFloat, Seconds
 from rlkit.registry import close_parts
 from rlkit.types import Prompt, Score, Trajectory
 

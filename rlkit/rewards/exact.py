@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from rlkit.base.ranges import Seconds
 from rlkit.interfaces.reward import OnError, RewardFunction
-from rlkit.ranges import Seconds
 from rlkit.types import Score, Trajectory
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from rlkit.errors import show
+from rlkit.base.errors import show
+from rlkit.base.ranges import NonNegativeFloat, Seconds
 from rlkit.interfaces.reward import OnError, RewardFunction
 from rlkit.ops.answers import UngradableError, canonical, equal, equal_at_once, final_answer, reference_of
-from rlkit.ranges import NonNegativeFloat, Seconds
 from rlkit.types import Prompt, Score, StopReason, Trajectory
 
 SHORT = 2000

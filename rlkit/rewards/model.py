@@ -8,10 +8,10 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
-from rlkit.concurrency.deadlines import in_thread
-from rlkit.errors import RecipeError
+from rlkit.base.deadlines import in_thread
+from rlkit.base.errors import RecipeError
+from rlkit.base.ranges import Count, PositiveInt, Seconds
 from rlkit.interfaces.reward import OnError, RewardManager
-from rlkit.ranges import Count, PositiveInt, Seconds
 from rlkit.types import Message, Score, Trajectory
 
 if TYPE_CHECKING:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rlkit.errors import RecipeError
+from rlkit.base.errors import RecipeError
+from rlkit.base.ranges import NonNegativeFloat, PositiveInt, Seconds
 from rlkit.interfaces.reward import OnError, RewardFunction
-from rlkit.ranges import NonNegativeFloat, PositiveInt, Seconds
 from rlkit.types import Score, Trajectory
 
 

@@ -16,9 +16,9 @@ from typing import Any, Literal, NamedTuple
 
 import cloudpickle
 
-from rlkit.errors import RecipeError, explain, show
+from rlkit.base.errors import RecipeError, explain, show
+from rlkit.base.ranges import Count, Seconds
 from rlkit.interfaces.reward import OnError, RewardFunction, RewardManager, as_score
-from rlkit.ranges import Count, Seconds
 from rlkit.types import Score, Trajectory
 
 Completions = Literal["messages", "text"]

@@ -13,11 +13,11 @@ from http.client import HTTPException
 from urllib.error import HTTPError
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from rlkit.concurrency.deadlines import in_thread
-from rlkit.concurrency.retry import RetryPolicy, ServiceError
-from rlkit.errors import RecipeError
+from rlkit.base.deadlines import in_thread
+from rlkit.base.errors import RecipeError
+from rlkit.base.ranges import Count, Seconds
+from rlkit.base.retry import RetryPolicy, ServiceError
 from rlkit.interfaces.reward import OnError, RewardManager
-from rlkit.ranges import Count, Seconds
 from rlkit.types import Score, Trajectory
 
 IN_FLIGHT = 512

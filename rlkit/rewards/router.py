@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rlkit.errors import RecipeError
+from rlkit.base.errors import RecipeError
+from rlkit.base.ranges import Seconds
 from rlkit.interfaces.reward import OnError, RewardManager
-from rlkit.ranges import Seconds
 from rlkit.registry import close_parts
 from rlkit.types import Prompt, Score, Trajectory
 

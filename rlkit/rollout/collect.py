@@ -9,9 +9,9 @@ from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from rlkit.concurrency.deadlines import deadline, queued
-from rlkit.concurrency.tasks import run_concurrently, run_first
-from rlkit.errors import RolloutError, explain
+from rlkit.base.deadlines import deadline, queued
+from rlkit.base.errors import RolloutError, explain
+from rlkit.base.tasks import run_concurrently, run_first
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.registry import require
 from rlkit.rollout.conversation import Conversation, Limits

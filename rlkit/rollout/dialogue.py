@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from rlkit.errors import RecipeError
+from rlkit.base.errors import RecipeError
 from rlkit.parsers.detect import detect
 from rlkit.recipe import Recipe
 from rlkit.rollout.participants import Participants

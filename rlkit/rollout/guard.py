@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
-from rlkit.concurrency.deadlines import deadline
-from rlkit.errors import RolloutError, explain, show
-from rlkit.text import part_name
+from rlkit.base.deadlines import deadline
+from rlkit.base.errors import RolloutError, explain, show
+from rlkit.base.text import part_name
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from rlkit.errors import RecipeError
+from rlkit.base.errors import RecipeError
 from rlkit.rollout.recorded import turns_of
 from rlkit.rollout.replies import longest_piece
 from rlkit.rollout.template import ChatTemplate

@@ -11,10 +11,11 @@ from typing import Any, TypeVar
 
 import jsonschema
 
-from rlkit.concurrency.deadlines import queued
-from rlkit.concurrency.tasks import run_concurrently
-from rlkit.content import text_messages, text_of
-from rlkit.errors import RolloutError, show
+from rlkit.base.deadlines import queued
+from rlkit.base.errors import RolloutError, show
+from rlkit.base.tasks import run_concurrently
+from rlkit.base.text import part_name
+from rlkit.interfaces.content import text_messages, text_of
 from rlkit.interfaces.environment import Environment, Observation
 from rlkit.interfaces.interaction import Interaction, Reply
 from rlkit.interfaces.parser import ParsedTurn, ToolCall, ToolParser
@@ -22,7 +23,6 @@ from rlkit.interfaces.reward import as_number
 from rlkit.interfaces.tool import State, Tool, ToolReply
 from rlkit.rollout.conversation import Conversation
 from rlkit.rollout.guard import GuardError, errors_of, guard
-from rlkit.text import part_name
 from rlkit.types import JsonObject, Message, SampleKey
 
 T = TypeVar("T")

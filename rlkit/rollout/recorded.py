@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
 
-from rlkit.errors import RecipeError, show
+from rlkit.base.errors import RecipeError, show
 from rlkit.interfaces.loss import Inputs, PolicyLoss
 from rlkit.rollout.conversation import Conversation, Limits
 from rlkit.rollout.template import ChatTemplate

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rlkit.concurrency.deadlines import paused
-from rlkit.concurrency.tasks import run_concurrently
-from rlkit.errors import RolloutError, show
+from rlkit.base.deadlines import paused
+from rlkit.base.errors import RolloutError, show
+from rlkit.base.tasks import run_concurrently
+from rlkit.base.text import part_name
 from rlkit.interfaces.reward import RewardFunction, RewardManager, as_score, grade_as_data, grade_control
 from rlkit.rollout.guard import GuardError, guard
 from rlkit.rollout.workers import WorkerError, Workers
-from rlkit.text import part_name
 from rlkit.types import Score, Trajectory
 
 

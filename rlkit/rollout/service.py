@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager, n
 from functools import partial
 from typing import Any, TypeVar
 
-from rlkit.concurrency.tasks import cancel
+from rlkit.base.tasks import cancel
 from rlkit.distributed.offload import HostOffload, free_cached, use_device
 from rlkit.distributed.ranks import Ranks, SideGroup
 from rlkit.interfaces.engine import RolloutEngine

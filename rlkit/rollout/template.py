@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from rlkit.concurrency.limits import OverdueError, memory_limit, time_limit
-from rlkit.errors import RecipeError
+from rlkit.base.errors import RecipeError
+from rlkit.base.limits import OverdueError, memory_limit, time_limit
 from rlkit.types import JsonObject, Message
 
 USER: Message = {"role": "user", "content": "How many apples are left?"}

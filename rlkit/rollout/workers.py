@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 
 import cloudpickle
 
-from rlkit.concurrency.deadlines import in_executor, paused
-from rlkit.concurrency.tasks import run_concurrently
-from rlkit.errors import explain, shorten
+from rlkit.base.deadlines import in_executor, paused
+from rlkit.base.errors import explain, shorten
+from rlkit.base.tasks import run_concurrently
 from rlkit.rollout import worker
 from rlkit.rollout.loop import STALL_SECONDS
 from rlkit.rollout.worker import ANSWER_BYTES, HEADER, MARK, kill_descendants

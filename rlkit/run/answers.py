@@ -10,12 +10,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rlkit.errors import shorten
+from rlkit.base.errors import shorten
+from rlkit.base.text import redact
+from rlkit.run.evaluate import Evaluation
 from rlkit.run.folder import json_lines, write_atomically
 from rlkit.run.rows import as_row
-from rlkit.text import redact
-from rlkit.train.validation.evaluate import Evaluation
-from rlkit.train.validation.metrics import GradedCompletion
+from rlkit.run.validation_metrics import GradedCompletion
 from rlkit.types import JsonObject
 
 MAX_COMPONENTS = 100

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rlkit.base.errors import CallbackError, CheckpointError, TrainingError
+from rlkit.base.text import redact
 from rlkit.distributed.fsdp2 import FSDP2Strategy
-from rlkit.errors import CallbackError, CheckpointError, TrainingError
 from rlkit.interfaces.callback import RunEnd
 from rlkit.models.save import save_policy
 from rlkit.models.weights import full_state_dict
 from rlkit.run.record import RunRecord
 from rlkit.run.session import Session
-from rlkit.text import redact
 from rlkit.train.setup import TrainContext
 
 

@@ -7,8 +7,8 @@ from functools import partial
 
 from lightning.fabric import Fabric
 
+from rlkit.base.errors import RlkitError
 from rlkit.data.data import Data
-from rlkit.errors import RlkitError
 from rlkit.models.checkpoints import CheckpointRef
 from rlkit.recipe import Recipe
 from rlkit.run.ending import end_session, ends_alike

@@ -17,11 +17,11 @@ from importlib import metadata
 from io import BytesIO
 from pathlib import Path
 
-from rlkit.errors import RecipeError
-from rlkit.installed import DISTRIBUTION
+from rlkit.base.errors import RecipeError
+from rlkit.base.installed import DISTRIBUTION
+from rlkit.base.text import redact_arguments
 from rlkit.registry import Registry
 from rlkit.run.rows import as_row
-from rlkit.text import redact_arguments
 from rlkit.types import Trajectory
 
 RESERVED = "reserved"

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from rlkit.errors import RecipeError, RlkitError, explain
+from rlkit.base.errors import RecipeError, RlkitError, explain
 from rlkit.models.load import is_reward_model
 from rlkit.models.source import locate
 from rlkit.run.checkpoint.export import export

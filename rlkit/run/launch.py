@@ -11,9 +11,10 @@ from pathlib import Path
 
 from lightning.fabric import Fabric
 
+from rlkit.base.errors import CheckpointError, RecipeError
+from rlkit.base.text import safe
 from rlkit.data.data import Data, load_data
 from rlkit.distributed.ranks import Ranks
-from rlkit.errors import CheckpointError, RecipeError
 from rlkit.models.checkpoint_schema import MANIFEST
 from rlkit.models.checkpoints import CheckpointRef, newest_intact, open_checkpoint
 from rlkit.models.store import Store
@@ -25,7 +26,6 @@ from rlkit.run.folder import RunFolder, default_folder, output_path
 from rlkit.run.lock import Lock
 from rlkit.run.outcome import Outcome, Replay, Reporter
 from rlkit.run.record import RunRecord
-from rlkit.text import safe
 from rlkit.train.setup import fabric_for
 
 LAUNCHER = "RLKIT_LAUNCHER_PID"

@@ -10,7 +10,7 @@ import socket
 import time
 from pathlib import Path
 
-from rlkit.errors import RecipeError
+from rlkit.base.errors import RecipeError
 from rlkit.run.folder import make_private
 
 FILE = "lock"

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 
-from rlkit.errors import RecipeError, explain
+from rlkit.base.errors import RecipeError, explain
+from rlkit.base.text import part_name
 from rlkit.interfaces.callback import LoggedRun, Logger
-from rlkit.text import part_name
 
 OPEN_SECONDS = 60.0
 """How long a run waits for a logger to open before it starts without it; the logger may still open later."""

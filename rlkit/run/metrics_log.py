@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rlkit.run.answers import answers_to_log
+from rlkit.run.evaluate import Evaluation
 from rlkit.run.folder import write_atomically
 from rlkit.run.loggers import LoggerThread
-from rlkit.train.validation.evaluate import Evaluation
 
 MAX_EARLIER = 50
 """Lines before a resume whose metrics are shown."""

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from lightning.fabric import Fabric
 
+from rlkit.base.errors import RankError, explain
+from rlkit.base.text import redact, safe
 from rlkit.distributed.ranks import Ranks
-from rlkit.errors import RankError, explain
 from rlkit.run.folder import write_atomically
-from rlkit.text import redact, safe
 from rlkit.types import JsonObject
 
 COLLECTIVE = re.compile(r"gloo|nccl|processgroup|tcpstore|connection (closed|reset)|\bc10d\b", re.IGNORECASE)

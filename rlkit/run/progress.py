@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from rlkit.errors import RecipeError, TrainingError, shorten
+from rlkit.base.errors import RecipeError, TrainingError, shorten
+from rlkit.base.text import part_name
 from rlkit.interfaces.loss import Inputs
 from rlkit.recipe import Recipe
-from rlkit.run.measure.alarms import Alarms
-from rlkit.run.measure.reward_checks import RewardChecks
-from rlkit.text import part_name
+from rlkit.run.alarms import Alarms
+from rlkit.run.preflight.reward_checks import RewardChecks
 
 MAX_STALLED = 3
 """Consecutive steps without a usable gradient that end the run."""

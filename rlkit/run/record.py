@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rlkit.errors import RankError, explain, shorten
+from rlkit.base.errors import RankError, explain, shorten
+from rlkit.base.text import redact
 from rlkit.run.checkpoint.write import Writer
 from rlkit.run.folder import RunFolder
 from rlkit.run.outcome import Outcome, Reporter
-from rlkit.text import redact
 
 
 @dataclass

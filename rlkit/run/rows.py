@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
-from rlkit.errors import RecipeError, explain, shorten, show
-from rlkit.text import redact
+from rlkit.base.errors import RecipeError, explain, shorten, show
+from rlkit.base.text import redact
 from rlkit.types import JsonObject, Message, Prompt, Row, Score, StopReason, Trajectory, Turn
 
 T = TypeVar("T")

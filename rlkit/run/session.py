@@ -11,7 +11,7 @@ from math import isfinite
 from safetensors.torch import save_file
 from torch import Tensor
 
-from rlkit.concurrency.garbage import lasting
+from rlkit.base.garbage import lasting
 from rlkit.interfaces.callback import CheckpointSaved, Json, LoggedRun, RunStart
 from rlkit.models.checkpoint_schema import RunState
 from rlkit.models.checkpoints import CheckpointRef
@@ -22,12 +22,12 @@ from rlkit.run.checkpoint.state import as_data, numbers, tensors
 from rlkit.run.checkpoint.write import Best, Saver, Writer
 from rlkit.run.folder import first_groups
 from rlkit.run.loggers import open_loggers
-from rlkit.run.measure import memory
-from rlkit.run.measure.profile import profiled
 from rlkit.run.metrics_log import MetricsLog
 from rlkit.run.outcome import Metrics, Outcome, Replay
+from rlkit.run.preflight import memory
 from rlkit.run.preflight.start import preflight
 from rlkit.run.preflight.weight_check import check_weights
+from rlkit.run.profile import profiled
 from rlkit.run.progress import Progress
 from rlkit.run.record import RunRecord
 from rlkit.run.signals import Signals

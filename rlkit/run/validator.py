@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from rlkit.interfaces.callback import ValidationEnd
 from rlkit.run.answers import write_answers
+from rlkit.run.evaluate import evaluate
 from rlkit.run.metrics_log import MetricsLog
 from rlkit.run.outcome import Metrics
 from rlkit.run.progress import Progress
 from rlkit.run.record import RunRecord
+from rlkit.run.validation_metrics import Accuracies
 from rlkit.train.setup import TrainContext
-from rlkit.train.validation.evaluate import evaluate
-from rlkit.train.validation.metrics import Accuracies
 
 
 class Validator:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from rlkit.ranges import Count, NonNegativeInt
+from rlkit.base.ranges import Count, NonNegativeInt
 
 
 @dataclass

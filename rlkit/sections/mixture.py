@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlkit.base.ranges import Count, NonNegativeFloat
 from rlkit.interfaces.loss import PolicyLoss
 from rlkit.interfaces.task import Task
-from rlkit.ranges import Count, NonNegativeFloat
 
 
 @dataclass

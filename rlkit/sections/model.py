@@ -7,10 +7,8 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
-from rlkit.interfaces.optimizer import Optimizer, Schedule
-from rlkit.names import SourceName
-from rlkit.optimizers import AdamW
-from rlkit.ranges import (
+from rlkit.base.names import SourceName
+from rlkit.base.ranges import (
     NUMBER,
     FiniteFloat,
     FiniteInt,
@@ -22,6 +20,8 @@ from rlkit.ranges import (
     PositiveShare,
     ShareBelowOne,
 )
+from rlkit.interfaces.optimizer import Optimizer, Schedule
+from rlkit.optimizers import AdamW
 from rlkit.schedules import Constant
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlkit.ranges import PositiveInt
+from rlkit.base.ranges import PositiveInt
 
 
 @dataclass

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
+from rlkit.base.ranges import NUMBER, Count, PositiveFloat, PositiveInt, Seconds
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.interfaces.filter import GroupFilter
-from rlkit.ranges import NUMBER, Count, PositiveFloat, PositiveInt, Seconds
 from rlkit.types import Sampling
 
 

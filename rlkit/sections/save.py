@@ -7,9 +7,9 @@ from typing import Annotated
 
 from annotated_types import Ge, Le
 
+from rlkit.base.names import Name, OutputPath
+from rlkit.base.ranges import NUMBER, NonNegativeInt, PositiveInt
 from rlkit.interfaces.task import Task
-from rlkit.names import Name, OutputPath
-from rlkit.ranges import NUMBER, NonNegativeInt, PositiveInt
 from rlkit.types import Sampling
 
 

@@ -5,12 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rlkit.interfaces.optimizer import Optimizer, Schedule
-from rlkit.ops.aggregate import Aggregation
-from rlkit.ops.correction import RejectLevel, Statistic, WeightLevel
-from rlkit.ops.kl import KLEstimator
-from rlkit.optimizers import AdamW
-from rlkit.ranges import (
+from rlkit.base.ranges import (
     Count,
     FiniteFloat,
     LearningRate,
@@ -22,6 +17,11 @@ from rlkit.ranges import (
     Seconds,
     ShareBelowOne,
 )
+from rlkit.interfaces.optimizer import Optimizer, Schedule
+from rlkit.ops.aggregate import Aggregation
+from rlkit.ops.correction import RejectLevel, Statistic, WeightLevel
+from rlkit.ops.kl import KLEstimator
+from rlkit.optimizers import AdamW
 from rlkit.schedules import Constant
 
 

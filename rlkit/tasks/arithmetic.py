@@ -8,8 +8,8 @@ from typing import Annotated
 
 from annotated_types import Ge, Le
 
+from rlkit.base.ranges import NUMBER, PositiveInt
 from rlkit.interfaces.task import Split, Task
-from rlkit.ranges import NUMBER, PositiveInt
 from rlkit.types import Prompt, RecordedAnswer, Row
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from string import Formatter
 from typing import ClassVar
 
-from rlkit.errors import RecipeError, show
+from rlkit.base.errors import RecipeError, show
+from rlkit.base.ranges import NonNegativeInt, ShareBelowOne
 from rlkit.interfaces.task import Split, Task, field_of
-from rlkit.ranges import NonNegativeInt, ShareBelowOne
 from rlkit.tasks import sources
 from rlkit.tasks.recorded import recording
 from rlkit.tasks.table import Table, location_of

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlkit.errors import RecipeError, show
+from rlkit.base.errors import RecipeError, show
 from rlkit.interfaces.task import Split, Task
 from rlkit.tasks import sources
 from rlkit.tasks.table import location_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from rlkit.content import media_column, text_messages
-from rlkit.errors import RecipeError, show
+from rlkit.base.errors import RecipeError, show
+from rlkit.interfaces.content import media_column, text_messages
 from rlkit.tasks.mix import INDEX, ROW, TASK
 from rlkit.types import Prompt, Row
 

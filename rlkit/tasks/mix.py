@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-from rlkit.errors import RecipeError
+from rlkit.base.errors import RecipeError
+from rlkit.base.names import Name
+from rlkit.base.ranges import PositiveFloat
 from rlkit.interfaces.task import Split, Task
-from rlkit.names import Name
-from rlkit.ranges import PositiveFloat
 from rlkit.registry import calling, close_parts
 from rlkit.types import Prompt, Row
 

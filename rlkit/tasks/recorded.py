@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from math import isnan
 from typing import NamedTuple
 
-from rlkit.errors import RecipeError, show
+from rlkit.base.errors import RecipeError, show
+from rlkit.base.ranges import LARGEST_FLOAT
 from rlkit.interfaces.reward import as_number
-from rlkit.ranges import LARGEST_FLOAT
 from rlkit.types import Message, RecordedAnswer, Row
 
 COLUMNS = ("messages", "text", "completion", "completions", "chosen")

@@ -7,8 +7,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlkit.errors import RecipeError, show
-from rlkit.ranges import NonNegativeInt, ShareBelowOne
+from rlkit.base.errors import RecipeError, show
+from rlkit.base.ranges import NonNegativeInt, ShareBelowOne
 from rlkit.tasks import sources
 from rlkit.tasks.files import Columns
 from rlkit.types import Prompt, Row

@@ -14,10 +14,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-from rlkit.errors import RecipeError, UnavailableError, show, unreachable
+from rlkit.base.errors import RecipeError, UnavailableError, show, unreachable
+from rlkit.base.text import redact
 from rlkit.interfaces.task import field_of
 from rlkit.tasks.table import LocatedRow, Table
-from rlkit.text import redact
 from rlkit.types import Row
 
 Rows = Sequence[Row]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rlkit.errors import RecipeError, show
+from rlkit.base.errors import RecipeError, show
 from rlkit.tasks.files import KnownColumns
 from rlkit.types import JsonObject, Prompt, Row
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from rlkit import __version__
+from rlkit.base.errors import RecipeError, explain
+from rlkit.base.installed import DISTRIBUTION, Plugin
 from rlkit.commands import VERBS
-from rlkit.errors import RecipeError, explain
-from rlkit.installed import DISTRIBUTION, Plugin
 from rlkit.interfaces.environment import Environment
 from rlkit.interfaces.runtime import RunPart
 from rlkit.interfaces.task import Task

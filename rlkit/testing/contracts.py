@@ -13,7 +13,7 @@ from typing import get_args
 
 import torch
 
-from rlkit.errors import RecipeError, show
+from rlkit.base.errors import RecipeError, show
 from rlkit.interfaces import outputs
 from rlkit.interfaces.advantage import AdvantageEstimator, Needs
 from rlkit.interfaces.callback import Callback, LoggedRun, Logger
@@ -23,7 +23,7 @@ from rlkit.interfaces.optimizer import Optimizer, Schedule
 from rlkit.interfaces.parser import ParsedTurn, ToolParser
 from rlkit.interfaces.reward import RewardFunction, RewardManager, as_score
 from rlkit.interfaces.task import Curriculum, Split, Task
-from rlkit.optimizers.trial import try_out
+from rlkit.models.optimizer_state import try_out
 from rlkit.testing.limits import time_limit
 from rlkit.types import Batch, PolicyOutput, Prompt, Score, StopReason, TrainBatch, Trajectory, Turn
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from rlkit.errors import EngineError, RecipeError
+from rlkit.base.errors import EngineError, RecipeError
 from rlkit.interfaces import outputs
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.interfaces.environment import Environment, Observation

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rlkit.concurrency import limits
+from rlkit.base import limits
 
 
 @contextmanager

@@ -11,13 +11,13 @@ from math import prod
 from statistics import fmean
 from typing import Any, TypeVar
 
+from rlkit.base.errors import CallbackError, PartError, explain, show
+from rlkit.base.text import part_name
 from rlkit.distributed.ranks import Ranks
-from rlkit.errors import CallbackError, PartError, explain, show
 from rlkit.interfaces import outputs
 from rlkit.interfaces.callback import Callback, Json, RunEnd, StepEnd
 from rlkit.interfaces.reward import as_number
 from rlkit.registry import calling, require
-from rlkit.text import part_name
 
 T = TypeVar("T")
 

@@ -8,11 +8,11 @@ from math import ceil
 
 from torch import Tensor
 
-from rlkit.errors import shorten
+from rlkit.base.errors import shorten
+from rlkit.base.text import safe
 from rlkit.ops.groups import group_stats
 from rlkit.ops.masked import masked_mean
 from rlkit.ops.statistics import Moments, repeated_ngrams
-from rlkit.text import safe
 from rlkit.train.metrics import Meter
 from rlkit.types import Prompt, StopReason, TrainBatch, Trajectory
 

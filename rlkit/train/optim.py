@@ -11,8 +11,8 @@ from torch import nn
 from rlkit.distributed.fsdp2 import by_mesh
 from rlkit.interfaces import outputs
 from rlkit.interfaces.optimizer import Schedule, WeightGroup, WeightKind
+from rlkit.models.optimizer_state import problem_of, try_out
 from rlkit.models.size import by_kind
-from rlkit.optimizers.trial import problem_of, try_out
 from rlkit.registry import calling, require
 from rlkit.sections import Critic, Train
 

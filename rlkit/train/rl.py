@@ -17,12 +17,12 @@ from __future__ import annotations
 
 from rlkit.interfaces.callback import RolloutsEnd
 from rlkit.rollout.collate import collate
-from rlkit.train.distill.logps import compute_teacher_logps
 from rlkit.train.logps import compute_logps, log_mismatch
 from rlkit.train.metrics import Meter
 from rlkit.train.phases import StepResult, compute_advantages, finish_step, learn, shape_rewards
 from rlkit.train.rollouts import Obtain, await_scores, record_outcome, select_scored
 from rlkit.train.setup import TrainContext
+from rlkit.train.teacher_logps import compute_teacher_logps
 
 
 def rl_step(context: TrainContext, number: int, obtain: Obtain) -> StepResult:

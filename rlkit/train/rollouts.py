@@ -9,7 +9,7 @@ from statistics import fmean
 
 import torch
 
-from rlkit.concurrency.tasks import Background
+from rlkit.base.tasks import Background
 from rlkit.data.data import Data
 from rlkit.distributed.ranks import Ranks
 from rlkit.interfaces.loss import Inputs

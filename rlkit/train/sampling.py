@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rlkit.concurrency.tasks import run_concurrently
+from rlkit.base.tasks import run_concurrently
 from rlkit.data.data import Data
 from rlkit.interfaces import outputs
 from rlkit.interfaces.advantage import Needs

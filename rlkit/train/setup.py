@@ -10,11 +10,11 @@ import torch
 from lightning.fabric import Fabric
 from lightning.fabric.accelerators import CUDAAccelerator  # type: ignore[attr-defined]
 
-from rlkit.concurrency.garbage import uncollected
+from rlkit.base.errors import RecipeError
+from rlkit.base.garbage import uncollected
 from rlkit.data.data import Data
 from rlkit.distributed.fsdp2 import make_fabric
 from rlkit.distributed.ranks import Ranks
-from rlkit.errors import RecipeError
 from rlkit.models.actor import Actor, ScoreModel
 from rlkit.recipe import FLASH, Recipe
 from rlkit.rollout.service import RolloutService

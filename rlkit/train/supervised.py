@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from rlkit.interfaces.callback import RolloutsEnd
 from rlkit.rollout.collate import add_rewards, collate
-from rlkit.train.distill.logps import compute_teacher_logps
 from rlkit.train.logps import compute_logps
 from rlkit.train.metrics import Meter
 from rlkit.train.phases import StepResult, compute_advantages, finish_step, learn
 from rlkit.train.rollouts import Obtain, log_recorded, record_outcome
 from rlkit.train.setup import TrainContext
+from rlkit.train.teacher_logps import compute_teacher_logps
 
 
 def supervised_step(context: TrainContext, number: int, obtain: Obtain) -> StepResult:

@@ -13,7 +13,7 @@ import time
 
 from rlkit.engines import SGLangServer
 from rlkit.engines.server.states import ServerState
-from rlkit.engines.sglang.launch import Launch
+from rlkit.engines.sglang_launch import Launch
 from rlkit.models.lora import add_lora
 from rlkit.sections import Lora
 from rlkit.testing import random_model

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import torch
 
+from rlkit.base.errors import EngineError
 from rlkit.engines import TorchEngine
 from rlkit.engines.torch import blocks, decoder, samplers
 from rlkit.engines.torch.blocks import FusedModel, why_not_fused
 from rlkit.engines.torch.decoder import Decoder, _CacheLayer, why_not
 from rlkit.engines.torch.fused import FusedDecoder
 from rlkit.engines.torch.samplers import DecoderSampler
-from rlkit.errors import EngineError
 from rlkit.models.actor import Actor
 from rlkit.models.lora import add_lora, base_model
 from rlkit.sections import Lora

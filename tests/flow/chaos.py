@@ -37,7 +37,7 @@ from safetensors.torch import load_file
 
 from rlkit.cli.main import main as run_rlkit
 
-for used in ("pandas", "rlkit.builtin", "rlkit.cli.fit", "rlkit.run.fit", "rlkit.run.launch"):
+for used in ("pandas", "rlkit.registry.builtin", "rlkit.cli.fit", "rlkit.run.fit", "rlkit.run.launch"):
     importlib.import_module(used)  # before the forks
 
 STEPS = 6

@@ -17,10 +17,10 @@ import torch
 from lightning.fabric import Fabric
 
 from rlkit import sections
+from rlkit.base.errors import RecipeError, RlkitError
 from rlkit.distributed.fsdp2 import make_fabric, unsharded
 from rlkit.distributed.ranks import Ranks, SideGroup
 from rlkit.engines.torch.decoder import why_not
-from rlkit.errors import RecipeError, RlkitError
 from rlkit.interfaces.optimizer import Optimizer
 from rlkit.models.actor import Actor
 from rlkit.models.load import load_policy

@@ -20,7 +20,7 @@ ODD = '''
 import asyncio
 from rlkit import hookimpl
 from rlkit.engines import TorchEngine
-from rlkit.errors import EngineError, RolloutError
+from rlkit.base.errors import EngineError, RolloutError
 
 class OddEngine(TorchEngine):
     """Samples as TorchEngine does, and something else after some requests.
@@ -140,8 +140,8 @@ def test_a_full_disk_ends_a_run_ahead(tmp_path: Path) -> None:
 
 def test_validation_in_the_middle_changes_nothing(tmp_path: Path) -> None:
     """Groups wait while the engine answers held-out prompts, and go on as if there had been none."""
-    from rlkit.cli.diff.compare import compare
     from rlkit.cli.main import main
+    from rlkit.cli.views.compare import compare
 
     words = ("--recipe=quick_tool", *AHEAD, "--train.deadline=1800", "--train.steps=4", "--log.rollouts.limit=null")
     validation = (

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import yaml
 
+from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
 from rlkit.cli.parsing.credentials import withhold
 from rlkit.cli.parsing.parser import parse
-from rlkit.errors import RecipeError
 from tests.conftest import FAST
 
 LOGIN = "me:hunter2"

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from rlkit.cli.main import main
-from rlkit.cli.report.runs import RunFiles
-from rlkit.cli.report.server import Pages, Server
+from rlkit.cli.views.runs import RunFiles
+from rlkit.cli.views.server import Pages, Server
 from rlkit.run.folder import RunFolder
 from rlkit.run.rows import as_row
 from tests.flow.browser import Tab, chromium

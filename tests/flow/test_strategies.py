@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rlkit.cli.diff.compare import compare
+from rlkit.cli.views.compare import compare
 from rlkit.models.load import load_policy
 from rlkit.sections import Model
 from tests.conftest import read_jsonl, rlkit, rlkit_in_process, write_plugin

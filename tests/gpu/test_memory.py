@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rlkit.engines.server.transports import serialize
-from rlkit.engines.sglang.transports import SGLangTensors
+from rlkit.engines.sglang_transports import SGLangTensors
 from rlkit.engines.torch.decoder import why_not
 from rlkit.testing import random_model
 

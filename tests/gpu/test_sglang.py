@@ -16,7 +16,7 @@ pytest.importorskip("sglang")
 
 from rlkit.engines import SGLangEngine
 from rlkit.engines.server.states import ServerState
-from rlkit.engines.sglang.launch import Launch
+from rlkit.engines.sglang_launch import Launch
 from rlkit.models.weights import PolicyWeights
 from rlkit.testing import random_model, save_random_model
 from rlkit.testing.models import build_tokenizer

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+from rlkit.base.errors import EngineError
 from rlkit.engines import SGLangServer
 from rlkit.engines.server.api import ServerOutput
 from rlkit.engines.server.http import Fault
 from rlkit.engines.server.server import InferenceServer
 from rlkit.engines.server.states import ServerState
-from rlkit.errors import EngineError
 from rlkit.models.weights import PolicyWeights
 from rlkit.types import Request
 from tests.sglang.conftest import PROMPTS, RETRY, Trainer, request, server_pid

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from rlkit.base.errors import EngineError, RolloutError
 from rlkit.engines import SGLangServer
 from rlkit.engines.server.http import Client
 from rlkit.engines.server.process import free_port
-from rlkit.engines.sglang.teacher import SGLangTeacher
-from rlkit.errors import EngineError, RolloutError
+from rlkit.engines.sglang_teacher import SGLangTeacher
 from rlkit.interfaces.teacher import TokenSpan
 from rlkit.models.actor import Actor
 from rlkit.types import StopReason

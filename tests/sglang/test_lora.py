@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlkit.base.errors import EngineError, RecipeError
 from rlkit.engines import SGLangServer
 from rlkit.engines.server.states import ServerState
-from rlkit.engines.sglang.launch import Launch
-from rlkit.errors import EngineError, RecipeError
+from rlkit.engines.sglang_launch import Launch
 from rlkit.models.lora import add_lora
 from rlkit.models.weights import PolicyWeights
 from rlkit.sections import Lora

@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlkit.base.errors import EngineError
 from rlkit.engines import SGLangServer
 from rlkit.engines.server.api import ServerOutput
 from rlkit.engines.server.server import InferenceServer
 from rlkit.engines.server.states import DEADLINES, ServerState, UpdateStep
 from rlkit.engines.server.weight_check import policy_logps
-from rlkit.engines.sglang.launch import Launch
-from rlkit.errors import EngineError
+from rlkit.engines.sglang_launch import Launch
 from rlkit.models.weights import PolicyWeights
 from rlkit.testing import random_model
 from rlkit.types import Completion, Request, StopReason

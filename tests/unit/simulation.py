@@ -20,7 +20,7 @@ from zlib import crc32
 
 import torch
 
-from rlkit.errors import EngineError, RolloutError
+from rlkit.base.errors import EngineError, RolloutError
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.interfaces.filter import GroupFilter
 from rlkit.interfaces.interaction import Interaction, Reply

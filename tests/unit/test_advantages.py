@@ -25,10 +25,10 @@ from rlkit.advantages import (
     ReinforcePPBaseline,
     ReMax,
 )
-from rlkit.errors import PartError, RecipeError
+from rlkit.base.errors import PartError, RecipeError
+from rlkit.base.ranges import outside
 from rlkit.interfaces.advantage import AdvantageEstimator, Needs
 from rlkit.ops.masked import whiten
-from rlkit.ranges import outside
 from rlkit.testing import golden
 from rlkit.train import credit
 from rlkit.types import Batch

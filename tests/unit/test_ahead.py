@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rlkit.cli.diff.compare import compare
+from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
 from rlkit.cli.parsing.parser import parse
+from rlkit.cli.views.compare import compare
 from rlkit.data.data import Data
-from rlkit.errors import RecipeError
 from rlkit.models.checkpoints import open_checkpoint
 from rlkit.rollout.service import RolloutService
 from rlkit.train.ahead.beside import BesideStream

@@ -9,7 +9,7 @@ import pytest
 from rlkit.cli.main import main
 from rlkit.cli.parsing.parser import parse
 from rlkit.recipe import Recipe
-from rlkit.run.measure.alarms import Alarms
+from rlkit.run.alarms import Alarms
 
 
 @pytest.fixture(scope="module")

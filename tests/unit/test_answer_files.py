@@ -10,10 +10,10 @@ import pytest
 
 from rlkit.cli.main import main
 from rlkit.run.answers import write_answers
+from rlkit.run.evaluate import Evaluation
 from rlkit.run.folder import of_rank
+from rlkit.run.validation_metrics import GradedCompletion
 from rlkit.testing import example_trajectory
-from rlkit.train.validation.evaluate import Evaluation
-from rlkit.train.validation.metrics import GradedCompletion
 from rlkit.types import Prompt, Score, StopReason, Trajectory
 from tests.conftest import FAST, read_jsonl
 

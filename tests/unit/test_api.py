@@ -21,12 +21,12 @@ from jsonargparse import ArgumentParser
 from rlkit import Recipe, fit, recipe
 from rlkit.advantages import GAE, GRPO
 from rlkit.api import Result
-from rlkit.cli.display import Display
+from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
 from rlkit.cli.parsing.compose import Composer
 from rlkit.cli.parsing.objects import as_data
 from rlkit.cli.parsing.parser import build
-from rlkit.errors import RecipeError
+from rlkit.cli.views.display import Display
 from rlkit.filters import ZeroSignal
 from rlkit.registry import load_plugins
 from rlkit.rewards import Composite, ExactReward

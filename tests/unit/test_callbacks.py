@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from rlkit.base.errors import CallbackError
 from rlkit.cli.main import main
 from rlkit.cli.parsing import parser
-from rlkit.errors import CallbackError
 from rlkit.interfaces.callback import Callback, RunEnd, RunStart, StepEnd
 from rlkit.registry import load_plugins
 from rlkit.train.callbacks import LONGEST_STATE, Callbacks

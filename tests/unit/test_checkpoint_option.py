@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from rlkit.base.errors import CheckpointError, RecipeError
 from rlkit.cli.checkpoint import with_checkpoint
-from rlkit.errors import CheckpointError, RecipeError
 
 
 @pytest.fixture

@@ -23,9 +23,9 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
+from rlkit.base.errors import CheckpointError, RecipeError
 from rlkit.cli.main import main
 from rlkit.distributed.ranks import Ranks
-from rlkit.errors import CheckpointError, RecipeError
 from rlkit.models.checkpoint_schema import MANIFEST, Numbers, RunState
 from rlkit.models.checkpoints import load_checkpoint, newest_intact, open_checkpoint, verify
 from rlkit.models.store import Store, name_of

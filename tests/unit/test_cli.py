@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlkit.builtin import rlkit_recipes
+from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
 from rlkit.cli.parsing.parser import parse, split
-from rlkit.errors import RecipeError
+from rlkit.registry.builtin import rlkit_recipes
 from rlkit.sections import FSDP2, Train
 
 

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from rlkit import hookimpl
+from rlkit.base.errors import RecipeError
+from rlkit.base.installed import Plugin
 from rlkit.cli import doctor, plugins
-from rlkit.cli.display import comparison
 from rlkit.cli.main import main
 from rlkit.cli.parsing import parser
 from rlkit.cli.parsing.suggest import PACKAGES, nearest
-from rlkit.errors import RecipeError
-from rlkit.installed import Plugin
+from rlkit.cli.views.display import comparison
 from rlkit.registry import Registry, load_plugins
 from rlkit.rewards import MathReward
 from tests.conftest import ROOT

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from rlkit import hookimpl
+from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
 from rlkit.cli.parsing import parser
-from rlkit.errors import RecipeError
 from rlkit.interfaces.reward import RewardFunction
 from rlkit.registry import load_plugins
 from rlkit.rewards import MathReward

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from rlkit.builtin import rlkit_recipes
 from rlkit.cli.completion import script
 from rlkit.cli.main import main
 from rlkit.cli.parsing.suggest import known_keys
 from rlkit.commands import VERBS
 from rlkit.registry import load_plugins
+from rlkit.registry.builtin import rlkit_recipes
 
 RECIPES = sorted(path.stem for path in rlkit_recipes().glob("*.yaml"))
 CASES = {

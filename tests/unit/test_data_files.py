@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlkit.errors import RecipeError, RlkitError
+from rlkit.base.errors import RecipeError, RlkitError
 from rlkit.tasks import GSM8K, HFDataset, Jsonl
 from rlkit.tasks.table import Table, location_of
 from rlkit.testing import check_task

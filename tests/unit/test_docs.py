@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from rlkit.base.errors import RecipeError
 from rlkit.batch import Batch, RolloutBatch
 from rlkit.cli import reference
 from rlkit.cli.docs import ORDER, PLUGINS, find, page, title, topics
@@ -23,7 +24,6 @@ from rlkit.cli.parsing.parser import parse
 from rlkit.cli.parsing.reader import load
 from rlkit.cli.scaffold import PLURALS, WRITTEN
 from rlkit.commands import VERBS, plugin_verbs
-from rlkit.errors import RecipeError
 from rlkit.hooks import KINDS
 from rlkit.ops.correction import LogpMismatch
 from rlkit.recipe import Recipe

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from rlkit.cli.display import comparison, metric_rows
+from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
-from rlkit.errors import RecipeError
+from rlkit.cli.views.display import comparison, metric_rows
 from rlkit.models.checkpoint_schema import Numbers, RunState
 from rlkit.ops.statistics import bootstrap, wilson
+from rlkit.run.evaluate import Evaluation, samplings
 from rlkit.run.progress import Progress
+from rlkit.run.validation_metrics import GradedCompletion, metrics
 from rlkit.sections import Validation
 from rlkit.testing import example_trajectory
-from rlkit.train.validation.evaluate import Evaluation, samplings
-from rlkit.train.validation.metrics import GradedCompletion, metrics
 from rlkit.types import Sampling
 from tests.conftest import read_jsonl
 from tests.unit.phases import recipe

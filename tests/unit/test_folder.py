@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlkit.errors import RecipeError
+from rlkit.base.errors import RecipeError
 from rlkit.registry import load_plugins
 from rlkit.run.folder import RunFolder, first_groups
 from rlkit.types import Prompt, Score, StopReason, Trajectory

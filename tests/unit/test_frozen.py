@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from rlkit.base.errors import RecipeError
 from rlkit.cli.parsing.parser import parse
 from rlkit.distributed.fsdp2 import make_fabric
 from rlkit.engines.torch.decoder import Decoder
-from rlkit.errors import RecipeError
 from rlkit.models.actor import Actor
 from rlkit.models.critic import ValueModel
 from rlkit.models.load import load_backbone, load_policy

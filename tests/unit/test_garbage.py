@@ -8,7 +8,7 @@ import sys
 SCRIPT = """
 import resource, sys, threading
 import torch
-from rlkit.concurrency.garbage import reuse_memory
+from rlkit.base.garbage import reuse_memory
 if sys.argv[1] == "reuse":
     reuse_memory()
 def allocate():

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from rlkit.base.errors import RolloutError
 from rlkit.engines import TorchEngine
 from rlkit.engines.torch.fused import FusedDecoder
-from rlkit.errors import RolloutError
 from rlkit.models.weights import PolicyWeights
 from rlkit.rollout.gate import Gate
 from rlkit.testing import random_model
@@ -179,7 +179,7 @@ def test_requests_wait_at_a_closed_gate() -> None:
 
 
 def test_an_engine_that_cannot_be_interrupted_names_the_option() -> None:
-    from rlkit.errors import EngineError
+    from rlkit.base.errors import EngineError
     from rlkit.testing.engine import FakeEngine
 
     with pytest.raises(EngineError, match="FakeEngine cannot interrupt requests; set rollout.max_staleness: 0"):

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from rlkit.concurrency.deadlines import deadline, paused, queued
-from rlkit.errors import RolloutError
+from rlkit.base.deadlines import deadline, paused, queued
+from rlkit.base.errors import RolloutError
 from rlkit.interactions import Retry
 from rlkit.interfaces.environment import Environment, Observation
 from rlkit.interfaces.interaction import Interaction, Reply

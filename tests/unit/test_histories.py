@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rlkit.errors import EngineError, RolloutError
+from rlkit.base.errors import EngineError, RolloutError
 from rlkit.sections import GroupReplay
 from rlkit.train.ahead.stream import TrainedGroups
 from rlkit.train.metrics import Meter

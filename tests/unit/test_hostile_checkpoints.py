@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from rlkit.base.errors import CheckpointError
 from rlkit.cli.main import main
-from rlkit.errors import CheckpointError
 from rlkit.models.checkpoint_schema import MANIFEST, STATE
 from rlkit.models.checkpoints import open_checkpoint
 from rlkit.models.tensor_files import file_of

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlkit.concurrency.imports import LazyPackage, import_lazily
+from rlkit.base.imports import LazyPackage, import_lazily
 
 
 def loaded_by(code: str) -> set[str]:
@@ -37,7 +37,7 @@ def test_the_help_of_fit_loads_neither_models_nor_a_trainer() -> None:
 
 
 def test_a_run_loads_no_other_trainer_and_no_metrics() -> None:
-    loaded = loaded_by("from rlkit.concurrency.imports import import_lazily\nimport_lazily()\nimport rlkit.run.launch")
+    loaded = loaded_by("from rlkit.base.imports import import_lazily\nimport_lazily()\nimport rlkit.run.launch")
     assert {"lightning.fabric", "rlkit.train.rl"} <= loaded
     assert not {"lightning", "lightning.pytorch", "torchmetrics", "datasets", "peft", "rich"} & loaded
 

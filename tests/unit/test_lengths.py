@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
-from rlkit.errors import RecipeError
 from rlkit.models.load import load_tokenizer
 from rlkit.rollout import lengths
 from rlkit.rollout.lengths import measure, shorten

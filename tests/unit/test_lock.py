@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
-from rlkit.errors import RecipeError
 from rlkit.run.lock import Lock
 
 HOLD = """

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
-from rlkit.errors import RecipeError
 from rlkit.interfaces.callback import LoggedRun, Logger
 from rlkit.loggers import CSV, MLflow, TensorBoard, Wandb
 from rlkit.run.loggers import LoggerThread, open_loggers

@@ -11,10 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlkit.base.ranges import outside
 from rlkit.interfaces.loss import PolicyLoss
 from rlkit.losses import CISPO, DPPO, GMPO, GSPO, M2PO, SAPO, ClipCov, ClipLoss, KLCov, PolicyGradient
 from rlkit.ops import aggregate
-from rlkit.ranges import outside
 from rlkit.testing import check_loss, example_batch, golden
 from rlkit.types import LossOutput, PolicyOutput, TrainBatch
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlkit.errors import RecipeError
+from rlkit.base.errors import RecipeError
 from rlkit.tasks import GSM8K, Arithmetic, Mix
 from rlkit.tasks.mix import MixedRows
 from rlkit.tasks.rows import Rows

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 import rlkit
+from rlkit.base.errors import RecipeError
 from rlkit.cli.explain import explain
 from rlkit.cli.parsing.parser import parse
 from rlkit.data.data import load_data
 from rlkit.data.mixtures import recipe_of
-from rlkit.errors import RecipeError
 from rlkit.losses import DPO, CrossEntropy
 from rlkit.models.packing import PackedPasses
 from rlkit.recipe import Recipe, check

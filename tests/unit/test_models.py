@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlkit.errors import RecipeError
+from rlkit.base.errors import RecipeError
 from rlkit.models.actor import Actor
 from rlkit.models.critic import ValueModel
 from rlkit.models.load import load_policy, load_tokenizer

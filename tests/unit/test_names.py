@@ -11,11 +11,11 @@ import pytest
 import yaml
 
 from rlkit import Recipe
+from rlkit.base.errors import RecipeError
+from rlkit.base.names import FileName, source_name
+from rlkit.base.ranges import expected
 from rlkit.cli.main import main
 from rlkit.cli.parsing.parser import parse
-from rlkit.errors import RecipeError
-from rlkit.names import FileName, source_name
-from rlkit.ranges import expected
 from rlkit.rewards import Composite, ExactReward
 
 HOSTILE = [

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from rlkit.errors import PartError, RecipeError
+from rlkit.base.errors import PartError, RecipeError
 from rlkit.interfaces.optimizer import Optimizer, Schedule, WeightGroup, WeightKind
 from rlkit.models.lora import add_lora
+from rlkit.models.optimizer_state import state_bytes
 from rlkit.models.size import size_of
+from rlkit.ops.optimizers import Combined
 from rlkit.optimizers import AdamW, Muon, TorchOptimizer
-from rlkit.optimizers.combined import Combined
-from rlkit.optimizers.trial import state_bytes
 from rlkit.recipe import check
 from rlkit.run.checkpoint.state import tensors
 from rlkit.run.preflight.estimate import optimizer_bytes

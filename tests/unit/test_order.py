@@ -14,11 +14,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlkit.base.errors import RecipeError
+from rlkit.base.tasks import run_first
 from rlkit.cli.main import main
-from rlkit.concurrency.tasks import run_first
 from rlkit.curricula import Difficulty, SuccessRate
 from rlkit.data.order import RowOrder
-from rlkit.errors import RecipeError
 from rlkit.tasks.order import POSTPONED, Order
 from rlkit.types import Prompt
 from tests.conftest import read_jsonl

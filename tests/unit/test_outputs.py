@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from rlkit.base.errors import PartError, RolloutError
 from rlkit.cli.main import main
-from rlkit.errors import PartError, RolloutError
 from rlkit.interfaces import outputs
 from rlkit.interfaces.advantage import AdvantageEstimator
 from rlkit.interfaces.loss import PolicyLoss

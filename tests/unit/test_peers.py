@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlkit.errors import RankError, RlkitError
+from rlkit.base.errors import RankError, RlkitError
 from rlkit.run import peers as module
 from rlkit.run.peers import Peers
 

@@ -11,9 +11,9 @@ import datasets
 import pytest
 
 from rlkit import hookimpl
+from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
 from rlkit.cli.parsing import parser
-from rlkit.errors import RecipeError
 from rlkit.interactions import InteractionRouter, Retry
 from rlkit.interfaces.tool import State
 from rlkit.registry import load_plugins

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rlkit.errors import PartError
+from rlkit.base.errors import PartError
 from rlkit.interfaces.advantage import AdvantageEstimator
 from rlkit.rollout.collate import add_rewards, collate
 from rlkit.sections import Correction, KLReward, Rejection, Shaping

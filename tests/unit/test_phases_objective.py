@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlkit.errors import PartError
+from rlkit.base.errors import PartError
 from rlkit.interfaces.loss import Inputs, PolicyLoss
 from rlkit.losses import ClipLoss, PolicyGradient
 from rlkit.ops.aggregate import Aggregation

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from rlkit.errors import PartError
+from rlkit.base.errors import PartError
 from rlkit.interfaces.advantage import Needs
 from rlkit.interfaces.filter import GroupFilter
 from rlkit.train import sampling as module

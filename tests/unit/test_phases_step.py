@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from rlkit.train.validation import evaluate as evaluation
 
 from rlkit.advantages import ReMax
 from rlkit.distributed.fsdp2 import FSDP2Strategy
@@ -16,6 +17,7 @@ from rlkit.models.ema import WeightAverage
 from rlkit.models.reference import Reference
 from rlkit.ops.statistics import Moments
 from rlkit.recipe import VALIDATION_METRICS
+from rlkit.run.evaluate import evaluate
 from rlkit.sections import Correction, Critic, KLReward
 from rlkit.testing import example_trajectory
 from rlkit.train import metrics as metrics_module
@@ -25,8 +27,6 @@ from rlkit.train.metrics import Meter
 from rlkit.train.models import Models, Placer, load_actor
 from rlkit.train.phases import schedule, shape_rewards
 from rlkit.train.rollouts import Rollouts, assign_groups, await_scores
-from rlkit.train.validation import evaluate as evaluation
-from rlkit.train.validation.evaluate import evaluate
 from rlkit.types import Prompt, Sampling, Score, StopReason, Trajectory
 from tests.unit.phases import Line, LocalRanks, Trained, Values, context, ready, recipe, scored
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlkit.errors import PartError
+from rlkit.base.errors import PartError
 from rlkit.interfaces.loss import Inputs, TokenLoss
 from rlkit.losses import DPO, ClipLoss, PolicyGradient
 from rlkit.models.packing import PackedPasses

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
 from rlkit.cli.parsing.parser import parse
 from rlkit.data.data import load_data
-from rlkit.errors import RecipeError
 from rlkit.models.load import load_tokenizer
 from rlkit.ops.batching import assign
 from rlkit.rollout.template import CALL_ID, USER, ChatTemplate

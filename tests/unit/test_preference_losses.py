@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlkit.errors import RecipeError
+from rlkit.base.errors import RecipeError
 from rlkit.interfaces.loss import Inputs, PairLoss
 from rlkit.losses import DPO, KTO, ORPO, SimPO
 from rlkit.models.actor import Actor

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rlkit.cli.data.prepare import write
+from rlkit.base.errors import RecipeError
+from rlkit.cli.data_prepare import write
 from rlkit.cli.main import main
-from rlkit.errors import RecipeError
 from rlkit.tasks import Jsonl, Mix, Verl
 from rlkit.tasks.rows import Rows
 from rlkit.types import Prompt

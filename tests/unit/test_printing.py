@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from rlkit.cli.display import Display, echo, show
 from rlkit.cli.main import main
 from rlkit.cli.streams import UnfailingStream, unfailing
+from rlkit.cli.views.display import Display, echo, show
 from rlkit.run.metrics_log import MetricsLog
 from tests.conftest import read_jsonl
 
@@ -113,7 +113,7 @@ def test_the_time_left_is_known_right_after_a_resume(capsys: pytest.CaptureFixtu
 def test_a_terminal_shows_a_table_that_changes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, clock: list[float]
 ) -> None:
-    monkeypatch.setattr("rlkit.cli.display._on_terminal", lambda: True)
+    monkeypatch.setattr("rlkit.cli.views.display._on_terminal", lambda: True)
     monkeypatch.setenv("TERM", "dumb")  # no control codes
     display = Display(4)
     display.validated(0, {"accuracy": 0.25, "accuracy_low": 0.125, "accuracy_high": 0.5})

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rlkit.cli.diff.compare import compare
 from rlkit.cli.main import main
+from rlkit.cli.views.compare import compare
 
 FEW = (
     "--recipe=quickstart", "--train.steps=3", "--train.prompts_per_step=2", "--rollout.group_size=2",

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from rlkit.base.errors import TrainingError
 from rlkit.cli.parsing.parser import parse
-from rlkit.errors import TrainingError
 from rlkit.recipe import Recipe
 from rlkit.run.progress import Progress
 

@@ -9,10 +9,8 @@ import pytest
 from annotated_types import Ge, Le
 
 from rlkit import Recipe
-from rlkit.cli.main import main
-from rlkit.cli.parsing.values import describe
-from rlkit.errors import RecipeError
-from rlkit.ranges import (
+from rlkit.base.errors import RecipeError
+from rlkit.base.ranges import (
     LARGEST_FLOAT,
     NUMBER,
     Count,
@@ -24,6 +22,8 @@ from rlkit.ranges import (
     ShareBelowOne,
     outside,
 )
+from rlkit.cli.main import main
+from rlkit.cli.parsing.values import describe
 from rlkit.registry import Registry
 from rlkit.rewards import MathReward
 from rlkit.sections import Train

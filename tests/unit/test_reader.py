@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlkit.base.errors import RecipeError
 from rlkit.cli.parsing import reader
-from rlkit.errors import RecipeError
 
 TREES: st.SearchStrategy[Any] = st.recursive(
     st.integers(0, 9),

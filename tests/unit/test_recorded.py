@@ -13,10 +13,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rlkit.base.errors import RecipeError
 from rlkit.cli.parsing.parser import parse
 from rlkit.data.data import load_data
 from rlkit.engines import Recorded, TorchEngine
-from rlkit.errors import RecipeError
 from rlkit.rollout.collate import add_rewards, collate
 from rlkit.rollout.lengths import AnswerSizes, measure_answers
 from rlkit.rollout.recorded import recorded_group

@@ -13,10 +13,10 @@ import pytest
 
 from rlkit import hookimpl, hooks, plugin_checks
 from rlkit.advantages import GRPO
+from rlkit.base.errors import PluginError
 from rlkit.cli.main import main
 from rlkit.cli.parsing.schema import Choice
 from rlkit.cli.parsing.suggest import classes_at
-from rlkit.errors import PluginError
 from rlkit.interfaces.callback import Callback
 from rlkit.interfaces.reward import RewardManager
 from rlkit.registry import load_plugins

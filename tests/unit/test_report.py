@@ -15,12 +15,12 @@ import pytest
 
 from rlkit.cli.main import main
 from rlkit.cli.report import page
-from rlkit.cli.report.tokens import TokenTexts
+from rlkit.cli.views.tokens import TokenTexts
 from rlkit.run.answers import write_answers
+from rlkit.run.evaluate import Evaluation
 from rlkit.run.folder import RunFolder
 from rlkit.run.rows import as_row
-from rlkit.train.validation.evaluate import Evaluation
-from rlkit.train.validation.metrics import GradedCompletion
+from rlkit.run.validation_metrics import GradedCompletion
 from rlkit.types import Prompt, Score, StopReason, Trajectory, Turn
 from tests.conftest import read_jsonl
 

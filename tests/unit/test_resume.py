@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rlkit.errors import CheckpointError, RecipeError
+from rlkit.base.errors import CheckpointError, RecipeError
 from rlkit.models.checkpoint_schema import Numbers, RunState
 from rlkit.models.checkpoints import CheckpointRef
 from rlkit.models.store import Store

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from rlkit.concurrency import retry
-from rlkit.concurrency.retry import RetryPolicy, ServiceError
+from rlkit.base import retry
+from rlkit.base.retry import RetryPolicy, ServiceError
 
 
 class Service:

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlkit.base.errors import RecipeError
 from rlkit.cli.parsing.parser import parse
-from rlkit.errors import RecipeError
 from rlkit.models.actor import ScoreModel
 from rlkit.models.critic import ValueModel
 from rlkit.models.load import load_backbone, load_policy, load_tokenizer, stop_ids
@@ -22,10 +22,10 @@ from rlkit.models.weights import full_state_dict
 from rlkit.rewards import ModelReward
 from rlkit.rollout.template import ChatTemplate
 from rlkit.run.checkpoint.export import export
+from rlkit.run.reward_model import compare_order
+from rlkit.run.validation_metrics import order_metrics
 from rlkit.sections import Lora, Model
 from rlkit.testing import example_trajectory, random_model, save_random_model
-from rlkit.train.validation.metrics import order_metrics
-from rlkit.train.validation.reward_model import compare_order
 from rlkit.types import Score, Trajectory
 from tests.unit.test_packing import ARCHITECTURES, rows_of
 

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 import torch
 
+from rlkit.base.errors import RecipeError
+from rlkit.base.retry import RetryPolicy
 from rlkit.cli.main import main
-from rlkit.concurrency.retry import RetryPolicy
-from rlkit.errors import RecipeError
 from rlkit.interfaces.reward import RewardManager, as_score
 from rlkit.rewards import Composite, ExactReward, MathReward, ModelReward, Overlong, PythonReward, RemoteReward, Router
 from rlkit.rollout.scoring import score

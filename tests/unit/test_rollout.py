@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlkit.errors import EngineError, RolloutError
+from rlkit.base.errors import EngineError, RolloutError
 from rlkit.interfaces.reward import OnError, RewardManager
 from rlkit.rewards import ExactReward
 from rlkit.rollout import collect as collect_module

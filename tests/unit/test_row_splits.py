@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlkit.errors import RecipeError
+from rlkit.base.errors import RecipeError
 from rlkit.tasks import HFDataset, Jsonl
 from tests.unit.test_data_files import questions, write
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit.errors import RecipeError
+from rlkit.base.errors import RecipeError
 from rlkit.run.folder import json_lines
 from rlkit.run.rows import MAX_META, SavedRow, as_row, read_rows
 from rlkit.types import Message, Prompt, Score, StopReason, Trajectory, Turn

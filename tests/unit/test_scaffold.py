@@ -19,10 +19,10 @@ import torch
 import yaml
 
 from rlkit import hookimpl
+from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
 from rlkit.cli.plugins import USAGE
 from rlkit.cli.scaffold import PLURALS, WRITTEN, scaffold
-from rlkit.errors import RecipeError
 from rlkit.interfaces.advantage import AdvantageEstimator
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.interfaces.environment import Environment, Observation

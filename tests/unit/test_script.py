@@ -9,10 +9,10 @@ import pytest
 
 import rlkit
 from rlkit import Recipe
-from rlkit.builtin import rlkit_recipes
 from rlkit.cli.main import main
 from rlkit.cli.parsing.parser import parse
-from rlkit.cli.script import as_python
+from rlkit.cli.parsing.script import as_python
+from rlkit.registry.builtin import rlkit_recipes
 from tests.conftest import FAST, read_jsonl
 
 QUICK = (*FAST, "--fabric.accelerator=cpu")
@@ -53,7 +53,7 @@ def test_overrides_nulls_and_plugins_are_in_the_script(monkeypatch: pytest.Monke
 
 
 def test_two_classes_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlkit.cli.script import _Made, _Printer
+    from rlkit.cli.parsing.script import _Made, _Printer
 
     printer = _Printer()
     first, second = (type("Model", (), {"__module__": name}) for name in ("rlkit.sections", "tests.conftest"))
@@ -65,7 +65,7 @@ def test_two_classes_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch)
 
 def test_what_does_not_fit_into_a_line_is_broken_at_its_own_depth() -> None:
     """The inner list has 98 characters: too many after four blanks, though not at the start of a line."""
-    from rlkit.cli.script import _Printer
+    from rlkit.cli.parsing.script import _Printer
 
     x, y = "x" * 45, "y" * 45
     assert _Printer()._value([x, y], 0) == f'["{x}", "{y}"]'

@@ -15,17 +15,17 @@ from typing import Any
 
 import pytest
 import torch
+from rlkit.train.distill import servers
 
-from rlkit.concurrency.retry import RetryPolicy
+from rlkit.base.errors import EngineError
+from rlkit.base.retry import RetryPolicy
 from rlkit.engines.sglang import teacher
-from rlkit.engines.sglang.teacher import SGLangTeacher
-from rlkit.errors import EngineError
+from rlkit.engines.sglang_teacher import SGLangTeacher
 from rlkit.interfaces.teacher import TokenSpan
 from rlkit.testing import random_model
 from rlkit.testing.models import build_tokenizer
-from rlkit.train.distill import servers
-from rlkit.train.distill.logps import check_servers
-from rlkit.train.distill.servers import logps_on_servers, top_on_servers
+from rlkit.train.teacher_logps import check_servers
+from rlkit.train.teacher_servers import logps_on_servers, top_on_servers
 from rlkit.types import RolloutBatch
 from tests.conftest import FAST, read_jsonl, rlkit_in_process
 from tests.unit.phases import LocalRanks, scored

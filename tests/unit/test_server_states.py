@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from rlkit.base.errors import EngineError
+from rlkit.base.ranges import outside
 from rlkit.engines.server.states import (
     DEADLINES,
     PATH_FROM_LOADING,
@@ -14,9 +16,7 @@ from rlkit.engines.server.states import (
     needed_steps,
     state_after,
 )
-from rlkit.engines.sglang.launch import Launch, release
-from rlkit.errors import EngineError
-from rlkit.ranges import outside
+from rlkit.engines.sglang_launch import Launch, release
 
 AWAKE = [
     UpdateStep.PAUSE, UpdateStep.BEGIN, UpdateStep.LOAD, UpdateStep.LOAD, UpdateStep.END, UpdateStep.FLUSH,

@@ -15,13 +15,13 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch.distributed import distributed_c10d as c10d
 
+from rlkit.base.errors import EngineError
 from rlkit.engines.server.api import ServerApi
 from rlkit.engines.server.push import Push
 from rlkit.engines.server.transports import FileTransport, save
 from rlkit.engines.server.weight_check import Tolerance
-from rlkit.engines.sglang.api import SGLangApi
-from rlkit.engines.sglang.transports import SGLangGroup, SGLangTensors
-from rlkit.errors import EngineError
+from rlkit.engines.sglang_api import SGLangApi
+from rlkit.engines.sglang_transports import SGLangGroup, SGLangTensors
 
 BUCKET = [("a", torch.arange(6.0).view(2, 3)), ("b", torch.ones(2))]
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)

@@ -12,7 +12,7 @@ import torch
 from rlkit.engines.server.api import ServerOutput
 from rlkit.engines.server.transports import flatten
 from rlkit.engines.server.weight_check import LogpGap, Tolerance, gap_between
-from rlkit.engines.sglang.api import SGLangApi
+from rlkit.engines.sglang_api import SGLangApi
 
 
 def test_log_probs_are_compared_by_hand() -> None:

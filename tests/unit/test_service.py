@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
-from rlkit.concurrency.deadlines import deadline
-from rlkit.concurrency.tasks import Background, run_concurrently
-from rlkit.errors import EngineError, RolloutError
+from rlkit.base.deadlines import deadline
+from rlkit.base.errors import EngineError, RolloutError
+from rlkit.base.tasks import Background, run_concurrently
 from rlkit.interfaces.environment import Environment, Observation
 from rlkit.interfaces.interaction import Interaction, Reply
 from rlkit.interfaces.reward import RewardManager
@@ -343,8 +343,8 @@ from rlkit.rollout import loop as module
 module.STALL_SECONDS, module.TICK_SECONDS = 0.3, 0.05
 from rlkit.rollout.loop import EventLoop
 from rlkit.rollout.workers import Workers
-from rlkit.concurrency.tasks import run_concurrently
-from rlkit.concurrency.deadlines import deadline
+from rlkit.base.tasks import run_concurrently
+from rlkit.base.deadlines import deadline
 
 def work_in_worker(seconds):
     time.sleep(seconds)

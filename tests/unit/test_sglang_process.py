@@ -20,8 +20,8 @@ from rlkit.cli.parsing.parser import parse
 from rlkit.engines import SGLangEngine, SGLangServer
 from rlkit.engines.server.http import Client, Fault
 from rlkit.engines.server.retry import ServerRetryPolicy
-from rlkit.engines.sglang.engine import trainer_gpus
-from rlkit.engines.sglang.launch import Launch, adapter_arguments, command, environment
+from rlkit.engines.sglang import trainer_gpus
+from rlkit.engines.sglang_launch import Launch, adapter_arguments, command, environment
 from rlkit.models.load import load_policy
 from rlkit.sections import Lora, Model
 from rlkit.train.setup import fabric_for
@@ -111,9 +111,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Launch, int | None]]:
         launches.append((launch, gpu))
         return []
 
-    monkeypatch.setattr("rlkit.engines.sglang.engine.command", words)
-    monkeypatch.setattr("rlkit.engines.sglang.engine.write_model", lambda *_: None)
-    monkeypatch.setattr("rlkit.engines.sglang.engine.require_sglang", lambda: None)
+    monkeypatch.setattr("rlkit.engines.sglang.command", words)
+    monkeypatch.setattr("rlkit.engines.sglang.write_model", lambda *_: None)
+    monkeypatch.setattr("rlkit.engines.sglang.require_sglang", lambda: None)
     monkeypatch.setattr("rlkit.engines.server.process.ServerProcess.start", lambda _: None)
     return launches
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from rlkit.base.errors import EngineError
 from rlkit.engines import SGLangEngine, SGLangServer
 from rlkit.engines.server.api import ServerOutput
 from rlkit.engines.server.push import Mismatch, Push
@@ -18,8 +19,7 @@ from rlkit.engines.server.retry import ServerRetryPolicy
 from rlkit.engines.server.server import InferenceServer
 from rlkit.engines.server.states import ServerState
 from rlkit.engines.server.weight_check import TOLERANCES
-from rlkit.engines.sglang.launch import Launch
-from rlkit.errors import EngineError
+from rlkit.engines.sglang_launch import Launch
 
 RANKS, TENSOR_PARALLEL = 4, 2
 PATIENCE = 20.0
@@ -149,7 +149,7 @@ def test_engines_are_started_where_somebody_samples(
     engine_ranks: int, first: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the first rank of a tensor-parallel group, the only one that samples."""
-    monkeypatch.setattr("rlkit.engines.sglang.engine.require_sglang", lambda: None)
+    monkeypatch.setattr("rlkit.engines.sglang.require_sglang", lambda: None)
     monkeypatch.setattr(SGLangEngine, "process", lambda self, gpu: gpu)
     monkeypatch.setattr(SGLangEngine, "launch_server", lambda self, gpu: gpu)
     urls = []

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rlkit.base.errors import EngineError
 from rlkit.cli.parsing.parser import parse
 from rlkit.data.data import load_data
 from rlkit.engines import SGLangServer
@@ -18,9 +19,8 @@ from rlkit.engines.server.api import ServerOutput
 from rlkit.engines.server.http import Client, Fault
 from rlkit.engines.server.server import InferenceServer
 from rlkit.engines.server.states import ServerState
-from rlkit.engines.sglang.api import SGLangApi
-from rlkit.engines.sglang.launch import Launch
-from rlkit.errors import EngineError
+from rlkit.engines.sglang_api import SGLangApi
+from rlkit.engines.sglang_launch import Launch
 from rlkit.rollout.conversation import Conversation, Limits
 from rlkit.types import Completion, Prompt, Request, SampleKey, Sampling, StopReason
 

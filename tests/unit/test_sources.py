@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from rlkit.errors import RecipeError
+from rlkit.base.errors import RecipeError
 from rlkit.models.load import load_backbone, load_config, load_policy, load_tokenizer, stop_ids
 from rlkit.models.lora import has_lora, merge_adapters
 from rlkit.models.save import save_policy

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from rlkit.base.errors import RecipeError
 from rlkit.data.data import Data
 from rlkit.engines import TorchEngine
-from rlkit.errors import RecipeError
 from rlkit.interfaces.task import Split, Task
 from rlkit.models.load import load_tokenizer
 from rlkit.rollout.dialogue import Dialogue

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from rlkit import api
+from rlkit.base.errors import RecipeError
 from rlkit.data.teacher import TeacherPrompts
-from rlkit.errors import RecipeError
 from rlkit.interfaces.callback import Callback, RolloutsEnd, TrainingBatch
 from rlkit.models.actor import Actor
 from rlkit.models.ema import WeightAverage
@@ -22,7 +22,7 @@ from rlkit.rollout.template import ChatTemplate
 from rlkit.sections import Model, Teacher
 from rlkit.testing import random_model
 from rlkit.testing.models import save_random_model
-from rlkit.train.distill.rows import teacher_rows
+from rlkit.train.teacher_rows import teacher_rows
 from rlkit.types import Message, Prompt, StopReason, Trajectory
 from tests.conftest import FAST, read_jsonl, rlkit_in_process
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlkit.errors import RecipeError
+from rlkit.base.errors import RecipeError
 from rlkit.rollout.template import CALL_ID, ChatTemplate
 from rlkit.testing.models import build_tokenizer
 from rlkit.types import Message

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlkit.text import redact, redact_arguments, redact_tree, safe, visible
+from rlkit.base.text import redact, redact_arguments, redact_tree, safe, visible
 
 
 @pytest.mark.parametrize(

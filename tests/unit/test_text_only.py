@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from rlkit.base.errors import RecipeError
 from rlkit.data.prompts import make_prompt
-from rlkit.errors import RecipeError
 from rlkit.interfaces.interaction import Interaction, Reply
 from rlkit.interfaces.task import Split, Task
 from rlkit.interfaces.tool import State

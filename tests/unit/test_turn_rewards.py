@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
-from rlkit.errors import RecipeError
 from rlkit.losses import BinaryCrossEntropy
 from rlkit.models.load import load_tokenizer, stop_ids
 from rlkit.models.save import save_policy
@@ -21,11 +21,11 @@ from rlkit.rewards import ModelReward
 from rlkit.rollout.collate import add_rewards, collate
 from rlkit.rollout.recorded import recorded_group
 from rlkit.rollout.template import ChatTemplate
+from rlkit.run.reward_model import compare_turns
 from rlkit.sections import Model
 from rlkit.tasks.recorded import recording
 from rlkit.testing import check_loss, save_random_model
 from rlkit.train.objective import Objective
-from rlkit.train.validation.reward_model import compare_turns
 from rlkit.types import Message, PolicyOutput, Prompt, RecordedAnswer, Score, TrainBatch, Trajectory
 from tests.unit.test_preference_losses import softplus
 from tests.unit.test_reward_models import closed, score_model

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from rlkit.base.errors import PartError
 from rlkit.cli.main import main
-from rlkit.errors import PartError
 from rlkit.interfaces.reward import RewardFunction
 from rlkit.recipe.unscorable import unscorable_training
 from rlkit.rewards import Composite, ExactReward, MathReward, Router

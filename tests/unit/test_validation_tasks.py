@@ -55,10 +55,10 @@ def test_the_prompts_of_named_tasks() -> None:
 
 
 def test_no_task_is_refused() -> None:
-    with pytest.raises(rlkit.errors.RecipeError, match="validation.tasks names no task"):
+    with pytest.raises(rlkit.base.errors.RecipeError, match="validation.tasks names no task"):
         check(recipe(validation=Validation(tasks={})))
     for name in ("", "\x1b[2J"):
-        with pytest.raises(rlkit.errors.RecipeError, match="validation.tasks has the name"):
+        with pytest.raises(rlkit.base.errors.RecipeError, match="validation.tasks has the name"):
             rlkit.Recipe("tiny", "Arithmetic", "ExactReward", validation=Validation(tasks={name: None})).yaml()
 
 

@@ -9,11 +9,11 @@ from math import nan
 import pytest
 import torch
 
+from rlkit.base.errors import EngineError, PartError
 from rlkit.cli.parsing.parser import parse
 from rlkit.data.data import Data, load_data
 from rlkit.distributed.fsdp2 import make_fabric
 from rlkit.engines import TorchEngine
-from rlkit.errors import EngineError, PartError
 from rlkit.rollout.service import RolloutService
 from rlkit.run.preflight.weight_check import check_weights
 from rlkit.train.setup import prepare_rollouts

@@ -15,9 +15,9 @@ from rlkit_convert.conversion import NO_RULE, Equivalent
 from rlkit_convert.shell import commands
 from rlkit_convert.write import recipe_problems, recipe_text, remarks
 
+from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
 from rlkit.cli.parsing.compose import Composer
-from rlkit.errors import RecipeError
 from rlkit.registry import load_plugins
 from tests.conftest import ROOT, read_jsonl, write_metadata
 

@@ -20,10 +20,10 @@ import torch
 from rlkit_engine_http import HttpEngine
 from torch import Tensor, nn
 
+from rlkit.base.errors import EngineError, RolloutError
 from rlkit.engines.server.retry import ServerRetryPolicy
 from rlkit.engines.server.server import InferenceServer
 from rlkit.engines.server.states import ServerState
-from rlkit.errors import EngineError, RolloutError
 from rlkit.types import Completion, Request, SampleKey, Sampling
 
 T = TypeVar("T")

@@ -25,7 +25,7 @@ from rlkit_env_games import (
 )
 from rlkit_env_games.maze import apply
 
-from rlkit.errors import RecipeError
+from rlkit.base.errors import RecipeError
 from rlkit.interfaces.environment import Environment, Observation
 from rlkit.registry import load_plugins
 from rlkit.testing import check_task

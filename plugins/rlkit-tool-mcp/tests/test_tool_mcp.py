@@ -21,7 +21,7 @@ from rlkit_tool_mcp import McpTool, ToolError, session
 from rlkit_tool_mcp.session import Server
 from rlkit_tool_mcp.tool import as_text
 
-from rlkit.errors import RecipeError
+from rlkit.base.errors import RecipeError
 from rlkit.registry import load_plugins
 
 SCRIPT = str(Path(__file__).with_name("calculator.py"))

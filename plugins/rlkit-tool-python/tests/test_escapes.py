@@ -19,7 +19,7 @@ import pytest
 from python_calls import bound, left_of, run
 from rlkit_tool_python import PythonTool
 
-from rlkit.errors import RecipeError
+from rlkit.base.errors import RecipeError
 
 SECRET = "the-parents-secret"
 PROTECTIONS = ("files", "network", "other processes", "memory", "process count")

@@ -14,7 +14,7 @@ import rlkit_tool_python
 from python_calls import bound, run
 from rlkit_tool_python import PythonTool
 
-from rlkit.errors import RecipeError, RolloutError
+from rlkit.base.errors import RecipeError, RolloutError
 from rlkit.registry import load_plugins
 
 HERE = Path(__file__).parent

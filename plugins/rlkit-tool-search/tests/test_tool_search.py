@@ -27,7 +27,7 @@ from rlkit_tool_search import SearchServer, SearchTool, index, open_index
 from rlkit_tool_search.__main__ import main
 from rlkit_tool_search.tool import cut
 
-from rlkit.errors import RecipeError
+from rlkit.base.errors import RecipeError
 from rlkit.registry import load_plugins
 
 DOCS = [

@@ -6,9 +6,9 @@ early-stopping = "rlkit_early_stopping"
 
 from __future__ import annotations
 
+from rlkit.base.ranges import PositiveInt
 from rlkit.hooks import Register, hookimpl
 from rlkit.interfaces.callback import Callback, Json, ValidationEnd
-from rlkit.ranges import PositiveInt
 
 
 class EarlyStopping(Callback):

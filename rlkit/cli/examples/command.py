@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rlkit.base.errors import RecipeError
 from rlkit.cli.parsing.parser import parse
-from rlkit.errors import RecipeError
 
 FIRST = ("--first", {"metavar": "COUNT", "default": "1", "help": "How many rows are printed."})
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Mapping
 
+from rlkit.base.names import FileName
 from rlkit.hooks import Register, hookimpl
 from rlkit.interfaces.callback import LoggedRun, Logger
-from rlkit.names import FileName
 
 
 class Sqlite(Logger):

@@ -6,9 +6,9 @@ brevity = "rlkit_brevity"
 
 from __future__ import annotations
 
+from rlkit.base.ranges import PositiveInt
 from rlkit.hooks import Register, hookimpl
 from rlkit.interfaces.reward import RewardFunction
-from rlkit.ranges import PositiveInt
 from rlkit.types import Trajectory
 
 

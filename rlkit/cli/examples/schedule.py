@@ -6,9 +6,9 @@ stable-decay = "rlkit_stable_decay"
 
 from __future__ import annotations
 
+from rlkit.base.ranges import PositiveShare
 from rlkit.hooks import Register, hookimpl
 from rlkit.interfaces.optimizer import Schedule
-from rlkit.ranges import PositiveShare
 
 
 class StableDecay(Schedule):

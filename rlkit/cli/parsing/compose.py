@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from copy import copy
 
+from rlkit.base.names import is_user_only
+from rlkit.base.ranges import expected, outside
 from rlkit.cli.parsing import suggest
 from rlkit.cli.parsing.instantiate import missing
 from rlkit.cli.parsing.objects import as_data, is_described
@@ -27,8 +29,6 @@ from rlkit.cli.parsing.schema import (
 )
 from rlkit.cli.parsing.values import convert, describe, structured
 from rlkit.hooks import kinds_of
-from rlkit.names import is_user_only
-from rlkit.ranges import expected, outside
 from rlkit.recipe import Recipe
 from rlkit.registry import Part, Registry
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 
-from rlkit.errors import RecipeError
-from rlkit.text import SECRET_NAME, SECRETS, USERINFO
+from rlkit.base.errors import RecipeError
+from rlkit.base.text import SECRET_NAME, SECRETS, USERINFO
 
 REFERENCE = re.compile(r"\$\{([A-Z_][A-Z0-9_]*)\}")
 """`${NAME}` in an option that is a text: the value of an environment variable."""

@@ -7,11 +7,11 @@ from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from textwrap import fill
 from typing import NoReturn
 
+from rlkit.base.errors import RecipeError
 from rlkit.cli.parsing import suggest
 from rlkit.cli.parsing.command_line import OwnOptions
 from rlkit.cli.parsing.schema import Choice, Section, descriptions, options, shape, summary
 from rlkit.cli.parsing.values import describe
-from rlkit.errors import RecipeError
 from rlkit.hooks import KINDS
 from rlkit.recipe import Recipe
 from rlkit.registry import Registry

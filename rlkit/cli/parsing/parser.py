@@ -14,6 +14,7 @@ from pathlib import Path
 
 import yaml
 
+from rlkit.base.errors import RecipeError, RlkitError, explain
 from rlkit.cli.parsing.command_line import OwnOptions, split
 from rlkit.cli.parsing.compose import Composer
 from rlkit.cli.parsing.credentials import HEADER, expand, withhold
@@ -21,7 +22,6 @@ from rlkit.cli.parsing.help import print_help
 from rlkit.cli.parsing.instantiate import instantiate
 from rlkit.cli.parsing.objects import plain
 from rlkit.cli.parsing.reader import find, read
-from rlkit.errors import RecipeError, RlkitError, explain
 from rlkit.recipe import Recipe, check
 from rlkit.registry import Registry, load_plugins
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 from jsonargparse import get_loader
 
-from rlkit.errors import RecipeError, shorten
+from rlkit.base.errors import RecipeError, shorten
 from rlkit.registry import RecipeFile
 
 MAX_BYTES, MAX_DEPTH, MAX_NODES = 1 << 20, 20, 20_000

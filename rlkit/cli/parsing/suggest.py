@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 
+from rlkit.base.installed import DISABLE_VARIABLE
 from rlkit.cli.parsing.schema import Choice, DictOf, ListOf, Section, import_paths, options, shape
 from rlkit.cli.parsing.values import describe
-from rlkit.installed import DISABLE_VARIABLE
 from rlkit.recipe import Recipe
 from rlkit.registry import Registry
 

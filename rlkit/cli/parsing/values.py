@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from jsonargparse import ArgumentError, ArgumentParser
 
+from rlkit.base.ranges import expected
 from rlkit.cli.parsing.reader import load
 from rlkit.cli.parsing.schema import UNIONS, Choice, DictOf, ListOf, Section, options, shape, union_members
-from rlkit.ranges import expected
 from rlkit.registry import Registry
 
 WORDS: dict[object, str] = {

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from rlkit.base.errors import EngineError
 from rlkit.engines.server.api import ServerApi
 from rlkit.engines.server.fleet import Fleet
 from rlkit.engines.server.http import Client
@@ -23,7 +24,6 @@ from rlkit.engines.server.transports import Transport
 from rlkit.engines.server.update import release
 from rlkit.engines.server.weight_check import TOLERANCES
 from rlkit.engines.server.weights import WeightSync
-from rlkit.errors import EngineError
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.types import Completion, Request
 

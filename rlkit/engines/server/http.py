@@ -8,7 +8,7 @@ import urllib.request
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from rlkit.concurrency.retry import ServiceError
+from rlkit.base.retry import ServiceError
 
 if TYPE_CHECKING:
     import aiohttp

@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlkit.base.errors import EngineError
 from rlkit.engines.server import supervisor
-from rlkit.errors import EngineError
 
 SUPERVISOR = Path(supervisor.__file__)
 TAIL_LINES = 25

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
+from rlkit.base.errors import EngineError
 from rlkit.engines.server.api import ServerOutput
 from rlkit.engines.server.http import UNREADABLE, Fault
 from rlkit.engines.server.server import InferenceServer
@@ -25,7 +26,6 @@ from rlkit.engines.server.weight_check import (
     Tolerance,
     gap_between,
 )
-from rlkit.errors import EngineError
 
 if TYPE_CHECKING:
     from rlkit.interfaces.runtime import WeightStream

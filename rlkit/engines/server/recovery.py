@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from rlkit.base.errors import EngineError
 from rlkit.engines.server.fleet import Fleet
 from rlkit.engines.server.http import Fault
 from rlkit.engines.server.push import Mismatch
@@ -12,7 +13,6 @@ from rlkit.engines.server.states import ServerState
 from rlkit.engines.server.threads import run_detached
 from rlkit.engines.server.watch import Hung
 from rlkit.engines.server.weights import WeightSync
-from rlkit.errors import EngineError
 
 OWNER_SECONDS = 0.5
 """How often a rank checks whether another rank has restored a server."""

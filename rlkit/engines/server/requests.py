@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING
 
+from rlkit.base.errors import RolloutError
 from rlkit.engines.server.api import ServerOutput
 from rlkit.engines.server.fleet import Fleet
 from rlkit.engines.server.http import Fault
@@ -14,7 +15,6 @@ from rlkit.engines.server.interruption import Interruption
 from rlkit.engines.server.recovery import Recovery
 from rlkit.engines.server.retry import ServerRetryPolicy
 from rlkit.engines.server.weights import WeightSync
-from rlkit.errors import RolloutError
 from rlkit.types import Completion, Request, StopReason
 
 if TYPE_CHECKING:

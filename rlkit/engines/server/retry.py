@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlkit.concurrency.retry import RetryPolicy
-from rlkit.ranges import Repeats, Seconds
+from rlkit.base.ranges import Repeats, Seconds
+from rlkit.base.retry import RetryPolicy
 
 
 @dataclass(frozen=True)

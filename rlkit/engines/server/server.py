@@ -8,13 +8,13 @@ import time
 import warnings
 from collections.abc import Iterator
 
+from rlkit.base.errors import EngineError
 from rlkit.engines.server.api import ServerApi, ServerOutput
 from rlkit.engines.server.http import UNREADABLE, Fault
 from rlkit.engines.server.process import ServerProcess
 from rlkit.engines.server.retry import ServerRetryPolicy
 from rlkit.engines.server.states import DEADLINES, ServerState, UpdateStep
 from rlkit.engines.server.watch import HealthWatch, Hung
-from rlkit.errors import EngineError
 from rlkit.types import Request
 
 POLL_SECONDS = 0.2

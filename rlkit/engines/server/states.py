@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import StrEnum
 
-from rlkit.errors import EngineError
+from rlkit.base.errors import EngineError
 
 
 class ServerState(StrEnum):

@@ -25,12 +25,12 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from rlkit.base.errors import EngineError
 from rlkit.distributed.sender_group import SenderGroup
 from rlkit.engines.server.api import ServerApi
 from rlkit.engines.server.process import free_port, write_model
 from rlkit.engines.server.states import DEADLINES, UpdateStep
 from rlkit.engines.server.threads import in_daemon_thread
-from rlkit.errors import EngineError
 from rlkit.types import JsonObject
 
 SHARED_MEMORY = Path("/dev/shm")

@@ -9,13 +9,13 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
+from rlkit.base.errors import EngineError
 from rlkit.engines.server.fleet import Fleet
 from rlkit.engines.server.push import Failures, Mismatch, Push
 from rlkit.engines.server.server import InferenceServer
 from rlkit.engines.server.states import ServerState
 from rlkit.engines.server.threads import off_loop
 from rlkit.engines.server.weight_check import ExpectedLogps, policy_logps, probe_rows
-from rlkit.errors import EngineError
 
 if TYPE_CHECKING:
     from rlkit.interfaces.runtime import Runtime, WeightStream

@@ -10,7 +10,7 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-from rlkit.errors import EngineError
+from rlkit.base.errors import EngineError
 from rlkit.ops.random import uniform
 from rlkit.ops.sampling import Truncation, choose
 from rlkit.types import Completion, Request, StopReason

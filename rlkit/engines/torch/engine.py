@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from rlkit.concurrency.garbage import reuse_memory
+from rlkit.base.errors import EngineError
+from rlkit.base.garbage import reuse_memory
+from rlkit.base.ranges import Count, PositiveInt
 from rlkit.distributed.kernels import choose_kernels
 from rlkit.engines.torch.batch import Row
 from rlkit.engines.torch.loop import DecodeLoop
 from rlkit.engines.torch.queue import RequestQueue
 from rlkit.engines.torch.samplers import DecoderSampler, GenerateSampler
 from rlkit.engines.torch.worker import Worker
-from rlkit.errors import EngineError
 from rlkit.interfaces.engine import RolloutEngine
-from rlkit.ranges import Count, PositiveInt
 from rlkit.types import Completion, Request, StopReason
 
 if TYPE_CHECKING:

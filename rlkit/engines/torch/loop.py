@@ -10,11 +10,11 @@ from functools import partial
 import torch
 from torch import nn
 
+from rlkit.base.errors import EngineError
 from rlkit.engines.torch.batch import DecodeBatch, Row
 from rlkit.engines.torch.queue import RequestQueue
 from rlkit.engines.torch.samplers import Sampler
 from rlkit.engines.torch.worker import Worker
-from rlkit.errors import EngineError
 from rlkit.types import Completion, StopReason
 
 

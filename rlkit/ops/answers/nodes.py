@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from rlkit.errors import RlkitError
+from rlkit.base.errors import RlkitError
 
 _ARITHMETIC = frozenset(
     {"number", "mixed", "scale", "negative", "ratio", "sum", "product", "factorial", "binomial", "absolute"}

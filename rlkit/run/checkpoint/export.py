@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from rlkit.errors import CheckpointError
+from rlkit.base.errors import CheckpointError
 from rlkit.models.load import cast_weights, is_reward_model, load_policy, load_tokenizer
 from rlkit.models.lora import has_lora, merge_adapters
 from rlkit.models.save import save_policy

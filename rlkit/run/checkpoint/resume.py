@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rlkit.errors import RecipeError, show
+from rlkit.base.errors import RecipeError, show
 from rlkit.models.checkpoints import CheckpointRef, load_checkpoint, tensor_shapes
 from rlkit.run.checkpoint.state import as_data, flat, restore, tensors
 from rlkit.sections import Rollout

@@ -9,11 +9,11 @@ from typing import Any
 import yaml
 from torch import Tensor
 
-from rlkit.errors import CheckpointError
+from rlkit.base.errors import CheckpointError
 from rlkit.models.checkpoint_schema import Numbers
 from rlkit.models.checkpoints import CheckpointRef
+from rlkit.models.optimizer_state import materialize_state
 from rlkit.models.weights import trainable
-from rlkit.optimizers.trial import materialize_state
 from rlkit.train.credit import RewardTransforms
 from rlkit.train.models import TrainableModule
 from rlkit.train.setup import TrainContext

@@ -10,9 +10,9 @@ from math import isfinite
 from torch import Tensor
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
+from rlkit.base.errors import CheckpointError, RecipeError
 from rlkit.distributed.ranks import Ranks, SideGroup
 from rlkit.distributed.tensor_store import save_tensors
-from rlkit.errors import CheckpointError, RecipeError
 from rlkit.models.checkpoint_schema import FORMAT, MANIFEST, STATE, Manifest, RunState
 from rlkit.models.store import Store, name_of, step_of
 from rlkit.models.tensor_files import TensorWriter, file_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlkit.data.data import Data
 from rlkit.interfaces.loss import Inputs
 from rlkit.rollout.collate import add_rewards, collate
-from rlkit.run.measure import memory
+from rlkit.run.preflight import memory
 from rlkit.train.logps import compute_logps
 from rlkit.train.method import method_of
 from rlkit.train.metrics import Meter

@@ -9,9 +9,9 @@ from rlkit.interfaces.loss import Inputs
 from rlkit.interfaces.optimizer import Optimizer
 from rlkit.models.activations import activation_bytes, frozen_bytes, precision_of, token_limit
 from rlkit.models.load import naming
+from rlkit.models.optimizer_state import state_size
 from rlkit.models.size import Size, find_config, kv_bytes, size_of
 from rlkit.ops.logps import CHUNK_BYTES
-from rlkit.optimizers.trial import state_size
 from rlkit.recipe import Recipe
 from rlkit.registry import calling
 from rlkit.rollout.lengths import AnswerSizes

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from rlkit.base.errors import RolloutError, show
 from rlkit.data.data import Data
-from rlkit.errors import RolloutError, show
 from rlkit.interfaces.loss import Inputs
 from rlkit.models.source import source_of
 from rlkit.recipe import Recipe

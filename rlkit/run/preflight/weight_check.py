@@ -7,8 +7,8 @@ from math import inf, isnan
 
 import torch
 
+from rlkit.base.errors import EngineError
 from rlkit.data.data import Data
-from rlkit.errors import EngineError
 from rlkit.interfaces import outputs
 from rlkit.registry import calling, require
 from rlkit.rollout.service import RolloutService

@@ -6,7 +6,7 @@ import asyncio
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
-from rlkit.concurrency.tasks import run_concurrently
+from rlkit.base.tasks import run_concurrently
 from rlkit.data.data import Data
 from rlkit.interfaces.advantage import Needs
 from rlkit.rollout.collect import BusyTimer, Sampler, converse

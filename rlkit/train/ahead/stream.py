@@ -8,9 +8,9 @@ from collections.abc import Coroutine, Iterable, Sequence
 from itertools import count, islice
 from typing import NamedTuple, TypeVar
 
-from rlkit.concurrency.tasks import cancel
+from rlkit.base.errors import RolloutError
+from rlkit.base.tasks import cancel
 from rlkit.data.data import Data
-from rlkit.errors import RolloutError
 from rlkit.interfaces.advantage import Needs
 from rlkit.rollout.collect import BusyTimer
 from rlkit.rollout.gate import Gate

@@ -23,9 +23,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
+from rlkit.base.errors import LONGEST, RlkitError
 from rlkit.cli.parsing.parser import parse
 from rlkit.data.data import load_data
-from rlkit.errors import LONGEST, RlkitError
 from tests.flow.fuzz.cases import Case
 
 COMPUTING, DEADLINE = 10, 60

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from rlkit.base.ranges import PositiveInt, Share
 from rlkit.hooks import Register, hookimpl
 from rlkit.interfaces.callback import Callback
 from rlkit.interfaces.environment import Environment, Observation
 from rlkit.interfaces.tool import State, Tool
-from rlkit.ranges import PositiveInt, Share
 from rlkit.types import JsonObject, Prompt
 
 

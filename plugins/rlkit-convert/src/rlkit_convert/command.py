@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from rlkit.errors import RecipeError, show
-from rlkit.text import safe
+from rlkit.base.errors import RecipeError, show
+from rlkit.base.text import safe
 from rlkit_convert import trl, trl_parts, verl, verl_parts
 from rlkit_convert.conversion import Conversion
 from rlkit_convert.source import read_text

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import TypeVar
 
-from rlkit.errors import show
+from rlkit.base.errors import show
 from rlkit_convert.source import LARGEST, PeerOptions
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 
-from rlkit.errors import RecipeError, shorten
+from rlkit.base.errors import RecipeError, shorten
 from rlkit_convert.source import LARGEST, MARK
 
 ARITHMETIC = re.compile(r"\$\(\(((?:[^()$`]|\((?:[^()$`]|\([^()$`]*\))*\))*)\)\)")

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rlkit.base.errors import RecipeError, shorten
 from rlkit.cli.parsing.reader import MAX_BYTES, load
-from rlkit.errors import RecipeError, shorten
 
 REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)(?:,([^${}]*))?\}")
 """A reference to another option of a YAML file, and the default if that option is not set."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from rlkit.errors import RecipeError
+from rlkit.base.errors import RecipeError
 from rlkit_convert.conversion import Conversion
 
 

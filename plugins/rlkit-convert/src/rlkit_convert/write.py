@@ -9,10 +9,10 @@ from tempfile import TemporaryDirectory
 
 import yaml
 
+from rlkit.base.errors import RlkitError, shorten, show
+from rlkit.base.text import HIDDEN, SECRET_NAME, safe
 from rlkit.cli.parsing.parser import parse
-from rlkit.errors import RlkitError, shorten, show
 from rlkit.recipe import Recipe
-from rlkit.text import HIDDEN, SECRET_NAME, safe
 from rlkit_convert.conversion import Conversion
 
 SECTIONS = tuple(field.name for field in fields(Recipe))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Ge, Le
 
+from rlkit.base.ranges import NUMBER, Count, PositiveInt
 from rlkit.engines.server.api import ServerApi, ServerOutput
 from rlkit.engines.server.engine import ServerEngine
 from rlkit.engines.server.http import Client
@@ -19,7 +20,6 @@ from rlkit.engines.server.retry import ServerRetryPolicy
 from rlkit.engines.server.server import InferenceServer
 from rlkit.engines.server.states import DEADLINES, UpdateStep
 from rlkit.engines.server.transports import FileTransport, Transport
-from rlkit.ranges import NUMBER, Count, PositiveInt
 from rlkit.types import Request
 
 if TYPE_CHECKING:

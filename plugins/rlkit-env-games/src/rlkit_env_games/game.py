@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 from annotated_types import Ge, Le
 
-from rlkit.errors import RecipeError
+from rlkit.base.errors import RecipeError
+from rlkit.base.ranges import NUMBER
 from rlkit.interfaces.task import Split, Task
-from rlkit.ranges import NUMBER
 from rlkit.types import Prompt
 
 Rows = Annotated[int, Ge(1), Le(1_000_000), NUMBER]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from rlkit.errors import RecipeError
+from rlkit.base.errors import RecipeError
+from rlkit.base.ranges import Count, FiniteInt, NonNegativeFloat
 from rlkit.interfaces.environment import Environment, Observation
 from rlkit.interfaces.tool import State
-from rlkit.ranges import Count, FiniteInt, NonNegativeFloat
 from rlkit.types import Prompt
 from rlkit_env_games.game import GameTask, Rows, draw, read_meta
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from rlkit.errors import RecipeError
+from rlkit.base.errors import RecipeError
+from rlkit.base.ranges import Count, FiniteInt, NonNegativeFloat, Repeats
 from rlkit.interfaces.environment import Environment, Observation
 from rlkit.interfaces.tool import State
-from rlkit.ranges import Count, FiniteInt, NonNegativeFloat, Repeats
 from rlkit.types import Prompt
 from rlkit_env_games.game import GameTask, Rows, draw, read_meta
 

@@ -8,10 +8,10 @@ from typing import Annotated
 
 from annotated_types import Ge, Le
 
+from rlkit.base.ranges import LARGEST_FLOAT, NUMBER, NonNegativeFloat, NonNegativeInt, Seconds
 from rlkit.hooks import Register, hookimpl
 from rlkit.interfaces.reward import OnError, RewardManager
 from rlkit.interfaces.runtime import Runtime
-from rlkit.ranges import LARGEST_FLOAT, NUMBER, NonNegativeFloat, NonNegativeInt, Seconds
 from rlkit.types import Score, Trajectory
 
 

@@ -6,10 +6,10 @@ import difflib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlkit.errors import RecipeError
+from rlkit.base.errors import RecipeError
+from rlkit.base.ranges import Count, Repeats, Seconds
 from rlkit.interfaces.runtime import Runtime
 from rlkit.interfaces.tool import State, Tool, ToolReply
-from rlkit.ranges import Count, Repeats, Seconds
 from rlkit_tool_mcp.session import Server, Session, acquire, release
 
 if TYPE_CHECKING:

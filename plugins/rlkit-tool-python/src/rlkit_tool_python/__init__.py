@@ -18,11 +18,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rlkit.errors import RecipeError, RolloutError
+from rlkit.base.errors import RecipeError, RolloutError
+from rlkit.base.ranges import Count, PositiveInt, Seconds
 from rlkit.hooks import Register, hookimpl
 from rlkit.interfaces.runtime import Runtime
 from rlkit.interfaces.tool import State, Tool
-from rlkit.ranges import Count, PositiveInt, Seconds
 
 HERE = Path(__file__).parent
 SANDBOX = (sys.executable, "-I", "-B", "-X", "utf8", str(HERE / "sandbox.py"))

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from rlkit.errors import RlkitError
+from rlkit.base.errors import RlkitError
 from rlkit_tool_search.index import open_index
 from rlkit_tool_search.server import SearchServer
 

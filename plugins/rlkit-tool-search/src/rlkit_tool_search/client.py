@@ -11,7 +11,7 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-from rlkit.errors import RecipeError
+from rlkit.base.errors import RecipeError
 from rlkit_tool_search.index import Passage
 from rlkit_tool_search.server import read_passages
 

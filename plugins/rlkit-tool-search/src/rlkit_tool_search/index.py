@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rlkit.errors import RecipeError
+from rlkit.base.errors import RecipeError
 
 if TYPE_CHECKING:
     from numpy import ndarray

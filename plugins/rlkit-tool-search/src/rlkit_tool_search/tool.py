@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 from annotated_types import Ge, Le
 
-from rlkit.errors import RecipeError
+from rlkit.base.errors import RecipeError
+from rlkit.base.ranges import NUMBER, PositiveInt, Repeats, Seconds
 from rlkit.interfaces.runtime import Runtime
 from rlkit.interfaces.tool import State, Tool, ToolReply
-from rlkit.ranges import NUMBER, PositiveInt, Repeats, Seconds
 from rlkit_tool_search.client import Client
 from rlkit_tool_search.index import Index, Passage, open_index
 from rlkit_tool_search.server import LARGEST_TOP_K

@@ -1,0 +1,120 @@
+"""Installed plugins, read from the metadata of their distributions; nothing is imported."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from importlib import metadata
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from rlkit.base.errors import PluginError
+
+DISABLE_VARIABLE = "RLKIT_DISABLE_PLUGINS"
+DISTRIBUTION = "rlkit-fabric"
+"""The name of rlkit's distribution; `rlkit` on PyPI is another project."""
+
+PARTS, COMMANDS = "rlkit", "rlkit.commands"
+"""The groups of entry points: modules with hooks, and functions that are verbs of the command line."""
+
+
+@dataclass
+class Plugin:
+    """A plugin, and the outcome of loading it: `error` is None if it works."""
+
+    name: str
+    distribution: str
+    version: str
+    module: str = ""
+    made_for: str = ""
+    """The versions of rlkit that its distribution requires, such as `>=0.1,<0.2`; empty for any."""
+    error: str | None = None
+    warnings: list[str] = field(default_factory=list)
+    """Problems that do not prevent loading."""
+    disabled: bool = False
+    hooks: metadata.EntryPoint | None = None
+    """The entry point of its module; None if it has no hooks."""
+    commands: dict[str, metadata.EntryPoint] = field(default_factory=dict)
+    """The entry points of its verbs of the command line, by name."""
+
+    def __str__(self) -> str:
+        return f"plugin {self.name!r} of {self.distribution} {self.version}"
+
+    def require_healthy(self) -> None:
+        """Refuse a plugin that cannot be used.
+
+        Raises:
+            PluginError: It is broken, or made for another version of rlkit; the message has the remedy.
+        """
+        if self.error is not None:
+            raise PluginError(
+                f"{self} cannot be loaded: {self.error}. Fix or uninstall it, or set {DISABLE_VARIABLE}={self.name}"
+            )
+
+
+def disabled_names() -> set[str]:
+    """Return the names of plugins that the environment disables."""
+    return {name.strip() for name in os.environ.get(DISABLE_VARIABLE, "").split(",")} - {""}
+
+
+def installed() -> list[Plugin]:
+    """Return the plugins of all distributions, by name; those for another version of rlkit have an `error`.
+
+    A distribution that has only verbs is a plugin with the distribution's name. Plugins of two distributions that share
+    a name have an `error` each.
+    """
+    plugins: list[Plugin] = []
+    for entry in sorted(metadata.entry_points(group=PARTS), key=lambda e: e.name):
+        plugin = _describe(entry, entry.name)
+        plugin.hooks = entry
+        namesakes = [p for p in plugins if p.name == plugin.name and not p.disabled]
+        clash = bool(namesakes) and namesakes[0].distribution != plugin.distribution
+        if clash:
+            plugin.error = namesakes[0].error = (
+                f"plugin name {entry.name!r} is used by two distributions, {namesakes[0].distribution} and "
+                f"{plugin.distribution}; uninstall one, or disable both"
+            )
+        if clash or not namesakes:
+            plugins.append(plugin)
+    for entry in sorted(metadata.entry_points(group=COMMANDS), key=lambda e: e.name):
+        plugin = _describe(entry, entry.dist.name if entry.dist else entry.name)
+        owner = next((p for p in plugins if p.distribution == plugin.distribution), plugin)
+        owner.commands[entry.name] = entry
+        if owner is plugin:
+            plugins.append(plugin)
+    return plugins
+
+
+def _describe(entry: metadata.EntryPoint, name: str) -> Plugin:
+    dist = entry.dist
+    plugin = Plugin(name, dist.name if dist else "?", dist.version if dist else "?", entry.value)
+    plugin.disabled = name in disabled_names()
+    version = metadata.version(DISTRIBUTION)
+    for requirement in _requirements((dist.requires if dist else None) or []):
+        if canonicalize_name(requirement.name) != DISTRIBUTION:
+            plugin.warnings.append(
+                f"its distribution requires `{requirement}`, which is another project; require `{DISTRIBUTION}` in its "
+                "pyproject.toml"
+            )
+            continue
+        plugin.made_for = str(requirement.specifier)
+        if not (plugin.disabled or requirement.specifier.contains(version, prereleases=True)):
+            plugin.error = (
+                f"it needs {DISTRIBUTION}{requirement.specifier}, but {version} is installed; install versions that "
+                f"fit: pip install --upgrade {plugin.distribution} {DISTRIBUTION}"
+            )
+    return plugin
+
+
+def _requirements(texts: Iterable[str]) -> Iterable[Requirement]:
+    """Yield the requirements of rlkit on this machine, without extras."""
+    for text in texts:
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement:  # pip has installed it all the same
+            continue
+        applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        if applies and canonicalize_name(requirement.name) in (DISTRIBUTION, "rlkit"):
+            yield requirement

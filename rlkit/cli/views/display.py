@@ -1,0 +1,248 @@
+"""What rlkit shows: texts made safe for a terminal; of a run, a progress bar or lines, and a table at the end."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Column, Table
+from rich.text import Text
+
+from rlkit.base.errors import shorten
+from rlkit.base.text import safe
+
+SHOWN = (
+    ("policy/loss", "loss", ".4f"),
+    ("reward/mean", "reward", ".3f"),
+    ("accuracy", "acc", ".2f"),
+    ("policy/preference_accuracy", "preferred", ".2f"),
+    ("policy/margin", "margin", ".2f"),
+    ("policy/kl_ref", "kl", ".4f"),
+    ("policy/kl_old", "kl", ".4f"),
+    ("policy/entropy", "entropy", ".3f"),
+    ("mismatch/max", "mismatch", ".0e"),
+    ("time/tokens_per_second", "tok/s", ".0f"),
+    ("time/tokens_per_second_per_device", "tok/s", ".0f"),
+)
+
+
+PHASES = ("sample", "logps", "score", "update", "sync")
+"""Of a step, whose times are among its metrics."""
+
+RECENT = 20
+"""So many of the last steps are averaged."""
+
+BAR = 24
+"""Cells of the bar of steps."""
+
+LONGEST = 20_000
+"""Characters of a text that are shown."""
+
+
+def echo(text: str, *, error: bool = False) -> None:
+    """Print a text as it is, whoever wrote it: no markup, no control codes, no credentials."""
+    print(printable(text), file=sys.stderr if error else sys.stdout)
+
+
+def printable(text: str) -> str:
+    """Return what a terminal may be given of a text."""
+    return safe(shorten(text, LONGEST))
+
+
+def cell(text: str) -> Text:
+    """Return a text as a table's cell: no markup, no control codes, no credentials."""
+    return Text(printable(text))
+
+
+def show(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table."""
+    Console().print(make_table(header, rows))
+
+
+def make_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Return a table whose texts are shown literally and whole: a word that is wider than its column is folded."""
+    table = Table(*(Column(name, overflow="fold") for name in header), show_edge=False)
+    for row in rows:
+        table.add_row(*map(cell, row))
+    return table
+
+
+class Pace:
+    """How long the steps that are left take, as the last ones did."""
+
+    def __init__(self) -> None:
+        self._seconds: deque[float] = deque(maxlen=RECENT)
+        self._last: float | None = None
+
+    def earlier(self, metrics: Mapping[str, float]) -> None:
+        """Take a step of before a resume, by the times of its phases."""
+        self._seconds.append(sum(metrics.get(f"time/{phase}", 0.0) for phase in PHASES))
+
+    def step(self) -> None:
+        """Take a step that is done; the first one of this process counts for nothing, since much is done once."""
+        now = time.monotonic()
+        if self._last is not None:
+            self._seconds.append(now - self._last)
+        self._last = now
+
+    def time_left(self, steps: int) -> str | None:
+        """Return the time that so many steps take; None if that is unknown."""
+        return _clock(fmean(self._seconds) * steps) if self._seconds else None
+
+
+class Display:
+    """A `Reporter` for people: a table that changes with each step on a terminal, lines elsewhere.
+
+    Args:
+        steps: How many there will be.
+        quiet: Show nothing: on ranks other than 0.
+    """
+
+    def __init__(self, steps: int, quiet: bool = False) -> None:
+        # a notebook is none, whatever its environment says of colours: it gets lines
+        self.console = Console(
+            quiet=quiet, highlight=False, soft_wrap=True, force_jupyter=False, force_terminal=_on_terminal()
+        )
+        self.steps = steps
+        self._start = time.monotonic()
+        self._pace = Pace()
+        self._rewards: deque[float] = deque(maxlen=RECENT)
+        self._validations: list[tuple[int, dict[str, float]]] = []
+        self._live: Live | None = None
+
+    def note(self, text: str) -> None:
+        self.console.print(cell(text))
+
+    def resumed(self, steps: Sequence[Mapping[str, float]]) -> None:
+        for metrics in steps:
+            self._pace.earlier(metrics)
+            self._rewards += [metrics["reward/mean"]] if "reward/mean" in metrics else []
+
+    def validated(self, number: int, metrics: dict[str, float]) -> None:
+        self._validations.append((number, metrics))
+        if number < self.steps:
+            self.note(f"validation after {number} steps: {_validation(metrics)}")
+
+    def step(self, number: int, metrics: dict[str, float]) -> None:
+        self._pace.step()
+        self._rewards += [metrics["reward/mean"]] if "reward/mean" in metrics else []
+        time_left = self._pace.time_left(self.steps - number)
+        if not self.console.is_terminal:
+            suffix = f"  left {time_left}" if time_left else ""
+            self.console.print(f"step {number}/{self.steps}  {_summary(metrics)}{suffix}")
+            return
+        if self._live is None:
+            self._live = Live(console=self.console, auto_refresh=False)
+            self._live.start()
+        self._live.update(self._table(number, metrics, time_left), refresh=True)
+
+    def finish(self, result: dict[str, Any], advice: str) -> None:
+        if self._live is not None:
+            self._live.stop()
+        before, after = (result["validation"][when] or {} for when in ("before", "after"))
+        if before:
+            self.console.print(comparison(before, after))
+        steps = f"{result['steps']} step{'s' * (result['steps'] != 1)}"
+        self.note(f"{result['status']}: {steps} in {_clock(result['seconds'])}; {advice}")
+
+    def _table(self, number: int, metrics: Mapping[str, float], time_left: str | None) -> Table:
+        """Return what a terminal shows after a step: where the run is, what it learns, where the time goes."""
+        table = Table.grid(padding=(0, 2))
+        filled = round(BAR * number / max(self.steps, 1))
+        passed = f"{_clock(time.monotonic() - self._start)} passed" + (f", {time_left} left" if time_left else "")
+        rows = [("step", f"{'━' * filled}{'╌' * (BAR - filled)} {number}/{self.steps}  {passed}")]
+        rows.append(("metrics", _summary(metrics)))
+        if len(self._rewards) > 1:
+            rows.append(("reward", f"{fmean(self._rewards):.3f}, mean of {len(self._rewards)} steps"))
+        rows.append(("time", _phases(metrics)))
+        if self._validations:
+            at, last = self._validations[-1]
+            rows.append(("validation", f"{_validation(last)}, after step {at}"))
+        rows.append(("memory", _memory(metrics)))
+        for label, text in rows:
+            table.add_row(Text(label, style="bold"), cell(text))
+        return table
+
+
+def _on_terminal() -> bool:
+    try:
+        return sys.stdout.isatty()
+    except ValueError:  # it is closed
+        return False
+
+
+def comparison(before: dict[str, float], after: dict[str, float]) -> Table:
+    """Return the table of validation metrics before and after training."""
+    first, last = dict(metric_rows(before)), dict(metric_rows(after))
+    rows = []
+    for name, value in first.items():
+        p_value = after.get(f"{name}_p_start")
+        if not name.endswith(("failed", "unscored")) or before[name] or after.get(name):
+            rows.append((name, value, last.get(name, "-"), "" if p_value is None else f"{p_value:.2g}"))
+    return make_table(("validation", "before", "after", "p if equal"), rows)
+
+
+def by_checkpoint(metrics: Mapping[str, Mapping[str, float]]) -> Table:
+    """Return the table of several checkpoints' validation metrics, with p-values of comparisons with the first."""
+    texts = {checkpoint: dict(metric_rows(own)) for checkpoint, own in metrics.items()}
+    rows = []
+    for name in dict.fromkeys(name for own in texts.values() for name in own):
+        if name.endswith(("failed", "unscored")) and not any(own.get(name) for own in metrics.values()):
+            continue
+        for number, (checkpoint, own) in enumerate(metrics.items()):
+            p_value = own.get(f"{name}_p_first")
+            p_text = "" if p_value is None else f"{p_value:.2g}"
+            rows.append(("" if number else name, checkpoint, texts[checkpoint].get(name, "-"), p_text))
+    return make_table(("validation", "checkpoint", "", "p if equal"), rows)
+
+
+def metric_rows(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Return the names and texts of validation's metrics, with intervals or standard errors, and without p-values."""
+    rows = []
+    for name, value in metrics.items():
+        if not re.fullmatch(r"(sampled_)?accuracy_(low|high|p_\w+)", name) and not name.endswith("_stderr"):
+            low, high, error = (metrics.get(f"{name}_{end}") for end in ("low", "high", "stderr"))
+            bounds = "" if low is None else f" ({low:.2f}-{high:.2f})"
+            rows.append((name, f"{value:.3f}{bounds}" if error is None else f"{value:.3f} ± {error:.3f}"))
+    return rows
+
+
+def _phases(metrics: Mapping[str, float]) -> str:
+    """Return the seconds of a step, and each phase's share."""
+    seconds = {phase: metrics[f"time/{phase}"] for phase in PHASES if f"time/{phase}" in metrics}
+    total = max(sum(seconds.values()), 1e-9)
+    shares = "  ".join(f"{phase} {value / total:.0%}" for phase, value in seconds.items())
+    return f"{total:.2f} s a step: {shares}"
+
+
+def _validation(metrics: Mapping[str, float]) -> str:
+    """Return the main metrics of a validation."""
+    rows = dict(metric_rows(metrics))
+    return "  ".join(f"{name} {rows[name]}" for name in ("accuracy", "sampled_accuracy", "reward") if name in rows)
+
+
+def _memory(metrics: Mapping[str, float]) -> str:
+    names = (("memory/rss_mb", "host"), ("memory/peak_device_mb", "device"))
+    return "  ".join(f"{where} {metrics[name]:,.0f} MiB" for name, where in names if name in metrics)
+
+
+def _summary(metrics: Mapping[str, float]) -> str:
+    entries: dict[str, str] = {}
+    for name, label, form in SHOWN:
+        of_advantages = name == "policy/loss" and "advantage/abs_mean" in metrics  # which says nothing by itself
+        if name in metrics and not of_advantages:
+            entries.setdefault(label, f"{label} {metrics[name]:{form}}")
+    return "  ".join(entries.values())
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

@@ -1,0 +1,62 @@
+"""The rollouts of a step as a run folder has them, instead of sampling."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlkit.base.errors import RecipeError
+from rlkit.cli.views.compare import metrics
+from rlkit.data.data import Data
+from rlkit.rollout.service import RolloutService
+from rlkit.run.folder import of_rank
+from rlkit.run.rows import read_rows
+from rlkit.train.metrics import Meter
+from rlkit.train.rollouts import Rollouts, share_groups
+from rlkit.types import Trajectory
+
+
+class KeptRollouts:
+    """Obtains steps' rollouts from a run folder, which must have all of them.
+
+    Args:
+        run: The run folder.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self.run = run
+        self.samples = {line["step"]: int(line["rollout/samples"]) for line in metrics(run)}
+
+    def __call__(self, data: Data, service: RolloutService, number: int, meter: Meter) -> Rollouts:
+        """Return the rollouts of a step, scored.
+
+        Raises:
+            RecipeError: The file of this rank cannot be read, or the run has not kept all of the step's trajectories.
+        """
+        data.prompts(number)  # the order of prompts is a state, which goes on
+        ranks, filtered = service.ranks, service.recipe.rollout.filter is not None
+        vocabulary = service.actor.policy.config.get_text_config().vocab_size
+        trajectories = self._read(number, ranks.fabric.global_rank, vocabulary)
+        new = [t for t in trajectories if "again" not in t.credit]
+        counts = ranks.gather_dp(len(new))
+        if sum(counts) != self.samples[number]:
+            raise RecipeError(
+                f"{self.run} has kept {sum(counts)} of the {self.samples[number]} trajectories of step {number} on "
+                f"{ranks.count} rank{'s' * (ranks.count > 1)}; leave out --phase learn to sample them again, or train "
+                "with log.rollouts.limit: null and log.rollouts.every: 1"
+            )
+        rollouts = Rollouts(new)
+        rollouts.sampled = [t for t in trajectories if t.error is None and ("advantages" in t.credit or not filtered)]
+        greedy = {t.group: float(t.credit["greedy_reward"]) for t in trajectories if "greedy_reward" in t.credit}
+        if greedy:
+            rollouts.greedy = greedy
+        return share_groups(rollouts, ranks, meter)
+
+    def _read(self, number: int, rank: int, vocabulary: int) -> list[Trajectory]:
+        trajectories = []
+        for row in read_rows(self.run / "rollouts" / f"{of_rank(f'step-{number:05d}', rank)}.jsonl.gz"):
+            if not all(0 <= token < vocabulary for token in row.trajectory.tokens):
+                raise RecipeError(
+                    f"{row.location} has token ids that the policy has not, expected 0 to {vocabulary - 1}"
+                )
+            trajectories.append(row.trajectory)
+        return trajectories

@@ -1,0 +1,242 @@
+"""Rollouts from SGLang: servers, or an engine on each rank's own device."""
+
+from __future__ import annotations
+
+import socket
+import warnings
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import lcm
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from annotated_types import Ge, Le
+
+from rlkit.base.errors import EngineError, RecipeError
+from rlkit.base.names import OutputPath
+from rlkit.base.ranges import NUMBER, Count
+from rlkit.engines.server.api import ServerApi
+from rlkit.engines.server.engine import ServerEngine
+from rlkit.engines.server.http import Client
+from rlkit.engines.server.process import ServerProcess, write_model
+from rlkit.engines.server.retry import ServerRetryPolicy
+from rlkit.engines.server.server import InferenceServer
+from rlkit.engines.server.transports import Transport, is_local
+from rlkit.engines.sglang_api import SGLangApi
+from rlkit.engines.sglang_launch import BESIDE_TRAINER, Launch, adapter_arguments, command, environment, require_sglang
+from rlkit.engines.sglang_transports import SGLANG_NCCL, SGLangDisk, SGLangGroup, SGLangTensors
+from rlkit.types import Completion, Request
+
+if TYPE_CHECKING:
+    from rlkit.interfaces.runtime import Runtime
+
+DETERMINISTIC = "--enable-deterministic-inference"
+LAUNCH = Launch()
+RETRY = ServerRetryPolicy()
+
+
+class SGLangRollouts(ServerEngine):
+    """What SGLangServer and SGLangEngine share: how servers are called and started.
+
+    Args:
+        launch: How servers are started.
+        retry: How long to wait for servers, and how often they may fail.
+        check_weights: Compare log-probs with the trainer's after every sync.
+    """
+
+    reserved = 2  # SGLang never fills the last two tokens of the context
+
+    def __init__(self, launch: Launch, retry: ServerRetryPolicy, check_weights: bool) -> None:
+        super().__init__(
+            retry,
+            check_weights,
+            dtype=launch.dtype,
+            adapter_only=launch.adapter_only,
+            release_memory=launch.release_memory,
+        )
+        self.launch = launch
+
+    @abstractmethod
+    def start(self, rank: int) -> list[InferenceServer]: ...
+
+    def bind(self, runtime: Runtime) -> None:
+        self._trainer_gpus = trainer_gpus(runtime)
+        super().bind(runtime)
+
+    def api(self, client: Client) -> ServerApi:
+        return SGLangApi(client)
+
+    async def generate(self, request: Request) -> Completion:
+        if request.sampling.min_p and DETERMINISTIC in self.launch.args:
+            raise EngineError(
+                f"sampling has min_p={request.sampling.min_p}, with which SGLang's sampler fails under "
+                f"{DETERMINISTIC}; set min_p: 0, or remove the argument from launch.args"
+            )
+        return await super().generate(request)
+
+    def process(self, gpu: int | None) -> ServerProcess:
+        """Return the process of a server on a GPU and its successors, or on the CPU."""
+        policy = self.runtime.policy
+        dtype = str(self.weight_dtype).removeprefix("torch.")
+        launch = self.launch
+        if self._shared(gpu) and launch.memory_fraction is None:
+            launch = replace(launch, memory_fraction=BESIDE_TRAINER)
+
+        def command_line(folder: Path, port: int) -> list[str]:
+            write_model(folder / "model", policy, self.runtime.stop_ids)
+            adapters = adapter_arguments(policy, gpu) if launch.adapter_only else []
+            return [*command(folder / "model", port, launch, dtype, gpu), *adapters, *launch.args]
+
+        return ServerProcess("sglang", command_line, environment(gpu, self.retry.hang_seconds))
+
+    def _shared(self, gpu: int | None) -> set[int]:
+        """Return the GPUs that a server, from its first one on, shares with the trainer."""
+        return set() if gpu is None else self._trainer_gpus.intersection(range(gpu, gpu + self.launch.tensor_parallel))
+
+
+class SGLangServer(SGLangRollouts):
+    """SGLang servers that all ranks share: running ones at `urls`, or ones that rlkit starts on this machine.
+
+    Requests go to the least busy server, and all turns of a conversation to the same one, which has its prefix in the
+    cache. A server that dies, hangs, fails or comes back with old weights is restarted (if rlkit started it) or waited
+    for, then synced again, and its unfinished requests are repeated. The version of every token is checked. After every
+    sync, servers' log-probs are compared with the trainer's. Samples are repeatable if servers run deterministic
+    inference, since each request carries its sample's seed; otherwise SGLang's random numbers depend on what else is in
+    the batch.
+
+    Args:
+        urls: Running servers; if empty, rlkit starts `servers` here.
+        router: An SGLang router in front of `urls`: requests go to it, weights to the servers themselves.
+        servers: Number of servers to start.
+        first_gpu: The index of the first server's first GPU; the next server takes the next `launch.tensor_parallel`.
+        transport: How weights are sent: `tensor` (memory of this machine), `group` (a process group, between machines),
+            `disk` (files); `auto` is `tensor` if all servers are on this machine, otherwise `group`.
+        folder: Folder that `disk` writes to, visible to all servers; null for a temporary folder of this machine.
+        launch: How servers are started.
+        retry: How long to wait for servers, and how often they may fail.
+        check_weights: Compare log-probs with the trainer's after every sync.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str] = (),
+        *,
+        router: str | None = None,
+        servers: Count = 1,
+        first_gpu: Annotated[int, Ge(0), Le(1023), NUMBER] = 0,
+        transport: Literal["auto", "tensor", "group", "disk"] = "auto",
+        folder: OutputPath | None = None,
+        launch: Launch = LAUNCH,
+        retry: ServerRetryPolicy = RETRY,
+        check_weights: bool = True,
+    ) -> None:
+        super().__init__(launch, retry, check_weights)
+        self.beside = not launch.release_memory
+        if router is not None and not urls:
+            raise RecipeError(f"SGLangServer has router={router!r} without urls; add those of the servers behind it")
+        if launch.adapter_only and transport == "disk" and not urls:
+            raise RecipeError(
+                "launch.adapter_only is true and transport is disk, but servers that rlkit starts take adapters from "
+                "memory alone; leave transport out"
+            )
+        for url in (*urls, *([router] if router else ())):
+            if not url.startswith(("http://", "https://")):
+                raise RecipeError(f"SGLangServer has the url {url!r}, expected http://… or https://…")
+        self.urls = urls
+        self.router = router
+        self.servers = servers
+        self.first_gpu = first_gpu
+        self.transport = transport
+        self.folder = folder
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Return SGLang's settings of NCCL if the trainer may share a process group with servers."""
+        local = self.transport == "auto" and all(map(is_local, self.urls))
+        return {} if local or self.transport in ("tensor", "disk") else SGLANG_NCCL
+
+    def start(self, rank: int) -> list[InferenceServer]:
+        if rank > 0:
+            return []
+        if self.urls:
+            return [self.connect(url) for url in self.urls]
+        require_sglang()
+        on_gpus = self.runtime.device.type == "cuda"
+        firsts = [self.first_gpu + i * self.launch.tensor_parallel if on_gpus else None for i in range(self.servers)]
+        shared_gpus = sorted({gpu for first in firsts for gpu in self._shared(first)})
+        if shared_gpus:
+            warnings.warn(
+                f"SGLangServer starts its servers on GPUs {shared_gpus}, which the trainer uses too; set first_gpu to "
+                "the first free one, or choose SGLangEngine, which shares each rank's GPU",
+                stacklevel=2,
+            )
+        return [self.launch_server(self.process(first)) for first in firsts]
+
+    def endpoints(self, servers: list[InferenceServer]) -> dict[InferenceServer, list[InferenceServer]]:
+        if self.router is None:
+            return super().endpoints(servers)
+        return {self.connect(self.router, owned=False): servers}
+
+    def make_transport(self) -> Transport[Any]:
+        if self.transport == "disk":
+            return SGLangDisk(self.runtime.policy, self.folder)
+        all_local = all(is_local(server.url) for server in self.fleet.servers)
+        if self.transport == "tensor" or (self.transport == "auto" and all_local):
+            return SGLangTensors(self.runtime.device)
+        if self.launch.adapter_only:
+            raise EngineError(
+                "launch.adapter_only is true, but adapters cannot be sent over a process group; set transport: disk "
+                "and a folder that the servers see, or leave launch.adapter_only out"
+            )
+        return SGLangGroup(self.runtime.device)
+
+
+class SGLangEngine(SGLangRollouts):
+    """An SGLang engine on each rank's own device, which it shares with the trainer.
+
+    rlkit starts it as a server that listens on 127.0.0.1 only, not as a `sglang.Engine` in the trainer's process: when
+    SGLang crashes, it kills its parent. Tensors do not pass through HTTP, but through shared memory, or CUDA IPC on a
+    GPU. With `launch.tensor_parallel` above 1, that many neighbouring ranks share one engine over their GPUs. In all
+    else it behaves as `SGLangServer`.
+
+    Args:
+        launch: How the engine is started.
+        retry: How long to wait for the engine, and how often it may fail.
+        check_weights: Compare log-probs with the trainer's after every sync.
+    """
+
+    interruptible = True
+
+    def __init__(self, launch: Launch = LAUNCH, retry: ServerRetryPolicy = RETRY, check_weights: bool = True) -> None:
+        super().__init__(launch, retry, check_weights)
+
+    def interrupt(self) -> None:
+        self.requests.interrupt()
+
+    def start(self, rank: int) -> list[InferenceServer]:
+        require_sglang()
+        device = self.runtime.device
+        if rank % self._group_size:
+            return []
+        if device.type == "cpu" and self.launch.tensor_parallel > 1:
+            raise EngineError(f"launch.tensor_parallel is {self.launch.tensor_parallel} on a CPU, expected 1")
+        return [self.launch_server(self.process(device.index or 0 if device.type == "cuda" else None))]
+
+    def sampling_urls(self, urls: Sequence[Sequence[str]], rank: int) -> list[str]:
+        return list(urls[rank - rank % self._group_size])
+
+    @property
+    def _group_size(self) -> int:
+        """How many neighbouring ranks share an engine; only the first of a tensor-parallel group samples."""
+        return lcm(self.launch.tensor_parallel, self.runtime.tensor_parallel)
+
+    def make_transport(self) -> Transport[Any]:
+        return SGLangTensors(self.runtime.device)
+
+
+def trainer_gpus(runtime: Runtime) -> set[int]:
+    """Return the indices of this machine's GPUs that ranks train on; all ranks must call this."""
+    device, host = runtime.device, socket.gethostname()
+    here = (host, device.index or 0 if device.type == "cuda" else None)
+    return {gpu for other_host, gpu in runtime.gather_world(here) if other_host == host and gpu is not None}

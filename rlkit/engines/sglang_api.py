@@ -1,0 +1,185 @@
+"""SGLang's endpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import Sequence
+from itertools import chain
+from math import isfinite
+from typing import Any
+
+from rlkit.engines.server.api import ServerApi, ServerOutput
+from rlkit.engines.server.http import MAX_QUOTED, UNREADABLE, Client, Fault
+from rlkit.engines.server.states import DEADLINES, UpdateStep
+from rlkit.engines.sglang_launch import release
+from rlkit.interfaces.teacher import TopTokens
+from rlkit.types import Request, Sampling
+
+BRACKETS_SINCE = (0, 5, 18)
+"""The first release with `begin_weight_update` and `end_weight_update`, whose updates may come in the middle of
+requests; in earlier releases requests start over."""
+
+WEIGHTS, CACHE = "weights", "kv_cache"
+RETRACT, ABORT = {"mode": "retract"}, {"mode": "abort"}
+
+
+class SGLangApi(ServerApi):
+    """The calls of an SGLang server."""
+
+    product = "SGLang"
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client)
+        self._brackets = True
+        self._released = False
+        self._requests: set[str] = set()
+        """Ids of the requests in flight."""
+
+    async def health(self, deadline: float) -> None:
+        await self.client.get("/health", deadline)
+
+    async def inspect(self, started: bool) -> None:
+        info = await self.client.get("/server_info", 30.0)
+        if started:
+            with contextlib.suppress(Fault):
+                await self.client.post(
+                    "/freeze_gc", {}, 30.0
+                )  # or every flush collects garbage among all that is imported
+        self.tensor_parallel = int(info.get("tp_size") or 1)
+        self._brackets = release(str(info.get("version"))) >= BRACKETS_SINCE
+        self._released = False
+
+    async def weight_version(self) -> str:
+        info = await self.client.get("/model_info", 10.0)
+        return str(info.get("weight_version"))
+
+    async def perform(self, step: UpdateStep, label: str, brackets: bool) -> None:
+        brackets = brackets and self._brackets
+        if step is UpdateStep.BEGIN and not self._brackets and not self._released:
+            await self.client.post("/flush_cache", {}, DEADLINES[step])  # these releases crash if anything is cached
+        calls: dict[UpdateStep, tuple[str, dict[str, Any]] | None] = {
+            UpdateStep.PAUSE: ("/pause_generation", RETRACT if self._brackets and not self.adapter else ABORT),
+            UpdateStep.RESUME_WEIGHTS: ("/resume_memory_occupation", {"tags": [WEIGHTS]}),
+            UpdateStep.BEGIN: ("/begin_weight_update", {}) if brackets else None,
+            UpdateStep.END: ("/end_weight_update", {}) if brackets else None,
+            UpdateStep.RESUME_KV: ("/resume_memory_occupation", {"tags": [CACHE]}),
+            UpdateStep.FLUSH: ("/flush_cache", {}),
+            UpdateStep.LABEL: ("/update_weight_version", {"new_version": label, "abort_all_requests": False}),
+            UpdateStep.CONTINUE: ("/continue_generation", {}),
+        }
+        call = calls[step]
+        if call is not None:
+            await self.client.post(*call, DEADLINES[step])
+        if step is UpdateStep.RESUME_KV:
+            self._released = False
+
+    async def reset(self, deadline: float) -> None:
+        for path in ("/end_weight_update", "/continue_generation"):
+            try:
+                await self.client.post(path, {}, deadline)
+            except Fault as fault:
+                if fault.status is None:  # a status means that nothing is open
+                    raise
+
+    def release(self, deadline: float) -> None:
+        self.client.post_now("/pause_generation", RETRACT, deadline)  # SGLang crashes unless it is idle
+        self.client.post_now("/release_memory_occupation", {"tags": [WEIGHTS, CACHE]}, deadline)
+        self._released = True
+
+    async def generate(self, request: Request) -> ServerOutput:
+        sampling = request.sampling
+        params = {
+            "temperature": sampling.temperature,
+            "max_new_tokens": sampling.max_tokens,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k or -1,
+            "min_p": sampling.min_p,
+            "stop_token_ids": list(sampling.stop_ids),
+            "sampling_seed": request.key.hash(),  # read by servers that run deterministic inference
+        }
+        request_id = uuid.uuid4().hex
+        self._requests.add(request_id)
+        try:
+            seconds = request.deadline or DEADLINES[UpdateStep.CHECK]
+            response = await self._sample(list(request.tokens), params, seconds, rid=request_id)
+        finally:
+            self._requests.discard(request_id)
+        return _read(response, sampling)
+
+    async def abort(self, deadline: float) -> None:
+        calls = [self.client.post("/abort_request", {"rid": rid}, deadline) for rid in self._requests]
+        await asyncio.gather(*calls)
+
+    async def probe(self, rows: Sequence[Sequence[int]], count: int, deadline: float) -> list[ServerOutput]:
+        greedy = {"temperature": 0.0, "max_new_tokens": count, "ignore_eos": True}
+        responses = await self._sample(list(map(list, rows)), greedy, deadline, logprob_start_len=0)
+        outputs = []
+        for row, response in zip(rows, responses, strict=True):
+            meta = response["meta_info"]
+            entries = [*meta["input_token_logprobs"][1:], *meta["output_token_logprobs"]]
+            logps = [float("nan") if entry[0] is None else float(entry[0]) for entry in entries]
+            outputs.append(ServerOutput([*row[1:], *response["output_ids"]], logps))
+        return outputs
+
+    async def logps(self, tokens: list[int], start: int, deadline: float) -> list[float]:
+        """Return the log-probs of the tokens from index `start` on, which is at least 1, at temperature 1."""
+        response = await self._sample(tokens, {"max_new_tokens": 0}, deadline, logprob_start_len=start - 1)
+        try:
+            entries = response["meta_info"]["input_token_logprobs"][1:]
+            logps = [float(logp) for logp, _, _ in entries]
+            scored_tokens = [token for _, token, _ in entries]
+        except UNREADABLE as error:
+            raise self._unexpected(response, "log-probs of the input") from error
+        if scored_tokens != tokens[start:] or not all(map(isfinite, logps)):
+            raise Fault(f"{self.client.url} has scored other tokens than it was sent, or not all of them", 400)
+        return logps
+
+    async def top_logps(self, tokens: list[int], start: int, count: int, deadline: float) -> list[TopTokens]:
+        """Return the `count` most likely tokens at each position from `start` on, at temperature 1."""
+        options = {"logprob_start_len": start - 1, "top_logprobs_num": count}
+        response = await self._sample(tokens, {"max_new_tokens": 0}, deadline, **options)
+        try:
+            positions = response["meta_info"]["input_top_logprobs"][1:]
+            top = [
+                TopTokens([int(token) for _, token, _ in entries], [float(logp) for logp, *_ in entries])
+                for entries in positions
+            ]
+        except UNREADABLE as error:
+            raise self._unexpected(response, "the most likely tokens") from error
+        complete = len(top) == len(tokens) - start and all(len(set(ids)) == count for ids, _ in top)
+        if not complete or not all(map(isfinite, chain.from_iterable(logps for _, logps in top))):
+            raise Fault(f"{self.client.url} has not returned the {count} most likely tokens at each position", 400)
+        return top
+
+    def _unexpected(self, response: object, expected: str) -> Fault:
+        return Fault(f"{self.client.url} answered {str(response)[:MAX_QUOTED]}, expected {expected}")
+
+    async def _sample(self, ids: list[Any], sampling: dict[str, Any], deadline: float, **options: int | str) -> Any:
+        body = {"input_ids": ids, "sampling_params": sampling, "return_logprob": True, "lora_path": self.adapter}
+        return await self.client.post("/generate", {**body, **options}, deadline)
+
+
+def _read(response: Any, sampling: Sampling) -> ServerOutput:
+    """Return the output in a response.
+
+    An output that was aborted at its last token is complete. One without log-probs was aborted before its first token.
+
+    Raises:
+        Fault: The request ended with an error.
+    """
+    meta = response["meta_info"]
+    logps = [float(entry[0]) for entry in meta.get("output_token_logprobs") or ()]
+    tokens = list(map(int, response["output_ids"]))
+    reason = meta["finish_reason"]["type"]
+    aborted = reason == "abort" and not meta["finish_reason"].get("status_code")
+    if reason not in {"stop", "length"} and not aborted:
+        raise Fault(f"the request ended with {meta['finish_reason']}")
+    if aborted:
+        del tokens[len(logps) :]
+    spans = meta.get("weight_versions") or [{"version": meta["weight_version"], "start": 0, "end": len(tokens)}]
+    labels = [str(span["version"]) for span in spans for _ in range(span["start"], span["end"])]
+    stopped = reason == "stop" or (aborted and bool(tokens) and tokens[-1] in sampling.stop_ids)
+    complete = stopped or len(tokens) >= sampling.max_tokens
+    return ServerOutput(tokens, logps, labels[: len(tokens)], stopped, aborted and not complete)

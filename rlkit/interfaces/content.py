@@ -1,0 +1,73 @@
+"""What a policy reads of messages and rows: text alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rlkit.base.errors import show
+from rlkit.types import Message, Row
+
+MEDIA_COLUMNS = ("image", "images", "video", "videos", "audio", "audios")
+"""Columns that hold media under these names, as paths and URLs too."""
+
+MEDIA_MODULES = ("PIL", "torchcodec", "torchvision")
+"""Packages whose objects `datasets` decodes media into."""
+
+FILE_KEYS = ({"bytes", "path"}, {"array", "sampling_rate"})
+"""Keys of the objects in which `datasets` holds media."""
+
+
+def text_of(content: Any) -> Any:
+    """Return a message's content with its parts joined, if it is a list of parts `{type: text, text: ...}`.
+
+    Any other content is returned as it is.
+
+    Raises:
+        ValueError: A part is not text; the message says what it is.
+    """
+    if not isinstance(content, list):
+        return content
+    texts = []
+    for number, part in enumerate(content, 1):
+        text = part.get("text") if isinstance(part, Mapping) else None
+        keys = {key for key, value in part.items() if value is not None} if isinstance(part, Mapping) else set()
+        if keys != {"type", "text"} or part["type"] != "text" or not isinstance(text, str):
+            raise ValueError(f"part {number} of the content is {show(part)}, expected {{'type': 'text', 'text': ...}}")
+        texts.append(text)
+    return "".join(texts)
+
+
+def text_messages(messages: Iterable[Message]) -> list[Message]:
+    """Return messages, each with its content as `text_of` returns it.
+
+    Raises:
+        ValueError: A part of a message is not text; the message says which.
+    """
+    texts: list[Message] = []
+    for number, message in enumerate(messages, 1):
+        try:
+            content = text_of(message.get("content"))
+        except ValueError as error:
+            raise ValueError(f"message {number} ({message.get('role')}): {error}") from error
+        texts.append({**message, "content": content} if isinstance(message.get("content"), list) else message)
+    return texts
+
+
+def media_column(row: Row) -> str | None:
+    """Return the name of the first column of a row that holds an image, a video or audio; None if none does.
+
+    Null and empty values are none.
+    """
+    return next((name for name, value in row.items() if _holds_media(value, name in MEDIA_COLUMNS)), None)
+
+
+def _holds_media(value: Any, named: bool) -> bool:
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return any(_holds_media(element, named) for element in value)
+    if isinstance(value, Mapping):
+        full = {key for key, element in value.items() if element is not None}
+        return bool(full) and (named or any(full <= keys <= value.keys() for keys in FILE_KEYS))
+    if type(value).__module__.partition(".")[0] in MEDIA_MODULES:
+        return True
+    return named and value is not None and value == value and value not in ("", b"")  # noqa: PLR0124 (not NaN)

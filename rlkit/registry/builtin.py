@@ -1,0 +1,30 @@
+"""rlkit's own parts, registered through the same hook as those of plugins."""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from pathlib import Path
+
+from rlkit.hooks import Register, hookimpl
+
+PACKAGE = Path(__file__).parents[1]
+PACKAGES = (
+    "advantages", "curricula", "engines", "filters", "interactions", "loggers", "losses", "optimizers", "parsers",
+    "rewards", "schedules", "tasks", "tools",
+)  # fmt: skip
+"""Packages whose `__all__` names parts."""
+
+
+@hookimpl
+def rlkit_register(register: Register) -> None:
+    for package in PACKAGES:
+        module = import_module(f"rlkit.{package}")
+        for name in module.__all__:
+            register(getattr(module, name))
+
+
+@hookimpl
+def rlkit_recipes() -> Path:
+    """Return the folder of the shipped recipes: in the wheel, or beside the package in a checkout."""
+    return PACKAGE / "recipes" if os.path.isdir(PACKAGE / "recipes") else PACKAGE.parent / "recipes"

@@ -1,0 +1,300 @@
+"""The registry of parts and recipes: built-in ones and those of installed plugins, each with its source."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import os
+import time
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
+
+import pluggy
+
+from rlkit import hooks
+from rlkit.base.errors import PartError, PluginError, RlkitError, explain, show
+from rlkit.base.installed import DISABLE_VARIABLE, DISTRIBUTION, Plugin, disabled_names, installed
+from rlkit.base.text import part_name
+from rlkit.commands import VERBS
+from rlkit.interfaces.runtime import RunPart
+from rlkit.registry import checks
+
+
+@dataclass
+class Part:
+    """A class that a recipe can name, and the plugin that offers it."""
+
+    kind: str
+    cls: type
+    plugin: Plugin
+
+    @property
+    def name(self) -> str:
+        return self.cls.__name__
+
+
+class RecipeFile(NamedTuple):
+    """A recipe that can be given by name, and the plugin that provides it."""
+
+    path: Path
+    plugin: Plugin
+
+
+@dataclass
+class Registry:
+    """All parts by kind and class name; a value, not a global."""
+
+    parts: dict[str, dict[str, Part]] = field(default_factory=lambda: {kind: {} for kind in hooks.KINDS})
+    recipes: dict[str, RecipeFile] = field(default_factory=dict)
+    plugins: list[Plugin] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """Problems that do not prevent loading."""
+
+    @property
+    def packages(self) -> list[str]:
+        """The top-level packages whose classes a recipe may name."""
+        modules = {part.cls.__module__ for parts in self.parts.values() for part in parts.values()}
+        return sorted({module.partition(".")[0] for module in modules} | {"rlkit"})
+
+    def require_healthy(self) -> None:
+        """Refuse to train while a plugin is broken.
+
+        Raises:
+            PluginError: A plugin is broken; the message names it, its version and how to disable it.
+        """
+        for plugin in self.plugins:
+            plugin.require_healthy()
+
+
+@contextmanager
+def calling(part: object, method: str) -> Iterator[None]:
+    """Name the part in errors that a plugin's code raises; errors of rlkit's own parts keep their traceback.
+
+    Raises:
+        PartError: The part raised an error that is not one of rlkit's.
+    """
+    try:
+        yield
+    except (RlkitError, MemoryError):
+        raise
+    except Exception as error:
+        if type(part).__module__.partition(".")[0] == "rlkit" or "OutOfMemory" in type(error).__name__:
+            raise
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise PartError(
+            f"{part_name(part)}: `{method}` raised {explain(error)} ({last.filename}, line {last.lineno}); "
+            "--debug shows the traceback, `rlkit plugins test` checks the plugin by itself"
+        ) from error
+
+
+def close_parts(parts: Sequence[RunPart]) -> None:
+    """Close parts in order, all of them even if one raises.
+
+    Raises:
+        PartError: A plugin's part raised; the message names it.
+    """
+    with ExitStack() as stack:
+        for part in reversed(parts):
+            stack.callback(_close, part)
+
+
+def _close(part: RunPart) -> None:
+    with calling(part, "close"):
+        part.close()
+
+
+def require(part: object, method: str, problem: str | None) -> None:
+    """Refuse what a part returned if it has a problem.
+
+    Raises:
+        PartError: There is a problem; the message names the part, its plugin and distribution.
+    """
+    if problem is not None:
+        raise PartError(f"{part_name(part)}: `{method}` {problem}")
+
+
+def load_plugins(extra: Iterable[tuple[str, object]] = (), entry_points: bool = True) -> Registry:
+    """Load the built-in parts, then those of installed distributions, then `extra` (name, module) pairs.
+
+    A plugin that cannot be loaded is listed with its error, and loading continues: `Registry.require_healthy` refuses
+    it. The same holds for plugins that share a name, a class name of one kind, or the name of a recipe.
+    """
+    from rlkit.registry import builtin
+
+    registry = Registry()
+    version = metadata.version(DISTRIBUTION)
+    builtin_plugin = Plugin("builtin", DISTRIBUTION, version, "rlkit.registry.builtin", made_for=f"=={version}")
+    _add(registry, builtin_plugin, builtin)
+    if entry_points:
+        _load_entry_points(registry)
+    for name, module in extra:
+        _add(registry, Plugin(name, name, "?", getattr(module, "__name__", name)), module)
+    registry.notes += [f"{plugin}: {warning}" for plugin in registry.plugins for warning in plugin.warnings]
+    return registry
+
+
+def _load_entry_points(registry: Registry) -> None:
+    plugins = installed()
+    registry.notes += _unknown(disabled_names(), [plugin.name for plugin in plugins])
+    for plugin in plugins:
+        registry.notes += _shadowed(plugin)
+        if plugin.disabled or plugin.error is not None or plugin.hooks is None:
+            registry.plugins.append(plugin)
+            continue
+        start = time.monotonic()
+        try:
+            module = plugin.hooks.load()
+        except (Exception, SystemExit) as error:  # a plugin's import may raise anything
+            plugin.error = f"importing {plugin.module} raised {explain(error)}"
+            registry.plugins.append(plugin)
+        else:
+            _note_slow_import(plugin, time.monotonic() - start)
+            _add(registry, plugin, module)
+
+
+def _note_slow_import(plugin: Plugin, seconds: float) -> None:
+    if seconds > checks.SLOW_IMPORT:
+        plugin.warnings.append(
+            f"importing {plugin.module} took {seconds:.1f} s, which delays most commands; import heavy packages in "
+            "the functions that use them"
+        )
+
+
+def _shadowed(plugin: Plugin) -> Iterator[str]:
+    """Yield a note for each verb of a plugin that is never run."""
+    for verb in sorted(VERBS.keys() & plugin.commands.keys()):
+        yield f"{plugin} has a verb {verb!r}, which is a verb of rlkit, so the plugin's never runs; rename it"
+
+
+def _unknown(disabled: Iterable[str], installed: Sequence[str]) -> Iterator[str]:
+    """Yield a note for each disabled name that is no installed plugin."""
+    for name in sorted(set(disabled) - set(installed)):
+        near = difflib.get_close_matches(name, installed, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"installed: {', '.join(installed) or 'none'}"
+        yield f"{DISABLE_VARIABLE} names {name!r}, which is no installed plugin; {hint}"
+
+
+def _add(registry: Registry, plugin: Plugin, module: object) -> None:
+    """Register the parts and recipes of a plugin: all of them or, if it has an error, none."""
+    registry.plugins.append(plugin)
+    manager = pluggy.PluginManager("rlkit")
+    manager.add_hookspecs(hooks)
+    parts: list[Part] = []
+    try:
+        manager.register(module, plugin.name)
+        manager.check_pending()
+        _check_module(module)
+        manager.hook.rlkit_register(register=lambda cls: parts.append(Part(_kind_of(cls), cls, plugin)))
+        recipes = _recipes_in(manager.hook.rlkit_recipes())
+    except PluginError as error:
+        plugin.error = str(error)
+        return
+    except pluggy.PluginValidationError as error:
+        plugin.error = _hook_problem(str(error))
+        return
+    except Exception as error:  # a plugin's own code may raise anything
+        plugin.error = explain(error)
+        return
+    if not manager.get_hookcallers(module) and not plugin.commands:
+        plugin.warnings.append(f"{plugin.module or module} has no hook, so it provides nothing; see rlkit docs plugins")
+    plugin.warnings += [text for part in parts for text in checks.misspelt_methods(part.cls)]
+    if not _clashes(registry, plugin, parts, recipes):
+        for part in parts:
+            registry.parts[part.kind][part.name] = part
+        registry.recipes |= {name: RecipeFile(path, plugin) for name, path in recipes.items()}
+
+
+def _check_module(module: object) -> None:
+    """Refuse a module with a hook that would be ignored.
+
+    Raises:
+        PluginError: A function named like a hook is not marked, or a hook is defined twice.
+    """
+    problems = [*checks.unmarked_hooks(module), *checks.duplicate_hooks(module)]
+    if problems:
+        raise PluginError("; ".join(problems))
+
+
+def _clashes(registry: Registry, plugin: Plugin, parts: Sequence[Part], recipes: Iterable[str]) -> bool:
+    """Whether a plugin provides a name that is taken; then neither it nor the other plugin is registered."""
+    clashes: list[tuple[Plugin, str]] = [
+        (registry.parts[part.kind][part.name].plugin, f"{part.name} among {part.kind}")
+        for part in parts
+        if part.name in registry.parts[part.kind]
+    ]
+    clashes += [(registry.recipes[name].plugin, f"a recipe {name!r}") for name in recipes if name in registry.recipes]
+    for owner, name in clashes:
+        problem = (
+            f"plugins {owner.name!r} ({owner.distribution}) and {plugin.name!r} ({plugin.distribution}) both offer "
+            f"{name}; uninstall one, or disable one"
+        )
+        plugin.error = plugin.error or problem
+        if owner.distribution != DISTRIBUTION:
+            owner.error = owner.error or problem
+            _withdraw(registry, owner)
+    return bool(clashes)
+
+
+def _withdraw(registry: Registry, plugin: Plugin) -> None:
+    """Remove a plugin's parts and recipes from the registry."""
+    for kind, parts in registry.parts.items():
+        registry.parts[kind] = {name: part for name, part in parts.items() if part.plugin is not plugin}
+    registry.recipes = {name: recipe for name, recipe in registry.recipes.items() if recipe.plugin is not plugin}
+
+
+def _recipes_in(folder: object) -> dict[str, Path]:
+    """Return the recipes in a plugin's folder by name; none if it has no folder.
+
+    Raises:
+        PluginError: The path is no folder.
+    """
+    if folder is None:
+        return {}
+    if not isinstance(folder, str | Path) or not os.path.isdir(folder):
+        raise PluginError(f"rlkit_recipes returned {show(folder)}, expected a folder of recipes; is it in the wheel?")
+    return {path.stem: path for path in sorted(Path(folder).glob("*.yaml"))}
+
+
+def _kind_of(cls: type) -> str:
+    """Return a class's kind, by the interface that it subclasses.
+
+    Raises:
+        PluginError: It is no class, is abstract, or does not subclass exactly one interface.
+    """
+    if not isinstance(cls, type):
+        raise PluginError(f"rlkit_register registers {show(cls)}, expected a class")
+    kinds = hooks.kinds_of(cls)
+    if len(kinds) != 1:
+        bases = [hooks.KINDS[kind].interface.__name__ for kind in kinds]
+        interfaces = ", ".join(kind.interface.__name__ for kind in hooks.KINDS.values())
+        subclassed = f"the interfaces {' and '.join(bases)}" if bases else "no interface of rlkit"
+        raise PluginError(
+            f"rlkit_register registers {cls.__name__}, which subclasses {subclassed}, expected exactly one of: "
+            f"{interfaces}"
+        )
+    if inspect.isabstract(cls):
+        missing = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
+        raise PluginError(
+            f"rlkit_register registers {cls.__name__}, which does not implement {missing} of "
+            f"{hooks.KINDS[kinds[0]].interface.__name__}"
+        )
+    problems = list(checks.method_problems(cls))
+    if problems:
+        raise PluginError(f"rlkit_register registers {cls.__name__}: {'; '.join(problems)}")
+    return kinds[0]
+
+
+def _hook_problem(message: str) -> str:
+    """Return pluggy's error in one line, with the signatures that are expected."""
+    lines = " ".join(line.strip() for line in message.splitlines() if line.strip())
+    signatures = ", ".join(f"{name}{_arguments(name)}" for name in checks.HOOKS)
+    return f"{lines}; hooks: {signatures}"
+
+
+def _arguments(hook: str) -> str:
+    return f"({', '.join(inspect.signature(getattr(hooks, hook)).parameters)})"
