@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 
 import rlkit
 from rlkit.engines.torch.graphs import GraphDecoder
-from rlkit.run.measure import memory
+from rlkit.run.preflight import memory
 from tests.unit.test_ragged import attend_to_each
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")

@@ -16,13 +16,13 @@ import pytest
 
 from rlkit.base.errors import RecipeError
 from rlkit.batch import Batch, RolloutBatch
-from rlkit.cli import reference
 from rlkit.cli.docs import ORDER, PLUGINS, find, page, title, topics
 from rlkit.cli.main import main
 from rlkit.cli.parsing.compose import Composer
 from rlkit.cli.parsing.parser import parse
 from rlkit.cli.parsing.reader import load
 from rlkit.cli.scaffold import PLURALS, WRITTEN
+from rlkit.cli.views import reference
 from rlkit.commands import VERBS, plugin_verbs
 from rlkit.hooks import KINDS
 from rlkit.ops.correction import LogpMismatch

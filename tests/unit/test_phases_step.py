@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from rlkit.train.validation import evaluate as evaluation
 
 from rlkit.advantages import ReMax
 from rlkit.distributed.fsdp2 import FSDP2Strategy
@@ -17,6 +16,7 @@ from rlkit.models.ema import WeightAverage
 from rlkit.models.reference import Reference
 from rlkit.ops.statistics import Moments
 from rlkit.recipe import VALIDATION_METRICS
+from rlkit.run import evaluate as evaluation
 from rlkit.run.evaluate import evaluate
 from rlkit.sections import Correction, Critic, KLReward
 from rlkit.testing import example_trajectory

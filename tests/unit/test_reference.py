@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from rlkit import types
-from rlkit.cli import reference
 from rlkit.cli.main import main
+from rlkit.cli.views import reference
 from tests.conftest import ROOT
 
 NAMED = {

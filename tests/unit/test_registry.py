@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlkit import hookimpl, hooks, plugin_checks
+from rlkit import hookimpl, hooks
 from rlkit.advantages import GRPO
 from rlkit.base.errors import PluginError
 from rlkit.cli.main import main
@@ -19,7 +19,7 @@ from rlkit.cli.parsing.schema import Choice
 from rlkit.cli.parsing.suggest import classes_at
 from rlkit.interfaces.callback import Callback
 from rlkit.interfaces.reward import RewardManager
-from rlkit.registry import load_plugins
+from rlkit.registry import checks, load_plugins
 from rlkit.rewards import ExactReward
 from rlkit.tools import Calculator
 
@@ -278,7 +278,7 @@ def test_two_distributions_with_one_entry_point_name_are_refused(monkeypatch: py
 def test_a_slow_import_and_a_requirement_of_another_project_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     entries = [entry("slow", "rlkit-slow", lambda: plugin("slow")[1], "rlkit" + ">=0.1")]
     monkeypatch.setattr(metadata, "entry_points", lambda group: entries if group == "rlkit" else [])
-    monkeypatch.setattr(plugin_checks, "SLOW_IMPORT", -1.0)
+    monkeypatch.setattr(checks, "SLOW_IMPORT", -1.0)
     requirement, seconds = load_plugins().notes
     assert "requires `rlkit>=0.1`, which is another project; require `rlkit-fabric`" in requirement
     assert "plugin 'slow' of rlkit-slow 1.2: importing slow took 0.0 s" in seconds

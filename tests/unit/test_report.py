@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rlkit.cli.main import main
-from rlkit.cli.report import page
+from rlkit.cli.views import page
 from rlkit.cli.views.tokens import TokenTexts
 from rlkit.run.answers import write_answers
 from rlkit.run.evaluate import Evaluation

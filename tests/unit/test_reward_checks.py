@@ -8,9 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rlkit.run.measure import reward_checks
 
 from rlkit.cli.main import main
+from rlkit.run.preflight import reward_checks
 from rlkit.run.preflight.reward_checks import LENGTH_STEPS, TRUNCATED_STEPS, RewardChecks
 from rlkit.train.describe import MEASURED_COMPLETIONS, describe_texts
 from rlkit.train.metrics import Meter

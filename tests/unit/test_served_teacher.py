@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 import torch
-from rlkit.train.distill import servers
 
 from rlkit.base.errors import EngineError
 from rlkit.base.retry import RetryPolicy
-from rlkit.engines.sglang import teacher
+from rlkit.engines import sglang_teacher
 from rlkit.engines.sglang_teacher import SGLangTeacher
 from rlkit.interfaces.teacher import TokenSpan
 from rlkit.testing import random_model
 from rlkit.testing.models import build_tokenizer
+from rlkit.train import teacher_servers
 from rlkit.train.teacher_logps import check_servers
 from rlkit.train.teacher_servers import logps_on_servers, top_on_servers
 from rlkit.types import RolloutBatch
@@ -158,7 +158,7 @@ def test_a_request_that_fails_goes_to_the_next_server(serve: Callable[[Answer], 
 def test_what_is_no_answer_ends_with_its_cause(
     serve: Callable[[Answer], Server], monkeypatch: pytest.MonkeyPatch, answer: Answer, message: str
 ) -> None:
-    monkeypatch.setattr(teacher, "RETRY", RetryPolicy(retries=1, request_seconds=1.0))
+    monkeypatch.setattr(sglang_teacher, "RETRY", RetryPolicy(retries=1, request_seconds=1.0))
     server = serve(answer)
     with pytest.raises(EngineError) as error:
         ask(server)
@@ -180,7 +180,7 @@ def test_what_is_no_answer_ends_with_its_cause(
 def test_most_likely_tokens_are_as_many_as_were_asked_for(
     serve: Callable[[Answer], Server], monkeypatch: pytest.MonkeyPatch, positions: Any, message: str
 ) -> None:
-    monkeypatch.setattr(teacher, "RETRY", RetryPolicy(retries=0, request_seconds=5.0))
+    monkeypatch.setattr(sglang_teacher, "RETRY", RetryPolicy(retries=0, request_seconds=5.0))
     fine = serve(lambda *_: top_response([[(-0.1, 3), (-3.0, 4)]] * 2))
     spans = [TokenSpan([5, 6, 7, 8], 2)]
     assert asyncio.run(SGLangTeacher([fine.url]).top_logps(spans, 2)) == [[([3, 4], [-0.1, -3.0])] * 2]
@@ -201,8 +201,8 @@ def on_servers(monkeypatch: pytest.MonkeyPatch, answer: Any, columns: int) -> tu
         assert urls == ["http://teacher"]
         return SimpleNamespace(logps=score, top_logps=score)
 
-    monkeypatch.setattr(servers, "connect_teacher", connect)
-    monkeypatch.setattr(servers, "columns_of", lambda actor: columns)
+    monkeypatch.setattr(teacher_servers, "connect_teacher", connect)
+    monkeypatch.setattr(teacher_servers, "columns_of", lambda actor: columns)
     section = SimpleNamespace(urls=["http://teacher"])
     context = SimpleNamespace(recipe=SimpleNamespace(teacher=section), ranks=LocalRanks(), models=SimpleNamespace())
     context.models.actor, context.rollouts = None, SimpleNamespace(wait=asyncio.run)
@@ -279,7 +279,7 @@ def test_a_teacher_behind_servers_teaches_as_one_that_is_loaded(
         } & loaded_row.keys():
             assert served_row[name] == pytest.approx(loaded_row[name], rel=1e-4), name
     assert server.asked == 1 + sum(line["rollout/samples"] for line in served)  # one before the first step
-    monkeypatch.setattr(teacher, "RETRY", RetryPolicy(retries=0, request_seconds=5.0))
+    monkeypatch.setattr(sglang_teacher, "RETRY", RetryPolicy(retries=0, request_seconds=5.0))
     gone = rlkit_in_process("fit", *RUN, '--teacher.urls=["http://127.0.0.1:9"]', "--out=gone", cwd=tmp_path)
     assert gone.returncode != 0
     assert "the teacher's servers (http://127.0.0.1:9) have not scored a row: " in gone.stderr

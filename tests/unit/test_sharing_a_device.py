@@ -15,7 +15,7 @@ from rlkit.distributed import offload
 from rlkit.distributed.offload import HostOffload
 from rlkit.engines import TorchEngine
 from rlkit.rollout import service
-from rlkit.run.measure import memory
+from rlkit.run.preflight import memory
 from rlkit.train import phases
 from rlkit.types import Completion, Request
 from tests.conftest import FAST, read_jsonl
