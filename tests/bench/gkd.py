@@ -1,6 +1,6 @@
 """TRL's loss of generalised distillation and its gradient on fixed logits: `python -m tests.bench.gkd`.
 
-Prints what `tests/unit/test_distillation_loss.py` holds `Distillation` to, by TRL 1.16 (the extra `bench`): for each
+Prints what `losses/test_distillation_loss.py` holds `Distillation` to, by TRL 1.16 (the extra `bench`): for each
 beta the mean divergence of three tokens over a vocabulary of five, and its gradient by the policy's logits.
 """
 

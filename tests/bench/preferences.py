@@ -1,6 +1,6 @@
 """TRL's loss of preferences and its gradient on a fixed batch: `python -m tests.bench.preferences`.
 
-Prints what `tests/unit/test_preference_losses.py` holds `DPO` to: for each objective of TRL 1.16 (the extra `bench`)
+Prints what `losses/test_preference_losses.py` holds `DPO` to: for each objective of TRL 1.16 (the extra `bench`)
 the loss, the gradient's norm and its products with fixed directions. The policy is the shipped tiny model with
 noise in its weights, the reference that model.
 """

@@ -1,4 +1,4 @@
-"""TRL's loss of reward models on the pairs of tests/unit/test_bradley_terry.py: `python -m tests.bench.reward_loss`.
+"""TRL's loss of reward models on the pairs of `losses/test_bradley_terry.py`: `python -m tests.bench.reward_loss`.
 
 It needs the extra `bench`.
 """
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from trl import RewardTrainer
 
-from tests.unit.test_bradley_terry import CHOSEN, MARGINS, REJECTED
+from tests.unit.losses.test_bradley_terry import CHOSEN, MARGINS, REJECTED
 
 
 def losses() -> None:

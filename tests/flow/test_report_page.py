@@ -16,7 +16,7 @@ from rlkit.cli.views.server import Pages, Server
 from rlkit.run.folder import RunFolder
 from rlkit.run.rows import as_row
 from tests.flow.browser import Tab, chromium
-from tests.unit.test_report import HOSTILE, trajectory, write_run
+from tests.unit.cli.test_report import HOSTILE, trajectory, write_run
 
 pytestmark = pytest.mark.slow
 

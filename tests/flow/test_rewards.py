@@ -13,7 +13,7 @@ import yaml
 
 from rlkit.cli.main import main
 from tests.conftest import FAST, read_jsonl
-from tests.unit.test_rewards import Service, classifier
+from tests.unit.rewards.test_rewards import Service, classifier
 
 
 @pytest.fixture

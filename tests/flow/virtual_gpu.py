@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_leaves
 import rlkit
 from rlkit.engines.torch.graphs import GraphDecoder
 from rlkit.run.preflight import memory
-from tests.unit.test_ragged import attend_to_each
+from tests.unit.ops.test_ragged import attend_to_each
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 SOURCE = str(Path(rlkit.__file__).parent)

@@ -16,9 +16,9 @@ from rlkit.ops.attention import Layout
 from rlkit.ops.ragged import by_flash, by_sdpa
 from rlkit.ops.sampling import choose
 from rlkit.testing import random_model
-from tests.unit.test_fused import measured
-from tests.unit.test_packing import rows_of
-from tests.unit.test_ragged import layout_of
+from tests.unit.engines.test_fused import measured
+from tests.unit.models.test_packing import rows_of
+from tests.unit.ops.test_ragged import layout_of
 
 pytestmark = pytest.mark.gpu
 SHAPE = {"hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8, "initializer_range": 0.05}

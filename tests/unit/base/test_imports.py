@@ -1,0 +1,89 @@
+"""Which heavy packages are not loaded, and when: what decides how long a command takes to start."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlkit.base.imports import LazyPackage, import_lazily
+
+
+def loaded_by(code: str) -> set[str]:
+    """Return the modules that a process has loaded after it has run some code."""
+    lazy = "type(module).__name__ != 'LazyPackage'"
+    code += f"\nprint(json.dumps([name for name, module in sys.modules.items() if {lazy}]))"
+    done = subprocess.run(
+        (sys.executable, "-c", f"import json, sys\n{code}"), capture_output=True, text=True, check=True
+    )
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+HELP = "from rlkit.cli.main import main\ntry:\n    main({})\nexcept SystemExit:\n    pass"
+
+
+def test_the_help_of_the_command_loads_no_torch() -> None:
+    assert not {"torch", "jsonargparse", "lightning", "transformers"} & loaded_by(HELP.format(["--help"]))
+
+
+def test_the_help_of_fit_loads_neither_models_nor_a_trainer() -> None:
+    loaded = loaded_by(HELP.format(["fit", "--help"]))
+    assert "jsonargparse" in loaded
+    heavy = {"lightning.fabric", "torchmetrics", "transformers", "torch._dynamo", "torch.distributed.tensor", "sympy"}
+    assert not (heavy | {"datasets", "peft", "accelerate", "rlkit.run.launch", "rlkit.train.rl"}) & loaded
+
+
+def test_a_run_loads_no_other_trainer_and_no_metrics() -> None:
+    loaded = loaded_by("from rlkit.base.imports import import_lazily\nimport_lazily()\nimport rlkit.run.launch")
+    assert {"lightning.fabric", "rlkit.train.rl"} <= loaded
+    assert not {"lightning", "lightning.pytorch", "torchmetrics", "datasets", "peft", "rich"} & loaded
+
+
+def test_a_worker_that_imports_a_reward_loads_no_torch() -> None:
+    assert not {"torch", "transformers", "sympy"} & loaded_by("import rlkit.rewards.math")
+
+
+def test_a_lazy_package_is_what_it_always_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its submodules are imported without its own code, which runs once, when a name of it is asked for."""
+    home = tmp_path / "lazily_imported"
+    home.mkdir()
+    (home / "__init__.py").write_text("from lazily_imported.one import ONE\nruns = globals().get('runs', 0) + 1\n")
+    (home / "one.py").write_text("import lazily_imported.two as two\nONE = two.TWO - 1\n")
+    (home / "two.py").write_text("TWO = 2\n")
+    (tmp_path / "lazily_imported-3.dist-info").mkdir()
+    (tmp_path / "lazily_imported-3.dist-info" / "METADATA").write_text("Name: lazily_imported\nVersion: 3\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import_lazily(["lazily_imported", "not_installed_anywhere"])
+    import lazily_imported.one  # type: ignore[import-not-found]
+
+    assert lazily_imported.__version__ == "3"
+    assert "runs" not in vars(lazily_imported)
+    assert isinstance(lazily_imported, LazyPackage)
+    assert (lazily_imported.ONE, lazily_imported.runs) == (1, 1)
+    with pytest.raises(AttributeError, match="nothing"):
+        lazily_imported.nothing  # noqa: B018
+    assert lazily_imported.runs == 1
+    import_lazily(["lazily_imported"])  # nothing happens to what is loaded
+    assert sys.modules["lazily_imported"] is lazily_imported
+    for name in [name for name in sys.modules if name.partition(".")[0] == "lazily_imported"]:
+        del sys.modules[name]
+
+
+FORMER = """
+import warnings
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    from rlkit.errors import RecipeError
+    from rlkit.ranges import PositiveInt
+    import rlkit.names
+from rlkit.base.errors import RecipeError as moved
+assert RecipeError is moved
+assert str(caught[0].message) == "rlkit.errors is now rlkit.base.errors"
+"""
+
+
+def test_packages_may_import_by_former_paths() -> None:
+    assert "rlkit.base.errors" in loaded_by(FORMER)

@@ -1,0 +1,174 @@
+"""Packed attention with torch's own kernels, which GPUs use: the same values and gradients as on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.attention import varlen
+
+from rlkit.models import packing
+from rlkit.models.actor import Actor
+from rlkit.ops.attention import Layout, packed_attention
+from rlkit.ops.ragged import by_flash, by_sdpa, ragged_of
+from rlkit.testing import random_model
+from tests.unit.models.test_packing import rows_of
+
+CPU = torch.device("cpu")
+Attend = Callable[[Tensor, Tensor, Tensor, float, Layout], Tensor]
+
+
+def attend_to_each(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_starts: Tensor,
+    key_starts: Tensor,
+    *most: int,
+    enable_gqa: bool = False,
+    **options: Any,
+) -> Tensor:
+    """Attend as `varlen_attn` states that it does, segment by segment."""
+    assert options["window_size"] == (-1, 0)
+    assert enable_gqa or query.shape[1] == key.shape[1] == value.shape[1]
+    assert query_starts.dtype == key_starts.dtype == torch.int32
+    assert most == (int(query_starts.diff().max()), int(key_starts.diff().max()))
+    assert int(key_starts[-1]) == len(key) == len(value)
+    found = []
+    for (start, end), (first, last) in zip(
+        query_starts.unfold(0, 2, 1).tolist(), key_starts.unfold(0, 2, 1).tolist(), strict=True
+    ):
+        k, v = (x[first:last].repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
+        scores = torch.einsum("qhd,khd->hqk", query[start:end], k) * options["scale"]
+        seen = torch.ones(end - start, last - first, dtype=torch.bool, device=query.device)
+        seen = seen.tril(last - first - end + start)
+        found.append(torch.einsum("hqk,khd->qhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), v))
+    return torch.cat(found)
+
+
+def attend_as_in_torch_2_11(  # noqa: PLR0917 (the order of torch)
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    return_aux: None = None,
+    scale: float | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+) -> Tensor:
+    """Attend by the signature of torch 2.11, which wants a head of keys for each of queries."""
+    return attend_to_each(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, scale=scale, window_size=window_size)
+
+
+@contextmanager
+def reference(attend: Callable[..., Tensor] = attend_to_each) -> Iterator[None]:
+    kernel, varlen.varlen_attn = varlen.varlen_attn, attend  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        varlen.varlen_attn = kernel
+
+
+def layout_of(groups: list[tuple[int, list[int]]]) -> Layout:
+    """Lay out groups: a prompt's length, 0 for none, and those of the segments that attend to it."""
+    segments, shared, end = [], [], 0
+    for prompt, rows in groups:
+        begin = end
+        for length in ([prompt] if prompt else []) + rows:
+            segments.append((end, end + length))
+            end += length
+        if prompt:
+            shared.append((begin, begin + prompt, end))
+    return Layout(segments, shared, CPU)
+
+
+def test_where_keys_are_by_hand() -> None:
+    """A prompt of 2 tokens with segments of 1 and 2 tokens, and a segment of 2 alone."""
+    found = ragged_of(layout_of([(2, [1, 2]), (0, [2])]))
+    assert found.keys.tolist() == [0, 1, *(0, 1, 2), *(0, 1, 3, 4), *(5, 6)]
+    assert found.query_starts.tolist() == [0, 2, 3, 5, 7]
+    assert found.key_starts.tolist() == [0, 2, 5, 9, 11]
+    assert (found.max_queries, found.max_keys) == (2, 4)
+
+
+GROUPS = st.lists(
+    st.tuples(st.integers(0, 9), st.lists(st.integers(1, 12), min_size=1, max_size=4)), min_size=1, max_size=4
+)
+
+
+@settings(deadline=None, max_examples=30)
+@given(GROUPS, st.sampled_from([(4, 4), (4, 2), (3, 1)]))
+def test_values_and_gradients_are_those_of_the_kernels_for_cpus(
+    groups: list[tuple[int, list[int]]], heads: tuple[int, int]
+) -> None:
+    layout = layout_of(groups)
+    length = layout.segments[-1][1]
+
+    def values_and_gradients(attend: Attend) -> list[Tensor]:
+        torch.manual_seed(0)
+        inputs = [torch.randn(length, n, 8, requires_grad=True) for n in (heads[0], heads[1], heads[1])]
+        found = attend(*inputs, 0.3, layout)  # type: ignore[call-arg, arg-type]
+        (found * torch.linspace(-1, 1, found.numel()).view_as(found)).sum().backward()
+        return [found, *(x.grad for x in inputs if x.grad is not None)]
+
+    expected = values_and_gradients(packed_attention)
+    found = [values_and_gradients(by_sdpa)]
+    for kernel in (attend_to_each, attend_as_in_torch_2_11):
+        with reference(kernel):
+            found.append(values_and_gradients(by_flash))
+    for others in found:
+        for one, like in zip(others, expected, strict=True):
+            torch.testing.assert_close(one, like, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("attend", [by_flash, by_sdpa])
+def test_a_model_that_attends_by_it_is_the_same(attend: Attend, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens, mask = rows_of([7, 4, 1], [[3, 9, 1], [2, 2], [5]], 0)
+    module, found = Actor(random_model("qwen2")), []
+    for one in (packed_attention, attend):
+        monkeypatch.setattr(packing, "packed_attention", one)
+        module.zero_grad()
+        with reference():
+            module.check_passes()
+            assert module.passes.packed
+            out = module(tokens, mask)
+        (out.logps * torch.linspace(-1, 1, tokens.numel()).view_as(tokens)).sum().backward()
+        found.append([out.logps, *(p.grad for p in module.parameters() if p.grad is not None)])
+    for a, b in zip(*found, strict=True):
+        assert (a - b).abs().max() <= 1e-5 * b.abs().max() + 1e-7
+
+
+@pytest.mark.parametrize("attend", [packed_attention, by_flash, by_sdpa])
+@pytest.mark.parametrize("layers", [2, 12])
+def test_rounding_under_autocast_is_no_difference(attend: Attend, layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hidden states are float32 there, with the errors of bfloat16."""
+    module = Actor(random_model("qwen2", num_hidden_layers=layers, initializer_range=0.05))
+    monkeypatch.setattr(packing, "packed_attention", attend)
+    with reference(), torch.autocast("cpu", torch.bfloat16):
+        module.check_passes()
+    assert module.passes.packed
+
+
+def test_a_kernel_with_another_order_of_keys_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose first query attends to the first key alone, and so not to the prompt."""
+
+    def top_left(*args: Any, **options: Any) -> Tensor:
+        query, key, value, query_starts, key_starts, *most = args
+        spans = zip(query_starts[:-1].tolist(), query_starts.diff().tolist(), key_starts[:-1].tolist(), strict=True)
+        kept = torch.cat([torch.arange(first, first + length) for _, length, first in spans])
+        return attend_to_each(query, key[kept], value[kept], query_starts, query_starts, most[0], most[0], **options)
+
+    module = Actor(random_model("qwen2"))
+    monkeypatch.setattr(packing, "packed_attention", by_flash)
+    monkeypatch.setattr(varlen, "varlen_attn", top_left)
+    module.check_passes()
+    assert not module.passes.packed

@@ -1,0 +1,476 @@
+"""Rewards that combine, call out, or were learned."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from rlkit.base.errors import RecipeError
+from rlkit.base.retry import RetryPolicy
+from rlkit.cli.main import main
+from rlkit.interfaces.reward import RewardManager, as_score
+from rlkit.rewards import Composite, ExactReward, MathReward, ModelReward, Overlong, PythonReward, RemoteReward, Router
+from rlkit.rollout.scoring import score
+from rlkit.rollout.workers import Workers
+from rlkit.testing import check_reward, example_trajectory
+from rlkit.testing.models import build_tokenizer
+from rlkit.tools import Calculator
+from rlkit.types import Score, Trajectory
+from tests.unit.rollout.test_conversation import call, hold, tools
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    pool = Workers(1)
+    yield pool
+    pool.close()
+
+
+def scored(reward: RewardManager, trajectories: Sequence[Trajectory], workers: Workers) -> list[Score]:
+    """Score as a run does."""
+    runtime = SimpleNamespace(score=lambda r, t: score(r, t, workers), device=torch.device("cpu"), autocast=nullcontext)
+    reward.bind(runtime)  # type: ignore[arg-type]
+    return asyncio.run(score(reward, trajectories, workers))
+
+
+class NoWorkers(Workers):
+    """Fails where a call is made."""
+
+    async def call_each(self, *_: object) -> Any:
+        raise AssertionError("a worker was called")
+
+
+@pytest.mark.parametrize(
+    ("text", "at_once"),
+    [
+        ("#### 4", True), ("#### 5", True), ("\\boxed{4.0}", True), ("four", True), ("", True), ("#### 50%", True),
+        ("#### x + 1", False), ("\\boxed{\\sqrt{16}}", False), ("4" + " " * 2000, False),
+    ],
+)  # fmt: skip
+def test_plain_answers_are_graded_without_a_worker(text: str, at_once: bool) -> None:
+    """The reference is 4."""
+    found = MathReward().grade_at_once(example_trajectory(text))
+    assert (found is not None) == at_once
+    assert found in (None, MathReward().grade(example_trajectory(text)))
+
+
+def test_only_what_is_not_graded_at_once_goes_to_a_worker(workers: Workers) -> None:
+    texts = ("#### 4", "#### x + 1", "#### 5", "#### \\frac{8}{2}")
+    assert [s.reward for s in scored(MathReward(), [example_trajectory(t) for t in texts], workers)] == [1, 0, 0, 1]
+    none = NoWorkers(1)
+    assert [s.reward for s in scored(MathReward(), [example_trajectory(t) for t in texts[::2]], none)] == [1, 0]
+    none.close()
+
+
+def test_a_reward_with_a_grade_of_its_own_has_no_shortcut_of_its_base() -> None:
+    class Half(ExactReward):
+        def grade(self, trajectory: Trajectory) -> Score:
+            return Score(0.5)
+
+    class Named(ExactReward):
+        pass
+
+    assert Half().grade_at_once(example_trajectory("4")) is None
+    assert Named().grade_at_once(example_trajectory("4")) == Score(1.0, {"accuracy": 1.0}, answer="4")
+
+
+def test_an_error_at_once_is_left_to_the_worker(workers: Workers) -> None:
+    class Hasty(ExactReward):
+        def grade_at_once(self, trajectory: Trajectory) -> Score | None:
+            raise ValueError("too hasty")
+
+    assert scored(Hasty(), [example_trajectory("4")], workers)[0].reward == 1
+
+
+def test_overlong_by_hand() -> None:
+    # free up to 6 tokens, then -1/4 a token
+    found = check_reward(Overlong(max_tokens=10, buffer=4), ["x" * n for n in (1, 6, 7, 10, 12)])
+    assert [s.reward for s in found] == [0, 0, -0.25, -1, -1.5]
+    with pytest.raises(RecipeError, match="buffer=20 and max_tokens=10"):
+        Overlong(max_tokens=10, buffer=20)
+
+
+def test_composite_is_a_weighted_sum_with_components(workers: Workers) -> None:
+    reward = Composite({"math": MathReward(), "short": Overlong(8, 4)}, {"short": 0.5})
+    found = scored(reward, [example_trajectory(t) for t in ("#### 4", "4", "#### 5")], workers)
+    # "#### 4" has 6 tokens: 2 of 4 over, times 0.5
+    assert [s.reward for s in found] == [0.75, 1.0, -0.25]
+    assert found[0].components == {"accuracy": 1.0, "strict": 1.0, "format": 1.0, "math": 1.0, "short": -0.5}
+    assert [s.answer for s in found] == ["4", "4", "5"]
+    assert set(reward.components or ()) >= {"math", "short", "accuracy"}
+
+
+class ByTurn(RewardManager):
+    """Rewards its one turn."""
+
+    def __init__(self, turn: float) -> None:
+        self.turn = turn
+
+    async def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
+        return [Score(0.0, turn_rewards=[self.turn]) for _ in trajectories]
+
+
+def test_composite_keeps_the_rewards_of_turns(workers: Workers) -> None:
+    """2 * 0.5 + 1 * -0.25; a component without any adds nothing, and none give none."""
+    rewards = {"math": MathReward(), "a": ByTurn(0.5), "b": ByTurn(-0.25)}
+    [found] = scored(Composite(rewards, {"a": 2.0}), [example_trajectory("4")], workers)
+    assert (found.reward, found.turn_rewards) == (1.0, [0.75])
+    [plain] = scored(Composite({"math": MathReward()}), [example_trajectory("4")], workers)
+    assert plain.turn_rewards is None
+
+
+def test_composite_with_a_failing_component_fails_with_its_name(workers: Workers) -> None:
+    found = scored(Composite({"math": MathReward()}), [example_trajectory("4", answer=None)], workers)
+    assert found[0].reward is None
+    assert "component math: prompt 'example' has no answer" in (found[0].error or "")
+    with pytest.raises(RecipeError, match=r"Composite weighs \['style'\], expected names among its rewards: math"):
+        Composite({"math": MathReward()}, {"style": 1.0})
+
+
+def test_router_chooses_by_the_prompt(workers: Workers) -> None:
+    reward = Router({"exact": ExactReward(), "math": MathReward()}, default=None)
+    a, b, c = (example_trajectory("it is 4") for _ in range(3))
+    a.prompt.meta, b.prompt.meta, c.prompt.meta = (
+        {"data_source": "exact"},
+        {"data_source": "math"},
+        {"data_source": "?"},
+    )
+    assert [scored(reward, [t], workers)[0].reward for t in (a, b, c)] == [0.0, 1.0, None]
+    assert scored(Router({"m": MathReward()}, default="m"), [c], workers)[0].reward == 1.0
+    with pytest.raises(RecipeError, match="default='x'"):
+        Router({"m": MathReward()}, default="x")
+
+
+CODE = """
+import asyncio
+
+def number(text):
+    return float(len(text))
+
+async def components(text, answer, meta):
+    await asyncio.sleep(0)
+    return {"reward": 1.0, "right": text == answer, "level": meta.get("level", 0)}
+
+def broken(text):
+    raise KeyError("rubric")
+
+def column(text, level, bonus=0.5):
+    return level + bonus
+
+def batch(completions, answer, **columns):
+    [[message]], [level] = completions, columns["level"]
+    assert columns["prompts"][0][0]["role"] == "user" and columns["completion_ids"] == [[3]]
+    assert message["role"] == "assistant"
+    return [level + 0.25 * (message["content"] == answer[0])]
+
+def texts(prompts, completions):
+    return [float(prompts == ["2 + 2 = ?"] and completions == ["4"])]
+
+def everything(text, **others):
+    return float(sorted(others) == ["answer", "level", "messages", "meta", "trajectory"])
+
+def asks(text, rubric):
+    return 1.0
+
+def asks_in_lists(completions, rubric):
+    return [1.0]
+
+def flat(completions):
+    return 1.0
+
+def nameless(text):
+    return {"score": 1.0}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "reward", "components"),
+    [
+        ("number", 1.0, {}),
+        ("components", 1.0, {"right": 1.0, "level": 3.0}),
+        ("column", 3.5, {}),
+        ("batch", 3.25, {}),
+        ("everything", 1.0, {}),
+    ],
+)
+def test_python_reward_calls_any_function(
+    tmp_path: Path, workers: Workers, name: str, reward: float | None, components: dict[str, float]
+) -> None:
+    (tmp_path / "mine.py").write_text(CODE)
+    trajectory = example_trajectory("4")
+    trajectory.prompt.meta = {"level": 3}
+    [found] = scored(PythonReward(f"{tmp_path}/mine.py:{name}", allow_code=True), [trajectory], workers)
+    assert (found.reward, found.components, found.error) == (reward, components, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("broken", "KeyError: 'rubric'"),
+        (
+            "asks",
+            "argument 'rubric', expected any of: level, text, answer, messages, meta, trajectory; or completions",
+        ),
+        (
+            "asks_in_lists",
+            "argument 'rubric', expected any of: level, answer, prompts, completions, completion_ids$",
+        ),
+        ("flat", "returned 1.0, expected a list with one number"),
+        ("nameless", r"returned the components \['score'\], expected one named 'reward'"),
+    ],
+)
+def test_python_reward_says_what_a_function_got_wrong(tmp_path: Path, workers: Workers, name: str, error: str) -> None:
+    (tmp_path / "mine.py").write_text(CODE)
+    trajectory = example_trajectory("4")
+    trajectory.prompt.meta = {"level": 3}
+    [found] = scored(PythonReward(f"{tmp_path}/mine.py:{name}", allow_code=True), [trajectory], workers)
+    assert found.reward is None
+    assert re.search(error, found.error or ""), found.error
+
+
+def test_python_reward_hands_over_texts_where_it_is_told(tmp_path: Path, workers: Workers) -> None:
+    (tmp_path / "mine.py").write_text(CODE)
+    reward = PythonReward(f"{tmp_path}/mine.py:texts", allow_code=True, completions="text")
+    assert [s.reward for s in scored(reward, [example_trajectory(t) for t in ("4", "5")], workers)] == [1.0, 0.0]
+
+
+def test_the_help_of_a_part_has_its_whole_description(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["fit", "--reward.help", "PythonReward"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "`text` (the last turn), `answer`, `messages`" in shown
+    assert "Args:" not in shown
+
+
+def test_python_reward_runs_code_only_where_it_is_allowed(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="set allow_code: true"):
+        PythonReward("mine.py:f")
+    with pytest.raises(RecipeError, match="there is no file"):
+        PythonReward(f"{tmp_path}/mine.py:f", allow_code=True)
+    with pytest.raises(RecipeError, match=r"expected file.py:name or package.module:name"):
+        PythonReward("mine.py", allow_code=True)
+
+
+class Service(BaseHTTPRequestHandler):
+    """Scores by length; fails as often as it is told."""
+
+    failures, status = 0, 500
+    sizes: list[int] = []  # noqa: RUF012
+
+    def do_POST(self) -> None:
+        items = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["items"]
+        Service.sizes.append(len(items))
+        if Service.failures:
+            Service.failures -= 1
+            self.send_error(Service.status)
+            return
+        scores = [{"reward": len(i["text"]), "components": {"n": 1.0}} if i["text"] else 0.5 for i in items]
+        body = json.dumps({"scores": scores}).encode()
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    server = HTTPServer(("127.0.0.1", 0), Service)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    Service.failures, Service.sizes = 0, []
+    yield f"http://127.0.0.1:{server.server_port}/"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_remote_reward_sends_batches_and_tries_again(url: str, workers: Workers) -> None:
+    Service.failures = 1
+    texts = ["abc", "", "ab", "a", "abcd"]
+    found = scored(RemoteReward(url, batch_size=2), [example_trajectory(t) for t in texts], workers)
+    assert [s.reward for s in found] == [3, 0.5, 2, 1, 4]
+    assert found[0].components == {"n": 1.0}
+    assert sorted(Service.sizes) == [1, 2, 2, 2] or sorted(Service.sizes) == [1, 1, 2, 2]
+
+
+def test_remote_reward_asks_for_all_prompts_at_once() -> None:
+    """No group waits for a thread while its own deadline runs: each request is answered only once all have come."""
+    groups = 40
+    together = threading.Barrier(groups, timeout=30)
+
+    class Patient(Service):
+        def do_POST(self) -> None:
+            together.wait()
+            super().do_POST()
+
+    class Roomy(ThreadingHTTPServer):
+        request_queue_size = 2 * groups  # connections that wait to be accepted
+
+    server = Roomy(("127.0.0.1", 0), Patient)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    reward = RemoteReward(f"http://127.0.0.1:{server.server_port}/", retry=RetryPolicy(retries=0))
+
+    async def all_groups() -> list[list[Score]]:
+        return await asyncio.gather(*(reward.score([example_trajectory("abc")]) for _ in range(groups)))
+
+    assert [score.reward for [score] in asyncio.run(all_groups())] == [3] * groups
+    server.shutdown()
+    server.server_close()
+
+
+def test_remote_reward_that_stays_away_is_an_error(url: str, workers: Workers) -> None:
+    Service.failures = 99
+    [found] = scored(RemoteReward(url, retry=RetryPolicy(retries=1)), [example_trajectory("a")], workers)
+    assert found.reward is None
+    assert "500" in (found.error or "")
+    assert "after 2 attempts" in (found.error or "")
+    with pytest.raises(RecipeError, match="expected http://"):
+        RemoteReward("localhost:1")
+
+
+@pytest.mark.parametrize(("status", "attempts"), [(400, 1), (401, 1), (404, 1), (408, 3), (429, 3), (500, 3), (503, 3)])
+def test_remote_reward_repeats_what_may_succeed_later(
+    url: str, workers: Workers, monkeypatch: pytest.MonkeyPatch, status: int, attempts: int
+) -> None:
+    monkeypatch.setattr(Service, "status", status)
+    Service.failures = 99
+    [found] = scored(RemoteReward(url, retry=RetryPolicy(retries=2)), [example_trajectory("a")], workers)
+    assert len(Service.sizes) == attempts
+    assert f"HTTP Error {status}" in (found.error or "")
+    assert f"after {attempts} attempts" in (found.error or "")
+
+
+def test_remote_reward_has_one_deadline_for_all_attempts(url: str, workers: Workers) -> None:
+    Service.failures = 999
+    reward = RemoteReward(url, retry=RetryPolicy(retries=100, request_seconds=0.5))
+    [found] = scored(reward, [example_trajectory("a")], workers)
+    reward.close()
+    assert "there was no answer within 0.5 s; the last attempt: HTTP Error 500" in (found.error or "")
+    assert 1 <= len(Service.sizes) <= 4
+
+
+def classifier(folder: Path, template: str | None) -> tuple[str, Any]:
+    from transformers import Qwen2Config, Qwen2ForSequenceClassification
+
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = template
+    config = Qwen2Config(
+        vocab_size=264, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, num_labels=1, pad_token_id=tokenizer.pad_token_id, initializer_range=0.3,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = Qwen2ForSequenceClassification(config).eval()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder), model
+
+
+@pytest.mark.parametrize("template", ["{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }} {% endfor %}", None])
+def test_model_reward_renders_with_its_own_template(tmp_path: Path, workers: Workers, template: str | None) -> None:
+    path, model = classifier(tmp_path / "rm", template)
+    texts = ["4", "it is four", "4!"]
+    found = scored(ModelReward(path, batch_size=2), [example_trajectory(t) for t in texts], workers)
+    for text, result in zip(texts, found, strict=True):
+        plain = f"[user] 2 + 2 = ? [assistant] {text} " if template else f"2 + 2 = ?\n\n{text}"
+        ids = torch.tensor([build_tokenizer().encode(plain)])
+        assert result.reward == pytest.approx(model(input_ids=ids).logits.item(), abs=1e-4)
+
+
+def test_model_reward_keeps_its_weights_in_bfloat16(tmp_path: Path, workers: Workers) -> None:
+    path, _ = classifier(tmp_path / "rm", None)
+    answers = [example_trajectory(text) for text in ("4", "it is four")]
+    half = ModelReward(path, dtype="bfloat16")
+    found, exact = scored(half, answers, workers), scored(ModelReward(path), answers, workers)
+    assert {p.dtype for p in half._model.parameters()} == {torch.bfloat16}
+    for rounded, whole in zip(found, exact, strict=True):
+        assert rounded.reward == pytest.approx(whole.reward, abs=0.05)
+        assert rounded.reward != whole.reward
+
+
+def test_model_reward_reads_no_pickle(tmp_path: Path, workers: Workers) -> None:
+    path, model = classifier(tmp_path / "rm", None)
+    torch.save(model.state_dict(), Path(path, "pytorch_model.bin"))
+    Path(path, "model.safetensors").unlink()
+    with pytest.raises(RecipeError, match="no file named model.safetensors"):
+        scored(ModelReward(path), [], workers)
+
+
+def test_model_reward_scores_the_whole_conversation(tmp_path: Path, workers: Workers) -> None:
+    path, model = classifier(
+        tmp_path / "rm", "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }} {% endfor %}"
+    )
+    turns = {"calculator": Calculator()}
+    [done] = hold(lambda request, turn: [call("calculator", expression="3+4"), "7"][turn], tools(**turns))
+    roles = [(message["role"], message["content"]) for message in done.messages]
+    asked = call("calculator", expression="3+4")
+    assert roles == [("user", "?"), ("assistant", asked), ("tool", "7"), ("assistant", "7")]
+    [found] = scored(ModelReward(path), [done], workers)
+    ids = torch.tensor([build_tokenizer().encode(f"[user] ? [assistant] {asked} [tool] 7 [assistant] 7 ")])
+    assert found.reward == pytest.approx(model(input_ids=ids).logits.item(), abs=1e-4)
+
+
+def test_model_reward_that_is_not_there_says_so(tmp_path: Path, workers: Workers) -> None:
+    with pytest.raises(RecipeError, match="ModelReward has path=.*which cannot be loaded"):
+        scored(ModelReward(str(tmp_path)), [], workers)
+
+
+def test_model_reward_keeps_the_event_loop_free_and_counts_no_wait_for_its_thread(
+    tmp_path: Path, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four prompts of two forward passes, 0.15 s each, take 1.2 s, one prompt after another, with 0.6 s for each."""
+    path, _ = classifier(tmp_path / "rm", None)
+    reward = ModelReward(path, batch_size=2, timeout=0.6)
+    reward.bind(SimpleNamespace(device=torch.device("cpu"), autocast=nullcontext))  # type: ignore[arg-type]
+    forward, threads, ticks = reward._model.forward, [], 0
+
+    def slow(**batch: Any) -> Any:
+        threads.append((threading.current_thread().name.rpartition("_")[0], len(batch["input_ids"])))
+        time.sleep(0.15)
+        return forward(**batch)
+
+    monkeypatch.setattr(reward._model, "forward", slow)
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0.01)
+            ticks += 1
+
+    async def all_groups() -> list[list[Score]]:
+        ticking = asyncio.create_task(tick())
+        group = [example_trajectory(text) for text in ("4", "it is four", "4!")]
+        found = await asyncio.gather(*(score(reward, group, workers) for _ in range(4)))
+        ticking.cancel()
+        return found
+
+    found = asyncio.run(all_groups())
+    reward.close()
+    assert [s.error for scores in found for s in scores] == [None] * 12
+    assert threads == [("rlkit-model-reward", 2), ("rlkit-model-reward", 1)] * 4
+    assert ticks > 20
+    ModelReward(path).close()  # one that was never bound
+
+
+def test_a_final_answer_is_kept_as_a_bounded_text(workers: Workers) -> None:
+    """Through a worker too; what is no text is an error, as a reward that is no number is."""
+    assert as_score(Score(1.0, answer="\ud800" + "7" * 10_000)).answer is not None
+    assert len(as_score(Score(1.0, answer="7" * 10_000)).answer or "") <= 500
+    assert as_score(Score(1.0, answer=7)).error is not None  # type: ignore[arg-type]
+    found = scored(Router({"a": MathReward()}, default="a"), [example_trajectory(t) for t in ("so $4.0", "")], workers)
+    assert [s.answer for s in found] == ["4", ""]
+    found = scored(ExactReward(ignore_case=True), [example_trajectory(" Four ", "four")], workers)
+    assert [(s.reward, s.answer) for s in found] == [(1.0, "four")]
