@@ -1,16 +1,137 @@
-"""A run's metrics: `metrics.jsonl`, and the loggers of the recipe."""
+"""A run's metrics: `metrics.jsonl`, and the recipe's loggers, each in its own thread: none can delay or end the run."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 
+from rlkit.base.errors import RecipeError, explain
+from rlkit.base.text import part_name
+from rlkit.interfaces.callback import LoggedRun, Logger
 from rlkit.run.answers import answers_to_log
 from rlkit.run.evaluate import Evaluation
 from rlkit.run.folder import write_atomically
-from rlkit.run.loggers import LoggerThread
+
+OPEN_SECONDS = 60.0
+"""How long a run waits for a logger to open before it starts without it; the logger may still open later."""
+CLOSE_SECONDS = 30.0
+"""How long the end of a run waits for a logger to finish."""
+BACKLOG = 1000
+"""Steps that are queued for a slow logger; later steps are dropped and counted."""
+
+Call = Callable[[], None]
+
+
+class LoggerThread:
+    """Calls a logger, whose failures become warnings.
+
+    Args:
+        logger: The recipe's logger.
+        note: Function that shows a warning; called from the run's own thread.
+    """
+
+    def __init__(self, logger: Logger, note: Callable[[str], None]) -> None:
+        self.logger = logger
+        self.note = note
+        self._calls: queue.Queue[tuple[str, Call] | None] = queue.Queue(BACKLOG)
+        self._problems: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._failed = 0
+        self._dropped = 0
+        self._thread = threading.Thread(target=self._run, name=f"rlkit-{type(logger).__name__}", daemon=True)
+        self._thread.start()
+
+    def open(self, run: LoggedRun, timeout: float = OPEN_SECONDS) -> None:
+        """Open the logger.
+
+        Raises:
+            RecipeError: The logger's package is not installed, or its options cannot be used.
+        """
+        refused: Future[RecipeError | None] = Future()
+
+        def work() -> None:
+            try:
+                self.logger.open(run)
+            except RecipeError as error:
+                refused.set_result(error)
+            finally:
+                if not refused.done():
+                    refused.set_result(None)
+
+        self._put("open", work)
+        try:
+            error = refused.result(timeout)
+        except TimeoutError:
+            self.note(f"warning: logger {part_name(self.logger)} is not open after {timeout:g} s; the run continues")
+            return
+        if error is not None:
+            raise error
+        self._show()
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        """Queue a step's metrics for the logger."""
+        self._put("log_metrics", lambda: self.logger.log_metrics(metrics, step))
+        self._show()
+
+    def log_answers(self, answers: Sequence[Mapping[str, str | float | None]], step: int) -> None:
+        """Queue completions of a validation for the logger."""
+        self._put("log_answers", lambda: self.logger.log_answers(answers, step))
+
+    def finalize(self, status: str, timeout: float = CLOSE_SECONDS) -> None:
+        """End the logger once all is logged; the status is `success` or `failed`."""
+        self._put("finalize", lambda: self.logger.finalize(status))
+        with suppress(queue.Full):
+            self._calls.put_nowait(None)
+        self._thread.join(timeout)
+        self._show()
+        name = part_name(self.logger)
+        if self._thread.is_alive():
+            self.note(f"warning: logger {name} has not ended after {timeout:g} s; the rest of its queue is lost")
+        if self._failed > 1 or self._dropped:
+            self.note(f"warning: logger {name} failed {self._failed} times and missed {self._dropped} steps")
+
+    def _put(self, method: str, call: Call) -> None:
+        if not self._thread.is_alive():  # it could not be opened
+            return
+        try:
+            self._calls.put_nowait((method, call))
+        except queue.Full:
+            self._dropped += 1
+
+    def _run(self) -> None:
+        while (queued := self._calls.get()) is not None:
+            method, call = queued
+            try:
+                call()
+            except (Exception, SystemExit) as error:  # foreign code may raise anything
+                self._failed += 1
+                if self._failed == 1:
+                    self._problems.put(f"logger {part_name(self.logger)}: `{method}` raised {explain(error)}")
+                if method == "open":
+                    return
+
+    def _show(self) -> None:
+        with suppress(queue.Empty):
+            while True:
+                self.note(f"warning: {self._problems.get_nowait()}")
+
+
+def open_loggers(loggers: Sequence[Logger], run: LoggedRun, note: Callable[[str], None]) -> list[LoggerThread]:
+    """Open the loggers of a recipe.
+
+    Raises:
+        RecipeError: A logger's package is not installed, or its options cannot be used.
+    """
+    threads = [LoggerThread(logger, note) for logger in loggers]
+    for thread in threads:
+        thread.open(run)
+    return threads
+
 
 MAX_EARLIER = 50
 """Lines before a resume whose metrics are shown."""

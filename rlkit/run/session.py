@@ -21,8 +21,7 @@ from rlkit.run.checkpoint.resume import load, rollout_differences, validation_op
 from rlkit.run.checkpoint.state import as_data, numbers, tensors
 from rlkit.run.checkpoint.write import Best, Saver, Writer
 from rlkit.run.folder import first_groups
-from rlkit.run.loggers import open_loggers
-from rlkit.run.metrics_log import MetricsLog
+from rlkit.run.metrics_log import MetricsLog, open_loggers
 from rlkit.run.outcome import Metrics, Outcome, Replay
 from rlkit.run.preflight import memory
 from rlkit.run.preflight.start import preflight

@@ -1,18 +1,23 @@
-"""Metrics of a step, gathered from micro-batches and ranks."""
+"""Metrics of a step, gathered from micro-batches and ranks, and those of rollouts, rewards and advantages."""
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from math import isfinite
+from math import ceil, isfinite
 
 import torch
 from torch import Tensor
 
+from rlkit.base.errors import shorten
+from rlkit.base.text import safe
 from rlkit.distributed.ranks import Ranks
-from rlkit.ops.statistics import Moments
+from rlkit.ops.groups import group_stats
+from rlkit.ops.masked import masked_mean
+from rlkit.ops.statistics import Moments, repeated_ngrams
+from rlkit.types import Prompt, StopReason, TrainBatch, Trajectory
 
 
 class Meter:
@@ -72,3 +77,126 @@ class Meter:
         metrics |= {name: value for name, value in correlations.items() if isfinite(value)}
         # those of a tensor-parallel group may differ, since the first one samples for all
         return ranks.broadcast_tp(dict(sorted((metrics | total._maxima).items())))
+
+
+MAX_SOURCES = 50
+"""Most sources of prompts whose metrics are logged apart."""
+
+LONGEST_NAME = 80
+"""Characters of a source's or a component's name in metrics."""
+
+MEASURED_COMPLETIONS = 64
+"""About so many completions of a step, on each rank, are searched for repetitions."""
+
+MEASURED_TOKENS = 2**15
+"""About so many tokens of a step, on each rank, are searched for repetitions."""
+
+
+def describe_rollouts(trajectories: Sequence[Trajectory], rewarded: bool, meter: Meter) -> None:
+    """Count failures, and take the means of what is complete.
+
+    Args:
+        trajectories: All of this rank.
+        rewarded: Whether to log rewards; those of recorded completions say nothing of the policy.
+        meter: Takes the metrics.
+    """
+    unscored = [t for t in trajectories if t.error is None and t.reward is None]
+    meter.count("rollout/samples", len(trajectories))
+    meter.count("rollout/failed", sum(t.error is not None for t in trajectories))
+    meter.count("reward/failed", len(unscored))
+    meter.count("reward/ungradable", sum(t.score is not None and t.score.ungradable for t in trajectories))
+    meter.count("reward/groups_dropped", len({t.group for t in unscored}))
+    lengths = [t.response_length for t in trajectories]
+    meter.count("rollout/tokens", sum(lengths))
+    meter.means("rollout/length", lengths)
+    meter.means("conversation/turns", [len(t.turn_rewards) for t in trajectories])
+    meter.means("rollout/stopped", [t.stop is StopReason.STOP for t in trajectories])
+    if lengths:
+        meter.max("rollout/length_max", max(lengths))
+    for trajectory in trajectories:
+        for name, count in trajectory.counts.items():
+            meter.count(f"conversation/{name}", count)
+        if rewarded and trajectory.score is not None and trajectory.reward is not None:
+            meter.mean("reward/mean", trajectory.reward)
+            for name, value in trajectory.score.components.items():
+                meter.mean("accuracy" if name == "accuracy" else f"reward/{name}", value)
+
+
+def describe_texts(trajectories: Sequence[Trajectory], grouped: bool, meter: Meter) -> None:
+    """Measure signs of a policy that exploits its reward: long, truncated and repetitive completions.
+
+    Args:
+        trajectories: All of this rank; those that failed or have no reward are ignored.
+        grouped: Whether a prompt has several samples: length and reward are then compared within each group.
+        meter: Takes the metrics.
+    """
+    scored = [(t, t.reward) for t in trajectories if t.error is None and t.reward is not None]
+    finished = [reward for t, reward in scored if t.stop is StopReason.STOP]
+    truncated = [reward for t, reward in scored if t.stop in (StopReason.LENGTH, StopReason.CONTEXT)]
+    meter.means("rollout/reward_finished", finished)
+    meter.means("rollout/reward_truncated", truncated)
+    meter.mean("rollout/truncated", len(truncated) / max(len(scored), 1), len(scored))
+    groups: dict[int, list[tuple[int, float]]] = defaultdict(list)
+    for trajectory, reward in scored:
+        groups[trajectory.group].append((trajectory.response_length, reward))
+    for group in groups.values():
+        pairs = Moments.from_pairs(*zip(*group, strict=True))
+        meter.correlate("reward/length_correlation", pairs.centered() if grouped else pairs)
+    tokens = sum(len(t.tokens) for t, _ in scored)
+    stride = max(1, ceil(max(len(scored) / MEASURED_COMPLETIONS, tokens / MEASURED_TOKENS)))
+    repetitions = [_repetition(t) for t, _ in scored[::stride]]
+    meter.means("rollout/repetition", [share for share in repetitions if share is not None])
+
+
+def _repetition(trajectory: Trajectory) -> float | None:
+    """Return the share of runs of four tokens that occurred before in the same turn; None if there are none."""
+    repeated_runs = runs = 0
+    for role, start, end in trajectory.turns:
+        if role == "assistant":
+            in_turn = repeated_ngrams(trajectory.tokens[start:end])
+            repeated_runs += in_turn[0]
+            runs += in_turn[1]
+    return repeated_runs / runs if runs else None
+
+
+def describe_rewards(batch: TrainBatch, meter: Meter) -> None:
+    """Log the spread of rewards within groups."""
+    stats = group_stats(batch.rewards, batch.group)
+    meter.means("reward/std", stats.std.tolist())
+    meter.means("groups/no_signal", stats.equal[stats.size > 1].float().tolist())
+
+
+def describe_advantages(batch: TrainBatch, meter: Meter) -> None:
+    """Log the advantages, and how well the critic fits the returns."""
+    meter.count("advantage/not_finite", float((~batch.advantages.isfinite() & batch.mask).sum()))
+    if len(batch):
+        meter.max("advantage/max", batch.advantages.max())
+        meter.max("advantage/abs_mean", masked_mean(batch.advantages.abs(), batch.mask))
+    if batch.values is not None and batch.returns is not None and int(batch.mask.sum()) > 1:
+        meter.mean("critic/explained_variance", explained_variance(batch.values[batch.mask], batch.returns[batch.mask]))
+
+
+def explained_variance(values: Tensor, returns: Tensor) -> Tensor:
+    """Return 1 - var(returns - values) / (var(returns) + 1e-5) of [N] tokens."""
+    return 1 - (returns - values).var() / (returns.var() + 1e-5)
+
+
+def source_of(prompt: Prompt) -> str:
+    """Return the source of a prompt as metrics name it; empty if unknown."""
+    return shorten(safe(prompt.source_name), LONGEST_NAME)
+
+
+def log_by_source(log: Callable[[str, float], None], name: str, values: Sequence[tuple[Prompt, float]]) -> None:
+    """Log a value of each prompt, and again as `name/SOURCE` unless there are too many sources.
+
+    Args:
+        log: Takes a name and a value, as `Meter.mean` and `Meter.count` do.
+        name: Name of the metric.
+        values: Prompts with their values.
+    """
+    by_source = len({source_of(prompt) for prompt, _ in values}) <= MAX_SOURCES
+    for prompt, value in values:
+        log(name, value)
+        source = source_of(prompt)
+        if by_source and source:
+            log(f"{name}/{source}", value)

@@ -10,12 +10,11 @@ from rlkit.interfaces.callback import TrainingBatch
 from rlkit.interfaces.loss import Inputs
 from rlkit.models.flops import peak_flops
 from rlkit.train.credit import attach_advantages, attach_first_pass, correct, distill, estimate
-from rlkit.train.describe import describe_advantages, describe_rewards
-from rlkit.train.metrics import Meter
+from rlkit.train.metrics import Meter, describe_advantages, describe_rewards
 from rlkit.train.optim import learning_rate, set_learning_rate
 from rlkit.train.rollouts import Rollouts
 from rlkit.train.setup import TrainContext
-from rlkit.train.teacher_logps import log_by_teacher
+from rlkit.train.teacher import log_by_teacher
 from rlkit.train.update import update_models
 from rlkit.types import Batch, TrainBatch, Trajectory
 

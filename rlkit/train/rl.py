@@ -22,7 +22,7 @@ from rlkit.train.metrics import Meter
 from rlkit.train.phases import StepResult, compute_advantages, finish_step, learn, shape_rewards
 from rlkit.train.rollouts import Obtain, await_scores, record_outcome, select_scored
 from rlkit.train.setup import TrainContext
-from rlkit.train.teacher_logps import compute_teacher_logps
+from rlkit.train.teacher import compute_teacher_logps
 
 
 def rl_step(context: TrainContext, number: int, obtain: Obtain) -> StepResult:

@@ -17,8 +17,7 @@ from rlkit.ops.batching import assign
 from rlkit.rollout.collate import add_rewards
 from rlkit.rollout.recorded import recorded_group
 from rlkit.rollout.service import RolloutService
-from rlkit.train.describe import describe_rollouts, describe_texts
-from rlkit.train.metrics import Meter
+from rlkit.train.metrics import Meter, describe_rollouts, describe_texts
 from rlkit.types import Batch, RolloutBatch, Score, Trajectory
 
 

@@ -15,8 +15,7 @@ from rlkit.interfaces.filter import GroupFilter
 from rlkit.registry import calling, require
 from rlkit.rollout.collect import BusyTimer, Quota, Sampler, collect
 from rlkit.rollout.service import RolloutService
-from rlkit.train.describe import log_by_source
-from rlkit.train.metrics import Meter
+from rlkit.train.metrics import Meter, log_by_source
 from rlkit.train.rollouts import Rollouts, share_groups
 from rlkit.types import Prompt, Sampling, Score, Trajectory
 

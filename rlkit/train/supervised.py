@@ -14,7 +14,7 @@ from rlkit.train.metrics import Meter
 from rlkit.train.phases import StepResult, compute_advantages, finish_step, learn
 from rlkit.train.rollouts import Obtain, log_recorded, record_outcome
 from rlkit.train.setup import TrainContext
-from rlkit.train.teacher_logps import compute_teacher_logps
+from rlkit.train.teacher import compute_teacher_logps
 
 
 def supervised_step(context: TrainContext, number: int, obtain: Obtain) -> StepResult:

@@ -19,7 +19,7 @@ from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
 from rlkit.interfaces.callback import LoggedRun, Logger
 from rlkit.loggers import CSV, MLflow, TensorBoard, Wandb
-from rlkit.run.loggers import LoggerThread, open_loggers
+from rlkit.run.metrics_log import LoggerThread, open_loggers
 from tests.conftest import FAST, read_jsonl
 
 
@@ -233,7 +233,7 @@ def test_nothing_waits_for_a_logger_that_hangs(tmp_path: Path, monkeypatch: pyte
             begun.set()
             going.wait(60)
 
-    monkeypatch.setattr("rlkit.run.loggers.BACKLOG", 3)
+    monkeypatch.setattr("rlkit.run.metrics_log.BACKLOG", 3)
     thread = LoggerThread(Hangs(), notes.append)
     thread.open(run_of(tmp_path))
     thread.log_metrics({}, 1)

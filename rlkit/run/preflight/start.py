@@ -7,7 +7,7 @@ from collections.abc import Callable
 from rlkit.base.errors import RecipeError
 from rlkit.run.preflight.plan import Trial, lines, try_reward
 from rlkit.train.setup import TrainContext
-from rlkit.train.teacher_logps import check_servers
+from rlkit.train.teacher import check_servers
 
 
 def preflight(context: TrainContext, note: Callable[[str], None], first: bool) -> None:

@@ -20,8 +20,7 @@ from rlkit.train.ahead.buffer import ReplayBuffer
 from rlkit.train.ahead.group import PromptGroup
 from rlkit.train.ahead.ledger import Ledger
 from rlkit.train.ahead.sampler import GroupSampler
-from rlkit.train.describe import log_by_source
-from rlkit.train.metrics import Meter
+from rlkit.train.metrics import Meter, log_by_source
 from rlkit.train.rollouts import Rollouts, share_groups
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlkit.cli.main import main
-from rlkit.cli.views.data_stats import BINS, histogram
+from rlkit.cli.views.data import BINS, histogram
 from rlkit.models.source import source_of
 from rlkit.sections import Model
 from rlkit.testing.models import build_tokenizer

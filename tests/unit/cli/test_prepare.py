@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlkit.base.errors import RecipeError
-from rlkit.cli.data_prepare import write
+from rlkit.cli.data import write
 from rlkit.cli.main import main
 from rlkit.tasks import Jsonl, Mix, Verl
 from rlkit.tasks.rows import Rows

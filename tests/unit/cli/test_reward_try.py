@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rlkit.cli.main import main
-from rlkit.cli.views.reward_compare import RescoredGroup, RewardComparison
+from rlkit.cli.views.reward import RescoredGroup, RewardComparison
 from rlkit.run.folder import json_lines
 from rlkit.run.rows import SavedRow, as_row
 from rlkit.testing.models import build_tokenizer

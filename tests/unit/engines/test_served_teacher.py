@@ -23,9 +23,8 @@ from rlkit.engines.sglang_teacher import SGLangTeacher
 from rlkit.interfaces.teacher import TokenSpan
 from rlkit.testing import random_model
 from rlkit.testing.models import build_tokenizer
-from rlkit.train import teacher_servers
-from rlkit.train.teacher_logps import check_servers
-from rlkit.train.teacher_servers import logps_on_servers, top_on_servers
+from rlkit.train import teacher
+from rlkit.train.teacher import check_servers, logps_on_servers, top_on_servers
 from rlkit.types import RolloutBatch
 from tests.conftest import FAST, read_jsonl, rlkit_in_process
 from tests.unit.phases import LocalRanks, scored
@@ -201,8 +200,8 @@ def on_servers(monkeypatch: pytest.MonkeyPatch, answer: Any, columns: int) -> tu
         assert urls == ["http://teacher"]
         return SimpleNamespace(logps=score, top_logps=score)
 
-    monkeypatch.setattr(teacher_servers, "connect_teacher", connect)
-    monkeypatch.setattr(teacher_servers, "columns_of", lambda actor: columns)
+    monkeypatch.setattr(teacher, "connect_teacher", connect)
+    monkeypatch.setattr(teacher, "columns_of", lambda actor: columns)
     section = SimpleNamespace(urls=["http://teacher"])
     context = SimpleNamespace(recipe=SimpleNamespace(teacher=section), ranks=LocalRanks(), models=SimpleNamespace())
     context.models.actor, context.rollouts = None, SimpleNamespace(wait=asyncio.run)

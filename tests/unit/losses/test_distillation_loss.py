@@ -24,7 +24,7 @@ from rlkit.ops.kl import jensen_shannon
 from rlkit.ops.logps import MIN_PROB, TokenStatistics, logits_logps, token_logps
 from rlkit.sections import Model, Teacher
 from rlkit.testing import example_trajectory, random_model
-from rlkit.train.teacher_logps import compute_teacher_logps
+from rlkit.train.teacher import compute_teacher_logps
 from rlkit.types import PolicyOutput, Reads, TrainBatch
 from tests.bench.gkd import logits
 from tests.conftest import FAST, ROOT, read_jsonl, rlkit_in_process

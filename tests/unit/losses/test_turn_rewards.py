@@ -21,7 +21,7 @@ from rlkit.rewards import ModelReward
 from rlkit.rollout.collate import add_rewards, collate
 from rlkit.rollout.recorded import recorded_group
 from rlkit.rollout.template import ChatTemplate
-from rlkit.run.reward_model import compare_turns
+from rlkit.run.evaluate import compare_turns
 from rlkit.sections import Model
 from rlkit.tasks.recorded import recording
 from rlkit.testing import check_loss, save_random_model

@@ -22,7 +22,7 @@ from rlkit.models.weights import full_state_dict
 from rlkit.rewards import ModelReward
 from rlkit.rollout.template import ChatTemplate
 from rlkit.run.checkpoint.export import export
-from rlkit.run.reward_model import compare_order
+from rlkit.run.evaluate import compare_order
 from rlkit.run.validation_metrics import order_metrics
 from rlkit.sections import Lora, Model
 from rlkit.testing import example_trajectory, random_model, save_random_model

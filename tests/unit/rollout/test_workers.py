@@ -21,8 +21,7 @@ from rlkit.rollout import workers as workers_module
 from rlkit.rollout.scoring import score
 from rlkit.rollout.workers import WorkerError, Workers
 from rlkit.testing import example_trajectory
-from rlkit.train.describe import describe_rollouts
-from rlkit.train.metrics import Meter
+from rlkit.train.metrics import Meter, describe_rollouts
 from rlkit.types import Score
 from tests.unit.hostile import (
     Fragile,

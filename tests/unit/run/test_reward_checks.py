@@ -12,8 +12,7 @@ import pytest
 from rlkit.cli.main import main
 from rlkit.run.preflight import reward_checks
 from rlkit.run.preflight.reward_checks import LENGTH_STEPS, TRUNCATED_STEPS, RewardChecks
-from rlkit.train.describe import MEASURED_COMPLETIONS, describe_texts
-from rlkit.train.metrics import Meter
+from rlkit.train.metrics import MEASURED_COMPLETIONS, Meter, describe_texts
 from rlkit.types import Prompt, Score, StopReason, Trajectory, Turn
 from tests.conftest import read_jsonl
 

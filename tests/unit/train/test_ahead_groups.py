@@ -14,8 +14,7 @@ from rlkit.filters import ZeroSignal
 from rlkit.train.ahead.buffer import ReplayBuffer
 from rlkit.train.ahead.group import PromptGroup
 from rlkit.train.ahead.ledger import Cut, Ledger
-from rlkit.train.describe import MAX_SOURCES, log_by_source
-from rlkit.train.metrics import Meter
+from rlkit.train.metrics import MAX_SOURCES, Meter, log_by_source
 from rlkit.types import Prompt
 from tests.unit.phases import LocalRanks
 from tests.unit.train.test_step import trajectory

@@ -16,7 +16,7 @@ from rlkit.testing import random_model
 from rlkit.testing.models import build_tokenizer
 from rlkit.train.credit import distill
 from rlkit.train.metrics import Meter
-from rlkit.train.teacher_logps import log_by_teacher
+from rlkit.train.teacher import log_by_teacher
 from rlkit.types import Prompt
 from tests.conftest import FAST, ROOT, read_jsonl, rlkit_in_process
 from tests.unit.phases import LocalRanks, scored

@@ -22,8 +22,7 @@ from rlkit.sections import Correction, Critic, KLReward
 from rlkit.testing import example_trajectory
 from rlkit.train import metrics as metrics_module
 from rlkit.train import phases, rl
-from rlkit.train.describe import describe_advantages, describe_rewards, describe_rollouts, explained_variance
-from rlkit.train.metrics import Meter
+from rlkit.train.metrics import Meter, describe_advantages, describe_rewards, describe_rollouts, explained_variance
 from rlkit.train.models import Models, Placer, load_actor
 from rlkit.train.phases import schedule, shape_rewards
 from rlkit.train.rollouts import Rollouts, assign_groups, await_scores

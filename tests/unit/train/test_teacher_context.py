@@ -22,7 +22,7 @@ from rlkit.rollout.template import ChatTemplate
 from rlkit.sections import Model, Teacher
 from rlkit.testing import random_model
 from rlkit.testing.models import save_random_model
-from rlkit.train.teacher_rows import teacher_rows
+from rlkit.train.teacher import teacher_rows
 from rlkit.types import Message, Prompt, StopReason, Trajectory
 from tests.conftest import FAST, read_jsonl, rlkit_in_process
 

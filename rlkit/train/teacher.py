@@ -1,0 +1,205 @@
+"""Teachers' log-probs of the policy's own tokens, or of those that they find most likely in their places."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from math import nan
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from rlkit.data.data import Data
+from rlkit.engines import connect_teacher
+from rlkit.interfaces.teacher import ServedTeacher, TokenSpan
+from rlkit.ops.logps import MIN_PROB
+from rlkit.ops.masked import masked_sum
+from rlkit.rollout.collate import collate
+from rlkit.sections import Teacher
+from rlkit.train.logps import columns_of, frozen_logps, frozen_top
+from rlkit.train.metrics import Meter, source_of
+from rlkit.train.setup import TrainContext
+from rlkit.types import Batch, RolloutBatch, Trajectory
+
+
+@dataclass(frozen=True)
+class TeacherRows:
+    """A batch as a teacher reads it.
+
+    Args:
+        batch: [B,T'] Its rows, with all tokens after the first prompt as the policy has them.
+        mask: [B,T] bool, the policy's tokens in the policy's own rows.
+        read: [B,T] bool, those of them that are in `batch`, in the same order; the others are beyond the teacher's
+            context.
+    """
+
+    batch: RolloutBatch
+    mask: Tensor
+    read: Tensor
+
+    def restore(self, computed: Tensor) -> Tensor:
+        """Return what was computed of the teacher's tokens [B,T',...] in the places of the policy's [B,T,...].
+
+        It is 0 outside the mask, and where the teacher has not read a token NaN; 0 for integers.
+        """
+        restored = computed.new_zeros((*self.mask.shape, *computed.shape[2:]))
+        if restored.is_floating_point():
+            restored[self.mask] = nan
+        restored[self.read] = computed[self.batch.mask]
+        return restored
+
+
+def teacher_rows(
+    batch: RolloutBatch, trajectories: Sequence[Trajectory], starts: Sequence[Sequence[int]], context: int
+) -> TeacherRows:
+    """Return a batch with another start of each row, in place of all before the policy's first token.
+
+    Args:
+        batch: Of these trajectories.
+        trajectories: In its order.
+        starts: The ids with which the teacher's rows start.
+        context: Tokens of the longest row that the teacher reads; others lose their end.
+    """
+    rows, ends = [], []
+    for trajectory, start in zip(trajectories, starts, strict=True):
+        first = trajectory.mask.index(True) if True in trajectory.mask else len(trajectory.mask)
+        end = first + max(context - len(start), 0)
+        tokens = [*start, *trajectory.tokens[first:end]]
+        mask = [False] * len(start) + trajectory.mask[first:end]
+        count = len(tokens)
+        rows.append(replace(trajectory, tokens=tokens, mask=mask, logps=[0.0] * count, versions=[0] * count))
+        ends.append(end)
+    positions, limits = torch.arange(batch.mask.shape[1]), torch.tensor(ends, dtype=torch.long)
+    read = batch.mask & (positions < limits[:, None]).to(batch.mask.device)
+    return TeacherRows(collate(rows).to(batch.tokens.device), batch.mask, read)
+
+
+T = TypeVar("T")
+
+
+def logps_on_servers(context: TrainContext, batch: RolloutBatch) -> Tensor:
+    """Return the teacher's log-probs [B,T] f32, 0 outside the mask."""
+    rows, spans = _spans(batch)
+    teacher_logps = torch.zeros(batch.mask.shape)
+    answers = _answers(context, lambda teacher: teacher.logps(spans))
+    for row, span, logps in zip(rows, spans, answers, strict=True):
+        teacher_logps[row, span.start : span.start + len(logps)] = torch.tensor(logps)
+    return teacher_logps.to(batch.mask.device) * batch.mask
+
+
+def top_on_servers(context: TrainContext, batch: RolloutBatch, count: int) -> list[Tensor]:
+    """Return the most likely tokens [B,T,K] i64 and their log-probs [B,T,K+1] f32, 0 outside the mask.
+
+    Log-probs are NaN where the policy has no such token. The last is what the others leave of 1.
+    """
+    rows, spans = _spans(batch)
+    ids = torch.zeros(*batch.mask.shape, count, dtype=torch.long)
+    logps = torch.zeros(*batch.mask.shape, count + 1)
+    answers = _answers(context, lambda teacher: teacher.top_logps(spans, count))
+    for row, span, positions in zip(rows, spans, answers, strict=True):
+        scored = slice(span.start, span.start + len(positions))
+        ids[row, scored] = torch.tensor([top_ids for top_ids, _ in positions])
+        logps[row, scored, :-1] = torch.tensor([top_logps for _, top_logps in positions])
+    logps[..., -1] = (1 - logps[..., :-1].exp().sum(-1)).clamp(min=MIN_PROB).log()
+    unknown = (ids >= columns_of(context.models.actor)).any(-1, keepdim=True)
+    ids, logps = ids.masked_fill(unknown, 0), logps.masked_fill(unknown, nan)
+    device, mask = batch.mask.device, batch.mask[..., None]
+    return [ids.to(device) * mask, torch.where(mask, logps.to(device), 0.0)]
+
+
+def _answers(context: TrainContext, ask: Callable[[ServedTeacher], Coroutine[Any, Any, list[T]]]) -> list[T]:
+    """Ask the teacher's servers, once for the ranks of a tensor-parallel group."""
+    section, ranks = context.recipe.teacher, context.ranks
+    assert section is not None
+    assert section.urls is not None
+    return ranks.broadcast_tp(context.rollouts.wait(ask(connect_teacher(section.urls))) if ranks.lead else [])
+
+
+def _spans(batch: RolloutBatch) -> tuple[list[int], list[TokenSpan]]:
+    """Return the rows that have tokens under the mask, and what is scored of each: from the first of these on."""
+    mask, tokens = batch.mask.cpu(), batch.tokens.tolist()
+    rows = mask.any(-1).nonzero().flatten().tolist()
+    starts, lengths = mask.int().argmax(-1).tolist() if rows else [], batch.attention.sum(-1).tolist()
+    return rows, [TokenSpan(tokens[row][: lengths[row]], starts[row]) for row in rows]
+
+
+def compute_teacher_logps(context: TrainContext, batch: RolloutBatch, trajectories: Sequence[Trajectory]) -> None:
+    """Fill `batch.teacher_logps`, or what a loss with `forward.teacher_top` reads instead, if the recipe has a teacher.
+
+    Each row is read by the teacher of its source. All ranks must call this.
+
+    Args:
+        context: Parts of the run on this rank.
+        batch: Of these trajectories, with the policy's own tokens.
+        trajectories: In its order.
+
+    Raises:
+        EngineError: The teacher's servers do not answer.
+    """
+    section = context.recipe.teacher
+    if section is None:  # agreed: an option of the recipe
+        return
+    rows = read_rows(context.data, batch, trajectories)
+    tensors: list[Tensor] = []
+    paths = [section.path_of(t.prompt.source_name) for t in trajectories]
+    count = context.recipe.loss.forward.teacher_top
+    if context.data.teacher_prompts is not None:
+        count = min(count, context.data.teacher_prompts.columns)
+    for path, teacher in context.models.teachers.items():  # agreed: by the recipe
+        indices = torch.tensor(
+            [i for i, row_path in enumerate(paths) if row_path == path], device=batch.tokens.device
+        ).long()
+        part = rows.batch.rows(indices)
+        if teacher is None:  # agreed: by the recipe
+            pieces = top_on_servers(context, part, count) if count else [logps_on_servers(context, part)]
+        else:
+            pieces = frozen_top(context, part, teacher, count) if count else [frozen_logps(context, part, teacher)]
+        tensors = tensors or [_unread(piece, rows.batch.tokens) for piece in pieces]
+        for tensor, piece in zip(tensors, pieces, strict=True):
+            tensor[indices, : piece.shape[1]] = piece
+    if count:
+        batch.teacher_top_ids, batch.teacher_top_logps = map(rows.restore, tensors)
+    else:
+        [batch.teacher_logps] = map(rows.restore, tensors)
+
+
+def _unread(like: Tensor, tokens: Tensor) -> Tensor:
+    """Return a tensor for all rows of what is computed of some: NaN, or 0 for integers."""
+    return like.new_full((*tokens.shape, *like.shape[2:]), torch.nan if like.is_floating_point() else 0)
+
+
+def log_by_teacher(section: Teacher, batch: Batch, trajectories: Sequence[Trajectory], meter: Meter) -> None:
+    """Log the KL to the teachers of sources, each over the tokens of its own prompts."""
+    if batch.teacher_logps is None:  # the loss reads distributions instead
+        return
+    gap = batch.required("trainer_logps") - batch.teacher_logps
+    is_read = batch.mask & ~gap.isnan()
+    totals, counts = masked_sum(gap, is_read, dim=-1).tolist(), is_read.sum(-1).tolist()
+    for trajectory, total, count in zip(trajectories, totals, counts, strict=True):
+        if trajectory.prompt.source_name in (section.sources or ()):
+            meter.mean(f"teacher/kl/{source_of(trajectory.prompt)}", total / max(count, 1), weight=count)
+
+
+def check_servers(context: TrainContext) -> None:
+    """Have each of the teacher's servers score a prompt, before anything is spent.
+
+    Raises:
+        EngineError: One does not.
+    """
+    section, data = context.recipe.teacher, context.data
+    if section is None or section.urls is None or data.teacher_prompts is None or not context.ranks.lead:
+        return
+    prompt = data.teacher_prompts.prompt(data.prompt(data.order.rows[0]))
+    span = TokenSpan(data.dialogue.template.start(prompt.messages, prompt.tools), 1)
+    for url in section.urls:
+        context.rollouts.wait(connect_teacher([url]).logps([span]))
+
+
+def read_rows(data: Data, batch: RolloutBatch, trajectories: Sequence[Trajectory]) -> TeacherRows:
+    """Return a batch as the recipe's teachers read it."""
+    prompts = data.teacher_prompts
+    if prompts is None or not (prompts.changed or batch.tokens.shape[1] > prompts.context):
+        return TeacherRows(batch, batch.mask, batch.mask)
+    starts = [prompts.start(data.dialogue.template, trajectory) for trajectory in trajectories]
+    return teacher_rows(batch, trajectories, starts, prompts.context)
