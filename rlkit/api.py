@@ -21,8 +21,7 @@ from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any
 
-from rlkit import recipe as built
-from rlkit import sections
+from rlkit import recipe as sections
 from rlkit.base.errors import RecipeError
 from rlkit.cli.parsing.compose import Composer
 from rlkit.cli.parsing.objects import as_data
@@ -38,7 +37,7 @@ from rlkit.interfaces.parser import ToolParser
 from rlkit.interfaces.reward import RewardManager
 from rlkit.interfaces.task import Curriculum, Task
 from rlkit.interfaces.tool import Tool
-from rlkit.log import Log
+from rlkit.recipe import Recipe as BuiltRecipe
 from rlkit.registry import Registry, load_plugins
 from rlkit.rewards.python import AsyncFunctionReward, FunctionReward
 from rlkit.run.signals import raised
@@ -107,7 +106,7 @@ class Recipe:
     validation: sections.Validation | Data | Unset | None = UNSET
     save: sections.Save | Data = field(default_factory=sections.Save)
     callbacks: Sequence[Callback | Named] = ()
-    log: Log | Data = field(default_factory=Log)
+    log: sections.Log | Data = field(default_factory=sections.Log)
     profile: sections.Profile | Data | None = None
     fabric: sections.Fabric | Data = field(default_factory=sections.Fabric)
 
@@ -190,7 +189,7 @@ def _text(path: str | Path | None) -> str | None:
     return None if path is None else str(path)
 
 
-def _build(recipe: Recipe) -> tuple[built.Recipe, str, Registry]:
+def _build(recipe: Recipe) -> tuple[BuiltRecipe, str, Registry]:
     """Return the built recipe, its YAML, and the registry."""
     if not isinstance(recipe, Recipe):
         raise RecipeError(f"recipe is of type {type(recipe).__name__}, expected an rlkit.Recipe")

@@ -14,6 +14,7 @@ FORMER = {
     "rlkit.errors": "rlkit.base.errors",
     "rlkit.names": "rlkit.base.names",
     "rlkit.ranges": "rlkit.base.ranges",
+    "rlkit.sections": "rlkit.recipe",
     "rlkit.text": "rlkit.base.text",
 }
 """The module that each former path leads to."""

@@ -15,10 +15,10 @@ from rlkit.cli.views.display import echo, show
 from rlkit.engines import OPTIONAL_PACKAGES
 from rlkit.models.load import context_length, load_config, load_tokenizer, stop_ids
 from rlkit.models.size import parameter_count
+from rlkit.recipe import Model
 from rlkit.registry import load_plugins
 from rlkit.rollout.template import ChatTemplate
 from rlkit.run.folder import PACKAGES
-from rlkit.sections import Model
 
 USAGE = """usage: rlkit doctor                 this machine and installation
        rlkit doctor --model PATH    a model: its size, and whether its chat template can be trained with

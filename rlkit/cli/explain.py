@@ -8,8 +8,7 @@ from rlkit.cli.parsing.parser import parse
 from rlkit.cli.views.display import echo
 from rlkit.data.mixtures import recipe_of
 from rlkit.interfaces.loss import Inputs
-from rlkit.recipe import Recipe
-from rlkit.sections import Critic, Teacher, Train
+from rlkit.recipe import Critic, Recipe, Teacher, Train
 
 NORMALISERS = {
     "token_mean": "sum over all tokens / N_tokens",

@@ -9,8 +9,7 @@ from dataclasses import replace
 from rlkit.base.errors import RecipeError
 from rlkit.engines import Recorded
 from rlkit.losses import CrossEntropy
-from rlkit.recipe import Recipe
-from rlkit.sections import Mixture, Rollout
+from rlkit.recipe import Mixture, Recipe, Rollout
 
 
 def recipe_of(mixture: Mixture, recipe: Recipe) -> Recipe:

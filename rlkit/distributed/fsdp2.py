@@ -32,7 +32,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from rlkit import sections
+from rlkit import recipe as sections
 from rlkit.base.errors import RecipeError
 from rlkit.base.garbage import reuse_memory
 from rlkit.distributed.kernels import choose_kernels

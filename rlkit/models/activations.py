@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from rlkit.models.size import find_config
-from rlkit.sections import Fabric, Model, Train
+from rlkit.recipe import Fabric, Model, Train
 
 if TYPE_CHECKING:
     from rlkit.interfaces.model import ModelConfig

@@ -16,7 +16,7 @@ from rlkit.distributed.tensor_store import TensorFilesError, load_tensors, load_
 from rlkit.models.checkpoint_schema import RunState
 from rlkit.models.store import Store
 from rlkit.models.tensor_files import TensorReader, first_problem
-from rlkit.sections import Model
+from rlkit.recipe import Model
 
 
 @dataclass

@@ -17,7 +17,7 @@ from rlkit.models.lora import add_lora, has_lora, load_adapter, merge_adapters, 
 from rlkit.models.source import ADAPTER_WEIGHTS, Source, base_name, classifies, locate, source_of
 from rlkit.models.store import Store
 from rlkit.models.weights import trainable
-from rlkit.sections import Model
+from rlkit.recipe import Model
 
 if TYPE_CHECKING:
     from rlkit.interfaces.model import CausalLM, ModelConfig, Tokenizer

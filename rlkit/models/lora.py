@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from rlkit.base.errors import RecipeError
 from rlkit.distributed.fsdp2 import full_tensor
-from rlkit.sections import Lora
+from rlkit.recipe import Lora
 from rlkit.types import JsonObject
 
 if TYPE_CHECKING:

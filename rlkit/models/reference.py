@@ -14,7 +14,7 @@ from rlkit.models.load import load_policy
 from rlkit.models.lora import adapters_off, has_lora
 from rlkit.models.packing import PackedPasses
 from rlkit.ops.logps import LOGPS
-from rlkit.sections import Model
+from rlkit.recipe import Model
 from rlkit.types import PolicyOutput, Reads
 
 

@@ -15,7 +15,7 @@ from rlkit.interfaces.optimizer import WeightKind
 from rlkit.models.load import is_reward_model, load_config, task_of, with_score_head
 from rlkit.models.lora import add_lora
 from rlkit.models.source import source_of
-from rlkit.sections import Lora, Model
+from rlkit.recipe import Lora, Model
 
 if TYPE_CHECKING:
     from rlkit.interfaces.model import ModelConfig

@@ -17,7 +17,7 @@ from rlkit.base.ranges import LARGEST
 from rlkit.models.checkpoint_schema import MANIFEST, STATE
 from rlkit.models.checkpoints import CheckpointRef, open_checkpoint
 from rlkit.models.store import Store, step_of
-from rlkit.sections import Lora, Model
+from rlkit.recipe import Lora, Model
 from rlkit.types import JsonObject
 
 SHIPPED = {"tiny": Path(__file__).parent / "tiny", "tiny-tools": Path(__file__).parent / "tiny_tools"}

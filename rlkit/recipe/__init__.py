@@ -1,13 +1,47 @@
-"""The recipe: the typed sections and parts of a run, and the checks of how they fit together.
+"""The recipe: the sections and parts of a run, and the checks of how they fit together.
 
-`Recipe` is the built recipe, `check` refuses options that contradict each other, a module for each topic. Values of
-single options are not checked here: their types do that, in `rlkit.cli.parsing` (see `rlkit.base.ranges`). Nothing here
-reads data or loads a model.
+What belongs here: sections, which are dataclasses of plain options documented where they are defined; `Recipe`, which
+holds them; and `check`, which refuses options that contradict each other. What does not: values of single options,
+whose types state their ranges (`rlkit.base.ranges`); parts, which live with their kind; anything that reads data or
+loads a model.
 """
 
 from rlkit.recipe.check import check
-from rlkit.recipe.model import FLASH
+from rlkit.recipe.check_model import FLASH
+from rlkit.recipe.check_validation import VALIDATION_METRICS
+from rlkit.recipe.fabric import FSDP2, Environment, Fabric
+from rlkit.recipe.model import Critic, Lora, Model, ReferenceUpdates, Teacher
+from rlkit.recipe.outputs import Log, Profile, RolloutLog, Save, Validation
 from rlkit.recipe.recipe import Recipe
-from rlkit.recipe.validation import VALIDATION_METRICS
+from rlkit.recipe.rollout import ConversationLimits, GroupReplay, Rollout
+from rlkit.recipe.train import Correction, KLLoss, KLReward, Mixture, Rejection, Shaping, Train
 
-__all__ = ["FLASH", "VALIDATION_METRICS", "Recipe", "check"]
+__all__ = [
+    "FLASH",
+    "FSDP2",
+    "VALIDATION_METRICS",
+    "ConversationLimits",
+    "Correction",
+    "Critic",
+    "Environment",
+    "Fabric",
+    "GroupReplay",
+    "KLLoss",
+    "KLReward",
+    "Log",
+    "Lora",
+    "Mixture",
+    "Model",
+    "Profile",
+    "Recipe",
+    "ReferenceUpdates",
+    "Rejection",
+    "Rollout",
+    "RolloutLog",
+    "Save",
+    "Shaping",
+    "Teacher",
+    "Train",
+    "Validation",
+    "check",
+]

@@ -8,13 +8,10 @@ from rlkit.base.errors import RecipeError, show
 from rlkit.base.text import part_name
 from rlkit.interfaces.advantage import Needs
 from rlkit.interfaces.loss import Inputs, SequenceLoss
-from rlkit.recipe.mixture import check_mixtures
-from rlkit.recipe.model import check_model
+from rlkit.recipe.check_model import check_model
+from rlkit.recipe.check_sources import check_mixtures, check_recorded, check_staleness, check_teacher
+from rlkit.recipe.check_validation import check_best, check_validation
 from rlkit.recipe.recipe import Recipe, option
-from rlkit.recipe.recorded import check_recorded
-from rlkit.recipe.staleness import check_staleness
-from rlkit.recipe.teacher import check_teacher
-from rlkit.recipe.validation import check_best, check_validation
 from rlkit.registry.checks import method_problems
 
 COLDEST = 0.01

@@ -1,98 +1,153 @@
-"""Checks of the models that a recipe names."""
+"""The policy, its reference, its teacher and its critic."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from importlib.util import find_spec
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
-from rlkit.base.errors import show
-from rlkit.interfaces.loss import Inputs
-from rlkit.recipe.recipe import Recipe, option
+from annotated_types import Ge, Le
 
-TEMPLATE_ARGUMENTS = {
-    "conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt", "tokenize",
-    "continue_final_message", "return_dict", "return_tensors", "padding", "truncation", "max_length",
-    "return_assistant_tokens_mask", "tokenizer_kwargs",
-}  # fmt: skip
-"""Arguments of transformers' `apply_chat_template` that are not template variables."""
-
-FLASH = {
-    "flash_attention_2": ("flash_attn", "flash-attn"),
-    "flash_attention_3": ("flash_attn_interface", "flash-attn-3"),
-}
-"""Implementations of attention that need a GPU and 16 bits: the module and the package of each."""
-
-
-def check_model(recipe: Recipe) -> Iterator[str]:
-    """Yield the problems of the model's options."""
-    teachers = {} if recipe.teacher is None else recipe.teacher.paths()
-    for key, path in {
-        "model.path": recipe.model.path,
-        "critic.path": option(recipe, "critic.path"),
-        **teachers,
-    }.items():
-        yield from _check_path(key, path)
-    for name in recipe.model.chat_template_kwargs or ():
-        if name in TEMPLATE_ARGUMENTS:
-            yield f"model.chat_template_kwargs sets {name!r}, which rlkit sets itself; remove it"
-    yield from _check_head(recipe)
-    yield from _check_attention(recipe)
+from rlkit.base.names import SourceName
+from rlkit.base.ranges import (
+    NUMBER,
+    FiniteFloat,
+    FiniteInt,
+    LearningRate,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    PositiveShare,
+    ShareBelowOne,
+)
+from rlkit.interfaces.optimizer import Optimizer, Schedule
+from rlkit.optimizers import AdamW
+from rlkit.schedules import Constant
 
 
-def _check_path(key: str, path: object) -> Iterator[str]:
-    if not isinstance(path, str):
-        return
-    looks_local = path.startswith((".", "/", "~")) or (path.count("/") > 1 and "://" not in path)
-    if looks_local and not os.path.isdir(os.path.expanduser(path)):
-        yield (
-            f"{key} is {show(path)}, which is no folder; use a folder of a model, an adapter or a run, a hub name, or "
-            "`tiny`"
-        )
+@dataclass
+class Lora:
+    """Low-rank adapters (Hu et al. 2021, arXiv:2106.09685), through peft.
+
+    Args:
+        rank: The adapters' rank.
+        alpha: The scale of the adapters is alpha / rank.
+        targets: `all-linear`, or the names of the modules that get an adapter.
+    """
+
+    rank: Annotated[int, Ge(1), Le(4096), NUMBER] = 16
+    alpha: PositiveFloat = 32.0
+    targets: str | list[str] = "all-linear"
 
 
-UNSCORED = (
-    "critic", "kl_loss", "kl_reward", "reference", "correction", "rejection", "train.entropy_coef",
-    "train.off_policy_mask_threshold", "validation.sampling",
-)  # fmt: skip
-"""Sections and options that concern sampled tokens and their log-probs."""
+@dataclass
+class Model:
+    """The model that is trained: the policy, or a reward model.
+
+    Args:
+        path: A name on the Hugging Face hub; `tiny` or `tiny-tools`, which rlkit ships; or the folder of a model, an
+            adapter, a run or a checkpoint.
+        lora: Train adapters, and the head of a reward model, instead of all weights. An adapter at `path` is trained
+            further, and must have the same shape; without this section it is merged, and all weights are trained.
+        head: `lm` predicts tokens: a policy. `score` returns a number for a conversation: a reward model, which starts
+            with a head of zeros unless `path` is a sequence classifier with one label, and is saved as one.
+        dtype: The type of frozen weights: the base under adapters, and the reference. Trained weights are float32.
+        attention: The implementation of attention in transformers; `auto` is `sdpa` if the model has it, else `eager`.
+            Only `sdpa` trains on rows without padding; flash attention needs its package, a GPU and bf16. TorchEngine
+            has its own attention.
+        chat_template_kwargs: Variables of the chat template, such as `enable_thinking: false`.
+        trust_remote_code: Run code that comes with the model.
+    """
+
+    path: str
+    lora: Lora | None = None
+    head: Literal["lm", "score"] = "lm"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    attention: Literal["auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3"] = "auto"
+    chat_template_kwargs: dict[str, bool | FiniteInt | FiniteFloat | str | None] | None = None
+    trust_remote_code: bool = False
 
 
-def _check_head(recipe: Recipe) -> Iterator[str]:
-    loss, scores = recipe.loss, recipe.model.head == "score"
-    name = type(loss).__name__
-    if Inputs.SCORES in loss.inputs and not scores:
-        yield f"loss {name} trains a reward model, but model.head is {recipe.model.head!r}; set model.head: score"
-    if not scores:
-        return
-    reward_model = "model.head is 'score': a reward model, which predicts no tokens, but"
-    if not recipe.rollout.engine.recorded:
-        engine = type(recipe.rollout.engine).__name__
-        yield f"{reward_model} rollout.engine {engine} samples them; set rollout.engine: Recorded"
-    if Inputs.SCORES not in loss.inputs:
-        yield (
-            f"{reward_model} loss {name} reads their log-probs; choose loss: BradleyTerry, or BinaryCrossEntropy for "
-            "turn rewards, or set model.head: lm"
-        )
-    for key in UNSCORED:
-        if option(recipe, key):
-            yield f"{reward_model} the recipe has `{key}`; remove it"
+@dataclass
+class ReferenceUpdates:
+    """Updates of the reference that KL is measured against; without them it stays the initial policy.
+
+    Args:
+        refresh_every: Steps between updates.
+        mix: Weight of the policy: reference = mix * policy + (1 - mix) * reference.
+    """
+
+    refresh_every: PositiveInt
+    mix: PositiveShare = 1.0
 
 
-def _check_attention(recipe: Recipe) -> Iterator[str]:
-    name, fabric = recipe.model.attention, recipe.fabric
-    if name not in FLASH:
-        return
-    module, package = FLASH[name]
-    if find_spec(module) is None:
-        yield f"model.attention is {name!r}, but {module} is not installed; install {package}, or choose sdpa"
-    if fabric.accelerator not in {"auto", "gpu", "cuda"}:
-        yield (
-            f"model.attention is {name!r}, which needs a GPU, but fabric.accelerator is {fabric.accelerator!r}; "
-            "set model.attention: sdpa"
-        )
-    if not fabric.precision.startswith("bf16"):
-        yield (
-            f"model.attention is {name!r}, which computes only in 16 bits, but fabric.precision is "
-            f"{fabric.precision!r}; set fabric.precision: bf16-mixed, or model.attention: sdpa"
-        )
+@dataclass
+class Teacher:
+    """A model whose log-probs of the policy's own tokens score each of them: on-policy distillation.
+
+    coef * (log pi_teacher - log pi) is added to each token's advantage; without an `advantage:` section it is the
+    advantage (Agarwal et al. 2024, arXiv:2306.13649, with reverse KL; Gu et al. 2024, arXiv:2306.08543). The loss
+    `Distillation` compares distributions instead, and nothing is added to advantages.
+
+    Args:
+        path: A model as in `model.path`, with the policy's tokenizer. null is the initial policy, or with `train.ema`
+            its averaged weights, which reads more in `context`: self-distillation (Shenfeld et al. 2026,
+            arXiv:2601.19897).
+        urls: SGLang servers of this model, which then takes no memory here; `path` names the model. null loads it.
+        context: A template that the teacher reads in place of the last user message of a prompt, such as
+            `"{prompt}\\nThe answer is {answer}."`: `{prompt}` is that message, `{answer}` the reference answer, and any
+            other name a column of the row. null for the policy's prompt.
+        sources: Models for the prompts of single sources, by the source (a task's name in `Mix`, or the row's
+            `data_source`); prompts of other sources have `path`, or no teacher and no signal if `path` and `context`
+            are null. null for a single teacher.
+        coef: The weight of the teacher's signal.
+        dtype: The type of the teacher's weights.
+    """
+
+    path: str | None = None
+    urls: list[str] | None = None
+    context: str | None = None
+    sources: dict[SourceName, str] | None = None
+    coef: PositiveFloat = 1.0
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+    def path_of(self, source: str) -> str | None:
+        """Return the path of the teacher for prompts of a source; None for the policy itself, or for no teacher."""
+        return (self.sources or {}).get(source, self.path)
+
+    def paths(self) -> dict[str, str]:
+        """Return the paths of the teachers, by the options that name them."""
+        paths = {} if self.path is None else {"teacher.path": self.path}
+        return paths | {f"teacher.sources.{source}": path for source, path in (self.sources or {}).items()}
+
+
+@dataclass
+class Critic:
+    """The model of values that GAE needs: a value head on its own backbone.
+
+    Args:
+        path: The backbone, with the policy's tokenizer; null for the policy's model. The values of a reward model
+            (`model.head: score`) start as its scores.
+        lora: Train adapters of the backbone, and the head, instead of all weights.
+        lr: The peak learning rate.
+        optimizer: The optimizer, with its hyperparameters.
+        weight_decay: The weight decay of matrices; other parameters have none.
+        schedule: The learning rate after the warm-up.
+        warmup_steps: Rollout steps in which the learning rate rises from 0.
+        warmup_ratio: The same as a share of `train.steps`, rounded up; null for `warmup_steps`.
+        max_grad_norm: The norm to which gradients are clipped.
+        clip: The change of a value beyond which its loss is clipped; null for no clipping.
+        policy_delay_steps: Steps at the start that train only the critic.
+    """
+
+    path: str | None = None
+    lora: Lora | None = None
+    lr: LearningRate = 1e-5
+    optimizer: Optimizer = field(default_factory=AdamW)
+    weight_decay: NonNegativeFloat = 0.0
+    schedule: Schedule = field(default_factory=Constant)
+    warmup_steps: NonNegativeInt = 0
+    warmup_ratio: ShareBelowOne | None = None
+    max_grad_norm: PositiveFloat = 1.0
+    clip: PositiveFloat | None = 0.5
+    policy_delay_steps: NonNegativeInt = 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rlkit import sections
 from rlkit.base.errors import RecipeError
 from rlkit.base.names import Name
 from rlkit.interfaces.advantage import AdvantageEstimator, Needs
@@ -17,41 +16,45 @@ from rlkit.interfaces.reward import RewardManager
 from rlkit.interfaces.runtime import RunPart
 from rlkit.interfaces.task import Curriculum, Task
 from rlkit.interfaces.tool import Tool
-from rlkit.log import Log
+from rlkit.recipe.fabric import Fabric
+from rlkit.recipe.model import Critic, Model, ReferenceUpdates, Teacher
+from rlkit.recipe.outputs import Log, Profile, Save, Validation
+from rlkit.recipe.rollout import ConversationLimits, Rollout
+from rlkit.recipe.train import Correction, KLLoss, KLReward, Mixture, Rejection, Shaping, Train
 
 
 @dataclass
 class Recipe:
     """The sections and parts of a run."""
 
-    model: sections.Model
+    model: Model
     task: Task
-    rollout: sections.Rollout
+    rollout: Rollout
     loss: PolicyLoss
-    train: sections.Train
+    train: Train
     reward: RewardManager | None = None
     advantage: AdvantageEstimator | None = None
     curriculum: Curriculum | None = None
-    critic: sections.Critic | None = None
-    kl_loss: sections.KLLoss | None = None
-    kl_reward: sections.KLReward | None = None
-    reference: sections.ReferenceUpdates | None = None
-    teacher: sections.Teacher | None = None
-    mix: dict[Name, sections.Mixture] | None = None
-    shaping: sections.Shaping | None = None
-    correction: sections.Correction | None = None
-    rejection: sections.Rejection | None = None
+    critic: Critic | None = None
+    kl_loss: KLLoss | None = None
+    kl_reward: KLReward | None = None
+    reference: ReferenceUpdates | None = None
+    teacher: Teacher | None = None
+    mix: dict[Name, Mixture] | None = None
+    shaping: Shaping | None = None
+    correction: Correction | None = None
+    rejection: Rejection | None = None
     tools: dict[Name, Tool] | None = None
     parser: ToolParser | None = None
     interaction: Interaction | None = None
     environment: Environment | None = None
-    conversation: sections.ConversationLimits | None = None
-    validation: sections.Validation | None = field(default_factory=sections.Validation)
-    save: sections.Save = field(default_factory=sections.Save)
+    conversation: ConversationLimits | None = None
+    validation: Validation | None = field(default_factory=Validation)
+    save: Save = field(default_factory=Save)
     callbacks: list[Callback] = field(default_factory=list)
     log: Log = field(default_factory=Log)
-    profile: sections.Profile | None = None
-    fabric: sections.Fabric = field(default_factory=sections.Fabric)
+    profile: Profile | None = None
+    fabric: Fabric = field(default_factory=Fabric)
 
     def parts(self) -> list[RunPart]:
         """Return all parts, to be closed at the end of the run."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rlkit.sections import ConversationLimits
+from rlkit.recipe import ConversationLimits
 from rlkit.types import Message
 
 WIDEST = 8

@@ -17,7 +17,7 @@ from rlkit.interfaces.engine import RolloutEngine
 from rlkit.interfaces.reward import RewardManager
 from rlkit.models.actor import Actor
 from rlkit.models.weights import PolicyWeights
-from rlkit.recipe import Recipe
+from rlkit.recipe import ConversationLimits, Recipe
 from rlkit.rollout.collect import BusyTimer, Sampler
 from rlkit.rollout.conversation import Limits
 from rlkit.rollout.dialogue import Dialogue
@@ -25,7 +25,6 @@ from rlkit.rollout.loop import EventLoop, close_on_loop
 from rlkit.rollout.replies import reply_limit
 from rlkit.rollout.scoring import score
 from rlkit.rollout.workers import Workers
-from rlkit.sections import ConversationLimits
 from rlkit.types import Sampling, Score, Trajectory
 
 T = TypeVar("T")

@@ -14,13 +14,12 @@ from rlkit.models.activations import token_limit
 from rlkit.ops.groups import pairs
 from rlkit.ops.masked import last_of
 from rlkit.ops.statistics import paired_p_value, sign_test
-from rlkit.recipe import Recipe
+from rlkit.recipe import Recipe, Validation
 from rlkit.rollout.collate import collate
 from rlkit.rollout.collect import collect
 from rlkit.rollout.recorded import check_recorded, recorded_group
 from rlkit.rollout.service import RolloutService
 from rlkit.run.validation_metrics import Accuracies, GradedCompletion, by_prompt, metrics, order_metrics
-from rlkit.sections import Validation
 from rlkit.train.microbatch import forward_in_micro_batches
 from rlkit.train.sampling import score_group
 from rlkit.types import Prompt, Sampling, Score, Trajectory

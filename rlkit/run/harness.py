@@ -20,9 +20,9 @@ import torch
 from rlkit.base.errors import RecipeError, RlkitError, explain
 from rlkit.models.load import is_reward_model
 from rlkit.models.source import locate
+from rlkit.recipe import Model
 from rlkit.run.checkpoint.export import export
 from rlkit.run.folder import json_lines, write_atomically
-from rlkit.sections import Model
 from rlkit.types import JsonObject
 
 CPU_BATCH_SIZE = 8

@@ -16,7 +16,7 @@ from rlkit.interfaces.callback import CheckpointSaved, Json, LoggedRun, RunStart
 from rlkit.models.checkpoint_schema import RunState
 from rlkit.models.checkpoints import CheckpointRef
 from rlkit.models.store import Store, step_of
-from rlkit.recipe import Recipe
+from rlkit.recipe import Profile, Recipe
 from rlkit.run.checkpoint.resume import load, rollout_differences, validation_options
 from rlkit.run.checkpoint.state import as_data, numbers, tensors
 from rlkit.run.checkpoint.write import Best, Saver, Writer
@@ -31,7 +31,6 @@ from rlkit.run.progress import Progress
 from rlkit.run.record import RunRecord
 from rlkit.run.signals import Signals
 from rlkit.run.validator import Validator
-from rlkit.sections import Profile
 from rlkit.train.ahead.beside import BesideStream
 from rlkit.train.ahead.colocated import ColocatedStream
 from rlkit.train.ahead.stream import RolloutStream, TrainedGroups

@@ -14,7 +14,7 @@ from torch import Tensor
 from rlkit.interfaces.reward import RewardManager
 from rlkit.interfaces.runtime import OneProcess
 from rlkit.models.load import load_policy, load_tokenizer
-from rlkit.sections import Model
+from rlkit.recipe import Model
 from rlkit.types import Score, Trajectory
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from rlkit.interfaces import outputs
 from rlkit.interfaces.advantage import AdvantageEstimator
 from rlkit.ops import correction, kl
 from rlkit.ops.masked import Reducer, masked_mean
+from rlkit.recipe import Correction, KLReward, Rejection, Shaping
 from rlkit.registry import calling, require
-from rlkit.sections import Correction, KLReward, Rejection, Shaping
 from rlkit.types import Batch, TrainBatch, Trajectory
 
 Metrics = dict[str, float]

@@ -20,8 +20,7 @@ from rlkit.models.flops import learning_flops
 from rlkit.models.load import load_backbone, load_policy, naming
 from rlkit.models.lora import base_model
 from rlkit.models.reference import AveragedPolicy, FrozenPolicy, Reference
-from rlkit.recipe import Recipe
-from rlkit.sections import Critic, Teacher, Train
+from rlkit.recipe import Critic, Recipe, Teacher, Train
 from rlkit.train.optim import make_optimizer
 
 M = TypeVar("M", bound=nn.Module)

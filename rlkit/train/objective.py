@@ -15,9 +15,8 @@ from rlkit.ops import aggregate, kl
 from rlkit.ops.aggregate import Aggregation
 from rlkit.ops.correction import importance_weights, loglinear_logps, off_policy_tokens
 from rlkit.ops.masked import Reducer, masked_mean, masked_sum
-from rlkit.recipe import Recipe
+from rlkit.recipe import Correction, KLLoss, Recipe
 from rlkit.registry import calling, require
-from rlkit.sections import Correction, KLLoss
 from rlkit.types import LossOutput, PolicyOutput, TrainBatch
 
 

@@ -13,8 +13,8 @@ from rlkit.interfaces import outputs
 from rlkit.interfaces.optimizer import Schedule, WeightGroup, WeightKind
 from rlkit.models.optimizer_state import problem_of, try_out
 from rlkit.models.size import by_kind
+from rlkit.recipe import Critic, Train
 from rlkit.registry import calling, require
-from rlkit.sections import Critic, Train
 
 
 def make_optimizer(module: nn.Module, section: Train | Critic) -> torch.optim.Optimizer:

@@ -12,9 +12,8 @@ from torch import Tensor
 from rlkit.interfaces import outputs
 from rlkit.interfaces.loss import Inputs
 from rlkit.ops.random import RowNoise, permutation
-from rlkit.recipe import Recipe
+from rlkit.recipe import Recipe, Train
 from rlkit.registry import calling, require
-from rlkit.sections import Train
 from rlkit.train.logps import policy_logps
 from rlkit.train.metrics import Meter
 from rlkit.train.microbatch import aligned_micro_batches, select_rows

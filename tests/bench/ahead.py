@@ -38,7 +38,7 @@ from rlkit.engines import TorchEngine
 from rlkit.engines.server.server import InferenceServer
 from rlkit.interfaces.callback import Callback, StepEnd
 from rlkit.interfaces.engine import RolloutEngine
-from rlkit.sections import Rollout, Train
+from rlkit.recipe import Rollout, Train
 from rlkit.types import Completion, Request, Sampling
 from tests.bench.work import questions, save_model
 

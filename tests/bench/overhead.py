@@ -101,9 +101,8 @@ def measure(row: str, steps: int, model: Path) -> None:
 
 def _fit(row: str, steps: int, model: Path, out: Path, callback: Any) -> None:
     from rlkit import Recipe, fit
-    from rlkit.log import Log
+    from rlkit.recipe import Log, Model, Rollout, Save, Train
     from rlkit.rewards import MathReward
-    from rlkit.sections import Model, Rollout, Save, Train
     from rlkit.tasks import Arithmetic
     from rlkit.types import Sampling
     from tests.bench.work import questions

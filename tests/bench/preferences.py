@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from rlkit.models.load import load_policy
-from rlkit.sections import Model
+from rlkit.recipe import Model
 
 FIRST, SECOND = [4, 5, 6, 7], [13, 14, 15]
 ROWS = ((FIRST, [8, 9, 10, 11, 2]), (FIRST, [8, 12, 2]), (SECOND, [16, 2]), (SECOND, [17, 18, 19, 2]))

@@ -74,8 +74,7 @@ def rlkit_side(row: Row, model: Path, steps: int, options: dict[str, Any]) -> No
     """Train with rlkit's defaults."""
     from rlkit import Recipe, fit
     from rlkit.interfaces.callback import Callback, RunStart, StepEnd
-    from rlkit.log import Log
-    from rlkit.sections import KLLoss, Lora, Model, Rollout, Save, Train
+    from rlkit.recipe import KLLoss, Log, Lora, Model, Rollout, Save, Train
     from rlkit.types import Sampling
     from tests.bench.work import questions
 

@@ -15,7 +15,7 @@ from rlkit.engines import SGLangServer
 from rlkit.engines.server.states import ServerState
 from rlkit.engines.sglang_launch import Launch
 from rlkit.models.lora import add_lora
-from rlkit.sections import Lora
+from rlkit.recipe import Lora
 from rlkit.testing import random_model
 from tests.sglang.conftest import RETRY, Trainer
 

@@ -23,7 +23,7 @@ from rlkit.engines.torch.fused import FusedDecoder
 from rlkit.engines.torch.samplers import DecoderSampler
 from rlkit.models.actor import Actor
 from rlkit.models.lora import add_lora, base_model
-from rlkit.sections import Lora
+from rlkit.recipe import Lora
 from rlkit.testing import random_model
 from rlkit.testing.models import build_tokenizer
 from rlkit.types import Completion, Request, SampleKey, Sampling, StopReason

@@ -16,7 +16,7 @@ import pytest
 import torch
 from lightning.fabric import Fabric
 
-from rlkit import sections
+from rlkit import recipe as sections
 from rlkit.base.errors import RecipeError, RlkitError
 from rlkit.distributed.fsdp2 import make_fabric, unsharded
 from rlkit.distributed.ranks import Ranks, SideGroup
@@ -28,7 +28,7 @@ from rlkit.models.lora import base_model
 from rlkit.models.weights import PolicyWeights, full_state_dict
 from rlkit.ops.random import RowNoise
 from rlkit.optimizers import AdamW, Muon
-from rlkit.sections import Lora, Model, Train
+from rlkit.recipe import Lora, Model, Train
 from rlkit.train.models import Placer
 from rlkit.train.optim import make_optimizer
 

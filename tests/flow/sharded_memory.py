@@ -12,7 +12,7 @@ from lightning.fabric import Fabric
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from rlkit import sections
+from rlkit import recipe as sections
 from rlkit.cli.main import main
 from rlkit.distributed.fsdp2 import blocks, make_fabric
 from rlkit.engines.server.weight_check import policy_logps
@@ -20,7 +20,7 @@ from rlkit.models.actor import Actor
 from rlkit.models.load import load_policy
 from rlkit.models.lora import base_model
 from rlkit.models.size import find_config, size_of
-from rlkit.sections import Model
+from rlkit.recipe import Model
 from tests.conftest import FAST
 
 

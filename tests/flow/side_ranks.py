@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlkit import sections
+from rlkit import recipe as sections
 from rlkit.distributed.fsdp2 import make_fabric
 from rlkit.distributed.ranks import Ranks, SideGroup
 from rlkit.rollout.loop import EventLoop

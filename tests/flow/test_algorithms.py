@@ -16,9 +16,9 @@ import torch
 
 from rlkit.cli.main import main
 from rlkit.models.load import load_policy
+from rlkit.recipe import Model
 from rlkit.rollout.collate import collate
 from rlkit.rollout.service import RolloutService
-from rlkit.sections import Model
 from rlkit.train.metrics import Meter
 from rlkit.train.rollouts import Rollouts, await_scores
 from rlkit.types import RolloutBatch, Trajectory

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from rlkit.cli.views.compare import compare
 from rlkit.models.load import load_policy
-from rlkit.sections import Model
+from rlkit.recipe import Model
 from tests.conftest import read_jsonl, rlkit, rlkit_in_process, write_plugin
 
 pytestmark = pytest.mark.slow

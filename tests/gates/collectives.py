@@ -109,7 +109,7 @@ class Collectives:
         self.sources = sources
         self.methods = methods
         self.config = {
-            node.name for s in sources if "/sections/" in s.path or s.path.endswith("recipe.py") for node in s.tree.body
+            node.name for s in sources if "/recipe/" in s.path for node in s.tree.body
             if isinstance(node, ast.ClassDef)
         }  # fmt: skip
         self.functions: set[str] = set()

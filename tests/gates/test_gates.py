@@ -26,7 +26,7 @@ SOURCES = list((ROOT / "rlkit").rglob("*.py")) + list((ROOT / "plugins").glob("*
 FLOORS = [
     {"base", "types", "batch"},
     {"interfaces", "ops"},
-    {"hooks", "commands", "optimizers", "schedules", "registry", "recipe", "sections", "log"},
+    {"hooks", "commands", "optimizers", "schedules", "registry", "recipe"},
     {"distributed"},
     {"models"},
     {

@@ -95,9 +95,9 @@ def test_what_asks_nobody_is_allowed() -> None:
 def planted(body: str, more: str = "") -> list[str]:
     """Return what is found in a function of the trainer."""
     lines = "".join(f"    {line}\n" for line in body.splitlines())
-    text = f"from rlkit.sections import Train\n{more}\ndef planted(context, batch, ranks, train: Train):\n{lines}"
+    text = f"from rlkit.recipe import Train\n{more}\ndef planted(context, batch, ranks, train: Train):\n{lines}"
     own = Source("rlkit/train/planted.py", "train", text)
-    return list(Collectives([read(ROOT / "rlkit/sections/train.py"), own], METHODS).problems())
+    return list(Collectives([read(ROOT / "rlkit/recipe/train.py"), own], METHODS).problems())
 
 
 @pytest.mark.parametrize(

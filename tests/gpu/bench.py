@@ -52,7 +52,7 @@ def rlkit_side(work: Work, engine: Any = None) -> Metrics:
     from rlkit import Recipe, fit
     from rlkit.engines import TorchEngine
     from rlkit.interfaces.callback import Callback, StepEnd
-    from rlkit.sections import Fabric, Model, Rollout, Save, Train
+    from rlkit.recipe import Fabric, Model, Rollout, Save, Train
     from rlkit.types import Sampling
 
     ends: list[float] = []

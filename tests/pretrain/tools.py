@@ -89,7 +89,7 @@ def main() -> None:
     import torch
 
     from rlkit.models.load import load_policy, load_tokenizer
-    from rlkit.sections import Model
+    from rlkit.recipe import Model
 
     args = arguments(__doc__, steps=1000, batch=64)
     torch.manual_seed(0)

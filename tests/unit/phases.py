@@ -16,9 +16,8 @@ from rlkit.losses import PolicyGradient
 from rlkit.models.packing import PackedPasses
 from rlkit.ops.logps import ALL
 from rlkit.ops.random import RowNoise
-from rlkit.recipe import Recipe
+from rlkit.recipe import Model, Recipe, Rollout, Train
 from rlkit.rewards import ExactReward
-from rlkit.sections import Model, Rollout, Train
 from rlkit.tasks import Arithmetic
 from rlkit.testing import FakeEngine
 from rlkit.train.callbacks import Callbacks

@@ -24,10 +24,9 @@ from rlkit.base.errors import EngineError, RolloutError
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.interfaces.filter import GroupFilter
 from rlkit.interfaces.interaction import Interaction, Reply
-from rlkit.recipe import Recipe
+from rlkit.recipe import ConversationLimits, GroupReplay, Recipe, Rollout
 from rlkit.rollout.participants import Participants
 from rlkit.rollout.service import RolloutService
-from rlkit.sections import ConversationLimits, GroupReplay, Rollout
 from rlkit.train.ahead.beside import BesideStream
 from rlkit.train.ahead.colocated import ColocatedStream
 from rlkit.train.ahead.stream import RolloutStream, TrainedGroups

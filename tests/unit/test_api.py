@@ -28,9 +28,9 @@ from rlkit.cli.parsing.objects import as_data
 from rlkit.cli.parsing.parser import build
 from rlkit.cli.views.display import Display
 from rlkit.filters import ZeroSignal
+from rlkit.recipe import Fabric, KLLoss, Model, Rollout, Train, Validation
 from rlkit.registry import load_plugins
 from rlkit.rewards import Composite, ExactReward
-from rlkit.sections import Fabric, KLLoss, Model, Rollout, Train, Validation
 from rlkit.tasks.rows import Rows
 from rlkit.types import Sampling
 from tests.conftest import ROOT, read_jsonl

@@ -16,11 +16,10 @@ from rlkit.models.optimizer_state import state_bytes
 from rlkit.models.size import size_of
 from rlkit.ops.optimizers import Combined
 from rlkit.optimizers import AdamW, Muon, TorchOptimizer
-from rlkit.recipe import check
+from rlkit.recipe import FSDP2, Fabric, Lora, Train, check
 from rlkit.run.checkpoint.state import tensors
 from rlkit.run.preflight.estimate import optimizer_bytes
 from rlkit.schedules import Constant, Cosine, Linear
-from rlkit.sections import FSDP2, Fabric, Lora, Train
 from rlkit.testing.models import random_model
 from rlkit.train.optim import learning_rate, make_optimizer, set_learning_rate, weight_groups
 from tests.unit.phases import recipe

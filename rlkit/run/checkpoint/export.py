@@ -13,7 +13,7 @@ from rlkit.models.load import cast_weights, is_reward_model, load_policy, load_t
 from rlkit.models.lora import has_lora, merge_adapters
 from rlkit.models.save import save_policy
 from rlkit.models.source import locate
-from rlkit.sections import Model
+from rlkit.recipe import Model
 
 
 def export(

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from rlkit.base.errors import RecipeError, show
 from rlkit.models.checkpoints import CheckpointRef, load_checkpoint, tensor_shapes
+from rlkit.recipe import Rollout
 from rlkit.run.checkpoint.state import as_data, flat, restore, tensors
-from rlkit.sections import Rollout
 from rlkit.train.setup import TrainContext
 from rlkit.types import JsonObject
 

@@ -16,7 +16,7 @@ from rlkit.distributed.tensor_store import save_tensors
 from rlkit.models.checkpoint_schema import FORMAT, MANIFEST, STATE, Manifest, RunState
 from rlkit.models.store import Store, name_of, step_of
 from rlkit.models.tensor_files import TensorWriter, file_of
-from rlkit.sections import Save
+from rlkit.recipe import Save
 
 Best = tuple[float, int]
 """The best value of the metric `save.keep_best`, and the step of its checkpoint."""

@@ -9,8 +9,7 @@ from rlkit.base.errors import RolloutError, show
 from rlkit.data.data import Data
 from rlkit.interfaces.loss import Inputs
 from rlkit.models.source import source_of
-from rlkit.recipe import Recipe
-from rlkit.sections import Lora, Train
+from rlkit.recipe import Lora, Recipe, Train
 from rlkit.types import Prompt, Score, StopReason, Trajectory, Turn
 
 MIN_LORA_RATE = 5e-6

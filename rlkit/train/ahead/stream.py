@@ -12,10 +12,10 @@ from rlkit.base.errors import RolloutError
 from rlkit.base.tasks import cancel
 from rlkit.data.data import Data
 from rlkit.interfaces.advantage import Needs
+from rlkit.recipe import GroupReplay
 from rlkit.rollout.collect import BusyTimer
 from rlkit.rollout.gate import Gate
 from rlkit.rollout.service import RolloutService
-from rlkit.sections import GroupReplay
 from rlkit.train.ahead.buffer import ReplayBuffer
 from rlkit.train.ahead.group import PromptGroup
 from rlkit.train.ahead.ledger import Ledger

@@ -24,9 +24,9 @@ from rlkit.base.ranges import (
 )
 from rlkit.cli.main import main
 from rlkit.cli.parsing.values import describe
+from rlkit.recipe import Train
 from rlkit.registry import Registry
 from rlkit.rewards import MathReward
-from rlkit.sections import Train
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import torch
 from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
 from rlkit.cli.parsing.parser import parse, split
+from rlkit.recipe import FSDP2, Train
 from rlkit.registry.builtin import rlkit_recipes
-from rlkit.sections import FSDP2, Train
 
 
 @pytest.mark.parametrize("recipe", sorted(p.stem for p in rlkit_recipes().glob("*.yaml")))
@@ -261,7 +261,7 @@ def test_what_just_does_not_fit_is_refused(options: str, message: str) -> None:
         parse("fit", ["--recipe", "quickstart", *options.split()])
 
 
-@pytest.mark.parametrize("name", ["FSDP2", "rlkit.sections.FSDP2"])
+@pytest.mark.parametrize("name", ["FSDP2", "rlkit.recipe.FSDP2"])
 def test_a_section_may_be_named_as_a_class_with_or_without_options(name: str) -> None:
     for given, expected in (
         (name, FSDP2()),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rlkit.cli.main import main
 from rlkit.cli.views.data import BINS, histogram
 from rlkit.models.source import source_of
-from rlkit.sections import Model
+from rlkit.recipe import Model
 from rlkit.testing.models import build_tokenizer
 
 TEMPLATE = (

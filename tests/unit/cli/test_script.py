@@ -56,11 +56,11 @@ def test_two_classes_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch)
     from rlkit.cli.parsing.script import _Made, _Printer
 
     printer = _Printer()
-    first, second = (type("Model", (), {"__module__": name}) for name in ("rlkit.sections", "tests.conftest"))
-    for cls, module in ((first, "rlkit.sections"), (second, "tests.conftest")):
+    first, second = (type("Model", (), {"__module__": name}) for name in ("rlkit.recipe", "tests.conftest"))
+    for cls, module in ((first, "rlkit.recipe"), (second, "tests.conftest")):
         monkeypatch.setattr(f"{module}.Model", cls, raising=False)
     assert printer.call("f", {"a": _Made(first, {}), "b": _Made(second, {})}, 0) == "f(a=Model(), b=Model_())"
-    assert printer.imports() == "from rlkit.sections import Model\nfrom tests.conftest import Model as Model_\n"
+    assert printer.imports() == "from rlkit.recipe import Model\nfrom tests.conftest import Model as Model_\n"
 
 
 def test_what_does_not_fit_into_a_line_is_broken_at_its_own_depth() -> None:

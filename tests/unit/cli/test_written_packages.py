@@ -19,7 +19,7 @@ from rlkit.cli.main import main
 from rlkit.cli.scaffold import PLURALS, WRITTEN
 from rlkit.hooks import KINDS
 from rlkit.models.load import load_tokenizer
-from rlkit.sections import Model
+from rlkit.recipe import Model
 from tests.conftest import ROOT, read_jsonl
 
 TINY = ROOT / "rlkit" / "models" / "tiny"

@@ -9,7 +9,7 @@ import torch
 
 from rlkit.distributed.fsdp2 import make_fabric
 from rlkit.distributed.kernels import choose_kernels
-from rlkit.sections import Fabric
+from rlkit.recipe import Fabric
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ from rlkit.engines.server.retry import ServerRetryPolicy
 from rlkit.engines.sglang import trainer_gpus
 from rlkit.engines.sglang_launch import Launch, adapter_arguments, command, environment
 from rlkit.models.load import load_policy
-from rlkit.sections import Lora, Model
+from rlkit.recipe import Lora, Model
 from rlkit.train.setup import fabric_for
 from tests.conftest import ROOT
 

@@ -18,7 +18,7 @@ from rlkit.models.actor import Actor
 from rlkit.models.load import load_policy
 from rlkit.ops.logps import LOGPS, logits_logps, token_logps
 from rlkit.ops.random import RowNoise
-from rlkit.sections import Lora, Model
+from rlkit.recipe import Lora, Model
 from rlkit.testing import random_model
 from rlkit.train.metrics import Meter
 from rlkit.train.update import MiniBatch, embedding_noise, update_policy

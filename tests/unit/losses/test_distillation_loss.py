@@ -22,7 +22,7 @@ from rlkit.models.load import load_policy
 from rlkit.models.reference import FrozenPolicy
 from rlkit.ops.kl import jensen_shannon
 from rlkit.ops.logps import MIN_PROB, TokenStatistics, logits_logps, token_logps
-from rlkit.sections import Model, Teacher
+from rlkit.recipe import Model, Teacher
 from rlkit.testing import example_trajectory, random_model
 from rlkit.train.teacher import compute_teacher_logps
 from rlkit.types import PolicyOutput, Reads, TrainBatch

@@ -17,12 +17,12 @@ from rlkit.cli.main import main
 from rlkit.losses import BinaryCrossEntropy
 from rlkit.models.load import load_tokenizer, stop_ids
 from rlkit.models.save import save_policy
+from rlkit.recipe import Model
 from rlkit.rewards import ModelReward
 from rlkit.rollout.collate import add_rewards, collate
 from rlkit.rollout.recorded import recorded_group
 from rlkit.rollout.template import ChatTemplate
 from rlkit.run.evaluate import compare_turns
-from rlkit.sections import Model
 from rlkit.tasks.recorded import recording
 from rlkit.testing import check_loss, save_random_model
 from rlkit.train.objective import Objective

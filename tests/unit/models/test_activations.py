@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig
 
 from rlkit.models.activations import token_limit
-from rlkit.sections import Fabric, Lora, Model, Train
+from rlkit.recipe import Fabric, Lora, Model, Train
 
 MIB = 2**20
 

@@ -30,12 +30,12 @@ from rlkit.models.checkpoint_schema import MANIFEST, Numbers, RunState
 from rlkit.models.checkpoints import load_checkpoint, newest_intact, open_checkpoint, verify
 from rlkit.models.store import Store, name_of
 from rlkit.models.tensor_files import TensorReader, TensorWriter, _sync, file_of, read_header
+from rlkit.recipe import Save
 from rlkit.run.checkpoint.write import Best, Saver, Writer
 from rlkit.run.folder import RunFolder
 from rlkit.run.metrics_log import MetricsLog
 from rlkit.run.record import RunRecord
 from rlkit.run.session import Session
-from rlkit.sections import Save
 from rlkit.testing.contracts import example_batch
 from tests.conftest import read_jsonl
 

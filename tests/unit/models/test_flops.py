@@ -12,7 +12,7 @@ import torch
 from rlkit.models.critic import ValueModel
 from rlkit.models.flops import learning_flops, peak_flops
 from rlkit.models.lora import add_lora, base_model
-from rlkit.sections import Critic, Fabric, Lora
+from rlkit.recipe import Critic, Fabric, Lora
 from rlkit.testing import random_model
 from rlkit.train.metrics import Meter
 from rlkit.train.models import TrainableModule

@@ -17,7 +17,7 @@ from rlkit.models.critic import ValueModel
 from rlkit.models.load import load_backbone, load_policy
 from rlkit.models.reference import Reference
 from rlkit.models.weights import PolicyWeights
-from rlkit.sections import Critic, Fabric, Lora, Model, Train
+from rlkit.recipe import Critic, Fabric, Lora, Model, Train
 from rlkit.train.optim import make_optimizer
 
 HALF, WHOLE = (Model("tiny", lora=Lora(rank=4, alpha=8), dtype=dtype) for dtype in ("bfloat16", "float32"))  # type: ignore[arg-type]

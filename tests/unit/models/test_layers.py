@@ -12,7 +12,7 @@ from torch import Tensor
 from rlkit.models.layers import fuse_layers
 from rlkit.models.lora import adapters_off, add_lora
 from rlkit.ops import layers
-from rlkit.sections import Lora
+from rlkit.recipe import Lora
 from rlkit.testing import random_model
 
 KINDS = ["llama", "mistral", "qwen2", "qwen3"]

@@ -17,7 +17,7 @@ from rlkit.models.reference import Reference
 from rlkit.models.save import save_policy
 from rlkit.models.source import SHIPPED
 from rlkit.models.weights import PolicyWeights, full_state_dict
-from rlkit.sections import Lora, Model
+from rlkit.recipe import Lora, Model
 from rlkit.testing import random_model, save_random_model
 
 TOKENS = torch.tensor([[5, 6, 7, 8, 9, 10], [9, 8, 7, 6, 0, 0]])

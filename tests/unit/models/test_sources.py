@@ -18,7 +18,7 @@ from rlkit.models.load import load_backbone, load_config, load_policy, load_toke
 from rlkit.models.lora import has_lora, merge_adapters
 from rlkit.models.save import save_policy
 from rlkit.models.source import ADAPTER, ADAPTER_WEIGHTS, SHIPPED, locate
-from rlkit.sections import Lora, Model
+from rlkit.recipe import Lora, Model
 from rlkit.testing import save_random_model
 
 TOKENS = torch.tensor([[5, 6, 7, 8, 9, 10], [9, 8, 7, 6, 11, 12]])

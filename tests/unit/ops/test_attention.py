@@ -14,10 +14,9 @@ from rlkit.cli.main import main
 from rlkit.engines.torch.decoder import Decoder, why_not
 from rlkit.models.actor import Actor
 from rlkit.models.load import load_backbone, load_policy
-from rlkit.recipe import check
+from rlkit.recipe import Fabric, Model, check
 from rlkit.recipe import model as recipes
 from rlkit.run.preflight.plan import batches
-from rlkit.sections import Fabric, Model
 from rlkit.testing import random_model
 from rlkit.train.setup import fabric_for
 from tests.unit.phases import recipe

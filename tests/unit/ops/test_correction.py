@@ -21,7 +21,7 @@ from rlkit.ops.correction import (
     logp_mismatch,
     off_policy_tokens,
 )
-from rlkit.sections import KLReward, Rejection, Shaping
+from rlkit.recipe import KLReward, Rejection, Shaping
 from rlkit.testing import example_batch, example_trajectory
 from rlkit.train.credit import KLPenalty, RewardShaper
 from rlkit.types import Score

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import MISSING, fields
 from typing import Any
 
-from rlkit import sections
-from rlkit.log import Log, RolloutLog
+from rlkit import recipe as sections
 from rlkit.optimizers import AdamW
-from rlkit.recipe import Recipe
+from rlkit.recipe import Log, Recipe, RolloutLog
 from rlkit.schedules import Constant
 from rlkit.types import Sampling
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
 from rlkit.models.load import load_tokenizer
+from rlkit.recipe import Model
 from rlkit.rollout import lengths
 from rlkit.rollout.lengths import measure, shorten
 from rlkit.rollout.template import ChatTemplate
-from rlkit.sections import Model
 from rlkit.testing import save_random_model
 from rlkit.types import Message, Prompt
 from tests.conftest import read_jsonl

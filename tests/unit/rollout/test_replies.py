@@ -16,12 +16,12 @@ from rlkit.cli.main import main
 from rlkit.cli.parsing import parser
 from rlkit.interfaces.environment import Environment, Observation
 from rlkit.interfaces.tool import State, Tool
+from rlkit.recipe import ConversationLimits
 from rlkit.registry import load_plugins
 from rlkit.rollout.conversation import Limits
 from rlkit.rollout.participants import Participants
 from rlkit.rollout.replies import WIDEST, note, reply_limit, without_middle
 from rlkit.rollout.template import ChatTemplate
-from rlkit.sections import ConversationLimits
 from rlkit.testing.models import build_tokenizer
 from rlkit.tools import Calculator
 from rlkit.types import Message, StopReason

@@ -25,6 +25,7 @@ from rlkit.interfaces.interaction import Interaction, Reply
 from rlkit.interfaces.reward import RewardManager
 from rlkit.interfaces.tool import State, Tool, ToolReply
 from rlkit.parsers import HermesParser
+from rlkit.recipe import ConversationLimits
 from rlkit.rollout import loop as loop_module
 from rlkit.rollout import service as module
 from rlkit.rollout.collect import collect
@@ -33,7 +34,6 @@ from rlkit.rollout.participants import Participants
 from rlkit.rollout.service import RolloutService
 from rlkit.rollout.template import ChatTemplate
 from rlkit.rollout.workers import Workers
-from rlkit.sections import ConversationLimits
 from rlkit.testing import ScriptedEngine, example_trajectory
 from rlkit.types import Completion, Message, Prompt, Request, Sampling, Score, Trajectory
 from tests.conftest import ROOT

@@ -12,11 +12,10 @@ from rlkit.cli.main import main
 from rlkit.cli.parsing.parser import parse
 from rlkit.models.load import load_config, load_policy
 from rlkit.models.size import SHAPES, size_of
-from rlkit.recipe import Recipe
+from rlkit.recipe import Model, Recipe
 from rlkit.registry.builtin import rlkit_recipes
 from rlkit.rollout.lengths import AnswerSizes
 from rlkit.run.preflight import estimate
-from rlkit.sections import Model
 
 LORA = ("--model.lora.rank=32", "--model.lora.alpha=32")
 SCORE = (

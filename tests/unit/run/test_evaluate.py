@@ -12,10 +12,10 @@ from rlkit.cli.main import main
 from rlkit.cli.views.display import comparison, metric_rows
 from rlkit.models.checkpoint_schema import Numbers, RunState
 from rlkit.ops.statistics import bootstrap, wilson
+from rlkit.recipe import Validation
 from rlkit.run.evaluate import Evaluation, samplings
 from rlkit.run.progress import Progress
 from rlkit.run.validation_metrics import GradedCompletion, metrics
-from rlkit.sections import Validation
 from rlkit.testing import example_trajectory
 from rlkit.types import Sampling
 from tests.conftest import read_jsonl

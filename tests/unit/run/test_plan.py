@@ -13,9 +13,9 @@ from rlkit.cli.parsing.parser import parse
 from rlkit.data.data import load_data
 from rlkit.models.load import load_tokenizer
 from rlkit.ops.batching import assign
+from rlkit.recipe import Model
 from rlkit.rollout.template import CALL_ID, USER, ChatTemplate
 from rlkit.run.preflight import plan
-from rlkit.sections import Model
 from rlkit.types import Prompt, Score
 
 DPO = ("--loss=DPO", "--advantage=null")

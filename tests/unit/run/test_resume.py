@@ -12,9 +12,9 @@ from rlkit.base.errors import CheckpointError, RecipeError
 from rlkit.models.checkpoint_schema import Numbers, RunState
 from rlkit.models.checkpoints import CheckpointRef
 from rlkit.models.store import Store
+from rlkit.recipe import KLReward, Shaping
 from rlkit.run.checkpoint.resume import compare
 from rlkit.run.checkpoint.state import as_data, numbers, restore
-from rlkit.sections import KLReward, Shaping
 from rlkit.train.credit import RewardTransforms
 
 RECIPE: dict[str, Any] = {

@@ -13,9 +13,8 @@ import rlkit
 from rlkit.cli.main import main
 from rlkit.data.prompts import held_out
 from rlkit.interfaces.task import Split, Task
-from rlkit.recipe import check
+from rlkit.recipe import Validation, check
 from rlkit.run.checkpoint.resume import validation_options as of_recipe
-from rlkit.sections import Validation
 from rlkit.tasks import Arithmetic
 from rlkit.types import Prompt, Row
 from tests.conftest import FAST, read_jsonl

@@ -15,8 +15,8 @@ from rlkit.data.data import Data
 from rlkit.engines import TorchEngine
 from rlkit.interfaces.task import Split, Task
 from rlkit.models.load import load_tokenizer
+from rlkit.recipe import Model, Train
 from rlkit.rollout.dialogue import Dialogue
-from rlkit.sections import Model, Train
 from rlkit.tasks import GSM8K, Arithmetic, HFDataset, Jsonl
 from rlkit.testing import check_task
 from rlkit.types import Prompt

@@ -10,8 +10,8 @@ import torch
 
 from rlkit.base.errors import PartError
 from rlkit.interfaces.advantage import AdvantageEstimator
+from rlkit.recipe import Correction, KLReward, Rejection, Shaping
 from rlkit.rollout.collate import add_rewards, collate
-from rlkit.sections import Correction, KLReward, Rejection, Shaping
 from rlkit.testing import example_trajectory
 from rlkit.train.credit import (
     RewardShaper,

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rlkit.sections import Teacher
+from rlkit.recipe import Teacher
 from rlkit.testing import random_model
 from rlkit.testing.models import build_tokenizer
 from rlkit.train.credit import distill

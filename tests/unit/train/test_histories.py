@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rlkit.base.errors import EngineError, RolloutError
-from rlkit.sections import GroupReplay
+from rlkit.recipe import GroupReplay
 from rlkit.train.ahead.stream import TrainedGroups
 from rlkit.train.metrics import Meter
 from tests.unit.simulation import Data, Engine, Plan, Service, open_stream, simulate

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from rlkit.advantages import OptimalTokenBaseline
+from rlkit.recipe import Correction, Critic, KLLoss, KLReward, Rejection
 from rlkit.rollout.collate import collate
-from rlkit.sections import Correction, Critic, KLLoss, KLReward, Rejection
 from rlkit.testing import example_trajectory
 from rlkit.train.logps import compute_logps, measure_gap
 from rlkit.train.metrics import Meter

@@ -24,11 +24,10 @@ from rlkit.data.data import load_data
 from rlkit.data.mixtures import recipe_of
 from rlkit.losses import DPO, CrossEntropy
 from rlkit.models.packing import PackedPasses
-from rlkit.recipe import Recipe, check
+from rlkit.recipe import KLLoss, Mixture, Recipe, check
 from rlkit.run.preflight import estimate, plan
 from rlkit.run.preflight.dryrun import _longest
 from rlkit.run.progress import Progress
-from rlkit.sections import KLLoss, Mixture
 from rlkit.tasks import Arithmetic
 from rlkit.train.logps import compute_logps
 from rlkit.train.metrics import Meter

@@ -15,7 +15,7 @@ from rlkit.base.errors import PartError
 from rlkit.interfaces.loss import Inputs, PolicyLoss
 from rlkit.losses import ClipLoss, PolicyGradient
 from rlkit.ops.aggregate import Aggregation
-from rlkit.sections import Correction, KLLoss, Rejection
+from rlkit.recipe import Correction, KLLoss, Rejection
 from rlkit.train.objective import Counts, LogLinear, LossShare, Objective, count_tokens, value_share
 from rlkit.types import LossOutput, PolicyOutput, TrainBatch
 from tests.unit.phases import ready, recipe

@@ -15,10 +15,9 @@ from rlkit.interfaces.loss import Inputs
 from rlkit.models.ema import WeightAverage
 from rlkit.models.reference import Reference
 from rlkit.ops.statistics import Moments
-from rlkit.recipe import VALIDATION_METRICS
+from rlkit.recipe import VALIDATION_METRICS, Correction, Critic, KLReward
 from rlkit.run import evaluate as evaluation
 from rlkit.run.evaluate import evaluate
-from rlkit.sections import Correction, Critic, KLReward
 from rlkit.testing import example_trajectory
 from rlkit.train import metrics as metrics_module
 from rlkit.train import phases, rl

@@ -17,9 +17,9 @@ from rlkit.models.actor import Actor
 from rlkit.models.ema import WeightAverage
 from rlkit.models.load import load_policy, load_tokenizer, stop_ids
 from rlkit.models.reference import AveragedPolicy
+from rlkit.recipe import Model, Teacher
 from rlkit.rollout.collate import collate
 from rlkit.rollout.template import ChatTemplate
-from rlkit.sections import Model, Teacher
 from rlkit.testing import random_model
 from rlkit.testing.models import save_random_model
 from rlkit.train.teacher import teacher_rows

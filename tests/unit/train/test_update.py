@@ -17,7 +17,7 @@ from rlkit.interfaces.loss import Inputs, TokenLoss
 from rlkit.losses import DPO, ClipLoss, PolicyGradient
 from rlkit.models.packing import PackedPasses
 from rlkit.ops.random import permutation
-from rlkit.sections import Critic, KLLoss, Rejection, Train
+from rlkit.recipe import Critic, KLLoss, Rejection, Train
 from rlkit.train.metrics import Meter
 from rlkit.train.objective import LossShare
 from rlkit.train.update import (

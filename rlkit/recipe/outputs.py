@@ -1,14 +1,15 @@
-"""Checkpoints and validations of a run."""
+"""The sections of validation, and of what a run writes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from annotated_types import Ge, Le
 
 from rlkit.base.names import Name, OutputPath
 from rlkit.base.ranges import NUMBER, NonNegativeInt, PositiveInt
+from rlkit.interfaces.callback import Logger
 from rlkit.interfaces.task import Task
 from rlkit.types import Sampling
 
@@ -57,3 +58,45 @@ class Validation:
     sampling: Sampling | None = None
     patience: PositiveInt | None = None
     watch: str = "accuracy"
+
+
+@dataclass
+class Profile:
+    """Traces of single steps, in `profile/` of the run folder; null for none.
+
+    Each rank writes `step-00003.trace.json.gz` (open it at ui.perfetto.dev), `step-00003.txt` (operators by time)
+    and, on a GPU, `step-00003.memory.pickle` (open it at pytorch.org/memory_viz). Profiled steps are slower; their
+    results are the same.
+
+    Args:
+        steps: The steps to profile, from 1.
+    """
+
+    steps: list[PositiveInt]
+
+
+@dataclass
+class RolloutLog:
+    """The trajectories that the run folder keeps: about 10 bytes per token.
+
+    Args:
+        every: Steps between two files; 0 for no files, validations included.
+        limit: Maximum number of trajectories of a step over all ranks, in complete groups and at least one group; null
+            for all. All trajectories of a validation are kept.
+    """
+
+    every: NonNegativeInt = 1
+    limit: PositiveInt | None = 64
+
+
+@dataclass
+class Log:
+    """Loggers of metrics besides `metrics.jsonl`, and the trajectories that are kept.
+
+    Args:
+        loggers: Loggers of the metrics: `Wandb`, `TensorBoard`, `MLflow`, `CSV` or one from a plugin.
+        rollouts: Trajectories that are kept.
+    """
+
+    loggers: list[Logger] = field(default_factory=list)
+    rollouts: RolloutLog = field(default_factory=RolloutLog)

@@ -1,0 +1,98 @@
+"""Checks of the models that a recipe names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+from rlkit.base.errors import show
+from rlkit.interfaces.loss import Inputs
+from rlkit.recipe.recipe import Recipe, option
+
+TEMPLATE_ARGUMENTS = {
+    "conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt", "tokenize",
+    "continue_final_message", "return_dict", "return_tensors", "padding", "truncation", "max_length",
+    "return_assistant_tokens_mask", "tokenizer_kwargs",
+}  # fmt: skip
+"""Arguments of transformers' `apply_chat_template` that are not template variables."""
+
+FLASH = {
+    "flash_attention_2": ("flash_attn", "flash-attn"),
+    "flash_attention_3": ("flash_attn_interface", "flash-attn-3"),
+}
+"""Implementations of attention that need a GPU and 16 bits: the module and the package of each."""
+
+
+def check_model(recipe: Recipe) -> Iterator[str]:
+    """Yield the problems of the model's options."""
+    teachers = {} if recipe.teacher is None else recipe.teacher.paths()
+    for key, path in {
+        "model.path": recipe.model.path,
+        "critic.path": option(recipe, "critic.path"),
+        **teachers,
+    }.items():
+        yield from _check_path(key, path)
+    for name in recipe.model.chat_template_kwargs or ():
+        if name in TEMPLATE_ARGUMENTS:
+            yield f"model.chat_template_kwargs sets {name!r}, which rlkit sets itself; remove it"
+    yield from _check_head(recipe)
+    yield from _check_attention(recipe)
+
+
+def _check_path(key: str, path: object) -> Iterator[str]:
+    if not isinstance(path, str):
+        return
+    looks_local = path.startswith((".", "/", "~")) or (path.count("/") > 1 and "://" not in path)
+    if looks_local and not os.path.isdir(os.path.expanduser(path)):
+        yield (
+            f"{key} is {show(path)}, which is no folder; use a folder of a model, an adapter or a run, a hub name, or "
+            "`tiny`"
+        )
+
+
+UNSCORED = (
+    "critic", "kl_loss", "kl_reward", "reference", "correction", "rejection", "train.entropy_coef",
+    "train.off_policy_mask_threshold", "validation.sampling",
+)  # fmt: skip
+"""Sections and options that concern sampled tokens and their log-probs."""
+
+
+def _check_head(recipe: Recipe) -> Iterator[str]:
+    loss, scores = recipe.loss, recipe.model.head == "score"
+    name = type(loss).__name__
+    if Inputs.SCORES in loss.inputs and not scores:
+        yield f"loss {name} trains a reward model, but model.head is {recipe.model.head!r}; set model.head: score"
+    if not scores:
+        return
+    reward_model = "model.head is 'score': a reward model, which predicts no tokens, but"
+    if not recipe.rollout.engine.recorded:
+        engine = type(recipe.rollout.engine).__name__
+        yield f"{reward_model} rollout.engine {engine} samples them; set rollout.engine: Recorded"
+    if Inputs.SCORES not in loss.inputs:
+        yield (
+            f"{reward_model} loss {name} reads their log-probs; choose loss: BradleyTerry, or BinaryCrossEntropy for "
+            "turn rewards, or set model.head: lm"
+        )
+    for key in UNSCORED:
+        if option(recipe, key):
+            yield f"{reward_model} the recipe has `{key}`; remove it"
+
+
+def _check_attention(recipe: Recipe) -> Iterator[str]:
+    name, fabric = recipe.model.attention, recipe.fabric
+    if name not in FLASH:
+        return
+    module, package = FLASH[name]
+    if find_spec(module) is None:
+        yield f"model.attention is {name!r}, but {module} is not installed; install {package}, or choose sdpa"
+    if fabric.accelerator not in {"auto", "gpu", "cuda"}:
+        yield (
+            f"model.attention is {name!r}, which needs a GPU, but fabric.accelerator is {fabric.accelerator!r}; "
+            "set model.attention: sdpa"
+        )
+    if not fabric.precision.startswith("bf16"):
+        yield (
+            f"model.attention is {name!r}, which computes only in 16 bits, but fabric.precision is "
+            f"{fabric.precision!r}; set fabric.precision: bf16-mixed, or model.attention: sdpa"
+        )

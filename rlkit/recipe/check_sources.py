@@ -1,0 +1,165 @@
+"""Checks of where completions, rewards and advantages come from, and of rollouts that run ahead of the trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlkit.interfaces.loss import Inputs, SequenceLoss
+from rlkit.recipe.recipe import Recipe
+from rlkit.recipe.train import Mixture
+
+SAMPLED = (
+    "teacher", "kl_reward", "correction", "rejection", "shaping", "tools", "interaction", "environment", "conversation",
+)  # fmt: skip
+"""Sections that concern sampled completions."""
+
+
+def check_recorded(recipe: Recipe) -> Iterator[str]:
+    """Yield a problem for each section that is missing, and each that does not fit recorded completions."""
+    loss, recorded = recipe.loss, recipe.rollout.engine.recorded
+    name = type(loss).__name__
+    if Inputs.ADVANTAGES in loss.inputs and recipe.advantage is None and recipe.teacher is None:
+        yield f"loss {name} reads advantages, but the recipe has no `advantage:`; add one, such as advantage: GRPO"
+    if Inputs.ADVANTAGES not in loss.inputs:
+        for section in ("advantage", "critic", "teacher"):
+            if getattr(recipe, section) is not None and not (section == "teacher" and loss.forward.teacher_top):
+                yield f"loss {name} reads no advantages, but the recipe has a section `{section}:`; remove it"
+    is_distilled = recipe.teacher is not None and recipe.advantage is None
+    if recipe.reward is None and not recorded and Inputs.REWARDS in loss.inputs and not is_distilled:
+        yield f"loss {name} reads rewards, but the recipe has no `reward:`; add one, such as reward: MathReward"
+    if recipe.reward is None and recipe.validation is not None and recipe.generates:
+        yield "validation scores completions, but the recipe has no `reward:`; add one, or set validation: null"
+    if recorded:
+        yield from _check_engine(recipe)
+
+
+def _check_engine(recipe: Recipe) -> Iterator[str]:
+    rollout = recipe.rollout
+    recorded = "rollout.engine is Recorded, whose completions no policy has sampled, but"
+    temperature = rollout.sampling.temperature
+    for section in SAMPLED:
+        if getattr(recipe, section) and not (section == "teacher" and recipe.loss.forward.teacher_top):
+            yield f"{recorded} the recipe has a section `{section}:`; remove it"
+    if rollout.filter is not None:
+        yield f"{recorded} the recipe has a rollout.filter; remove it"
+    if recipe.train.old_logps != "recompute":
+        yield f"{recorded} train.old_logps is {recipe.train.old_logps}; set it to recompute"
+    if temperature != 1:
+        yield f"{recorded} rollout.sampling.temperature is {temperature}; set validation.sampling instead"
+    if rollout.oversample > 1:
+        yield f"{recorded} rollout.oversample is {rollout.oversample}; set it to 1"
+
+
+def check_teacher(recipe: Recipe) -> Iterator[str]:
+    """Yield the problems of the section `teacher`."""
+    teacher, temperature = recipe.teacher, recipe.rollout.sampling.temperature
+    name, reads_teacher = type(recipe.loss).__name__, bool(recipe.loss.forward.teacher_top)
+    if teacher is None:
+        if reads_teacher:
+            yield f"loss {name} reads a teacher, but the recipe has no `teacher:`; add one with the path of a model"
+        return
+    if reads_teacher and teacher.coef != 1:
+        yield f"teacher.coef is {teacher.coef:g}, the weight of an advantage, but loss {name} reads none; remove it"
+    if teacher.context is None and not teacher.paths():
+        yield (
+            "teacher.path is null: the policy itself, which without teacher.context has nothing to teach; set "
+            'teacher.context, such as "{prompt}\\nThe answer is {answer}.", or the path of another model'
+        )
+    if teacher.urls is None:
+        return
+    if not teacher.urls:
+        yield "teacher.urls names no server; add one, or set it to null to load the teacher here"
+    for url in teacher.urls:
+        if not url.startswith(("http://", "https://")):
+            yield f"teacher.urls has {url!r}, expected http://… or https://…"
+    if teacher.path is None:
+        yield "teacher.urls are servers of a teacher, but teacher.path does not name their model; set it"
+    if temperature != 1:
+        yield (
+            f"rollout.sampling.temperature is {temperature}, but the servers at teacher.urls return log-probs of "
+            "temperature 1; set it to 1, or teacher.urls to null"
+        )
+
+
+def check_staleness(recipe: Recipe) -> Iterator[str]:
+    """Yield a problem for each option that does not fit `rollout.max_staleness`."""
+    rollout, name = recipe.rollout, "rollout.max_staleness"
+    if not rollout.max_staleness:
+        if rollout.lead:
+            yield f"rollout.lead is {rollout.lead:g}, but {name} is 0; set {name} to 1 or more, or remove rollout.lead"
+        if rollout.replay is not None:
+            yield f"rollout.replay trains on groups of earlier steps, but {name} is 0; set {name} to 1 or more"
+        return
+    stale = f"{name} is {rollout.max_staleness}, but"
+    if rollout.lead is not None and rollout.lead > rollout.max_staleness:
+        yield f"rollout.lead is {rollout.lead:g}, expected at most {name}, which is {rollout.max_staleness}"
+    ratio = recipe.train.old_logps != "recompute" and Inputs.OLD_LOGPS in recipe.loss.inputs
+    any_samples = (
+        isinstance(recipe.loss, SequenceLoss) or recipe.loss.forward.teacher_top
+    )  # losses per sequence, and of distributions
+    if recipe.correction is None and recipe.rejection is None and not ratio and not any_samples:
+        yield (
+            f"{stale} nothing corrects for tokens of older weights: set train.old_logps: rollout (the loss clips the "
+            "ratio of the current weights to those that sampled; only for losses with ratios) or loglinear (A-3PO), "
+            "or add correction: {high: 2.0} (weighs each token by that ratio) or rejection: {high: 2.0} (leaves out "
+            "the tokens with the largest ratios)"
+        )
+    if not (rollout.engine.interruptible or rollout.engine.beside):
+        yield (
+            f"{stale} rollout.engine {type(rollout.engine).__name__} cannot be interrupted, and does not sample "
+            "during training; choose TorchEngine"
+        )
+    if rollout.max_conversations is not None and not rollout.engine.beside:
+        yield f"{stale} rollout.max_conversations does not limit interrupted conversations; set rollout.lead instead"
+    if rollout.oversample > 1:
+        yield (
+            f"{stale} rollout.oversample is {rollout.oversample}, although no step waits for its slowest groups: they "
+            "continue in the next one; set rollout.oversample to 1"
+        )
+    if recipe.curriculum is not None:
+        yield (
+            f"{stale} curriculum {type(recipe.curriculum).__name__} orders prompts by the outcomes of all "
+            f"previous steps, which are unknown when prompts start ahead; remove it, or set {name} to 0"
+        )
+
+
+def check_mixtures(recipe: Recipe) -> Iterator[str]:
+    """Yield the problems of the section `mix`."""
+    for name, mixture in (recipe.mix or {}).items():
+        yield from _check_loss(recipe, f"mix.{name}", mixture)
+        yield from _check_stream(recipe, f"mix.{name}", mixture)
+
+
+def _check_loss(recipe: Recipe, key: str, mixture: Mixture) -> Iterator[str]:
+    loss = mixture.loss
+    if loss is None:
+        if not recipe.generates:
+            yield f"{key}.loss is CrossEntropy, which does not fit model.head: score; set it to BradleyTerry"
+        return
+    name = type(loss).__name__
+    if Inputs.ADVANTAGES in loss.inputs or Inputs.OLD_LOGPS in loss.inputs:
+        yield f"{key}.loss {name} reads advantages or old log-probs, but a mixture has none; choose CrossEntropy"
+    elif loss.forward.teacher_top:
+        yield f"{key}.loss {name} reads a teacher, but a mixture has none; choose CrossEntropy"
+    elif (Inputs.SCORES in loss.inputs) == recipe.generates:
+        yield f"{key}.loss {name} does not fit model.head: {recipe.model.head}; choose another loss"
+    elif Inputs.REWARDS in loss.inputs and mixture.task is None:
+        yield f"{key}.loss {name} compares completions by their rewards, but {key} has no task; add one, with rewards"
+
+
+def _check_stream(recipe: Recipe, key: str, mixture: Mixture) -> Iterator[str]:
+    train, rollout = recipe.train, recipe.rollout
+    prompts = mixture.prompts_per_step
+    if mixture.task is None:
+        if prompts is not None:
+            yield f"{key}.prompts_per_step is {prompts}, but {key} has no task to draw them from; add one, or remove it"
+        if not (recipe.tools or recipe.interaction or recipe.environment or rollout.engine.recorded):
+            yield (
+                f"{key} has no task, so it trains on the replies of tools, users and environments, but the recipe has "
+                f"none of these; add {key}.task"
+            )
+    if prompts is not None and prompts < train.minibatches:
+        yield (
+            f"{key}.prompts_per_step is {prompts}, but train.minibatches is {train.minibatches}, and a group is never "
+            f"divided; set it to {train.minibatches} or more"
+        )
