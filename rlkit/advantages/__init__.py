@@ -1,4 +1,8 @@
-"""Advantage estimators, one per file."""
+"""Advantage estimators, one per file.
+
+What belongs here: an estimator's formula with its source, and the options in it. What does not: the shaping and
+correction of rewards before it (`rlkit.train.credit`), and the mathematics that several share (`rlkit.ops`).
+"""
 
 from rlkit.advantages.gae import GAE
 from rlkit.advantages.gdpo import GDPO

@@ -1,4 +1,9 @@
-"""Rollout engines, one product or method a room, and what the rest of rlkit asks of products without naming them."""
+"""Rollout engines, one product or method each, and what the rest of rlkit asks of products without naming them.
+
+What belongs here: the engines by name; SGLang's, in the modules `sglang*`; rooms for TorchEngine (`torch`) and for
+what any server engine shares (`server`). What does not: conversations (`rlkit.rollout`). Nothing outside of this room
+names a product; an engine for another one is a package on `rlkit.engines.server`.
+"""
 
 from __future__ import annotations
 

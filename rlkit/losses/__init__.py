@@ -1,4 +1,8 @@
-"""Policy losses: one a file."""
+"""Policy losses, one per file.
+
+What belongs here: a loss's formula with its source, and the options in it. What does not: aggregation over tokens
+(`rlkit.ops.aggregate`), KL and entropy terms and the update itself (`rlkit.train.objective`, `rlkit.train.update`).
+"""
 
 from rlkit.losses.cispo import CISPO
 from rlkit.losses.clip import ClipLoss

@@ -1,4 +1,8 @@
-"""Tool-call parsers: one a file; `rlkit.parsers.detect` chooses one by a chat template."""
+"""Tool-call parsers: one per file; `detect` chooses one by a chat template.
+
+What belongs here: the syntax of a model family's tool calls, read from the policy's text without running any of it.
+What does not: calling the tools (`rlkit.rollout.participants`).
+"""
 
 from rlkit.parsers.deepseek import DeepSeekParser
 from rlkit.parsers.hermes import HermesParser

@@ -1,4 +1,8 @@
-"""Rewards, one per file."""
+"""Rewards, one per file.
+
+What belongs here: built-in rewards, and rewards that combine, choose or call others. What does not: extraction and
+comparison of final answers (`rlkit.ops.answers`), and workers and deadlines (`rlkit.rollout.scoring`).
+"""
 
 from rlkit.rewards.composite import Composite
 from rlkit.rewards.episode import EpisodeReward

@@ -1,4 +1,8 @@
-"""Tasks: where prompts come from."""
+"""Tasks: where prompts come from.
+
+What belongs here: a built-in task per file, and how files and data sets become rows. What does not: which rows a run
+trains on and in which order (`rlkit.data`), and conversations about them (`rlkit.rollout`).
+"""
 
 from rlkit.tasks.arithmetic import Arithmetic
 from rlkit.tasks.files import HFDataset, Jsonl

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 from tests.conftest import ROOT
 from tests.gates.picture import PICTURE, picture
+from tests.gates.test_gates import imports
 
 SOURCES = [*(ROOT / "rlkit").rglob("*.py"), *(ROOT / "plugins").glob("*/src/**/*.py")]
 
@@ -180,10 +181,41 @@ def test_any_stands_in_few_lines() -> None:
     assert counts.total() <= 4.5 * lines / 1000, counts.most_common(10)
 
 
-def test_a_room_has_at_most_20_files() -> None:
-    modules = (path for path in (ROOT / "rlkit").rglob("*.py") if not path.stem.startswith("__"))
-    rooms = Counter(path.parent for path in modules)
-    assert {str(room.relative_to(ROOT)): count for room, count in rooms.items() if count > 20} == {}
+def rooms() -> dict[str, list[Path]]:
+    """Return the folders with modules, and their modules; not the examples that `rlkit plugins show` prints."""
+    modules: dict[str, list[Path]] = defaultdict(list)
+    for path in sorted((ROOT / "rlkit").rglob("*.py")):
+        if "examples" not in path.parts:
+            modules[str(path.parent.relative_to(ROOT)).replace("/", ".")].append(path)
+    return dict(modules)
+
+
+def test_rooms_are_few_and_of_a_size_that_means_something() -> None:
+    sizes = {room: sum(not path.stem.startswith("__") for path in modules) for room, modules in rooms().items()}
+    assert len(sizes) <= 28
+    assert {room: size for room, size in sizes.items() if not 3 <= size <= 20} == {}
+
+
+def test_a_room_says_what_belongs_there_and_what_does_not() -> None:
+    texts = {
+        room: ast.get_docstring(ast.parse((modules[0].parent / "__init__.py").read_text(encoding="utf-8"))) or ""
+        for room, modules in rooms().items()
+        if room != "rlkit"
+    }
+    assert [room for room, text in texts.items() if len(text.splitlines()) < 3] == []
+
+
+def test_few_rooms_import_one_another() -> None:
+    """The modules directly in `rlkit` are its vocabulary and its small kinds: no room."""
+    names = rooms()
+    arrows = set()
+    for room, modules in names.items():
+        for module in (module for path in modules for module in imports(path)):
+            parts = module.split(".")
+            other = next((o for o in (".".join(parts[:n]) for n in range(len(parts), 0, -1)) if o in names), "rlkit")
+            if other not in (room, "rlkit") and room != "rlkit":
+                arrows.add((room, other))
+    assert len(arrows) <= 150, len(arrows)
 
 
 def test_the_picture_of_the_rooms_is_current() -> None:

@@ -1,6 +1,8 @@
 """Final answers: extracted from a text, parsed completely in one of several forms, and compared.
 
-References and answers are parsed the same way. A text that is in no form is no answer and equals nothing.
+References and answers are parsed the same way. A text that is in no form is no answer and equals nothing. What belongs
+here: the forms of answers (`forms`), their parts and values, and equality (`compare`). What does not: how a reward
+counts it (`rlkit.rewards.math`), and the file formats of data sets (`rlkit.tasks`).
 """
 
 from __future__ import annotations
