@@ -309,7 +309,8 @@ def test_types_and_shapes_are_those_of_the_code() -> None:
     assert len(types) > 6
     for name, cells in ((row[0].strip("| `"), row[1]) for row in types):
         cls: type = known[name]
-        fields = getattr(cls, "_fields", None) or [field.name for field in dataclasses.fields(cls)]
+        members = getattr(cls, "_fields", None) or getattr(cls, "__members__", None)
+        fields = members or [field.name for field in dataclasses.fields(cls)]
         assert set(re.findall(r"`(\w+)`", cells)) <= set(fields), name
     tensors = {row[0].strip("| `"): row[1] for row in rows if row not in types}
     documented = f"{RolloutBatch.__doc__}{Batch.__doc__}"
