@@ -18,7 +18,7 @@ from rlkit.interfaces.reward import RewardManager
 from rlkit.models.actor import Actor
 from rlkit.models.weights import PolicyWeights
 from rlkit.recipe import Recipe
-from rlkit.rollout.collect import BusyTimer, Sampler
+from rlkit.rollout.collect import BusyTimer, ConversationSetup
 from rlkit.rollout.conversation import Limits
 from rlkit.rollout.dialogue import Dialogue
 from rlkit.rollout.loop import EventLoop, close_on_loop
@@ -72,14 +72,14 @@ class RolloutService:
         """The recipe's engine."""
         return self.recipe.rollout.engine
 
-    def sampler(
+    def conversation_setup(
         self, sampling: Sampling, samples: int, step: int, *, attempt: int = 0, timer: BusyTimer | None = None
-    ) -> Sampler:
+    ) -> ConversationSetup:
         """Return what the conversations of a step have in common."""
         recipe, conversation = self.recipe, self.recipe.conversation or ConversationLimits()
         multi_turn = recipe.tools or recipe.interaction or recipe.environment
         turns, context = conversation.turns if multi_turn else 1, self.dialogue.context
-        return Sampler(
+        return ConversationSetup(
             self.engine,
             self.dialogue.template,
             sampling,

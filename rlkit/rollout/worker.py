@@ -91,7 +91,7 @@ def kill_descendants(root: int | None, mark: str | None = None) -> None:
         sleep(0.002)
 
 
-class Output:
+class WorkerOutput:
     """What a worker prints: its beginning is shown, its end is kept."""
 
     def __init__(self, source: int, screen: int) -> None:
@@ -124,7 +124,7 @@ class Output:
                 return
 
 
-def watch(worker: int, requests: int, output: Output) -> int:
+def watch(worker: int, requests: int, output: WorkerOutput) -> int:
     """Wait until the worker ends or the trainer closes its side; kill the rest; return the worker's exit code."""
     trainer = os.getppid()
     woken, wake = os.pipe()
@@ -303,7 +303,7 @@ def main() -> None:
         os._exit(0)
     os.dup2(null, 1)
     close([answers, prints])
-    output = Output(printed, screen)
+    output = WorkerOutput(printed, screen)
     code = watch(worker, requests, output)
     os.write(2, output.tail)
     os._exit(code)

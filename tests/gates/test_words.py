@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tests.conftest import ROOT
@@ -93,6 +93,8 @@ MAX_PARAMETERS, MAX_METHODS = 6, 15
 LARGER = {"token_logps": 8, "accepted": 7, "ChatTemplate": 21}
 """What is still larger, with its size: it may shrink, not grow."""
 
+DEFINED_TWICE = {"Recipe"}  # that of Python (`rlkit.Recipe`) and that of a file, with objects in it
+
 
 def bound_names(tree: ast.AST) -> Iterator[str]:
     """Yield the names that are bound: by assignments, loops and parameters, and those of functions."""
@@ -167,6 +169,26 @@ def test_functions_have_few_parameters_and_classes_few_methods() -> None:
     assert {path: problems for path, problems in wrong.items() if problems} == {}
 
 
+def public_classes(trees: Mapping[str, ast.AST]) -> dict[str, list[str]]:
+    """Return the files that define each public class."""
+    files: dict[str, list[str]] = {}
+    for path, tree in trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                files.setdefault(node.name, []).append(path)
+    return files
+
+
+def test_a_public_class_name_has_one_meaning() -> None:
+    trees = {
+        str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8"))
+        for path in SOURCES
+        if "examples" not in path.parts
+    }
+    duplicates = {name: paths for name, paths in public_classes(trees).items() if len(paths) > 1}
+    assert {name: paths for name, paths in duplicates.items() if name not in DEFINED_TWICE} == {}
+
+
 def count_any(tree: ast.AST) -> int:
     """Return how often a file's code, beside its imports, has the type `Any`."""
     return sum(isinstance(node, ast.Name) and node.id == "Any" for node in ast.walk(tree))
@@ -202,6 +224,7 @@ def test_the_gates_find_what_they_look_for() -> None:
     methods = "".join(f"    def m{i}(self): ...\n" for i in range(16))
     large = ast.parse(f"class Large:\n{methods}\ndef f(a, b, c, d, e, *, f, g): ...\n")
     assert list(too_many(large)) == ["Large has 16 methods", "f has 7 parameters"]
+    assert public_classes({"a.py": tree, "b.py": tree}) == {"Run": ["a.py", "b.py"]}
     bindings = ast.parse("for found, x in y: z = lambda known: (kept := 1)")
     assert sorted(bound_names(bindings)) == ["found", "kept", "known", "x", "z"]
     assert WORDS.search("It gave.")
