@@ -21,6 +21,7 @@ from rlkit.recipe import Recipe
 from rlkit.registry import Registry, load_plugins
 from rlkit.rewards import ModelReward, PythonReward
 from rlkit.rollout.scoring import score
+from rlkit.rollout.template_check import check_template
 from rlkit.rollout.workers import Workers
 from rlkit.run.preflight import estimate, plan
 from rlkit.run.preflight.dryrun import dry_run
@@ -125,7 +126,7 @@ def _check(parsed: Parsed, data: Data) -> int:
     ranks, shards = _ranks(fabric)
     for line in plan.lines(data, ranks):
         echo(line)
-    template_check = data.dialogue.template.check()
+    template_check = check_template(data.dialogue.template)
     for fact in template_check.facts:
         echo(f"template: {fact}")
     for warning in template_check.warnings:

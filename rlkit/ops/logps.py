@@ -27,6 +27,20 @@ DEFAULT_READS = Reads()
 ALL = Reads(squares=True, mean=True)
 
 
+class OutputLayer(NamedTuple):
+    """A model's last layer and the temperature: `softmax((hidden @ weight.T + bias) / temperature)`.
+
+    Args:
+        weight: [V,H].
+        bias: [V] or None.
+        temperature: Divides the logits.
+    """
+
+    weight: Tensor
+    bias: Tensor | None = None
+    temperature: float = 1.0
+
+
 class TokenStatistics(NamedTuple):
     """Statistics of N tokens, each [N] f32; None if not read. See `Reads`.
 
@@ -49,26 +63,22 @@ class TokenStatistics(NamedTuple):
 
 def token_logps(
     hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
+    layer: OutputLayer,
     targets: Tensor,
-    temperature: float = 1.0,
     *,
     reads: Reads = ALL,
     ids: Tensor | None = None,
     memory: int = CHUNK_BYTES,
 ) -> TokenStatistics:
-    """Return log-probs and entropies of `softmax((hidden @ weight.T + bias) / temperature)`.
+    """Return log-probs and entropies of the distributions that a layer computes from hidden states.
 
-    Logits that exceed `memory` are computed in chunks, and recomputed in the backward pass. If neither weight nor bias
-    needs a gradient, the gradient of the targets' log-probs by `hidden` is computed in the forward pass instead.
+    Logits that exceed `memory` are computed in chunks, and recomputed in the backward pass. If the layer needs no
+    gradient, the gradient of the targets' log-probs by `hidden` is computed in the forward pass instead.
 
     Args:
         hidden: [N,H]; the product runs in its type (or autocast's), the softmax in float32.
-        weight: [V,H].
-        bias: [V] or None.
+        layer: The model's last layer.
         targets: [N] i64.
-        temperature: Divides the logits.
         reads: Statistics to compute besides log-probs.
         ids: [N,K] i64, distinct tokens whose log-probs are `top`; None for the most likely ones.
         memory: Maximum bytes of logits to keep.
@@ -77,6 +87,7 @@ def token_logps(
         The statistics; all but the sums of squares and the ids are differentiable.
     """
     device = hidden.device.type
+    weight, bias, temperature = layer
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         hidden, weight = hidden.to(dtype), weight.to(dtype)

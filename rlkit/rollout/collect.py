@@ -164,8 +164,8 @@ async def _turn(
     conversation.sampled(answer)
     if not answer.tokens:
         return
-    texts.append(setup.template.text(answer.tokens, special=False))
-    raw = setup.template.text(answer.tokens, special=True) if setup.participants.tools else texts[-1]
+    texts.append(setup.template.codec.turn(answer.tokens, special=False))
+    raw = setup.template.codec.turn(answer.tokens, special=True) if setup.participants.tools else texts[-1]
     session.messages.append({"role": "assistant", "content": raw})
     if conversation.over:
         return
@@ -190,10 +190,10 @@ def _readable(setup: ConversationSetup, conversation: Conversation, messages: Se
     """Return the participants' messages as the policy reads them: long ones cut, and without special tokens."""
     limit, template, read = setup.limits.reply, setup.template, []
     for message in messages:
-        cut = None if limit is None else without_middle(message, limit, template.count)
+        cut = None if limit is None else without_middle(message, limit, template.codec.count)
         if cut is not None:
             conversation.count("replies_cut")
-        read.append(template.plain(message if cut is None else cut))
+        read.append(template.codec.plain(message if cut is None else cut))
     return read
 
 
@@ -224,7 +224,7 @@ def _check(setup: ConversationSetup, conversation: Conversation, session: Partic
     if setup.check == "off" or conversation.error is not None or len(conversation.rewards) < 2:
         return
     rendered = setup.template.rendered(session.messages, conversation.prompt.tools)
-    flat = setup.template.decode(conversation.tokens)
+    flat = setup.template.codec.decode(conversation.tokens)
     if rendered.startswith(flat) or (conversation.stop is StopReason.STOP and flat.startswith(rendered)):
         return
     conversation.count("template_differs")

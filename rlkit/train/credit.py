@@ -121,10 +121,7 @@ def correct(batch: Batch, weigh: Correction | None, reject: Rejection | None, re
             batch.required("trainer_logps"),
             batch.rollout_logps,
             batch.mask,
-            statistic=reject.statistic,
-            level=reject.level,
-            low=reject.low,
-            high=reject.highest,
+            correction.AcceptanceRule(reject.statistic, reject.level, reject.low, reject.highest),
         )
         batch.accepted = accepted
         metrics["correction/rejected"] = 1 - float(masked_mean(accepted, batch.mask, reduce))

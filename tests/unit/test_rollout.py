@@ -240,7 +240,9 @@ def test_a_refilled_place_does_not_keep_the_greedy_answer_to_the_prompt_before()
 def test_where_a_rendering_differs_is_shown_with_twenty_characters_around(
     flat: str, whole: str, stop: StopReason, error: tuple[str, str, str] | None
 ) -> None:
-    template = SimpleNamespace(rendered=lambda messages, tools: whole, decode=lambda tokens: flat)
+    template = SimpleNamespace(
+        rendered=lambda messages, tools: whole, codec=SimpleNamespace(decode=lambda tokens: flat)
+    )
     setup: Any = SimpleNamespace(check="strict", template=template)
     conversation = Conversation(Prompt("p", []), 0, stop=stop, rewards=[0.0, 0.0])
     collect_module._check(setup, conversation, SimpleNamespace(messages=[]))  # type: ignore[arg-type]
