@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from lightning.fabric import Fabric
 from rich.console import Console
@@ -28,7 +27,7 @@ from rlkit.run.harness import Harness
 from rlkit.train.setup import fabric_for, prepare_rollouts
 from rlkit.train.validation.evaluate import Evaluation, evaluate, samplings
 
-OWN: list[tuple[str, dict[str, Any]]] = [
+OWN: list[tuple[str, dict[str, object]]] = [
     ("--json", {"action": "store_true", "help": "Print the metrics as a JSON object; of several checkpoints by name."}),
     ("--out", {"type": str, "help": "A new folder for results.json and all answers, as JSON lines and parquet."}),
     (

@@ -61,6 +61,7 @@ class ModelConfig(Protocol):
     intermediate_size: int
     num_hidden_layers: int
     num_attention_heads: int
+    num_key_value_heads: int
     vocab_size: int
     tie_word_embeddings: bool
     eos_token_id: int | list[int] | None
@@ -68,6 +69,7 @@ class ModelConfig(Protocol):
     num_labels: int
     architectures: list[str] | None
     dtype: torch.dtype
+    _attn_implementation: str
 
     def get_text_config(self) -> ModelConfig:
         """Return the configuration of the text model, for most models the same."""
@@ -93,6 +95,8 @@ if TYPE_CHECKING:
         active_adapter: str
 
         def get_decoder(self) -> CausalLM: ...
+
+        def get_input_embeddings(self) -> nn.Module: ...
 
         def get_output_embeddings(self) -> nn.Linear: ...
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from rlkit.ops.autograd import Context
 from rlkit.types import Reads
 
 CHUNK_BYTES = 256 * 1024**2
@@ -107,6 +108,11 @@ class _StatisticGrads(NamedTuple):
         return _StatisticGrads(*(None if grad is None else grad[rows] for grad in self))
 
 
+class _LogpsContext(Context, Protocol):
+    temperature: float
+    memory: int
+
+
 class _TokenLogps(torch.autograd.Function):
     """With p = softmax(z): d logp_t/dz_j = [j=t] - p_j, dH/dz_j = -p_j (log p_j + H), d mean/dz_j = 1/V - p_j.
 
@@ -115,7 +121,7 @@ class _TokenLogps(torch.autograd.Function):
 
     @staticmethod
     def forward(  # noqa: PLR0917 (autograd passes positions)
-        ctx: Any,
+        ctx: _LogpsContext,
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
@@ -160,7 +166,7 @@ class _TokenLogps(torch.autograd.Function):
         )
 
     @staticmethod
-    def backward(ctx: Any, *output_grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _LogpsContext, *output_grads: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, lse, entropy, logp_grad, saved_probs, top_ids = ctx.saved_tensors
         logps, by_entropy, _, mean, _, top = (None if g is None else g / ctx.temperature for g in output_grads)
         grads = _StatisticGrads(logps, by_entropy, mean, top)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from rlkit.concurrency.tasks import cancel
 from rlkit.distributed.offload import HostOffload, free_cached, use_device
@@ -28,6 +28,7 @@ from rlkit.rollout.workers import Workers
 from rlkit.sections import ConversationLimits
 from rlkit.types import Sampling, Score, Trajectory
 
+R = TypeVar("R")
 T = TypeVar("T")
 
 WATCH_SECONDS = 0.5
@@ -143,7 +144,7 @@ class RolloutService:
         if not self.ranks.any(self.engine.needs_weights):
             self.wait(self._sync())
 
-    async def work(self, function: Callable[[T], object], argument: T, timeout: float) -> Any:
+    async def work(self, function: Callable[[T], R], argument: T, timeout: float) -> R:
         """Call a function in a worker process; see `Runtime.work`."""
         return await self._workers.call(function, argument, timeout)
 

@@ -182,7 +182,7 @@ class Callbacks:
         return result  # type: ignore[return-value]
 
 
-def _call(part: Callback, method: str, *arguments: Any) -> Any:
+def _call(part: Callback, method: str, *arguments: object) -> Any:
     """Call a method; whatever it raises becomes an error that names the callback.
 
     Raises:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 from rich.console import Console
 
@@ -29,8 +28,8 @@ USAGE = """usage: rlkit data show --recipe NAME [overrides]     three training p
     prepare writes DIR/train.jsonl and DIR/validation.jsonl, which the task Jsonl reads:
     rlkit fit --recipe NAME --task Jsonl --task.path DIR/train.jsonl --task.validation_path DIR/validation.jsonl
 """
-OUT: tuple[str, dict[str, Any]] = ("--out", {"type": str, "help": "The folder to write to."})
-JSON: tuple[str, dict[str, Any]] = ("--json", {"action": "store_true", "help": "Print JSON instead of text."})
+OUT: tuple[str, dict[str, object]] = ("--out", {"type": str, "help": "The folder to write to."})
+JSON: tuple[str, dict[str, object]] = ("--json", {"action": "store_true", "help": "Print JSON instead of text."})
 
 
 def run(argv: Sequence[str]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from math import nan
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -49,7 +49,7 @@ def top_on_servers(context: TrainContext, batch: RolloutBatch, count: int) -> li
     return [ids.to(device) * mask, torch.where(mask, logps.to(device), 0.0)]
 
 
-def _answers(context: TrainContext, ask: Callable[[ServedTeacher], Coroutine[Any, Any, list[T]]]) -> list[T]:
+def _answers(context: TrainContext, ask: Callable[[ServedTeacher], Coroutine[object, None, list[T]]]) -> list[T]:
     """Ask the teacher's servers, once for the ranks of a tensor-parallel group."""
     section, ranks = context.recipe.teacher, context.ranks
     assert section is not None
