@@ -134,7 +134,7 @@ def _check(parsed: Parsed, data: Data) -> int:
     measured = [data.lengths.measure([prompt])[0] for prompt in data.examples(EXAMPLES)]
     prompt = sum(measured) / len(measured)
     _estimate(estimate.setting(recipe, prompt, data.longest, ranks, shards, answers=data.answers))
-    if parsed.options.deep:  # agreed: all ranks have the same command line
+    if parsed.options.deep:
         _measure(parsed, data, fabric)
     elif recipe.reward is not None:
         _try_reward(recipe, recipe.reward, data, fabric)

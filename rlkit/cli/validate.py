@@ -126,7 +126,7 @@ def run(argv: Sequence[str]) -> int:
         with _naming(name, len(arguments)):
             jobs[name] = _prepare(words)
     report, fabric = _open(list(jobs), next(iter(jobs.values())).parsed)
-    for name in arguments:  # agreed: all ranks have the same command line
+    for name in arguments:
         try:
             with _naming(name, len(arguments)):
                 report.add(name, _run(jobs.pop(name), name, fabric), fabric.global_rank)
@@ -192,7 +192,7 @@ def _run(job: ValidationJob, name: str, fabric: Fabric) -> Validated:
         "checkpoint": name or None,
         "model": {name: asdict(model)[name] for name in ("path", "lora")},
     }
-    if isinstance(work, Harness):  # agreed: all ranks have the same command line
+    if isinstance(work, Harness):
         half = fabric.device.type == "cuda" and job.parsed.recipe.fabric.precision.startswith("bf16")
         result = work.run(model, fabric.device, "bfloat16" if half else "float32")
         entry |= {"metrics": result.metrics, "harness": result.details}

@@ -138,7 +138,7 @@ def distill(batch: Batch, coef: float, reduce: Reducer) -> Metrics:
     teacher_logps = batch.required("teacher_logps") if top is None else top[..., 0]
     is_read = batch.mask & ~teacher_logps.isnan()
     metrics = {"teacher/unread": float(reduce((batch.mask & ~is_read).sum().float()))}
-    if top is None:  # agreed: an option of the recipe
+    if batch.teacher_top_logps is None:
         gap = torch.where(is_read, batch.required("trainer_logps") - teacher_logps, 0.0)
         batch.advantages = batch.required("advantages") - coef * gap
         metrics["teacher/kl"] = float(masked_mean(gap, is_read, reduce))

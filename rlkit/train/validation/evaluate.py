@@ -62,7 +62,7 @@ def evaluate(service: RolloutService, prompts: Sequence[Prompt]) -> Evaluation:
 
     Failed rollouts and rewards are counted and left out of the means. All ranks must call this.
     """
-    if not service.recipe.generates:  # agreed: an option of the recipe
+    if not service.recipe.generates:
         return _evaluate_reward_model(service, prompts)
     section = service.recipe.validation or Validation()
     greedy, sampled = samplings(service.recipe)
